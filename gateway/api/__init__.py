@@ -1,0 +1,1 @@
+"""Handlers: parse, call dispatch, shape the answer. No semantics live here."""

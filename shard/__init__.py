@@ -1,0 +1,6 @@
+"""One shard process: the only owner of its boxes.
+
+server.py    sockets in, replies out         engine.py    the only caller of the machine
+committer.py the thread that writes and syncs recovery.py  snapshot + log -> machine.apply
+core/        the pure machine                storage/     bytes on disk
+"""

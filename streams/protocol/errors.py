@@ -1,0 +1,208 @@
+"""The error taxonomy: who has to move next.
+
+`Refused`    change the request; nothing happened.
+`Busy`       try again later; nothing happened.
+`Uncertain`  it may have happened; repeat with the same idempotency key.
+
+A leaf is a fact. Its `code` is what clients match on and never changes; its docstring is the message
+used when the raiser has nothing better to say. HTTP statuses live in `gateway/errors.py`, not here.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class StreamsError(Exception):
+    """Something went wrong inside the server."""
+
+    code: ClassVar[str] = "internal"
+
+    def __init__(self, message: str | None = None, **detail: Any) -> None:
+        self.message = message or (type(self).__doc__ or "").strip()
+        self.detail = detail
+        super().__init__(self.message)
+
+
+class Refused(StreamsError):
+    """The request cannot be served as it is."""
+
+    code = "invalid_request"
+
+
+class Busy(StreamsError):
+    """The server cannot take this now; try again later."""
+
+    code = "throttled"
+
+
+class Uncertain(StreamsError):
+    """The outcome is unknown; repeat with the same idempotency key."""
+
+    code = "shard_unavailable"
+
+
+class InvalidRequest(Refused):
+    """The request is not valid."""
+
+    code = "invalid_request"
+
+
+class BatchTooLarge(Refused):
+    """The write has more records than one write may have."""
+
+    code = "batch_too_large"
+
+
+class RecordTooLarge(Refused):
+    """A record is larger than allowed."""
+
+    code = "record_too_large"
+
+
+class Unauthorized(Refused):
+    """A valid key is needed."""
+
+    code = "unauthorized"
+
+
+class Forbidden(Refused):
+    """The key does not allow this."""
+
+    code = "forbidden"
+
+
+class BoxNotFound(Refused):
+    """There is no such box."""
+
+    code = "box_not_found"
+
+
+class RouterNotFound(Refused):
+    """There is no such router."""
+
+    code = "router_not_found"
+
+
+class GroupNotFound(Refused):
+    """There is no such group."""
+
+    code = "group_not_found"
+
+
+class NotFound(Refused):
+    """There is nothing here."""
+
+    code = "not_found"
+
+
+class MethodNotAllowed(Refused):
+    """This address does not take that method."""
+
+    code = "method_not_allowed"
+
+
+class NotAcceptable(Refused):
+    """The answer cannot be given in a form the request accepts."""
+
+    code = "not_acceptable"
+
+
+class RouterCycle(Refused):
+    """The router would close a cycle."""
+
+    code = "router_cycle"
+
+
+class BoxExistsIncompatible(Refused):
+    """The box exists with a setting that cannot change."""
+
+    code = "box_exists_incompatible"
+
+
+class BoxNotEmpty(Refused):
+    """The box still holds records."""
+
+    code = "box_not_empty"
+
+
+class NotAQueue(Refused):
+    """The box is not a queue."""
+
+    code = "not_a_queue"
+
+
+class SeqMismatch(Refused):
+    """The box is not at the position the request expects."""
+
+    code = "seq_mismatch"
+
+
+class FencingTokenMismatch(Refused):
+    """The fencing token is not the box's token."""
+
+    code = "fencing_token_mismatch"
+
+
+class PayloadTooLarge(Refused):
+    """The body is larger than allowed."""
+
+    code = "payload_too_large"
+
+
+class UnsupportedMediaType(Refused):
+    """The body's type is not one the server reads."""
+
+    code = "unsupported_media_type"
+
+
+class BoxFull(Refused):
+    """The box is full and set to refuse what does not fit."""
+
+    code = "box_full"
+
+
+class Throttled(Busy):
+    """A limit is reached; try again later."""
+
+    code = "throttled"
+
+
+class NotReady(Busy):
+    """The server is still replaying its log."""
+
+    code = "not_ready"
+
+
+class ShuttingDown(Busy):
+    """The server is stopping."""
+
+    code = "shutting_down"
+
+
+class ShardUnavailable(Busy):
+    """The shard that owns this box cannot be reached right now; nothing was done."""
+
+    code = "shard_unavailable"
+
+
+class OutcomeUnknown(Uncertain):
+    """The shard went away before it answered; the request may or may not have taken effect."""
+
+    code = "shard_unavailable"
+
+
+def _leaves(family: type[StreamsError]) -> list[type[StreamsError]]:
+    found: list[type[StreamsError]] = []
+    for child in family.__subclasses__():
+        found.append(child)
+        found.extend(_leaves(child))
+    return found
+
+
+#: code -> the class raised for it, so that an error keeps its family across the wire. A code shared by
+#: two families (`shard_unavailable`) keeps the first one here; the wire says which by its own flag.
+BY_CODE: dict[str, type[StreamsError]] = {"internal": StreamsError}
+for _leaf in _leaves(StreamsError):
+    if _leaf not in (Refused, Busy, Uncertain):
+        BY_CODE.setdefault(_leaf.code, _leaf)

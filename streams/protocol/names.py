@@ -1,0 +1,54 @@
+"""Which names and tags are legal, and their limits. Nothing is normalised: a name is used as it came.
+
+Box names follow v0-api §0.4. They are ASCII by construction, so a name's length in characters is its
+length in bytes, and no name can walk a file path (files are named by number, never by box).
+"""
+
+from __future__ import annotations
+
+import re
+
+from streams.protocol.errors import InvalidRequest
+
+BOX_NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}"
+ROUTER_NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}"
+
+_box_name = re.compile(BOX_NAME_PATTERN).fullmatch
+_router_name = re.compile(ROUTER_NAME_PATTERN).fullmatch
+
+IDEMPOTENCY_KEY_CHARS_MAX = 256
+FENCING_TOKEN_BYTES_MAX = 48
+
+
+def shown(value: str) -> str:
+    """A foreign text cut short enough to stand in an error message."""
+    return repr(value if len(value) <= 64 else value[:61] + "...")
+
+
+def check_box_name(name: str, field: str = "box") -> str:
+    if _box_name(name) is None:
+        raise InvalidRequest(
+            f"{field}: {shown(name)} is not a box name (letters, digits and . _ : -, starting with a letter "
+            "or digit, at most 255 characters)",
+            field=field,
+        )
+    return name
+
+
+def check_router_name(name: str, field: str = "router") -> str:
+    if _router_name(name) is None:
+        raise InvalidRequest(
+            f"{field}: {shown(name)} is not a router name (letters, digits and . _ : > -, starting with a "
+            "letter or digit, at most 255 characters)",
+            field=field,
+        )
+    return name
+
+
+def check_text(value: str, field: str, *, bytes_max: int) -> str:
+    """A tag or node: text without NUL (columns are joined with it), at most `bytes_max` bytes of UTF-8."""
+    if len(value) > bytes_max or (not value.isascii() and len(value.encode()) > bytes_max):
+        raise InvalidRequest(f"{field}: {shown(value)} is longer than {bytes_max} bytes", field=field)
+    if "\0" in value:
+        raise InvalidRequest(f"{field}: {shown(value)} contains a NUL character", field=field)
+    return value
