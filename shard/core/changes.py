@@ -1,0 +1,105 @@
+"""The closed list of facts the log can hold. Adding one means a kind, a version and a line in formats.md.
+
+A change is what *happened*, worked out in full: applying it asks no question whose answer could differ
+later (no clock, no cap arithmetic, no tag look-up). So a replayed log ends where the live machine stood.
+
+A box is named by its generation, the number it was given when it was created; names are for people.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from pyroaring import BitMap64
+
+from streams.protocol.boxes import BoxConfig
+from streams.protocol.records import Batch
+
+
+class BoxCreated(msgspec.Struct, frozen=True):
+    generation: int
+    name: str
+    config: BoxConfig
+    at_ms: int
+    #: Highest seq that may be handed out without another reservation (disk boxes).
+    reserved_seq: int
+
+
+class BoxConfigured(msgspec.Struct, frozen=True):
+    generation: int
+    config: BoxConfig
+    reserved_seq: int
+
+
+class BoxDeleted(msgspec.Struct, frozen=True):
+    generation: int
+
+
+class BatchAppended(msgspec.Struct, frozen=True, gc=False):
+    generation: int
+    batch: Batch
+    at_ms: int
+    idempotency_key: str | None = None
+    #: Records below this are deleted in the same step (`trim_before_seq`); 0 = none.
+    trim_before_seq: int = 0
+    #: Records below this are evicted to stay within the caps; 0 = none.
+    evict_before_seq: int = 0
+
+
+class RecordsEvicted(msgspec.Struct, frozen=True):
+    generation: int
+    before_seq: int
+    reason: str  # "cap" or "ttl"
+
+
+class RecordsDeleted(msgspec.Struct, frozen=True):
+    generation: int
+    #: Everything below this; 0 = nothing.
+    before_seq: int
+    #: And exactly these.
+    seqs: BitMap64 | None = None
+
+
+class TokenFenced(msgspec.Struct, frozen=True):
+    generation: int
+    token: str
+
+
+class SeqsReserved(msgspec.Struct, frozen=True):
+    generation: int
+    reserved_seq: int
+
+
+class SeqsLost(msgspec.Struct, frozen=True):
+    """A machine crash may have taken these seqs from a disk box; they are never given again."""
+
+    generation: int
+    first_seq: int
+    last_seq: int
+
+
+class ShardStarted(msgspec.Struct, frozen=True):
+    """A life of the shard began. Memory boxes start empty, with a new generation each."""
+
+    boot_id: str
+    at_ms: int
+
+
+class ShardStopped(msgspec.Struct, frozen=True):
+    """A life of the shard ended in order: nothing that was acked is missing from the log."""
+
+    at_ms: int
+
+
+Change = (
+    BoxCreated
+    | BoxConfigured
+    | BoxDeleted
+    | BatchAppended
+    | RecordsEvicted
+    | RecordsDeleted
+    | TokenFenced
+    | SeqsReserved
+    | SeqsLost
+    | ShardStarted
+    | ShardStopped
+)

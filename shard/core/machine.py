@@ -1,0 +1,661 @@
+"""The shard as a pure state machine: handle, apply, logged, durable, tick.
+
+    handle(command, now_ms) ──► Outcome(changes to log, reply, what the reply waits for, boxes to wake)
+    apply(change, lsn)      the only code that mutates; handle uses it, recovery replays through it
+    logged(lsn)/durable(lsn)──► boxes whose readers may see more now
+    tick(now_ms)            what time alone brings about (expiry); next_deadline_ms() says when to call
+
+Time comes in as an argument. There is no clock, file, socket, randomness or lock here.
+
+Rules of the file
+- Dispatch and bookkeeping of positions only; what a box does is in `box.py`.
+- Every change gets the next lsn when it is applied, and the engine logs them in that order. Changes of a
+  memory box are applied under lsn 0 and never leave the machine.
+- A reply waits for the same moment as its write, and so does a refusal or a read that rests on something
+  staged: it would otherwise tell of what may yet vanish.
+
+Invariants
+- LSN: changes are applied in lsn order without a gap.
+- NAMES: `boxes` and `generations` hold the same boxes.
+- VISIBLE: a box's visible_seq only covers records whose promise is kept.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from sortedcontainers import SortedDict
+
+from shard.core import changes
+from shard.core.box import RESERVE_SEQS, Box
+from shard.core.changes import Change
+from streams.protocol import commands
+from streams.protocol.boxes import BoxConfig, BoxPatch, merge
+from streams.protocol.commands import Command, Reply
+from streams.protocol.errors import (
+    BoxNotEmpty,
+    BoxNotFound,
+    FencingTokenMismatch,
+    NotFound,
+    StreamsError,
+    Throttled,
+)
+from streams.protocol.names import shown
+
+#: Boxes looked at in one tick; the rest are due in the next one, at once.
+TICK_BOXES_MAX = 256
+
+#: A disk box that has not been written to for this long gives back the seqs it has reserved, so that a power
+#: cut does not make it tell of a loss that cannot have happened.
+RESERVATION_IDLE_MS = 5_000
+
+#: Deleted names remembered because their box must not come back by itself. Beyond it the oldest is forgotten.
+NOT_RECREATED_MAX = 100_000
+
+#: Idempotency keys remembered per shard. One costs about 300 bytes, so this is at most about 300 MB; at the
+#: default window of two minutes it allows 8,000 keyed writes a second. Beyond it, keyed writes are told to
+#: wait: forgetting a key early would break a promise silently.
+KEYS_MAX = 1_000_000
+
+
+#: Changes in the order in which they were applied, each with its lsn.
+Made = list[tuple[int, Change]]
+
+
+class Outcome(NamedTuple):
+    """What a command comes to.
+
+    `waits_for_lsn` is 0 when the reply may go at once; otherwise it goes when that lsn is logged, or durable
+    if `until_durable`. `reply` is None when a read has nothing yet and the caller may wait (`wait_ms`).
+    """
+
+    changes: Made
+    reply: Reply | StreamsError | None
+    waits_for_lsn: int = 0
+    until_durable: bool = False
+    wakes: tuple[str, ...] = ()
+
+
+class _Pending(NamedTuple):
+    lsn: int
+    box: Box
+    seq: int
+
+
+class Machine:
+    def __init__(self, *, boxes_max: int = 0) -> None:
+        self.boxes: SortedDict[str, Box] = SortedDict()
+        self.generations: dict[int, Box] = {}
+        self.lsn = 0
+        self.logged_lsn = 0
+        self.durable_lsn = 0
+        self.last_generation = 0
+        self.boxes_max = boxes_max
+        #: Names of deleted boxes that said `auto_create: false`, oldest first.
+        self.not_recreated: dict[str, None] = {}
+        self.boot_id = ""
+        self.stopped_clean = True
+        self._keys = 0
+        self._deleted_lsn = 0
+        # Visibility that waits: in lsn order, because lsns are given in order.
+        self._until_logged: deque[_Pending] = deque()
+        self._until_durable: deque[_Pending] = deque()
+        self._reservations: deque[_Pending] = deque()
+        # (when, generation): when a box has something to expire. Entries may be out of date; a tick looks.
+        self._deadlines: list[tuple[int, int]] = []
+        self._deadline_of: dict[int, int] = {}
+        self._handlers: dict[type[Any], Callable[[Any, int, Made], Outcome]] = {
+            commands.Append: self._append,
+            commands.Diff: self._diff,
+            commands.GetState: self._get_state,
+            commands.PutBox: self._put_box,
+            commands.ListBoxes: self._list_boxes,
+            commands.DeleteBox: self._delete_box,
+            commands.GetRecord: self._get_record,
+            commands.GetTail: self._get_tail,
+            commands.DeleteRecords: self._delete_records,
+            commands.SetFence: self._set_fence,
+        }
+        self._appliers: dict[type[Any], Callable[[Any, int], None]] = {
+            changes.BatchAppended: self._apply_appended,
+            changes.BoxCreated: self._apply_created,
+            changes.BoxConfigured: self._apply_configured,
+            changes.BoxDeleted: self._apply_deleted,
+            changes.RecordsEvicted: self._apply_evicted,
+            changes.RecordsDeleted: self._apply_records_deleted,
+            changes.TokenFenced: self._apply_fenced,
+            changes.SeqsReserved: self._apply_reserved,
+            changes.SeqsLost: self._apply_lost,
+            changes.ShardStarted: self._apply_started,
+            changes.ShardStopped: self._apply_stopped,
+        }
+
+    def __repr__(self) -> str:
+        return f"<Machine {len(self.boxes)} boxes, lsn {self.durable_lsn}/{self.logged_lsn}/{self.lsn}>"
+
+    # -- the surface
+
+    def handle(self, command: Command, now_ms: int) -> Outcome:
+        made: Made = []
+        try:
+            return self._handlers[type(command)](command, now_ms, made)
+        except StreamsError as error:
+            return self._refuse(command, error, made)
+
+    def apply(self, change: Change, lsn: int) -> None:
+        """Makes a fact true. `lsn` is 0 for facts that are never logged (memory boxes)."""
+        if lsn:
+            assert lsn == self.lsn + 1, "LSN"
+            self.lsn = lsn
+        self._appliers[type(change)](change, lsn)
+
+    def logged(self, lsn: int) -> list[str]:
+        """Everything up to `lsn` is in the file. Returns the boxes whose readers may see more."""
+        self.logged_lsn = max(self.logged_lsn, lsn)
+        return self._show(self._until_logged, lsn)
+
+    def durable(self, lsn: int) -> list[str]:
+        """Everything up to `lsn` is on the disk. Returns the boxes whose readers may see more."""
+        self.logged_lsn = max(self.logged_lsn, lsn)
+        self.durable_lsn = max(self.durable_lsn, lsn)
+        reservations = self._reservations
+        while reservations and reservations[0].lsn <= lsn:
+            pending = reservations.popleft()
+            if pending.lsn == pending.box.reserved_lsn:  # a later one may take back what this one gave
+                pending.box.reserved_durable_seq = pending.seq
+        return self._show(self._until_logged, lsn) + self._show(self._until_durable, lsn)
+
+    def next_deadline_ms(self) -> int | None:
+        while self._deadlines:
+            when, generation = self._deadlines[0]
+            if self._deadline_of.get(generation) == when:
+                return when
+            heapq.heappop(self._deadlines)
+        return None
+
+    def tick(self, now_ms: int) -> Outcome:
+        made: Made = []
+        for _ in range(TICK_BOXES_MAX):
+            when = self.next_deadline_ms()
+            if when is None or when > now_ms:
+                break
+            _, generation = heapq.heappop(self._deadlines)
+            del self._deadline_of[generation]
+            box = self.generations[generation]
+            self._expire(box, now_ms, made)
+            idle_at = self._idle_ms(box)
+            if idle_at is not None and idle_at <= now_ms:
+                self._log(changes.SeqsReserved(box.generation, box.log.head_seq), made)
+            self._watch(box)
+        return Outcome(made, None)
+
+    def start(self, *, boot_id: str, now_ms: int) -> Outcome:
+        """Begins a life of the shard, after recovery: settles what the last one left open."""
+        made: Made = []
+        if not self.stopped_clean and self.boot_id != boot_id:
+            # The machine itself went down. Records of disk boxes that were acked but not yet synced may be
+            # gone, and their seqs must not be given to others. After a mere process death they are not
+            # gone: a disk record is acked when it is in the file, and the file outlives the process.
+            for box in list(self.boxes.values()):
+                if box.is_disk and box.reserved_seq > box.log.head_seq:
+                    lost = changes.SeqsLost(box.generation, box.log.head_seq + 1, box.reserved_seq)
+                    self._stage(lost, box, made)
+        self._log(changes.ShardStarted(boot_id, now_ms), made)
+        for box in self.boxes.values():
+            self._watch(box)
+        return Outcome(made, None, self.lsn, True)
+
+    def stop(self, now_ms: int) -> Outcome:
+        """Ends a life of the shard in order."""
+        made: Made = []
+        self._log(changes.ShardStopped(now_ms), made)
+        return Outcome(made, None, self.lsn, True)
+
+    # -- helpers of handlers
+
+    def _log(self, change: Change, made: Made) -> int:
+        lsn = self.lsn + 1
+        self.apply(change, lsn)
+        made.append((lsn, change))
+        return lsn
+
+    def _stage(self, change: Change, box: Box, made: Made) -> int:
+        """Applies a change of `box` and notes it for the log, unless the box lives in memory alone."""
+        if box.is_memory:
+            self.apply(change, 0)
+            return 0
+        return self._log(change, made)
+
+    def _require(self, name: str) -> Box:
+        box: Box | None = self.boxes.get(name)
+        if box is None:
+            raise BoxNotFound(
+                f"box {shown(name)} does not exist; create it with PUT or by appending to it", box=name
+            )
+        return box
+
+    def _found(self, name: str, now_ms: int, made: Made) -> Box:
+        """The box, with what has expired evicted."""
+        box = self._require(name)
+        self._expire(box, now_ms, made)
+        return box
+
+    def _expire(self, box: Box, now_ms: int, made: Made) -> None:
+        if box.config.ttl_ms:
+            floor = box.floor_for_ttl(now_ms)
+            if floor:
+                self._stage(changes.RecordsEvicted(box.generation, floor, "ttl"), box, made)
+
+    def _idle_ms(self, box: Box) -> int | None:
+        """When a disk box may give back what it has reserved."""
+        if not box.is_disk or box.reserved_seq <= box.log.head_seq:
+            return None
+        return box.last_append_ms + RESERVATION_IDLE_MS
+
+    def _watch(self, box: Box) -> None:
+        """Sees to it that a tick comes when this box needs one."""
+        times = [when for when in (box.expiry_ms(), self._idle_ms(box)) if when is not None]
+        if not times:
+            return
+        when = min(times)
+        if self._deadline_of.get(box.generation, when + 1) > when:
+            self._deadline_of[box.generation] = when
+            heapq.heappush(self._deadlines, (when, box.generation))
+
+    def _as_durable_as(self, box: Box, lsn: int) -> tuple[int, bool]:
+        """What a reply resting on `lsn` of this box waits for: (lsn or 0, until durable)."""
+        until_durable = box.config.durability == "fsync"
+        done = self.durable_lsn if until_durable else self.logged_lsn
+        return (0, False) if box.is_memory or lsn <= done else (lsn, until_durable)
+
+    def _answer(self, box: Box, reply: Reply | StreamsError, made: Made, lsn: int) -> Outcome:
+        waits_for, until_durable = self._as_durable_as(box, lsn)
+        return Outcome(made, reply, waits_for, until_durable)
+
+    def _refuse(self, command: Command, error: StreamsError, made: Made) -> Outcome:
+        """A refusal waits until what it rests on cannot vanish: the box's last change, or its deletion."""
+        box = None if isinstance(command, commands.ListBoxes) else self.boxes.get(command.box)
+        if box is not None:
+            return self._answer(box, error, made, box.last_lsn)
+        waits_for = self._deleted_lsn if self._deleted_lsn > self.durable_lsn else 0
+        return Outcome(made, error, waits_for, True)
+
+    def _show(self, pending: deque[_Pending], lsn: int) -> list[str]:
+        shown: list[str] = []
+        while pending and pending[0].lsn <= lsn:
+            entry = pending.popleft()
+            log = entry.box.log
+            if entry.seq > log.visible_seq:
+                log.visible_seq = entry.seq
+                shown.append(entry.box.name)
+        return shown
+
+    # -- boxes
+
+    def _plan_box(self, name: str, patch: BoxPatch | None, now_ms: int) -> changes.BoxCreated:
+        if self.boxes_max and len(self.boxes) >= self.boxes_max:
+            raise Throttled(
+                f"there are {len(self.boxes)} boxes already; delete some or raise the limit", limit="boxes"
+            )
+        config = merge(BoxConfig(), patch or BoxPatch(), box=name, exists=False)
+        generation = max(now_ms, self.last_generation + 1)
+        return changes.BoxCreated(
+            generation, name, config, now_ms, RESERVE_SEQS if config.durability == "disk" else 0
+        )
+
+    def _put_box(self, command: commands.PutBox, now_ms: int, made: Made) -> Outcome:
+        box = self.boxes.get(command.box)
+        if box is None:
+            created = self._plan_box(command.box, command.patch, now_ms)
+            lsn = self._log(created, made)
+            return Outcome(made, commands.BoxPut(command.box, True, created.config), lsn, True)
+        config = merge(box.config, command.patch, box=command.box, exists=True)
+        self._check_class_change(box, config)
+        if config == box.config:
+            return self._answer(box, commands.BoxPut(command.box, False, config), made, box.last_lsn)
+        reserved_seq = (
+            box.log.head_seq + RESERVE_SEQS if config.durability == "disk" and not box.is_disk else 0
+        )
+        lsn = self._log(changes.BoxConfigured(box.generation, config, reserved_seq), made)
+        floor = box.floor_for_caps()
+        if floor:
+            self._stage(changes.RecordsEvicted(box.generation, floor, "cap"), box, made)
+        self._expire(box, now_ms, made)
+        self._watch(box)
+        return Outcome(made, commands.BoxPut(command.box, False, config), max(lsn, made[-1][0]), True)
+
+    @staticmethod
+    def _check_class_change(box: Box, config: BoxConfig) -> None:
+        into_memory = config.durability == "memory"
+        if into_memory != box.is_memory and box.log.head_seq:
+            raise BoxNotEmpty(
+                f"durability: {box.name} has been written to and cannot change between memory and a stored "
+                "class; delete it first",
+                field="durability",
+            )
+
+    def _get_state(self, command: commands.GetState, now_ms: int, made: Made) -> Outcome:
+        box = self._found(command.box, now_ms, made)
+        if command.touch:
+            box.last_read_ms = now_ms
+        log = box.log
+        count, size = log.visible_totals()
+        reply = commands.BoxState(
+            box=box.name,
+            type=box.config.type,
+            head_seq=log.visible_seq,
+            earliest_seq=box.visible_earliest_seq,
+            next_seq=log.visible_seq + 1,
+            generation=box.generation,
+            count=count,
+            bytes=size,
+            config=box.config,
+            effective_priority=box.effective_priority(now_ms),
+            last_write_ts=log.visible_ts() or None,
+            last_read_ts=box.last_read_ms,
+            fencing_token=box.fencing_token,
+        )
+        return self._answer(box, reply, made, box.floor_lsn)
+
+    def _list_boxes(self, command: commands.ListBoxes, now_ms: int, made: Made) -> Outcome:
+        page: list[dict[str, Any]] = []
+        more = False
+        start = max(command.prefix, command.after)
+        for name in self.boxes.irange(minimum=start):
+            if not name.startswith(command.prefix):
+                break
+            if name <= command.after:
+                continue
+            if len(page) == command.limit:
+                more = True
+                break
+            page.append(self._listed(self._found(name, now_ms, made), now_ms))
+        return Outcome(made, commands.BoxPage(page, more))
+
+    def _listed(self, box: Box, now_ms: int) -> dict[str, Any]:
+        count, size = box.log.visible_totals()
+        return {
+            "box": box.name,
+            "type": box.config.type,
+            "head_seq": box.log.visible_seq,
+            "earliest_seq": box.visible_earliest_seq,
+            "count": count,
+            "bytes": size,
+            "durable": box.config.durability == "fsync",
+            "durability": box.config.durability,
+            "effective_priority": box.effective_priority(now_ms),
+        }
+
+    def _delete_box(self, command: commands.DeleteBox, now_ms: int, made: Made) -> Outcome:
+        box = self.boxes.get(command.box)
+        if box is None:
+            return Outcome(made, commands.BoxGone(command.box, False, []))
+        self._expire(box, now_ms, made)
+        if command.if_empty and box.log.count:
+            raise BoxNotEmpty(f"{box.name} still holds {box.log.count} records", count=box.log.count)
+        lsn = self._log(changes.BoxDeleted(box.generation), made)
+        return Outcome(made, commands.BoxGone(command.box, True, []), lsn, True, (command.box,))
+
+    # -- records
+
+    def _append(self, command: commands.Append, now_ms: int, made: Made) -> Outcome:
+        box = self.boxes.get(command.box)
+        created: changes.BoxCreated | None = None
+        if box is None:
+            created, box = self._plan_created(command, now_ms)
+        else:
+            if command.idempotency_key is not None:
+                known = box.known_key(command.idempotency_key, now_ms)
+                if known is not None:
+                    reply = commands.Appended(
+                        box.name,
+                        known.first_seq,
+                        known.last_seq,
+                        max(known.last_seq, box.log.visible_seq),
+                        False,
+                        True,
+                        command.return_seqs,
+                    )
+                    return self._answer(box, reply, made, known.lsn)
+            self._expire(box, now_ms, made)
+        box.check_conditions(command)
+        if command.idempotency_key is not None and self._keys >= KEYS_MAX:
+            raise Throttled(
+                f"{self._keys} idempotency keys are remembered; try again when older ones have lapsed",
+                limit="idempotency_keys",
+            )
+        change = box.plan_append(command, now_ms)
+        if created is not None:
+            created_lsn = self._log(created, made)
+            box = self.generations[created.generation]
+            box.staged_durable_lsn = created_lsn
+        return self._write(command, box, change, created is not None, made)
+
+    def _plan_created(self, command: commands.Append, now_ms: int) -> tuple[changes.BoxCreated, Box]:
+        """The box that this write would make, as a stand-in to check the write against."""
+        may_create = command.box not in self.not_recreated if command.create is None else command.create
+        if not may_create:
+            raise BoxNotFound(
+                f"box {shown(command.box)} does not exist and this write may not create it", box=command.box
+            )
+        created = self._plan_box(command.box, command.config, now_ms)
+        stand_in = Box(
+            name=created.name,
+            generation=created.generation,
+            config=created.config,
+            created_ms=now_ms,
+            reserved_seq=created.reserved_seq,
+        )
+        return created, stand_in
+
+    def _write(
+        self,
+        command: commands.Append,
+        box: Box,
+        change: changes.BatchAppended,
+        created: bool,
+        made: Made,
+    ) -> Outcome:
+        batch = change.batch
+        last_seq = batch.last_seq
+        if box.is_disk and last_seq + RESERVE_SEQS // 2 > box.reserved_seq:
+            # Ahead of the write, so that wherever the write is found after a crash, its ceiling is too.
+            reserved = changes.SeqsReserved(box.generation, last_seq + RESERVE_SEQS)
+            self._log(reserved, made)
+        lsn = self._stage(change, box, made)
+        reply = commands.Appended(
+            box.name, batch.first_seq, last_seq, last_seq, created, False, command.return_seqs
+        )
+        if lsn == 0:
+            if made:  # the creation of the box is durable even though its records are not
+                return Outcome(made, reply, made[-1][0], True, (box.name,))
+            return Outcome(made, reply, wakes=(box.name,))
+        until_durable = box.config.durability == "fsync" or self._must_wait_for_disk(box, last_seq)
+        pending = _Pending(lsn, box, last_seq)
+        if until_durable:
+            box.staged_durable_lsn = lsn
+            self._until_durable.append(pending)
+        else:
+            self._until_logged.append(pending)
+        return Outcome(made, reply, lsn, until_durable)
+
+    def _must_wait_for_disk(self, box: Box, last_seq: int) -> bool:
+        """Whether a write to a disk box has to wait for the disk after all: its ceiling is not durable yet,
+        or an earlier write is waiting and must not be overtaken."""
+        return last_seq > box.reserved_durable_seq or box.staged_durable_lsn > self.durable_lsn
+
+    def _diff(self, command: commands.Diff, now_ms: int, made: Made) -> Outcome:
+        box = self._found(command.box, now_ms, made)
+        box.last_read_ms = now_ms
+        reply = box.read(command)
+        nothing = not reply.records and reply.tombstone is None and reply.next_from_seq == reply.head_seq
+        if nothing and command.wait_ms:
+            return Outcome(made, None)
+        return self._answer(box, reply, made, box.floor_lsn)
+
+    def _get_record(self, command: commands.GetRecord, now_ms: int, made: Made) -> Outcome:
+        box = self._found(command.box, now_ms, made)
+        log = box.log
+        if command.seq > log.visible_seq or not log.is_live(command.seq):
+            raise NotFound(f"{box.name} has no record {command.seq} (any more)", seq=command.seq)
+        at = log.batch_at(command.seq)
+        assert at is not None
+        batch = log.batches[at]
+        index = command.seq - batch.first_seq
+        text = bytes(batch.text_as(index, index, tags=True, meta=True, data=True))
+        return self._answer(box, commands.OneRecord(box.name, text), made, box.floor_lsn)
+
+    def _get_tail(self, command: commands.GetTail, now_ms: int, made: Made) -> Outcome:
+        box = self._found(command.box, now_ms, made)
+        log = box.log
+        return Outcome(
+            made, commands.Tail(box.name, log.visible_seq, log.visible_seq + 1, log.visible_ts() or None)
+        )
+
+    def _delete_records(self, command: commands.DeleteRecords, now_ms: int, made: Made) -> Outcome:
+        box = self._found(command.box, now_ms, made)
+        log = box.log
+        change = box.find_deletes(command.before_seq, command.match)
+        before = log.count
+        if change.seqs or change.before_seq > log.earliest_seq:
+            self._stage(change, box, made)
+        count, size = log.visible_totals()
+        reply = commands.RecordsDeleted(
+            box.name, before - log.count, box.visible_earliest_seq, log.visible_seq, count, size
+        )
+        return self._answer(box, reply, made, box.floor_lsn)
+
+    def _set_fence(self, command: commands.SetFence, now_ms: int, made: Made) -> Outcome:
+        box = self._require(command.box)
+        if command.if_token is not None and command.if_token != box.fencing_token:
+            raise FencingTokenMismatch(f"if_token: {box.name} is fenced by another token", field="if_token")
+        if command.token != box.fencing_token:
+            self._stage(changes.TokenFenced(box.generation, command.token), box, made)
+        return self._answer(box, commands.FenceSet(box.name, command.token), made, box.last_lsn)
+
+    # -- applying
+
+    def _apply_created(self, change: changes.BoxCreated, lsn: int) -> None:
+        assert change.name not in self.boxes and change.generation not in self.generations, "NAMES"
+        box = Box(
+            name=change.name,
+            generation=change.generation,
+            config=change.config,
+            created_ms=change.at_ms,
+            reserved_seq=change.reserved_seq,
+        )
+        box.last_lsn = lsn
+        self.boxes[change.name] = box
+        self.generations[change.generation] = box
+        self.last_generation = max(self.last_generation, change.generation)
+        self.not_recreated.pop(change.name, None)
+        self._note_reservation(box, lsn)
+        self._watch(box)
+
+    def _apply_configured(self, change: changes.BoxConfigured, lsn: int) -> None:
+        box = self.generations[change.generation]
+        box.configured(change, lsn)
+        if change.reserved_seq:
+            self._note_reservation(box, lsn)
+
+    def _apply_deleted(self, change: changes.BoxDeleted, lsn: int) -> None:
+        box = self.generations.pop(change.generation)
+        del self.boxes[box.name]
+        self._deleted_lsn = lsn
+        self._deadline_of.pop(change.generation, None)
+        self._keys -= len(box.keys)
+        if not box.config.auto_create:
+            self.not_recreated[box.name] = None
+            if len(self.not_recreated) > NOT_RECREATED_MAX:
+                del self.not_recreated[next(iter(self.not_recreated))]
+
+    def _apply_appended(self, change: changes.BatchAppended, lsn: int) -> None:
+        box = self.generations[change.generation]
+        keys = len(box.keys)
+        was_empty = box.log.count == 0
+        box.appended(change, lsn)
+        self._keys += len(box.keys) - keys
+        if lsn == 0:
+            box.log.visible_seq = box.log.head_seq
+        if was_empty:
+            self._watch(box)
+
+    def _apply_evicted(self, change: changes.RecordsEvicted, lsn: int) -> None:
+        self.generations[change.generation].evicted(change, lsn)
+
+    def _apply_records_deleted(self, change: changes.RecordsDeleted, lsn: int) -> None:
+        self.generations[change.generation].deleted(change, lsn)
+
+    def _apply_fenced(self, change: changes.TokenFenced, lsn: int) -> None:
+        box = self.generations[change.generation]
+        box.fencing_token = change.token
+        box.last_lsn = lsn
+
+    def _apply_reserved(self, change: changes.SeqsReserved, lsn: int) -> None:
+        box = self.generations[change.generation]
+        box.reserved_seq = change.reserved_seq
+        box.reserved_durable_seq = min(box.reserved_durable_seq, change.reserved_seq)
+        self._note_reservation(box, lsn)
+
+    def _note_reservation(self, box: Box, lsn: int) -> None:
+        box.reserved_lsn = lsn
+        self._reservations.append(_Pending(lsn, box, box.reserved_seq))
+
+    def _apply_lost(self, change: changes.SeqsLost, lsn: int) -> None:
+        box = self.generations[change.generation]
+        box.log.lose(change.first_seq, change.last_seq)
+        box.last_lsn = box.floor_lsn = lsn
+
+    def _apply_started(self, change: changes.ShardStarted, lsn: int) -> None:
+        self.boot_id = change.boot_id
+        self.stopped_clean = False
+        for name in [name for name, box in self.boxes.items() if box.is_memory]:
+            self._begin_anew(self.boxes[name], change.at_ms)
+
+    def _begin_anew(self, old: Box, at_ms: int) -> None:
+        """A memory box after a restart: the same name and config, nothing in it, another generation."""
+        generation = max(at_ms, self.last_generation + 1)
+        self.last_generation = generation
+        box = Box(
+            name=old.name, generation=generation, config=old.config, created_ms=old.created_ms, reserved_seq=0
+        )
+        del self.generations[old.generation]
+        self._deadline_of.pop(old.generation, None)
+        self._keys -= len(old.keys)
+        self.boxes[old.name] = box
+        self.generations[generation] = box
+
+    def _apply_stopped(self, change: changes.ShardStopped, lsn: int) -> None:
+        self.stopped_clean = True
+
+    # -- recovery
+
+    def recovered(self, lsn: int) -> None:
+        """Everything up to `lsn` has been replayed and is on the disk: it is all visible."""
+        self.durable(lsn)
+        for box in self.boxes.values():
+            box.log.visible_seq = box.log.head_seq
+
+    def check(self) -> None:
+        """Asserts the invariants of the machine and of every box. For tests."""
+        assert len(self.boxes) == len(self.generations), "NAMES"
+        for name, box in self.boxes.items():
+            assert box.name == name and self.generations[box.generation] is box, "NAMES"
+            box.log.check()
+            if box.is_disk:
+                assert box.log.visible_seq <= box.reserved_seq, "CEILING"
+        assert self._keys == sum(len(box.keys) for box in self.boxes.values()), "KEYS"
+        assert self.durable_lsn <= self.logged_lsn <= self.lsn, "LSN"
+
+    def statistics(self) -> dict[str, int]:
+        return {
+            "boxes": len(self.boxes),
+            "records": sum(box.log.count for box in self.boxes.values()),
+            "bytes": sum(box.log.bytes for box in self.boxes.values()),
+            "idempotency_keys": self._keys,
+            "lsn": self.lsn,
+            "durable_lsn": self.durable_lsn,
+        }

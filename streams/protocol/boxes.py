@@ -1,0 +1,122 @@
+"""A box's config: its fields, their defaults and bounds, and which of them may change later (v0-api §1).
+
+Nothing is enforced here; `shard/core/box.py` does that. A config is immutable: a change makes a new one.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from streams.protocol.errors import BoxExistsIncompatible, InvalidRequest
+from streams.protocol.names import check_box_name
+
+Durability = Literal["memory", "disk", "fsync"]
+NON_NEGATIVE_MAX = 2**53 - 1  # the largest integer every JSON reader keeps exact
+
+_Count = Annotated[int, Meta(ge=0, le=NON_NEGATIVE_MAX)]
+
+
+class Timestamping(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    mode: Literal["arrival", "client-prefer", "client-require"] = "arrival"
+    uncapped: bool = False
+
+
+class BoxConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The full, resolved config. Field order is the order in which answers show it."""
+
+    type: Literal["log", "queue"] = "log"
+    ttl_ms: int = 0
+    cap_records: int = 0
+    cap_bytes: int = 0
+    discard: Literal["old", "reject"] = "old"
+    durability: Durability = "disk"
+    priority: int | None = None
+    auto_priority: bool = True
+    auto_create: bool = True
+    idempotency_window_ms: int = 120_000
+    dedupe_node: bool = True
+    timestamping: Timestamping = Timestamping()
+    delete_on_empty_ms: int = 0
+    compact: Literal["none", "tag"] = "none"
+    lease_ms: int = 30_000
+    claim_jitter_ms: int = 0
+    max_deliveries: int = 0
+    dead_letter: str | None = None
+    leases_durable: bool = False
+
+    def shown(self) -> dict[str, Any]:
+        """The config as answers show it: with `durable`, the boolean alias of `durability`."""
+        fields = msgspec.structs.asdict(self)
+        fields["timestamping"] = msgspec.structs.asdict(self.timestamping)
+        fields["durable"] = self.durability == "fsync"
+        return fields
+
+
+class TimestampingPatch(msgspec.Struct, forbid_unknown_fields=True):
+    mode: Literal["arrival", "client-prefer", "client-require"] | UnsetType = UNSET
+    uncapped: bool | UnsetType = UNSET
+
+
+class BoxPatch(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What a request says of a config. A field that is absent stays as it is."""
+
+    type: Literal["log", "queue"] | UnsetType = UNSET
+    ttl_ms: _Count | UnsetType = UNSET
+    cap_records: _Count | UnsetType = UNSET
+    cap_bytes: _Count | UnsetType = UNSET
+    discard: Literal["old", "reject"] | UnsetType = UNSET
+    durability: Durability | UnsetType = UNSET
+    durable: bool | UnsetType = UNSET
+    priority: int | UnsetType | None = UNSET
+    auto_priority: bool | UnsetType = UNSET
+    auto_create: bool | UnsetType = UNSET
+    idempotency_window_ms: _Count | UnsetType = UNSET
+    dedupe_node: bool | UnsetType = UNSET
+    timestamping: TimestampingPatch | UnsetType = UNSET
+    delete_on_empty_ms: _Count | UnsetType = UNSET
+    compact: Literal["none", "tag"] | UnsetType = UNSET
+    lease_ms: _Count | UnsetType = UNSET
+    claim_jitter_ms: _Count | UnsetType = UNSET
+    max_deliveries: _Count | UnsetType = UNSET
+    dead_letter: str | UnsetType | None = UNSET
+    leases_durable: bool | UnsetType = UNSET
+
+
+#: Values outside these are pulled in rather than refused (v0-api §1 says "clamped").
+_CLAMPED = {"priority": (-1000, 1000), "lease_ms": (100, 86_400_000), "claim_jitter_ms": (0, 5000)}
+#: Fields that a box keeps for life.
+_IMMUTABLE = ("type",)
+
+
+def merge(config: BoxConfig, patch: BoxPatch, *, box: str, exists: bool) -> BoxConfig:
+    """`patch` over `config`. Raises when the result is not a legal config of `box`."""
+    given: dict[str, Any] = {
+        name: value for name, value in msgspec.structs.asdict(patch).items() if value is not UNSET
+    }
+    durable = given.pop("durable", None)
+    if durable is not None and "durability" not in given:
+        given["durability"] = "fsync" if durable else "disk"
+    for name, (low, high) in _CLAMPED.items():
+        if given.get(name) is not None:
+            given[name] = min(max(given[name], low), high)
+    if "timestamping" in given:
+        partial = {k: v for k, v in msgspec.structs.asdict(given["timestamping"]).items() if v is not UNSET}
+        given["timestamping"] = msgspec.structs.replace(config.timestamping, **partial)
+    if given.get("dead_letter") is not None:
+        check_box_name(given["dead_letter"], "dead_letter")
+        if given["dead_letter"] == box:
+            raise InvalidRequest(
+                f"dead_letter: a box cannot be its own dead letter box ({box})", field="dead_letter"
+            )
+    if exists:
+        for name in _IMMUTABLE:
+            if name in given and given[name] != getattr(config, name):
+                raise BoxExistsIncompatible(
+                    f"{name}: {box} is a {getattr(config, name)} and cannot become a {given[name]}; "
+                    "delete it first or use another name",
+                    field=name,
+                )
+    return msgspec.structs.replace(config, **given)

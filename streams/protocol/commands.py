@@ -1,0 +1,198 @@
+"""Every command a shard answers, and what it answers. Frozen, without behaviour.
+
+A command names its box and holds what the request said, already checked for form (`requests.py` does that).
+A reply holds facts; `requests.py` words it as JSON. Bytes of records travel as `bytes`, never as objects.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from streams.protocol.boxes import BoxConfig, BoxPatch
+from streams.protocol.records import Columns
+
+
+class Match(msgspec.Struct, frozen=True):
+    """A tag filter (v0-api §5): exactly this tag, or every tag that starts like this."""
+
+    text: str
+    is_prefix: bool = False
+
+    def accepts(self, tag: str) -> bool:
+        if not tag:
+            return False
+        return tag.startswith(self.text) if self.is_prefix else tag == self.text
+
+
+class PutBox(msgspec.Struct, frozen=True):
+    box: str
+    patch: BoxPatch
+
+
+class GetState(msgspec.Struct, frozen=True):
+    box: str
+    touch: bool = True
+
+
+class ListBoxes(msgspec.Struct, frozen=True):
+    prefix: str = ""
+    after: str = ""
+    limit: int = 100
+
+
+class DeleteBox(msgspec.Struct, frozen=True):
+    box: str
+    if_empty: bool = False
+
+
+class Append(msgspec.Struct, frozen=True, kw_only=True):
+    box: str
+    columns: Columns
+    idempotency_key: str | None = None
+    create: bool | None = None
+    config: BoxPatch | None = None
+    disable_backpressure: bool = False
+    match_seq: int | None = None
+    fencing_token: str | None = None
+    trim_before_seq: int | None = None
+    return_seqs: bool = True
+
+
+class Diff(msgspec.Struct, frozen=True, kw_only=True):
+    box: str
+    from_seq: int = 0
+    from_ts: int | None = None
+    limit: int = 256
+    max_bytes: int = 1024 * 1024
+    nodes: frozenset[str] = frozenset()
+    include_tags: bool = False
+    include_meta: bool = True
+    include_data: bool = True
+    wait_ms: int = 0
+    match: Match | None = None
+    generation: int | None = None
+
+
+class GetRecord(msgspec.Struct, frozen=True):
+    box: str
+    seq: int
+
+
+class GetTail(msgspec.Struct, frozen=True):
+    box: str
+
+
+class DeleteRecords(msgspec.Struct, frozen=True):
+    box: str
+    before_seq: int | None = None
+    match: Match | None = None
+
+
+class SetFence(msgspec.Struct, frozen=True):
+    box: str
+    token: str
+    if_token: str | None = None
+
+
+Command = (
+    PutBox | GetState | ListBoxes | DeleteBox | Append | Diff | GetRecord | GetTail | DeleteRecords | SetFence
+)
+
+
+# ---------------------------------------------------------------------------------------------------
+
+
+class BoxPut(msgspec.Struct, frozen=True):
+    box: str
+    created: bool
+    config: BoxConfig
+
+
+class BoxState(msgspec.Struct, frozen=True, kw_only=True):
+    box: str
+    type: str
+    head_seq: int
+    earliest_seq: int
+    next_seq: int
+    generation: int
+    count: int
+    bytes: int
+    config: BoxConfig
+    effective_priority: float
+    last_write_ts: int | None
+    last_read_ts: int | None
+    fencing_token: str
+
+
+class BoxPage(msgspec.Struct, frozen=True):
+    boxes: list[dict[str, Any]]
+    more: bool
+
+
+class BoxGone(msgspec.Struct, frozen=True):
+    box: str
+    deleted: bool
+    routers_removed: list[str]
+
+
+class Appended(msgspec.Struct, frozen=True, gc=False):
+    box: str
+    first_seq: int
+    last_seq: int
+    head_seq: int
+    created: bool
+    deduped: bool
+    return_seqs: bool
+
+
+class Tombstone(msgspec.Struct, frozen=True):
+    gap_from: int
+    gap_to: int
+    reason: str
+    missed_estimate: int
+    earliest_seq: int
+    head_seq: int
+
+
+class Records(msgspec.Struct, frozen=True, kw_only=True):
+    box: str
+    records: bytes
+    next_from_seq: int
+    generation: int
+    head_seq: int
+    earliest_seq: int
+    tombstone: Tombstone | None
+    records_scanned: int
+
+
+class OneRecord(msgspec.Struct, frozen=True):
+    box: str
+    record: bytes
+
+
+class Tail(msgspec.Struct, frozen=True):
+    box: str
+    head_seq: int
+    next_seq: int
+    last_ts: int | None
+
+
+class RecordsDeleted(msgspec.Struct, frozen=True):
+    box: str
+    deleted: int
+    earliest_seq: int
+    head_seq: int
+    count: int
+    bytes: int
+
+
+class FenceSet(msgspec.Struct, frozen=True):
+    box: str
+    token: str
+
+
+Reply = (
+    BoxPut | BoxState | BoxPage | BoxGone | Appended | Records | OneRecord | Tail | RecordsDeleted | FenceSet
+)

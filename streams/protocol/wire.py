@@ -1,0 +1,177 @@
+"""The shard wire, sans-IO: bytes in, messages out, and back. The same for gateway, direct writers and tasks.
+
+    0        4    5     6     8          16         20
+    ┌────────┬────┬─────┬─────┬──────────┬──────────┬────── head length ──────┬──── the rest ────┐
+    │ length │kind│flags│ op  │ id (u64) │ head len │ head (msgpack)          │ body (raw)       │
+    └────────┴────┴─────┴─────┴──────────┴──────────┴─────────────────────────┴──────────────────┘
+    little endian; `length` counts everything after itself.
+
+Rules of the file
+- A body is never copied to be framed: a message is sent as [header + head, body].
+- `Receiver` holds at most one partial message plus one read; a message over `message_bytes_max` is
+  refused before it is buffered, because its length alone says so.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+import msgspec
+
+HEADER = struct.Struct("<IBBHQI")
+HEADER_BYTES = HEADER.size
+_AFTER_LENGTH = HEADER_BYTES - 4
+
+#: A body is at most 64 MiB by default; answers carry at most 8 MiB of records. Twice the body leaves room
+#: for a raised limit's heads without letting a broken peer ask for gigabytes.
+MESSAGE_BYTES_MAX = 256 * 1024 * 1024
+_READ_BYTES = 256 * 1024
+
+# kind
+REQUEST, REPLY, PUSH = 1, 2, 3
+# flags of a reply
+FAILED = 1
+
+# op: numbers are on the wire and therefore frozen.
+OP_HELLO = 1
+OP_PUT_BOX = 10
+OP_GET_STATE = 11
+OP_LIST_BOXES = 12
+OP_DELETE_BOX = 13
+OP_APPEND = 20
+OP_DIFF = 21
+OP_GET_RECORD = 22
+OP_GET_TAIL = 23
+OP_DELETE_RECORDS = 24
+OP_SET_FENCE = 25
+OP_STATS = 30
+
+
+class WireError(Exception):
+    """The peer does not speak this wire, or broke off in the middle of it."""
+
+
+class RequestHead(msgspec.Struct, array_like=True, gc=False):
+    """What a gateway knows of a request besides its body. The shard reads the query itself."""
+
+    box: str = ""
+    query: str = ""
+    form: int = 0
+    idempotency_key: str = ""
+
+
+#: Values of `RequestHead.form`: how the body is written.
+FORM_JSON, FORM_NDJSON = 0, 1
+
+
+class ReplyHead(msgspec.Struct, array_like=True, gc=False):
+    """Status of an answer and what it cost. A negative figure means that it does not apply."""
+
+    status: int = 200
+    fsync_ms: float = -1.0
+    wal_append_ms: float = -1.0
+    records_scanned: int = -1
+
+
+class Message(NamedTuple):
+    kind: int
+    flags: int
+    op: int
+    id: int
+    head: bytes
+    body: bytes
+
+
+request_head_decoder = msgspec.msgpack.Decoder(RequestHead)
+reply_head_decoder = msgspec.msgpack.Decoder(ReplyHead)
+head_encoder = msgspec.msgpack.Encoder()
+
+
+def frame(kind: int, flags: int, op: int, id: int, head: bytes, body_bytes: int) -> bytes:
+    """Everything of a message but its body."""
+    return (
+        HEADER.pack(_AFTER_LENGTH + len(head) + body_bytes, kind, flags, op, id, len(head)) + head
+        if head
+        else HEADER.pack(_AFTER_LENGTH + body_bytes, kind, flags, op, id, 0)
+    )
+
+
+class Receiver:
+    """Turns a byte stream into messages.
+
+    view = receiver.space()          # where to receive into
+    n = sock.recv_into(view)
+    for message in receiver.received(n): ...
+    """
+
+    __slots__ = ("_buffer", "_end", "_max", "_start", "_view")
+
+    def __init__(self, message_bytes_max: int = MESSAGE_BYTES_MAX) -> None:
+        self._buffer = bytearray(_READ_BYTES)
+        self._view = memoryview(self._buffer)
+        self._start = 0
+        self._end = 0
+        self._max = message_bytes_max
+
+    def __repr__(self) -> str:
+        return f"<Receiver {self._end - self._start} of {len(self._buffer)} B>"
+
+    @property
+    def is_between_messages(self) -> bool:
+        return self._start == self._end
+
+    def space(self) -> memoryview:
+        return self._view[self._end :]
+
+    def received(self, count: int) -> list[Message]:
+        self._end += count
+        messages: list[Message] = []
+        view, start, end = self._view, self._start, self._end
+        while end - start >= HEADER_BYTES:
+            length, kind, flags, op, id, head_bytes = HEADER.unpack_from(view, start)
+            total = length + 4
+            if length < _AFTER_LENGTH or head_bytes > length - _AFTER_LENGTH or total > self._max:
+                raise WireError(f"message of {total} bytes with a head of {head_bytes} is not possible here")
+            if end - start < total:
+                break
+            body_at = start + HEADER_BYTES + head_bytes
+            messages.append(
+                Message(
+                    kind,
+                    flags,
+                    op,
+                    id,
+                    bytes(view[start + HEADER_BYTES : body_at]),
+                    bytes(view[body_at : start + total]),
+                )
+            )
+            start += total
+        self._start = start
+        self._make_room()
+        return messages
+
+    def _make_room(self) -> None:
+        left = self._end - self._start
+        if left == 0:
+            self._start = self._end = 0
+            if len(self._buffer) > 16 * _READ_BYTES:
+                self._resize(_READ_BYTES)
+            return
+        wanted = _READ_BYTES
+        if left >= HEADER_BYTES:
+            wanted = max(wanted, HEADER.unpack_from(self._view, self._start)[0] + 4)
+        if wanted > len(self._buffer):
+            self._resize(wanted)
+        elif self._start and (
+            self._start + wanted > len(self._buffer) or len(self._buffer) - self._end < _READ_BYTES // 4
+        ):
+            self._buffer[:left] = self._buffer[self._start : self._end]
+            self._start, self._end = 0, left
+
+    def _resize(self, size: int) -> None:
+        left = bytes(self._view[self._start : self._end])
+        self._buffer = bytearray(size)
+        self._view = memoryview(self._buffer)
+        self._buffer[: len(left)] = left
+        self._start, self._end = 0, len(left)
