@@ -11,10 +11,13 @@ Invariants
 
 from __future__ import annotations
 
+from array import array
 from typing import NamedTuple
 
+from pyroaring import BitMap64
+
 from shard.core import changes
-from shard.core.log import Log
+from shard.core.log import Hole, Log
 from shard.core.tags import Tags
 from streams.protocol.boxes import BoxConfig
 from streams.protocol.commands import Append, Diff, Match, Records, Tombstone
@@ -330,6 +333,60 @@ class Box:
         self.config = change.config
         if change.reserved_seq:
             self.reserved_seq = change.reserved_seq
+
+    # -- snapshots
+
+    def facts(self) -> changes.BoxFacts:
+        log = self.log if not self.is_memory else Log()
+        return changes.BoxFacts(
+            name=self.name,
+            generation=self.generation,
+            config=self.config,
+            created_ms=self.created_ms,
+            last_append_ms=self.last_append_ms,
+            reserved_seq=self.reserved_seq,
+            fencing_token=self.fencing_token if not self.is_memory else "",
+            keys=[] if self.is_memory else [(key, *entry) for key, entry in self.keys.items()],
+            head_seq=log.head_seq,
+            earliest_seq=log.earliest_seq,
+            cap_floor=log.cap_floor,
+            ttl_floor=log.ttl_floor,
+            evicted_ts=log.evicted_ts,
+            last_ts=log.last_ts,
+            live_count=log.count,
+            live_bytes=log.bytes,
+            deleted=log.deleted.serialize(),
+            holes=[(hole.first_seq, hole.last_seq) for hole in log.holes],
+            batches=array(
+                "Q", [batch.lsn for batch in log.live_batches() if batch.dead < batch.count]
+            ).tobytes(),
+        )
+
+    @classmethod
+    def from_facts(cls, facts: changes.BoxFacts) -> Box:
+        """The box as it was, with batches yet to come through `log.hydrate`."""
+        box = cls(
+            name=facts.name,
+            generation=facts.generation,
+            config=facts.config,
+            created_ms=facts.created_ms,
+            reserved_seq=facts.reserved_seq,
+        )
+        box.last_append_ms = facts.last_append_ms
+        box.fencing_token = facts.fencing_token
+        box.keys = {key: Key(*entry) for key, *entry in facts.keys}
+        log = box.log
+        log.head_seq = log.visible_seq = facts.head_seq
+        log.earliest_seq = facts.earliest_seq
+        log.cap_floor = facts.cap_floor
+        log.ttl_floor = facts.ttl_floor
+        log.evicted_ts = facts.evicted_ts
+        log.last_ts = facts.last_ts
+        log.count = facts.live_count
+        log.bytes = facts.live_bytes
+        log.deleted = BitMap64.deserialize(facts.deleted)
+        log.holes = [Hole(first, last) for first, last in facts.holes]
+        return box
 
 
 class _Page:

@@ -103,3 +103,43 @@ Change = (
     | ShardStarted
     | ShardStopped
 )
+
+
+# ---------------------------------------------------------------------------------------------------
+# A snapshot: the same facts, folded up. Payloads stay in the log; a batch is named by its lsn.
+
+
+class BoxFacts(msgspec.Struct, kw_only=True):
+    name: str
+    generation: int
+    config: BoxConfig
+    created_ms: int
+    last_append_ms: int
+    reserved_seq: int
+    fencing_token: str
+    #: (key, first_seq, last_seq, at_ms, lsn), oldest first.
+    keys: list[tuple[str, int, int, int, int]]
+    head_seq: int
+    earliest_seq: int
+    cap_floor: int
+    ttl_floor: int
+    evicted_ts: int
+    last_ts: int
+    live_count: int
+    live_bytes: int
+    #: A 64-bit roaring bitmap.
+    deleted: bytes
+    holes: list[tuple[int, int]]
+    #: The lsns of the live batches, as u64s.
+    batches: bytes
+
+
+class ShardState(msgspec.Struct, kw_only=True):
+    lsn: int
+    #: The oldest lsn whose frame is needed besides those after `lsn`.
+    needs_lsn: int
+    boot_id: str
+    stopped_clean: bool
+    last_generation: int
+    not_recreated: list[str]
+    boxes: list[BoxFacts]

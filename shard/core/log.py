@@ -254,6 +254,31 @@ class Log:
         """Whether everyone who would read across the hole is told of a loss beyond it anyway."""
         return self.evict_floor > hole.last_seq
 
+    # -- after a snapshot
+
+    def hydrate(self, batch: Batch) -> None:
+        """Gives back a batch that the snapshot names. They come in order."""
+        assert not self._firsts or batch.first_seq > self._firsts[-1], "ORDER"
+        self.batches.append(batch)
+        self._firsts.append(batch.first_seq)
+
+    def hydrated(self) -> None:
+        """All batches are back: works out what is dead in them and compares with what the snapshot says."""
+        count = size = 0
+        for batch in self.batches:
+            runs = self._live_runs(batch)
+            live = sum(last - first + 1 for first, last in runs)
+            live_bytes = sum(batch.size(first, last) for first, last in runs)
+            batch.dead_bytes = batch.live_bytes - live_bytes
+            batch.dead = batch.count - live
+            count += live
+            size += live_bytes
+        assert (count, size) == (self.count, self.bytes), "COUNT"
+
+    def _live_runs(self, batch: Batch) -> list[tuple[int, int]]:
+        batch.dead = -1  # not known yet: `runs` must look at the deletes
+        return self.runs(batch, 0, batch.count - 1)
+
     # -- asking
 
     def batch_at(self, seq: int) -> int | None:

@@ -23,6 +23,7 @@ Invariants
 from __future__ import annotations
 
 import heapq
+from array import array
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -31,7 +32,7 @@ from sortedcontainers import SortedDict
 
 from shard.core import changes
 from shard.core.box import RESERVE_SEQS, Box
-from shard.core.changes import Change
+from shard.core.changes import Change, ShardState
 from streams.protocol import commands
 from streams.protocol.boxes import BoxConfig, BoxPatch, merge
 from streams.protocol.commands import Command, Reply
@@ -631,7 +632,47 @@ class Machine:
     def _apply_stopped(self, change: changes.ShardStopped, lsn: int) -> None:
         self.stopped_clean = True
 
-    # -- recovery
+    # -- recovery: restore a snapshot, give its batches their payload back, then apply the log after it
+
+    def snapshot(self) -> ShardState:
+        """Everything but payloads, as of `self.lsn`. Shares nothing with the machine."""
+        boxes = [box.facts() for box in self.boxes.values()]
+        oldest = [box.log.oldest for box in self.boxes.values() if not box.is_memory]
+        lsns = [batch.lsn for batch in oldest if batch is not None]
+        return ShardState(
+            lsn=self.lsn,
+            needs_lsn=min([*lsns, self.lsn + 1]),
+            boot_id=self.boot_id,
+            stopped_clean=self.stopped_clean,
+            last_generation=self.last_generation,
+            not_recreated=list(self.not_recreated),
+            boxes=boxes,
+        )
+
+    def restore(self, state: ShardState) -> dict[int, Box]:
+        """Takes over a snapshot. Returns, by lsn, the boxes whose batches `hydrate` must be given."""
+        assert self.lsn == 0 and not self.boxes, "restore comes first"
+        self.lsn = state.lsn
+        self.boot_id = state.boot_id
+        self.stopped_clean = state.stopped_clean
+        self.last_generation = state.last_generation
+        self.not_recreated = dict.fromkeys(state.not_recreated)
+        wanted: dict[int, Box] = {}
+        for facts in state.boxes:
+            box = Box.from_facts(facts)
+            self.boxes[box.name] = box
+            self.generations[box.generation] = box
+            self._keys += len(box.keys)
+            for lsn in array("Q", facts.batches):
+                wanted[lsn] = box
+            self._note_reservation(box, state.lsn)
+        return wanted
+
+    def hydrated(self) -> None:
+        """All batches of the snapshot have been given back: settle what depends on them."""
+        for box in self.boxes.values():
+            box.log.hydrated()
+            self._watch(box)
 
     def recovered(self, lsn: int) -> None:
         """Everything up to `lsn` has been replayed and is on the disk: it is all visible."""

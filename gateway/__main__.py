@@ -1,0 +1,89 @@
+"""One gateway process: parse arguments, connect to the shards, serve, drain. Nothing else.
+
+SIGTERM, or the end of the supervisor, drains it; a terminal's SIGINT is the supervisor's business. SIGHUP is
+taken and has nothing to re-read yet.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import socket
+import sys
+from functools import partial
+
+import structlog
+import trio
+
+from gateway.api.routes import Api
+from gateway.dispatch import Dispatch
+from gateway.edge import FrontLimits, FrontName, serve_front
+from gateway.links import Link
+from gateway.placement import Placement
+from streams import __version__, logs
+from streams.config import ChildArgs, ConfigError
+
+log = structlog.get_logger()
+
+
+async def run(arguments: ChildArgs) -> int:
+    config = arguments.config
+    links = [Link(shard, path) for shard, path in enumerate(arguments.sockets)]
+    dispatch = Dispatch(Placement.from_json(arguments.placement), links)
+    api = Api(dispatch, body_bytes_max=config.max_body_bytes, version=__version__, sockets=arguments.sockets)
+    limits = FrontLimits(body_bytes_max=config.max_body_bytes, drain_s=config.drain_ms / 1000)
+    front: FrontName = "hypercorn" if config.front == "hypercorn" else "edge"
+    draining = trio.Event()
+    async with trio.open_nursery() as nursery:
+        for link in links:
+            nursery.start_soon(link.run)
+        nursery.start_soon(_watch_signals, draining)
+        nursery.start_soon(_watch_parent, arguments.parent_fd, draining)
+        async with trio.open_nursery() as fronts:
+            for fd in arguments.listen_fds:
+                listener = socket.socket(fileno=fd)
+                await fronts.start(
+                    partial(serve_front, listener, api.handle, draining=draining, limits=limits, front=front)
+                )
+            gc.collect()
+            gc.freeze()
+            gc.set_threshold(50_000, 50, 100)
+            _tell(arguments.ready_fd, b"ready\n")
+        nursery.cancel_scope.cancel()
+    log.info("drained")
+    return 0
+
+
+async def _watch_signals(draining: trio.Event) -> None:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGHUP) as signals:
+        async for number in signals:
+            if number == signal.SIGTERM:
+                draining.set()
+
+
+async def _watch_parent(parent_fd: int, draining: trio.Event) -> None:
+    await trio.lowlevel.wait_readable(parent_fd)
+    draining.set()
+
+
+def _tell(fd: int, line: bytes) -> None:
+    try:
+        os.write(fd, line)
+    except OSError:
+        pass  # the supervisor is gone; `_watch_parent` sees to that
+
+
+def main() -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        arguments = ChildArgs.parse(sys.argv[1:], os.environ)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    logs.setup(arguments.config.log, arguments.config.log_format, process=f"gateway-{arguments.index}")
+    return trio.run(run, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

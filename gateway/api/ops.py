@@ -1,0 +1,44 @@
+"""Health, readiness and placement (v0-api §13, §14)."""
+
+from __future__ import annotations
+
+import time
+
+from gateway.api.answers import from_facts
+from gateway.dispatch import Dispatch
+from gateway.http import Request, Response
+from streams.protocol.errors import NotReady
+
+
+class Ops:
+    def __init__(self, dispatch: Dispatch, *, version: str, sockets: tuple[str, ...]) -> None:
+        self._dispatch = dispatch
+        self._version = version
+        self._sockets = sockets
+        self._started_ns = time.monotonic_ns()
+
+    async def health(self, request: Request) -> Response:
+        """The process answers; whether it can serve is `ready`'s to say."""
+        uptime_ms = (time.monotonic_ns() - self._started_ns) // 1_000_000
+        return from_facts(request, {"status": "ok", "version": self._version, "uptime_ms": uptime_ms})
+
+    async def ready(self, request: Request) -> Response:
+        shards = await self._dispatch.describe()
+        waiting = [shard["shard"] for shard in shards if not shard["ready"]]
+        if waiting:
+            done = sum(float(shard.get("replay_progress", 0.0)) for shard in shards) / len(shards)
+            names = ", ".join(map(str, waiting))
+            raise NotReady(f"shards not ready yet: {names}", replay_progress=round(done, 4), shards=shards)
+        return from_facts(
+            request,
+            {
+                "status": "ready",
+                "wal_replay_complete": True,
+                "boxes": sum(int(shard["boxes"]) for shard in shards),
+                "shards": len(shards),
+            },
+        )
+
+    async def placement(self, request: Request) -> Response:
+        """Which shard owns which slots, for clients that talk to shards directly."""
+        return from_facts(request, {**self._dispatch.placement.to_dict(), "sockets": list(self._sockets)})

@@ -1,0 +1,51 @@
+"""Records of a box: append, diff, one, tail, delete (v0-api §3-§5). Bodies go through unread."""
+
+from __future__ import annotations
+
+from gateway.api.answers import from_shard
+from gateway.content import is_ndjson, uncompressed
+from gateway.dispatch import Dispatch
+from gateway.http import Request, Response
+from streams.protocol import wire
+from streams.protocol.errors import InvalidRequest
+from streams.protocol.names import shown
+
+
+class Records:
+    def __init__(self, dispatch: Dispatch, body_bytes_max: int) -> None:
+        self._dispatch = dispatch
+        self._body_bytes_max = body_bytes_max
+
+    async def append(self, request: Request, box: str, rest: str) -> Response:
+        form = wire.FORM_NDJSON if is_ndjson(request, allowed=True) else wire.FORM_JSON
+        body = request.body
+        if "content-encoding" in request.headers:
+            body = await uncompressed(request, self._body_bytes_max)
+        head = wire.RequestHead(box, request.query, form, request.headers.get("idempotency-key", ""))
+        return from_shard(request, await self._dispatch.to_owner(wire.OP_APPEND, head, body))
+
+    async def diff(self, request: Request, box: str, rest: str) -> Response:
+        return await self._with_json(wire.OP_DIFF, request, box)
+
+    async def delete(self, request: Request, box: str, rest: str) -> Response:
+        return await self._with_json(wire.OP_DELETE_RECORDS, request, box)
+
+    async def _with_json(self, op: int, request: Request, box: str) -> Response:
+        is_ndjson(request, allowed=False)
+        body = request.body
+        if "content-encoding" in request.headers:
+            body = await uncompressed(request, self._body_bytes_max)
+        head = wire.RequestHead(box, request.query)
+        return from_shard(request, await self._dispatch.to_owner(op, head, body))
+
+    async def one(self, request: Request, box: str, rest: str) -> Response:
+        if request.query:
+            raise InvalidRequest(f"query: {shown(request.query)} is not known here", field="query")
+        if not (rest.isascii() and rest.isdigit() and len(rest) <= 20):
+            raise InvalidRequest(f"seq: {shown(rest)} is not a seq", field="seq")
+        head = wire.RequestHead(box, f"seq={rest}")
+        return from_shard(request, await self._dispatch.to_owner(wire.OP_GET_RECORD, head, b""))
+
+    async def tail(self, request: Request, box: str, rest: str) -> Response:
+        head = wire.RequestHead(box, request.query)
+        return from_shard(request, await self._dispatch.to_owner(wire.OP_GET_TAIL, head, b""))

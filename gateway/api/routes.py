@@ -1,0 +1,102 @@
+"""Every address of `/v0` and what answers there. One handler for both fronts.
+
+The hot addresses, those under a box, are found with two string operations; the rest by their whole path.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+from urllib.parse import unquote
+
+from gateway.api.boxes import Boxes
+from gateway.api.ops import Ops
+from gateway.api.records import Records
+from gateway.content import compress
+from gateway.dispatch import Dispatch
+from gateway.edge_rules import request_id_of
+from gateway.errors import response_for
+from gateway.http import Request, Response
+from streams.protocol.errors import InvalidRequest, MethodNotAllowed, NotFound, StreamsError
+from streams.protocol.names import shown
+
+#: A handler of an address under a box: (request, box, the rest of the path after the box).
+BoxHandler = Callable[[Request, str, str], Awaitable[Response]]
+PlainHandler = Callable[[Request], Awaitable[Response]]
+
+_H = TypeVar("_H")
+
+_BOX_PREFIX = "/v0/boxes/"
+
+
+class Api:
+    def __init__(
+        self, dispatch: Dispatch, *, body_bytes_max: int, version: str, sockets: tuple[str, ...]
+    ) -> None:
+        boxes = Boxes(dispatch, body_bytes_max)
+        records = Records(dispatch, body_bytes_max)
+        ops = Ops(dispatch, version=version, sockets=sockets)
+        #: Action after the box's name -> method -> handler.
+        self._under_box: dict[str, dict[str, BoxHandler]] = {
+            "": {"PUT": boxes.put, "GET": boxes.state, "DELETE": boxes.delete, "POST": records.append},
+            "diff": {"POST": records.diff},
+            "delete": {"POST": records.delete},
+            "tail": {"GET": records.tail},
+            "fence": {"PUT": boxes.fence},
+            "records": {"GET": records.one},
+        }
+        self._plain: dict[str, dict[str, PlainHandler]] = {
+            "/v0/boxes": {"GET": boxes.list},
+            "/v0/placement": {"GET": ops.placement},
+            **{path: {"GET": ops.health} for path in ("/v0/health", "/health", "/healthz")},
+            **{path: {"GET": ops.ready} for path in ("/v0/ready", "/readyz")},
+        }
+
+    async def handle(self, request: Request) -> Response:
+        request_id = request_id_of(request.headers)
+        try:
+            response = await self._answer(request)
+        except StreamsError as error:
+            spent_ms = (time.perf_counter_ns() - request.started_ns) / 1e6
+            response = response_for(error, server_total_ms=spent_ms)
+        response.headers.append((b"x-request-id", request_id.encode("latin-1")))
+        if "accept-encoding" in request.headers:
+            await compress(request, response)
+        return response
+
+    def _answer(self, request: Request) -> Awaitable[Response]:
+        path = request.path
+        if path.startswith(_BOX_PREFIX):
+            name, _, action = path[len(_BOX_PREFIX) :].partition("/")
+            if "%" in name:
+                name = _decoded(name)
+            rest = ""
+            if action.startswith("records/"):
+                action, _, rest = action.partition("/")
+            methods = self._under_box.get(action)
+            if methods is not None and name and (rest == "") == (action != "records"):
+                return self._pick(methods, request)(request, name, rest)
+        else:
+            plain = self._plain.get(path)
+            if plain is not None:
+                return self._pick(plain, request)(request)
+        raise NotFound(f"{shown(path)}: there is nothing at this address", path=path[:256])
+
+    @staticmethod
+    def _pick(methods: dict[str, _H], request: Request) -> _H:
+        handler = methods.get("GET" if request.method == "HEAD" else request.method)
+        if handler is None:
+            allow = sorted({*methods, *(["HEAD"] if "GET" in methods else [])})
+            raise MethodNotAllowed(
+                f"{request.method[:16]}: not allowed here; use {' or '.join(allow)}", allow=allow
+            )
+        return handler
+
+
+def _decoded(segment: str) -> str:
+    """A path segment without its percent-encoding. Split first, then decode: `%2F` is part of a name."""
+    try:
+        return unquote(segment, errors="strict")
+    except UnicodeDecodeError:
+        raise InvalidRequest(f"box: {shown(segment)} is not percent-encoded UTF-8", field="box") from None

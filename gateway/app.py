@@ -1,0 +1,234 @@
+"""The Quart-Trio app: the edge's handler for what Hypercorn serves (HTTP/2, upgrades, or everything).
+
+Quart gives us its lifespan and websockets. Its HTTP half is replaced where Quart means it to be replaced
+(`asgi_http_class`), because what it does by default would break promises: it cancels a handler when the
+client disconnects (a write would be left in doubt), decodes the path, and has no deadline with a rate.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import trio
+from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, HTTPScope
+from quart_trio import QuartTrio
+from quart_trio.asgi import TrioASGIHTTPConnection
+
+from gateway.edge_connection import close_stream
+from gateway.edge_rules import (
+    BodyBudget,
+    FrontLimits,
+    answer,
+    bug,
+    check_body_length,
+    check_host,
+    check_url_length,
+    content_length_of,
+    has_no_body,
+    refusal,
+    split_target,
+)
+from gateway.http import Handler, Request, Response
+from streams.protocol.errors import InvalidRequest, StreamsError
+
+
+def build_app(
+    handler: Handler,
+    limits: FrontLimits | None = None,
+    *,
+    budget: BodyBudget | None = None,
+    draining: trio.Event | None = None,
+) -> QuartTrio:
+    limits = limits or FrontLimits()
+    if budget is None:
+        budget = BodyBudget(limits.body_bytes_in_flight_max)
+    if draining is None:
+        draining = trio.Event()
+    return _App(handler, limits, budget, draining)
+
+
+class _App(QuartTrio):
+    def __init__(
+        self, handler: Handler, limits: FrontLimits, budget: BodyBudget, draining: trio.Event
+    ) -> None:
+        super().__init__("gateway", static_folder=None)
+        self.asgi_http_class = Exchange  # type: ignore[assignment]  # it wants an _App, as here
+        self.handler = handler
+        self.limits = limits
+        self.budget = budget
+        self.draining = draining
+
+
+class _Gone(Exception):
+    """The client went away before its request was whole."""
+
+
+class Exchange(TrioASGIHTTPConnection):
+    """One request and its answer, over ASGI."""
+
+    app: _App
+
+    def __init__(self, app: _App, scope: HTTPScope) -> None:
+        super().__init__(app, scope)
+        self._is_http_1 = scope["http_version"].startswith("1")
+        self._method = scope["method"]
+
+    def __repr__(self) -> str:
+        return f"<Exchange {self._method} {self.scope['raw_path']!r}>"
+
+    async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        started_ns = time.perf_counter_ns()
+        headers = _headers_of(self.scope)
+        try:
+            path, query = self._check_head(headers)
+            body = await self._read_body(headers, receive)
+        except StreamsError as error:
+            await self._refuse(refusal(error, headers, started_ns), receive, send)
+            return
+        except _Gone:
+            return
+        request = Request(self._method, path, query, headers, body, time.perf_counter_ns())
+        try:
+            response = await answer(self.app.handler, request)
+        finally:
+            self.app.budget.give(len(body))
+        del body
+        if response.stream is not None:
+            await self._send_stream(request, response, response.stream, receive, send)
+        else:
+            await self._send(response, send, ends=True)
+
+    # Reading.
+
+    def _check_head(self, headers: Mapping[str, str]) -> tuple[str, str]:
+        limits = self.app.limits
+        scope = self.scope
+        raw_path: bytes = scope["raw_path"]
+        raw_query: bytes = scope["query_string"]
+        check_url_length(len(raw_path) + len(raw_query) + 1, limits)
+        if sum(1 for _ in scope["headers"]) > limits.header_count_max:
+            raise InvalidRequest(f"the request has more than {limits.header_count_max} headers")
+        target = raw_path + b"?" + raw_query if raw_query else raw_path
+        if not target.isascii():
+            raise InvalidRequest("the request target is not ASCII")
+        if scope["http_version"] != "1.0" or "host" in headers:
+            check_host(headers.get("host"))
+        return split_target(self._method, target.decode("ascii"))
+
+    async def _read_body(self, headers: Mapping[str, str], receive: ASGIReceiveCallable) -> bytearray:
+        """The whole body, its bytes taken from the budget; the caller gives them back."""
+        limits, budget = self.app.limits, self.app.budget
+        check_body_length(content_length_of(headers.get("content-length")), limits)
+        body = bytearray()
+        started_s = trio.current_time()
+        with trio.CancelScope() as scope:
+            try:
+                while True:
+                    scope.deadline = (
+                        started_s + limits.body_timeout_s + len(body) / limits.rate_bytes_per_s_min
+                    )
+                    message: Any = await receive()
+                    if message["type"] != "http.request":
+                        raise _Gone
+                    part = message["body"]
+                    check_body_length(len(body) + len(part), limits)
+                    budget.take(len(part))
+                    body += part
+                    if not message.get("more_body", False):
+                        return body
+            except BaseException:
+                budget.give(len(body))
+                raise
+        raise InvalidRequest("the request body came too slowly")
+
+    # Writing.
+
+    def _start(self, response: Response, *, closes: bool) -> dict[str, Any]:
+        headers = list(response.headers)
+        if response.stream is None and response.status != 204:
+            headers.append((b"content-length", b"%d" % sum(map(len, response.parts))))
+        if self._is_http_1 and (closes or self.app.draining.is_set()):
+            headers.append((b"connection", b"close"))
+        return {"type": "http.response.start", "status": response.status, "headers": headers}
+
+    async def _send(self, response: Response, send: ASGISendCallable, *, ends: bool) -> None:
+        """Without `ends`, the answer is complete for its reader but the exchange stays open."""
+        send_any: Any = send
+        await send_any(self._start(response, closes=not ends))
+        if not has_no_body(self._method, response.status):
+            for part in response.parts:
+                await send_any({"type": "http.response.body", "body": part, "more_body": True})
+        if ends:
+            await send_any({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_stream(
+        self,
+        request: Request,
+        response: Response,
+        stream: AsyncIterator[bytes],
+        receive: ASGIReceiveCallable,
+        send: ASGISendCallable,
+    ) -> None:
+        send_any: Any = send
+        try:
+            await send_any(self._start(response, closes=False))
+            if has_no_body(self._method, response.status):
+                await send_any({"type": "http.response.body", "body": b"", "more_body": False})
+                return
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_cancel_when_gone, receive, nursery.cancel_scope)
+                try:
+                    async for chunk in stream:
+                        await send_any({"type": "http.response.body", "body": chunk, "more_body": True})
+                    await send_any({"type": "http.response.body", "body": b"", "more_body": False})
+                except Exception as error:
+                    bug(request, error)  # Logged. The client sees the stream break off.
+                nursery.cancel_scope.cancel()
+        finally:
+            await close_stream(stream)
+
+    async def _refuse(self, response: Response, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        """Answers before the body is read, then reads and drops a bounded rest before the exchange ends:
+        Hypercorn closes or fails a connection whose client is still sending when it ends, and the client
+        might never see the answer. The same reason as the edge's lingering close."""
+        limits = self.app.limits
+        async with trio.open_nursery() as nursery:
+            # Hypercorn blocks for ever on a full queue of input that nobody takes.
+            finished = trio.Event()
+            nursery.start_soon(_drop_input, receive, limits.body_bytes_max, finished)
+            await self._send(response, send, ends=False)
+            with trio.move_on_after(limits.linger_s):
+                await finished.wait()
+            send_any: Any = send
+            await send_any({"type": "http.response.body", "body": b"", "more_body": False})
+            nursery.cancel_scope.cancel()
+
+
+async def _cancel_when_gone(receive: ASGIReceiveCallable, stream_scope: trio.CancelScope) -> None:
+    while True:
+        message: Any = await receive()
+        if message["type"] == "http.disconnect":
+            stream_scope.cancel()
+            return
+
+
+async def _drop_input(receive: ASGIReceiveCallable, bytes_max: int, finished: trio.Event) -> None:
+    dropped = 0
+    while True:
+        message: Any = await receive()
+        if message["type"] == "http.disconnect":
+            finished.set()
+            return
+        dropped += len(message["body"])
+        if not message.get("more_body", False) or dropped > bytes_max:
+            finished.set()
+
+
+def _headers_of(scope: HTTPScope) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    for raw_name, raw_value in scope["headers"]:
+        name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1")
+        headers[name] = f"{headers[name]}, {value}" if name in headers else value
+    return headers

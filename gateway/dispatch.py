@@ -1,0 +1,99 @@
+"""One command to its owner, or one to every shard and the answers merged. No HTTP here."""
+
+from __future__ import annotations
+
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from typing import Any
+from urllib.parse import urlencode
+
+import orjson
+import trio
+
+from gateway.http import Buffer
+from gateway.links import Link
+from gateway.placement import Placement
+from streams.protocol import wire
+from streams.protocol.errors import InvalidRequest, ShardUnavailable, StreamsError
+from streams.protocol.names import shown
+from streams.protocol.requests import PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX, Query
+
+_encode_head = wire.head_encoder.encode
+
+
+class Dispatch:
+    def __init__(self, placement: Placement, links: list[Link]) -> None:
+        self.placement = placement
+        self.links = links
+
+    def __repr__(self) -> str:
+        return f"<Dispatch {self.placement!r}, {sum(link.is_up for link in self.links)} links up>"
+
+    async def to_owner(self, op: int, head: wire.RequestHead, body: Buffer) -> wire.Message:
+        link = self.links[self.placement.shard_of(head.box)]
+        return await link.call(op, _encode_head(head), body)
+
+    async def to_all(self, op: int, head: wire.RequestHead) -> list[wire.Message | StreamsError]:
+        """Every shard's answer, or what became of it, in the order of the shards."""
+        answers: list[wire.Message | StreamsError] = [ShardUnavailable()] * len(self.links)
+        encoded = _encode_head(head)
+
+        async def ask(at: int, link: Link) -> None:
+            try:
+                answers[at] = await link.call(op, encoded, b"")
+            except StreamsError as error:
+                answers[at] = error
+
+        async with trio.open_nursery() as nursery:
+            for at, link in enumerate(self.links):
+                nursery.start_soon(ask, at, link)
+        return answers
+
+    async def list_boxes(self, query: str) -> dict[str, Any]:
+        """One page over all shards, sorted by name (v0-api §2.3). A shard that is away makes it fail: a
+        list with names missing would be a silent loss."""
+        asked = Query(query)
+        prefix = asked.text("prefix") or ""
+        size = asked.number("page_size", low=1, high=PAGE_SIZE_MAX) or PAGE_SIZE_DEFAULT
+        after = _name_of(asked.text("cursor"))
+        asked.done()
+        each = urlencode({"prefix": prefix, "after": after, "page_size": size})
+        found: list[dict[str, Any]] = []
+        more = False
+        for answer in await self.to_all(wire.OP_LIST_BOXES, wire.RequestHead(query=each)):
+            if isinstance(answer, StreamsError):
+                raise answer
+            page = orjson.loads(answer.body)
+            found += page["boxes"]
+            more = more or page["more"]
+        found.sort(key=lambda box: str(box["box"]))
+        shown_boxes = found[:size]
+        result: dict[str, Any] = {"boxes": shown_boxes}
+        if more or len(found) > size:
+            result["next_cursor"] = _cursor_of(shown_boxes[-1]["box"])
+        return result
+
+    async def describe(self) -> list[dict[str, Any]]:
+        """What each shard says of itself; a shard that does not answer is told as such."""
+        described: list[dict[str, Any]] = []
+        for shard, answer in enumerate(await self.to_all(wire.OP_STATS, wire.RequestHead())):
+            if isinstance(answer, StreamsError):
+                described.append({"shard": shard, "ready": False, "reachable": False})
+            else:
+                described.append({**orjson.loads(answer.body), "reachable": True})
+        return described
+
+
+def _cursor_of(name: str) -> str:
+    return urlsafe_b64encode(orjson.dumps([name])).decode().rstrip("=")
+
+
+def _name_of(cursor: str | None) -> str:
+    if cursor is None:
+        return ""
+    try:
+        (name,) = orjson.loads(urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+        if isinstance(name, str):
+            return name
+    except ValueError:
+        pass
+    raise InvalidRequest(f"cursor: {shown(cursor)} is not a cursor this server gave", field="cursor")

@@ -1,0 +1,210 @@
+"""The HTTP front of a gateway: accepts on an inherited socket and gives each connection to its server.
+
+HTTP/1.1 is served by `edge_connection.py`, which costs about 40 µs of CPU a request. The HTTP/2 preface and
+every `Upgrade` hand the connection, bytes read so far included, to Hypercorn (`hyper.py`), which costs
+25 times that and speaks everything. With `front="hypercorn"` Hypercorn gets every connection.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from math import inf
+from typing import Literal
+
+import trio
+
+from gateway.app import build_app
+from gateway.edge_connection import Connection
+from gateway.edge_rules import BodyBudget, FrontLimits, log
+from gateway.h1 import HeadMemory, HeadWriter
+from gateway.http import Handler
+from gateway.hyper import HypercornServer
+
+__all__ = ["Front", "FrontLimits", "FrontName", "FrontStatistics", "serve_front"]
+
+FrontName = Literal["edge", "hypercorn"]
+
+#: Out of file descriptors or kernel memory: wait for some connection to end. Nothing else helps.
+_EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+_EXHAUSTED_WAIT_S = 0.1
+_SWEEP_S_MAX = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class FrontStatistics:
+    connections: int
+    connections_total: int
+    handed_to_hypercorn_total: int
+    body_bytes_in_flight: int
+
+
+async def serve_front(
+    listener: socket.socket,
+    handler: Handler,
+    *,
+    draining: trio.Event,
+    limits: FrontLimits | None = None,
+    front: FrontName = "edge",
+    task_status: trio.TaskStatus[Front] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serves until `draining` is set and every connection has ended, at most `limits.drain_s` later.
+
+    `listener` is bound and listening; it is closed here when draining starts.
+    """
+    await Front(listener, handler, draining, limits or FrontLimits(), front).run(task_status)
+
+
+class Front:
+    """What the connections of one gateway share. Its whole mutable state is the set of open connections and
+    the budget; both change only in this task's nursery."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        handler: Handler,
+        draining: trio.Event,
+        limits: FrontLimits,
+        name: FrontName,
+    ) -> None:
+        self.handler = handler
+        self.limits = limits
+        self.name = name
+        self.budget = BodyBudget(limits.body_bytes_in_flight_max)
+        self.writer = HeadWriter()
+        self.heads = HeadMemory(limits)
+        #: Until when a connection that turns idle now may stay so. The sweep moves it on.
+        self.idle_deadline_s = inf
+        self.is_draining = False
+        self._draining = draining
+        self._listener = listener
+        self._slots = trio.Semaphore(limits.connections_max)
+        self._sockets: set[socket.socket] = set()
+        self._connections: set[Connection] = set()
+        self._connections_total = 0
+        self._handed_over_total = 0
+        self._empty = trio.Event()
+        app = build_app(handler, limits, budget=self.budget, draining=draining)
+        self._hypercorn = HypercornServer(app, limits)
+
+    def __repr__(self) -> str:
+        state = "draining" if self.is_draining else "serving"
+        return f"<Front {self.name}, {state}, {len(self._sockets)} connections>"
+
+    def statistics(self) -> FrontStatistics:
+        return FrontStatistics(
+            connections=len(self._sockets),
+            connections_total=self._connections_total,
+            handed_to_hypercorn_total=self._handed_over_total,
+            body_bytes_in_flight=self.budget.bytes_used,
+        )
+
+    async def run(self, task_status: trio.TaskStatus[Front] = trio.TASK_STATUS_IGNORED) -> None:
+        self._listener.setblocking(False)
+        with self._listener:
+            async with self._hypercorn.running(), trio.open_nursery() as nursery:
+                nursery.start_soon(self._sweep)
+                async with self._accepting(nursery):
+                    task_status.started(self)
+                    await self._draining.wait()
+                await self._drain()
+                nursery.cancel_scope.cancel()
+
+    @asynccontextmanager
+    async def _accepting(self, connections: trio.Nursery) -> AsyncIterator[None]:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._accept, connections)
+            yield
+            nursery.cancel_scope.cancel()
+
+    async def _accept(self, connections: trio.Nursery) -> None:
+        """A gateway that is full stops accepting: connections then wait in the kernel's backlog, where
+        another gateway on the same socket can take them."""
+        while True:
+            await self._slots.acquire()
+            sock = await self._accept_one()
+            self._sockets.add(sock)
+            self._connections_total += 1
+            connections.start_soon(self._serve, sock)
+
+    async def _accept_one(self) -> socket.socket:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except BlockingIOError:
+                await trio.lowlevel.wait_readable(self._listener)
+            except OSError as error:
+                if error.errno in _EXHAUSTED:
+                    log.warning("cannot accept a connection", error=str(error), open=len(self._sockets))
+                    await trio.sleep(_EXHAUSTED_WAIT_S)
+                elif error.errno == errno.EBADF:
+                    raise
+                # Anything else is the fault of that one connection, which is gone already.
+            else:
+                sock.setblocking(False)
+                return sock
+
+    async def _serve(self, sock: socket.socket) -> None:
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            first: bytes | None = b""
+            if self.name == "edge":
+                first = await self._serve_edge(sock)
+            if first is not None:
+                self._handed_over_total += 1
+                await self._hypercorn.serve(sock, first)
+        except OSError as error:
+            log.debug("connection lost", error=str(error))
+        except Exception as error:  # A bug of ours may cost this connection, never the others.
+            log.error("connection failed by a bug", exc_info=error)
+        finally:
+            sock.close()
+            self._sockets.discard(sock)
+            self._slots.release()
+            if not self._sockets:
+                self._empty.set()
+                self._empty = trio.Event()
+
+    async def _serve_edge(self, sock: socket.socket) -> bytes | None:
+        connection = Connection(sock, self)
+        self._connections.add(connection)
+        try:
+            return await connection.run()
+        finally:
+            self._connections.discard(connection)
+
+    async def _sweep(self) -> None:
+        """Wakes connections whose deadline has passed. One pass over 10,000 costs a millisecond a second; a
+        timer per wait would cost that on a few hundred requests."""
+        limits = self.limits
+        shortest_s = min(
+            limits.head_timeout_s,
+            limits.body_timeout_s,
+            limits.write_timeout_s,
+            limits.keep_alive_s,
+            limits.linger_s,
+        )
+        pause_s = min(_SWEEP_S_MAX, max(0.005, shortest_s / 4))
+        while True:
+            now_s = trio.current_time()
+            self.idle_deadline_s = now_s + pause_s + limits.keep_alive_s
+            for connection in list(self._connections):
+                if connection.deadline <= now_s:
+                    connection.wake()
+            await trio.sleep(pause_s)
+
+    async def _drain(self) -> None:
+        self.is_draining = True
+        self._listener.close()
+        await self._hypercorn.drain()
+        for connection in list(self._connections):
+            if connection.is_idle:
+                connection.wake()
+        with trio.move_on_after(self.limits.drain_s) as scope:
+            while self._sockets:
+                await self._empty.wait()
+        if scope.cancelled_caught:
+            log.warning("connections cut off at the end of the drain", open=len(self._sockets))

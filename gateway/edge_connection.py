@@ -1,0 +1,470 @@
+"""One HTTP/1.1 connection of the edge: read a head, read its body, ask the handler, send the answer, again.
+
+Rules of this file:
+- One task per connection; requests are answered one after the other, so pipelined answers are in order and
+  what a client has pipelined waits in the kernel's buffer and in `_pending`, which one read bounds.
+- There is no cancel scope per wait (5 µs each, three a request). A connection says in `deadline` until when
+  it will wait, and the front's sweep wakes it when that has passed (`trio.lowlevel.notify_closing`), which
+  surfaces here as `Expired`.
+- A handler is never cancelled because its client went away: a write would be left in doubt. Its answer is
+  dropped. Only a streamed answer watches its peer.
+- We write first and wait only when the socket says so. We wait before we read: there a wait is the rule.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator, Sequence
+from math import inf
+from time import perf_counter_ns
+from typing import TYPE_CHECKING
+
+import trio
+from trio.lowlevel import wait_readable, wait_writable
+
+from gateway.edge_rules import CHUNKED, bug, check_body_length, has_no_body, log, refusal
+from gateway.h1 import (
+    CONTINUE,
+    H2_PREFACE,
+    HEAD_END,
+    LAST_CHUNK,
+    ChunkedBody,
+    Head,
+    check_partial_head_untrusted,
+)
+from gateway.http import Buffer, Request, Response
+from streams.protocol.errors import InvalidRequest, StreamsError
+
+if TYPE_CHECKING:
+    from gateway.edge import Front
+
+RECEIVE_BYTES = 64 * 1024
+#: Up to here, joining the parts of an answer costs less than handing the kernel a list of them.
+JOIN_BYTES_MAX = 32 * 1024
+#: Linux takes 1024 buffers in one sendmsg.
+SENDMSG_PARTS_MAX = 512
+#: Pipelined requests served in a row before other tasks get a turn.
+PIPELINE_TURN = 16
+#: What a stream's peer may send ahead while the stream runs; past it we stop reading and so stop watching.
+STREAM_PENDING_BYTES_MAX = RECEIVE_BYTES
+
+#: Reads of all connections land here and are copied out before anything is awaited, so one is enough:
+#: a buffer per connection would be 640 MB at 10,000 connections.
+_landing = memoryview(bytearray(RECEIVE_BYTES))
+
+
+class Expired(Exception):
+    """The deadline of a wait has passed, or the front is draining and this connection was idle."""
+
+
+class Connection:
+    __slots__ = ("_front", "_head", "_pending", "_sock", "deadline", "is_idle", "served")
+
+    def __init__(self, sock: socket.socket, front: Front) -> None:
+        self._sock = sock
+        self._front = front
+        self._head: Head | None = None
+        self._pending = b""
+        self.deadline = inf
+        self.is_idle = True
+        self.served = 0
+
+    def __repr__(self) -> str:
+        return f"<Connection {'idle' if self.is_idle else 'busy'}, {self.served} served>"
+
+    def wake(self) -> None:
+        """Interrupts whatever this connection waits for on its socket."""
+        trio.lowlevel.notify_closing(self._sock)
+
+    async def run(self) -> bytes | None:
+        """Serves until the connection ends, or returns the bytes with which Hypercorn must take it over."""
+        try:
+            return await self._serve_requests()
+        except StreamsError as error:
+            await self._refuse(error)
+        except (OSError, Expired):
+            pass
+        return None
+
+    async def _serve_requests(self) -> bytes | None:
+        """The hot path: a small request passes through here with one wait, one read, one write and no other
+        coroutine of ours than the handler's."""
+        front = self._front
+        handler, parse_head = front.handler, front.heads.parse_untrusted
+        while True:
+            self._head = None
+            data = self._pending or await self._receive_idle()
+            raw = self._cut_head(data) or await self._read_slow_head(data)
+            if not raw:
+                return None
+            if raw == H2_PREFACE and not self.served:
+                return raw + self._pending
+            head = parse_head(raw)
+            if head.upgrades:
+                return raw + self._pending
+            self._head = head
+            self.served += 1
+            body: Buffer | None = self._cut_body(head)
+            if body is None:
+                body = await self._read_body(head)
+            self.deadline = inf
+            headers = head.headers.copy()
+            request = Request(head.method, head.path, head.query, headers, body, perf_counter_ns())
+            try:
+                response = await handler(request)
+            except Exception as error:  # A handler raises only by a bug.
+                response = bug(request, error)
+            finally:
+                front.budget.give(len(body))
+            keep_alive = head.keep_alive and not front.is_draining
+            if response.stream is not None:
+                keep_alive &= await self._send_stream(head, request, response, response.stream, keep_alive)
+            else:
+                parts = self._render(head, request, response, keep_alive)
+                sent = self._send_nowait(parts)
+                if sent >= 0:
+                    await self._send_rest(parts, sent)
+            if not keep_alive:
+                if head.keep_alive:
+                    await self._linger()  # The client has not heard yet that we close: it may be sending.
+                return None
+            if self._pending and self.served % PIPELINE_TURN == 0:
+                await trio.lowlevel.checkpoint()
+
+    # Reading.
+
+    async def _receive_idle(self) -> bytes:
+        """The first bytes of the next request; b"" when there will be none."""
+        sock = self._sock
+        self.deadline = self._front.idle_deadline_s
+        self.is_idle = True
+        while not self._front.is_draining:
+            try:
+                await wait_readable(sock)
+                data = bytes(_landing[: sock.recv_into(_landing)])
+                self.is_idle = False
+                return data
+            except BlockingIOError:
+                continue
+            except trio.ClosedResourceError:
+                break
+        # Time to go, but a request that has arrived is still served.
+        self.is_idle = False
+        try:
+            return bytes(_landing[: sock.recv_into(_landing)])
+        except BlockingIOError:
+            return b""
+
+    async def _receive(self) -> bytes:
+        """Waits, then reads; b"" is the end."""
+        while True:
+            try:
+                await wait_readable(self._sock)
+                return bytes(_landing[: self._sock.recv_into(_landing)])
+            except trio.ClosedResourceError:
+                raise Expired from None
+            except BlockingIOError:
+                continue
+
+    def _cut_head(self, data: bytes) -> bytes:
+        """The head at the start of `data`, CRLF CRLF included, or b"" when it is not whole. What follows it
+        becomes `_pending`."""
+        if data.startswith(b"\r\n"):
+            data = data[2:]  # One empty line before a request is forgiven, as RFC 9112 asks.
+        end = data.find(HEAD_END) + 4
+        if end < 4:
+            return b""
+        self._pending = data[end:]
+        return data[:end]
+
+    async def _read_slow_head(self, data: bytes) -> bytes:
+        """The head that starts with `data`, or b"" when nothing of one ever comes."""
+        if not data:
+            return b""
+        limits = self._front.limits
+        self._pending = b""
+        self.deadline = trio.current_time() + limits.head_timeout_s
+        partial = bytearray(data.removeprefix(b"\r\n"))
+        while True:
+            if partial:
+                check_partial_head_untrusted(partial, limits)
+            try:
+                data = await self._receive()
+            except Expired:
+                raise InvalidRequest(
+                    f"the request head did not arrive within {limits.head_timeout_s:g} s"
+                ) from None
+            if not data:
+                if not partial:
+                    return b""
+                raise InvalidRequest("the request ended in the middle of its head")
+            looked = max(0, len(partial) - 3)
+            partial += data
+            if partial.startswith(b"\r\n"):
+                del partial[:2]
+                looked = 0
+            end = partial.find(HEAD_END, looked)
+            if end >= 0:
+                self._pending = bytes(partial[end + 4 :])
+                return bytes(partial[: end + 4])
+
+    def _cut_body(self, head: Head) -> bytes | None:
+        """The body, when it came together with its head. Its bytes are taken from the budget in any case
+        but chunked; whoever has the body gives them back."""
+        length = head.length
+        if length == 0:
+            return b""
+        if length == CHUNKED:
+            return None
+        check_body_length(length, self._front.limits)
+        self._front.budget.take(length)
+        pending = self._pending
+        if len(pending) < length:
+            return None
+        self._pending = pending[length:]
+        return pending[:length]
+
+    async def _read_body(self, head: Head) -> bytearray:
+        if head.length == CHUNKED:
+            return await self._read_chunked_body(head)
+        try:
+            return await self._read_long_body(head, head.length)
+        except BaseException:
+            self._front.budget.give(head.length)
+            raise
+
+    async def _read_long_body(self, head: Head, length: int) -> bytearray:
+        """Straight from the kernel into its place: no copy, no join, however long."""
+        if head.expects_continue and not self._pending:
+            await self._send([CONTINUE])
+        body = bytearray(length)
+        have = len(self._pending)
+        body[:have] = self._pending
+        self._pending = b""
+        started_s = trio.current_time()
+        with memoryview(body) as view:
+            while have < length:
+                self._set_body_deadline(started_s, have)
+                try:
+                    await wait_readable(self._sock)
+                    count = self._sock.recv_into(view[have:])
+                except trio.ClosedResourceError:
+                    raise self._too_slow() from None
+                except BlockingIOError:
+                    continue
+                if count == 0:
+                    raise InvalidRequest("the request ended in the middle of its body")
+                have += count
+        return body
+
+    async def _read_chunked_body(self, head: Head) -> bytearray:
+        front = self._front
+        chunked = ChunkedBody(front.limits)
+        taken = 0
+        data = self._pending
+        if head.expects_continue and not data:
+            await self._send([CONTINUE])
+        started_s = trio.current_time()
+        try:
+            while True:
+                if data:
+                    chunked.feed_untrusted(data)
+                    front.budget.take(len(chunked.body) - taken)
+                    taken = len(chunked.body)
+                if chunked.done:
+                    self._pending = chunked.rest
+                    return chunked.body
+                self._set_body_deadline(started_s, taken)
+                try:
+                    data = await self._receive()
+                except Expired:
+                    raise self._too_slow() from None
+                if not data:
+                    raise InvalidRequest("the request ended in the middle of its body")
+        except BaseException:
+            front.budget.give(taken)
+            raise
+
+    def _set_body_deadline(self, started_s: float, have: int) -> None:
+        limits = self._front.limits
+        self.deadline = started_s + limits.body_timeout_s + have / limits.rate_bytes_per_s_min
+
+    def _too_slow(self) -> InvalidRequest:
+        limits = self._front.limits
+        return InvalidRequest(
+            f"the request body came too slowly: {limits.body_timeout_s:g} s are given, and one more for "
+            f"every {limits.rate_bytes_per_s_min} bytes"
+        )
+
+    # Writing.
+
+    def _render(self, head: Head, request: Request, response: Response, keep_alive: bool) -> list[Buffer]:
+        """The whole answer as the buffers to send, small ones joined."""
+        parts = response.parts
+        size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
+        framing = _connection_line(head, keep_alive)
+        if response.status != 204:
+            framing = b"content-length: %d\r\n%b" % (size, framing)
+        try:
+            start = self._front.writer.render(response.status, response.headers, framing)
+        except (ValueError, KeyError, TypeError) as error:  # A header or a status that cannot be sent.
+            return self._render(head, request, bug(request, error), keep_alive)
+        if size == 0 or has_no_body(head.method, response.status):
+            return [start]
+        if size <= JOIN_BYTES_MAX:
+            return [b"".join((start, *parts))]
+        return [start, *parts]
+
+    def _send_nowait(self, parts: Sequence[Buffer]) -> int:
+        """Sends what the socket takes at once. -1 when that was all, else how many bytes."""
+        try:
+            if len(parts) > 1:
+                return self._sock.sendmsg(parts[:SENDMSG_PARTS_MAX])
+            sent = self._sock.send(parts[0])
+            return -1 if sent == len(parts[0]) else sent
+        except BlockingIOError:
+            return 0
+
+    async def _send(self, parts: Sequence[Buffer]) -> None:
+        sent = self._send_nowait(parts)
+        if sent >= 0:
+            await self._send_rest(parts, sent)
+
+    async def _send_rest(self, parts: Sequence[Buffer], sent: int) -> None:
+        limits = self._front.limits
+        started_s = trio.current_time()
+        total = sent
+        views = [memoryview(part) for part in parts]
+        while True:
+            views = _after(views, sent)
+            if not views:
+                return
+            self.deadline = started_s + limits.write_timeout_s + total / limits.rate_bytes_per_s_min
+            try:
+                await wait_writable(self._sock)
+                sent = self._sock.sendmsg(views[:SENDMSG_PARTS_MAX])
+            except trio.ClosedResourceError:
+                raise Expired from None
+            except BlockingIOError:
+                sent = 0
+            total += sent
+
+    async def _send_stream(
+        self, head: Head, request: Request, response: Response, stream: AsyncIterator[bytes], keep_alive: bool
+    ) -> bool:
+        """Whether the stream came to its own end, and the peer has all of it."""
+        keep_alive = keep_alive and not head.is_http_10
+        framing = _connection_line(head, keep_alive)
+        if not head.is_http_10:
+            framing += b"transfer-encoding: chunked\r\n"
+        done = False
+        try:
+            start = self._front.writer.render(response.status, response.headers, framing)
+            await self._send([start])
+            if has_no_body(head.method, response.status):
+                return keep_alive
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._watch_peer, nursery.cancel_scope)
+                done = await self._pump(request, stream, is_chunked=not head.is_http_10)
+                nursery.cancel_scope.cancel()
+        finally:
+            await close_stream(stream)
+        return done and keep_alive
+
+    async def _pump(self, request: Request, stream: AsyncIterator[bytes], *, is_chunked: bool) -> bool:
+        try:
+            async for chunk in stream:
+                if not chunk:
+                    continue
+                if is_chunked:
+                    await self._send_chunk(chunk)
+                else:
+                    await self._send([chunk])
+                self.deadline = inf
+            if is_chunked:
+                await self._send([LAST_CHUNK])
+        except (OSError, Expired):
+            return False  # The peer went away or would not read.
+        except Exception as error:
+            bug(request, error)  # Logged. The client learns of it by the missing last chunk.
+            return False
+        return True
+
+    async def _send_chunk(self, chunk: bytes) -> None:
+        size = b"%x\r\n" % len(chunk)
+        if len(chunk) <= JOIN_BYTES_MAX:
+            await self._send([b"%b%b\r\n" % (size, chunk)])
+        else:
+            await self._send([size, chunk, b"\r\n"])
+
+    async def _watch_peer(self, stream_scope: trio.CancelScope) -> None:
+        """Ends a stream when its peer closes. A peer that has only shut down its sending side counts as gone:
+        the two look the same until we write, and a quiet stream may not write for a long time."""
+        while len(self._pending) < STREAM_PENDING_BYTES_MAX:
+            try:
+                data = await self._receive()
+            except (OSError, Expired):
+                data = b""
+            if not data:
+                stream_scope.cancel()
+                return
+            self._pending += data
+
+    # Ending.
+
+    async def _refuse(self, error: StreamsError) -> None:
+        """Answers what never became a request, then closes: where the next request starts is not known."""
+        head = self._head
+        response = refusal(error, head.headers if head else {}, perf_counter_ns())
+        size = sum(map(len, response.parts))
+        framing = b"content-length: %d\r\nconnection: close\r\n" % size
+        start = self._front.writer.render(response.status, response.headers, framing)
+        parts = [] if head and head.method == "HEAD" else response.parts
+        try:
+            await self._send([b"".join((start, *parts))])
+            await self._linger()
+        except (OSError, Expired):
+            pass
+
+    async def _linger(self) -> None:
+        """Closing a socket with unread input resets the connection, and a reset may overtake our answer
+        on its way. So: end our output, then read and drop until the peer closes or it is enough."""
+        limits = self._front.limits
+        self._sock.shutdown(socket.SHUT_WR)
+        self.deadline = trio.current_time() + limits.linger_s
+        dropped = 0
+        while dropped <= limits.body_bytes_max:
+            data = await self._receive()
+            if not data:
+                return
+            dropped += len(data)
+
+
+def _connection_line(head: Head, keep_alive: bool) -> bytes:
+    if not keep_alive:
+        return b"connection: close\r\n"
+    return b"connection: keep-alive\r\n" if head.is_http_10 else b""
+
+
+def _after(views: list[memoryview], count: int) -> list[memoryview]:
+    """What is left of `views` when `count` bytes of them are gone."""
+    at = 0
+    while at < len(views) and count >= len(views[at]):
+        count -= len(views[at])
+        at += 1
+    rest = views[at:]
+    if rest and count:
+        rest[0] = rest[0][count:]
+    return rest
+
+
+async def close_stream(stream: AsyncIterator[bytes]) -> None:
+    """A stream that was left early still runs its own clean-up, and gets a second for it."""
+    aclose = getattr(stream, "aclose", None)
+    if aclose is None:
+        return
+    with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
+        try:
+            await aclose()
+        except Exception as error:
+            log.error("a response stream failed while closing", exc_info=error)

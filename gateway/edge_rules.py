@@ -1,0 +1,169 @@
+"""What both fronts hold every request to: the limits, the shape of a target, and how a bug is answered.
+
+The edge (`edge.py`) and the Quart app (`app.py`) read bytes in different ways. What they refuse, and in
+which words, is decided here so that a client cannot tell which of the two it met.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import structlog
+
+from gateway.errors import error_response, response_for
+from gateway.http import Handler, Request, Response
+from streams.protocol.errors import InvalidRequest, PayloadTooLarge, StreamsError, Throttled
+
+log = structlog.get_logger("gateway.front")
+
+#: The framing of a body whose length is only known at its end.
+CHUNKED = -1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FrontLimits:
+    """Every buffer, wait and queue of a front has its bound here."""
+
+    head_bytes_max: int = 64 * 1024
+    header_count_max: int = 128
+    url_bytes_max: int = 16 * 1024
+    body_bytes_max: int = 64 * 1024 * 1024
+    #: Over all connections of one gateway. A body over it is answered 429 at once: a body that waits
+    #: for room would hold its connection, its deadline and (chunked) the bytes it already has, and
+    #: enough of those waiting for each other would never end. A client knows what to do with a 429.
+    body_bytes_in_flight_max: int = 512 * 1024 * 1024
+    connections_max: int = 10_000
+    #: From the first byte of a head to its last. A total: no honest client sends a head slowly.
+    head_timeout_s: float = 10.0
+    #: A body or an answer has this long plus a second for each `rate_bytes_per_s_min` bytes that have moved.
+    #: A plain total would cut off 64 MiB on a slow line; "any byte resets it" would let one byte every
+    #: 29 s hold its share of `body_bytes_in_flight_max` for a year.
+    body_timeout_s: float = 30.0
+    write_timeout_s: float = 30.0
+    rate_bytes_per_s_min: int = 64 * 1024
+    keep_alive_s: float = 75.0
+    #: After an answer that left input unread: how long we go on reading it, at most `body_bytes_max` of it.
+    linger_s: float = 2.0
+    drain_s: float = 10.0
+
+
+class BodyBudget:
+    """How many bytes of request bodies are in memory now, over all connections of this process."""
+
+    __slots__ = ("bytes_max", "bytes_used")
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.bytes_used = 0
+
+    def __repr__(self) -> str:
+        return f"<BodyBudget {self.bytes_used} of {self.bytes_max} B>"
+
+    def take(self, count: int) -> None:
+        if self.bytes_used + count > self.bytes_max:
+            raise Throttled(
+                f"the bodies of requests in flight would exceed {self.bytes_max} bytes; try again",
+                limit="body_bytes_in_flight",
+            )
+        self.bytes_used += count
+
+    def give(self, count: int) -> None:
+        self.bytes_used -= count
+        assert self.bytes_used >= 0  # every give follows its take
+
+
+_ABSOLUTE = re.compile(r"(?i:https?)://([^/?@]+)(/[^?]*)?(?:\?(.*))?")
+_HOST = re.compile(r"[A-Za-z0-9\-._~%!$&'()*+;=:\[\]]*")
+_REQUEST_ID = re.compile(r"[!-~]{1,128}")
+
+
+def split_target(method: str, target: str) -> tuple[str, str]:
+    """The raw path and raw query of a request target in origin, absolute or asterisk form."""
+    if "#" in target:
+        raise InvalidRequest("the request target has a fragment ('#'), which is never sent to a server")
+    if target.startswith("/"):
+        path, _, query = target.partition("?")
+        return path, query
+    if target == "*" and method == "OPTIONS":
+        return target, ""
+    absolute = _ABSOLUTE.fullmatch(target)
+    if absolute is None or method == "CONNECT":
+        raise InvalidRequest("the request target is not a path, a URL, or '*' with OPTIONS")
+    return absolute[2] or "/", absolute[3] or ""
+
+
+def check_host(host: str | None) -> None:
+    """A Host sent twice has been joined with a comma, which no host has: it is refused here too."""
+    if host is None:
+        raise InvalidRequest("the request has no Host header")
+    if _HOST.fullmatch(host) is None:
+        raise InvalidRequest("the Host header is not one host and optional port")
+
+
+def check_url_length(url_bytes: int, limits: FrontLimits) -> None:
+    if url_bytes > limits.url_bytes_max:
+        raise InvalidRequest(f"the request target is longer than {limits.url_bytes_max} bytes")
+
+
+def content_length_of(value: str | None) -> int:
+    """The length that a Content-Length header declares. "5, 5" and "+5" are not lengths."""
+    if value is None:
+        return 0
+    if not (value.isascii() and value.isdigit() and len(value) < 20):
+        raise InvalidRequest("the Content-Length header is not one decimal number")
+    return int(value)
+
+
+def check_body_length(length: int, limits: FrontLimits) -> None:
+    if length > limits.body_bytes_max:
+        raise PayloadTooLarge(
+            f"the body is larger than {limits.body_bytes_max} bytes", limit_bytes=limits.body_bytes_max
+        )
+
+
+def request_id_of(headers: Mapping[str, str]) -> str:
+    """The client's request id when it is printable and short, else a new one."""
+    sent = headers.get("x-request-id", "")
+    return sent if _REQUEST_ID.fullmatch(sent) else uuid.uuid4().hex
+
+
+def refusal(error: StreamsError, headers: Mapping[str, str], started_ns: int) -> Response:
+    """The answer to a request that never reached the handler."""
+    response = response_for(error, server_total_ms=(time.perf_counter_ns() - started_ns) / 1e6)
+    response.headers.append((b"x-request-id", request_id_of(headers).encode()))
+    return response
+
+
+async def answer(handler: Handler, request: Request) -> Response:
+    """The handler's answer. A handler raises only by a bug, and a bug is a 500 that the log explains."""
+    try:
+        return await handler(request)
+    except Exception as error:
+        return bug(request, error)
+
+
+def bug(request: Request, error: Exception) -> Response:
+    request_id = request_id_of(request.headers)
+    log.error(
+        "request failed by a bug",
+        request_id=request_id,
+        method=request.method,
+        path=request.path,
+        exc_info=error,
+    )
+    response = error_response(
+        "internal",
+        f"the server failed; its log has the reason under request id {request_id}",
+        {"request_id": request_id},
+        server_total_ms=(time.perf_counter_ns() - request.started_ns) / 1e6,
+    )
+    response.headers.append((b"x-request-id", request_id.encode()))
+    return response
+
+
+def has_no_body(method: str, status: int) -> bool:
+    return method == "HEAD" or status < 200 or status in (204, 304)

@@ -1,0 +1,176 @@
+"""Hypercorn as a server of single connections: what the edge does not speak (HTTP/2, upgrades), it does.
+
+Hypercorn's own `TCPServer` is driven with a stream of ours in place of trio's, because Hypercorn sends
+without a deadline and shielded from cancellation: a peer that stops reading would hold it for ever.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import h2.settings
+import trio
+from hypercorn.app_wrappers import ASGIWrapper
+from hypercorn.config import Config
+from hypercorn.events import Event, RawData
+from hypercorn.protocol.h2 import H2Protocol
+from hypercorn.trio.lifespan import Lifespan
+from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import ConnectionState, LifespanState
+from quart_trio import QuartTrio
+
+from gateway.edge_rules import FrontLimits, log
+
+#: What a peer may send on one HTTP/2 stream, and on all of a connection's, before we have read it. The
+#: protocol's default of 64 KiB makes a body of 1 MiB wait for sixteen round trips.
+H2_STREAM_WINDOW_BYTES = 1024 * 1024
+H2_CONNECTION_WINDOW_BYTES = 16 * 1024 * 1024
+H2_FRAME_BYTES_MAX = 64 * 1024
+H2_STREAMS_MAX = 256
+
+
+def hypercorn_config(limits: FrontLimits) -> Config:
+    config = Config()
+    config.accesslog = None
+    config.errorlog = logging.getLogger("gateway.hypercorn")
+    config.include_server_header = False
+    config.keep_alive_timeout = limits.keep_alive_s
+    config.keep_alive_max_requests = 2**62
+    config.h11_max_incomplete_size = limits.head_bytes_max
+    config.h2_max_concurrent_streams = H2_STREAMS_MAX
+    config.h2_max_header_list_size = limits.head_bytes_max
+    config.h2_max_inbound_frame_size = H2_FRAME_BYTES_MAX
+    return config
+
+
+class HypercornServer:
+    def __init__(self, app: QuartTrio, limits: FrontLimits) -> None:
+        self._app = ASGIWrapper(app)
+        self._limits = limits
+        self._config = hypercorn_config(limits)
+        self._context = WorkerContext(None)
+        self._state: LifespanState = {}
+
+    def __repr__(self) -> str:
+        state = "draining" if self._context.terminated.is_set() else "serving"
+        return f"<HypercornServer {state}>"
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """The app's lifespan: its startup before the first connection, its shutdown after the last."""
+        lifespan = Lifespan(self._app, self._config, self._state)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(lifespan.handle_lifespan)
+            await lifespan.wait_for_startup()
+            yield
+            with trio.move_on_after(self._limits.drain_s):
+                await lifespan.wait_for_shutdown()
+            nursery.cancel_scope.cancel()
+
+    async def serve(self, sock: socket.socket, first: bytes) -> None:
+        """Serves one connection to its end. `first` is what was already read from it."""
+        stream = SocketStream(sock, first, self._limits)
+        state = ConnectionState(self._state.copy())
+        server = _Server(self._app, self._config, self._context, state, stream)  # type: ignore[arg-type]
+        try:
+            await server.run()
+        except Exception as error:
+            # Hypercorn lets some breaches of protocol out as exceptions (late DATA on a stream that was
+            # answered is a KeyError). They are the fault of this one peer and end this one connection.
+            log.warning("hypercorn gave up a connection", error=repr(error))
+
+    async def drain(self) -> None:
+        """Idle connections close now, busy ones after their answers."""
+        await self._context.terminated.set()
+
+
+class _Server(TCPServer):
+    """Widens the flow-control windows of HTTP/2, for which Hypercorn has no setting."""
+
+    _is_widened = False
+
+    async def protocol_send(self, event: Event) -> None:
+        # The first bytes Hypercorn sends as HTTP/2 are its SETTINGS; ours go right behind them.
+        if not self._is_widened and isinstance(event, RawData):
+            protocol = self.protocol.protocol
+            if isinstance(protocol, H2Protocol):
+                self._is_widened = True
+                event = RawData(event.data + _widen(protocol))
+        await super().protocol_send(event)
+
+
+def _widen(protocol: H2Protocol) -> bytes:
+    connection = protocol.connection
+    connection.update_settings(
+        {
+            h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: H2_STREAM_WINDOW_BYTES,
+            h2.settings.SettingCodes.MAX_FRAME_SIZE: H2_FRAME_BYTES_MAX,
+        }
+    )
+    connection.increment_flow_control_window(H2_CONNECTION_WINDOW_BYTES - 65_535)
+    return bytes(connection.data_to_send())
+
+
+class SocketStream:
+    """The part of `trio.SocketStream` that Hypercorn uses, with bytes already read and a write deadline."""
+
+    def __init__(self, sock: socket.socket, first: bytes, limits: FrontLimits) -> None:
+        self.socket = sock
+        self._first = first
+        self._limits = limits
+
+    def __repr__(self) -> str:
+        return f"<SocketStream {'closed' if self.socket.fileno() < 0 else 'open'}>"
+
+    async def receive_some(self, max_bytes: int) -> bytes:
+        if self._first:
+            await trio.lowlevel.checkpoint()
+            data, self._first = self._first[:max_bytes], self._first[max_bytes:]
+            return data
+        while True:
+            self._check_open()
+            await trio.lowlevel.wait_readable(self.socket)
+            try:
+                return self.socket.recv(max_bytes)
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                raise trio.BrokenResourceError from error
+
+    async def send_all(self, data: bytes) -> None:
+        self._check_open()
+        limits = self._limits
+        deadline_s = trio.current_time() + limits.write_timeout_s
+        with memoryview(data) as view:
+            sent = 0
+            while sent < len(view):
+                try:
+                    sent += self.socket.send(view[sent:])
+                except BlockingIOError:
+                    with trio.CancelScope(deadline=deadline_s + sent / limits.rate_bytes_per_s_min) as scope:
+                        await trio.lowlevel.wait_writable(self.socket)
+                    if scope.cancelled_caught:
+                        raise trio.BrokenResourceError("the peer does not read") from None
+                except OSError as error:
+                    raise trio.BrokenResourceError from error
+
+    async def send_eof(self) -> None:
+        self._check_open()
+        try:
+            self.socket.shutdown(socket.SHUT_WR)
+        except OSError as error:
+            raise trio.BrokenResourceError from error
+
+    async def aclose(self) -> None:
+        if self.socket.fileno() >= 0:
+            trio.lowlevel.notify_closing(self.socket)
+            self.socket.close()
+        await trio.lowlevel.checkpoint()
+
+    def _check_open(self) -> None:
+        if self.socket.fileno() < 0:
+            raise trio.ClosedResourceError

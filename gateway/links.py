@@ -1,0 +1,212 @@
+"""Connections to shards: one pipelined link each, many requests in flight, answers as they become ready.
+
+A link says what it knows and never guesses: a request that was not sent is `ShardUnavailable` (nothing was
+done), one that was sent and got no answer is `OutcomeUnknown`.
+
+Bounds: at most `IN_FLIGHT_MAX` requests a link; each waits at most `ANSWER_S_MAX`. Bodies are bounded by the
+fronts.
+"""
+
+from __future__ import annotations
+
+import itertools
+import socket
+from collections import deque
+
+import outcome
+import structlog
+import trio
+
+from gateway.http import Buffer
+from gateway.sockets import connectable_path
+from streams.protocol import wire
+from streams.protocol.errors import BY_CODE, OutcomeUnknown, ShardUnavailable, StreamsError, Throttled
+from streams.protocol.requests import failure_decoder
+
+log = structlog.get_logger()
+
+IN_FLIGHT_MAX = 20_000
+#: A long poll waits 30 s in the shard; twice that means that the shard is stuck.
+ANSWER_S_MAX = 60.0
+_CONNECT_PAUSE_S_MIN, _CONNECT_PAUSE_S_MAX = 0.02, 1.0
+_SENDMSG_BUFFERS_MAX = 512
+
+
+class Link:
+    """One shard as the gateway sees it."""
+
+    def __init__(self, shard: int, path: str) -> None:
+        self.shard = shard
+        self._path = path
+        self._sock: socket.socket | None = None
+        self._ids = itertools.count(1)
+        #: id -> (who waits, until when), oldest first.
+        self._waiting: dict[int, tuple[trio.lowlevel.Task, float]] = {}
+        self._unsent: deque[tuple[int, Buffer]] = deque()
+        self._sent_id = 0
+        self._sender: trio.lowlevel.Task | None = None
+
+    def __repr__(self) -> str:
+        state = "up" if self._sock is not None else "down"
+        return f"<Link {self.shard} {state}, {len(self._waiting)} in flight>"
+
+    @property
+    def is_up(self) -> bool:
+        return self._sock is not None
+
+    # -- calling
+
+    async def call(self, op: int, head: bytes, body: Buffer) -> wire.Message:
+        """The shard's answer to one request. Raises what the shard raised, or what became of the link."""
+        if self._sock is None:
+            raise ShardUnavailable(shard=self.shard)
+        waiting = self._waiting
+        if len(waiting) >= IN_FLIGHT_MAX:
+            raise Throttled("too many requests in flight", limit="in_flight")
+        id = next(self._ids)
+        waiting[id] = (trio.lowlevel.current_task(), trio.current_time() + ANSWER_S_MAX)
+        self._unsent.append((id, wire.frame(wire.REQUEST, 0, op, id, head, len(body))))
+        if body:
+            self._unsent.append((id, body))
+        # Alone, it goes at once. In company, it waits for the end of this round of tasks, and all that the
+        # round has gathered goes in one `sendmsg`.
+        if len(waiting) == 1:
+            self._send_some()
+        if self._unsent and self._sender is not None:
+            sender, self._sender = self._sender, None
+            trio.lowlevel.reschedule(sender)
+
+        def abort(_: object) -> trio.lowlevel.Abort:
+            waiting.pop(id, None)
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        message: wire.Message = await trio.lowlevel.wait_task_rescheduled(abort)
+        if message.flags & wire.FAILED:
+            raise _failure(message.body)
+        return message
+
+    # -- life
+
+    async def run(self) -> None:
+        """Keeps the link up, for ever."""
+        pause_s = _CONNECT_PAUSE_S_MIN
+        while True:
+            try:
+                sock = await self._connect()
+            except OSError as error:
+                log.debug("shard not reachable", shard=self.shard, error=str(error))
+                await trio.sleep(pause_s)
+                pause_s = min(pause_s * 2, _CONNECT_PAUSE_S_MAX)
+                continue
+            pause_s = _CONNECT_PAUSE_S_MIN
+            try:
+                await self._talk(sock)
+            except (OSError, wire.WireError) as error:
+                log.warning("link lost", shard=self.shard, error=str(error))
+            finally:
+                self._down()
+                sock.close()
+
+    async def _connect(self) -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.setblocking(False)
+            with connectable_path(self._path) as path:
+                try:
+                    sock.connect(path)
+                except BlockingIOError:  # its backlog is full
+                    await trio.lowlevel.wait_writable(sock)
+                    sock.connect(path)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    async def _talk(self, sock: socket.socket) -> None:
+        self._sock = sock
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._keep_sending, sock)
+            nursery.start_soon(self._keep_watch)
+            await self._keep_receiving(sock)
+            nursery.cancel_scope.cancel()
+
+    def _down(self) -> None:
+        self._sock = None
+        self._unsent.clear()
+        waiting, self._waiting = self._waiting, {}
+        for id, (task, _) in waiting.items():
+            error: StreamsError
+            if id > self._sent_id:
+                error = ShardUnavailable(shard=self.shard)
+            else:
+                error = OutcomeUnknown(shard=self.shard, outcome="unknown")
+            trio.lowlevel.reschedule(task, outcome.Error(error))
+
+    async def _keep_receiving(self, sock: socket.socket) -> None:
+        receiver = wire.Receiver()
+        reschedule, value = trio.lowlevel.reschedule, outcome.Value
+        while True:
+            await trio.lowlevel.wait_readable(sock)
+            try:
+                count = sock.recv_into(receiver.space())
+            except BlockingIOError:
+                continue
+            if count == 0:
+                raise ConnectionResetError("the shard closed the link")
+            for message in receiver.received(count):
+                entry = self._waiting.pop(message.id, None)
+                if entry is not None:  # else the caller gave up
+                    reschedule(entry[0], value(message))
+
+    async def _keep_sending(self, sock: socket.socket) -> None:
+        while True:
+            if self._unsent and not self._send_some():
+                await trio.lowlevel.wait_writable(sock)
+                continue
+            if not self._unsent:
+                self._sender = trio.lowlevel.current_task()
+                await trio.lowlevel.wait_task_rescheduled(self._stop_sending)
+
+    def _stop_sending(self, _: object) -> trio.lowlevel.Abort:
+        self._sender = None
+        return trio.lowlevel.Abort.SUCCEEDED
+
+    def _send_some(self) -> bool:
+        """Sends what the socket takes. Whether it took everything."""
+        sock, unsent = self._sock, self._unsent
+        while unsent and sock is not None:
+            taken = list(itertools.islice(unsent, _SENDMSG_BUFFERS_MAX))
+            try:
+                sent = sock.sendmsg([buffer for _, buffer in taken])
+            except BlockingIOError:
+                return False
+            except OSError:
+                return True  # the receiving side notices too and takes the link down
+            while unsent and sent >= len(unsent[0][1]):
+                id, buffer = unsent.popleft()
+                sent -= len(buffer)
+                self._sent_id = id
+            if sent:
+                id, buffer = unsent[0]
+                unsent[0] = (id, memoryview(buffer)[sent:])
+                self._sent_id = id
+        return True
+
+    async def _keep_watch(self) -> None:
+        """Gives up on answers that do not come."""
+        while True:
+            await trio.sleep(1)
+            now = trio.current_time()
+            for id, (task, until) in list(itertools.islice(self._waiting.items(), 1000)):
+                if until > now:
+                    break
+                del self._waiting[id]
+                error = OutcomeUnknown(
+                    "the shard did not answer in time", shard=self.shard, outcome="unknown"
+                )
+                trio.lowlevel.reschedule(task, outcome.Error(error))
+
+
+def _failure(body: bytes) -> StreamsError:
+    failure = failure_decoder.decode(body)
+    return BY_CODE.get(failure.code, StreamsError)(failure.message, **failure.detail)

@@ -1,0 +1,89 @@
+"""Which shard owns a box: name -> slot -> shard. Pure.
+
+A name's slot is fixed for ever: XXH64 of its UTF-8 with seed 42, modulo 4096. That is what Spark SQL computes
+for `pmod(xxhash64(name), 4096)`, so a Spark job can group rows by owner without calling us.
+
+Only the map from slots to shards can change. A fresh map gives each shard one run of neighbouring slots, as
+even as 4096 divides. Runs and not `slot % shards`, because a run is one line of the manifest and of
+`GET /v0/placement`, while a modulo map has 4096 of them. Neither is minimal when the number of shards
+changes, since both reassign nearly every slot; so a change of that number never computes a fresh map: it
+takes the map that is there and moves only the slots that must move. That leaves runs too, if shorter ones.
+
+Invariants: `total` (4096 slots, each with an owner), `dense` (every shard below `shards`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Final
+
+import orjson
+from xxhash import xxh64_intdigest
+
+SLOTS: Final = 4096
+SEED: Final = 42
+
+
+def slot_of(name: str) -> int:
+    return xxh64_intdigest(name.encode(), SEED) % SLOTS
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The map from slots to shards. `version` grows with every change, so that an old map is recognised.
+
+    `slots` has one byte a slot, the number of its shard: a lookup is one index, and 256 shards fit.
+    """
+
+    slots: bytes
+    shards: int
+    version: int = 1
+
+    def __post_init__(self) -> None:
+        if len(self.slots) != SLOTS:
+            raise ValueError(f"a placement has {SLOTS} slots, not {len(self.slots)}")
+        if not 1 <= self.shards <= 256 or max(self.slots) >= self.shards:
+            raise ValueError(f"slots name shard {max(self.slots)}, but there are {self.shards}")
+
+    def __repr__(self) -> str:
+        return f"<Placement v{self.version}: {self.shards} shards in {len(self.ranges())} ranges>"
+
+    def shard_of(self, name: str) -> int:
+        return self.slots[xxh64_intdigest(name.encode(), SEED) % SLOTS]
+
+    def ranges(self) -> list[tuple[int, int, int]]:
+        """Runs of slots with one owner: (start, end, shard), end exclusive."""
+        found: list[tuple[int, int, int]] = []
+        for shard, run in groupby(self.slots):
+            start = found[-1][1] if found else 0
+            found.append((start, start + sum(1 for _ in run), shard))
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"shards": self.shards, "slots": self.ranges(), "version": self.version}
+
+    def to_json(self) -> str:
+        return orjson.dumps(self.to_dict()).decode()
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> Placement:
+        """Raises `ValueError` when the fields do not give every slot exactly one owner."""
+        slots = bytearray()
+        try:
+            for start, end, shard in fields["slots"]:
+                if start != len(slots) or not start < end <= SLOTS:
+                    raise ValueError(f"the range [{start}, {end}) does not follow slot {len(slots)}")
+                slots += bytes([shard]) * (end - start)
+            return cls(bytes(slots), shards=int(fields["shards"]), version=int(fields["version"]))
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not a placement: {error!r}") from error
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Placement:
+        return cls.from_dict(orjson.loads(text))
+
+
+def even(shards: int) -> Placement:
+    """The map of a new server: neighbouring slots together, sizes differing by at most one."""
+    return Placement(bytes(slot * shards // SLOTS for slot in range(SLOTS)), shards)

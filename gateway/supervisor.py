@@ -1,0 +1,478 @@
+"""The process tree of a server: start, watch, restart with backoff, drain. Serves no HTTP and owns no data.
+
+It owns the lock on the data directory, every listening socket and every child, and nothing else. Children are
+fresh interpreters, never forks of this one. Each is told, by arguments, descriptors and signals only:
+
+    arguments   --index N --listen-fd F (one or more) --parent-fd P --ready-fd R
+                gateways also: --placement JSON --sockets JSON
+    environment STREAMS_CHILD_CONFIG: the whole `Config` as JSON (it would make `ps` unreadable)
+    lock        the descriptor of LOCK is inherited and simply stays open
+    parent-fd   end of file on it means that we are gone: stop as on SIGTERM
+    ready-fd    lines from the child: `progress 0.42` while replaying, `ready` once, `error <why>` at the end
+    SIGTERM     gateway: stop accepting, finish what is under way, exit 0; shard: final snapshot, exit 0
+    SIGINT      ignored by children: a terminal sends it to all of us, and only the supervisor decides
+    SIGHUP      gateway: read keys again; shard: ignored
+    exit code   3 from a shard: its data is damaged, a restart cannot help; anything else: restarted
+
+Listening sockets stay open here, so connections queue while a child restarts. They close when we stop, and a
+shard's when it is given up: a client must not wait for an answer that will never come.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Final, Literal
+
+import orjson
+import structlog
+import trio
+
+from gateway.datadir import CannotServe, DataDir, write_atomically
+from gateway.placement import Placement
+from gateway.sockets import listen_tcp, listen_unix, url_of
+from streams import logs
+from streams.config import (
+    CHILD_CONFIG_VARIABLE,
+    READY_FD_VARIABLE,
+    SETTINGS,
+    SHARDS_MAX,
+    Config,
+    check_may_serve,
+    is_loopback,
+    refusal_to_serve_openly,
+)
+
+EXIT_CORRUPT: Final = 3
+
+#: A crash is answered at once and a crash loop is slow enough to be harmless and quick enough to heal.
+BACKOFF_FIRST_S: Final = 0.1
+BACKOFF_MAX_S: Final = 5.0
+HEALTHY_S: Final = 30.0
+
+#: A child that failed so often in a row without once being ready is tried again for ever, since a full disk
+#: may be cleared, but a test that waits for us is told.
+HOPELESS_FAILURES: Final = 5
+
+#: How long children of a killed server may take to notice and end before we say that the directory is in use.
+ORPHANS_WAIT_S: Final = 15.0
+LOCK_POLL_S: Final = 0.05
+
+#: A gateway ends by itself after `drain_ms`; this much later it does not count on it any more.
+DRAIN_MARGIN_S: Final = 1.0
+SNAPSHOT_WAIT_S: Final = 60.0
+STILL_WAITING_EVERY_S: Final = 5.0
+PROGRESS_EVERY_S: Final = 2.0
+REPORT_LINE_BYTES_MAX: Final = 65536
+
+log: Any = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Commands:
+    """How to start a child; its arguments are added. `-P` keeps a `shard/` in the current directory out."""
+
+    shard: Sequence[str] = (sys.executable, "-P", "-m", "shard")
+    gateway: Sequence[str] = (sys.executable, "-P", "-m", "gateway")
+
+
+@dataclass(slots=True, eq=False)
+class Child:
+    """One place in the tree and whoever fills it now."""
+
+    kind: Literal["shard", "gateway"]
+    index: int
+    command: Sequence[str]
+    listeners: Sequence[socket.socket]
+    process: trio.Process | None = None
+    ready_at: float | None = None
+    reason: str = ""
+    gave_up: bool = False
+    settled: trio.Event = field(default_factory=trio.Event)
+    stop_wanted: trio.Event = field(default_factory=trio.Event)
+    ended: trio.Event = field(default_factory=trio.Event)
+
+    @property
+    def name(self) -> str:
+        return f"shard-{self.index:02d}" if self.kind == "shard" else f"gateway-{self.index}"
+
+    def __repr__(self) -> str:
+        pid = self.process.pid if self.process else None
+        state = (
+            "ended" if self.ended.is_set() else "ready" if self.ready_at else "starting" if pid else "waiting"
+        )
+        return f"<Child {self.name} pid={pid} {state}>"
+
+    def signal(self, number: signal.Signals) -> None:
+        if self.process is not None:
+            self.process.send_signal(number)
+
+    def stop(self) -> None:
+        """Ask it to end, and see to it that it is not started again."""
+        self.stop_wanted.set()
+        self.signal(signal.SIGTERM)
+
+
+class Supervisor:
+    """A whole server. `run` returns when it was told to stop and everything has ended."""
+
+    def __init__(
+        self, config: Config, *, commands: Commands | None = None, environ: Mapping[str, str] = os.environ
+    ) -> None:
+        self.config = config
+        self._commands = commands or Commands()
+        self._environ = environ
+        self._shards: list[Child] = []
+        self._gateways: list[Child] = []
+        self._stop = trio.Event()
+        self._hurry = trio.Event()
+        self._lock_fd = -1
+        self._starter_fd = int(environ[READY_FD_VARIABLE]) if environ.get(READY_FD_VARIABLE) else None
+        self._url = ""
+        self._port = 0
+
+    def __repr__(self) -> str:
+        return f"<Supervisor {self._url or self.config.data_dir} {self._shards + self._gateways}>"
+
+    async def run(self, *, announce: Callable[[Supervisor], None] = lambda _: None) -> None:
+        """Raises `CannotServe` or `ConfigError` before anything was started."""
+        check_may_serve(self.config)
+        with ExitStack() as stack:
+            directory = stack.enter_context(closing(DataDir(self.config.data_dir.absolute())))
+            await _lock(directory)
+            directory.describe_holder(url="", now_ms=_now_ms())
+            placement = directory.placement(
+                shards_wanted=self.config.shards, shards_default=_cpu_count(), now_ms=_now_ms()
+            )
+            self._lock_fd = directory.lock_fd
+            listeners = [stack.enter_context(closing(listener)) for listener in self._bind()]
+            self._port = listeners[0].getsockname()[1]
+            self._url = url_of(self.config.host, self._port)
+            directory.describe_holder(url=self._url, now_ms=_now_ms())
+            self.config = replace(
+                self.config,
+                data_dir=directory.path,
+                shards=placement.shards,
+                port=self._port,
+                log_format=logs.resolved_format(self.config.log_format),
+            )
+            self._make_run_dir()
+            stack.callback(self._empty_run_dir)
+            self._plan(placement, listeners, self._listen_for_gateways(stack))
+            announce(self)
+            with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+                await self._serve(listeners, signals)
+
+    @property
+    def url(self) -> str:
+        return self._url
+
+    # What exists before the first child does.
+
+    def _bind(self) -> list[socket.socket]:
+        address = f"{self.config.host}:{self.config.port}"
+        try:
+            listeners = listen_tcp(self.config.host, self.config.port)
+        except socket.gaierror as error:
+            raise CannotServe(
+                f"STREAMS_HOST is {self.config.host}, which is no address of this machine ({error.strerror})"
+            ) from error
+        except OSError as error:
+            in_use = error.errno == errno.EADDRINUSE
+            why = "another program does" if in_use else os.strerror(error.errno or 0)
+            raise CannotServe(
+                f"cannot listen on {address}: {why}. Choose another address with STREAMS_HOST, or another "
+                "port with STREAMS_PORT or --port (0 picks a free one)"
+            ) from error
+        bound = [listener.getsockname()[0] for listener in listeners]
+        if not all(map(is_loopback, bound)) and not self.config.allow_insecure_no_auth:
+            for listener in listeners:
+                listener.close()
+            raise CannotServe(refusal_to_serve_openly(f"{self.config.host} ({', '.join(bound)})"))
+        return listeners
+
+    def _listen_for_gateways(self, stack: ExitStack) -> list[socket.socket]:
+        """The shards' sockets are ours, so that a link made while a shard restarts waits for it."""
+        paths = [self.config.shard_socket(index) for index in range(self.config.shards)]
+        return [stack.enter_context(closing(listen_unix(path))) for path in paths]
+
+    def _plan(self, placement: Placement, listeners: list[socket.socket], unix: list[socket.socket]) -> None:
+        self._shards = [
+            Child("shard", index, self._commands.shard, [listener]) for index, listener in enumerate(unix)
+        ]
+        paths = [str(self.config.shard_socket(index)) for index in range(placement.shards)]
+        more = ("--placement", placement.to_json(), "--sockets", orjson.dumps(paths).decode())
+        self._gateways = [
+            Child("gateway", index, (*self._commands.gateway, *more), listeners)
+            for index in range(self.config.gateways)
+        ]
+
+    def _make_run_dir(self) -> None:
+        self.config.run_dir.mkdir(mode=0o700, exist_ok=True)
+        self.config.run_dir.chmod(0o700)
+        self._empty_run_dir()
+
+    def _empty_run_dir(self) -> None:
+        for path in self.config.run_dir.iterdir():
+            if path.suffix in (".sock", ".json", ".new"):
+                path.unlink(missing_ok=True)
+
+    # The life of the tree.
+
+    async def _serve(self, listeners: list[socket.socket], signals: AsyncIterator[int]) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._obey, signals)
+            for child in self._shards + self._gateways:
+                nursery.start_soon(self._keep_running, child)
+            nursery.start_soon(self._announce_ready)
+            await self._stop.wait()
+            log.info("stopping", waiting_for="requests under way", at_most_ms=self.config.drain_ms)
+            for listener in listeners:
+                listener.close()
+            await self._end(self._gateways, within_s=self.config.drain_ms / 1000 + DRAIN_MARGIN_S)
+            await self._end(self._shards, within_s=SNAPSHOT_WAIT_S)
+            nursery.cancel_scope.cancel()
+        log.info("stopped")
+
+    async def _obey(self, signals: AsyncIterator[int]) -> None:
+        async for number in signals:
+            if number == signal.SIGHUP:
+                for gateway in self._gateways:
+                    if gateway.ready_at is not None:
+                        gateway.signal(signal.SIGHUP)
+            elif not self._stop.is_set():
+                self._stop.set()
+            elif number == signal.SIGINT:
+                self._hurry.set()
+
+    async def _announce_ready(self) -> None:
+        for child in self._shards + self._gateways:
+            await child.settled.wait()
+        missing = [child.name for child in self._shards if child.gave_up]
+        facts = {
+            "pid": os.getpid(),
+            "url": self._url,
+            "port": self._port,
+            "shards": self.config.shards,
+            "ready": True,
+        }
+        write_atomically(self.config.run_dir / "server.json", facts)
+        if missing:
+            log.warning("ready, but not whole", url=self._url, missing=missing)
+        else:
+            log.info("ready", url=self._url)
+        self._tell_starter(facts)
+
+    def _tell_starter(self, facts: dict[str, Any]) -> None:
+        """One line for whoever started us and waits, if anyone does (`streams.testing`)."""
+        if self._starter_fd is None:
+            return
+        try:
+            os.write(self._starter_fd, orjson.dumps(facts) + b"\n")
+        except BrokenPipeError:
+            log.debug("nobody waits for us any more")
+        os.close(self._starter_fd)
+        self._starter_fd = None
+
+    async def _end(self, children: list[Child], *, within_s: float) -> None:
+        """SIGTERM, wait, SIGKILL. Another SIGINT cuts the wait: a kill loses no more than a crash does."""
+        self._hurry = trio.Event()
+        for child in children:
+            child.stop()
+        with trio.move_on_after(within_s):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._say_what_we_wait_for, children)
+                nursery.start_soon(_cancel_when, self._hurry, nursery.cancel_scope)
+                for child in children:
+                    await child.ended.wait()
+                nursery.cancel_scope.cancel()
+        for child in children:
+            if not child.ended.is_set():
+                log.warning("killed: it did not end in time", child=child.name)
+                child.signal(signal.SIGKILL)
+        for child in children:
+            await child.ended.wait()
+
+    async def _say_what_we_wait_for(self, children: list[Child]) -> None:
+        while True:
+            await trio.sleep(STILL_WAITING_EVERY_S)
+            late = [child.name for child in children if not child.ended.is_set()]
+            doing = "their final snapshot" if children is self._shards else "requests under way"
+            log.info("still waiting", waiting_for=doing, children=late, hint="press Ctrl-C to wait no longer")
+
+    # The life of one child.
+
+    async def _keep_running(self, child: Child) -> None:
+        backoff_s = BACKOFF_FIRST_S
+        failures = 0
+        while not child.stop_wanted.is_set():
+            code = await self._one_life(child)
+            if child.stop_wanted.is_set():
+                break
+            if code == EXIT_CORRUPT and child.kind == "shard":
+                child.gave_up = True
+                for listener in child.listeners:
+                    listener.close()
+                log.error(
+                    "shard stopped: its data is damaged, and its boxes are not served",
+                    child=child.name,
+                    why=child.reason or "it did not say",
+                    next_step=f"stop the server and restore {self.config.shard_dir(child.index)}",
+                )
+                break
+            if child.ready_at is not None and trio.current_time() - child.ready_at >= HEALTHY_S:
+                backoff_s = BACKOFF_FIRST_S
+            log.warning(
+                "ended unexpectedly; starting it again",
+                child=child.name,
+                cause=child.reason or _how_it_ended(code),
+                after_ms=int(backoff_s * 1000),
+            )
+            failures = failures + 1 if child.ready_at is None else 0
+            if failures == HOPELESS_FAILURES:
+                self._tell_starter({"ready": False, "child": child.name})
+            with trio.move_on_after(backoff_s):
+                await child.stop_wanted.wait()
+            backoff_s = min(backoff_s * 2, BACKOFF_MAX_S)
+        child.settled.set()
+        child.ended.set()
+
+    async def _one_life(self, child: Child) -> int:
+        """Start it, listen to it, and return its exit code; a signal is negative, as in `subprocess`."""
+        child.ready_at, child.reason = None, ""
+        ours, theirs = os.pipe(), os.pipe()
+        (report_fd, their_report_fd), (their_parent_fd, parent_fd) = ours, theirs
+        try:
+            child.process = await self._spawn(child, ready_fd=their_report_fd, parent_fd=their_parent_fd)
+        except OSError as error:
+            child.reason = f"it could not be started: {error}"
+            for descriptor in (report_fd, parent_fd):
+                os.close(descriptor)
+            return -1
+        finally:
+            for descriptor in (their_report_fd, their_parent_fd):
+                os.close(descriptor)
+        self._write_pids()
+        log.debug("started", child=child.name, pid=child.process.pid)
+        try:
+            if child.stop_wanted.is_set():
+                child.stop()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._listen_to, child, trio.lowlevel.FdStream(report_fd))
+                code: int = await child.process.wait()
+                # What it said last is in the pipe; nobody else should hold the other end, but if one does:
+                nursery.cancel_scope.deadline = trio.current_time() + 1
+        finally:
+            os.close(parent_fd)
+        child.process = None
+        self._write_pids()
+        return code
+
+    async def _spawn(self, child: Child, *, ready_fd: int, parent_fd: int) -> trio.Process:
+        listen_fds = [listener.fileno() for listener in child.listeners]
+        listening = [text for fd in listen_fds for text in ("--listen-fd", str(fd))]
+        numbers = ["--index", str(child.index), "--parent-fd", str(parent_fd), "--ready-fd", str(ready_fd)]
+        spawn = partial(
+            trio.lowlevel.open_process,
+            [*child.command, *numbers, *listening],
+            stdin=subprocess.DEVNULL,
+            pass_fds=(*listen_fds, self._lock_fd, parent_fd, ready_fd),
+            env=self._child_environment(),
+        )
+        return await spawn()
+
+    def _child_environment(self) -> dict[str, str]:
+        """Ours without the settings: they are all in the config, and a shard has no business with keys."""
+        dropped = {setting.variable for setting in SETTINGS} | {READY_FD_VARIABLE}
+        kept = {name: value for name, value in self._environ.items() if name not in dropped}
+        return {**kept, CHILD_CONFIG_VARIABLE: self.config.to_json()}
+
+    async def _listen_to(self, child: Child, reports: trio.lowlevel.FdStream) -> None:
+        shown_at = trio.current_time()
+        async with reports:
+            async for line in _lines(reports):
+                word, _, rest = line.partition(" ")
+                if word == "ready":
+                    child.ready_at = trio.current_time()
+                    child.settled.set()
+                    log.debug("ready", child=child.name)
+                elif word == "error":
+                    child.reason = rest
+                elif word == "progress" and trio.current_time() - shown_at >= PROGRESS_EVERY_S:
+                    shown_at = trio.current_time()
+                    log.info("replaying its log", child=child.name, percent=int(float(rest) * 100))
+
+    def _write_pids(self) -> None:
+        def pids(children: list[Child]) -> dict[str, int]:
+            return {str(child.index): child.process.pid for child in children if child.process is not None}
+
+        found: dict[str, Any] = {
+            "supervisor": os.getpid(),
+            "shards": pids(self._shards),
+            "gateways": pids(self._gateways),
+        }
+        write_atomically(self.config.run_dir / "pids.json", found)
+
+
+async def _lock(directory: DataDir) -> None:
+    """The lock, or `CannotServe`. Children of a killed server are waited for; a running server is not."""
+    waited = False
+    with trio.move_on_after(ORPHANS_WAIT_S):
+        while not directory.try_lock():
+            holder = directory.holder()
+            if holder.is_alive():
+                raise CannotServe(
+                    f"{directory.path} is in use by {holder}. Use that server, stop it, or choose another "
+                    "directory with STREAMS_DATA_DIR"
+                )
+            if not waited:
+                log.info("waiting for processes of an earlier server to end", data_dir=str(directory.path))
+            waited = True
+            await trio.sleep(LOCK_POLL_S)
+        return
+    raise CannotServe(
+        f"{directory.path} is still in use, by {directory.holder()} or by processes it started, which have "
+        f"not ended within {ORPHANS_WAIT_S:.0f} s. Try again in a moment, or look for them with "
+        f"`fuser {directory.path / 'LOCK'}`"
+    )
+
+
+async def _cancel_when(event: trio.Event, scope: trio.CancelScope) -> None:
+    await event.wait()
+    scope.cancel()
+
+
+async def _lines(stream: trio.lowlevel.FdStream) -> AsyncIterator[str]:
+    rest = b""
+    async for piece in stream:
+        *whole, rest = (rest + piece).split(b"\n")
+        rest = rest[-REPORT_LINE_BYTES_MAX:]
+        for line in whole:
+            yield line.decode(errors="replace").strip()
+
+
+def _how_it_ended(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+
+
+def _cpu_count() -> int:
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(count, SHARDS_MAX)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,216 @@
+"""One shard process: parse arguments, recover, serve, stop in order. Nothing else.
+
+Exit codes: 0 stopped in order · 1 the log could not be written, or a bug · 2 bad arguments · 3 damaged data.
+SIGTERM, or the end of the supervisor, stops it; a terminal's SIGINT is the supervisor's business.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import socket
+import sys
+import time
+import uuid
+
+import structlog
+import trio
+
+from shard.core.machine import Machine
+from shard.engine import Engine
+from shard.recovery import Progress, Recovered, recover
+from shard.server import Server
+from shard.storage.files import Corrupt, Disk
+from shard.storage.snapshot import Snapshots
+from shard.storage.wal import Wal
+from streams import logs
+from streams.config import ChildArgs, Config, ConfigError
+from streams.protocol.records import RecordLimits
+
+log = structlog.get_logger()
+
+EXIT_FAILED, EXIT_REFUSED, EXIT_CORRUPT = 1, 2, 3
+
+#: How long the interpreter lets one thread run while another waits. The default of 5 ms would make the
+#: commit thread wait that long for a busy machine; at 0.5 ms the switch itself is still cheap.
+_SWITCH_INTERVAL_S = 0.0005
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def boot_id() -> str:
+    """Names this run of the operating system. Where it cannot be read, every start counts as a new one."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return f"unknown-{uuid.uuid4()}"
+
+
+def limits_of(config: Config) -> RecordLimits:
+    return RecordLimits(
+        batch_records_max=config.max_batch_records,
+        record_bytes_max=config.max_record_bytes,
+        meta_bytes_max=config.max_meta_bytes,
+        tag_bytes_max=config.max_tag_bytes,
+        node_bytes_max=config.max_node_bytes,
+    )
+
+
+class Shard:
+    def __init__(self, arguments: ChildArgs) -> None:
+        config = arguments.config
+        self._arguments = arguments
+        self._config = config
+        directory = f"{config.data_dir}/shard-{arguments.index:02d}"
+        disk = Disk()
+        disk.mkdir(directory)
+        disk.fsync_dir(str(config.data_dir))
+        # A shard's share of the server's limit, rounded up: boxes spread evenly over slots.
+        boxes_max = -(-config.max_boxes // config.shards) if config.max_boxes else 0
+        self._machine = Machine(boxes_max=boxes_max)
+        self._wal = Wal(disk, f"{directory}/wal", file_bytes=config.wal_file_bytes)
+        self._snapshots = Snapshots(disk, f"{directory}/snapshot")
+        self._server = Server(socket.socket(fileno=arguments.listen_fds[0]), limits_of(config))
+        self._server.describe = self._describe
+
+    def _describe(self) -> dict[str, object]:
+        return {
+            "shard": self._arguments.index,
+            "pid": os.getpid(),
+            "ready": self._server.engine is not None,
+            "replay_progress": 1.0 if self._server.engine else round(self._server.progress, 4),
+            **self._machine.statistics(),
+        }
+
+    def _tell(self, line: str) -> None:
+        try:
+            os.write(self._arguments.ready_fd, line.replace("\n", " ").encode() + b"\n")
+        except OSError:
+            pass  # the supervisor is gone; `_watch_parent` sees to that
+
+    async def run(self) -> int:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._server.run)
+            stopping = trio.Event()
+            nursery.start_soon(self._watch_signals, stopping)
+            nursery.start_soon(self._watch_parent, stopping)
+            try:
+                found = await self._recover(stopping)
+            except Corrupt as damage:
+                self._tell(f"error {damage}")
+                log.error("data is damaged", path=damage.path, offset=damage.offset, message=str(damage))
+                nursery.cancel_scope.cancel()
+                return EXIT_CORRUPT
+            if found is None:  # asked to stop while replaying; nothing was written
+                nursery.cancel_scope.cancel()
+                return 0
+            code = await self._serve(found, stopping)
+            nursery.cancel_scope.cancel()
+            return code
+        raise AssertionError("the nursery returns above")
+
+    async def _recover(self, stopping: trio.Event) -> Recovered | None:
+        began, told = trio.current_time(), 0.0
+        for step in recover(self._machine, self._wal, self._snapshots):
+            if isinstance(step, Progress):
+                self._server.progress = step.ratio
+                if trio.current_time() - told > 0.2:
+                    told = trio.current_time()
+                    self._tell(f"progress {step.ratio:.4f}")
+                await trio.lowlevel.checkpoint()
+                if stopping.is_set():
+                    return None
+            else:
+                for path in step.skipped_snapshots:
+                    log.error("a damaged snapshot was passed over; an older one was used", path=path)
+                seconds = trio.current_time() - began
+                log.info(
+                    "recovered",
+                    boxes=len(self._machine.boxes),
+                    lsn=step.last_lsn,
+                    snapshot_lsn=step.snapshot_lsn,
+                    frames=step.frames_applied,
+                    mebibytes=round(step.bytes_read / 2**20, 1),
+                    seconds=round(seconds, 3),
+                )
+                return step
+        raise AssertionError("recovery ends with what it found")
+
+    async def _serve(self, found: Recovered, stopping: trio.Event) -> int:
+        engine = Engine(
+            self._machine,
+            self._wal,
+            self._snapshots,
+            now_ms=now_ms,
+            sync_interval_ms=self._config.sync_interval_ms,
+            snapshot_wal_bytes=self._config.snapshot_wal_bytes,
+            needs_lsn=found.needs_lsn,
+        )
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(100_000, 50, 100)
+        async with trio.open_nursery() as nursery:
+            try:
+                await nursery.start(
+                    lambda task_status: engine.run(boot_id=boot_id(), task_status=task_status)
+                )
+            except OSError as error:
+                return self._failed(error)
+            self._server.begin(engine)
+            self._tell("ready")
+            await _first(stopping, engine.failed)
+            nursery.cancel_scope.cancel()
+        if engine.failure is None:
+            self._server.draining = True
+            self._server.engine = None
+            try:
+                await engine.stop()
+            except OSError as error:
+                return self._failed(error)
+            log.info("stopped in order", lsn=self._machine.lsn)
+            return 0
+        return self._failed(engine.failure)
+
+    def _failed(self, error: BaseException) -> int:
+        self._tell(f"error the log could not be written: {error}")
+        log.error("the log could not be written; this shard ends", error=repr(error))
+        return EXIT_FAILED
+
+    async def _watch_signals(self, stopping: trio.Event) -> None:
+        with trio.open_signal_receiver(signal.SIGTERM) as signals:
+            async for _ in signals:
+                stopping.set()
+
+    async def _watch_parent(self, stopping: trio.Event) -> None:
+        await trio.lowlevel.wait_readable(self._arguments.parent_fd)
+        stopping.set()
+
+
+async def _first(*events: trio.Event) -> None:
+    async def watch(event: trio.Event, scope: trio.CancelScope) -> None:
+        await event.wait()
+        scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        for event in events:
+            nursery.start_soon(watch, event, nursery.cancel_scope)
+
+
+def main() -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        arguments = ChildArgs.parse(sys.argv[1:], os.environ)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return EXIT_REFUSED
+    logs.setup(arguments.config.log, arguments.config.log_format, process=f"shard-{arguments.index:02d}")
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    return trio.run(Shard(arguments).run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

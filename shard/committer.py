@@ -1,0 +1,318 @@
+"""Group commit: the one thread that writes and syncs the log, and says how far it got.
+
+    engine --submit--> backlog --> [wal-commit thread] append, then sync if someone waits or it is time
+    engine <---post--- on_logged(lsn, append_ms), on_durable(lsn, fsync_ms), on_failed(error)
+                                   [wal-files thread] zeros for the next file, release of old ones
+
+While one group is being written the next one gathers in the backlog, so groups grow with the load and a sync
+is shared by all who wait for it. Frames that nobody waits for are synced `sync_interval_ms` after they were
+written at the latest. When a whole interval passes with nothing to do, a marker is left in the log (see
+`wal.py`, proven-when-quiet).
+
+Rules of the file:
+  1. It knows frames and lsns, never a box. Plain threads: no trio, no lock; each counter has one writer.
+  2. Reports are handed to `post(callback, *args)`, which must be safe to call from any thread and not block.
+  3. A failure is reported once. Afterwards nothing is written and nothing is reported, whatever is submitted.
+
+Invariants:
+  report-order   lsns reported by one callback only grow; a durable lsn was reported as logged before, unless
+                 no frame up to it had `logged_matters`.
+  report-after   an lsn is reported as logged after its `append`, as durable after its `sync`, returned.
+  bounded-group  a group takes no more once it has `group_bytes_max` or `group_frames_max`; it holds at least
+                 one submission, whole.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from time import monotonic_ns
+from typing import Protocol
+
+from shard.storage.wal import FrameParts, Wal
+
+SYNC_INTERVAL_MS = 50
+#: 8 MiB are written in about 15 ms here: longer groups would only make the first in them wait.
+GROUP_BYTES_MAX = 8 << 20
+GROUP_FRAMES_MAX = 1024
+
+#: (frames, their bytes, sync, logged_matters)
+_Submission = tuple[Sequence[FrameParts], int, bool, bool]
+
+
+class Post(Protocol):
+    def __call__(self, callback: Callable[..., None], /, *args: object) -> object: ...
+
+
+class CommitFailed(Exception):
+    """The log could not be written; the shard has to end."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommitterStatistics:
+    frames: int
+    groups: int
+    fsyncs: int
+    bytes_written: int
+    rotations: int
+    backlog_bytes: int
+    append_ms_last: float
+    fsync_ms_last: float
+    logged_lsn: int
+    durable_lsn: int
+
+
+class _Flush:
+    """A place in the backlog: `done` is set when all before it is durable, or never will be."""
+
+    __slots__ = ("done", "ends")
+
+    def __init__(self, *, ends: bool) -> None:
+        self.done = threading.Event()
+        self.ends = ends
+
+
+class Committer:
+    def __init__(
+        self,
+        wal: Wal,
+        *,
+        post: Post,
+        on_logged: Callable[[int, float], None],
+        on_durable: Callable[[int, float], None],
+        on_failed: Callable[[BaseException], None],
+        sync_interval_ms: int = SYNC_INTERVAL_MS,
+        group_bytes_max: int = GROUP_BYTES_MAX,
+        group_frames_max: int = GROUP_FRAMES_MAX,
+    ) -> None:
+        self._wal = wal
+        self._post = post
+        self._on_logged = on_logged
+        self._on_durable = on_durable
+        self._on_failed = on_failed
+        self._sync_interval_ns = sync_interval_ms * 1_000_000
+        self._group_bytes_max = group_bytes_max
+        self._group_frames_max = group_frames_max
+        #: A failure in here was met by the files thread and is handed on by the commit thread.
+        self._backlog: SimpleQueue[_Submission | _Flush | BaseException] = SimpleQueue()
+        #: A number is a file to release files up to, True asks for the next file, None ends the thread.
+        self._file_work: SimpleQueue[int | bool | None] = SimpleQueue()
+        self._commit_thread = threading.Thread(target=self._run, name="wal-commit", daemon=True)
+        self._files_thread = threading.Thread(target=self._run_files, name="wal-files", daemon=True)
+        self._failure: BaseException | None = None
+        #: What was taken out of the backlog and is not dealt with; it must not be lost when a write fails.
+        self._held: _Flush | BaseException | None = None
+        self._oldest_unsynced_ns = 0
+        # Written by the engine's thread alone.
+        self._submitted_bytes = 0
+        # Written by the commit thread alone.
+        self._taken_bytes = 0
+        self._frames = 0
+        self._groups = 0
+        self._fsyncs = 0
+        self.append_ms_last = 0.0
+        self.fsync_ms_last = 0.0
+
+    def __repr__(self) -> str:
+        state = "failed" if self._failure else "running" if self._commit_thread.is_alive() else "stopped"
+        return f"<Committer {state}: {self.backlog_bytes} B waiting, durable {self._wal.durable_lsn}>"
+
+    # For the engine's thread.
+
+    @property
+    def backlog_bytes(self) -> int:
+        """Bytes that were submitted and are not yet logged."""
+        return self._submitted_bytes - self._taken_bytes
+
+    def start(self) -> None:
+        self._file_work.put(True)
+        self._files_thread.start()
+        self._commit_thread.start()
+
+    def submit(self, frames: Sequence[FrameParts], *, sync: bool, logged_matters: bool = True) -> None:
+        """Hand over frames in lsn order. `sync`: someone waits for them to be durable. `logged_matters`:
+        someone waits for them to be logged; if nobody in a group does, only its durability is reported.
+        """
+        size = 0
+        for frame in frames:
+            for part in frame[3]:
+                size += len(part)
+        self._submitted_bytes += size
+        self._backlog.put((frames, size, sync, logged_matters))
+
+    def release(self, number: int) -> None:
+        """Drop all log files up to this number, in the background. May be asked twice."""
+        self._file_work.put(number)
+
+    def statistics(self) -> CommitterStatistics:
+        return CommitterStatistics(
+            frames=self._frames,
+            groups=self._groups,
+            fsyncs=self._fsyncs,
+            bytes_written=self._wal.bytes_written,
+            rotations=self._wal.rotations,
+            backlog_bytes=self.backlog_bytes,
+            append_ms_last=self.append_ms_last,
+            fsync_ms_last=self.fsync_ms_last,
+            logged_lsn=self._wal.logged_lsn,
+            durable_lsn=self._wal.durable_lsn,
+        )
+
+    def flush(self) -> None:
+        """Block until all that was submitted is durable and reported; `CommitFailed` if it cannot be."""
+        self._pass_through(ends=False)
+
+    def stop(self) -> None:
+        """Flush, close the log and end both threads. Blocks; `CommitFailed` if there was a failure."""
+        if self._commit_thread.is_alive():
+            self._file_work.put(None)
+            self._files_thread.join()
+            try:
+                self._pass_through(ends=True)
+            finally:
+                self._commit_thread.join()
+
+    def _pass_through(self, *, ends: bool) -> None:
+        flush = _Flush(ends=ends)
+        self._backlog.put(flush)
+        flush.done.wait()
+        if self._failure is not None:
+            raise CommitFailed(str(self._failure)) from self._failure
+
+    # The commit thread.
+
+    def _run(self) -> None:
+        try:
+            self._commit_until_stopped()
+        except BaseException as failure:
+            # Not only OSError: whatever ends this thread must end the shard, or writers would wait for ever.
+            self._failure = failure
+            try:
+                self._post(self._on_failed, failure)
+            finally:
+                self._refuse_until_stopped()
+
+    def _commit_until_stopped(self) -> None:
+        ended = False
+        while not ended:
+            if self._held is not None:
+                ended = self._settle_held(self._held)
+                continue
+            try:
+                item = self._backlog.get(timeout=self._wait_s())
+            except Empty:
+                self._use_the_pause()
+                continue
+            if isinstance(item, tuple):
+                self._commit_group(item)
+            else:
+                self._held = item
+
+    def _settle_held(self, item: _Flush | BaseException) -> bool:
+        """Do what is not a submission; whether it was the end."""
+        if isinstance(item, BaseException):
+            raise item
+        self._sync()
+        if item.ends:
+            self._wal.close()
+        self._held = None
+        item.done.set()
+        return item.ends
+
+    def _wait_s(self) -> float | None:
+        """How long there is to wait for more, before something must be synced or may be marked."""
+        if self._oldest_unsynced_ns:
+            return max(0, self._oldest_unsynced_ns + self._sync_interval_ns - monotonic_ns()) / 1e9
+        if self._wal.mark_due:
+            return self._sync_interval_ns / 1e9
+        return None
+
+    def _use_the_pause(self) -> None:
+        if self._oldest_unsynced_ns:
+            self._sync()
+        else:
+            self._wal.mark()
+
+    def _commit_group(self, first: _Submission) -> None:
+        frames, size, sync, logged_matters = first
+        backlog = self._backlog
+        group = frames
+        if backlog.qsize():
+            group = list(frames)
+            while size < self._group_bytes_max and len(group) < self._group_frames_max and backlog.qsize():
+                item = backlog.get_nowait()
+                if not isinstance(item, tuple):
+                    self._held = item
+                    break
+                group += item[0]
+                size += item[1]
+                sync = sync or item[2]
+                logged_matters = logged_matters or item[3]
+        self._write(group, size)
+        if logged_matters:
+            self._post(self._on_logged, self._wal.logged_lsn, self.append_ms_last)
+        if sync or monotonic_ns() - self._oldest_unsynced_ns >= self._sync_interval_ns:
+            self._sync()
+
+    def _write(self, group: Sequence[FrameParts], size: int) -> None:
+        wal = self._wal
+        rotations = wal.rotations
+        started_ns = monotonic_ns()
+        wal.append(group)
+        ended_ns = monotonic_ns()
+        self.append_ms_last = (ended_ns - started_ns) / 1e6
+        self._oldest_unsynced_ns = self._oldest_unsynced_ns or started_ns
+        self._taken_bytes += size
+        self._frames += len(group)
+        self._groups += 1
+        if wal.rotations != rotations:
+            self._file_work.put(True)
+
+    def _sync(self) -> None:
+        if self._oldest_unsynced_ns:
+            started_ns = monotonic_ns()
+            self._wal.sync()
+            self.fsync_ms_last = (monotonic_ns() - started_ns) / 1e6
+            self._oldest_unsynced_ns = 0
+            self._fsyncs += 1
+            self._post(self._on_durable, self._wal.durable_lsn, self.fsync_ms_last)
+
+    def _refuse_until_stopped(self) -> None:
+        """Nothing is written any more; only let those go who wait for a flush."""
+        item: object = self._held
+        while True:
+            if isinstance(item, _Flush):
+                if item.ends:
+                    self._wal.abandon()
+                item.done.set()
+                if item.ends:
+                    return
+            item = self._backlog.get()
+
+    # The files thread.
+
+    def _run_files(self) -> None:
+        try:
+            while (work := self._file_work.get()) is not None:
+                if work is True:
+                    self._prepare_next()
+                else:
+                    self._release(work)
+        except BaseException as failure:
+            self._backlog.put(failure)
+
+    def _prepare_next(self) -> None:
+        try:
+            self._wal.prepare_next()
+        except OSError as error:
+            # A full disk is not yet a failure: the current file has room, and the next can be made empty.
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+
+    def _release(self, through: int) -> None:
+        for file in self._wal.files()[:-1]:
+            if file.number <= through:
+                self._wal.release(file.number)

@@ -1,0 +1,102 @@
+"""Snapshot and log -> machine, through `apply` alone. Never invents state.
+
+    newest valid snapshot ──► machine.restore          (everything but payloads, as of lsn S)
+    frames up to S        ──► payloads of the batches that the snapshot names; the rest is passed over
+    frames after S        ──► machine.apply, in order
+    the end               ──► a torn tail has been cut by the log; damage has been refused by it
+
+It is a generator so that its caller can answer "not ready yet, this far" between two steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from shard.core.changes import BatchAppended, Change
+from shard.core.machine import Machine
+from shard.storage import frames
+from shard.storage.files import Corrupt
+from shard.storage.snapshot import Snapshots
+from shard.storage.wal import Frame, Wal
+
+#: Frames and bytes between two reports: a few milliseconds of work.
+_STEP_FRAMES, _STEP_BYTES = 512, 2 * 1024 * 1024
+
+
+class Progress(NamedTuple):
+    done_bytes: int
+    total_bytes: int
+
+    @property
+    def ratio(self) -> float:
+        return min(1.0, self.done_bytes / self.total_bytes) if self.total_bytes else 0.0
+
+
+class Recovered(NamedTuple):
+    """What recovery found, for the log of the shard."""
+
+    snapshot_lsn: int
+    needs_lsn: int
+    last_lsn: int
+    frames_applied: int
+    bytes_read: int
+    skipped_snapshots: list[str]
+
+
+def recover(machine: Machine, wal: Wal, snapshots: Snapshots) -> Iterator[Progress | Recovered]:
+    """Yields how far it is, and at last what it found. The log is open for writing afterwards."""
+    loaded = snapshots.load_newest()
+    snapshot_lsn = needs_lsn = 0
+    wanted = {}
+    if loaded is not None:
+        state = frames.decode_state(loaded.content)
+        snapshot_lsn, needs_lsn = loaded.lsn, state.needs_lsn
+        wanted = machine.restore(state)
+    applied = since_frames = since_bytes = read_bytes = 0
+    hydrating = True
+    for frame in wal.scan(snapshot_lsn=snapshot_lsn):
+        size = len(frame.content)
+        read_bytes += size
+        if frame.lsn <= snapshot_lsn:
+            box = wanted.pop(frame.lsn, None)
+            if box is not None:
+                change = _decode(wal, frame)
+                assert isinstance(change, BatchAppended), (
+                    "a snapshot names batches by the lsn of their append"
+                )
+                change.batch.lsn = frame.lsn
+                box.log.hydrate(change.batch)
+        else:
+            if hydrating:
+                hydrating = False
+                _finish_hydration(machine, wanted, wal)
+            change = _decode(wal, frame)
+            machine.apply(change, frame.lsn)
+            applied += 1
+        since_frames += 1
+        since_bytes += size
+        if since_frames >= _STEP_FRAMES or since_bytes >= _STEP_BYTES:
+            since_frames = since_bytes = 0
+            yield Progress(read_bytes, max(wal.total_bytes, read_bytes))
+    if hydrating:
+        _finish_hydration(machine, wanted, wal)
+    wal.settle()
+    machine.recovered(machine.lsn)
+    skipped = loaded.skipped if loaded is not None else []
+    yield Recovered(snapshot_lsn, needs_lsn, machine.lsn, applied, read_bytes, skipped)
+
+
+def _decode(wal: Wal, frame: Frame) -> Change:
+    try:
+        return frames.decode(frame.kind, frame.version, frame.content)
+    except frames.UnknownFrame as error:
+        raise Corrupt(wal.path_of(frame.file), frame.offset, str(error)) from None
+
+
+def _finish_hydration(machine: Machine, wanted: Mapping[int, object], wal: Wal) -> None:
+    if wanted:
+        first = min(wanted)
+        oldest = wal.path_of(wal.files()[0].number)
+        raise Corrupt(oldest, 0, f"the frame of lsn {first}, which the snapshot needs, is missing")
+    machine.hydrated()

@@ -1,0 +1,233 @@
+"""The shard's sockets: decodes commands, hands them to the engine, writes replies as they get ready.
+
+It decides nothing. One task a connection reads; whatever one wake-up brings is handled in one go, and the
+replies it produces leave in one `sendmsg`. Replies that get ready later are sent together after the
+committer's report that released them.
+
+Bounds: a connection that does not take its answers is not read from either (`_UNSENT_BYTES_MAX`), and nobody
+is read from while the log cannot keep up (`Engine.is_congested`). One message is at most
+`MESSAGE_BYTES_MAX`.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable
+
+import msgspec
+import structlog
+import trio
+
+from shard.engine import Engine
+from streams.protocol import requests, wire
+from streams.protocol.commands import Records, Reply
+from streams.protocol.errors import NotReady, ShuttingDown, StreamsError
+from streams.protocol.records import RecordLimits
+
+log = structlog.get_logger()
+
+_UNSENT_BYTES_MAX = 64 * 1024 * 1024
+_SENDMSG_BUFFERS_MAX = 512
+_PEER_CREDENTIALS = struct.Struct("3i")
+
+_encode_head = wire.head_encoder.encode
+_PLAIN_READ = _encode_head(wire.ReplyHead())
+
+
+class Server:
+    """Serves one listening Unix socket. Until it has an engine it answers that it is not ready."""
+
+    def __init__(self, listener: socket.socket, limits: RecordLimits) -> None:
+        self._listener = listener
+        self._limits = limits
+        self._connections: set[_Connection] = set()
+        self._dirty: list[_Connection] = []
+        self.engine: Engine | None = None
+        self.progress = 0.0
+        self.draining = False
+        self.describe: Callable[[], dict[str, object]] = dict
+
+    def __repr__(self) -> str:
+        return f"<Server {len(self._connections)} connections, {'ready' if self.engine else 'replaying'}>"
+
+    def begin(self, engine: Engine) -> None:
+        self.engine = engine
+        engine.after_answers = self.flush
+
+    async def run(self) -> None:
+        self._listener.setblocking(False)
+        listener = trio.socket.from_stdlib_socket(self._listener)
+        async with trio.open_nursery() as nursery:
+            while True:
+                accepted, _ = await listener.accept()
+                sock = socket.socket(fileno=accepted.detach())
+                sock.setblocking(False)
+                if not _is_same_user(sock):
+                    log.warning("refused a connection of another user")
+                    sock.close()
+                    continue
+                nursery.start_soon(self._serve, sock)
+
+    async def _serve(self, sock: socket.socket) -> None:
+        connection = _Connection(self, sock, self._limits)
+        self._connections.add(connection)
+        try:
+            await connection.run()
+        finally:
+            self._connections.discard(connection)
+            sock.close()
+
+    def note_dirty(self, connection: _Connection) -> None:
+        self._dirty.append(connection)
+
+    def flush(self) -> None:
+        """Sends what has gathered, one `sendmsg` a connection."""
+        while self._dirty:
+            self._dirty.pop().flush()
+
+
+class _Ticket:
+    """Where the reply to one message goes."""
+
+    __slots__ = ("connection", "id", "op")
+
+    def __init__(self, connection: _Connection, op: int, id: int) -> None:
+        self.connection = connection
+        self.op = op
+        self.id = id
+
+    def answer(self, reply: Reply | StreamsError, fsync_ms: float, wal_append_ms: float) -> None:
+        if isinstance(reply, StreamsError):
+            self.connection.reply(self.op, self.id, wire.FAILED, b"", requests.encode_failure(reply))
+            return
+        if type(reply) is Records:
+            head = wire.ReplyHead(records_scanned=reply.records_scanned)
+        else:
+            head = wire.ReplyHead(requests.status_of(reply), round(fsync_ms, 3), round(wal_append_ms, 3))
+        self.connection.reply(self.op, self.id, 0, _encode_head(head), requests.encode_reply(reply))
+
+
+class _Connection:
+    __slots__ = ("_limits", "_server", "_sock", "_unsent", "_unsent_bytes", "is_dirty", "is_open", "writable")
+
+    def __init__(self, server: Server, sock: socket.socket, limits: RecordLimits) -> None:
+        self._server = server
+        self._sock = sock
+        self._limits = limits
+        self._unsent: deque[bytes | memoryview] = deque()
+        self._unsent_bytes = 0
+        self.is_dirty = False
+        self.is_open = True
+        self.writable = trio.Event()
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._keep_sending)
+            try:
+                await self._keep_receiving()
+            except (OSError, wire.WireError) as error:
+                log.warning("connection ended", error=str(error))
+            finally:
+                self.is_open = False
+                nursery.cancel_scope.cancel()
+
+    async def _keep_receiving(self) -> None:
+        sock, server = self._sock, self._server
+        receiver = wire.Receiver()
+        while True:
+            await trio.lowlevel.wait_readable(sock)
+            try:
+                count = sock.recv_into(receiver.space())
+            except BlockingIOError:
+                continue
+            if count == 0:
+                return
+            for message in receiver.received(count):
+                self._handle(message)
+            server.flush()
+            while self._unsent_bytes > _UNSENT_BYTES_MAX:
+                await self._sent_some()
+            if server.engine is not None and server.engine.is_congested:
+                await server.engine.wait_relieved()
+
+    def _handle(self, message: wire.Message) -> None:
+        server = self._server
+        ticket = _Ticket(self, message.op, message.id)
+        if message.op == wire.OP_STATS or message.op == wire.OP_HELLO:
+            self.reply(message.op, message.id, 0, _PLAIN_READ, msgspec.json.encode(server.describe()))
+            return
+        if server.engine is None:
+            error: StreamsError = NotReady(replay_progress=round(server.progress, 4))
+            if server.draining:
+                error = ShuttingDown()
+            ticket.answer(error, 0.0, 0.0)
+            return
+        try:
+            command = requests.decode_command(message.op, message.head, message.body, self._limits)
+        except StreamsError as error:
+            ticket.answer(error, 0.0, 0.0)
+            return
+        server.engine.submit(command, ticket)
+
+    # -- sending
+
+    def reply(self, op: int, id: int, flags: int, head: bytes, body: bytes) -> None:
+        if not self.is_open:
+            return
+        self._unsent.append(wire.frame(wire.REPLY, flags, op, id, head, len(body)))
+        self._unsent.append(body)
+        self._unsent_bytes += wire.HEADER_BYTES + len(head) + len(body)
+        if not self.is_dirty:
+            self.is_dirty = True
+            self._server.note_dirty(self)
+
+    def flush(self) -> None:
+        """Tries to send at once; what the socket does not take is left to `_keep_sending`."""
+        self.is_dirty = False
+        if self._send_some():
+            self.writable.set()
+
+    def _send_some(self) -> bool:
+        """Sends what the socket takes. Whether something is left."""
+        unsent = self._unsent
+        while unsent and self.is_open:
+            if len(unsent) <= _SENDMSG_BUFFERS_MAX:
+                buffers = list(unsent)
+            else:
+                buffers = [unsent[at] for at in range(_SENDMSG_BUFFERS_MAX)]
+            try:
+                sent = self._sock.sendmsg(buffers)
+            except BlockingIOError:
+                return True
+            except OSError:
+                self.is_open = False
+                unsent.clear()
+                return False
+            self._unsent_bytes -= sent
+            while unsent and sent >= len(unsent[0]):
+                sent -= len(unsent.popleft())
+            if sent:
+                unsent[0] = memoryview(unsent[0])[sent:]
+        return False
+
+    async def _keep_sending(self) -> None:
+        while True:
+            await self.writable.wait()
+            self.writable = trio.Event()
+            while self._unsent and self.is_open:
+                await trio.lowlevel.wait_writable(self._sock)
+                self._send_some()
+
+    async def _sent_some(self) -> None:
+        await trio.lowlevel.wait_writable(self._sock)
+        self._send_some()
+
+
+def _is_same_user(sock: socket.socket) -> bool:
+    """A Unix socket is trusted by its directory's mode and, here, by who is at the other end."""
+    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
+    _, uid, _ = _PEER_CREDENTIALS.unpack(raw)
+    return uid in (os.getuid(), 0)

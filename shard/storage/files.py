@@ -1,0 +1,206 @@
+"""The disk, as the shard sees it: a handful of calls, and the one error that says stored bytes are wrong.
+
+This file owns every use of `os` and `fcntl` in the shard's storage. All else takes a `DiskLike`, so that a
+test can hand it a disk which lies (`tests/support/faultdisk.py`).
+
+Rules of the file:
+  1. An `OSError` leaves as it came. What a failed write means is for the caller to say.
+  2. Nothing here is durable by itself. Data is durable after `fdatasync` or `fsync` of the file, a name
+     (creation, rename, removal) after `fsync_dir` of the directory that holds it.
+  3. Nothing here is cached or retried; a short write is continued, which is not a retry.
+
+Invariants:
+  whole-write  `pwritev` returns only when every byte was taken; `pread` is short only at the end of a file.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Sequence
+from typing import Protocol
+
+#: One run of bytes to be written. A memoryview must be of bytes (format "B"), so that `len` is its size.
+Buffer = bytes | bytearray | memoryview
+
+#: Linux takes at most this many buffers in one `pwritev` (`getconf IOV_MAX`).
+BUFFERS_PER_CALL = 1024
+
+#: Linux moves at most 2 GiB less a page in one call; stay well under and loop.
+READ_BYTES_PER_CALL = 1 << 30
+
+
+class Corrupt(Exception):
+    """Stored bytes are not what was written there."""
+
+    def __init__(self, path: str, offset: int, reason: str) -> None:
+        self.path = path
+        self.offset = offset
+        self.reason = reason
+        super().__init__(
+            f"{path} is damaged at byte {offset}: {reason}. Nothing was changed. Run `streams verify` to see "
+            "how far the damage goes, then `streams repair` to keep what is whole, or put a backup in place."
+        )
+
+
+class DiskLike(Protocol):
+    """What storage may ask of a disk. A handle is an int that only the disk which gave it understands."""
+
+    def open(self, path: str, *, writable: bool) -> int:
+        """Open an existing file."""
+
+    def create(self, path: str) -> int:
+        """Open a file for reading and writing; make it if it is not there, empty it if it is."""
+
+    def lock(self, path: str) -> int:
+        """Hold `path` alone until the handle is closed; `BlockingIOError` if another holder is alive."""
+
+    def close(self, handle: int) -> None: ...
+
+    def pwritev(self, handle: int, buffers: Sequence[Buffer], offset: int) -> int:
+        """Write the buffers one after the other from `offset` on; the number of bytes written."""
+
+    def pread(self, handle: int, length: int, offset: int) -> bytes: ...
+
+    def read_all(self, path: str) -> bytes: ...
+
+    def truncate(self, handle: int, size: int) -> None: ...
+
+    def fdatasync(self, handle: int) -> None:
+        """Make a file's bytes and its size durable."""
+
+    def fsync(self, handle: int) -> None: ...
+
+    def fsync_dir(self, path: str) -> None:
+        """Make the names in a directory durable."""
+
+    def rename(self, old: str, new: str) -> None:
+        """Give a file another name in the same directory, at once and over whatever had that name."""
+
+    def unlink(self, path: str) -> None: ...
+
+    def mkdir(self, path: str) -> None:
+        """Make a directory unless it is there. Its parent must be."""
+
+    def listdir(self, path: str) -> list[str]:
+        """The names in a directory, sorted."""
+
+    def exists(self, path: str) -> bool: ...
+
+    def size(self, path: str) -> int: ...
+
+
+class Disk:
+    """The real one. It has no state; every method is a system call or a loop over one."""
+
+    def __repr__(self) -> str:
+        return "<Disk>"
+
+    def open(self, path: str, *, writable: bool) -> int:
+        return os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
+
+    def create(self, path: str) -> int:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+
+    def lock(self, path: str) -> int:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(handle)
+            raise
+        return handle
+
+    def close(self, handle: int) -> None:
+        os.close(handle)
+
+    def pwritev(self, handle: int, buffers: Sequence[Buffer], offset: int) -> int:
+        total = 0
+        for first in range(0, len(buffers), BUFFERS_PER_CALL):
+            run = buffers[first : first + BUFFERS_PER_CALL]
+            wanted = sum(map(len, run))
+            taken = os.pwritev(handle, run, offset + total)
+            if taken < wanted:
+                taken += self._write_rest(handle, run, taken, offset + total)
+            assert taken == wanted, "whole-write: the loop above ends only there or by raising"
+            total += taken
+        return total
+
+    def _write_rest(self, handle: int, buffers: Sequence[Buffer], skip: int, offset: int) -> int:
+        """Write what a short `pwritev` left over, buffer by buffer; rare, so plain."""
+        rest = 0
+        start = offset
+        for buffer in buffers:
+            view = memoryview(buffer)[skip:]
+            skip = max(0, skip - len(buffer))
+            offset = start + len(buffer) - len(view)
+            while view:
+                taken = os.pwrite(handle, view, offset)
+                assert taken > 0, "a regular file takes at least a byte or raises"
+                rest += taken
+                offset += taken
+                view = view[taken:]
+            start += len(buffer)
+        return rest
+
+    def pread(self, handle: int, length: int, offset: int) -> bytes:
+        data = os.pread(handle, min(length, READ_BYTES_PER_CALL), offset)
+        if len(data) == length:
+            return data
+        parts = []
+        while data:
+            parts.append(data)
+            length -= len(data)
+            offset += len(data)
+            data = os.pread(handle, min(length, READ_BYTES_PER_CALL), offset) if length else b""
+        return b"".join(parts)
+
+    def read_all(self, path: str) -> bytes:
+        handle = self.open(path, writable=False)
+        try:
+            return self.pread(handle, os.fstat(handle).st_size, 0)
+        finally:
+            os.close(handle)
+
+    def truncate(self, handle: int, size: int) -> None:
+        os.ftruncate(handle, size)
+
+    def fdatasync(self, handle: int) -> None:
+        os.fdatasync(handle)
+
+    def fsync(self, handle: int) -> None:
+        os.fsync(handle)
+
+    def fsync_dir(self, path: str) -> None:
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def rename(self, old: str, new: str) -> None:
+        os.rename(old, new)
+
+    def unlink(self, path: str) -> None:
+        os.unlink(path)
+
+    def mkdir(self, path: str) -> None:
+        try:
+            os.mkdir(path, 0o700)
+        except FileExistsError:
+            if not os.path.isdir(path):
+                raise
+
+    def listdir(self, path: str) -> list[str]:
+        return sorted(os.listdir(path))
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(path)
+
+    def size(self, path: str) -> int:
+        return os.stat(path).st_size
+
+
+def parent_of(path: str) -> str:
+    """The directory that holds the name `path`."""
+    return os.path.dirname(path) or "."

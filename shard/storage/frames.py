@@ -1,0 +1,112 @@
+"""Change <-> bytes, and the state of a shard <-> bytes. Pure.
+
+The content of a frame (the log adds length, lsn and checksum, see `wal.py`):
+
+    BatchAppended   u64 generation · i64 at_ms · u64 trim_before · u64 evict_before · u16 key length ·
+                    key (UTF-8) · the batch as `Batch.to_parts` lays it out
+    RecordsDeleted  u64 generation · u64 before_seq · 64-bit roaring bitmap, or nothing
+    all others      one msgpack map, field by field
+
+Rules of the file
+- A kind's number and a version's meaning are on disk: they are frozen. A new layout is a new version, and the
+  reader of the old one stays.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from pyroaring import BitMap64
+
+from shard.core import changes
+from shard.core.changes import Change, ShardState
+from streams.protocol.records import Batch
+
+VERSION = 1
+
+_KINDS: dict[type[Any], int] = {
+    changes.BoxCreated: 1,
+    changes.BoxConfigured: 2,
+    changes.BoxDeleted: 3,
+    changes.BatchAppended: 4,
+    changes.RecordsEvicted: 5,
+    changes.RecordsDeleted: 6,
+    changes.TokenFenced: 7,
+    changes.SeqsReserved: 8,
+    changes.SeqsLost: 9,
+    changes.ShardStarted: 10,
+    changes.ShardStopped: 11,
+}
+APPENDED = _KINDS[changes.BatchAppended]
+_DELETED = _KINDS[changes.RecordsDeleted]
+
+_APPENDED_HEAD = struct.Struct("<QqQQH")
+_DELETED_HEAD = struct.Struct("<QQ")
+
+_encode_plain = msgspec.msgpack.Encoder().encode
+_PLAIN_DECODERS: dict[int, Any] = {
+    kind: msgspec.msgpack.Decoder(change).decode
+    for change, kind in _KINDS.items()
+    if kind not in (APPENDED, _DELETED)
+}
+
+
+class UnknownFrame(ValueError):
+    """A frame of a kind or version that this code does not know: it was written by a newer one."""
+
+
+def encode(lsn: int, change: Change) -> tuple[int, int, int, Sequence[bytes]]:
+    """(kind, version, lsn, parts of the content)."""
+    kind = _KINDS[type(change)]
+    if isinstance(change, changes.BatchAppended):
+        key = (change.idempotency_key or "").encode()
+        head = _APPENDED_HEAD.pack(
+            change.generation, change.at_ms, change.trim_before_seq, change.evict_before_seq, len(key)
+        )
+        columns, blob = change.batch.to_parts()
+        return kind, VERSION, lsn, (head + key + columns, blob)
+    if isinstance(change, changes.RecordsDeleted):
+        seqs = change.seqs.serialize() if change.seqs is not None else b""
+        return kind, VERSION, lsn, (_DELETED_HEAD.pack(change.generation, change.before_seq) + seqs,)
+    return kind, VERSION, lsn, (_encode_plain(change),)
+
+
+def decode(kind: int, version: int, content: memoryview) -> Change:
+    if version != VERSION:
+        raise UnknownFrame(f"a frame of kind {kind} has version {version}, known is {VERSION}")
+    if kind == APPENDED:
+        generation, at_ms, trim, evict, key_bytes = _APPENDED_HEAD.unpack_from(content)
+        at = _APPENDED_HEAD.size + key_bytes
+        key = str(content[_APPENDED_HEAD.size : at], "utf-8") if key_bytes else None
+        return changes.BatchAppended(generation, Batch.from_bytes(content[at:]), at_ms, key, trim, evict)
+    if kind == _DELETED:
+        generation, before_seq = _DELETED_HEAD.unpack_from(content)
+        rest = content[_DELETED_HEAD.size :]
+        return changes.RecordsDeleted(
+            generation, before_seq, BitMap64.deserialize(bytes(rest)) if len(rest) else None
+        )
+    decoder = _PLAIN_DECODERS.get(kind)
+    if decoder is None:
+        raise UnknownFrame(f"a frame has kind {kind}, which this server does not know")
+    change: Change = decoder(content)
+    return change
+
+
+# ---------------------------------------------------------------------------------------------------
+# Snapshots
+
+_STATE_VERSION = 1
+_decode_state = msgspec.msgpack.Decoder(ShardState).decode
+
+
+def encode_state(state: ShardState) -> list[bytes]:
+    return [bytes([_STATE_VERSION]), _encode_plain(state)]
+
+
+def decode_state(content: memoryview) -> ShardState:
+    if content[0] != _STATE_VERSION:
+        raise UnknownFrame(f"a snapshot has version {content[0]}; this server knows version {_STATE_VERSION}")
+    return _decode_state(content[1:])

@@ -1,0 +1,138 @@
+"""Snapshots: the state up to some lsn as one file, whole or not there at all.
+
+    snapshot/00000000000000001234.snap     the state after lsn 1234; the newest two are kept
+    snapshot/00000000000000001300.tmp      being written, or left by a crash
+
+    0         8         12        16        24          32                40               48
+    | magic   | version | 0       | lsn     | length    | xxh3_64 content | xxh3_64 header | content …
+
+Integers are little-endian and the content is opaque. Both checksums are seeded with the lsn; the
+header's covers the 40 bytes before it.
+
+Rules of the file:
+  1. A snapshot appears by rename, after its bytes are durable. So a bad snapshot is damage, never a crash.
+  2. What is older goes only when what is newer is durable under its name.
+  3. A snapshot that was found damaged is never counted as one of the two that are kept.
+
+Invariants:
+  two-kept  while the newest snapshot is being read or replaced, the one before it is untouched. It is of use
+            only if the log from there on is still there: release log files by the *oldest* lsn in `kept()`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from xxhash import xxh3_64, xxh3_64_intdigest
+
+from shard.storage.files import Buffer, Corrupt, DiskLike, parent_of
+
+FORMAT_VERSION = 1
+KEPT_MAX = 2
+
+_MAGIC = b"streams\x53"
+_HEAD = struct.Struct("<8sIIQQQ")
+_U64 = struct.Struct("<Q")
+_HEADER_BYTES = _HEAD.size + _U64.size
+
+assert _HEADER_BYTES == 48
+
+
+class Loaded(NamedTuple):
+    """A snapshot that verified, and the paths of newer ones that did not, for the caller to tell about."""
+
+    lsn: int
+    content: memoryview
+    skipped: list[str]
+
+
+class Snapshots:
+    def __init__(self, disk: DiskLike, directory: str) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._damaged: set[int] = set()
+
+    def __repr__(self) -> str:
+        return f"<Snapshots {self._directory}: {len(self._damaged)} damaged>"
+
+    def kept(self) -> list[int]:
+        """The lsns of the snapshots that could be loaded, as far as is known, oldest first."""
+        return [lsn for lsn in self._lsns() if lsn not in self._damaged]
+
+    def load_newest(self) -> Loaded | None:
+        """The newest snapshot that verifies; None if there never was one. Only reads."""
+        lsns = self._lsns()
+        skipped: list[str] = []
+        first: Corrupt | None = None
+        for lsn in reversed(lsns):
+            path = self._path(lsn)
+            try:
+                return Loaded(lsn, _content(path, self._disk.read_all(path), lsn), skipped)
+            except Corrupt as damage:
+                self._damaged.add(lsn)
+                skipped.append(path)
+                first = first or damage
+        if first is None:
+            return None
+        raise Corrupt(first.path, first.offset, f"{first.reason}, and no older snapshot is valid")
+
+    def write(self, lsn: int, parts: Sequence[Buffer]) -> None:
+        """Make a snapshot durable, then drop all but the newest two. `lsn` must be durable in the log."""
+        disk = self._disk
+        disk.mkdir(self._directory)
+        disk.fsync_dir(parent_of(self._directory))
+        temporary = f"{self._directory}/{lsn:020d}.tmp"
+        handle = disk.create(temporary)
+        try:
+            disk.pwritev(handle, [_header(lsn, parts), *parts], 0)
+            disk.fsync(handle)
+        finally:
+            disk.close(handle)
+        disk.rename(temporary, self._path(lsn))
+        disk.fsync_dir(self._directory)
+        self._damaged.discard(lsn)
+        self._drop_old()
+
+    def _drop_old(self) -> None:
+        """Old, damaged and half-written files go. If a crash brings one back, it is dropped the next time."""
+        keep = {f"{lsn:020d}.snap" for lsn in self.kept()[-KEPT_MAX:]}
+        for name in self._disk.listdir(self._directory):
+            if name not in keep and name.endswith((".snap", ".tmp")):
+                self._disk.unlink(f"{self._directory}/{name}")
+        self._damaged.clear()
+
+    def _lsns(self) -> list[int]:
+        if not self._disk.exists(self._directory):
+            return []
+        names = self._disk.listdir(self._directory)
+        return sorted(int(name[:-5]) for name in names if name.endswith(".snap") and name[:-5].isdigit())
+
+    def _path(self, lsn: int) -> str:
+        return f"{self._directory}/{lsn:020d}.snap"
+
+
+def _header(lsn: int, parts: Sequence[Buffer]) -> bytes:
+    checksum = xxh3_64(seed=lsn)
+    for part in parts:
+        checksum.update(part)
+    head = _HEAD.pack(_MAGIC, FORMAT_VERSION, 0, lsn, sum(map(len, parts)), checksum.intdigest())
+    return head + _U64.pack(xxh3_64_intdigest(head, lsn))
+
+
+def _content(path: str, data: bytes, lsn: int) -> memoryview:
+    head = data[: _HEAD.size]
+    if len(data) < _HEADER_BYTES or xxh3_64_intdigest(head, lsn) != _U64.unpack_from(data, len(head))[0]:
+        raise Corrupt(path, 0, "the snapshot's header is not valid")
+    magic, version, _, found_lsn, length, checksum = _HEAD.unpack(head)
+    if magic != _MAGIC or found_lsn != lsn:
+        raise Corrupt(path, 0, f"the header is that of a snapshot of lsn {found_lsn}")
+    if version != FORMAT_VERSION:
+        raise Corrupt(path, 0, f"the snapshot is of format {version}, this server reads {FORMAT_VERSION}")
+    content = memoryview(data)[_HEADER_BYTES:]
+    if len(content) != length:
+        raise Corrupt(path, _HEADER_BYTES, f"the content is {len(content)} bytes long, not {length}")
+    if xxh3_64_intdigest(content, lsn) != checksum:
+        raise Corrupt(path, _HEADER_BYTES, "the content does not match its checksum")
+    return content

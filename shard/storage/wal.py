@@ -1,0 +1,550 @@
+"""The write-ahead log of one shard: append, sync, rotate, scan, release. It knows files and positions only.
+
+    wal/000000000007.wal      oldest file still needed
+    wal/000000000008.wal      newest: the only one that is written
+    wal/000000000003.spare    filled with zeros, or an old file, waiting to become 000000000009.wal
+
+A file is one page of header, then frames, then whatever was there before (zeros, or an older file's frames).
+All integers are little-endian; every frame begins at a multiple of eight.
+
+    header   0         8         12        16        24          32           56          64        4096
+             | magic   | version | 0       | number  | first lsn | 0 …        | xxh3_64   | 0 …     |
+    frame    0         4      5         6      8     16                     16+length    …8        +8
+             | length  | kind | version | 0    | lsn | content (opaque)     | zeros      | xxh3_64 |
+    marker   a frame of kind 0; its lsn is the last one before it; its content is
+             | magic xor number (8) | durable lsn when it was written (8) |
+
+`length` counts the content alone. A checksum covers all before it; its seed is the file's number.
+
+How a torn tail is told from damage. Writes that were not synced may reach the disk in any order, so a bad
+frame followed by good ones proves nothing by itself. But a marker that says "durable up to D" was written
+after a sync which covered D: when the frame that should carry lsn e is bad and any good marker behind it, or
+the header of a later file, says D >= e, then bytes that were durable have changed, and that is `Corrupt`.
+Otherwise the bad frame and all behind it were never promised to anyone, and the log ends before it.
+
+Rules of the file:
+  1. `scan` only reads. `settle` makes its verdict durable and must come before the first `append`.
+  2. Nothing is written behind an old tail: it is cut off durably, and new frames begin a new file.
+  3. After a failed write or sync nothing is written, synced or promised again by this object.
+  4. A payload is never copied, unless it is so small that a copy is cheaper than one more buffer.
+  5. One thread appends and syncs. `prepare_next` and `release` may run on one other thread; what the two
+     share is a deque of spares and a dict of files, each changed by single steps.
+
+Invariants:
+  contiguous-lsn     frames carry first_lsn, first_lsn + 1, …, through all files, with no gap and no repeat.
+  contiguous-number  files carry n, n + 1, …; only the oldest may be released, the newest never.
+  whole-before-next  a file gets its `.wal` name only when every frame before it, and its own header, are
+                     durable; it gets its first frame only when that name is. So only the newest file can
+                     have a torn tail, and a later file's header proves all frames before its first lsn.
+  seed-is-number     a frame verifies in the file it was written for and in no other, so the remains of an
+                     older file in a recycled one are never frames. Spares do not outlive a process.
+  proven-when-quiet  after `settle`, `mark` and `close` a marker or header proves every durable frame.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections import deque
+from collections.abc import Iterator, Sequence
+from itertools import count
+from typing import NamedTuple
+
+from xxhash import xxh3_64, xxh3_64_intdigest
+
+from shard.storage.files import Buffer, Corrupt, DiskLike, parent_of
+
+#: (kind, version, lsn, the parts of the content): a frame on its way to the file.
+FrameParts = tuple[int, int, int, Sequence[Buffer]]
+
+FORMAT_VERSION = 1
+FILE_BYTES = 64 << 20
+#: The header has a page to itself, so that no later write touches the bytes that name the file.
+HEADER_BYTES = 4096
+#: One spare to rotate into while the next is being made.
+SPARES_MAX = 2
+
+_FILE_HEAD = struct.Struct("<8sIIQQ24x")
+_FRAME_HEAD = struct.Struct("<IBBHQ")
+_MARKER = struct.Struct("<IBBHQQQ")
+_U64 = struct.Struct("<Q")
+_FILE_MAGIC = b"streams\x57"
+#: No meaning; only unlikely to stand in a payload by chance.
+_MARKER_MAGIC = 0x9D5C_E6F1_2B8A_73C7
+
+_MARKER_KIND = 0
+_FRAME_HEAD_BYTES = _FRAME_HEAD.size
+_CHECKSUM_BYTES = _U64.size
+_MARKER_BYTES = _MARKER.size + _CHECKSUM_BYTES
+_PADDING = tuple(bytes(-length % 8) for length in range(8))
+
+#: Frames up to this size are joined into one buffer: the copy costs less than three more buffers do.
+_JOIN_BYTES_MAX = 4096
+#: Zeros are written and synced in steps of this size, so that a commit never queues behind a whole file.
+_ZEROS = bytes(4 << 20)
+
+assert _FILE_HEAD.size + _CHECKSUM_BYTES == 64 <= HEADER_BYTES
+assert _FRAME_HEAD_BYTES % 8 == 0 and HEADER_BYTES % 8 == 0 and _MARKER_BYTES == 40
+
+
+class Frame(NamedTuple):
+    """A frame as it was found. `content` is a view into its whole file: copy what must outlive the scan."""
+
+    kind: int
+    version: int
+    lsn: int
+    content: memoryview
+    file: int
+    offset: int
+
+
+class WalFile(NamedTuple):
+    """One file of the log; it is empty when `last_lsn` is `first_lsn - 1`."""
+
+    number: int
+    first_lsn: int
+    last_lsn: int
+
+
+class _File:
+    """What is remembered of a file: where it ends, and where each frame begins (in units of eight bytes)."""
+
+    __slots__ = ("end", "first_lsn", "number", "offsets", "path")
+
+    def __init__(self, number: int, path: str, first_lsn: int) -> None:
+        self.number = number
+        self.path = path
+        self.first_lsn = first_lsn
+        self.end = HEADER_BYTES
+        self.offsets: array[int] = array("I")
+
+    @property
+    def last_lsn(self) -> int:
+        return self.first_lsn + len(self.offsets) - 1
+
+
+class Wal:
+    def __init__(self, disk: DiskLike, directory: str, *, file_bytes: int = FILE_BYTES) -> None:
+        assert file_bytes > HEADER_BYTES + 2 * _MARKER_BYTES
+        self._disk = disk
+        self._directory = directory
+        self._file_bytes = file_bytes
+        #: Frames stop short of the end by one marker, so that `mark` always fits and the size stays the same.
+        self._frames_end_max = file_bytes - _MARKER_BYTES
+        self._files: dict[int, _File] = {}
+        self._spares: deque[str] = deque()
+        self._spare_names = count(1)
+        self._current: _File | None = None
+        self._handle = -1
+        self._state = "new"  # -> scanned -> open -> closed, or failed from anywhere
+        #: The greatest lsn that a marker or a header in the newest file proves durable.
+        self._proven_lsn = 0
+        self.logged_lsn = 0
+        self.durable_lsn = 0
+        self.bytes_written = 0
+        self.rotations = 0
+        self.scanned_bytes = 0
+        self.total_bytes = 0
+
+    def __repr__(self) -> str:
+        return (
+            f"<Wal {self._directory} {self._state}: {len(self._files)} files, logged {self.logged_lsn}, "
+            f"durable {self.durable_lsn}>"
+        )
+
+    @property
+    def mark_due(self) -> bool:
+        """Whether durable frames stand in the newest file that nothing in it proves."""
+        return self._current is not None and self._proven_lsn < self.durable_lsn
+
+    def path_of(self, number: int) -> str:
+        """For messages: where a file of this number is."""
+        return self._path(number)
+
+    def files(self) -> list[WalFile]:
+        """All files, oldest first; the last one is the newest, which cannot be released."""
+        return [WalFile(file.number, file.first_lsn, file.last_lsn) for file in list(self._files.values())]
+
+    # Reading: scan, settle, read.
+
+    def scan(self, *, snapshot_lsn: int = 0) -> Iterator[Frame]:
+        """All frames in order. Writes nothing; raises `Corrupt` where durable bytes are missing or changed.
+
+        `snapshot_lsn` is the lsn up to which a snapshot stands in for the log: the log must begin no later
+        than right after it and must not end before it.
+        """
+        assert self._state == "new", self._state
+        self._state = "scanning"
+        numbers = self._numbers()
+        self.total_bytes = sum(self._disk.size(self._path(number)) for number in numbers)
+        if not numbers and snapshot_lsn > 0:
+            raise Corrupt(self._directory, 0, f"there is no log file, but a snapshot of lsn {snapshot_lsn}")
+        previous: _File | None = None
+        for number in numbers:
+            data = self._disk.read_all(self._path(number))
+            file = self._open_scanned(number, data, previous, snapshot_lsn)
+            yield from self._scan_frames(file, data)
+            self.scanned_bytes += len(data)
+            previous = self._files[number] = file
+        if previous is not None:
+            self._refuse_damaged_tail(previous, data, snapshot_lsn)
+            self.logged_lsn = self.durable_lsn = previous.last_lsn
+        self._state = "scanned"
+
+    def _numbers(self) -> list[int]:
+        if not self._disk.exists(self._directory):
+            return []
+        names = self._disk.listdir(self._directory)
+        return sorted(int(name[:-4]) for name in names if name.endswith(".wal") and name[:-4].isdigit())
+
+    def _open_scanned(self, number: int, data: bytes, previous: _File | None, snapshot_lsn: int) -> _File:
+        """Check a file's header, and that it continues the one before it, or the snapshot."""
+        path = self._path(number)
+        if previous is not None and number != previous.number + 1:
+            raise Corrupt(self._path(previous.number + 1), 0, f"the file is missing, {path} is there")
+        first_lsn = _first_lsn(path, data, number)
+        self._proven_lsn = first_lsn - 1
+        if previous is None:
+            if first_lsn > snapshot_lsn + 1:
+                reason = f"the log begins at lsn {first_lsn}, the state before it ends at lsn {snapshot_lsn}"
+                raise Corrupt(path, 0, f"{reason}; older files are missing")
+        elif first_lsn != previous.last_lsn + 1:
+            reason = f"the frame of lsn {previous.last_lsn + 1} is not valid"
+            raise Corrupt(previous.path, previous.end, f"{reason}, and {path} begins at lsn {first_lsn}")
+        return _File(number, path, first_lsn)
+
+    def _scan_frames(self, file: _File, data: bytes) -> Iterator[Frame]:
+        """The good frames from the start; afterwards `file.end` is where the first bad one would be."""
+        number = file.number
+        view = memoryview(data)
+        remember = file.offsets.append
+        unpack_head = _FRAME_HEAD.unpack_from
+        unpack_u64 = _U64.unpack_from
+        size = len(data)
+        lsn = file.first_lsn
+        offset = HEADER_BYTES
+        while offset + _FRAME_HEAD_BYTES + _CHECKSUM_BYTES <= size:
+            length, kind, version, _, found_lsn = unpack_head(data, offset)
+            start = offset + _FRAME_HEAD_BYTES
+            end = start + (length + 7 & ~7)
+            if end + _CHECKSUM_BYTES > size:
+                break
+            if xxh3_64_intdigest(view[offset:end], number) != unpack_u64(data, end)[0]:
+                break
+            if kind == _MARKER_KIND:
+                self._proven_lsn = unpack_u64(data, start + 8)[0]
+            elif found_lsn != lsn:
+                # contiguous-lsn: a frame with a good checksum was written here, by us, with the next lsn.
+                raise Corrupt(file.path, offset, f"the frame is of lsn {found_lsn}, lsn {lsn} was expected")
+            else:
+                remember(offset >> 3)
+                yield Frame(kind, version, lsn, view[start : start + length], number, offset)
+                lsn += 1
+            offset = end + _CHECKSUM_BYTES
+        file.end = offset
+
+    def _refuse_damaged_tail(self, file: _File, data: bytes, snapshot_lsn: int) -> None:
+        """Raise `Corrupt` if what comes after the newest file's last good frame was once durable."""
+        lost_lsn = file.last_lsn + 1
+        claim = max((self._proven_lsn, *_markers_after(data, file.end, file.number)))
+        if claim >= lost_lsn:
+            reason = f"the frame of lsn {lost_lsn} is not valid, but lsn {claim} was durable"
+            raise Corrupt(file.path, file.end, reason)
+        if snapshot_lsn >= lost_lsn:
+            reason = f"the log ends at lsn {lost_lsn - 1}, before the snapshot of lsn {snapshot_lsn}"
+            raise Corrupt(file.path, file.end, reason)
+
+    def settle(self) -> None:
+        """Make durable what the scan found, and nothing else: afterwards the log is open for `append`.
+
+        A process that was killed leaves frames that are in the file but not on the disk; they have been
+        scanned, so they are synced before anyone is shown them. A torn tail is cut off before a marker takes
+        its place: were both done at once, a crash could keep the marker and the old frames behind it.
+        """
+        assert self._state == "scanned", self._state
+        self._state = "failed"  # until the last line below
+        disk = self._disk
+        disk.mkdir(self._directory)
+        disk.fsync_dir(parent_of(self._directory))
+        for name in disk.listdir(self._directory):
+            if name.endswith(".spare"):
+                disk.unlink(f"{self._directory}/{name}")
+        if self._files:
+            newest = self._newest()
+            handle = disk.open(newest.path, writable=True)
+            disk.truncate(handle, newest.end)
+            disk.fsync(handle)
+            if self._proven_lsn < newest.last_lsn:
+                disk.pwritev(handle, [_marker(newest.number, newest.last_lsn, newest.last_lsn)], newest.end)
+                disk.fdatasync(handle)
+                newest.end += _MARKER_BYTES
+            disk.close(handle)
+        disk.fsync_dir(self._directory)
+        self._proven_lsn = self.logged_lsn
+        self._state = "open"
+
+    def read(self, lsn: int) -> Frame:
+        """One frame, checked again. Any thread may call this; its file must not be released meanwhile."""
+        for file in reversed(list(self._files.values())):
+            if file.first_lsn <= lsn:
+                break
+        else:
+            raise AssertionError(f"lsn {lsn} was released")
+        offset = file.offsets[lsn - file.first_lsn] << 3
+        handle = self._disk.open(file.path, writable=False)
+        try:
+            head = self._disk.pread(handle, _FRAME_HEAD_BYTES, offset)
+            length = _FRAME_HEAD.unpack(head)[0] if len(head) == _FRAME_HEAD_BYTES else 0
+            padded = length + 7 & ~7
+            data = self._disk.pread(handle, _FRAME_HEAD_BYTES + padded + _CHECKSUM_BYTES, offset)
+        finally:
+            self._disk.close(handle)
+        view = memoryview(data)
+        whole = len(data) == _FRAME_HEAD_BYTES + padded + _CHECKSUM_BYTES
+        body = view[:-_CHECKSUM_BYTES]
+        if not whole or xxh3_64_intdigest(body, file.number) != _U64.unpack(view[-_CHECKSUM_BYTES:])[0]:
+            raise Corrupt(file.path, offset, f"the frame of lsn {lsn} is not valid")
+        _, kind, version, _, found_lsn = _FRAME_HEAD.unpack_from(data)
+        assert found_lsn == lsn, "contiguous-lsn: the offsets were taken down as the frames were"
+        content = view[_FRAME_HEAD_BYTES : _FRAME_HEAD_BYTES + length]
+        return Frame(kind, version, lsn, content, file.number, offset)
+
+    # Writing: append, sync, mark, close. One thread.
+
+    def append(self, frames: Sequence[FrameParts]) -> None:
+        """Write frames in one go, into as many files as they need. They are logged, not durable."""
+        self._refuse_unless_open()
+        try:
+            self._append(frames)
+        except BaseException:
+            self._state = "failed"
+            raise
+
+    def sync(self) -> None:
+        """Make everything logged durable."""
+        self._refuse_unless_open()
+        try:
+            self._sync()
+        except BaseException:
+            self._state = "failed"
+            raise
+
+    def mark(self) -> None:
+        """Leave proof, in the file itself, of all that is durable; for when nothing else is coming."""
+        self._refuse_unless_open()
+        try:
+            self._sync()
+            self._mark()
+        except BaseException:
+            self._state = "failed"
+            raise
+
+    def close(self) -> None:
+        """Sync, leave proof, and let go."""
+        if self._state == "open":
+            self.mark()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Let go without writing a byte: for after a failure."""
+        if self._handle >= 0:
+            self._disk.close(self._handle)
+            self._handle = -1
+        self._state = "closed"
+
+    def _refuse_unless_open(self) -> None:
+        if self._state != "open":
+            raise RuntimeError(f"{self!r} takes nothing: it must be scanned, settled and not have failed")
+
+    def _append(self, frames: Sequence[FrameParts]) -> None:
+        buffers: list[Buffer] = []
+        file = self._current
+        offset = file.end if file is not None else self._file_bytes
+        lsn = self.logged_lsn
+        marker = _marker(file.number, lsn, self.durable_lsn) if file is not None and self.mark_due else b""
+        for kind, version, frame_lsn, parts in frames:
+            lsn += 1
+            assert frame_lsn == lsn, f"contiguous-lsn: got {frame_lsn}, {lsn} is next"
+            assert kind != _MARKER_KIND
+            length = sum(map(len, parts))
+            size = _FRAME_HEAD_BYTES + (length + 7 & ~7) + _CHECKSUM_BYTES
+            end = offset + len(marker) + size
+            if file is None or (end > self._frames_end_max and offset > HEADER_BYTES):
+                self._write(buffers)
+                buffers = []
+                file = self._rotate(first_lsn=lsn)
+                offset = HEADER_BYTES
+                marker = b""  # The new file's header says the same.
+            if marker:
+                buffers.append(marker)
+                offset += len(marker)
+                marker = b""
+                self._proven_lsn = self.durable_lsn
+            file.offsets.append(offset >> 3)
+            _encode(buffers, file.number, kind, version, lsn, length, parts)
+            offset += size
+            self.logged_lsn = lsn
+        self._write(buffers)
+        assert file is None or file.end == offset
+
+    def _write(self, buffers: list[Buffer]) -> None:
+        if buffers:
+            assert self._current is not None
+            written = self._disk.pwritev(self._handle, buffers, self._current.end)
+            self._current.end += written
+            self.bytes_written += written
+
+    def _sync(self) -> None:
+        if self.durable_lsn < self.logged_lsn:
+            self._disk.fdatasync(self._handle)
+            self.durable_lsn = self.logged_lsn
+
+    def _mark(self) -> None:
+        if self.mark_due:
+            assert self._current is not None
+            self._write([_marker(self._current.number, self.logged_lsn, self.durable_lsn)])
+            self._disk.fdatasync(self._handle)
+            self._proven_lsn = self.durable_lsn
+
+    # Files: rotate on the writing thread, prepare_next and release on another.
+
+    def _rotate(self, *, first_lsn: int) -> _File:
+        """Begin the next file; see whole-before-next for the order of the steps."""
+        disk = self._disk
+        self._sync()
+        if self._handle >= 0:
+            disk.close(self._handle)
+            self._handle = -1
+        number = self._newest().number + 1 if self._files else 1
+        try:
+            spare = self._spares.popleft()
+        except IndexError:
+            # The spare is not ready. An empty file will do: its syncs are slower, but nobody waits for zeros.
+            spare = self._create_spare(0)
+        file = _File(number, self._path(number), first_lsn)
+        handle = disk.open(spare, writable=True)
+        self._handle = handle
+        disk.pwritev(handle, [_header(number, first_lsn)], 0)
+        disk.fdatasync(handle)
+        disk.rename(spare, file.path)
+        disk.fsync_dir(self._directory)
+        assert self.durable_lsn == first_lsn - 1, "whole-before-next: all before this file was synced above"
+        self._proven_lsn = first_lsn - 1
+        self._files[number] = self._current = file
+        self.rotations += 1
+        return file
+
+    def prepare_next(self) -> None:
+        """Have a file full of zeros ready: a sync over blocks that exist is several times faster."""
+        self._refuse_unless_open()
+        if not self._spares:
+            self._spares.append(self._create_spare(self._file_bytes))
+
+    def _create_spare(self, size: int) -> str:
+        path = f"{self._directory}/{next(self._spare_names):012d}.spare"
+        handle = self._disk.create(path)
+        try:
+            for offset in range(0, size, len(_ZEROS)):
+                self._disk.pwritev(handle, [memoryview(_ZEROS)[: size - offset]], offset)
+                self._disk.fdatasync(handle)
+            self._disk.fsync(handle)
+        except OSError:
+            # Most likely the disk is full. What is half done goes; the caller says what to do without it.
+            self._disk.unlink(path)
+            raise
+        finally:
+            self._disk.close(handle)
+        return path
+
+    def release(self, number: int) -> None:
+        """Drop the oldest file, or keep it as a spare. It is durably gone from the log on return.
+
+        Its content needs no wiping: see seed-is-number. A crash before the directory is synced may bring the
+        file back, and then it is only the oldest file again.
+        """
+        self._refuse_unless_open()
+        numbers = list(self._files)
+        assert number == numbers[0] != numbers[-1], "contiguous-number"
+        file = self._files.pop(number)
+        try:
+            self._drop(file.path)
+        except BaseException:
+            self._state = "failed"
+            raise
+
+    def _drop(self, path: str) -> None:
+        if len(self._spares) < SPARES_MAX and self._disk.size(path) == self._file_bytes:
+            spare = f"{self._directory}/{next(self._spare_names):012d}.spare"
+            self._disk.rename(path, spare)
+            self._disk.fsync_dir(self._directory)
+            self._spares.append(spare)
+        else:
+            self._disk.unlink(path)
+            self._disk.fsync_dir(self._directory)
+
+    def _newest(self) -> _File:
+        return list(self._files.values())[-1]
+
+    def _path(self, number: int) -> str:
+        return f"{self._directory}/{number:012d}.wal"
+
+
+def _encode(
+    buffers: list[Buffer],
+    number: int,
+    kind: int,
+    version: int,
+    lsn: int,
+    length: int,
+    parts: Sequence[Buffer],
+) -> None:
+    """Add a frame's buffers. The padding's length and the head follow from `length`, the sum of the parts."""
+    head = _FRAME_HEAD.pack(length, kind, version, 0, lsn)
+    padding = _PADDING[length & 7]
+    if length <= _JOIN_BYTES_MAX:
+        body = b"".join((head, *parts, padding))
+        buffers.append(body + _U64.pack(xxh3_64_intdigest(body, number)))
+        return
+    checksum = xxh3_64(head, seed=number)
+    buffers.append(head)
+    for part in parts:
+        checksum.update(part)
+        buffers.append(part)
+    checksum.update(padding)
+    buffers.append(padding + _U64.pack(checksum.intdigest()))
+
+
+def _header(number: int, first_lsn: int) -> bytes:
+    head = _FILE_HEAD.pack(_FILE_MAGIC, FORMAT_VERSION, 0, number, first_lsn)
+    return (head + _U64.pack(xxh3_64_intdigest(head, number))).ljust(HEADER_BYTES, b"\0")
+
+
+def _first_lsn(path: str, data: bytes, number: int) -> int:
+    """The first lsn of a file, if its header is that of file `number`. See whole-before-next: it must be."""
+    head = data[: _FILE_HEAD.size]
+    if len(data) < HEADER_BYTES or xxh3_64_intdigest(head, number) != _U64.unpack_from(data, len(head))[0]:
+        raise Corrupt(path, 0, "the file's header is not valid")
+    magic, version, _, found_number, first_lsn = _FILE_HEAD.unpack(head)
+    if magic != _FILE_MAGIC or found_number != number:
+        raise Corrupt(path, 0, f"the header is that of file {found_number}")
+    if version != FORMAT_VERSION:
+        raise Corrupt(path, 0, f"the file is of format {version}, this server reads {FORMAT_VERSION}")
+    return int(first_lsn)
+
+
+def _marker(number: int, lsn: int, durable_lsn: int) -> bytes:
+    body = _MARKER.pack(16, _MARKER_KIND, FORMAT_VERSION, 0, lsn, _MARKER_MAGIC ^ number, durable_lsn)
+    return body + _U64.pack(xxh3_64_intdigest(body, number))
+
+
+def _markers_after(data: bytes, offset: int, number: int) -> Iterator[int]:
+    """What the good markers behind `offset` claim is durable. The magic makes this a search, not a parse."""
+    magic = _U64.pack(_MARKER_MAGIC ^ number)
+    found = data.find(magic, offset)
+    while found >= 0:
+        start = found - _FRAME_HEAD_BYTES
+        body = data[start : start + _MARKER.size]
+        checksum = data[start + _MARKER.size : start + _MARKER_BYTES]
+        if start >= offset and start % 8 == 0 and checksum == _U64.pack(xxh3_64_intdigest(body, number)):
+            yield _MARKER.unpack(body)[-1]
+        found = data.find(magic, found + 1)

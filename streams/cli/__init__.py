@@ -1,0 +1,66 @@
+"""The `streams` command: a group of verbs, each in its own file and imported only when it is used or listed.
+
+Exit codes: 0 done, 1 a bug of ours, 2 refused, 3 busy, 4 uncertain, 5 nothing to show.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+import click
+
+from streams.cli import output
+
+#: verb -> the module with its `command`. Modules import what they need inside the command.
+COMMANDS: Final[dict[str, str]] = {"serve": "streams.cli.serve", "config": "streams.cli.config"}
+
+
+class _Verbs(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(COMMANDS[cmd_name]).command
+        return command
+
+
+def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        click.echo(f"streams {output.version()}")
+        ctx.exit()
+
+
+@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.option(
+    "--version",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_show_version,
+    help="Show the version.",
+)
+def cli() -> None:
+    """A persistent event engine: named append-only logs behind a clean JSON HTTP API."""
+
+
+def run(argv: Sequence[str]) -> int:
+    """The exit code. The one place where an error becomes a message."""
+    try:
+        result = cli.main(list(argv), prog_name="streams", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return output.EXIT_INTERRUPTED
+    except Exception as error:
+        return output.report(error)
+    return result if isinstance(result, int) else output.EXIT_DONE
+
+
+def main() -> None:
+    sys.exit(run(sys.argv[1:]))

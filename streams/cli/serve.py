@@ -1,0 +1,82 @@
+"""`streams serve`: run a server in the foreground. Every setting is a flag."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import TYPE_CHECKING
+
+import click
+
+from streams.cli import output
+from streams.config import SETTINGS, ConfigError, Setting, load, unknown_variables
+
+if TYPE_CHECKING:
+    from gateway.supervisor import Supervisor
+
+
+def _option(setting: Setting) -> click.Option:
+    text = f"{setting.help} [{setting.variable}; default: {setting.shown_default()}]"
+    if setting.kind == "flag":
+        spelling = f"{setting.flag}/--no-{setting.name.replace('_', '-')}"
+        return click.Option([spelling, setting.name], default=None, help=text)
+    metavar = "|".join(setting.choices) if setting.choices else setting.kind.upper()
+    return click.Option([setting.flag, setting.name], metavar=metavar, help=text)
+
+
+def _banner(supervisor: Supervisor) -> None:
+    """For the person who started it; in JSON logs the same facts are one line among others."""
+    import structlog
+
+    config = supervisor.config
+    facts: dict[str, object] = {
+        "url": supervisor.url,
+        "data_dir": str(config.data_dir),
+        "shards": config.shards,
+        "version": output.version(),
+        "pid": os.getpid(),
+    }
+    if config.log_format == "json":
+        structlog.get_logger().info("starting", **facts)
+        return
+    click.echo(
+        f"\n  streams {facts['version']}   {facts['url']}\n\n"
+        f"    data    {facts['data_dir']}\n"
+        f"    shards  {facts['shards']}\n"
+        f"    pid     {facts['pid']}   (Ctrl-C stops it)\n",
+        err=True,
+    )
+
+
+def _serve(as_json: bool, **flags: str | bool | None) -> None:
+    if as_json:
+        flags["log_format"] = "json"
+    try:
+        config = load(os.environ, flags)
+    except ConfigError as error:
+        raise output.Refusal(str(error)) from error
+    for warning in unknown_variables(os.environ):
+        output.warn(warning)
+
+    import trio
+
+    from gateway.datadir import CannotServe
+    from gateway.supervisor import Supervisor
+    from streams import logs
+
+    logs.setup(config.log, config.log_format, process="supervisor")
+    try:
+        trio.run(partial(Supervisor(config).run, announce=_banner))
+    except (ConfigError, CannotServe) as error:
+        raise output.Refusal(str(error)) from error
+
+
+command = click.Command(
+    "serve",
+    callback=_serve,
+    params=[
+        *map(_option, SETTINGS),
+        click.Option(["--json", "as_json"], is_flag=True, help="The same as --log-format json."),
+    ],
+    help="Run a server in the foreground until SIGTERM or Ctrl-C.",
+)

@@ -1,0 +1,451 @@
+"""The one table of settings, from which environment, flags, `--help`, `streams config` and the docs come.
+
+`Config` is that table: each field is a setting with its default, kind and help. `load` turns an
+environment and a mapping of flags into a `Config`, or raises one `ConfigError` that names every bad value
+at once. Nothing here reads the environment, a file or the clock by itself: the caller passes them in, and a
+child process gets its parent's finished `Config` as JSON, so no two processes can read it differently.
+
+A flag beats the environment, the environment beats the default. An empty value counts as not given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import ipaddress
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, NoReturn
+
+import orjson
+
+PREFIX: Final = "STREAMS_"
+
+#: A shard's number is one byte of the slot map (`gateway/placement.py`).
+SHARDS_MAX: Final = 256
+
+#: A frame's length is a u32 in the log and on the wire; a quarter of that leaves room for what wraps it.
+_FRAME_BYTES_MAX: Final = 1 << 30
+
+#: Variables with our prefix that are not settings: how our own processes and tests talk to each other.
+CHILD_CONFIG_VARIABLE: Final = "STREAMS_CHILD_CONFIG"
+READY_FD_VARIABLE: Final = "STREAMS_READY_FD"
+_NOT_SETTINGS: Final = frozenset({CHILD_CONFIG_VARIABLE, READY_FD_VARIABLE, "STREAMS_SWEEP"})
+
+Kind = Literal["text", "path", "count", "bytes", "ms", "flag", "choice", "secret"]
+Origin = Literal["default", "environment", "flag"]
+
+
+class ConfigError(ValueError):
+    """Settings that cannot be used. `problems` has one sentence for each, and they are reported together."""
+
+    def __init__(self, problems: Iterable[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(self.problems))
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One row of the table, as everything but the typed field itself needs it."""
+
+    name: str
+    kind: Kind
+    default: Any
+    help: str
+    least: int = 0
+    most: int = 0
+    choices: tuple[str, ...] = ()
+    default_shown: str = ""
+
+    @property
+    def variable(self) -> str:
+        return PREFIX + self.name.upper()
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    def legal(self) -> str:
+        """What may stand here, as the end of the sentence "it must be ..."."""
+        match self.kind:
+            case "count":
+                return f"a whole number from {self.least} to {self.most}"
+            case "bytes":
+                return (
+                    f"a size from {self.show(self.least)} to {self.show(self.most)} (bytes, or KiB, MB, GiB)"
+                )
+            case "ms":
+                return f"a time from {self.show(self.least)} to {self.show(self.most)} (ms, or s, m, h)"
+            case "flag":
+                return "true or false (1 or 0, yes or no, on or off)"
+            case "choice":
+                return "one of " + ", ".join(self.choices)
+            case _:
+                return "text without NUL characters"
+
+    def parse(self, text: str) -> Any:
+        """The value `text` stands for; `ValueError` when it is not legal. `parse(show(value)) == value`."""
+        match self.kind:
+            case "count" | "bytes" | "ms":
+                value = _number(text, _UNITS[self.kind])
+                if not self.least <= value <= self.most:
+                    raise ValueError
+                return value
+            case "flag":
+                return _FLAGS[text.lower()]
+            case "choice":
+                if text.lower() not in self.choices:
+                    raise ValueError
+                return text.lower()
+            case _:
+                if "\0" in text:
+                    raise ValueError
+                return Path(text) if self.kind == "path" else text
+
+    def show(self, value: Any) -> str:
+        """How the value is written for people, in a form `parse` takes back. A secret shows only presence."""
+        match self.kind:
+            case "secret":
+                return "(set)" if value else ""
+            case "flag":
+                return "true" if value else "false"
+            case "bytes":
+                return _in_units(value, ("GiB", "MiB", "KiB"), _UNITS["bytes"])
+            case "ms":
+                return (
+                    _in_units(value, ("h", "m", "s"), _UNITS["ms"])
+                    if value % 1000 == 0 and value
+                    else f"{value}ms"
+                )
+            case _:
+                return str(value)
+
+    def shown_default(self) -> str:
+        return self.default_shown or self.show(self.default)
+
+
+_FLAGS: Final = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(
+    ("0", "false", "no", "off"), False
+)
+_UNITS: Final[dict[str, dict[str, int]]] = {
+    "count": {"": 1},
+    "bytes": {"": 1, "b": 1}
+    | {f"{letter}b": 1000**power for power, letter in enumerate("kmgt", start=1)}
+    | {f"{letter}ib": 1024**power for power, letter in enumerate("kmgt", start=1)},
+    "ms": {"": 1, "ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000},
+}
+_number_and_unit = re.compile(r"([0-9]{1,18})(?:\.([0-9]{1,9}))? ?([A-Za-z]*)").fullmatch
+
+
+def _number(text: str, units: Mapping[str, int]) -> int:
+    found = _number_and_unit(text)
+    if found is None or found[3].lower() not in units:
+        raise ValueError
+    whole, fraction, unit = found[1], found[2] or "", units[found[3].lower()]
+    denominator: int = 10 ** len(fraction)
+    scaled, rest = divmod(int(whole + fraction) * unit, denominator)
+    if rest or (fraction and unit == 1):
+        raise ValueError
+    return scaled
+
+
+def _in_units(value: int, names: Sequence[str], units: Mapping[str, int]) -> str:
+    for name in names:
+        if value and value % units[name.lower()] == 0:
+            return f"{value // units[name.lower()]}{name}"
+    return str(value)
+
+
+def _setting(kind: Kind, default: Any, help: str, **more: Any) -> Any:
+    """A field of `Config`; its metadata is the rest of its row."""
+    return dataclasses.field(
+        default=default, repr=kind != "secret", metadata={"kind": kind, "help": help, **more}
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """Every setting of a server, checked. Field order is the order of `--help` and of the docs."""
+
+    host: str = _setting(
+        "text",
+        "127.0.0.1",
+        "Address to listen on: a name or an IP address, with a port if you like (0.0.0.0:8080, [::1]:8080).",
+    )
+    port: int = _setting("count", 4000, "Port to listen on; 0 picks a free one.", most=65535)
+    data_dir: Path = _setting(  # noqa: RUF009 (a field like the others; the rule wants a known-frozen type)
+        "path",
+        Path("streams-data"),
+        "Directory that holds all data of this server.",
+        default_shown="./streams-data",
+    )
+    shards: int = _setting(
+        "count",
+        0,
+        "Number of shard processes; 0 is what the data directory was made with, or one per CPU if it is new.",
+        most=SHARDS_MAX,
+        default_shown="one per CPU",
+    )
+    gateways: int = _setting("count", 1, "Number of gateway processes sharing the port.", least=1, most=64)
+    front: str = _setting(
+        "choice",
+        "edge",
+        "What answers HTTP: edge is our fast HTTP/1.1 with Hypercorn behind it, hypercorn serves everything.",
+        choices=("edge", "hypercorn"),
+    )
+    log: str = _setting(
+        "choice", "info", "Least important log line to write.", choices=("debug", "info", "warning", "error")
+    )
+    log_format: str = _setting(
+        "choice",
+        "auto",
+        "How log lines are written; auto is human on a terminal and json elsewhere.",
+        choices=("auto", "json", "human"),
+    )
+    sync_interval_ms: int = _setting(
+        "ms", 50, "Longest time a write to a disk box stays unsynced.", least=1, most=60_000
+    )
+    wal_file_bytes: int = _setting(
+        "bytes",
+        64 << 20,
+        "Size at which a log file is closed and the next begun.",
+        least=4096,
+        most=_FRAME_BYTES_MAX,
+    )
+    snapshot_wal_bytes: int = _setting(
+        "bytes",
+        256 << 20,
+        "A shard takes a snapshot after this much log; it bounds how much is replayed on start.",
+        least=4096,
+        most=1 << 40,
+    )
+    drain_ms: int = _setting(
+        "ms", 10_000, "How long requests under way may take to finish when the server stops.", most=600_000
+    )
+    api_keys: str = _setting(
+        "secret",
+        "",
+        "Keys that clients must present, comma-separated. Not supported by this version.",
+        default_shown="unset",
+    )
+    api_keys_file: str = _setting(
+        "text", "", "File with such keys, one a line. Not supported by this version.", default_shown="unset"
+    )
+    allow_insecure_no_auth: bool = _setting(
+        "flag", False, "Serve without keys on an address that other machines can reach."
+    )
+    probe_auth: bool = _setting("flag", False, "Whether health and readiness probes need a key too.")
+    max_batch_records: int = _setting("count", 10_000, "Records in one write.", least=1, most=1_000_000)
+    max_record_bytes: int = _setting(
+        "bytes", 1 << 20, "Size of data and meta of one record.", least=1, most=_FRAME_BYTES_MAX
+    )
+    max_body_bytes: int = _setting(
+        "bytes", 64 << 20, "Size of a request body, after decompression.", least=1024, most=_FRAME_BYTES_MAX
+    )
+    max_meta_bytes: int = _setting("bytes", 16_384, "Size of the meta of one record.", most=_FRAME_BYTES_MAX)
+    max_tag_bytes: int = _setting("bytes", 256, "Size of a tag.", least=1, most=65_535)
+    max_node_bytes: int = _setting("bytes", 128, "Size of a node name.", least=1, most=65_535)
+    max_boxes: int = _setting("count", 100_000, "Boxes on this server; 0 is no limit.", most=10**12)
+
+    def to_json(self) -> str:
+        """All but secrets, which no child needs."""
+        values = {s.name: getattr(self, s.name) for s in SETTINGS if s.kind != "secret"}
+        return orjson.dumps(values, default=str).decode()
+
+    @classmethod
+    def from_json(cls, text: str) -> Config:
+        """What `to_json` wrote in another process of the same server; not for foreign text."""
+        values = orjson.loads(text)
+        return cls(**{**values, "data_dir": Path(values["data_dir"])})
+
+    @property
+    def run_dir(self) -> Path:
+        """Sockets and status files of the running server; nothing here outlives it."""
+        return self.data_dir / "run"
+
+    def shard_dir(self, index: int) -> Path:
+        return self.data_dir / f"shard-{index:02d}"
+
+    def shard_socket(self, index: int) -> Path:
+        return self.run_dir / f"shard-{index:02d}.sock"
+
+
+def _rows() -> tuple[Setting, ...]:
+    return tuple(
+        Setting(name=field.name, default=field.default, **field.metadata)
+        for field in dataclasses.fields(Config)
+    )
+
+
+SETTINGS: Final[tuple[Setting, ...]] = _rows()
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """One setting as it came: its text and where from."""
+
+    text: str
+    origin: Origin
+
+
+def _given(environ: Mapping[str, str], overrides: Mapping[str, object]) -> dict[str, Given]:
+    """What was given, by name, the flag before the variable."""
+    strange = overrides.keys() - {setting.name for setting in SETTINGS}
+    if strange:
+        raise ConfigError(f"there is no setting {name!r}{_nearest(name)}" for name in sorted(strange))
+    found: dict[str, Given] = {}
+    for setting in SETTINGS:
+        override = overrides.get(setting.name)
+        if override is not None and str(override) != "":
+            found[setting.name] = Given(str(override), "flag")
+        elif environ.get(setting.variable, "") != "":
+            found[setting.name] = Given(environ[setting.variable], "environment")
+    _split_host(found)
+    return found
+
+
+def _split_host(found: dict[str, Given]) -> None:
+    """A port inside the host is a port given where the host was given; `[::1]` loses its brackets."""
+    host = found.get("host")
+    if host is None:
+        return
+    bracketed = re.fullmatch(r"\[([^\]]*)\](?::(.*))?", host.text)
+    if bracketed is not None:
+        name, port = bracketed[1], bracketed[2]
+    elif host.text.count(":") == 1:
+        name, port = host.text.split(":")
+    else:
+        return
+    found["host"] = Given(name or "127.0.0.1", host.origin)
+    if port is None:
+        return
+    rival = found.get("port")
+    if rival is not None and rival.origin == host.origin and rival.text != port:
+        raise ConfigError(
+            [f"STREAMS_HOST={host.text} and STREAMS_PORT={rival.text} name two ports; give the port once"]
+        )
+    if rival is None or rival.origin == "environment":
+        found["port"] = Given(port, host.origin)
+
+
+def load(environ: Mapping[str, str], overrides: Mapping[str, object] | None = None) -> Config:
+    """The settings of a server, or a `ConfigError` naming everything that is wrong with them."""
+    given = _given(environ, overrides or {})
+    values: dict[str, Any] = {}
+    problems: list[str] = []
+    for setting in SETTINGS:
+        if setting.name not in given:
+            continue
+        try:
+            values[setting.name] = setting.parse(given[setting.name].text)
+        except (ValueError, KeyError):
+            text = "(hidden)" if setting.kind == "secret" else repr(given[setting.name].text)
+            asked = setting.flag if given[setting.name].origin == "flag" else setting.variable
+            problems.append(f"{asked} is {text}; it must be {setting.legal()}")
+    if problems:
+        raise ConfigError(problems)
+    return Config(**values)
+
+
+def origins(environ: Mapping[str, str], overrides: Mapping[str, object] | None = None) -> dict[str, Origin]:
+    """Where each setting's value came from, by name."""
+    given = _given(environ, overrides or {})
+    return {s.name: given[s.name].origin if s.name in given else "default" for s in SETTINGS}
+
+
+def unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    """A warning for each variable that carries our prefix and means nothing to us: most are typos."""
+    known = {setting.variable for setting in SETTINGS} | _NOT_SETTINGS
+    strange = sorted(name for name in environ if name.startswith(PREFIX) and name not in known)
+    return [f"{name} is not a setting and has no effect{_nearest(name)}" for name in strange]
+
+
+def _nearest(name: str) -> str:
+    names = [s.variable if name.startswith(PREFIX) else s.name for s in SETTINGS]
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    return f"; did you mean {near[0]}?" if near else "; `streams config` lists them all"
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine can reach a listener there. A name other than localhost counts as open."""
+    if address.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def check_may_serve(config: Config) -> None:
+    """Refuse to serve openly where keys were asked for, or where strangers could reach us."""
+    if config.api_keys or config.api_keys_file:
+        variable = "STREAMS_API_KEYS" if config.api_keys else "STREAMS_API_KEYS_FILE"
+        raise ConfigError(
+            [
+                f"{variable} is set, but keys are not supported by this version: it would serve everyone. "
+                f"Unset it and keep STREAMS_HOST on 127.0.0.1"
+            ]
+        )
+    if not is_loopback(config.host) and not config.allow_insecure_no_auth:
+        raise ConfigError([refusal_to_serve_openly(config.host)])
+
+
+def refusal_to_serve_openly(address: str) -> str:
+    return (
+        f"STREAMS_HOST is {address}, which other machines can reach, and there are no keys. Set keys, or "
+        "bind to 127.0.0.1, or set STREAMS_ALLOW_INSECURE_NO_AUTH=1 to serve everyone who can connect"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ChildArgs:
+    """What the supervisor tells a shard or a gateway when it starts one.
+
+    index       which shard or gateway this is
+    listen_fds  listening sockets, inherited; a shard has exactly one
+    parent_fd   read end of a pipe; end of file means the supervisor is gone and the child must stop
+    ready_fd    write end of a pipe for the lines `progress 0.42`, `ready` and `error <message>`
+    placement   the slot map as JSON (gateways)
+    sockets     the shards' socket paths by shard number (gateways)
+    """
+
+    config: Config
+    index: int
+    listen_fds: tuple[int, ...]
+    parent_fd: int
+    ready_fd: int
+    placement: str
+    sockets: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, argv: Sequence[str], environ: Mapping[str, str]) -> ChildArgs:
+        """Raises `ConfigError` when a person, not a supervisor, started this process."""
+        parser = _ChildParser(add_help=False, allow_abbrev=False)
+        parser.add_argument("--index", type=int, required=True)
+        parser.add_argument("--listen-fd", type=int, action="append", required=True)
+        parser.add_argument("--parent-fd", type=int, required=True)
+        parser.add_argument("--ready-fd", type=int, required=True)
+        parser.add_argument("--placement", default="")
+        parser.add_argument("--sockets", default="[]")
+        known = parser.parse_args(list(argv))
+        if CHILD_CONFIG_VARIABLE not in environ:
+            raise ConfigError(
+                [f"{CHILD_CONFIG_VARIABLE} is not set; this process is started by `streams serve`"]
+            )
+        return cls(
+            config=Config.from_json(environ[CHILD_CONFIG_VARIABLE]),
+            index=known.index,
+            listen_fds=tuple(known.listen_fd),
+            parent_fd=known.parent_fd,
+            ready_fd=known.ready_fd,
+            placement=known.placement,
+            sockets=tuple(orjson.loads(known.sockets)),
+        )
+
+
+class _ChildParser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError([f"{message}; this process is started by `streams serve`"])

@@ -1,0 +1,421 @@
+"""Bytes to commands and replies to bytes: what a request may say, and how an answer is worded (v0-api §2-§5).
+
+A gateway passes on the query and the body as they came; this is where they are understood, once, whoever
+sent them. Every complaint names the field. Unknown fields and parameters are complaints too (§0.9).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+from urllib.parse import parse_qsl
+
+import msgspec
+import orjson
+from msgspec import Meta
+
+from streams.protocol import commands, wire
+from streams.protocol.boxes import NON_NEGATIVE_MAX, BoxPatch
+from streams.protocol.commands import Command, Match, Reply
+from streams.protocol.errors import InvalidRequest, StreamsError
+from streams.protocol.names import FENCING_TOKEN_BYTES_MAX, check_box_name, check_text, shown
+from streams.protocol.records import (
+    RecordLimits,
+    check_idempotency_key,
+    decode_json,
+    parse_append,
+    parse_append_lines,
+)
+
+DIFF_LIMIT_DEFAULT, DIFF_LIMIT_MAX = 256, 1000
+DIFF_BYTES_DEFAULT, DIFF_BYTES_MAX = 1024 * 1024, 8 * 1024 * 1024
+WAIT_MS_MAX = 30_000
+PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX = 100, 1000
+NODES_MAX = 256
+SEQ_MAX = 2**64 - 1
+
+
+# ---------------------------------------------------------------------------------------------------
+# The query
+
+
+class Query:
+    """The parameters of a request, each to be taken once; what is left over is an error."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self, query: str) -> None:
+        self._values: dict[str, str] = {}
+        if not query:
+            return
+        try:
+            pairs = parse_qsl(
+                query, keep_blank_values=True, strict_parsing=True, max_num_fields=64, errors="strict"
+            )
+        except ValueError:
+            raise InvalidRequest(f"query: {shown(query)} is not a list of name=value") from None
+        for name, value in pairs:
+            if name in self._values:
+                raise InvalidRequest(f"{name}: given twice in the query", field=name)
+            self._values[name] = value
+
+    def text(self, name: str) -> str | None:
+        return self._values.pop(name, None)
+
+    def flag(self, name: str, default: bool | None) -> bool | None:
+        value = self._values.pop(name, None)
+        if value is None:
+            return default
+        if value in ("true", "1"):
+            return True
+        if value in ("false", "0"):
+            return False
+        raise InvalidRequest(f"{name}: {shown(value)} is neither true nor false", field=name)
+
+    def number(self, name: str, *, low: int = 0, high: int = SEQ_MAX) -> int | None:
+        value = self._values.pop(name, None)
+        if value is None:
+            return None
+        if not (value.isascii() and value.isdigit() and len(value) <= 20) or not low <= int(value) <= high:
+            raise InvalidRequest(f"{name}: {shown(value)} is not a number from {low} to {high}", field=name)
+        return int(value)
+
+    def done(self) -> None:
+        for name in self._values:
+            raise InvalidRequest(f"{name[:64]}: unknown query parameter", field=name[:64])
+
+
+# ---------------------------------------------------------------------------------------------------
+# Bodies
+
+_Seq = Annotated[int, Meta(ge=0)]
+_Millis = Annotated[int, Meta(ge=0, le=NON_NEGATIVE_MAX)]
+
+
+class _DiffBody(msgspec.Struct, forbid_unknown_fields=True):
+    from_seq: _Seq | None = None
+    limit: Annotated[int, Meta(ge=0)] = 0
+    max_bytes: Annotated[int, Meta(ge=0)] = 0
+    node: str | list[str] | None = None
+    include_tags: bool = False
+    include_meta: bool = True
+    include_data: bool = True
+    wait_ms: Annotated[int, Meta(ge=0)] = 0
+    from_ts: _Millis | None = None
+    match: str | list[str] | None = None
+    generation: _Seq | None = None
+
+
+class _DeleteBody(msgspec.Struct, forbid_unknown_fields=True):
+    before_seq: _Seq | None = None
+    match: str | list[str] | None = None
+
+
+class _FenceBody(msgspec.Struct, forbid_unknown_fields=True):
+    token: str
+    if_token: str | None = None
+
+
+_decode_diff = msgspec.json.Decoder(_DiffBody).decode
+_decode_delete = msgspec.json.Decoder(_DeleteBody).decode
+_decode_fence = msgspec.json.Decoder(_FenceBody).decode
+_decode_patch = msgspec.json.Decoder(BoxPatch).decode
+
+
+def parse_match(value: str | list[str], field: str = "match") -> Match:
+    """The tag filter grammar of §5: "X", ["tag","Eq","X"] or ["tag","Glob","X*"]."""
+    if isinstance(value, str):
+        value = ["tag", "Eq", value]
+    if len(value) != 3 or value[0] != "tag" or value[1] not in ("Eq", "Glob"):
+        raise InvalidRequest(
+            f'{field}: must be a tag, ["tag","Eq","X"] or ["tag","Glob","X*"], got {shown(str(value))}',
+            field=field,
+        )
+    text = value[2]
+    if value[1] == "Eq":
+        if not text:
+            raise InvalidRequest(f"{field}: an empty tag matches nothing", field=field)
+        return Match(text)
+    if text.count("*") != 1 or not text.endswith("*"):
+        raise InvalidRequest(
+            f"{field}: {shown(text)} must end in its only star, as in user-* (use Eq for an exact tag)",
+            field=field,
+        )
+    return Match(text[:-1], is_prefix=True)
+
+
+def _check_seq(value: int, field: str) -> int:
+    if value > SEQ_MAX:
+        raise InvalidRequest(f"{field}: {value} is larger than a seq can be", field=field)
+    return value
+
+
+def _checked(head: wire.RequestHead) -> Query:
+    check_box_name(head.box)
+    return Query(head.query)
+
+
+def _append(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Command:
+    check_box_name(head.box)
+    if head.form == wire.FORM_NDJSON:
+        return _append_lines(head, body, limits)
+    parsed = parse_append(body, limits)
+    return_seqs = True
+    if head.query:
+        query = Query(head.query)
+        return_seqs = query.flag("return_seqs", True) is not False
+        query.done()
+    key = parsed.idempotency_key
+    if key is None and head.idempotency_key:
+        key = check_idempotency_key(head.idempotency_key)
+    return commands.Append(
+        box=head.box,
+        columns=parsed.columns,
+        idempotency_key=key,
+        create=parsed.create,
+        config=parsed.config,
+        disable_backpressure=parsed.disable_backpressure,
+        match_seq=parsed.match_seq,
+        fencing_token=parsed.fencing_token,
+        trim_before_seq=parsed.trim_before_seq,
+        return_seqs=return_seqs,
+    )
+
+
+def _append_lines(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Command:
+    query = Query(head.query)
+    return_seqs = query.flag("return_seqs", True) is not False
+    create = query.flag("create", None)
+    disable_backpressure = bool(query.flag("disable_backpressure", False))
+    match_seq = query.number("match_seq")
+    trim_before_seq = query.number("trim_before_seq")
+    fencing_token = query.text("fencing_token")
+    node = query.text("node")
+    key = query.text("idempotency_key") or head.idempotency_key or None
+    config_text = query.text("config")
+    query.done()
+    config = decode_json(_decode_patch, config_text.encode()) if config_text else None
+    return commands.Append(
+        box=head.box,
+        columns=parse_append_lines(body, node, limits),
+        idempotency_key=check_idempotency_key(key) if key is not None else None,
+        create=create,
+        config=config,
+        disable_backpressure=disable_backpressure,
+        match_seq=match_seq,
+        fencing_token=fencing_token,
+        trim_before_seq=trim_before_seq,
+        return_seqs=return_seqs,
+    )
+
+
+def _diff(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Command:
+    _checked(head).done()
+    request: _DiffBody = decode_json(_decode_diff, body or b"{}")
+    if request.from_ts is not None and request.from_seq is not None:
+        raise InvalidRequest("from_ts: cannot be given together with from_seq", field="from_ts")
+    nodes = [request.node] if isinstance(request.node, str) else request.node or []
+    if len(nodes) > NODES_MAX:
+        raise InvalidRequest(f"node: has {len(nodes)} names, at most {NODES_MAX} are allowed", field="node")
+    for node in nodes:
+        check_text(node, "node", bytes_max=limits.node_bytes_max)
+    return commands.Diff(
+        box=head.box,
+        from_seq=_check_seq(request.from_seq or 0, "from_seq"),
+        from_ts=request.from_ts,
+        limit=min(request.limit or DIFF_LIMIT_DEFAULT, DIFF_LIMIT_MAX),
+        max_bytes=min(request.max_bytes or DIFF_BYTES_DEFAULT, DIFF_BYTES_MAX),
+        nodes=frozenset(node for node in nodes if node),
+        include_tags=request.include_tags,
+        include_meta=request.include_meta,
+        include_data=request.include_data,
+        wait_ms=min(request.wait_ms, WAIT_MS_MAX),
+        match=parse_match(request.match) if request.match is not None else None,
+        generation=request.generation,
+    )
+
+
+def _put_box(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Command:
+    _checked(head).done()
+    return commands.PutBox(head.box, decode_json(_decode_patch, body or b"{}"))
+
+
+def _get_state(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Command:
+    query = _checked(head)
+    touch = query.flag("touch", True) is not False
+    query.done()
+    return commands.GetState(head.box, touch)
+
+
+def _list_boxes(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Command:
+    """A gateway asks each shard for one page; `after` is the last name it has, not the client's cursor."""
+    query = Query(head.query)
+    command = commands.ListBoxes(
+        query.text("prefix") or "",
+        query.text("after") or "",
+        query.number("page_size", low=1, high=PAGE_SIZE_MAX) or PAGE_SIZE_DEFAULT,
+    )
+    query.done()
+    return command
+
+
+def _delete_box(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Command:
+    query = _checked(head)
+    if_empty = bool(query.flag("if_empty", False))
+    query.done()
+    return commands.DeleteBox(head.box, if_empty)
+
+
+def _get_record(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Command:
+    query = _checked(head)
+    seq = query.number("seq")
+    query.done()
+    if seq is None:
+        raise InvalidRequest("seq: is missing", field="seq")
+    return commands.GetRecord(head.box, seq)
+
+
+def _get_tail(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Command:
+    _checked(head).done()
+    return commands.GetTail(head.box)
+
+
+def _delete_records(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Command:
+    _checked(head).done()
+    request: _DeleteBody = decode_json(_decode_delete, body or b"{}")
+    if request.before_seq is None and request.match is None:
+        raise InvalidRequest("before_seq, match: one of them must say what to delete", field="before_seq")
+    return commands.DeleteRecords(
+        head.box,
+        _check_seq(request.before_seq, "before_seq") if request.before_seq is not None else None,
+        parse_match(request.match) if request.match is not None else None,
+    )
+
+
+def _set_fence(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Command:
+    _checked(head).done()
+    request: _FenceBody = decode_json(_decode_fence, body or b"{}")
+    for field, token in (("token", request.token), ("if_token", request.if_token or "")):
+        check_text(token, field, bytes_max=FENCING_TOKEN_BYTES_MAX)
+    return commands.SetFence(head.box, request.token, request.if_token)
+
+
+_DECODERS: dict[int, Callable[[wire.RequestHead, bytes, RecordLimits], Command]] = {
+    wire.OP_APPEND: _append,
+    wire.OP_DIFF: _diff,
+    wire.OP_PUT_BOX: _put_box,
+    wire.OP_GET_STATE: _get_state,
+    wire.OP_LIST_BOXES: _list_boxes,
+    wire.OP_DELETE_BOX: _delete_box,
+    wire.OP_GET_RECORD: _get_record,
+    wire.OP_GET_TAIL: _get_tail,
+    wire.OP_DELETE_RECORDS: _delete_records,
+    wire.OP_SET_FENCE: _set_fence,
+}
+
+
+def decode_command(op: int, head: bytes, body: bytes, limits: RecordLimits) -> Command:
+    """The command that a message asks for. Raises `InvalidRequest` and its like, nothing else."""
+    decode = _DECODERS.get(op)
+    if decode is None:
+        raise InvalidRequest(f"op {op} is not known here")
+    try:
+        request_head = wire.request_head_decoder.decode(head)
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"head: {error}") from None
+    return decode(request_head, body, limits)
+
+
+# ---------------------------------------------------------------------------------------------------
+# Replies
+
+
+def _appended(reply: commands.Appended) -> bytes:
+    count = reply.last_seq - reply.first_seq + 1
+    text = b'{"box":"%b","first_seq":%d,"last_seq":%d' % (reply.box.encode(), reply.first_seq, reply.last_seq)
+    if reply.return_seqs:
+        text += b',"seqs":%b' % orjson.dumps(list(range(reply.first_seq, reply.last_seq + 1)))
+    return text + b',"head_seq":%d,"count":%d,"created":%b,"deduped":%b}' % (
+        reply.head_seq,
+        count,
+        b"true" if reply.created else b"false",
+        b"true" if reply.deduped else b"false",
+    )
+
+
+def _records(reply: commands.Records) -> bytes:
+    tombstone = orjson.dumps(msgspec.structs.asdict(reply.tombstone)) if reply.tombstone else b"null"
+    return b"".join(
+        (
+            b'{"box":"%b","records":[' % reply.box.encode(),
+            reply.records,
+            b'],"next_from_seq":%d,"generation":%d,"head_seq":%d,"earliest_seq":%d,"caught_up":%b,"tombstone":%b'
+            % (
+                reply.next_from_seq,
+                reply.generation,
+                reply.head_seq,
+                reply.earliest_seq,
+                b"true" if reply.next_from_seq == reply.head_seq else b"false",
+                tombstone,
+            ),
+            b',"lag":%d}' % (reply.head_seq - reply.next_from_seq),
+        )
+    )
+
+
+def _state(reply: commands.BoxState) -> bytes:
+    answer: dict[str, Any] = msgspec.structs.asdict(reply)
+    answer["config"] = reply.config.shown()
+    if not reply.fencing_token:
+        del answer["fencing_token"]
+    return orjson.dumps(answer)
+
+
+def _box_put(reply: commands.BoxPut) -> bytes:
+    return orjson.dumps({"box": reply.box, "created": reply.created, "config": reply.config.shown()})
+
+
+def _one_record(reply: commands.OneRecord) -> bytes:
+    return b'{"box":"%b","record":%b}' % (reply.box.encode(), reply.record)
+
+
+def _as_it_is(reply: msgspec.Struct) -> bytes:
+    return orjson.dumps(msgspec.structs.asdict(reply))
+
+
+_ENCODERS: dict[type[Any], Callable[[Any], bytes]] = {
+    commands.Appended: _appended,
+    commands.Records: _records,
+    commands.BoxState: _state,
+    commands.BoxPut: _box_put,
+    commands.OneRecord: _one_record,
+    commands.BoxPage: _as_it_is,
+    commands.BoxGone: _as_it_is,
+    commands.Tail: _as_it_is,
+    commands.RecordsDeleted: _as_it_is,
+    commands.FenceSet: _as_it_is,
+}
+
+
+def status_of(reply: Reply) -> int:
+    return 201 if isinstance(reply, (commands.Appended, commands.BoxPut)) and reply.created else 200
+
+
+def encode_reply(reply: Reply) -> bytes:
+    """The answer as a JSON object, without the `performance` that the gateway adds."""
+    return _ENCODERS[type(reply)](reply)
+
+
+class WireFailure(msgspec.Struct, array_like=True):
+    """An error on the wire: its code finds its class again on the other side."""
+
+    code: str
+    message: str
+    detail: dict[str, Any]
+
+
+failure_decoder = msgspec.json.Decoder(WireFailure)
+
+
+def encode_failure(error: StreamsError) -> bytes:
+    return msgspec.json.encode(WireFailure(error.code, error.message, error.detail))

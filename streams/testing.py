@@ -1,0 +1,181 @@
+"""A real server for your tests: on a free port, in its own processes, torn down at the end.
+
+    with running_server() as server:
+        httpx.post(f"{server.url}/v0/boxes/jobs", json={"records": [{"data": 1}]})
+
+Plain blocking code and the standard library only, so that it works under any test runner and any event loop.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Final
+
+from streams.config import READY_FD_VARIABLE, SETTINGS
+
+START_TIMEOUT_S: Final = 60.0
+STOP_TIMEOUT_S: Final = 90.0
+
+_COMMAND: Final = (sys.executable, "-P", "-m", "streams", "serve")
+
+
+class ServerFailed(AssertionError):
+    """The server did not start, or did not stop well. The message ends with what it logged."""
+
+
+@dataclass(eq=False)
+class Server:
+    """A running server, and the means to treat it badly."""
+
+    url: str
+    port: int
+    data_dir: Path
+    process: subprocess.Popen[bytes]
+    _log: IO[bytes] = field(repr=False)
+
+    @property
+    def pid(self) -> int:
+        """Of the supervisor, the parent of all others."""
+        return self.process.pid
+
+    def shard_pids(self) -> dict[int, int]:
+        """Shard number -> process, for those that run right now."""
+        return self._pids("shards")
+
+    def gateway_pids(self) -> dict[int, int]:
+        return self._pids("gateways")
+
+    def _pids(self, kind: str) -> dict[int, int]:
+        found = json.loads((self.data_dir / "run" / "pids.json").read_bytes())
+        return {int(index): pid for index, pid in found[kind].items()}
+
+    def log_text(self) -> str:
+        """Everything all its processes have logged so far."""
+        return os.pread(self._log.fileno(), 1 << 24, 0).decode(errors="replace")
+
+    def terminate(self) -> int:
+        """Stop it as an operator would, and return its exit code."""
+        self.process.terminate()
+        return self.wait()
+
+    def wait(self) -> int:
+        try:
+            return self.process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired as error:
+            raise ServerFailed(f"the server did not stop\n{self.log_text()}") from error
+
+    def kill(self) -> None:
+        """kill -9 of all its processes, the supervisor first so that it restarts none. Returns when all are
+        gone, which the kernel says by giving us the lock that each of them held."""
+        children = [*self.gateway_pids().values(), *self.shard_pids().values()]
+        self.process.kill()
+        self.process.wait()
+        for pid in children:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        self.wait_until_gone()
+
+    def wait_until_gone(self) -> None:
+        """Block until no process of the server is left, however they end."""
+        with open(self.data_dir / "LOCK", "rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+
+
+@contextmanager
+def running_server(
+    data_dir: Path | str | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    command: Sequence[str] = _COMMAND,
+    **settings: object,
+) -> Iterator[Server]:
+    """A server that is ready. `settings` are those of `streams config`: `running_server(shards=2, port=0)`.
+
+    The port is a free one unless given. Without `data_dir` the data lives and dies with the block. Settings
+    in your own environment are not used; `environ` adds variables. Leaving the block stops the server, and
+    fails if that does not go well, unless the block has stopped or killed it before.
+    """
+    folder = Path(data_dir) if data_dir is not None else Path(tempfile.mkdtemp(prefix="streams-"))
+    try:
+        with tempfile.TemporaryFile(prefix="streams-log-") as log:
+            server = _start(
+                folder.absolute(), log, command, {**_environment(folder, settings), **(environ or {})}
+            )
+            try:
+                yield server
+            except BaseException:
+                if server.process.poll() is None:
+                    server.kill()
+                raise
+            if server.process.poll() is None and server.terminate() != 0:
+                raise ServerFailed(f"the server ended with {server.process.returncode}\n{server.log_text()}")
+    finally:
+        if data_dir is None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _environment(folder: Path, settings: Mapping[str, object]) -> dict[str, str]:
+    known = {setting.name: setting for setting in SETTINGS}
+    unknown = settings.keys() - known.keys()
+    if unknown:
+        raise TypeError(f"no such setting: {', '.join(sorted(unknown))}")
+    ours = {setting.variable for setting in SETTINGS}
+    inherited = {name: value for name, value in os.environ.items() if name not in ours}
+    given = {"port": 0, "log_format": "json", **settings, "data_dir": folder.absolute()}
+    return inherited | {known[name].variable: str(value) for name, value in given.items()}
+
+
+def _start(folder: Path, log: IO[bytes], command: Sequence[str], environment: dict[str, str]) -> Server:
+    reader, writer = os.pipe()
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=(writer,),
+            env={**environment, READY_FD_VARIABLE: str(writer)},
+        )
+    finally:
+        os.close(writer)
+    with open(reader, "rb", buffering=0) as ready:
+        facts = _first_line(ready, deadline=time.monotonic() + START_TIMEOUT_S)
+    if not facts.get("ready"):
+        ended = process.poll()
+        process.terminate()
+        try:
+            process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        text = os.pread(log.fileno(), 1 << 24, 0).decode(errors="replace")
+        why = f"{facts['child']} keeps failing" if facts else f"exit code {ended}"
+        raise ServerFailed(f"the server did not become ready: {why}\n{text}")
+    return Server(facts["url"], facts["port"], folder, process, log)
+
+
+def _first_line(pipe: IO[bytes], *, deadline: float) -> dict[str, Any]:
+    """What the supervisor says when all is ready; empty when it ended first or took too long."""
+    text = b""
+    while not text.endswith(b"\n"):
+        waited, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
+        piece = pipe.read(4096) if waited else b""
+        if not piece:
+            return {}
+        text += piece
+    found: dict[str, Any] = json.loads(text)
+    return found
