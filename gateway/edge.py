@@ -103,7 +103,6 @@ class Front:
         )
 
     async def run(self, task_status: trio.TaskStatus[Front] = trio.TASK_STATUS_IGNORED) -> None:
-        self._listener.setblocking(False)
         with self._listener:
             async with self._hypercorn.running(), trio.open_nursery() as nursery:
                 nursery.start_soon(self._sweep)
@@ -133,6 +132,9 @@ class Front:
     async def _accept_one(self) -> socket.socket:
         while True:
             try:
+                # Non-blocking is a property of the open socket, not of this process: another holder
+                # may have turned it off again (`socket.dup` does), and then accept would stop us all.
+                self._listener.setblocking(False)
                 sock, _ = self._listener.accept()
             except BlockingIOError:
                 await trio.lowlevel.wait_readable(self._listener)

@@ -39,6 +39,9 @@ class Link:
         self.shard = shard
         self._path = path
         self._sock: socket.socket | None = None
+        #: Whether the shard has answered our hello. That a connection was accepted proves nothing: the
+        #: supervisor keeps the listening socket open while the shard behind it is starting again.
+        self.is_up = False
         self._ids = itertools.count(1)
         #: id -> (who waits, until when), oldest first.
         self._waiting: dict[int, tuple[trio.lowlevel.Task, float]] = {}
@@ -47,18 +50,14 @@ class Link:
         self._sender: trio.lowlevel.Task | None = None
 
     def __repr__(self) -> str:
-        state = "up" if self._sock is not None else "down"
+        state = "up" if self.is_up else "down"
         return f"<Link {self.shard} {state}, {len(self._waiting)} in flight>"
-
-    @property
-    def is_up(self) -> bool:
-        return self._sock is not None
 
     # -- calling
 
     async def call(self, op: int, head: bytes, body: Buffer) -> wire.Message:
         """The shard's answer to one request. Raises what the shard raised, or what became of the link."""
-        if self._sock is None:
+        if not self.is_up:
             raise ShardUnavailable(shard=self.shard)
         waiting = self._waiting
         if len(waiting) >= IN_FLIGHT_MAX:
@@ -124,6 +123,7 @@ class Link:
 
     async def _talk(self, sock: socket.socket) -> None:
         self._sock = sock
+        self._unsent.append((0, wire.frame(wire.REQUEST, 0, wire.OP_HELLO, 0, b"", 0)))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._keep_sending, sock)
             nursery.start_soon(self._keep_watch)
@@ -132,6 +132,7 @@ class Link:
 
     def _down(self) -> None:
         self._sock = None
+        self.is_up = False
         self._unsent.clear()
         waiting, self._waiting = self._waiting, {}
         for id, (task, _) in waiting.items():
@@ -155,8 +156,11 @@ class Link:
                 raise ConnectionResetError("the shard closed the link")
             for message in receiver.received(count):
                 entry = self._waiting.pop(message.id, None)
-                if entry is not None:  # else the caller gave up
+                if entry is not None:
                     reschedule(entry[0], value(message))
+                elif message.op == wire.OP_HELLO:
+                    self.is_up = True
+                # else the caller gave up
 
     async def _keep_sending(self, sock: socket.socket) -> None:
         while True:

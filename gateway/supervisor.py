@@ -257,6 +257,8 @@ class Supervisor:
     async def _announce_ready(self) -> None:
         for child in self._shards + self._gateways:
             await child.settled.wait()
+        if self._stop.is_set():
+            return
         missing = [child.name for child in self._shards if child.gave_up]
         facts = {
             "pid": os.getpid(),
@@ -265,7 +267,7 @@ class Supervisor:
             "shards": self.config.shards,
             "ready": True,
         }
-        write_atomically(self.config.run_dir / "server.json", facts)
+        self._publish("server.json", facts)
         if missing:
             log.warning("ready, but not whole", url=self._url, missing=missing)
         else:
@@ -420,7 +422,14 @@ class Supervisor:
             "shards": pids(self._shards),
             "gateways": pids(self._gateways),
         }
-        write_atomically(self.config.run_dir / "pids.json", found)
+        self._publish("pids.json", found)
+
+    def _publish(self, name: str, facts: dict[str, Any]) -> None:
+        """A file for people and tools to look at. A full disk must not take a serving tree down for it."""
+        try:
+            write_atomically(self.config.run_dir / name, facts)
+        except OSError as error:
+            log.warning("a status file could not be written", name=name, error=str(error))
 
 
 async def _lock(directory: DataDir) -> None:

@@ -202,6 +202,7 @@ async def _first(*events: trio.Event) -> None:
 
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a closing terminal sends it to everyone in it
     try:
         arguments = ChildArgs.parse(sys.argv[1:], os.environ)
     except ConfigError as error:

@@ -75,7 +75,7 @@ class Api:
             if action.startswith("records/"):
                 action, _, rest = action.partition("/")
             methods = self._under_box.get(action)
-            if methods is not None and name and (rest == "") == (action != "records"):
+            if methods is not None and name and (rest == "") == (action != "records") and "/" not in rest:
                 return self._pick(methods, request)(request, name, rest)
         else:
             plain = self._plain.get(path)

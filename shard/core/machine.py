@@ -44,7 +44,6 @@ from streams.protocol.errors import (
     StreamsError,
     Throttled,
 )
-from streams.protocol.names import shown
 
 #: Boxes looked at in one tick; the rest are due in the next one, at once.
 TICK_BOXES_MAX = 256
@@ -234,7 +233,7 @@ class Machine:
         box: Box | None = self.boxes.get(name)
         if box is None:
             raise BoxNotFound(
-                f"box {shown(name)} does not exist; create it with PUT or by appending to it", box=name
+                f"box {name} does not exist; create it with PUT or by appending to it", box=name
             )
         return box
 
@@ -358,6 +357,9 @@ class Machine:
             last_write_ts=log.visible_ts() or None,
             last_read_ts=box.last_read_ms,
             fencing_token=box.fencing_token,
+            queue={"ready": count, "in_flight": 0, "dead_lettered": 0}
+            if box.config.type == "queue"
+            else None,
         )
         return self._answer(box, reply, made, box.floor_lsn)
 
@@ -440,7 +442,7 @@ class Machine:
         may_create = command.box not in self.not_recreated if command.create is None else command.create
         if not may_create:
             raise BoxNotFound(
-                f"box {shown(command.box)} does not exist and this write may not create it", box=command.box
+                f"box {command.box} does not exist and this write may not create it", box=command.box
             )
         created = self._plan_box(command.box, command.config, now_ms)
         stand_in = Box(

@@ -12,6 +12,7 @@ from typing import Final
 
 import click
 
+from streams import __version__
 from streams.cli import output
 
 #: verb -> the module with its `command`. Modules import what they need inside the command.
@@ -31,7 +32,7 @@ class _Verbs(click.Group):
 
 def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     if wanted:
-        click.echo(f"streams {output.version()}")
+        click.echo(f"streams {__version__}")
         ctx.exit()
 
 

@@ -8,6 +8,7 @@ from typing import IO, Any, Final
 
 import click
 
+from streams import __version__
 from streams.protocol.errors import Busy, Refused, StreamsError, Uncertain
 
 EXIT_DONE: Final = 0
@@ -43,23 +44,13 @@ def report(error: Exception) -> int:
 
     traceback.print_exception(error)
     click.echo(
-        f"streams: this is a bug in streams {version()}; please report it with the lines above", err=True
+        f"streams: this is a bug in streams {__version__}; please report it with the lines above", err=True
     )
     return EXIT_BUG
 
 
 def _message(error: StreamsError) -> str:
     return f"{error.message} ({error.code})"
-
-
-def version() -> str:
-    """What is installed. Looked up when asked: it takes longer than all the rest of `--help`."""
-    from importlib import metadata
-
-    try:
-        return metadata.version("streams-server")
-    except metadata.PackageNotFoundError:
-        return "0+source"
 
 
 def print_json(value: object) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from streams import __version__
 from streams.cli import output
 from streams.config import SETTINGS, ConfigError, Setting, load, unknown_variables
 
@@ -33,7 +34,7 @@ def _banner(supervisor: Supervisor) -> None:
         "url": supervisor.url,
         "data_dir": str(config.data_dir),
         "shards": config.shards,
-        "version": output.version(),
+        "version": __version__,
         "pid": os.getpid(),
     }
     if config.log_format == "json":

@@ -124,6 +124,8 @@ class BoxState(msgspec.Struct, frozen=True, kw_only=True):
     last_write_ts: int | None
     last_read_ts: int | None
     fencing_token: str
+    #: Counters of a queue; None for a log.
+    queue: dict[str, int] | None
 
 
 class BoxPage(msgspec.Struct, frozen=True):

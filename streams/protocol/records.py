@@ -23,6 +23,7 @@ Invariants
 
 from __future__ import annotations
 
+import re
 import struct
 from array import array
 from bisect import bisect_right
@@ -38,6 +39,7 @@ from streams.protocol.errors import BatchTooLarge, InvalidRequest, RecordTooLarg
 from streams.protocol.names import IDEMPOTENCY_KEY_CHARS_MAX, check_text, shown
 
 JSON = 1
+SEQ_MAX = 2**64 - 1
 
 _Seq = Annotated[int, Meta(ge=0)]
 _Millis = Annotated[int, Meta(ge=0, le=NON_NEGATIVE_MAX)]
@@ -56,6 +58,11 @@ class RecordLimits(msgspec.Struct, frozen=True):
 # Reading a write
 
 
+#: A union with Raw cannot be decoded, so an absent raw value is an empty one.
+_ABSENT = Raw(b"")
+_NULL = Raw(b"null")
+
+
 class _LeanRecord(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     data: Raw
     tag: str | None = None
@@ -65,7 +72,7 @@ class _FullRecord(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     data: Raw
     tag: str | None = None
     node: str | None = None
-    meta: Raw | None = None
+    meta: Raw = _ABSENT
     ts: _Millis | None = None
 
 
@@ -88,11 +95,15 @@ class _FullAppend(_AppendOptions, forbid_unknown_fields=True, kw_only=True):
     records: list[_FullRecord]
 
 
+class _Lines(msgspec.Struct):
+    records: list[_FullRecord]
+
+
 # Most writes use only `data` and `tag`; a struct of two fields decodes a fifth faster than one of five. A
 # write with more fails the lean decoder at its first such record and is decoded again by the full one.
 _decode_lean = msgspec.json.Decoder(_LeanAppend).decode
 _decode_full = msgspec.json.Decoder(_FullAppend).decode
-_decode_lines = msgspec.json.Decoder(_FullRecord).decode_lines
+_decode_lines = msgspec.json.Decoder(_Lines).decode
 _decode_object = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
@@ -130,23 +141,37 @@ def decode_json(decode: Any, body: bytes) -> Any:
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"body: not valid UTF-8 at byte {error.start}") from None
     except msgspec.ValidationError as error:
-        raise InvalidRequest(_worded(str(error))) from None
+        raise _named(str(error), body) from None
     except msgspec.DecodeError as error:
         raise InvalidRequest(f"body: not valid JSON: {error}") from None
     except RecursionError:
         raise InvalidRequest("body: JSON nested too deeply") from None
 
 
-def _worded(text: str) -> str:
-    """msgspec's "… - at `$.records[0].tag`" as "records[0].tag: …"."""
+def _named(text: str, body: bytes) -> InvalidRequest:
+    """msgspec says "… - at `$.records[0].tag`"; we say "records[0].tag: …, got 7"."""
     what, _, where = text.partition(" - at `$")
     place = where.rstrip("`").lstrip(".")
-    return f"{place or 'body'}: {what}"
+    if what.startswith("Expected "):
+        try:
+            value = msgspec.json.decode(body)
+            for key, index in _STEP.findall(place):
+                value = value[int(index)] if index else value[key]
+            what = f"{what.partition(', got')[0]}, got {shown(str(msgspec.json.encode(value), 'utf-8'))}"
+        except (LookupError, TypeError, ValueError):
+            pass  # the place could not be found again; the rest of the message stands
+    field = place or _UNKNOWN_FIELD.sub(r"\1", what) if "unknown field" in what or place else "body"
+    return InvalidRequest(f"{place or 'body'}: {what}", field=field)
+
+
+_STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
+_UNKNOWN_FIELD = re.compile(r".*unknown field `(.*)`.*")
 
 
 def parse_append(body: bytes, limits: RecordLimits) -> ParsedAppend:
     """A JSON append body (v0-api §3)."""
     request: Any
+    body = body or b"{}"
     try:
         if not body.isascii():
             str(body, "utf-8")
@@ -160,6 +185,8 @@ def parse_append(body: bytes, limits: RecordLimits) -> ParsedAppend:
     key = request.idempotency_key
     if key is not None:
         check_idempotency_key(key)
+    for field in ("match_seq", "trim_before_seq"):
+        check_seq(getattr(request, field) or 0, field)
     return ParsedAppend(
         columns=columns,
         idempotency_key=key,
@@ -174,9 +201,21 @@ def parse_append(body: bytes, limits: RecordLimits) -> ParsedAppend:
 
 def parse_append_lines(body: bytes, node: str | None, limits: RecordLimits) -> Columns:
     """An NDJSON append body: one record object a line; blank lines are passed over."""
-    columns = _full_columns(decode_json(_decode_lines, body))
+    lines = [line for line in body.splitlines() if line.strip()]
+    records = decode_json(_decode_lines, b'{"records":[%b]}' % b",".join(lines)).records
+    if len(records) != len(lines):
+        raise InvalidRequest(
+            f"records: {len(lines)} lines hold {len(records)} records; one a line is expected"
+        )
+    columns = _full_columns(records)
     _check_columns(columns, len(body), node, limits)
     return columns
+
+
+def check_seq(value: int, field: str) -> int:
+    if value > SEQ_MAX:
+        raise InvalidRequest(f"{field}: {value} is larger than a seq can be", field=field)
+    return value
 
 
 def check_idempotency_key(key: str) -> str:
@@ -193,7 +232,7 @@ def _full_columns(records: list[_FullRecord]) -> Columns:
         [record.data for record in records],
         [record.tag for record in records],
         [record.node for record in records],
-        [record.meta for record in records],
+        [None if len(record.meta) == 0 or record.meta == _NULL else record.meta for record in records],
         [record.ts for record in records],
     )
 
@@ -417,11 +456,11 @@ class Batch:
         parts: list[bytes] = []
         for index, record in enumerate(_decode_stored(b"[" + self.text(first, last) + b"]"), first):
             part = b'{"$seq":%d,"$ts":%d' % (record.seq, record.ts)
-            if record.node is not None:
+            if len(record.node):
                 part += b',"$node":%b' % record.node
             if tag_of is not None and tag_of[index]:
                 part += b',"$tag":%b' % msgspec.json.encode(tag_of[index])
-            if meta and record.meta is not None:
+            if meta and len(record.meta):
                 part += b',"meta":%b' % record.meta
             if data:
                 part += b',"data":%b' % record.data
@@ -491,8 +530,8 @@ class _StoredRecord(msgspec.Struct, gc=False):
     seq: int = msgspec.field(name="$seq")
     ts: int = msgspec.field(name="$ts")
     data: Raw
-    node: Raw | None = msgspec.field(name="$node", default=None)
-    meta: Raw | None = None
+    node: Raw = msgspec.field(name="$node", default=_ABSENT)
+    meta: Raw = _ABSENT
 
 
 _decode_stored = msgspec.json.Decoder(list[_StoredRecord]).decode

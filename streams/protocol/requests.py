@@ -20,8 +20,10 @@ from streams.protocol.commands import Command, Match, Reply
 from streams.protocol.errors import InvalidRequest, StreamsError
 from streams.protocol.names import FENCING_TOKEN_BYTES_MAX, check_box_name, check_text, shown
 from streams.protocol.records import (
+    SEQ_MAX,
     RecordLimits,
     check_idempotency_key,
+    check_seq,
     decode_json,
     parse_append,
     parse_append_lines,
@@ -32,7 +34,6 @@ DIFF_BYTES_DEFAULT, DIFF_BYTES_MAX = 1024 * 1024, 8 * 1024 * 1024
 WAIT_MS_MAX = 30_000
 PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX = 100, 1000
 NODES_MAX = 256
-SEQ_MAX = 2**64 - 1
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -144,12 +145,6 @@ def parse_match(value: str | list[str], field: str = "match") -> Match:
     return Match(text[:-1], is_prefix=True)
 
 
-def _check_seq(value: int, field: str) -> int:
-    if value > SEQ_MAX:
-        raise InvalidRequest(f"{field}: {value} is larger than a seq can be", field=field)
-    return value
-
-
 def _checked(head: wire.RequestHead) -> Query:
     check_box_name(head.box)
     return Query(head.query)
@@ -221,7 +216,7 @@ def _diff(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Command:
         check_text(node, "node", bytes_max=limits.node_bytes_max)
     return commands.Diff(
         box=head.box,
-        from_seq=_check_seq(request.from_seq or 0, "from_seq"),
+        from_seq=check_seq(request.from_seq or 0, "from_seq"),
         from_ts=request.from_ts,
         limit=min(request.limit or DIFF_LIMIT_DEFAULT, DIFF_LIMIT_MAX),
         max_bytes=min(request.max_bytes or DIFF_BYTES_DEFAULT, DIFF_BYTES_MAX),
@@ -287,7 +282,7 @@ def _delete_records(head: wire.RequestHead, body: bytes, limits: RecordLimits) -
         raise InvalidRequest("before_seq, match: one of them must say what to delete", field="before_seq")
     return commands.DeleteRecords(
         head.box,
-        _check_seq(request.before_seq, "before_seq") if request.before_seq is not None else None,
+        check_seq(request.before_seq, "before_seq") if request.before_seq is not None else None,
         parse_match(request.match) if request.match is not None else None,
     )
 
@@ -368,6 +363,8 @@ def _state(reply: commands.BoxState) -> bytes:
     answer["config"] = reply.config.shown()
     if not reply.fencing_token:
         del answer["fencing_token"]
+    if reply.queue is None:
+        del answer["queue"]
     return orjson.dumps(answer)
 
 

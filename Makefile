@@ -1,0 +1,61 @@
+# Needs make and Python 3.11 or newer; everything else is installed into .venv.
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test check sweep bench docs clean
+
+ifndef PYTHON
+PYTHON := $(shell for each in python3.11 python3.12 python3.13 python3.14 python3 python; do \
+	$$each -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$each; break; }; done)
+endif
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PYTEST_ARGS ?= -q
+ARGS ?=
+
+help: ## Show this.
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: .venv/.dev ## Install everything for work on the code.
+
+run: .venv/.serve ## Run a server on port 4000 (ARGS="--port 5000" and so on).
+	@exec $(BIN)/streams serve $(ARGS)
+
+test: check ## Run all checks and tests (PYTEST_ARGS="-x tests/core" for some).
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+check: .venv/.dev ## Style, types and import rules.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+sweep: .venv/.dev ## Every crash point instead of a sample; takes long.
+	STREAMS_SWEEP=full $(BIN)/pytest $(PYTEST_ARGS) tests/storage tests/crash
+
+bench: .venv/.dev ## Measure a server on this machine.
+	$(BIN)/python -m loadtests.bench $(ARGS)
+
+docs: .venv/.dev ## Write the generated reference pages again.
+	$(BIN)/streams config --markdown > docs/reference/settings.md
+
+clean: ## Remove .venv and caches. Data is never removed: that is ./streams-data, and it is yours.
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/bin/python:
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed and was not found; install it, or run" \
+		"make PYTHON=/path/to/python3" >&2; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, and " \
+		+ sys.executable + " is " + sys.version.split()[0])'
+	$(PYTHON) -m venv .venv
+
+.venv/.serve: pyproject.toml | .venv/bin/python
+	@echo "installing what a server needs into .venv"
+	@$(PIP) --editable .
+	@touch $@
+
+.venv/.dev: pyproject.toml | .venv/bin/python
+	@echo "installing what a server, its tests and its checks need into .venv"
+	@$(PIP) --editable '.[dev]'
+	@touch .venv/.serve $@

@@ -1,0 +1,327 @@
+"""Goal: group commit reports what is logged and durable, in order, in time, once, and never after a failure.
+
+Method: the real thread, on real files and on the fault disk. Tests wait for reports, never for time to pass; to see
+a group form, a disk with a gate holds the thread inside a sync.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from queue import SimpleQueue
+
+import pytest
+
+from shard.committer import CommitFailed, Committer
+from shard.storage.files import Disk, DiskLike
+from shard.storage.wal import HEADER_BYTES, FrameParts, Wal
+from tests.support.faultdisk import FaultDisk
+
+FILE_BYTES = HEADER_BYTES + 4096
+#: A report that takes this long is not late, it is missing.
+PATIENCE_S = 20.0
+#: Long enough that nothing in a test is ever synced because of it.
+NEVER_MS = 3_600_000
+
+
+class GatedDisk(FaultDisk):
+    """Holds the commit thread inside a sync of its own until the gate is opened."""
+
+    def __init__(self) -> None:
+        super().__init__("/data")
+        self.gate = threading.Event()
+        self.reached = threading.Event()
+        self.armed = False
+
+    def fdatasync(self, handle: int) -> None:
+        if self.armed and threading.current_thread().name == "wal-commit":
+            self.reached.set()
+            assert self.gate.wait(PATIENCE_S)
+        super().fdatasync(handle)
+
+
+class Desk:
+    """A committer with its reports gathered in order, each with the lsn or the error it carried."""
+
+    def __init__(self, disk: DiskLike, directory: str, **options: int) -> None:
+        self.disk = disk
+        self.wal = Wal(disk, directory, file_bytes=FILE_BYTES)
+        list(self.wal.scan())
+        self.wal.settle()
+        self.wal.prepare_next()
+        self.reports: SimpleQueue[tuple[str, object]] = SimpleQueue()
+        self.committer = Committer(
+            self.wal,
+            post=self._post,
+            on_logged=lambda lsn, ms: self.reports.put(("logged", lsn)),
+            on_durable=lambda lsn, ms: self.reports.put(("durable", lsn)),
+            on_failed=lambda error: self.reports.put(("failed", error)),
+            **options,
+        )
+        self.lsn = 0
+
+    def _post(self, callback: Callable[..., None], /, *args: object) -> None:
+        callback(*args)
+
+    def submit(self, *contents: bytes, sync: bool, logged_matters: bool = True) -> None:
+        frames: list[FrameParts] = []
+        for content in contents:
+            self.lsn += 1
+            frames.append((1, 1, self.lsn, [content]))
+        self.committer.submit(frames, sync=sync, logged_matters=logged_matters)
+
+    def next(self) -> tuple[str, object]:
+        return self.reports.get(timeout=PATIENCE_S)
+
+    def rest(self) -> list[tuple[str, object]]:
+        return [self.reports.get_nowait() for _ in range(self.reports.qsize())]
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Callable[..., Desk]]:
+    """Makes desks, started, and stops them."""
+    made: list[Desk] = []
+
+    def make(disk: DiskLike | None = None, **options: int) -> Desk:
+        options.setdefault("sync_interval_ms", NEVER_MS)
+        made.append(Desk(disk or Disk(), "/data/wal" if disk else f"{tmp_path}/wal", **options))
+        made[-1].committer.start()
+        return made[-1]
+
+    yield make
+    for one in made:
+        try:
+            one.committer.stop()
+        except CommitFailed:
+            pass
+
+
+@pytest.mark.parametrize("real", [True, False])
+def test_logged_is_reported_then_durable(desk: Callable[..., Desk], real: bool) -> None:
+    one = desk(None if real else FaultDisk("/data"))
+    one.submit(b"a", sync=True)
+    assert [one.next(), one.next()] == [("logged", 1), ("durable", 1)]
+    one.submit(b"b", b"c", sync=False)
+    assert one.next() == ("logged", 3)
+    one.committer.stop()
+    assert one.rest() == [("durable", 3)]
+
+
+def test_logged_and_durable_are_one_report_when_nobody_waits_for_logged(desk: Callable[..., Desk]) -> None:
+    one = desk()
+    one.submit(b"a", sync=True, logged_matters=False)
+    assert one.next() == ("durable", 1)
+    one.committer.flush()
+    assert one.rest() == []
+
+
+def test_what_nobody_waits_for_is_still_durable_after_the_interval(desk: Callable[..., Desk]) -> None:
+    one = desk(sync_interval_ms=10)
+    one.submit(b"a", sync=False)
+    assert [one.next(), one.next()] == [("logged", 1), ("durable", 1)]
+    assert one.committer.statistics().fsyncs == 1
+
+
+def test_a_steady_flow_of_frames_that_nobody_waits_for_is_synced_all_the_same(
+    desk: Callable[..., Desk],
+) -> None:
+    """The interval runs from the oldest frame that is not synced, so a backlog that never empties is no excuse."""
+    one = desk(FaultDisk("/data"), sync_interval_ms=5)
+    while True:
+        one.submit(b"more", sync=False)
+        if one.next()[0] == "durable":
+            break
+
+
+def test_a_quiet_log_is_marked_and_then_left_alone(desk: Callable[..., Desk]) -> None:
+    class Listening(FaultDisk):
+        def __init__(self) -> None:
+            super().__init__("/data")
+            self.syncs: SimpleQueue[None] = SimpleQueue()
+
+        def fdatasync(self, handle: int) -> None:
+            super().fdatasync(handle)
+            if threading.current_thread().name == "wal-commit":
+                self.syncs.put(None)
+
+    disk = Listening()
+    one = desk(disk, sync_interval_ms=1)
+    one.submit(b"last", sync=True)
+    for _ in ("header", "frame", "marker"):
+        disk.syncs.get(timeout=PATIENCE_S)
+    one.committer.stop()
+    assert disk.syncs.qsize() == 0, "the log was proven already"
+    disk.flip("/data/wal/000000000001.wal", HEADER_BYTES + 16)
+    with pytest.raises(Exception, match="lsn 1 was durable"):
+        list(Wal(disk, "/data/wal", file_bytes=FILE_BYTES).scan())
+
+
+def test_what_comes_during_a_sync_is_one_group(desk: Callable[..., Desk]) -> None:
+    disk = GatedDisk()
+    one = desk(disk)
+    disk.armed = True
+    one.submit(b"first", sync=True)
+    assert disk.reached.wait(PATIENCE_S)
+    for number in range(20):
+        one.submit(b"%d" % number, sync=number == 7, logged_matters=False)
+    assert one.committer.backlog_bytes >= 30
+    disk.armed = False
+    disk.gate.set()
+    one.committer.flush()
+    statistics = one.committer.statistics()
+    assert (statistics.groups, statistics.frames, statistics.fsyncs) == (2, 21, 2)
+    assert statistics.backlog_bytes == 0
+    assert one.rest() == [("logged", 1), ("durable", 1), ("durable", 21)]
+
+
+@pytest.mark.parametrize(
+    ("options", "groups"), [({"group_frames_max": 5}, 4), ({"group_bytes_max": 50}, 4), ({}, 1)]
+)
+def test_groups_are_bounded(desk: Callable[..., Desk], options: dict[str, int], groups: int) -> None:
+    disk = GatedDisk()
+    one = desk(disk, **options)
+    disk.armed = True
+    one.submit(b"first", sync=True)
+    assert disk.reached.wait(PATIENCE_S)
+    for _ in range(20):
+        one.submit(b"ten bytes.", sync=False)
+    disk.armed = False
+    disk.gate.set()
+    one.committer.flush()
+    assert one.committer.statistics().groups == 1 + groups
+
+
+def test_reports_grow_and_everything_comes_back(desk: Callable[..., Desk], tmp_path: Path) -> None:
+    one = desk(sync_interval_ms=1)
+    rng = random.Random(6)
+    contents = [rng.randbytes(rng.randrange(400)) for _ in range(3000)]
+    position = 0
+    while position < len(contents):
+        count = rng.randrange(1, 6)
+        one.submit(*contents[position : position + count], sync=rng.random() < 0.1)
+        position += count
+    one.committer.stop()
+    logged = durable = 0
+    for kind, lsn in one.rest():
+        assert isinstance(lsn, int)
+        if kind == "logged":
+            assert lsn > logged
+            logged = lsn
+        else:
+            assert kind == "durable" and durable < lsn <= logged
+            durable = lsn
+    assert logged == durable == len(contents)
+    statistics = one.committer.statistics()
+    assert statistics.frames == len(contents) and statistics.rotations > 100
+    assert statistics.durable_lsn == statistics.logged_lsn == len(contents)
+    again = Wal(Disk(), f"{tmp_path}/wal", file_bytes=FILE_BYTES)
+    assert [bytes(frame.content) for frame in again.scan()] == contents
+
+
+def test_nothing_reported_durable_is_lost_in_a_crash() -> None:
+    for seed in range(30):
+        disk = FaultDisk("/data")
+        one = Desk(disk, "/data/wal", sync_interval_ms=1)
+        rng = random.Random(seed)
+        disk.crash_at(disk.operations + rng.randrange(100), rng.choice(("before", "midway", "after")))
+        one.committer.start()
+        for number in range(200):
+            one.submit(b"%d" % number * 20, sync=rng.random() < 0.3)
+        with pytest.raises(CommitFailed):
+            one.committer.stop()
+            raise CommitFailed("the crash came after the last operation")
+        durable = max((lsn for kind, lsn in one.rest() if kind == "durable" and isinstance(lsn, int)), default=0)
+        again = Wal(disk.crash(rng), "/data/wal", file_bytes=FILE_BYTES)
+        frames = [bytes(frame.content) for frame in again.scan()]
+        assert len(frames) >= durable
+        assert frames == [b"%d" % number * 20 for number in range(len(frames))]
+
+
+@pytest.mark.parametrize("operation", ["pwritev", "fdatasync"])
+def test_a_failure_is_reported_once_and_nothing_is_written_after_it(
+    desk: Callable[..., Desk], operation: str
+) -> None:
+    disk = FaultDisk("/data")
+    one = desk(disk)
+    one.submit(b"good", sync=True, logged_matters=False)
+    assert one.next() == ("durable", 1)
+    failure = OSError(errno.EIO, "failed")
+    disk.fail_next(operation, failure)
+    one.submit(b"bad", sync=True, logged_matters=False)
+    assert one.next() == ("failed", failure)
+    operations = disk.operations
+    for _ in range(5):
+        one.submit(b"more", sync=True)
+    with pytest.raises(CommitFailed):
+        one.committer.flush()
+    with pytest.raises(CommitFailed):
+        one.committer.stop()
+    assert one.rest() == []
+    assert disk.history[operations:] == ["close"]
+
+
+def test_a_flush_that_waits_when_the_failure_comes_is_let_go(desk: Callable[..., Desk]) -> None:
+    disk = GatedDisk()
+    one = desk(disk)
+    disk.armed = True
+    one.submit(b"first", sync=True)
+    assert disk.reached.wait(PATIENCE_S)
+    one.submit(b"second", sync=True)
+    failures: list[Exception] = []
+
+    def flush() -> None:
+        try:
+            one.committer.flush()
+        except CommitFailed as failed:
+            failures.append(failed)
+
+    waiting = [threading.Thread(target=flush) for _ in range(3)]
+    for thread in waiting:
+        thread.start()
+    disk.fail_next("pwritev", OSError(errno.ENOSPC, "full"))
+    disk.gate.set()
+    for thread in waiting:
+        thread.join(PATIENCE_S)
+    assert len(failures) == 3
+
+
+def test_a_full_disk_while_preparing_is_no_failure_but_any_other_error_is(desk: Callable[..., Desk]) -> None:
+    for code, fails in ((errno.ENOSPC, False), (errno.EIO, True)):
+        disk = FaultDisk("/data")
+        one = Desk(disk, "/data/wal", sync_interval_ms=NEVER_MS)
+        one.wal._spares.clear()
+        disk.fail_next("create", OSError(code, "failed"))
+        one.committer.start()
+        if fails:
+            assert one.next()[0] == "failed"
+            with pytest.raises(CommitFailed):
+                one.committer.stop()
+        else:
+            one.committer._files_thread.join(0)
+            one.committer.flush()
+            one.committer.stop()
+
+
+def test_old_files_are_released_in_the_background_and_reused(desk: Callable[..., Desk]) -> None:
+    one = desk(FaultDisk("/data"))
+    for _ in range(40):
+        one.submit(b"x" * 1000, sync=True, logged_matters=False)
+        one.committer.flush()
+    files = one.wal.files()
+    assert len(files) > 5
+    one.committer.release(files[-2].number)
+    one.committer.release(files[-3].number)
+    one.committer.stop()
+    assert one.wal.files() == files[-1:]
+    assert "failed" not in dict(one.rest())
+
+
+def test_stopping_twice_and_without_work_is_fine(desk: Callable[..., Desk]) -> None:
+    one = desk()
+    one.committer.stop()
+    one.committer.stop()
+    assert one.rest() == []
+    assert "stopped" in repr(one.committer)

@@ -1,0 +1,1 @@
+"""Fakes and builders that several test packages share. Each fake is verified against the real thing."""
