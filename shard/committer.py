@@ -285,10 +285,9 @@ class Committer:
         item: object = self._held
         while True:
             if isinstance(item, _Flush):
-                if item.ends:
-                    self._wal.abandon()
                 item.done.set()
                 if item.ends:
+                    self._wal.abandon()
                     return
             item = self._backlog.get()
 

@@ -160,7 +160,9 @@ def small_files() -> Iterator[int]:
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_write_that_is_cut_short_goes_on_until_it_is_whole_or_fails(tmp_path: Path, small_files: int) -> None:
+def test_a_write_that_is_cut_short_goes_on_until_it_is_whole_or_fails(
+    tmp_path: Path, small_files: int
+) -> None:
     disk = Disk()
     handle = disk.create(f"{tmp_path}/a")
     with pytest.raises(OSError) as caught:

@@ -24,7 +24,9 @@ FILE_1 = f"{WAL}/000000000001.wal"
 FILE_2 = f"{WAL}/000000000002.wal"
 
 
-def opened(disk: DiskLike, directory: str = WAL, *, snapshot_lsn: int = 0, file_bytes: int = FILE_BYTES) -> Wal:
+def opened(
+    disk: DiskLike, directory: str = WAL, *, snapshot_lsn: int = 0, file_bytes: int = FILE_BYTES
+) -> Wal:
     wal = Wal(disk, directory, file_bytes=file_bytes)
     for _ in wal.scan(snapshot_lsn=snapshot_lsn):
         pass
@@ -139,8 +141,8 @@ def test_progress_of_a_scan_can_be_read() -> None:
     next(frames)
     assert 0 == wal.scanned_bytes < wal.total_bytes
     list(frames)
-    assert wal.scanned_bytes == wal.total_bytes == sum(
-        disk.size(f"{WAL}/{name}") for name in disk.listdir(WAL)
+    assert (
+        wal.scanned_bytes == wal.total_bytes == sum(disk.size(f"{WAL}/{name}") for name in disk.listdir(WAL))
     )
 
 
@@ -341,7 +343,7 @@ def test_a_file_begun_by_a_killed_process_has_its_name_for_good_once_settled() -
     disk = FaultDisk("/data")
     filled(disk, 2)
     wal = opened(disk)
-    disk.crash_at(disk.operations + 6, "before")
+    disk.crash_at(disk.operations + 7, "before")
     with pytest.raises(Crashed):
         wal.append([frame(3, b"never written")])
     assert disk.history[-2:] == ["rename", "fsync_dir"]

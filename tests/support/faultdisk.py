@@ -8,7 +8,7 @@ What is written and what is durable are two things, for each file and for each d
     kill()                the process dies: everything stays as it is read, and no more durable than it was
 
 Every operation has a number, from 0. `crash_at` stops the disk before, midway through or after one of them: the
-operation raises `Crashed`, and so does every later one. `fail_at` makes one raise an `OSError`; a failed write
+operation raises `Crashed`, and so does every later one but `close`. `fail_at` makes one raise an `OSError`; a failed write
 may have written a part, and what a failed sync did not write is not written by a later one either, as on Linux.
 
 Faults that are modelled: lost writes, writes out of order, writes cut at any byte, writes of which any 512-byte
@@ -41,7 +41,9 @@ def sweep(points: Iterable[T], *, seed: int, sample: int) -> list[T]:
     """All points if STREAMS_SWEEP=full, else `sample` of them. Prints what is needed to run it again."""
     everything = list(points)
     full = os.environ.get("STREAMS_SWEEP") == "full"
-    print(f"sweep: seed {seed}, {'all' if full else min(sample, len(everything))} of {len(everything)} points")
+    print(
+        f"sweep: seed {seed}, {'all' if full else min(sample, len(everything))} of {len(everything)} points"
+    )
     return everything if full else random.Random(seed).sample(everything, min(sample, len(everything)))
 
 
@@ -319,7 +321,7 @@ class FaultDisk:
         failing: Callable[[], object] = lambda: None,
     ) -> T:
         with self._mutex:
-            if self._crashed:
+            if self._crashed and name != "close":
                 raise Crashed
             number = self.operations
             self.operations += 1
@@ -376,9 +378,7 @@ def _surviving(changes: list[_NameChange], rng: random.Random) -> list[_NameChan
     return [change for change in changes if rng.random() < 0.5]
 
 
-def _twins(
-    names: dict[str, _Inode | None], twin: Callable[[_Inode], _Inode]
-) -> dict[str, _Inode | None]:
+def _twins(names: dict[str, _Inode | None], twin: Callable[[_Inode], _Inode]) -> dict[str, _Inode | None]:
     """The same names for twins of the files. What stands in a directory that was lost is lost with it."""
     twins: dict[str, _Inode | None] = {}
     known: dict[int, _Inode] = {}
