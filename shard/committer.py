@@ -98,7 +98,7 @@ class Committer:
         self._group_frames_max = group_frames_max
         #: A failure in here was met by the files thread and is handed on by the commit thread.
         self._backlog: SimpleQueue[_Submission | _Flush | BaseException] = SimpleQueue()
-        #: A number is a file to release files up to, True asks for the next file, None ends the thread.
+        #: A number asks to release all files up to it, True for a spare to be ready, None ends the thread.
         self._file_work: SimpleQueue[int | bool | None] = SimpleQueue()
         self._commit_thread = threading.Thread(target=self._run, name="wal-commit", daemon=True)
         self._files_thread = threading.Thread(target=self._run_files, name="wal-files", daemon=True)

@@ -1,7 +1,7 @@
 """Goal: group commit reports what is logged and durable, in order, in time, once, and never after a failure.
 
-Method: the real thread, on real files and on the fault disk. Tests wait for reports, never for time to pass; to see
-a group form, a disk with a gate holds the thread inside a sync.
+Method: the real thread, on real files and on the fault disk. Tests wait for reports, never for time to pass;
+to see a group form, a disk with a gate holds the thread inside a sync.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def test_what_nobody_waits_for_is_still_durable_after_the_interval(desk: Callabl
 def test_a_steady_flow_of_frames_that_nobody_waits_for_is_synced_all_the_same(
     desk: Callable[..., Desk],
 ) -> None:
-    """The interval runs from the oldest frame that is not synced, so a backlog that never empties is no excuse."""
+    """The interval runs from the oldest frame that is not synced, however full the backlog is."""
     one = desk(FaultDisk("/data"), sync_interval_ms=5)
     while True:
         one.submit(b"more", sync=False)

@@ -1,7 +1,7 @@
 """Goal: `Disk` does what its docstrings say, and the fault disk is a faithful twin of it.
 
-Method: every behaviour is asserted on both, by the same test. What only a lying disk can do (crash, kill, fail)
-is asserted on the fault disk alone, below.
+Method: every behaviour is asserted on both, by the same test. What only a lying disk can do (crash, kill,
+fail) is asserted on the fault disk alone, below.
 """
 
 from __future__ import annotations
@@ -124,9 +124,9 @@ def test_directories_are_made_once_and_list_their_own_names_in_order(place: Plac
 def test_what_is_not_there_is_reported_as_not_there(place: Place, call: str) -> None:
     disk, root = place
     path = f"{root}/missing"
-    calls = {"open": lambda: disk.open(path, writable=True), "rename": lambda: disk.rename(path, f"{root}/b")}
+    more: dict[str, dict[str, object]] = {"open": {"writable": True}, "rename": {"new": f"{root}/b"}}
     with pytest.raises(FileNotFoundError):
-        calls.get(call, lambda: getattr(disk, call)(path))()
+        getattr(disk, call)(path, **more.get(call, {}))
 
 
 def test_nothing_is_made_in_a_directory_that_is_not_there(place: Place) -> None:

@@ -1,7 +1,7 @@
 """Goal: the log gives back what was appended, cuts what was never promised, and refuses what was damaged.
 
-Method: small files on the fault disk, so that bytes can be lost or changed on purpose; the same round trips on
-real files. Crashes at every operation are in `test_wal_crash.py`.
+Method: small files on the fault disk, so that bytes can be lost or changed on purpose; the same round trips
+on real files. Crashes at every operation are in `test_wal_crash.py`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from xxhash import xxh3_64_intdigest
 
-from shard.storage.files import Corrupt, Disk, DiskLike
+from shard.storage.files import Buffer, Corrupt, Disk, DiskLike
 from shard.storage.wal import HEADER_BYTES, Frame, FrameParts, Wal, WalFile
 from tests.support.faultdisk import Crashed, FaultDisk, sweep
 
@@ -87,7 +87,12 @@ def test_frames_come_back_in_order_as_they_were_appended(place: tuple[DiskLike, 
 
 def test_large_parts_come_back_too(tmp_path: Path) -> None:
     wal = opened(Disk(), f"{tmp_path}/wal", file_bytes=1 << 20)
-    parts = [random.Random(2).randbytes(300_000), b"middle", bytearray(b"x" * 5001), memoryview(b"end")]
+    parts: list[Buffer] = [
+        random.Random(2).randbytes(300_000),
+        b"middle",
+        bytearray(b"x" * 5001),
+        memoryview(b"end"),
+    ]
     for lsn in range(1, 8):
         wal.append([(1, 1, lsn, parts)])
     wal.close()
@@ -318,7 +323,7 @@ def test_the_tail_is_gone_from_the_file_before_anything_new_is_written() -> None
 
 
 def test_the_marker_that_ends_a_cut_file_never_has_cut_frames_behind_it() -> None:
-    """Frames as long as a marker: were the cut not durable before the marker, the next frame would follow it."""
+    """Frames as long as a marker: were the cut not durable before it, the next frame would follow it."""
     met = 0
     for seed in range(300):
         disk = FaultDisk("/data")

@@ -1,9 +1,9 @@
-"""Goal: whatever operation the power, the process or the disk fails at, a later life finds exactly what it must.
+"""Goal: whatever operation the power, the process or the disk fails at, a later life finds what it must.
 
-Method: a script of one life (recover, append, sync, prepare, rotate, snapshot, release, mark, close) is run against
-the fault disk and stopped at each of its operations, before, midway and after. The next life recovers, is held
-against a model of what was promised, writes other frames under the lsns that were lost, and is stopped as well.
-All points with STREAMS_SWEEP=full, a sample otherwise.
+Method: a script of one life (recover, append, sync, prepare, rotate, snapshot, release, mark, close) is run
+against the fault disk and stopped at each of its operations, before, midway and after. The next life
+recovers, is held against a model of what was promised, writes other frames under the lsns that were lost, and
+is stopped as well. All points with STREAMS_SWEEP=full, a sample otherwise.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def test_a_failure_at_any_operation_never_lets_a_sync_promise_what_is_lost(code:
 
 
 def test_after_a_failure_at_any_operation_of_a_write_nothing_is_promised_again() -> None:
-    """The failed log is asked to go on, which it must refuse, at every operation of append, rotate and sync."""
+    """The failed log is asked to go on, and refuses, at every operation of append, rotate and sync."""
 
     def begin() -> tuple[FaultDisk, Wal]:
         disk = FaultDisk("/data")

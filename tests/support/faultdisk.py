@@ -7,13 +7,14 @@ What is written and what is durable are two things, for each file and for each d
     crash(rng)            the power fails: every change that is not durable is kept, lost or torn, by chance
     kill()                the process dies: everything stays as it is read, and no more durable than it was
 
-Every operation has a number, from 0. `crash_at` stops the disk before, midway through or after one of them: the
-operation raises `Crashed`, and so does every later one but `close`. `fail_at` makes one raise an `OSError`; a failed write
-may have written a part, and what a failed sync did not write is not written by a later one either, as on Linux.
+Every operation has a number, from 0. `crash_at` stops the disk before, midway through or after one of them:
+the operation raises `Crashed`, and so does every later one but `close`. `fail_at` makes one raise an
+`OSError`; a failed write may have written a part, and what a failed sync did not write is not written by a
+later one either, as on Linux.
 
-Faults that are modelled: lost writes, writes out of order, writes cut at any byte, writes of which any 512-byte
-sectors are missing, names lost in order or out of it. Not modelled: bits that change by themselves (`flip` does
-that on request), and damage to sectors that were not being written.
+Faults that are modelled: lost writes, writes out of order, writes cut at any byte, writes of which any
+512-byte sectors are missing, names lost in order or out of it. Not modelled: bits that change by themselves
+(`flip` does that on request), and damage to sectors that were not being written.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def _place(content: bytearray, offset: int, data: bytes) -> None:
 class _Inode:
     __slots__ = ("content", "durable", "pending")
 
-    def __init__(self, content: bytes = b"", durable: bytes = b"") -> None:
+    def __init__(self, content: Buffer = b"", durable: Buffer = b"") -> None:
         self.content = bytearray(content)
         self.durable = bytearray(durable)
         self.pending: list[_Change] = []
