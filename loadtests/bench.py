@@ -1,0 +1,192 @@
+"""`make bench`: start a server here, load it, and set its figures beside what we hold ourselves to.
+
+    .venv/bin/python -m loadtests.bench --rows 'single-*' --repeat 3
+
+See `loadtests/README.md` for how to read the figures. The exit code is 0 whatever they are, unless
+`--check-floors` is given; 2 when a row could not be measured at all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from loadtests import machine, report
+from loadtests.rows import CASES, ROOT, Bench, Case, CaseFailed, Measured, Row, Sizes
+from streams.config import SETTINGS
+from streams.testing import ServerFailed
+
+SECONDS, SECONDS_QUICK = 4.0, 0.5
+EXIT_BELOW_FLOOR, EXIT_FAILED = 1, 2
+
+
+def arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtests.bench", description=(__doc__ or "").split("\n")[0]
+    )
+    add = parser.add_argument
+    add("--seconds", type=_seconds, metavar="N", help=f"measured time of each row (default {SECONDS:g})")
+    add("--rows", metavar="PATTERN", default="*", help="only rows whose key matches: 'single-*', '*fsync*'")
+    add("--repeat", type=_repeats, metavar="K", default=1, help="measure K times, show median and spread")
+    add("--quick", action="store_true", help="tiny sizes: shows that it works, not how fast it is")
+    add("--json", metavar="FILE", type=Path, help="write the run here too (always in build/bench.json)")
+    add("--check-floors", action="store_true", help="exit with 1 when a row is below its floor")
+    add(
+        "--set", metavar="NAME=VALUE", action="append", default=[], help="a setting of the server; repeatable"
+    )
+    add(
+        "--data-dir",
+        metavar="DIR",
+        type=Path,
+        default=ROOT / "build",
+        help="where data goes (default ./build)",
+    )
+    add("--list", action="store_true", help="list the rows and end")
+    found = parser.parse_args(argv)
+    found.seconds = found.seconds or (SECONDS_QUICK if found.quick else SECONDS)
+    try:
+        found.settings = dict(_setting(text) for text in found.set)
+    except ValueError as error:
+        parser.error(str(error))
+    found.cases = [case for case in CASES if any(_wanted(row, found.rows) for row in case.rows)]
+    if not found.cases:
+        parser.error(f"no row matches {found.rows!r}; see --list")
+    return found
+
+
+def _wanted(row: Row, pattern: str) -> bool:
+    return fnmatch(row.key, pattern)
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0.05 <= value <= 300:
+        raise argparse.ArgumentTypeError("must be from 0.05 to 300")
+    return value
+
+
+def _repeats(text: str) -> int:
+    value = int(text)
+    if not 1 <= value <= 100:
+        raise argparse.ArgumentTypeError("must be from 1 to 100")
+    return value
+
+
+def _setting(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or name not in {setting.name for setting in SETTINGS}:
+        raise ValueError(f"--set {text}: want NAME=VALUE with a name that `streams config` lists")
+    return name, value
+
+
+def measure(bench: Bench, case: Case, repeat: int) -> tuple[list[Measured], str]:
+    """What was measured, and what went wrong."""
+    found: list[Measured] = []
+    try:
+        for _ in range(repeat):
+            found.append(case.measure(bench, case))
+    except (CaseFailed, ServerFailed, OSError) as error:
+        bench.close(well=False)
+        return found, str(error)
+    return found, ""
+
+
+def summary(row: Row, found: list[Measured], error: str) -> dict[str, Any]:
+    """One row of the result."""
+    figures = [each.figures[row.key] for each in found]
+    figure = statistics.median(figures) if figures else None
+    return {
+        "key": row.key,
+        "title": row.title,
+        "unit": row.unit,
+        "better": "less" if row.less_is_better else "more",
+        "figure": figure,
+        "spread": [min(figures), max(figures)] if len(figures) > 1 else None,
+        "floor": row.floor,
+        "aim": row.aim,
+        "meets_floor": None if figure is None else row.meets(row.floor, figure),
+        "meets_aim": None if figure is None else row.meets(row.aim, figure),
+        "error": error,
+        "detail": [each.detail for each in found],
+    }
+
+
+def shown_briefly(rows: list[dict[str, Any]]) -> str:
+    """The line of progress: figures, and who used the cores meanwhile."""
+    texts = [f"{report.number(row['figure']) or 'failed'} {row['unit']}" for row in rows]
+    if rows[0]["error"]:
+        return f"{', '.join(texts)} ({rows[0]['error'].strip().splitlines()[-1]})"
+    cores = rows[0]["detail"][-1].get("cores", {})
+    return ", ".join(texts) + "".join(f", {name} {used:.2f}" for name, used in cores.items())
+
+
+def run(asked: argparse.Namespace) -> dict[str, Any]:
+    asked.data_dir.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="bench-", dir=asked.data_dir.absolute()))
+    began = time.monotonic()
+    facts = machine.facts(folder)
+    warnings = machine.warnings_of(facts)
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    sizes = Sizes.quick(asked.seconds) if asked.quick else Sizes(asked.seconds)
+    bench = Bench(sizes, asked.settings, folder)
+    rows: list[dict[str, Any]] = []
+    try:
+        with report.progress(len(asked.cases)) as progress:
+            for case in asked.cases:
+                wanted = [row for row in case.rows if _wanted(row, asked.rows)]
+                progress.begin(case.rows[0].title)
+                found, error = measure(bench, case, asked.repeat)
+                added = [summary(row, found, error) for row in wanted]
+                rows += added
+                progress.end(shown_briefly(added))
+        bench.close()
+    finally:
+        bench.close(well=False)
+        shutil.rmtree(folder, ignore_errors=True)
+    return {
+        "version": 1,
+        "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "took_s": round(time.monotonic() - began, 1),
+        "seconds": asked.seconds,
+        "repeat": asked.repeat,
+        "quick": asked.quick,
+        "settings": asked.settings,
+        "machine": facts | {"load_average_after": [round(each, 2) for each in os.getloadavg()]},
+        "warnings": warnings,
+        "rows": rows,
+    }
+
+
+def main(argv: list[str] | None = None) -> int:
+    asked = arguments(argv)
+    if asked.list:
+        for row in (row for case in CASES for row in case.rows):
+            print(f"{row.key:24}{row.title}")
+        return 0
+    result = run(asked)
+    text = json.dumps(result, indent=1) + "\n"
+    (ROOT / "build").mkdir(exist_ok=True)
+    for path in filter(None, (ROOT / "build" / "bench.json", asked.json)):
+        path.write_text(text)
+    report.show(result)
+    if any(row["error"] for row in result["rows"]):
+        return EXIT_FAILED
+    below = [row["key"] for row in result["rows"] if row["meets_floor"] is False]
+    if asked.check_floors and below:
+        print(f"below their floor: {', '.join(below)}", file=sys.stderr)
+        return EXIT_BELOW_FLOOR
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+"""What the figures were measured on, and who else was using it. Reads /proc; changes nothing."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+from loadtests.generator import machine_cpu_s
+
+#: Filesystems that live in RAM: figures for disk and fsync mean nothing there.
+RAM_FILESYSTEMS = frozenset({"tmpfs", "ramfs"})
+_LOOK_S = 0.5
+
+
+def facts(data_dir: Path) -> dict[str, Any]:
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "cpu": _cpu_model(),
+        "memory_gib": round(_memory_bytes("MemTotal") / 2**30, 1),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "data_dir": str(data_dir),
+        "filesystem": filesystem_of(data_dir),
+        "load_average": [round(each, 2) for each in os.getloadavg()],
+        "cores_used_by_others": round(cores_in_use(_LOOK_S), 2),
+    }
+
+
+def warnings_of(machine: dict[str, Any]) -> list[str]:
+    found = []
+    if machine["cores_used_by_others"] > 0.1 * machine["cores"]:
+        found.append(
+            f"the machine is busy: others use {machine['cores_used_by_others']} of {machine['cores']} cores "
+            f"(load average {machine['load_average'][0]}); figures will be low"
+        )
+    if machine["filesystem"] in RAM_FILESYSTEMS:
+        found.append(f"{machine['data_dir']} is on {machine['filesystem']}: disk and fsync rows mean nothing")
+    return found
+
+
+def cores_in_use(seconds: float) -> float:
+    """Cores kept busy by anyone over the next `seconds`."""
+    began, before = monotonic(), machine_cpu_s()
+    sleep(seconds)
+    return (machine_cpu_s() - before) / (monotonic() - began)
+
+
+def memory_available_bytes() -> int:
+    return _memory_bytes("MemAvailable")
+
+
+def resident_bytes(pid: int) -> int:
+    """RAM of a process, with what it shares divided among the sharers."""
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) * 1024
+    raise ValueError(f"/proc/{pid}/smaps_rollup has no Pss")
+
+
+def filesystem_of(path: Path) -> str:
+    best, kind = "", "unknown"
+    for line in Path("/proc/mounts").read_text().splitlines():
+        _, mounted, its_kind, *_ = line.split()
+        inside = mounted == "/" or str(path) == mounted or str(path).startswith(mounted + "/")
+        if inside and len(mounted) >= len(best):
+            best, kind = mounted, its_kind
+    return kind
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _memory_bytes(name: str) -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith(name + ":"):
+            return int(line.split()[1]) * 1024
+    return 0

@@ -1,0 +1,414 @@
+"""The rows of the benchmark: what each one promises (performance budget §6) and how it is measured.
+
+A case is one stretch of load; it yields one figure or more, each a row of the table. Traffic cases share one
+server, as the cases of an operator would, and leave it empty behind them. The last case has a server of its
+own, because it weighs its processes and then kills them.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any, Final
+
+from xxhash import xxh64_intdigest
+
+from loadtests import machine
+from streams.testing import Server, running_server
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+
+BOXES: Final = 8
+RECORD_BYTES: Final = 110
+#: Payload of the RAM row: `data` alone, so that everything else a record costs counts as overhead.
+DATA_BYTES: Final = 119
+DIFF_LIMIT: Final = 1000
+WARM_UP_S_MAX: Final = 1.0
+_SLOTS, _SEED = 4096, 42  # of `GET /v0/placement`
+
+
+class CaseFailed(Exception):
+    """A case could not be measured. The run goes on with the next one."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table. Without a floor it is there for information."""
+
+    key: str
+    title: str
+    unit: str
+    floor: float | None = None
+    aim: float | None = None
+    less_is_better: bool = False
+
+    def meets(self, bound: float | None, figure: float) -> bool | None:
+        if bound is None:
+            return None
+        return figure <= bound if self.less_is_better else figure >= bound
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much of everything. `quick` proves that the benchmark works, not how fast the server is."""
+
+    seconds: float = 4.0
+    diff_box_records: int = 50_000
+    ram_records: int = 1_000_000
+    #: About 180 bytes of log each: half a gigabyte.
+    replay_records: int = 2_800_000
+    #: One server for everything, to save a start; what it weighs means nothing then.
+    is_quick: bool = False
+
+    @property
+    def warm_up_s(self) -> float:
+        return min(WARM_UP_S_MAX, self.seconds / 4)
+
+    @classmethod
+    def quick(cls, seconds: float) -> Sizes:
+        return cls(
+            seconds, diff_box_records=5_000, ram_records=100_000, replay_records=200_000, is_quick=True
+        )
+
+
+@dataclass
+class Measured:
+    """Figures by row, and what else is worth knowing about them."""
+
+    figures: dict[str, float]
+    detail: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Case:
+    rows: tuple[Row, ...]
+    measure: Callable[[Bench, Case], Measured]
+    plan: dict[str, Any] = field(default_factory=dict)
+
+
+class Bench:
+    """The server under load, started when first needed."""
+
+    def __init__(self, sizes: Sizes, settings: dict[str, str], folder: Path) -> None:
+        self.sizes = sizes
+        self.settings = settings
+        self.folder = folder
+        #: How long the last start took, until ready.
+        self.start_s = 0.0
+        self._data_dir: Path | None = None
+        self._running: Any = None
+        self._server: Server | None = None
+
+    def server(self) -> Server:
+        if self._server is None:
+            self._data_dir = self._data_dir or Path(tempfile.mkdtemp(dir=self.folder))
+            began = monotonic()
+            self._running = running_server(self._data_dir, **self.settings)
+            self._server = self._running.__enter__()
+            self.start_s = monotonic() - began
+        return self._server
+
+    def kill(self) -> None:
+        """kill -9 of all its processes; the next `server()` starts on what they leave behind."""
+        if self._server is not None:
+            server, self._server = self._server, None
+            server.kill()
+            self._running.__exit__(None, None, None)
+
+    def close(self, *, well: bool = True) -> None:
+        """The next `server()` is a new one. Stops this one in order if all is well, else kills it."""
+        if not well:
+            self.kill()
+        try:
+            if self._server is not None:
+                self._server = None
+                self._running.__exit__(None, None, None)
+        finally:
+            if self._data_dir is not None:
+                shutil.rmtree(self._data_dir, ignore_errors=True)
+                self._data_dir = None
+
+    @contextmanager
+    def boxes(self, server: Server, durability: str) -> Iterator[list[str]]:
+        """Fresh boxes, deleted again so that the next case finds the RAM free."""
+        names = [f"bench-{number}" for number in range(BOXES)]
+        for name in names:
+            call(server, "PUT", f"/v0/boxes/{name}", {"durability": durability})
+        try:
+            yield names
+        finally:
+            for name in names:
+                call(server, "DELETE", f"/v0/boxes/{name}")
+
+    def load(self, server: Server, **plan: Any) -> dict[str, Any]:
+        """Runs the generator; its result. A failed request makes the whole figure worthless."""
+        filled = {
+            "seconds": self.sizes.seconds,
+            "warm_up_s": self.sizes.warm_up_s,
+            "record_bytes": RECORD_BYTES,
+            # Everything stays in the RAM of the shards, at less than twice its size here.
+            "bytes_max": min(6 * 2**30, machine.memory_available_bytes() // 4),
+            "pids": {
+                "gateway": list(server.gateway_pids().values()),
+                "shard": list(server.shard_pids().values()),
+            },
+            **plan,
+        }
+        ran = subprocess.run(
+            [sys.executable, "-m", "loadtests.generator"],
+            input=json.dumps(filled).encode(),
+            capture_output=True,
+            cwd=ROOT,
+            timeout=filled["seconds"] + filled["warm_up_s"] + 120,
+        )
+        try:
+            result = json.loads(ran.stdout)
+        except ValueError:
+            raise CaseFailed(f"the generator ended with {ran.returncode}: {ran.stderr.decode()}") from None
+        if "error" in result:
+            raise CaseFailed(result["error"])
+        if result["failures"]:
+            raise CaseFailed(f"{result['failures']} requests failed; the first: {result['first_failure']}")
+        if not result["requests"]:
+            raise CaseFailed("no request was answered in the measured time; give it more --seconds")
+        return dict(result)
+
+
+def call(server: Server, method: str, path: str, body: Any = None) -> Any:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    try:
+        text = None if body is None else json.dumps(body)
+        connection.request(method, path, text, {"Content-Type": "application/json"} if text else {})
+        answer = connection.getresponse()
+        content = answer.read()
+    finally:
+        connection.close()
+    if answer.status >= 300:
+        raise CaseFailed(f"{method} {path} was answered {answer.status}: {content[:400]!r}")
+    return json.loads(content)
+
+
+def by_shard(server: Server, names: list[str]) -> list[tuple[str, list[str]]]:
+    """Socket of each shard that owns some of these boxes, with those boxes."""
+    placement = call(server, "GET", "/v0/placement")
+    owned: dict[int, list[str]] = {}
+    for name in names:
+        slot = xxh64_intdigest(name.encode(), _SEED) % _SLOTS
+        shard = next(shard for start, end, shard in placement["slots"] if start <= slot < end)
+        owned.setdefault(shard, []).append(name)
+    return [(placement["sockets"][shard], boxes) for shard, boxes in sorted(owned.items())]
+
+
+# ---------------------------------------------------------------------------------------------------
+# Traffic
+
+
+def appends(bench: Bench, case: Case) -> Measured:
+    server = bench.server()
+    with bench.boxes(server, case.plan["durability"]) as names:
+        result = bench.load(server, kind="http", send="append", port=server.port, boxes=names, **case.plan)
+    figures: dict[str, float] = {}
+    for row in case.rows:
+        figures[row.key] = result["latency_ms"][row.key[-3:]] if row.unit == "ms" else result["records_per_s"]
+    return Measured(figures, result)
+
+
+def diffs(bench: Bench, case: Case) -> Measured:
+    server, each = bench.server(), bench.sizes.diff_box_records
+    with bench.boxes(server, "disk") as names:
+        for shard, owned in by_shard(server, names):
+            fill(bench, server, [(shard, owned)], requests=len(owned) * each // 1000)
+        result = bench.load(
+            server,
+            kind="http",
+            send="diff",
+            port=server.port,
+            boxes=names,
+            box_records=each,
+            limit=DIFF_LIMIT,
+            **case.plan,
+        )
+    return Measured({case.rows[0].key: result["records_per_s"]}, result)
+
+
+def direct(bench: Bench, case: Case) -> Measured:
+    """To one shard, because that is what one task of a job has."""
+    server = bench.server()
+    with bench.boxes(server, "disk") as names:
+        shards = by_shard(server, names)[:1]
+        result = bench.load(server, kind="wire", shards=shards, **case.plan)
+    return Measured({case.rows[0].key: result["records_per_s"]}, result)
+
+
+def fill(
+    bench: Bench, server: Server, shards: list[tuple[str, list[str]]], *, requests: int
+) -> dict[str, Any]:
+    """Batches of 1000 round the boxes of these shards, as fast as they take them."""
+    return bench.load(
+        server,
+        kind="wire",
+        shards=shards,
+        batch=1000,
+        data_bytes=DATA_BYTES,
+        in_flight=8,
+        requests_max=requests,
+        seconds=120,
+        warm_up_s=0,
+    )
+
+
+# ---------------------------------------------------------------------------------------------------
+# Weight and restart
+
+
+def ram_and_replay(bench: Bench, case: Case) -> Measured:
+    sizes = bench.sizes
+    if not sizes.is_quick:
+        bench.close()
+    server = bench.server()
+    empty_start_s = bench.start_s
+    names = [f"bench-{number}" for number in range(BOXES)]
+    for name in names:
+        call(server, "PUT", f"/v0/boxes/{name}", {"durability": "disk"})
+    shards = by_shard(server, names)
+    pids = list(server.shard_pids().values())
+    before = sum(map(machine.resident_bytes, pids))
+    fill(bench, server, shards, requests=sizes.ram_records // 1000)
+    sleep(0.5)  # the last group is written and its buffers are let go
+    grown = sum(map(machine.resident_bytes, pids)) - before
+    fill(bench, server, shards, requests=(sizes.replay_records - sizes.ram_records) // 1000)
+    bench.kill()
+    replay = recovered(bench.server())
+    replay |= {"start_s": round(bench.start_s, 3), "empty_start_s": round(empty_start_s, 3)}
+    bench.close(well=False)  # a stop in order would take a snapshot nobody wants
+    return Measured(
+        {
+            "ram-per-record": round(grown / sizes.ram_records - DATA_BYTES, 1),
+            "replay": round(replay["mb"] / replay["seconds"], 1),
+        },
+        {"ram": {"records": sizes.ram_records, "data_bytes": DATA_BYTES, "grown_bytes": grown}, **replay},
+    )
+
+
+def recovered(server: Server) -> dict[str, Any]:
+    """What the shards have replayed, side by side: bytes of all, time of the slowest."""
+    lines = (json.loads(text) for text in server.log_text().splitlines() if text.startswith("{"))
+    found = [line for line in lines if line.get("event") == "recovered"]
+    if not found:
+        raise CaseFailed("no shard has logged what it recovered")
+    megabytes = [line["mebibytes"] * 1.048576 for line in found]
+    seconds = [max(line["seconds"], 0.001) for line in found]
+    return {
+        "mb": round(sum(megabytes), 1),
+        "seconds": max(seconds),
+        "mb_per_s_each": [round(mb / spent, 1) for mb, spent in zip(megabytes, seconds, strict=True)],
+        "frames": sum(line["frames"] for line in found),
+    }
+
+
+# ---------------------------------------------------------------------------------------------------
+# The table
+
+
+def _append(row: Row, *more: Row, durability: str, batch: int, connections: int, query: str = "") -> Case:
+    plan = {"durability": durability, "batch": batch, "connections": connections, "query": query}
+    return Case((row, *more), appends, plan)
+
+
+CASES: Final[tuple[Case, ...]] = (
+    _append(
+        Row("append-1000-disk", "append, batch 1000, 16 connections, disk", "records/s", 800_000, 2_000_000),
+        durability="disk",
+        batch=1000,
+        connections=16,
+    ),
+    _append(
+        Row(
+            "append-1000-fsync", "append, batch 1000, 16 connections, fsync", "records/s", 600_000, 1_300_000
+        ),
+        durability="fsync",
+        batch=1000,
+        connections=16,
+    ),
+    _append(
+        Row("append-1000-memory", "append, batch 1000, 16 connections, memory", "records/s"),
+        durability="memory",
+        batch=1000,
+        connections=16,
+    ),
+    _append(
+        Row("append-1000-disk-terse", "append, batch 1000, disk, return_seqs=false", "records/s"),
+        durability="disk",
+        batch=1000,
+        connections=16,
+        query="return_seqs=false",
+    ),
+    _append(
+        Row("append-100-disk", "append, batch 100, 16 connections, disk", "records/s", 400_000, 800_000),
+        durability="disk",
+        batch=100,
+        connections=16,
+    ),
+    _append(
+        Row("append-5000-disk", "append, batch 5000, 8 connections, disk", "records/s"),
+        durability="disk",
+        batch=5000,
+        connections=8,
+    ),
+    _append(
+        Row("single-64-disk", "single appends, 64 connections, disk", "requests/s", 10_000, 20_000),
+        durability="disk",
+        batch=1,
+        connections=64,
+    ),
+    _append(
+        Row("single-64-fsync", "single appends, 64 connections, fsync", "requests/s", 7_000, 15_000),
+        durability="fsync",
+        batch=1,
+        connections=64,
+    ),
+    _append(
+        Row("single-1-disk-p50", "single append, 1 connection, disk, p50", "ms", 0.6, 0.35, True),
+        Row("single-1-disk-p99", "single append, 1 connection, disk, p99", "ms", 2.0, 1.0, True),
+        durability="disk",
+        batch=1,
+        connections=1,
+    ),
+    _append(
+        Row("single-1-fsync-p50", "single append, 1 connection, fsync, p50", "ms", 1.2, 0.65, True),
+        durability="fsync",
+        batch=1,
+        connections=1,
+    ),
+    Case(
+        (Row("diff-1000", "diff, limit 1000, warm, 4 connections", "records/s", 800_000, 2_000_000),),
+        diffs,
+        {"connections": 4},
+    ),
+    Case(
+        (Row("direct-1000", "direct to a shard, batch 1000, 8 in flight", "records/s", 900_000, 1_500_000),),
+        direct,
+        {"batch": 1000, "in_flight": 8},
+    ),
+    Case(
+        (Row("direct-1", "direct to a shard, 1 record, 64 in flight", "records/s"),),
+        direct,
+        {"batch": 1, "in_flight": 64},
+    ),
+    Case(
+        (
+            Row("ram-per-record", "RAM per cached record over its payload", "B", 120, 60, True),
+            Row("replay", "restart: replay of the log", "MB/s", 100, 400),
+        ),
+        ram_and_replay,
+    ),
+)
