@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import trio
@@ -24,13 +25,15 @@ from gateway.edge_rules import (
     bug,
     check_body_length,
     check_host,
+    check_response_header,
     check_url_length,
     content_length_of,
     has_no_body,
     refusal,
     split_target,
 )
-from gateway.http import Handler, Request, Response
+from gateway.http import Buffer, Handler, Request, Response
+from gateway.hyper import ABORT
 from streams.protocol.errors import InvalidRequest, StreamsError
 
 
@@ -65,6 +68,10 @@ class _Gone(Exception):
     """The client went away before its request was whole."""
 
 
+class _Stalled(Exception):
+    """The client does not take its answer."""
+
+
 class Exchange(TrioASGIHTTPConnection):
     """One request and its answer, over ASGI."""
 
@@ -95,10 +102,17 @@ class Exchange(TrioASGIHTTPConnection):
         finally:
             self.app.budget.give(len(body))
         del body
+        try:
+            for header in response.headers:
+                check_response_header(*header)
+        except ValueError as error:
+            response = bug(request, error)
         if response.stream is not None:
             await self._send_stream(request, response, response.stream, receive, send)
-        else:
-            await self._send(response, send, ends=True)
+            return
+        with suppress(_Stalled):
+            await self._send(response, send)
+            await self._emit(send, _END)
 
     # Reading.
 
@@ -153,15 +167,23 @@ class Exchange(TrioASGIHTTPConnection):
             headers.append((b"connection", b"close"))
         return {"type": "http.response.start", "status": response.status, "headers": headers}
 
-    async def _send(self, response: Response, send: ASGISendCallable, *, ends: bool) -> None:
-        """Without `ends`, the answer is complete for its reader but the exchange stays open."""
+    async def _emit(self, send: ASGISendCallable, event: Mapping[str, Any], size: int = 0) -> None:
+        """Hypercorn waits without end for a client that gives HTTP/2 no window. We do not."""
+        limits = self.app.limits
         send_any: Any = send
-        await send_any(self._start(response, closes=not ends))
+        with trio.move_on_after(limits.write_timeout_s + size / limits.rate_bytes_per_s_min) as scope:
+            await send_any(event)
+        if scope.cancelled_caught:
+            # What is buffered for this client would stay for as long as it keeps the connection.
+            self.scope.get("state", {}).get(ABORT, lambda: None)()
+            raise _Stalled
+
+    async def _send(self, response: Response, send: ASGISendCallable, *, closes: bool = False) -> None:
+        """All of an answer but the end of the exchange."""
+        await self._emit(send, self._start(response, closes=closes))
         if not has_no_body(self._method, response.status):
             for part in response.parts:
-                await send_any({"type": "http.response.body", "body": part, "more_body": True})
-        if ends:
-            await send_any({"type": "http.response.body", "body": b"", "more_body": False})
+                await self._emit(send, _body(part), len(part))
 
     async def _send_stream(
         self,
@@ -171,18 +193,17 @@ class Exchange(TrioASGIHTTPConnection):
         receive: ASGIReceiveCallable,
         send: ASGISendCallable,
     ) -> None:
-        send_any: Any = send
         try:
-            await send_any(self._start(response, closes=False))
-            if has_no_body(self._method, response.status):
-                await send_any({"type": "http.response.body", "body": b"", "more_body": False})
-                return
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_cancel_when_gone, receive, nursery.cancel_scope)
                 try:
-                    async for chunk in stream:
-                        await send_any({"type": "http.response.body", "body": chunk, "more_body": True})
-                    await send_any({"type": "http.response.body", "body": b"", "more_body": False})
+                    await self._emit(send, self._start(response, closes=False))
+                    if not has_no_body(self._method, response.status):
+                        async for chunk in stream:
+                            await self._emit(send, _body(chunk), len(chunk))
+                    await self._emit(send, _END)
+                except _Stalled:
+                    pass
                 except Exception as error:
                     bug(request, error)  # Logged. The client sees the stream break off.
                 nursery.cancel_scope.cancel()
@@ -190,20 +211,28 @@ class Exchange(TrioASGIHTTPConnection):
             await close_stream(stream)
 
     async def _refuse(self, response: Response, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
-        """Answers before the body is read, then reads and drops a bounded rest before the exchange ends:
-        Hypercorn closes or fails a connection whose client is still sending when it ends, and the client
-        might never see the answer. The same reason as the edge's lingering close."""
+        """Answers before the body is read. HTTP/1.1 then reads and drops a bounded rest before the exchange
+        ends, for Hypercorn closes the connection with it and a client that is still sending might never see
+        the answer: the same reason as the edge's lingering close."""
         limits = self.app.limits
         async with trio.open_nursery() as nursery:
             # Hypercorn blocks for ever on a full queue of input that nobody takes.
             finished = trio.Event()
             nursery.start_soon(_drop_input, receive, limits.body_bytes_max, finished)
-            await self._send(response, send, ends=False)
-            with trio.move_on_after(limits.linger_s):
-                await finished.wait()
-            send_any: Any = send
-            await send_any({"type": "http.response.body", "body": b"", "more_body": False})
+            with suppress(_Stalled):
+                await self._send(response, send, closes=True)
+                if self._is_http_1:
+                    with trio.move_on_after(limits.linger_s):
+                        await finished.wait()
+                await self._emit(send, _END)
             nursery.cancel_scope.cancel()
+
+
+_END: Mapping[str, Any] = {"type": "http.response.body", "body": b"", "more_body": False}
+
+
+def _body(part: Buffer) -> Mapping[str, Any]:
+    return {"type": "http.response.body", "body": part, "more_body": True}
 
 
 async def _cancel_when_gone(receive: ASGIReceiveCallable, stream_scope: trio.CancelScope) -> None:

@@ -124,10 +124,13 @@ class Connection:
                 sent = self._send_nowait(parts)
                 if sent >= 0:
                     await self._send_rest(parts, sent)
+                del parts
             if not keep_alive:
                 if head.keep_alive:
                     await self._linger()  # The client has not heard yet that we close: it may be sending.
                 return None
+            # While it waits for its next request, a connection must not hold on to its last one.
+            del data, body, request, response
             if self._pending and self.served % PIPELINE_TURN == 0:
                 await trio.lowlevel.checkpoint()
 
@@ -184,10 +187,20 @@ class Connection:
         limits = self._front.limits
         self._pending = b""
         self.deadline = trio.current_time() + limits.head_timeout_s
-        partial = bytearray(data.removeprefix(b"\r\n"))
+        partial = bytearray(data)
+        is_line_forgiven = False
+        looked = 0
         while True:
+            if not is_line_forgiven and partial.startswith(b"\r\n"):
+                is_line_forgiven = True
+                del partial[:2]
+            end = partial.find(HEAD_END, looked) + 4
+            if end >= 4:
+                self._pending = bytes(partial[end:])
+                return bytes(partial[:end])
             if partial:
                 check_partial_head_untrusted(partial, limits)
+            looked = max(0, len(partial) - 3)
             try:
                 data = await self._receive()
             except Expired:
@@ -198,15 +211,7 @@ class Connection:
                 if not partial:
                     return b""
                 raise InvalidRequest("the request ended in the middle of its head")
-            looked = max(0, len(partial) - 3)
             partial += data
-            if partial.startswith(b"\r\n"):
-                del partial[:2]
-                looked = 0
-            end = partial.find(HEAD_END, looked)
-            if end >= 0:
-                self._pending = bytes(partial[end + 4 :])
-                return bytes(partial[: end + 4])
 
     def _cut_body(self, head: Head) -> bytes | None:
         """The body, when it came together with its head. Its bytes are taken from the budget in any case

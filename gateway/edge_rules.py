@@ -93,6 +93,7 @@ def split_target(method: str, target: str) -> tuple[str, str]:
     absolute = _ABSOLUTE.fullmatch(target)
     if absolute is None or method == "CONNECT":
         raise InvalidRequest("the request target is not a path, a URL, or '*' with OPTIONS")
+    check_host(absolute[1])
     return absolute[2] or "/", absolute[3] or ""
 
 
@@ -101,7 +102,7 @@ def check_host(host: str | None) -> None:
     if host is None:
         raise InvalidRequest("the request has no Host header")
     if _HOST.fullmatch(host) is None:
-        raise InvalidRequest("the Host header is not one host and optional port")
+        raise InvalidRequest("the host is not one host and optional port")
 
 
 def check_url_length(url_bytes: int, limits: FrontLimits) -> None:
@@ -163,6 +164,12 @@ def bug(request: Request, error: Exception) -> Response:
     )
     response.headers.append((b"x-request-id", request_id.encode()))
     return response
+
+
+def check_response_header(name: bytes, value: bytes) -> None:
+    """A line break in a value would let whoever chose the value write headers of their own."""
+    if b"\n" in value or b"\r" in value:
+        raise ValueError(f"the response header {name!r} has a line break in it")
 
 
 def has_no_body(method: str, status: int) -> bool:

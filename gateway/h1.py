@@ -27,6 +27,7 @@ from gateway.edge_rules import (
     FrontLimits,
     check_body_length,
     check_host,
+    check_response_header,
     check_url_length,
     content_length_of,
     split_target,
@@ -198,6 +199,8 @@ def check_partial_head_untrusted(partial: bytes | bytearray, limits: FrontLimits
     """Refuse early what can never become a head, so that its sender need not wait for the deadline."""
     if len(partial) >= limits.head_bytes_max:
         raise _head_too_large(limits)
+    if H2_PREFACE.startswith(partial):
+        return
     first = partial[0]
     if not (65 <= first <= 90 or partial == b"\r"):
         raise InvalidRequest("this is not HTTP/1.1 (is the client speaking TLS to a plain port?)")
@@ -350,9 +353,7 @@ class HeadWriter:
         for header in headers:
             line = _COMMON_LINES.get(header)
             if line is None:
-                name, value = header
-                if b"\n" in value or b"\r" in value:
-                    raise ValueError(f"the response header {name!r} has a line break in it")
+                check_response_header(*header)
                 line = b"%b: %b\r\n" % header
             lines.append(line)
         lines.append(framing)

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import h2.settings
 import trio
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
-from hypercorn.events import Event, RawData
-from hypercorn.protocol.h2 import H2Protocol
+from hypercorn.events import Event, RawData, Updated
+from hypercorn.protocol.h2 import BUFFER_LOW_WATER, H2Protocol, StreamBuffer
 from hypercorn.trio.lifespan import Lifespan
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
@@ -31,6 +32,9 @@ H2_STREAM_WINDOW_BYTES = 1024 * 1024
 H2_CONNECTION_WINDOW_BYTES = 16 * 1024 * 1024
 H2_FRAME_BYTES_MAX = 64 * 1024
 H2_STREAMS_MAX = 256
+
+#: Where in its state an ASGI scope has the way to end its connection at once.
+ABORT = "gateway.abort"
 
 
 def hypercorn_config(limits: FrontLimits) -> Config:
@@ -75,12 +79,14 @@ class HypercornServer:
         """Serves one connection to its end. `first` is what was already read from it."""
         stream = SocketStream(sock, first, self._limits)
         state = ConnectionState(self._state.copy())
+        state[ABORT] = stream.abort
         server = _Server(self._app, self._config, self._context, state, stream)  # type: ignore[arg-type]
+        stream.before_receive = server.check_input
         try:
             await server.run()
         except Exception as error:
-            # Hypercorn lets some breaches of protocol out as exceptions (late DATA on a stream that was
-            # answered is a KeyError). They are the fault of this one peer and end this one connection.
+            # Hypercorn lets some breaches of protocol out as exceptions (a path that is not ASCII, for
+            # one). They are the fault of this one peer and end this one connection.
             log.warning("hypercorn gave up a connection", error=repr(error))
 
     async def drain(self) -> None:
@@ -89,9 +95,18 @@ class HypercornServer:
 
 
 class _Server(TCPServer):
-    """Widens the flow-control windows of HTTP/2, for which Hypercorn has no setting."""
+    """Hypercorn's server of one connection, with four things that it has no setting for:
+
+    - the flow-control windows of HTTP/2 are wider;
+    - an HTTP/2 answer is held back when its client gives no window for it (`_Buffer`);
+    - DATA that arrives on an HTTP/2 stream after its answer (a body refused for its length) is dropped; to
+      Hypercorn it is a KeyError that ends the connection, with every other request on it;
+    - a connection whose peer has closed ends with its last answer, where Hypercorn would keep it, and one of
+      our connection slots, for the keep-alive time.
+    """
 
     _is_widened = False
+    _has_ended = False
 
     async def protocol_send(self, event: Event) -> None:
         # The first bytes Hypercorn sends as HTTP/2 are its SETTINGS; ours go right behind them.
@@ -99,8 +114,60 @@ class _Server(TCPServer):
             protocol = self.protocol.protocol
             if isinstance(protocol, H2Protocol):
                 self._is_widened = True
+                assert not protocol.streams  # Settings go out before the first stream is made.
+                protocol.streams, protocol.stream_buffers = _Streams(), _Buffers()
                 event = RawData(event.data + _widen(protocol))
+        if self._has_ended and isinstance(event, Updated):
+            return  # It would start the idle timer again.
         await super().protocol_send(event)
+
+    def check_input(self) -> None:
+        """The h2 library collects a frame before it looks at its length, and a frame can claim 16 MiB."""
+        protocol = self.protocol.protocol
+        if isinstance(protocol, H2Protocol):
+            collected: bytearray = protocol.connection.incoming_buffer._data
+            if len(collected) > H2_FRAME_BYTES_MAX + 9:
+                raise trio.BrokenResourceError("an HTTP/2 frame is larger than we allow")
+
+    async def _read_data(self) -> None:
+        await super()._read_data()
+        self._has_ended = True
+        await self.idle_task.stop()
+        protocol = self.protocol.protocol
+        if isinstance(protocol, H2Protocol):  # It sends no more; whoever waits for it to send would wait on.
+            for buffer in list(protocol.stream_buffers.values()):
+                await buffer.close()
+
+
+class _Streams(dict[int, Any]):
+    """The streams of an HTTP/2 connection. One that is over takes what still comes, and drops it."""
+
+    def __missing__(self, stream_id: int) -> _Over:
+        return _Over()
+
+
+class _Over:
+    async def handle(self, event: object) -> None:
+        pass
+
+
+class _Buffers(dict[int, StreamBuffer]):
+    def __setitem__(self, stream_id: int, buffer: StreamBuffer) -> None:
+        super().__setitem__(stream_id, _Buffer(WorkerContext.event_class))
+
+
+class _Buffer(StreamBuffer):
+    """What was answered and not yet sent. Hypercorn lets the writer go on after every short pop, and a pop
+    for which there is no window is the shortest: the buffer of a stalled client would grow without end."""
+
+    async def pop(self, max_length: int) -> bytes:
+        data = bytes(self.buffer[:max_length])
+        del self.buffer[:max_length]
+        if len(self.buffer) < BUFFER_LOW_WATER:
+            await self._paused.set()
+        if not self.buffer:
+            await self._is_empty.set()
+        return data
 
 
 def _widen(protocol: H2Protocol) -> bytes:
@@ -122,11 +189,13 @@ class SocketStream:
         self.socket = sock
         self._first = first
         self._limits = limits
+        self.before_receive: Callable[[], None] = lambda: None
 
     def __repr__(self) -> str:
         return f"<SocketStream {'closed' if self.socket.fileno() < 0 else 'open'}>"
 
     async def receive_some(self, max_bytes: int) -> bytes:
+        self.before_receive()
         if self._first:
             await trio.lowlevel.checkpoint()
             data, self._first = self._first[:max_bytes], self._first[max_bytes:]
@@ -154,6 +223,7 @@ class SocketStream:
                     with trio.CancelScope(deadline=deadline_s + sent / limits.rate_bytes_per_s_min) as scope:
                         await trio.lowlevel.wait_writable(self.socket)
                     if scope.cancelled_caught:
+                        self.abort()
                         raise trio.BrokenResourceError("the peer does not read") from None
                 except OSError as error:
                     raise trio.BrokenResourceError from error
@@ -165,10 +235,13 @@ class SocketStream:
         except OSError as error:
             raise trio.BrokenResourceError from error
 
-    async def aclose(self) -> None:
+    def abort(self) -> None:
         if self.socket.fileno() >= 0:
             trio.lowlevel.notify_closing(self.socket)
             self.socket.close()
+
+    async def aclose(self) -> None:
+        self.abort()
         await trio.lowlevel.checkpoint()
 
     def _check_open(self) -> None:

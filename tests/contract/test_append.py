@@ -5,9 +5,9 @@ nothing changed.
 """
 
 import json
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import trio
 
 # -- the plain write ------------------------------------------------------------------------------------
 
@@ -83,19 +83,32 @@ def test_two_boxes_count_apart(api, box):
     assert api.append(box, 4)["seqs"] == [4]
 
 
-def test_concurrent_writers_get_contiguous_seqs_that_nobody_shares(api, box):
+async def at_once(api, box, bodies):
+    """Post them all at the same time: many connections on HTTP/1.1, one on HTTP/2. The answers, in order."""
+    answers = [None] * len(bodies)
+
+    async with api.combo.async_client(api.server.url) as client, trio.open_nursery() as nursery:
+
+        async def post(number):
+            answers[number] = await client.post(f"/v0/boxes/{box}", json=bodies[number])
+
+        for number in range(len(bodies)):
+            nursery.start_soon(post, number)
+    return answers
+
+
+async def test_concurrent_writers_get_contiguous_seqs_that_nobody_shares(api, box):
     """§3: each write is atomic, whoever else writes."""
-
-    def write(number):
-        return number, api.append(box, *[f"{number}.{part}" for part in range(3)])["seqs"]
-
-    with ThreadPoolExecutor(8) as pool:
-        writes = list(pool.map(write, range(40)))
-    assert sorted(seq for _, seqs in writes for seq in seqs) == list(range(1, 121))
+    writes = [[f"{number}.{part}" for part in range(3)] for number in range(40)]
+    bodies = [{"records": [{"data": data} for data in write]} for write in writes]
+    answers = [api.ok(response, 200, 201) for response in await at_once(api, box, bodies)]
+    assert sorted(seq for answer in answers for seq in answer["seqs"]) == list(range(1, 121))
+    assert sum(answer["created"] for answer in answers) == 1
     by_seq = {record["$seq"]: record["data"] for record in api.diff(box)["records"]}
-    for number, seqs in writes:
-        assert seqs == list(range(seqs[0], seqs[0] + 3))
-        assert [by_seq[seq] for seq in seqs] == [f"{number}.{part}" for part in range(3)]
+    for write, answer in zip(writes, answers, strict=True):
+        first = answer["first_seq"]
+        assert answer["seqs"] == [first, first + 1, first + 2]
+        assert [by_seq[seq] for seq in answer["seqs"]] == write
 
 
 # -- what is not a write --------------------------------------------------------------------------------
@@ -364,13 +377,20 @@ def test_match_seq_counts_deleted_records(api, box):
     assert api.append(box, 3, match_seq=3)["seqs"] == [3]
 
 
-def test_of_racing_conditional_writers_exactly_one_wins(api, box):
+async def test_of_racing_conditional_writers_exactly_one_wins(api, box):
     """§3"""
     api.put(box)
-    with ThreadPoolExecutor(6) as pool:
-        body = {"records": [{"data": 1}], "match_seq": 1}
-        statuses = sorted(pool.map(lambda _: api.post(box, body).status_code, range(12)))
-    assert statuses == [200] + [412] * 11
+    responses = await at_once(api, box, [{"records": [{"data": 1}], "match_seq": 1}] * 12)
+    assert sorted(response.status_code for response in responses) == [200] + [412] * 11
+    assert api.seqs(box) == [1]
+
+
+async def test_of_racing_repeats_exactly_one_appends(api, box):
+    """§3: an impatient client that sends the same key at once many times has written once."""
+    responses = await at_once(api, box, [{"records": [{"data": 1}], "idempotency_key": "k"}] * 12)
+    answers = [api.ok(response, 200, 201) for response in responses]
+    assert sorted(answer["deduped"] for answer in answers) == [False] + [True] * 11
+    assert all(answer["seqs"] == [1] for answer in answers)
     assert api.seqs(box) == [1]
 
 

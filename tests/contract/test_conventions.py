@@ -84,6 +84,15 @@ def test_a_connection_serves_on_after_an_error(api, box):
         assert other.append(box, 1)["seqs"] == [1]
 
 
+@pytest.mark.parametrize("kilobytes", [16, 17, 64, 66, 80, 90, 100, 110, 130, 200, 500])
+def test_a_body_of_any_size_may_come_first_on_a_connection(api, box, kilobytes):
+    """§0.1: the client is still learning the server's HTTP/2 settings while it sends; whatever frame size it
+    has been told by then, the server must take."""
+    api.append(box, *["x" * 985] * kilobytes, params={"return_seqs": "false"})
+    with api.another() as fresh:
+        assert fresh.append(box, *["x" * 985] * kilobytes)["count"] == kilobytes
+
+
 # -- content types (§0.2) -------------------------------------------------------------------------------
 
 
@@ -282,7 +291,8 @@ def decoded(encoding, raw):
 )  # fmt: skip
 def test_a_large_answer_is_compressed_as_the_client_accepts(api, box, accepted, chosen):
     """§0.2"""
-    api.append(box, *[f"record number {number} " * 20 for number in range(300)])
+    for start in range(0, 300, 100):
+        api.append(box, *[f"record number {number} " * 20 for number in range(start, start + 100)])
     encoding, raw = raw_diff(api, box, accepted)
     assert encoding == chosen or (chosen is None and encoding == "identity")
     answer = json.loads(decoded(encoding, raw))

@@ -61,6 +61,7 @@ async def running_front(
     *,
     front: FrontName = "edge",
     limits: FrontLimits | None = None,
+    patience_s: float = 3 * PATIENCE_S,
 ) -> AsyncIterator[Running]:
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
@@ -75,9 +76,14 @@ async def running_front(
             )
 
         started = await nursery.start(serve)
-        with trio.fail_after(PATIENCE_S * 3):
+        with trio.fail_after(patience_s):
             yield Running(port, started, draining)
         nursery.cancel_scope.cancel()
+
+
+async def no_connections(running: Running) -> None:
+    while running.front.statistics().connections:  # noqa: ASYNC110 - the front has no event for it
+        await trio.sleep(0.01)
 
 
 async def read_to_end(stream: trio.SocketStream) -> bytes:

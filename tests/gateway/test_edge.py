@@ -6,6 +6,7 @@ Waits are bounded by small limits, never by sleeping: a test that passes its dea
 from __future__ import annotations
 
 import socket
+import weakref
 
 import pytest
 import trio
@@ -18,6 +19,7 @@ from tests.gateway.edge_harness import (
     Recorder,
     Running,
     head_and,
+    no_connections,
     parse_answers,
     read_to_end,
     read_until,
@@ -33,11 +35,6 @@ CHUNKED = b"POST /c HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 async def assert_still_serves(running: Running) -> None:
     [answer] = parse_answers(await talk(running, GET))
     assert answer.status == 200
-
-
-async def no_connections(running: Running) -> None:
-    while running.front.statistics().connections:  # noqa: ASYNC110 - the front has no event for it
-        await trio.sleep(0.01)
 
 
 # Requests and their answers.
@@ -218,6 +215,22 @@ async def test_a_big_answer_of_many_parts_arrives_whole():
     async with running_front(handler) as running:
         [answer] = parse_answers(await talk(running, GET))
     assert answer.body == b"".join(parts)
+
+
+async def test_an_idle_connection_holds_on_to_nothing():
+    answers: list[weakref.ref[memoryview]] = []
+
+    async def handler(request: Request) -> Response:
+        whole = memoryview(request.body)
+        answers.append(weakref.ref(whole))
+        return Response(200, whole)
+
+    async with running_front(handler) as running, await running.connect() as stream:
+        for size in (1000, 1_000_000):
+            await stream.send_all(head_and(b"a" * (size - 1) + b"z", Content_Length=str(size)))
+            await read_until(stream, b"z")
+            await trio.testing.wait_all_tasks_blocked()
+            assert answers.pop()() is None
 
 
 async def test_status_204_has_no_length():
@@ -443,7 +456,7 @@ async def test_a_trickle_does_not_keep_a_head_or_a_body_alive():
 
 
 async def test_an_idle_connection_is_closed_without_a_word():
-    limits = FrontLimits(keep_alive_s=0.05)
+    limits = FrontLimits(keep_alive_s=0.2)
     async with running_front(Recorder(), limits=limits) as running:
         assert await talk(running, half_close=False) == b""
         [answer] = parse_answers(await talk(running, GET, half_close=False))
@@ -468,11 +481,11 @@ async def test_a_client_that_does_not_read_is_cut_off():
 
 async def test_a_slow_handler_is_not_a_slow_client():
     limits = FrontLimits(
-        head_timeout_s=0.02, body_timeout_s=0.02, write_timeout_s=0.02, keep_alive_s=0.02, linger_s=0.02
+        head_timeout_s=0.1, body_timeout_s=0.1, write_timeout_s=0.1, keep_alive_s=0.1, linger_s=0.1
     )
 
     async def handler(request: Request) -> Response:
-        await trio.sleep(0.2)
+        await trio.sleep(0.3)
         return Response(200, b"done")
 
     async with running_front(handler, limits=limits) as running:
@@ -578,13 +591,13 @@ async def test_a_stream_whose_reader_stalls_is_cut_off():
 async def test_a_stream_may_be_quiet_for_longer_than_any_deadline():
     async def quiet():
         yield b"a"
-        await trio.sleep(0.2)
+        await trio.sleep(0.3)
         yield b"b"
 
     async def handler(request: Request) -> Response:
         return Response(200, stream=quiet())
 
-    limits = FrontLimits(write_timeout_s=0.02, keep_alive_s=0.02, head_timeout_s=0.02, body_timeout_s=0.02)
+    limits = FrontLimits(write_timeout_s=0.1, keep_alive_s=0.1, head_timeout_s=0.1, body_timeout_s=0.1)
     async with running_front(handler, limits=limits) as running, await running.connect() as stream:
         await stream.send_all(GET)
         [answer] = parse_answers(await read_until(stream, b"0\r\n\r\n"))
