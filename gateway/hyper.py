@@ -30,7 +30,9 @@ from gateway.edge_rules import FrontLimits, log
 #: protocol's default of 64 KiB makes a body of 1 MiB wait for sixteen round trips.
 H2_STREAM_WINDOW_BYTES = 1024 * 1024
 H2_CONNECTION_WINDOW_BYTES = 16 * 1024 * 1024
-H2_FRAME_BYTES_MAX = 64 * 1024
+#: The size every peer may use from its first frame on. A larger one must be announced, and `h2` takes
+#: the announcement into account only at the read after the one that brought its acknowledgement.
+H2_FRAME_BYTES_MAX = 16 * 1024
 H2_STREAMS_MAX = 256
 
 #: Where in its state an ASGI scope has the way to end its connection at once.
@@ -175,7 +177,6 @@ def _widen(protocol: H2Protocol) -> bytes:
     connection.update_settings(
         {
             h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: H2_STREAM_WINDOW_BYTES,
-            h2.settings.SettingCodes.MAX_FRAME_SIZE: H2_FRAME_BYTES_MAX,
         }
     )
     connection.increment_flow_control_window(H2_CONNECTION_WINDOW_BYTES - 65_535)

@@ -38,6 +38,8 @@ SYNC_INTERVAL_MS = 50
 #: 8 MiB are written in about 15 ms here: longer groups would only make the first in them wait.
 GROUP_BYTES_MAX = 8 << 20
 GROUP_FRAMES_MAX = 1024
+#: A file that lasts for less than this is not followed by one full of zeros.
+_FAST_FILE_NS = 2_000_000_000
 
 #: (frames, their bytes, sync, logged_matters)
 _Submission = tuple[Sequence[FrameParts], int, bool, bool]
@@ -106,6 +108,8 @@ class Committer:
         #: What was taken out of the backlog and is not dealt with; it must not be lost when a write fails.
         self._held: _Flush | BaseException | None = None
         self._oldest_unsynced_ns = 0
+        # Written by the files thread alone.
+        self._prepared_ns = -_FAST_FILE_NS - 1
         # Written by the engine's thread alone.
         self._submitted_bytes = 0
         # Written by the commit thread alone.
@@ -304,8 +308,13 @@ class Committer:
             self._backlog.put(failure)
 
     def _prepare_next(self) -> None:
+        # A file that was full so soon was written in large groups, where the price of a sync hardly counts
+        # and that of writing every byte twice does.
+        now_ns = monotonic_ns()
+        zeros = now_ns - self._prepared_ns > _FAST_FILE_NS
+        self._prepared_ns = now_ns
         try:
-            self._wal.prepare_next()
+            self._wal.prepare_next(zeros=zeros)
         except OSError as error:
             # A full disk is not yet a failure: the current file has room, and the next can be made empty.
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):

@@ -32,7 +32,7 @@ from shard.core.changes import ShardState
 from shard.core.machine import Machine, Outcome
 from shard.storage import frames
 from shard.storage.snapshot import Snapshots
-from shard.storage.wal import Wal
+from shard.storage.wal import FrameParts, Wal
 from streams.protocol.commands import Command, Diff, Reply
 from streams.protocol.errors import StreamsError
 
@@ -89,6 +89,10 @@ class Engine:
             on_failed=self._on_failed,
             sync_interval_ms=sync_interval_ms,
         )
+        #: Frames of this wake-up that the committer does not have yet, and what their waiters need.
+        self._staged: list[FrameParts] = []
+        self._staged_sync = False
+        self._staged_logged_matters = False
         self._order = itertools.count()
         self._until_logged: list[_Parked] = []
         self._until_durable: list[_Parked] = []
@@ -123,6 +127,7 @@ class Engine:
         self._committer.start()
         outcome = self.machine.start(boot_id=boot_id, now_ms=self._now_ms())
         self._log(outcome, sync=True)
+        self.flush()
         await self.wait_durable(outcome.waits_for_lsn)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._keep_time)
@@ -133,6 +138,7 @@ class Engine:
         """Ends the life in order: the last change, a snapshot, the log closed."""
         outcome = self.machine.stop(self._now_ms())
         self._log(outcome, sync=True)
+        self.flush()
         await self.wait_durable(outcome.waits_for_lsn)
         await self._take_snapshot()
         await trio.to_thread.run_sync(self._committer.stop)
@@ -152,7 +158,8 @@ class Engine:
             await self._relieved.wait()
 
     def submit(self, command: Command, ticket: Ticket) -> None:
-        """Handles a command. The ticket is answered now or when the reply's promise is kept."""
+        """Handles a command. The ticket is answered now or when the reply's promise is kept. Whoever submits
+        calls `flush` when it has no more for now."""
         now_ms = self._now_ms()
         outcome = self.machine.handle(command, now_ms)
         if outcome.changes:
@@ -174,11 +181,20 @@ class Engine:
         heapq.heappush(self._until_durable if outcome.until_durable else self._until_logged, parked)
 
     def _log(self, outcome: Outcome, *, sync: bool) -> None:
-        self._committer.submit(
-            [frames.encode(lsn, change) for lsn, change in outcome.changes],
-            sync=sync,
-            logged_matters=not outcome.until_durable,
-        )
+        """Notes changes for the log; they leave with the next `flush`."""
+        for lsn, change in outcome.changes:
+            self._staged.append(frames.encode(lsn, change))
+        self._staged_sync = self._staged_sync or sync
+        self._staged_logged_matters = self._staged_logged_matters or not outcome.until_durable
+
+    def flush(self) -> None:
+        """Hands over what one wake-up has staged: one submission, one wake of the committer's thread."""
+        if self._staged:
+            self._committer.submit(
+                self._staged, sync=self._staged_sync, logged_matters=self._staged_logged_matters
+            )
+            self._staged = []
+            self._staged_sync = self._staged_logged_matters = False
 
     # -- reports of the committer, in this thread
 
@@ -212,6 +228,7 @@ class Engine:
     def _after_report(self, woken: list[str]) -> None:
         if woken and self._reads:
             self._wake(woken)
+        self.flush()
         if not self._relieved.is_set() and self._committer.backlog_bytes < _RELIEVED_BYTES:
             self._relieved.set()
         self.after_answers()
@@ -251,6 +268,7 @@ class Engine:
         while True:
             now_ms = self._now_ms()
             self._tick(now_ms)
+            self.flush()
             self.after_answers()
             next_ms = now_ms + int(_TICK_S_MAX * 1000)
             deadline_ms = self.machine.next_deadline_ms()

@@ -16,6 +16,7 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable
+from functools import lru_cache
 
 import msgspec
 import structlog
@@ -104,10 +105,16 @@ class _Ticket:
             self.connection.reply(self.op, self.id, wire.FAILED, b"", requests.encode_failure(reply))
             return
         if type(reply) is Records:
-            head = wire.ReplyHead(records_scanned=reply.records_scanned)
+            head = _encode_head(wire.ReplyHead(records_scanned=reply.records_scanned))
         else:
-            head = wire.ReplyHead(requests.status_of(reply), round(fsync_ms, 3), round(wal_append_ms, 3))
-        self.connection.reply(self.op, self.id, 0, _encode_head(head), requests.encode_reply(reply))
+            head = _head_of_write(requests.status_of(reply), fsync_ms, wal_append_ms)
+        self.connection.reply(self.op, self.id, 0, head, requests.encode_reply(reply))
+
+
+@lru_cache(maxsize=8)
+def _head_of_write(status: int, fsync_ms: float, wal_append_ms: float) -> bytes:
+    """All replies that one report of the committer releases share their head."""
+    return _encode_head(wire.ReplyHead(status, round(fsync_ms, 3), round(wal_append_ms, 3)))
 
 
 class _Connection:
@@ -147,6 +154,8 @@ class _Connection:
                 return
             for message in receiver.received(count):
                 self._handle(message)
+            if server.engine is not None:
+                server.engine.flush()
             server.flush()
             while self._unsent_bytes > _UNSENT_BYTES_MAX:
                 await self._sent_some()

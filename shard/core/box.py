@@ -48,6 +48,7 @@ class Key(NamedTuple):
 class Box:
     __slots__ = (
         "config",
+        "config_lsn",
         "created_ms",
         "fencing_token",
         "floor_lsn",
@@ -83,7 +84,9 @@ class Box:
         self.reserved_durable_seq = 0
         self.reserved_lsn = 0
         self.last_lsn = 0
+        #: The last change that every read of the box shows: of a floor, the config, the fence.
         self.floor_lsn = 0
+        self.config_lsn = 0
         self.staged_durable_lsn = 0
         # Recency is a hint for priorities. It is not logged and starts anew with the shard.
         self.last_read_ms: int | None = None
@@ -265,13 +268,13 @@ class Box:
     def _start(self, command: Diff, head_seq: int, earliest_seq: int) -> tuple[int, Tombstone | None]:
         """The cursor a read really starts from, and what it must be told first."""
         log = self.log
+        # A floor may be ahead of what is visible while its change is on the way to the disk.
+        floor = min(log.evict_floor, head_seq + 1)
         from_seq = command.from_seq
         if command.from_ts is not None:
             from_seq = min(log.first_seq_at(command.from_ts) - 1, head_seq)
             if log.evict_floor and command.from_ts <= log.evicted_ts:
-                from_seq = min(from_seq, log.evict_floor - 2)
-        # A floor may be ahead of what is visible while its change is on the way to the disk.
-        floor = min(log.evict_floor, head_seq + 1)
+                from_seq = max(0, min(from_seq, floor - 2))
         other_life = command.generation is not None and command.generation != self.generation
         if from_seq > head_seq or other_life:
             return earliest_seq - 1, Tombstone(1, head_seq, "recreated", head_seq, earliest_seq, head_seq)
@@ -329,10 +332,12 @@ class Box:
         return gone
 
     def configured(self, change: changes.BoxConfigured, lsn: int) -> None:
-        self.last_lsn = lsn
+        self.last_lsn = self.floor_lsn = self.config_lsn = lsn
         self.config = change.config
         if change.reserved_seq:
             self.reserved_seq = change.reserved_seq
+            # What an earlier time as a disk box reserved protects nothing until this change is durable.
+            self.reserved_durable_seq = 0
 
     # -- snapshots
 
@@ -381,7 +386,7 @@ class Box:
         log.cap_floor = facts.cap_floor
         log.ttl_floor = facts.ttl_floor
         log.evicted_ts = facts.evicted_ts
-        log.last_ts = facts.last_ts
+        log.last_ts = log.visible_ts = facts.last_ts
         log.count = facts.live_count
         log.bytes = facts.live_bytes
         log.deleted = BitMap64.deserialize(facts.deleted)

@@ -64,6 +64,7 @@ class Log:
         "last_ts",
         "ttl_floor",
         "visible_seq",
+        "visible_ts",
     )
 
     def __init__(self) -> None:
@@ -84,6 +85,8 @@ class Log:
         self.count = 0
         self.bytes = 0
         self.last_ts = 0
+        #: `$ts` of the newest record that readers may have, or might have had.
+        self.visible_ts = 0
         #: `$ts` of the newest record that a cap or the TTL took.
         self.evicted_ts = 0
 
@@ -119,15 +122,13 @@ class Log:
     def evict_before(self, seq: int, reason: str) -> int:
         """Live records below `seq` are lost. Returns how many."""
         lost_to = self._last_live_before(min(seq, self.head_seq + 1))
-        lost_ts = self.ts_of(lost_to) if lost_to else 0
-        lost = self._drop_before(seq)
-        if lost:
-            self.evicted_ts = lost_ts
+        if lost_to:
+            self.evicted_ts = self.ts_of(lost_to)
             if reason == "cap":
                 self.cap_floor = lost_to + 1
             else:
                 self.ttl_floor = lost_to + 1
-        return lost
+        return self._drop_before(seq)
 
     def delete_before(self, seq: int) -> int:
         """Live records below `seq` are gone because somebody asked for it. Returns how many."""
@@ -162,9 +163,15 @@ class Log:
             self.holes[-1].last_seq = last_seq
         else:
             self.holes.append(Hole(first_seq, last_seq))
-        self.head_seq = self.visible_seq = last_seq
+        self.head_seq = last_seq
+        self.show(last_seq, self.last_ts)
         if self.count == 0:
             self.earliest_seq = last_seq + 1
+
+    def show(self, seq: int, ts: int) -> None:
+        """Readers may have everything up to `seq`, whose `$ts` is `ts`."""
+        self.visible_seq = seq
+        self.visible_ts = ts
 
     def _drop_before(self, seq: int) -> int:
         seq = min(seq, self.head_seq + 1)
@@ -185,16 +192,12 @@ class Log:
         self._front = front
         if front < len(self.batches) and self.batches[front].first_seq < seq:
             batch = self.batches[front]
-            low = max(batch.first_seq, self.earliest_seq)
-            size = batch.size(low - batch.first_seq, seq - 1 - batch.first_seq)
-            live = seq - low
-            for gone in self._deleted_in(low, seq):
-                live -= 1
-                size -= batch.size(gone - batch.first_seq, gone - batch.first_seq)
-            batch.dead += live
-            batch.dead_bytes += size
-            dropped += live
-            dropped_bytes += size
+            for first, last in self.runs(batch, 0, seq - 1 - batch.first_seq):
+                live, size = last - first + 1, batch.size(first, last)
+                batch.dead += live
+                batch.dead_bytes += size
+                dropped += live
+                dropped_bytes += size
         self.deleted.remove_range(0, seq)
         self.count -= dropped
         self.bytes -= dropped_bytes
@@ -325,11 +328,6 @@ class Log:
             count -= batch.count - batch.dead
             size -= batch.live_bytes
         return count, size
-
-    def visible_ts(self) -> int:
-        """`$ts` of the newest visible record that is still known."""
-        at = self.batch_at(self.visible_seq)
-        return self.batches[at].last_ts if at is not None else self.last_ts
 
     def live_before(self, seq: int) -> tuple[int, int]:
         """How many live records, and how many bytes of them, lie below `seq`."""

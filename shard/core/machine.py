@@ -83,6 +83,7 @@ class _Pending(NamedTuple):
     lsn: int
     box: Box
     seq: int
+    ts: int = 0
 
 
 class Machine:
@@ -267,7 +268,10 @@ class Machine:
 
     def _as_durable_as(self, box: Box, lsn: int) -> tuple[int, bool]:
         """What a reply resting on `lsn` of this box waits for: (lsn or 0, until durable)."""
-        until_durable = box.config.durability == "fsync"
+        # A disk box may have writes that wait for the disk; nothing may tell of them before they do.
+        until_durable = box.config.durability == "fsync" or (
+            box.is_disk and box.staged_durable_lsn > self.durable_lsn
+        )
         done = self.durable_lsn if until_durable else self.logged_lsn
         return (0, False) if box.is_memory or lsn <= done else (lsn, until_durable)
 
@@ -280,8 +284,11 @@ class Machine:
         box = None if isinstance(command, commands.ListBoxes) else self.boxes.get(command.box)
         if box is not None:
             return self._answer(box, error, made, box.last_lsn)
-        waits_for = self._deleted_lsn if self._deleted_lsn > self.durable_lsn else 0
-        return Outcome(made, error, waits_for, True)
+        return Outcome(made, error, self._undone_deletion_lsn(), True)
+
+    def _undone_deletion_lsn(self) -> int:
+        """What an answer waits for that says of a box that it is not there; 0 = nothing."""
+        return self._deleted_lsn if self._deleted_lsn > self.durable_lsn else 0
 
     def _show(self, pending: deque[_Pending], lsn: int) -> list[str]:
         shown: list[str] = []
@@ -289,7 +296,7 @@ class Machine:
             entry = pending.popleft()
             log = entry.box.log
             if entry.seq > log.visible_seq:
-                log.visible_seq = entry.seq
+                log.show(entry.seq, entry.ts)
                 shown.append(entry.box.name)
         return shown
 
@@ -312,14 +319,19 @@ class Machine:
             created = self._plan_box(command.box, command.patch, now_ms)
             lsn = self._log(created, made)
             return Outcome(made, commands.BoxPut(command.box, True, created.config), lsn, True)
+        self._expire(box, now_ms, made)  # by the old TTL: what has expired stays expired
         config = merge(box.config, command.patch, box=command.box, exists=True)
         self._check_class_change(box, config)
         if config == box.config:
-            return self._answer(box, commands.BoxPut(command.box, False, config), made, box.last_lsn)
+            waits_for = box.config_lsn if box.config_lsn > self.durable_lsn else 0
+            return Outcome(made, commands.BoxPut(command.box, False, config), waits_for, True)
+        was_memory = box.is_memory
         reserved_seq = (
             box.log.head_seq + RESERVE_SEQS if config.durability == "disk" and not box.is_disk else 0
         )
         lsn = self._log(changes.BoxConfigured(box.generation, config, reserved_seq), made)
+        if was_memory and not box.is_memory and box.fencing_token:
+            lsn = self._log(changes.TokenFenced(box.generation, box.fencing_token), made)
         floor = box.floor_for_caps()
         if floor:
             self._stage(changes.RecordsEvicted(box.generation, floor, "cap"), box, made)
@@ -354,7 +366,7 @@ class Machine:
             bytes=size,
             config=box.config,
             effective_priority=box.effective_priority(now_ms),
-            last_write_ts=log.visible_ts() or None,
+            last_write_ts=log.visible_ts or None,
             last_read_ts=box.last_read_ms,
             fencing_token=box.fencing_token,
             queue={"ready": count, "in_flight": 0, "dead_lettered": 0}
@@ -366,6 +378,7 @@ class Machine:
     def _list_boxes(self, command: commands.ListBoxes, now_ms: int, made: Made) -> Outcome:
         page: list[dict[str, Any]] = []
         more = False
+        waits_for = self._undone_deletion_lsn()
         start = max(command.prefix, command.after)
         for name in self.boxes.irange(minimum=start):
             if not name.startswith(command.prefix):
@@ -375,8 +388,10 @@ class Machine:
             if len(page) == command.limit:
                 more = True
                 break
-            page.append(self._listed(self._found(name, now_ms, made), now_ms))
-        return Outcome(made, commands.BoxPage(page, more))
+            box = self._found(name, now_ms, made)
+            waits_for = max(waits_for, self._as_durable_as(box, box.floor_lsn)[0])
+            page.append(self._listed(box, now_ms))
+        return Outcome(made, commands.BoxPage(page, more), waits_for, True)
 
     def _listed(self, box: Box, now_ms: int) -> dict[str, Any]:
         count, size = box.log.visible_totals()
@@ -395,7 +410,7 @@ class Machine:
     def _delete_box(self, command: commands.DeleteBox, now_ms: int, made: Made) -> Outcome:
         box = self.boxes.get(command.box)
         if box is None:
-            return Outcome(made, commands.BoxGone(command.box, False, []))
+            return Outcome(made, commands.BoxGone(command.box, False, []), self._undone_deletion_lsn(), True)
         self._expire(box, now_ms, made)
         if command.if_empty and box.log.count:
             raise BoxNotEmpty(f"{box.name} still holds {box.log.count} records", count=box.log.count)
@@ -464,11 +479,14 @@ class Machine:
     ) -> Outcome:
         batch = change.batch
         last_seq = batch.last_seq
-        if box.is_disk and last_seq + RESERVE_SEQS // 2 > box.reserved_seq:
+        reserves = box.is_disk and last_seq + RESERVE_SEQS // 2 > box.reserved_seq
+        if reserves:
             # Ahead of the write, so that wherever the write is found after a crash, its ceiling is too.
             reserved = changes.SeqsReserved(box.generation, last_seq + RESERVE_SEQS)
             self._log(reserved, made)
         lsn = self._stage(change, box, made)
+        if reserves:
+            self._watch(box)  # a tick gives back what it will not have used
         reply = commands.Appended(
             box.name, batch.first_seq, last_seq, last_seq, created, False, command.return_seqs
         )
@@ -477,7 +495,7 @@ class Machine:
                 return Outcome(made, reply, made[-1][0], True, (box.name,))
             return Outcome(made, reply, wakes=(box.name,))
         until_durable = box.config.durability == "fsync" or self._must_wait_for_disk(box, last_seq)
-        pending = _Pending(lsn, box, last_seq)
+        pending = _Pending(lsn, box, last_seq, batch.last_ts)
         if until_durable:
             box.staged_durable_lsn = lsn
             self._until_durable.append(pending)
@@ -514,9 +532,8 @@ class Machine:
     def _get_tail(self, command: commands.GetTail, now_ms: int, made: Made) -> Outcome:
         box = self._found(command.box, now_ms, made)
         log = box.log
-        return Outcome(
-            made, commands.Tail(box.name, log.visible_seq, log.visible_seq + 1, log.visible_ts() or None)
-        )
+        reply = commands.Tail(box.name, log.visible_seq, log.visible_seq + 1, log.visible_ts or None)
+        return self._answer(box, reply, made, box.floor_lsn)
 
     def _delete_records(self, command: commands.DeleteRecords, now_ms: int, made: Made) -> Outcome:
         box = self._found(command.box, now_ms, made)
@@ -550,7 +567,7 @@ class Machine:
             created_ms=change.at_ms,
             reserved_seq=change.reserved_seq,
         )
-        box.last_lsn = lsn
+        box.last_lsn = box.floor_lsn = box.config_lsn = lsn
         self.boxes[change.name] = box
         self.generations[change.generation] = box
         self.last_generation = max(self.last_generation, change.generation)
@@ -582,7 +599,7 @@ class Machine:
         box.appended(change, lsn)
         self._keys += len(box.keys) - keys
         if lsn == 0:
-            box.log.visible_seq = box.log.head_seq
+            box.log.show(box.log.head_seq, box.log.last_ts)
         if was_empty:
             self._watch(box)
 
@@ -595,7 +612,7 @@ class Machine:
     def _apply_fenced(self, change: changes.TokenFenced, lsn: int) -> None:
         box = self.generations[change.generation]
         box.fencing_token = change.token
-        box.last_lsn = lsn
+        box.last_lsn = box.floor_lsn = lsn
 
     def _apply_reserved(self, change: changes.SeqsReserved, lsn: int) -> None:
         box = self.generations[change.generation]
@@ -680,7 +697,7 @@ class Machine:
         """Everything up to `lsn` has been replayed and is on the disk: it is all visible."""
         self.durable(lsn)
         for box in self.boxes.values():
-            box.log.visible_seq = box.log.head_seq
+            box.log.show(box.log.head_seq, box.log.last_ts)
 
     def check(self) -> None:
         """Asserts the invariants of the machine and of every box. For tests."""

@@ -103,7 +103,8 @@ class _Lines(msgspec.Struct):
 # write with more fails the lean decoder at its first such record and is decoded again by the full one.
 _decode_lean = msgspec.json.Decoder(_LeanAppend).decode
 _decode_full = msgspec.json.Decoder(_FullAppend).decode
-_decode_lines = msgspec.json.Decoder(_Lines).decode
+_decode_lines = msgspec.json.Decoder(_FullRecord).decode_lines
+_decode_lines_as_list = msgspec.json.Decoder(_Lines).decode
 _decode_object = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
@@ -111,7 +112,8 @@ class Columns(msgspec.Struct, gc=False):
     """The records of one write, by column. A column is None when no record uses it."""
 
     datas: list[Raw]
-    tags: list[str | None] | None = None
+    #: Joined with NUL, as a batch keeps them.
+    tags: bytes | None = None
     nodes: list[str | None] | None = None
     metas: list[Raw | None] | None = None
     times: list[int | None] | None = None
@@ -158,7 +160,7 @@ def _named(text: str, body: bytes) -> InvalidRequest:
             for key, index in _STEP.findall(place):
                 value = value[int(index)] if index else value[key]
             what = f"{what.partition(', got')[0]}, got {shown(str(msgspec.json.encode(value), 'utf-8'))}"
-        except (LookupError, TypeError, ValueError):
+        except (LookupError, TypeError, ValueError, RecursionError):
             pass  # the place could not be found again; the rest of the message stands
     field = place or _UNKNOWN_FIELD.sub(r"\1", what) if "unknown field" in what or place else "body"
     return InvalidRequest(f"{place or 'body'}: {what}", field=field)
@@ -177,16 +179,20 @@ def parse_append(body: bytes, limits: RecordLimits) -> ParsedAppend:
             str(body, "utf-8")
         request = _decode_lean(body)
         records = request.records
-        columns = Columns([record.data for record in records], [record.tag for record in records])
+        columns = Columns([record.data for record in records])
+        tags = [record.tag for record in records]
     except (ValueError, RecursionError):  # msgspec's errors are ValueErrors
         request = decode_json(_decode_full, body)
         columns = _full_columns(request.records)
-    _check_columns(columns, len(body), request.node, limits)
+        tags = [record.tag for record in request.records]
+    _check_columns(columns, tags, len(body), request.node, limits)
     key = request.idempotency_key
     if key is not None:
         check_idempotency_key(key)
-    for field in ("match_seq", "trim_before_seq"):
-        check_seq(getattr(request, field) or 0, field)
+    if request.match_seq is not None:
+        check_seq(request.match_seq, "match_seq")
+    if request.trim_before_seq is not None:
+        check_seq(request.trim_before_seq, "trim_before_seq")
     return ParsedAppend(
         columns=columns,
         idempotency_key=key,
@@ -202,13 +208,20 @@ def parse_append(body: bytes, limits: RecordLimits) -> ParsedAppend:
 def parse_append_lines(body: bytes, node: str | None, limits: RecordLimits) -> Columns:
     """An NDJSON append body: one record object a line; blank lines are passed over."""
     lines = [line for line in body.splitlines() if line.strip()]
-    records = decode_json(_decode_lines, b'{"records":[%b]}' % b",".join(lines)).records
+    try:
+        if not body.isascii():
+            str(body, "utf-8")
+        records = _decode_lines(body)
+    except (ValueError, RecursionError):
+        # As one list it is decoded again for an error that names the record, and for nothing else.
+        decode_json(_decode_lines_as_list, b'{"records":[%b]}' % b",".join(lines))
+        raise InvalidRequest("body: every line must hold one JSON object") from None
     if len(records) != len(lines):
         raise InvalidRequest(
             f"records: {len(lines)} lines hold {len(records)} records; one a line is expected"
         )
     columns = _full_columns(records)
-    _check_columns(columns, len(body), node, limits)
+    _check_columns(columns, [record.tag for record in records], len(body), node, limits)
     return columns
 
 
@@ -230,15 +243,17 @@ def check_idempotency_key(key: str) -> str:
 def _full_columns(records: list[_FullRecord]) -> Columns:
     return Columns(
         [record.data for record in records],
-        [record.tag for record in records],
+        None,
         [record.node for record in records],
         [None if len(record.meta) == 0 or record.meta == _NULL else record.meta for record in records],
         [record.ts for record in records],
     )
 
 
-def _check_columns(columns: Columns, body_bytes: int, node: str | None, limits: RecordLimits) -> None:
-    """Enforces the limits, drops columns nobody used, and fills in the write's own node."""
+def _check_columns(
+    columns: Columns, tags: list[str | None], body_bytes: int, node: str | None, limits: RecordLimits
+) -> None:
+    """Enforces the limits, drops columns nobody used, joins the tags, and fills in the write's own node."""
     count = len(columns.datas)
     if count == 0:
         raise InvalidRequest("records: must hold at least one record", field="records")
@@ -250,8 +265,9 @@ def _check_columns(columns: Columns, body_bytes: int, node: str | None, limits: 
         )
     columns.metas = _used(columns.metas)
     columns.times = _used(columns.times)
-    columns.tags = _checked_texts(columns.tags, "tag", limits.tag_bytes_max)
-    columns.nodes = _checked_texts(columns.nodes, "node", limits.node_bytes_max)
+    columns.tags = _joined_texts(tags, "tag", limits.tag_bytes_max)
+    if columns.nodes is not None and not _joined_texts(columns.nodes, "node", limits.node_bytes_max):
+        columns.nodes = None
     if node:
         check_text(node, "node", bytes_max=limits.node_bytes_max)
         columns.nodes = [own or node for own in columns.nodes] if columns.nodes else [node] * count
@@ -279,19 +295,26 @@ def _used(column: list[Any] | None) -> list[Any] | None:
     return column
 
 
-def _checked_texts(column: list[str | None] | None, field: str, bytes_max: int) -> list[str | None] | None:
-    column = _used(column)
-    if column is None:
+def _joined_texts(column: list[str | None], field: str, bytes_max: int) -> bytes | None:
+    """Tags or nodes joined with NUL, "" where a record has none; None when no record has one."""
+    count = len(column)
+    try:
+        joined = "\0".join(column)  # type: ignore[arg-type]
+    except TypeError:  # some have none
+        joined = "\0".join([text or "" for text in column])
+    if len(joined) < count:  # nothing but separators
         return None
     # One look at the joined text clears the ordinary write; only a suspicious one is gone through.
-    joined = "".join(filter(None, column))
-    if not joined:
-        return None
-    if "\0" in joined or not joined.isascii() or max(map(len, filter(None, column))) > bytes_max:
+    if not joined.isascii() or joined.count("\0") != count - 1 or _longest(joined, column) > bytes_max:
         for index, text in enumerate(column):
             if text:
                 check_text(text, f"records[{index}].{field}", bytes_max=bytes_max)
-    return column
+    return joined.encode()
+
+
+def _longest(joined: str, column: list[str | None]) -> int:
+    """The length of the longest text, or something no smaller that is found faster."""
+    return len(joined) if len(column) == 1 else max(map(len, filter(None, column)))
 
 
 def _check_meta(index: int, meta: Raw, limits: RecordLimits) -> None:
@@ -572,7 +595,7 @@ def render(columns: Columns, *, first_seq: int, times: int | array[int]) -> Batc
     """The batch that these records become at this place."""
     count = len(columns.datas)
     uniform_ts = times if isinstance(times, int) else None
-    nodes = _joined(columns.nodes)
+    nodes = _joined_nodes(columns.nodes)
     one_node = nodes if nodes is not None and b"\0" not in nodes else None
     regular = uniform_ts is not None and columns.metas is None and (nodes is None or one_node is not None)
     ends: array[int] | None
@@ -591,7 +614,6 @@ def render(columns: Columns, *, first_seq: int, times: int | array[int]) -> Batc
         middles = _middles(columns, times, None)
         blob = _joined_records(first_seq, middles, columns.datas)
         ends, stride = _explicit_ends(first_seq, list(map(len, middles)), columns.datas)
-    tags = _joined(columns.tags, one_for_all=False)
     return Batch(
         encoding=JSON,
         first_seq=first_seq,
@@ -601,16 +623,17 @@ def render(columns: Columns, *, first_seq: int, times: int | array[int]) -> Batc
         times=None if isinstance(times, int) else times,
         ends=ends,
         stride=stride,
-        tags=tags,
+        tags=columns.tags,
         nodes=nodes,
         blob=blob,
     )
 
 
-def _joined(column: list[str | None] | None, *, one_for_all: bool = True) -> bytes | None:
+def _joined_nodes(column: list[str | None] | None) -> bytes | None:
+    """Nodes as a batch keeps them: one value when all are the same."""
     if column is None:
         return None
-    if one_for_all and column.count(column[0]) == len(column):
+    if column.count(column[0]) == len(column):
         return (column[0] or "").encode() or None
     if None in column:
         return "\0".join(text or "" for text in column).encode()
