@@ -295,9 +295,9 @@ class Machine:
         while pending and pending[0].lsn <= lsn:
             entry = pending.popleft()
             log = entry.box.log
-            if entry.seq > log.visible_seq:
-                log.show(entry.seq, entry.ts)
-                shown.append(entry.box.name)
+            assert entry.seq > log.visible_seq, "VISIBLE"  # writes of one box are shown in their order
+            log.show(entry.seq, entry.ts)
+            shown.append(entry.box.name)
         return shown
 
     # -- boxes

@@ -8,10 +8,11 @@ snapshot, by the steps of `shard/recovery.py`.
 from __future__ import annotations
 
 import os
+import random
 from typing import Any, NamedTuple
 
 import msgspec
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 from shard.core.changes import BatchAppended, Change, ShardState
 from shard.core.machine import Machine, Outcome
@@ -34,6 +35,8 @@ def sampled(examples: int, steps: int = 50) -> settings:
         deadline=None,
         print_blob=True,
         derandomize=False,
+        report_multiple_bugs=False,
+        phases=[p for p in Phase if not (os.environ.get("NOSHRINK") and p in (Phase.shrink, Phase.explain))],
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
     )
 
@@ -198,3 +201,118 @@ def records_of(reply: commands.Records) -> list[dict[str, Any]]:
 
 def seqs_of(reply: commands.Records) -> list[int]:
     return [record["$seq"] for record in records_of(reply)]
+
+
+# -- the whole state, to be compared
+
+
+def facts_of(machine: Machine) -> dict[str, Any]:
+    """Everything that a restart must bring back, and nothing else: no payload of memory boxes, no positions of
+    the committer, and deletes as the records that are left."""
+    state = machine.snapshot()
+    boxes: dict[str, Any] = {}
+    for facts in state.boxes:
+        fields = msgspec.structs.asdict(facts)
+        if facts.config.durability == "memory":
+            boxes[facts.name] = {name: fields[name] for name in ("generation", "config", "created_ms")}
+            continue
+        del fields["deleted"]
+        boxes[facts.name] = {**fields, "live": live_texts(machine, facts.name)}
+    whole = msgspec.structs.asdict(state)
+    return {**whole, "boxes": boxes}
+
+
+def live_texts(machine: Machine, name: str, upto_seq: int = 2**64) -> dict[int, tuple[int, bytes]]:
+    """The live records of a box: their lsn and their text, by seq."""
+    log = machine.boxes[name].log
+    found: dict[int, tuple[int, bytes]] = {}
+    for batch in log.live_batches():
+        for first, last in log.runs(batch, 0, batch.count - 1):
+            for index in range(first, last + 1):
+                seq = batch.first_seq + index
+                if seq <= upto_seq:
+                    text = batch.text_as(index, index, tags=True, meta=True, data=True)
+                    found[seq] = (batch.lsn, bytes(text))
+    return found
+
+
+# -- a random history, the same for the same seed
+
+
+def random_command(rng: random.Random, driver: Driver, number: int) -> Command:
+    """Any command, likely to do something. `number` makes payloads unlike each other."""
+    box = rng.choice("abc")
+    known = driver.machine.boxes.get(box)
+    head = known.log.head_seq if known is not None else 0
+    kind = rng.choices(
+        ("append", "put", "delete", "delete_box", "fence", "read"), weights=(60, 14, 10, 3, 5, 8)
+    )[0]
+    if kind == "append":
+        records = [
+            {
+                "data": [number, index, "x" * rng.randrange(20)],
+                "tag": rng.choice(("", "", "u-1", "u-2", "v")),
+                "node": rng.choice(("", "n1", "n2")),
+                **({"meta": {"m": 1}} if rng.random() < 0.2 else {}),
+                **({"ts": rng.randrange(3_000)} if rng.random() < 0.2 else {}),
+            }
+            for index in range(rng.randrange(1, 7))
+        ]
+        return commands.Append(
+            box=box,
+            columns=columns(*records),
+            idempotency_key=rng.choice((None, None, "k1", "k2", "k3")),
+            fencing_token=known.fencing_token if known is not None else None,
+            match_seq=head + 1 if rng.random() < 0.2 else None,
+            trim_before_seq=max(0, head - rng.randrange(4)) if rng.random() < 0.15 else None,
+            config=random_patch(rng),
+            create=None if rng.random() < 0.7 else True,
+        )
+    if kind == "put":
+        return commands.PutBox(box, random_patch(rng))
+    if kind == "delete":
+        before_seq = max(0, head - rng.randrange(8)) if rng.random() < 0.5 else None
+        match = commands.Match(rng.choice(("u-", "v")), is_prefix=True) if rng.random() < 0.6 else None
+        return commands.DeleteRecords(box, 0 if before_seq is None and match is None else before_seq, match)
+    if kind == "delete_box":
+        return commands.DeleteBox(box, rng.random() < 0.3)
+    if kind == "fence":
+        return commands.SetFence(box, rng.choice(("", "t1", "t2")))
+    return commands.Diff(box=box, from_seq=max(0, head - rng.randrange(6)), nodes=frozenset({"n1", "n2"}))
+
+
+def random_patch(rng: random.Random) -> BoxPatch:
+    choices: dict[str, tuple[Any, ...]] = {
+        "ttl_ms": (0, 40, 300),
+        "cap_records": (0, 3, 8),
+        "cap_bytes": (0, 300, 900),
+        "discard": ("old", "reject"),
+        "durability": ("memory", "disk", "disk", "fsync"),
+        "auto_create": (True, True, False),
+        "idempotency_window_ms": (0, 50, 120_000),
+        "timestamping": ({"mode": "arrival"}, {"mode": "client-prefer"}, {"uncapped": True}),
+    }
+    return patch(**{name: rng.choice(values) for name, values in choices.items() if rng.random() < 0.25})
+
+
+def random_history(seed: int, steps: int) -> Driver:
+    """A driver after a random run with late reports, ticks and restarts."""
+    rng = random.Random(seed)
+    driver = Driver()
+    driver.start("boot")
+    for number in range(steps):
+        driver.do(random_command(rng, driver, number))
+        chance = rng.random()
+        if chance < 0.3:
+            driver.now_ms += rng.randrange(60)
+        elif chance < 0.4:
+            driver.logged(rng.randint(driver.machine.logged_lsn, driver.machine.lsn))
+        elif chance < 0.5:
+            driver.sync(rng.randint(driver.machine.durable_lsn, driver.machine.lsn))
+        elif chance < 0.55:
+            driver.tick()
+        elif chance < 0.56:
+            driver.sync()
+            driver = driver.after_power_cut(boot_id=f"boot-{number}")
+    driver.sync()
+    return driver

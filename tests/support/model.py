@@ -208,14 +208,22 @@ class ModelBox:
         generation: int | None = None,
         nodes: frozenset[str] = frozenset(),
         match: tuple[str, bool] | None = None,
+        told_from: int | None = None,
     ) -> tuple[dict[str, Any] | None, list[dict[str, Any]], int]:
-        """The tombstone, every record that could be delivered, and the cursor that the read starts from."""
+        """The tombstone, every record that could be delivered, and the cursor that the read starts from.
+
+        `told_from` is where the answer to a read by time says that the gap begins.
+        """
         head_seq, earliest_seq, floor = self.visible_seq, self.earliest_seq(), self.floor()
         if from_ts is not None:
             visible = self.records[: self.visible_seq]
             from_seq = next((r["seq"] - 1 for r in visible if r["ts"] >= from_ts), head_seq)
             if any(record["ts"] >= from_ts for record in self.evicted()):
                 from_seq = max(0, min(from_seq, floor - 2))
+                if told_from is not None:
+                    # Where the gap begins may have been forgotten with the records; that there is one, never.
+                    assert from_seq + 1 <= told_from < floor
+                    from_seq = told_from - 1
             elif from_seq + 1 < earliest_seq:
                 from_seq = earliest_seq - 1  # only deleted records lie between: nothing to tell
         tombstone = None

@@ -1,0 +1,113 @@
+"""Goal: the machine says when it wants to be called, and does then what time alone brings about."""
+
+from __future__ import annotations
+
+import pytest
+
+from shard.core import machine as machine_module
+from shard.core.changes import RecordsEvicted
+from streams.protocol import commands
+from streams.protocol.commands import Tombstone
+from tests.support.machines import Driver
+
+
+@pytest.fixture
+def driver() -> Driver:
+    driver = Driver()
+    driver.put(ttl_ms=100, durability="fsync")
+    return driver
+
+
+def evictions(driver: Driver) -> list[tuple[int, str]]:
+    made = [change for _, change in driver.tick().changes]
+    assert all(isinstance(change, RecordsEvicted) for change in made)
+    return [(change.before_seq, change.reason) for change in made if isinstance(change, RecordsEvicted)]
+
+
+def test_nothing_to_do_means_no_deadline(driver: Driver) -> None:
+    assert driver.machine.next_deadline_ms() is None
+    assert driver.tick().changes == []
+
+
+def test_records_expire_by_themselves_when_their_time_has_come(driver: Driver) -> None:
+    driver.append(1, 2)
+    driver.now_ms += 50
+    driver.append(3)
+    assert driver.machine.next_deadline_ms() == 1101
+    driver.now_ms = 1100
+    assert evictions(driver) == []
+    driver.now_ms = 1101
+    assert evictions(driver) == [(3, "ttl")]
+    assert driver.machine.next_deadline_ms() == 1151
+    driver.now_ms = 2000
+    assert evictions(driver) == [(4, "ttl")]
+    assert driver.machine.next_deadline_ms() is None
+    driver.append(4)
+    assert driver.machine.next_deadline_ms() == 2101
+    driver.sync()
+    assert driver.read().tombstone == Tombstone(1, 3, "ttl", 3, 4, 4)
+
+
+def test_a_deadline_follows_the_oldest_live_record(driver: Driver) -> None:
+    driver.append(1)
+    driver.now_ms += 50
+    driver.append(2)
+    driver.delete(2)
+    driver.now_ms = 1101
+    assert evictions(driver) == [], "its record was deleted; the deadline was only looked at"
+    assert driver.machine.next_deadline_ms() == 1151
+
+
+def test_a_ttl_that_is_set_later_sets_a_deadline(driver: Driver) -> None:
+    driver.put("other", durability="fsync")
+    driver.append(1, box="other")
+    assert driver.machine.next_deadline_ms() is None
+    driver.put("other", ttl_ms=7)
+    assert driver.machine.next_deadline_ms() == 1008
+    driver.put("other", ttl_ms=3)
+    assert driver.machine.next_deadline_ms() == 1004
+    driver.now_ms = 1008
+    assert evictions(driver) == [(2, "ttl")]
+    assert driver.machine.next_deadline_ms() is None, "the later entry was out of date"
+
+
+def test_a_deleted_box_has_no_deadline(driver: Driver) -> None:
+    driver.append(1)
+    driver.ask(commands.DeleteBox("b"))
+    driver.now_ms += 1000
+    assert driver.machine.next_deadline_ms() is None
+    assert driver.tick().changes == []
+
+
+def test_a_tick_looks_at_so_many_boxes_and_leaves_the_rest_for_the_next(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine_module, "TICK_BOXES_MAX", 2)
+    for box in "cdefg":
+        driver.put(box, ttl_ms=10, durability="memory")
+        driver.append(1, box=box)
+    driver.now_ms += 11
+    for left in (3, 1, 0):
+        driver.tick()
+        assert driver.machine.statistics()["records"] == left
+    assert driver.machine.next_deadline_ms() is None
+
+
+def test_client_times_in_the_past_expire_at_once_and_in_the_future_late(driver: Driver) -> None:
+    driver.put(timestamping={"mode": "client-prefer", "uncapped": True})
+    driver.append({"data": 1, "ts": 5})
+    assert driver.machine.next_deadline_ms() == 106
+    assert evictions(driver) == [(2, "ttl")]
+    driver.append({"data": 2, "ts": 9_000})
+    driver.now_ms = 9_100
+    assert driver.seqs(1) == [2]
+    driver.now_ms = 9_101
+    assert driver.seqs(1) == []
+
+
+def test_deadlines_are_back_after_a_restart(driver: Driver) -> None:
+    driver.append(1)
+    for state in (None, driver.machine.snapshot()):
+        survivor = driver.reborn(state=state)
+        survivor.start("boot")
+        assert survivor.machine.next_deadline_ms() == 1101
