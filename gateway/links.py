@@ -100,8 +100,6 @@ class Link:
             pause_s = _CONNECT_PAUSE_S_MIN
             try:
                 await self._talk(sock)
-            except (OSError, wire.WireError) as error:
-                log.warning("link lost", shard=self.shard, error=str(error))
             finally:
                 self._down()
                 sock.close()
@@ -127,7 +125,10 @@ class Link:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._keep_sending, sock)
             nursery.start_soon(self._keep_watch)
-            await self._keep_receiving(sock)
+            try:
+                await self._keep_receiving(sock)
+            except (OSError, wire.WireError) as error:
+                log.warning("link lost", shard=self.shard, error=str(error))
             nursery.cancel_scope.cancel()
 
     def _down(self) -> None:
@@ -185,7 +186,9 @@ class Link:
             except BlockingIOError:
                 return False
             except OSError:
-                return True  # the receiving side notices too and takes the link down
+                # The receiving side notices too and takes the link down. What is left was not sent.
+                unsent.clear()
+                return True
             while unsent and sent >= len(unsent[0][1]):
                 id, buffer = unsent.popleft()
                 sent -= len(buffer)

@@ -13,10 +13,12 @@ import socket
 import sys
 import time
 import uuid
+from functools import partial
 
 import structlog
 import trio
 
+from shard.committer import CommitFailed
 from shard.core.machine import Machine
 from shard.engine import Engine
 from shard.recovery import Progress, Recovered, recover
@@ -154,14 +156,10 @@ class Shard:
         gc.freeze()
         gc.set_threshold(100_000, 50, 100)
         async with trio.open_nursery() as nursery:
-            try:
-                await nursery.start(
-                    lambda task_status: engine.run(boot_id=boot_id(), task_status=task_status)
-                )
-            except OSError as error:
-                return self._failed(error)
-            self._server.begin(engine)
-            self._tell("ready")
+            await nursery.start(partial(engine.run, boot_id=boot_id()))
+            if engine.failure is None:
+                self._server.begin(engine)
+                self._tell("ready")
             await _first(stopping, engine.failed)
             nursery.cancel_scope.cancel()
         if engine.failure is None:
@@ -169,7 +167,7 @@ class Shard:
             self._server.engine = None
             try:
                 await engine.stop()
-            except OSError as error:
+            except (OSError, CommitFailed) as error:
                 return self._failed(error)
             log.info("stopped in order", lsn=self._machine.lsn)
             return 0

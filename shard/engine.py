@@ -128,7 +128,9 @@ class Engine:
         outcome = self.machine.start(boot_id=boot_id, now_ms=self._now_ms())
         self._log(outcome, sync=True)
         self.flush()
-        await self.wait_durable(outcome.waits_for_lsn)
+        if not await self.wait_durable(outcome.waits_for_lsn):
+            task_status.started()
+            return
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._keep_time)
             nursery.start_soon(self._keep_snapshots)
@@ -139,8 +141,8 @@ class Engine:
         outcome = self.machine.stop(self._now_ms())
         self._log(outcome, sync=True)
         self.flush()
-        await self.wait_durable(outcome.waits_for_lsn)
-        await self._take_snapshot()
+        if await self.wait_durable(outcome.waits_for_lsn):
+            await self._take_snapshot()
         await trio.to_thread.run_sync(self._committer.stop)
 
     def statistics(self) -> CommitterStatistics:
@@ -295,14 +297,14 @@ class Engine:
                     if not waiting:
                         del self._reads[read.command.box]
 
-    async def wait_durable(self, lsn: int) -> None:
-        while self.machine.durable_lsn < lsn:
+    async def wait_durable(self, lsn: int) -> bool:
+        """Whether it came to that; if not, the log has failed and the shard must end."""
+        while self.machine.durable_lsn < lsn and self.failure is None:
             changed = self._durable_changed
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_first_of, changed, nursery.cancel_scope)
                 nursery.start_soon(_first_of, self.failed, nursery.cancel_scope)
-            if self.failure is not None:
-                raise self.failure
+        return self.failure is None
 
     # -- snapshots
 
@@ -310,13 +312,18 @@ class Engine:
         while True:
             await self._snapshot_wanted.wait()
             self._snapshot_wanted = trio.Event()
-            await self._take_snapshot()
+            try:
+                await self._take_snapshot()
+            except OSError as error:  # a disk that cannot keep a snapshot cannot be trusted with the log
+                self._on_failed(error)
+                return
 
     async def _take_snapshot(self) -> None:
         """State now, on disk once all of it is durable in the log; then old log files may go."""
         state = self.machine.snapshot()
         self._bytes_at_snapshot = self._wal.bytes_written
-        await self.wait_durable(state.lsn)
+        if not await self.wait_durable(state.lsn):
+            return
         await trio.to_thread.run_sync(self._write_snapshot, state)
         self._needs = [self._needs[-1], state.needs_lsn]
         # The older snapshot must stay usable too, should the newer one turn out to be damaged.

@@ -198,7 +198,6 @@ class Log:
                 batch.dead_bytes += size
                 dropped += live
                 dropped_bytes += size
-        self.deleted.remove_range(0, seq)
         self.count -= dropped
         self.bytes -= dropped_bytes
         self.earliest_seq = seq

@@ -268,12 +268,14 @@ class Machine:
 
     def _as_durable_as(self, box: Box, lsn: int) -> tuple[int, bool]:
         """What a reply resting on `lsn` of this box waits for: (lsn or 0, until durable)."""
+        if box.is_memory:  # its records rest on nothing, the box itself on its creation
+            return (box.config_lsn, True) if box.config_lsn > self.durable_lsn else (0, False)
         # A disk box may have writes that wait for the disk; nothing may tell of them before they do.
         until_durable = box.config.durability == "fsync" or (
             box.is_disk and box.staged_durable_lsn > self.durable_lsn
         )
         done = self.durable_lsn if until_durable else self.logged_lsn
-        return (0, False) if box.is_memory or lsn <= done else (lsn, until_durable)
+        return (0, False) if lsn <= done else (lsn, until_durable)
 
     def _answer(self, box: Box, reply: Reply | StreamsError, made: Made, lsn: int) -> Outcome:
         waits_for, until_durable = self._as_durable_as(box, lsn)
@@ -322,22 +324,25 @@ class Machine:
         self._expire(box, now_ms, made)  # by the old TTL: what has expired stays expired
         config = merge(box.config, command.patch, box=command.box, exists=True)
         self._check_class_change(box, config)
-        if config == box.config:
-            waits_for = box.config_lsn if box.config_lsn > self.durable_lsn else 0
-            return Outcome(made, commands.BoxPut(command.box, False, config), waits_for, True)
-        was_memory = box.is_memory
-        reserved_seq = (
-            box.log.head_seq + RESERVE_SEQS if config.durability == "disk" and not box.is_disk else 0
-        )
-        lsn = self._log(changes.BoxConfigured(box.generation, config, reserved_seq), made)
-        if was_memory and not box.is_memory and box.fencing_token:
-            lsn = self._log(changes.TokenFenced(box.generation, box.fencing_token), made)
+        if config != box.config:
+            self._configure(box, config, made)
+        # Also when nothing changes: a crash may have kept an earlier config and lost what it brought about.
         floor = box.floor_for_caps()
         if floor:
             self._stage(changes.RecordsEvicted(box.generation, floor, "cap"), box, made)
         self._expire(box, now_ms, made)
         self._watch(box)
-        return Outcome(made, commands.BoxPut(command.box, False, config), max(lsn, made[-1][0]), True)
+        lsn = max(box.config_lsn, made[-1][0] if made else 0)
+        waits_for = lsn if lsn > self.durable_lsn else 0
+        return Outcome(made, commands.BoxPut(command.box, False, config), waits_for, True)
+
+    def _configure(self, box: Box, config: BoxConfig, made: Made) -> None:
+        was_memory = box.is_memory
+        into_disk = config.durability == "disk" and not box.is_disk
+        reserved_seq = box.log.head_seq + RESERVE_SEQS if into_disk else 0
+        self._log(changes.BoxConfigured(box.generation, config, reserved_seq), made)
+        if was_memory and not box.is_memory and box.fencing_token:
+            self._log(changes.TokenFenced(box.generation, box.fencing_token), made)
 
     @staticmethod
     def _check_class_change(box: Box, config: BoxConfig) -> None:
@@ -447,9 +452,8 @@ class Machine:
             )
         change = box.plan_append(command, now_ms)
         if created is not None:
-            created_lsn = self._log(created, made)
+            self._log(created, made)
             box = self.generations[created.generation]
-            box.staged_durable_lsn = created_lsn
         return self._write(command, box, change, created is not None, made)
 
     def _plan_created(self, command: commands.Append, now_ms: int) -> tuple[changes.BoxCreated, Box]:
@@ -491,9 +495,7 @@ class Machine:
             box.name, batch.first_seq, last_seq, last_seq, created, False, command.return_seqs
         )
         if lsn == 0:
-            if made:  # the creation of the box is durable even though its records are not
-                return Outcome(made, reply, made[-1][0], True, (box.name,))
-            return Outcome(made, reply, wakes=(box.name,))
+            return self._answer(box, reply, made, 0)._replace(wakes=(box.name,))
         until_durable = box.config.durability == "fsync" or self._must_wait_for_disk(box, last_seq)
         pending = _Pending(lsn, box, last_seq, batch.last_ts)
         if until_durable:

@@ -10,8 +10,8 @@
               folders have no dot; a file has one, and does not end in `.tmp`
 
 What goes wrong is one of three things, by whose move it is: `ColdUnavailable` (wait, then ask again),
-`ColdMissing` and `ColdDamaged` (look for another copy). Trouble with the *local* file that is to be put is none
-of them: it leaves as the `OSError` it is, or as `Corrupt` when the bytes are not those the caller promised.
+`ColdMissing` and `ColdDamaged` (look for another copy). Trouble with the *local* file that is to be put is
+none of them: it leaves as the `OSError` it is, or as `Corrupt` when its bytes are not those promised.
 
 Rules of the file:
   1. Every call may come from any thread and blocks it. None may come from a thread that runs an event loop.
@@ -38,6 +38,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
 
@@ -52,7 +53,7 @@ from shard.storage.files import Buffer, Corrupt, DiskLike, parent_of
 CHUNK_BYTES = 1 << 20
 #: What one request carries at most. S3 wants 5 MiB or more in each part but the last, and takes 10,000 parts.
 PIECE_BYTES = 8 << 20
-OBJECT_BYTES_MAX = 10_000 * PIECE_BYTES
+PIECES_MAX = 10_000
 #: Parts that are sent at once: two fill a gigabit link and hold three pieces, one being filled, in memory.
 UPLOADS_MAX = 2
 #: Ranges that are asked for at once.
@@ -334,7 +335,9 @@ class FolderCold(_Cold):
         path = self._path(name)
         try:
             with self._translated(name):
-                self._disk.unlink(path)
+                if self._disk.exists(path):
+                    self._disk.unlink(path)
+                # Also if it was gone: an earlier call may have failed between the two.
                 self._disk.fsync_dir(parent_of(path))
         except ColdMissing:
             pass
@@ -409,7 +412,7 @@ class FolderCold(_Cold):
     def _translated(self, name: str) -> Iterator[None]:
         try:
             yield
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             if self._disk.exists(self._folder):
                 raise ColdMissing(name) from None
             raise ColdUnavailable(name, f"the folder {self._folder} is not there") from None
@@ -440,12 +443,14 @@ class ObjectCold(_Cold):
         request_timeout_s: float = REQUEST_TIMEOUT_S,
         deadline_s: float = DEADLINE_S,
         backoff_s: float = BACKOFF_S,
+        piece_bytes: int = PIECE_BYTES,
     ) -> None:
         super().__init__(disk)
         _check_url(url)
         self._url = url.rstrip("/")
         self._deadline_s = deadline_s
         self._backoff_s = backoff_s
+        self._piece_bytes = piece_bytes
         try:
             self._store = from_url(
                 self._url,
@@ -479,8 +484,8 @@ class ObjectCold(_Cold):
             digest = xxh3_64()
             found_size = await self._head(name)
             if found_size == size:
-                for start in range(0, size, PIECE_BYTES):
-                    digest.update(await self._fetch(name, start, min(size, start + PIECE_BYTES)))
+                for start in range(0, size, self._piece_bytes):
+                    digest.update(await self._fetch(name, start, min(size, start + self._piece_bytes)))
             return Measure(found_size, digest.intdigest())
 
         _compare(name, self._call(name, attempt, moved_bytes=size), Measure(size, checksum))
@@ -496,7 +501,7 @@ class ObjectCold(_Cold):
         _check_prefix(prefix)
         last: str | None = None
         while True:
-            page = self._call(prefix, lambda last=last: self._page(prefix, after=last))  # type: ignore[misc]
+            page = self._call(prefix, partial(self._page, prefix, after=last))
             yield from filter(_is_name, page)
             if len(page) < NAMES_PER_PAGE:
                 return
@@ -514,19 +519,19 @@ class ObjectCold(_Cold):
             pass
 
     def _put(self, name: str, chunks: Callable[[], Generator[Buffer, None, None]], size: int) -> None:
-        assert size <= OBJECT_BYTES_MAX
+        assert size <= PIECES_MAX * self._piece_bytes, "80 GB; a segment is a thousandth of that"
 
         async def attempt() -> None:
             with closing(chunks()) as buffers:
                 try:
-                    if size <= PIECE_BYTES:
+                    if size <= self._piece_bytes:
                         await obstore.put_async(self._store, name, b"".join(buffers), use_multipart=False)
                     else:
                         await obstore.put_async(
                             self._store,
                             name,
                             _as_async(buffers),
-                            chunk_size=PIECE_BYTES,
+                            chunk_size=self._piece_bytes,
                             max_concurrency=UPLOADS_MAX,
                         )
                 except FileNotFoundError as error:
@@ -538,14 +543,14 @@ class ObjectCold(_Cold):
         self._call(name, attempt, moved_bytes=size)
 
     def _read(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        runs, run_of = _runs(ranges)
+        runs, run_of = _runs(ranges, piece_bytes=self._piece_bytes)
         gate = asyncio.Semaphore(FETCHES_MAX)
 
         async def fetch(start: int, end: int) -> bytes:
             pieces = []
-            for at in range(start, end, PIECE_BYTES):
+            for at in range(start, end, self._piece_bytes):
                 async with gate:
-                    pieces.append(await self._fetch(name, at, min(end, at + PIECE_BYTES)))
+                    pieces.append(await self._fetch(name, at, min(end, at + self._piece_bytes)))
             return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
         async def attempt() -> list[bytes]:
@@ -619,7 +624,7 @@ async def _as_async(buffers: Iterable[Buffer]) -> AsyncIterator[Buffer]:
         yield buffer
 
 
-def _runs(ranges: Sequence[tuple[int, int]]) -> tuple[list[tuple[int, int]], list[int]]:
+def _runs(ranges: Sequence[tuple[int, int]], *, piece_bytes: int) -> tuple[list[tuple[int, int]], list[int]]:
     """What to fetch for these ranges as (start, end), and for each range the number of its run.
 
     ranges    |--a--|   |-b-|                          |--c--|
@@ -632,7 +637,7 @@ def _runs(ranges: Sequence[tuple[int, int]]) -> tuple[list[tuple[int, int]], lis
         offset, length = ranges[number]
         start, end = runs[-1] if runs else (0, -1)
         joined = max(end, offset + length)
-        if runs and offset <= end + GAP_BYTES_MAX and (joined == end or joined - start <= PIECE_BYTES):
+        if runs and offset <= end + GAP_BYTES_MAX and (joined == end or joined - start <= piece_bytes):
             runs[-1] = (start, joined)
         else:
             runs.append((offset, offset + length))
@@ -658,7 +663,7 @@ def _check_name(name: str) -> None:
 
 
 def _check_prefix(prefix: str) -> None:
-    if prefix and not _is_name(f"{prefix}x.x"):
+    if prefix and not (prefix.endswith("/") and _is_name(f"{prefix}x.x")):
         raise ValueError(f"{prefix!r} is not a folder in the cold store; it has to end in a slash")
 
 

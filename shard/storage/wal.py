@@ -272,6 +272,7 @@ class Wal:
         if self._files:
             newest = self._newest()
             handle = disk.open(newest.path, writable=True)
+            self._write_again(handle, newest)
             disk.truncate(handle, newest.end)
             disk.fsync(handle)
             if self._proven_lsn < newest.last_lsn:
@@ -282,6 +283,17 @@ class Wal:
         disk.fsync_dir(self._directory)
         self._proven_lsn = self.logged_lsn
         self._state = "open"
+
+    def _write_again(self, handle: int, newest: _File) -> None:
+        """Frames that nothing proves durable may stand in memory only: after a failed sync the kernel takes
+        their pages for clean, and a later sync passes over them. Writing them again makes it look."""
+        if self._proven_lsn < newest.last_lsn:
+            # From the last frame that is proven, because a marker may stand between it and the next.
+            proven = self._proven_lsn - newest.first_lsn
+            offset = newest.offsets[proven] << 3 if proven >= 0 else HEADER_BYTES
+            for at in range(offset, newest.end, len(_ZEROS)):
+                length = min(len(_ZEROS), newest.end - at)
+                self._disk.pwritev(handle, [self._disk.pread(handle, length, at)], at)
 
     def read(self, lsn: int) -> Frame:
         """One frame, checked again. Any thread may call this; its file must not be released meanwhile."""

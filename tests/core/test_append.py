@@ -155,12 +155,13 @@ def test_a_key_lasts_as_long_as_its_window(driver: Driver) -> None:
     driver.put(idempotency_window_ms=100)
     driver.append("a", idempotency_key="k")
     driver.now_ms += 100
+    driver.append("another", box="b")
     assert driver.append("a", idempotency_key="k").deduped
     driver.now_ms += 1
     again = driver.append("a", idempotency_key="k")
-    assert not again.deduped and again.first_seq == 2
+    assert not again.deduped and again.first_seq == 3
     driver.now_ms += 50
-    assert driver.append("a", idempotency_key="k").first_seq == 2, "the window begins with the new write"
+    assert driver.append("a", idempotency_key="k").first_seq == 3, "the window begins with the new write"
 
 
 def test_keys_that_have_lapsed_are_forgotten_by_later_writes(driver: Driver) -> None:
@@ -174,6 +175,15 @@ def test_keys_that_have_lapsed_are_forgotten_by_later_writes(driver: Driver) -> 
     driver.now_ms += 500
     driver.append("b")
     assert driver.machine.statistics()["idempotency_keys"] == 0
+
+
+def test_a_key_that_is_used_again_does_not_keep_older_ones_alive(driver: Driver) -> None:
+    driver.put(idempotency_window_ms=100)
+    driver.append("a", idempotency_key="k1")
+    driver.append("a", idempotency_key="k2")
+    driver.now_ms += 101
+    driver.append("a", idempotency_key="k1")
+    assert driver.machine.statistics()["idempotency_keys"] == 1
 
 
 def test_a_window_of_nothing_remembers_nothing(driver: Driver) -> None:

@@ -7,7 +7,8 @@ import pytest
 from shard.core import box as box_module
 from streams.protocol import commands
 from streams.protocol.commands import Match, Tombstone
-from streams.protocol.errors import BoxNotFound, NotFound
+from streams.protocol.errors import BoxNotFound, InvalidRequest, NotFound
+from streams.protocol.records import RecordLimits, parse_append
 from tests.support.machines import Driver, records_of, seqs_of
 
 
@@ -116,7 +117,9 @@ def test_records_of_the_readers_own_nodes_are_left_out(driver: Driver) -> None:
 
 def test_a_reader_may_ask_for_some_tags_only(driver: Driver) -> None:
     driver.append(1)
-    driver.append({"data": 2, "tag": "u-1"}, {"data": 3}, {"data": 4, "tag": "u-2"}, {"data": 5, "tag": "u-2"})
+    driver.append(
+        {"data": 2, "tag": "u-1"}, {"data": 3}, {"data": 4, "tag": "u-2"}, {"data": 5, "tag": "u-2"}
+    )
     assert driver.seqs(match=Match("u-2")) == [4, 5]
     assert driver.seqs(match=Match("u-", is_prefix=True)) == [2, 4, 5]
     assert driver.seqs(match=Match("u-", is_prefix=True), limit=1) == [2]
@@ -240,3 +243,20 @@ def test_nothing_is_read_from_a_box_that_is_not_there(driver: Driver) -> None:
         with pytest.raises(BoxNotFound):
             driver.ask(command)
     assert not driver.machine.boxes
+
+
+@pytest.mark.xfail(
+    strict=True, raises=RecursionError, reason="reads that render anew recurse; writes have room"
+)
+def test_whatever_was_taken_can_be_read_in_every_form(driver: Driver) -> None:
+    """Data nested as deep as a write just takes is decoded again for `include_tags`, with less stack left."""
+    for depth in range(900, 1100):
+        body = b'{"records":[{"data":' + b"[" * depth + b"]" * depth + b',"tag":"t"}]}'
+        try:
+            written = parse_append(body, RecordLimits())
+        except InvalidRequest:
+            break
+        driver.ask(commands.Append(box="b", columns=written.columns))
+        driver.machine.handle(
+            commands.Diff(box="b", from_seq=driver.state().head_seq - 1, include_tags=True), 0
+        )

@@ -58,6 +58,16 @@ def test_a_deadline_follows_the_oldest_live_record(driver: Driver) -> None:
     assert driver.machine.next_deadline_ms() == 1151
 
 
+def test_a_deadline_is_that_of_the_first_live_record_of_a_write(driver: Driver) -> None:
+    driver.put(timestamping={"mode": "client-prefer"})
+    driver.append(*({"data": 1, "ts": ts} for ts in (950, 960, 990)))
+    driver.delete(2)
+    driver.now_ms = 1060
+    assert driver.tick().changes == [] and driver.machine.next_deadline_ms() == 1061
+    driver.now_ms = 1061
+    assert evictions(driver) == [(3, "ttl")]
+
+
 def test_a_ttl_that_is_set_later_sets_a_deadline(driver: Driver) -> None:
     driver.put("other", durability="fsync")
     driver.append(1, box="other")

@@ -9,11 +9,13 @@ the log alone: a reply rests on the changes that it shows.
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 from unittest.mock import patch as replaced
 
 import msgspec
-from hypothesis import note
+import pytest
+from hypothesis import Phase, given, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -98,6 +100,23 @@ def append_body(records: list[dict[str, Any]], options: dict[str, Any]) -> bytes
         texts.append("{" + ",".join(fields) + "}")
     rest = "".join(f',"{name}":{json.dumps(value)}' for name, value in options.items())
     return f'{{"records":[{",".join(texts)}]{rest}}}'.encode()
+
+
+def some_config(rng: random.Random) -> dict[str, Any]:
+    """A few fields, mild ones mostly, so that most writes go through."""
+    choices: dict[str, list[Any]] = {
+        "ttl_ms": [0, 40, 300],
+        "cap_records": [0, 6, 8, 15],
+        "cap_bytes": [0, 300, 600, 1500],
+        "discard": ["old", "old", "reject"],
+        "durability": ["memory", "disk", "disk", "fsync", "fsync"],
+        "auto_create": [True, False],
+        "idempotency_window_ms": [0, 50, 120_000],
+        "dedupe_node": [True, False],
+        "mode": ["arrival", "client-prefer"],
+        "uncapped": [True, False],
+    }
+    return {name: rng.choice(values) for name, values in choices.items() if rng.random() < 0.2}
 
 
 class CoreAgainstModel(RuleBasedStateMachine):
@@ -188,7 +207,9 @@ class CoreAgainstModel(RuleBasedStateMachine):
         flat = {**shown, **shown["timestamping"]}
         assert {field: flat[field] for field in box.config} == box.config
         assert self.machine.boxes[name].generation == box.generation
-        if any(isinstance(change, (changes.BoxCreated, changes.BoxConfigured)) for _, change in outcome.changes):
+        if any(
+            isinstance(change, (changes.BoxCreated, changes.BoxConfigured)) for _, change in outcome.changes
+        ):
             assert outcome.waits_for_lsn == self.machine.lsn and outcome.until_durable
 
     @rule(
@@ -525,7 +546,9 @@ class CoreAgainstModel(RuleBasedStateMachine):
         )
         self.rests_on(outcome, box, self.told_lsn)
 
-    @rule(prefix=st.sampled_from(["", "b", "x"]), after=st.sampled_from(["", "a", "b"]), limit=st.integers(1, 3))
+    @rule(
+        prefix=st.sampled_from(["", "b", "x"]), after=st.sampled_from(["", "a", "b"]), limit=st.integers(1, 3)
+    )
     def list_boxes(self, prefix: str, after: str, limit: int) -> None:
         outcome = self.do(commands.ListBoxes(prefix, after, limit))
         found = sorted(name for name in self.model.boxes if name.startswith(prefix) and name > after)
@@ -543,6 +566,74 @@ class CoreAgainstModel(RuleBasedStateMachine):
             assert entry["durability"] == box.config["durability"]
             assert entry["durable"] == (box.config["durability"] == "fsync")
             self.rests_on(outcome, box, self.told_lsn)
+
+    # -- many of the above
+
+    def one_of_many(self, rng: random.Random) -> None:
+        name = rng.choice(NAMES)
+        match = rng.choice(MATCHES) if rng.random() < 0.3 else None
+        chance = rng.random()
+        if chance < 0.40:
+            self.some_append(rng, name)
+        elif chance < 0.60:
+            self.diff(
+                name,
+                rng.randint(-15, 1),
+                rng.randrange(self.now_ms) if rng.random() < 0.2 else None,
+                rng.choice([1, 2, 5, 256]),
+                rng.choice([1, 60, 150, 400, 10**6]),
+                rng.choice([(), ("n1",), ("n1", "n2")]),
+                (rng.random() < 0.3, rng.random() < 0.8, rng.random() < 0.8),
+                match,
+                rng.choice([None, None, 0, 1]),
+            )
+        elif chance < 0.68:
+            self.delete_records(name, rng.choice([None, 0, 1, 2, 3, 5]), match)
+        elif chance < 0.72:
+            self.put(name, some_config(rng))
+        elif chance < 0.80:
+            rng.choice(
+                (self.tail, lambda name: self.state(name, True), lambda name: self.get_record(name, -1))
+            )(name)
+        elif chance < 0.82:
+            self.list_boxes("", "", 3)
+        elif chance < 0.83:
+            self.delete_box(name, rng.random() < 0.5, True)
+        elif chance < 0.84:
+            self.fence(name, rng.choice(FENCES), None)
+        elif chance < 0.90:
+            self.wait(rng.choice([1, 1, 5, 20, 41]))
+        elif chance < 0.92:
+            self.tick()
+        elif chance < 0.96:
+            self.logged(rng.random())
+        else:
+            self.durable(rng.random())
+
+    def some_append(self, rng: random.Random, name: str) -> None:
+        plain = rng.random() < 0.5
+        records = [
+            {
+                "data": rng.choice(DATAS),
+                "tag": rng.choice(TAGS),
+                "node": None if plain else rng.choice(NODES),
+                "meta": None if plain else rng.choice([None, '{"m":1.50}']),
+                "ts": None if plain or rng.random() < 0.5 else rng.randrange(3_000),
+            }
+            for _ in range(rng.choice([1, 1, 2, 3, 6]))
+        ]
+        self.append(
+            name,
+            records,
+            rng.choice([None, None, "n1"]),
+            rng.choice([None, None, None, "k1", "k2"]),
+            None if rng.random() < 0.8 else True,
+            some_config(rng) if rng.random() < 0.5 else None,
+            rng.choice([None, None, None, None, 0, 1]),
+            None,
+            rng.choice([None, None, None, None, None, 1, 2, 4]),
+            True,
+        )
 
     # -- time and the disk
 
@@ -617,7 +708,24 @@ class WithFewSeqsReserved(CoreAgainstModel):
             each.stop()
 
 
+@pytest.mark.parametrize("history", [CoreAgainstModel, WithFewSeqsReserved])
+@settings(sampled(60), phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(seed=st.integers(0, 2**64 - 1))
+def test_long_histories_agree_with_the_model(history: type[CoreAgainstModel], seed: int) -> None:
+    """Nothing to shrink here, but hundreds of steps: state that takes long to build up."""
+    rng = random.Random(seed)
+    run = history()
+    try:
+        for name in NAMES:
+            run.put(name, some_config(rng))
+        for _ in range(300):
+            run.one_of_many(rng)
+            run.totals_agree()
+    finally:
+        run.teardown()
+
+
 TestCoreAgainstModel = CoreAgainstModel.TestCase
-TestCoreAgainstModel.settings = sampled(60, steps=50)
+TestCoreAgainstModel.settings = sampled(30, steps=50)
 TestWithFewSeqsReserved = WithFewSeqsReserved.TestCase
-TestWithFewSeqsReserved.settings = sampled(60, steps=50)
+TestWithFewSeqsReserved.settings = sampled(30, steps=50)

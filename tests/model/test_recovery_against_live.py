@@ -70,13 +70,24 @@ class RecoveryAgainstLive(RuleBasedStateMachine):
 
     # -- living
 
-    @rule(seed=st.integers(0, 2**32), count=st.integers(1, 6))
+    @rule(seed=st.integers(0, 2**32), count=st.integers(1, 30))
     def work(self, seed: int, count: int) -> None:
+        """Many steps in one: hypothesis would be slow to draw them, and histories must be long to be of use."""
         rng = random.Random(seed)
         for _ in range(count):
             self.number += 1
             self.driver.do(random_command(rng, self.driver, self.number))
             self.look()
+            chance = rng.random()
+            if chance < 0.15:
+                self.driver.logged(rng.randint(self.machine.logged_lsn, self.machine.lsn))
+            elif chance < 0.25:
+                self.driver.sync(rng.randint(self.machine.durable_lsn, self.machine.lsn))
+            elif chance < 0.4:
+                self.driver.now_ms += rng.randrange(30)
+            elif chance < 0.45:
+                self.tick()
+            self.no_seq_is_ever_two_records()
 
     @rule(ms=st.sampled_from([1, 20, 60, 301]))
     def wait(self, ms: int) -> None:
@@ -170,7 +181,9 @@ class RecoveryAgainstLive(RuleBasedStateMachine):
         self.look()
 
     def survivor(self, lsn: int) -> Machine:
-        return recovered(self.driver.log[:lsn])
+        """Recovered from the newest snapshot that such a log could have beside it, every second time."""
+        usable = [state for state, _ in self.snapshots if state.lsn <= lsn]
+        return recovered(self.driver.log[:lsn], usable[-1] if usable and self.number % 2 else None)
 
     def go_on(self, survivor: Machine, boot_id: str) -> None:
         """The next life: from what the log holds now, which is all that anyone will ever know."""
@@ -205,7 +218,9 @@ class RecoveryAgainstLive(RuleBasedStateMachine):
 
     def snapshots_are_the_same(self) -> None:
         for state, content in self.snapshots:
-            assert b"".join(frames.encode_state(state)) == content, "a snapshot shares nothing with the machine"
+            assert b"".join(frames.encode_state(state)) == content, (
+                "a snapshot shares nothing with the machine"
+            )
             ends = sorted({lsn for lsn in self.looks if lsn >= state.lsn})
             for lsn in {state.lsn, len(self.driver.log), *ends[:: max(1, len(ends) // 4)]}:
                 machine = replayed(self.driver.log[:lsn], state)

@@ -72,7 +72,9 @@ def test_some_values_are_pulled_in_rather_than_refused(name: str, value: Any, cl
 def test_timestamping_is_merged_field_by_field() -> None:
     config = BoxConfig(timestamping=Timestamping("client-prefer", True))
     assert merged(config, timestamping={"mode": "arrival"}).timestamping == Timestamping("arrival", True)
-    assert merged(config, timestamping={"uncapped": False}).timestamping == Timestamping("client-prefer", False)
+    assert merged(config, timestamping={"uncapped": False}).timestamping == Timestamping(
+        "client-prefer", False
+    )
     assert merged(config, timestamping={}).timestamping == config.timestamping
 
 

@@ -56,7 +56,11 @@ def test_every_option_is_understood() -> None:
 def test_options_that_are_absent_say_nothing() -> None:
     request = one('"data":1')
     assert (request.idempotency_key, request.create, request.config, request.match_seq) == (None,) * 4
-    assert (request.fencing_token, request.trim_before_seq, request.disable_backpressure) == (None, None, False)
+    assert (request.fencing_token, request.trim_before_seq, request.disable_backpressure) == (
+        None,
+        None,
+        False,
+    )
 
 
 def test_columns_that_no_record_uses_are_absent() -> None:
@@ -87,7 +91,18 @@ def test_the_node_of_the_write_fills_in_for_records_without_one() -> None:
 
 @pytest.mark.parametrize(
     "data",
-    ["1.0", "1e400", "-0", "0.10", "12345678901234567890123", '"\\u0041"', '"é"', "{ }", '{"b":1, "a":1}', "null"],
+    [
+        "1.0",
+        "1e400",
+        "-0",
+        "0.10",
+        "12345678901234567890123",
+        '"\\u0041"',
+        '"é"',
+        "{ }",
+        '{"b":1, "a":1}',
+        "null",
+    ],
 )
 def test_payloads_keep_their_very_bytes(data: str) -> None:
     columns = one(f'"data": {data} ,"meta":{{"x": {data}}}').columns
@@ -111,7 +126,9 @@ def test_nothing_that_is_not_json_is_ever_stored(text: str, data: st.DataObject)
     """One damaged payload would damage every answer that it is part of."""
     at = data.draw(st.integers(0, len(text)))
     cut = data.draw(st.integers(0, 2))
-    damaged = text[:at] + data.draw(st.text('{}[]",:\\/0159eE.+-tfnu \n\t\x01é', max_size=2)) + text[at + cut :]
+    damaged = (
+        text[:at] + data.draw(st.text('{}[]",:\\/0159eE.+-tfnu \n\t\x01é', max_size=2)) + text[at + cut :]
+    )
     body = f'{{"records":[{{"data":{damaged}}}]}}'
     try:
         found = parsed(body)
@@ -169,7 +186,11 @@ def test_a_refusal_names_the_place(body: str, place: str) -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [b'{"records":[{"data":"\xff"}]}', b'{"records":[{"data":"\xed\xa0\x80"}]}', b'{"records":[{"data":"\xc3'],
+    [
+        b'{"records":[{"data":"\xff"}]}',
+        b'{"records":[{"data":"\xed\xa0\x80"}]}',
+        b'{"records":[{"data":"\xc3',
+    ],
 )
 def test_bytes_that_are_not_utf8_are_refused_where_they_stand(body: bytes) -> None:
     assert "body: not valid UTF-8 at byte 21" in refused(body).message

@@ -93,7 +93,12 @@ def test_an_append_carries_all_its_options() -> None:
     found = command(wire.OP_APPEND, body, query="return_seqs=false", key="header")
     assert (found.box, found.columns.count, found.idempotency_key, found.create) == ("b", 1, "k", True)
     assert (found.config, found.disable_backpressure) == (BoxPatch(cap_records=1), True)
-    assert (found.match_seq, found.fencing_token, found.trim_before_seq, found.return_seqs) == (1, "t", 1, False)
+    assert (found.match_seq, found.fencing_token, found.trim_before_seq, found.return_seqs) == (
+        1,
+        "t",
+        1,
+        False,
+    )
 
 
 def test_the_idempotency_key_of_the_header_counts_when_the_body_has_none() -> None:
@@ -107,7 +112,9 @@ def test_lines_take_the_other_fields_from_the_query() -> None:
         "return_seqs=0&create=1&disable_backpressure=true&match_seq=4&trim_before_seq=3&fencing_token=t&node=n"
         "&idempotency_key=k&config=%7B%22ttl_ms%22%3A5%7D"
     )
-    found = command(wire.OP_APPEND, b'{"data":1}\n{"data":2}', query=query, form=wire.FORM_NDJSON, key="header")
+    found = command(
+        wire.OP_APPEND, b'{"data":1}\n{"data":2}', query=query, form=wire.FORM_NDJSON, key="header"
+    )
     assert (found.columns.count, found.columns.nodes) == (2, ["n", "n"])
     assert (found.match_seq, found.trim_before_seq, found.fencing_token) == (4, 3, "t")
     assert (found.return_seqs, found.create, found.disable_backpressure) == (False, True, True)
@@ -116,7 +123,12 @@ def test_lines_take_the_other_fields_from_the_query() -> None:
 
 def test_lines_need_no_query_and_take_the_key_of_the_header() -> None:
     found = command(wire.OP_APPEND, b'{"data":1}', form=wire.FORM_NDJSON, key="header")
-    assert (found.idempotency_key, found.config, found.create, found.return_seqs) == ("header", None, None, True)
+    assert (found.idempotency_key, found.config, found.create, found.return_seqs) == (
+        "header",
+        None,
+        None,
+        True,
+    )
     assert command(wire.OP_APPEND, b'{"data":1}', form=wire.FORM_NDJSON).idempotency_key is None
 
 
@@ -253,7 +265,9 @@ def test_the_other_ops_are_understood() -> None:
     assert command(wire.OP_GET_STATE) == commands.GetState("b", True)
     assert command(wire.OP_GET_STATE, query="touch=false") == commands.GetState("b", False)
     assert command(wire.OP_LIST_BOXES, box="") == commands.ListBoxes("", "", 100)
-    assert command(wire.OP_LIST_BOXES, query="prefix=p&after=pa&page_size=7") == commands.ListBoxes("p", "pa", 7)
+    assert command(wire.OP_LIST_BOXES, query="prefix=p&after=pa&page_size=7") == commands.ListBoxes(
+        "p", "pa", 7
+    )
     assert command(wire.OP_DELETE_BOX) == commands.DeleteBox("b", False)
     assert command(wire.OP_DELETE_BOX, query="if_empty=1") == commands.DeleteBox("b", True)
     assert command(wire.OP_GET_RECORD, query="seq=7") == commands.GetRecord("b", 7)
@@ -383,7 +397,12 @@ def test_the_other_replies_are_worded_as_they_are() -> None:
     assert answer(commands.OneRecord("b", b'{"$seq":1}')) == {"box": "b", "record": {"$seq": 1}}
     assert answer(commands.BoxPage([{"box": "b"}], True)) == {"boxes": [{"box": "b"}], "more": True}
     assert answer(commands.BoxGone("b", True, [])) == {"box": "b", "deleted": True, "routers_removed": []}
-    assert answer(commands.Tail("b", 1, 2, None)) == {"box": "b", "head_seq": 1, "next_seq": 2, "last_ts": None}
+    assert answer(commands.Tail("b", 1, 2, None)) == {
+        "box": "b",
+        "head_seq": 1,
+        "next_seq": 2,
+        "last_ts": None,
+    }
     assert answer(commands.RecordsDeleted("b", 1, 2, 3, 4, 5))["deleted"] == 1
     assert answer(commands.FenceSet("b", "t")) == {"box": "b", "token": "t"}
 

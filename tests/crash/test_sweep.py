@@ -1,0 +1,326 @@
+"""Goal: whatever operation the power, the process or the disk fails at, the next life of a shard keeps what
+was promised, tells of what is lost, and goes on.
+
+Method: `script.py` drives a shard (`life.py`) on the fault disk and is stopped at each of its operations,
+before, midway and after, in recovery too. The next life recovers and is held against `promises.py`, an own
+bookkeeping of commands and replies, and against a twin that has seen every frame and no snapshot. Then it is
+stopped as well. All points with STREAMS_SWEEP=full, a sample otherwise.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+from collections.abc import Iterator
+from copy import deepcopy
+from functools import cache
+
+import pytest
+
+import shard.core.machine
+from shard.core.machine import Machine
+from streams.protocol import commands
+from tests.crash.life import Life, Reading, World, fingerprint, read_all, recovered, replayed
+from tests.crash.promises import BoxBook, Level
+from tests.crash.script import BOXES, Script
+from tests.support.faultdisk import MOMENTS, Crashed, FaultDisk, sweep
+
+STEPS = 60
+SEEDS = range(12)
+
+
+@pytest.fixture(autouse=True)
+def short_reservations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Disk boxes reserve so few seqs that they run out of them all the time."""
+    monkeypatch.setattr(shard.core.machine, "RESERVE_SEQS", 8)
+
+
+# -- lives and their ends
+
+
+def live(life: Life, seed: int) -> Life:
+    """A whole life after recovery, with an end in order."""
+    life.begin()
+    Script(life, random.Random(f"script {seed}")).run(STEPS)
+    life.end()
+    return life
+
+
+def ended(disk: FaultDisk, world: World, rng: random.Random) -> FaultDisk:
+    """The disk as the next life finds it, after a kill or a power cut."""
+    end = Level.KILL if rng.random() < 0.3 else Level.POWER_CUT
+    world.ended(end)
+    return disk.kill() if end is Level.KILL else disk.crash(rng)
+
+
+@cache
+def operations_of(seed: int) -> int:
+    disk = FaultDisk("/data")
+    live(Life(disk, World()), seed)
+    return disk.operations
+
+
+def begun(disk: FaultDisk, world: World, rng: random.Random) -> Life:
+    """The next life: recovered, checked in every way, and serving."""
+    twice = disk.kill()
+    again = fingerprint(recovered(twice)[0])
+    if rng.random() < 0.5:
+        # Recovery is over and nothing was written since: not even a power cut may make a difference now.
+        assert fingerprint(recovered(twice.crash(rng))[0]) == again
+    life = Life(disk.kill(), world)
+    assert fingerprint(life.machine) == again, "recovered twice, and found two states"
+    assert fingerprint(replayed(world, life.found.last_lsn)) == again, "a snapshot says other than the log"
+    life.machine.check()
+    life.begin()
+    life.machine.check()
+    compare(life, limit=rng.choice((1, 3, 1000)))
+    world.end = Level.NOTHING
+    return life
+
+
+def compare(life: Life, *, limit: int) -> None:
+    """What readers get now is what was promised."""
+    promises = life.world.promises
+    books = promises.alive()
+    assert sorted(life.machine.boxes) == sorted(books)
+    for name, book in books.items():
+        state = life.submit(commands.GetState(name))
+        assert isinstance(state, commands.BoxState)
+        assert state.config == book.config
+        assert state.fencing_token == book.token
+        reading = read_all(life, name, limit=limit)
+        if book.is_memory:
+            assert (state.head_seq, state.count) == (0, 0)
+            promises.renewed(name, state.generation)
+            continue
+        assert state.generation == reading.generation == book.generation
+        if reading.head_seq > book.head_seq:
+            assert life.world.end is Level.POWER_CUT, f"{name}: a hole, and the machine did not go down"
+            assert book.config.durability == "disk"
+            book.holes.append((book.head_seq + 1, reading.head_seq))
+        compare_records(book, reading)
+        for key, (first_seq, last_seq, _, _) in list(book.keys.items()):
+            if book.remembers(key, life.world.clock.now_ms):
+                reply = Script(life, random.Random(0)).again(name, key)
+                assert isinstance(reply, commands.Appended) and reply.deduped
+                assert (reply.first_seq, reply.last_seq) == (first_seq, last_seq)
+
+
+def compare_records(book: BoxBook, reading: Reading) -> None:
+    name, expected = book.name, book.records.keys() - book.deleted
+    for seq, record in reading.records.items():
+        assert seq in expected, f"{name}: {seq} was deleted, or never written"
+        assert record == book.records[seq].shown()
+    evicted = expected - reading.records.keys()
+    for seq in evicted:
+        assert reading.gap_over(seq) in ("cap", "ttl", "mixed"), f"{name}: {seq} is missing without a word"
+        assert seq < reading.earliest_seq
+    for seq, data in book.known.items():
+        assert seq <= reading.head_seq, f"{name}: {seq} was known, and can be given again"
+        if seq in reading.records:
+            assert reading.records[seq]["data"] == data, f"{name}: {seq} was given to another record"
+        if seq not in book.records:
+            assert reading.gap_over(seq), f"{name}: {seq} was known, is lost, and nobody tells"
+    for gap in reading.gaps:
+        if gap.reason == "crash":
+            inside = [hole for hole in book.holes if hole[0] <= gap.gap_to and gap.gap_from <= hole[1]]
+            assert inside, f"{name}: {gap} tells of a loss that was none"
+    for first_seq, last_seq in book.holes:
+        for seq in (first_seq, last_seq):
+            assert reading.gap_over(seq), f"{name}: the hole at {seq} is not told of"
+    # A tighter cap is one change and what it evicts another: a crash may leave the first without the second,
+    # until the next write.
+    capped_lsn = book.configs[-1][0]
+    if book.config.cap_records and any(record.lsn > capped_lsn for record in book.records.values()):
+        assert len(reading.records) <= book.config.cap_records
+    for told in book.told:
+        assert told.head_seq <= reading.head_seq, f"{name}: the head moved back"
+        assert told.earliest_seq <= reading.earliest_seq, f"{name}: the floor moved back"
+
+
+def goes_on(life: Life, seed: object) -> None:
+    """The shard takes writes and shows them."""
+    for name, config in BOXES.items():
+        life.submit(commands.SetFence(name, ""))
+        life.submit(commands.DeleteRecords(name, before_seq=1 << 60))
+        script = Script(life, random.Random(f"goes on {seed}"))
+        reply = life.submit(commands.Append(box=name, columns=script.columns(2), config=config, create=True))
+        assert isinstance(reply, commands.Appended), reply
+        life.commit()
+        life.sync()
+        reading = read_all(life, name, limit=10)
+        assert list(reading.records) == [reply.first_seq, reply.last_seq]
+        life.machine.check()
+
+
+# -- the script itself
+
+
+def test_the_script_uses_every_operation_and_every_kind_of_frame() -> None:
+    operations, kinds, rotations, released = set(), set(), 0, 0
+    for seed in SEEDS:
+        disk, world = FaultDisk("/data"), World()
+        life = live(Life(disk, world), seed)
+        operations |= set(disk.history)
+        kinds |= {kind for kind, _, _ in world.logged.values()}
+        rotations += life.wal.rotations
+        released += life.wal.files()[0].number - 1
+    assert operations >= {
+        "create", "open", "close", "pwritev", "fdatasync", "fsync", "fsync_dir", "rename", "unlink", "mkdir",
+        "listdir", "exists", "size",
+    }  # fmt: skip
+    assert kinds >= {1, 2, 3, 4, 5, 6, 7, 8, 10, 11}, "SeqsLost (9) needs a crash"
+    assert rotations > 5 * len(SEEDS) and released > len(SEEDS)
+
+
+def test_the_same_seed_writes_the_same_bytes() -> None:
+    runs = []
+    for _ in range(2):
+        disk, world = FaultDisk("/data"), World()
+        live(Life(disk, world), 1)
+        runs.append((world.logged, disk.history, world.promises.kept))
+    assert runs[0] == runs[1]
+
+
+def test_what_the_log_says_is_what_the_machine_was() -> None:
+    """No crash at all: every change of state went through a change that was logged."""
+    for seed in range(20):
+        disk, world = FaultDisk("/data"), World()
+        life = Life(disk, world)
+        life.begin()
+        script = Script(life, random.Random(seed))
+        for _ in range(STEPS // 4):
+            script.run(4)
+            assert stored(life.machine) == stored(replayed(world, life.machine.lsn))
+
+
+# -- the sweeps
+
+
+def every_point() -> Iterator[tuple[int, int, str]]:
+    for seed in SEEDS:
+        for at in range(operations_of(seed)):
+            for moment in MOMENTS:
+                yield seed, at, moment
+
+
+def stopped_at(seed: int, at: int, moment: str) -> tuple[Life | None, FaultDisk, World]:
+    """A first life that was stopped there, and the disk and the world it leaves. None: it never began."""
+    disk, world = FaultDisk("/data"), World()
+    disk.crash_at(at, moment)
+    life: Life | None = None
+    with pytest.raises(Crashed):
+        life = Life(disk, world)
+        live(life, seed)
+    return life, disk, world
+
+
+def test_a_shard_stopped_at_any_operation_keeps_its_promises_and_goes_on() -> None:
+    for seed, at, moment in sweep(every_point(), seed=21, sample=80):
+        rng = random.Random(f"{seed} {at} {moment}")
+        _, disk, world = stopped_at(seed, at, moment)
+        for _ in range(2):
+            life = begun(ended(disk, world, rng), world, rng)
+            disk = life.disk
+            disk.crash_at(disk.operations + rng.randrange(150), rng.choice(MOMENTS))
+            try:
+                Script(life, random.Random(rng.random())).run(30)
+            except Crashed:
+                pass
+        goes_on(begun(ended(disk, world, rng), world, rng), seed)
+
+
+def test_a_process_that_is_killed_at_any_operation_loses_nothing_that_was_logged() -> None:
+    for seed, at, moment in sweep(every_point(), seed=22, sample=60):
+        life, disk, world = stopped_at(seed, at, moment)
+        world.ended(Level.KILL)
+        after = begun(disk.kill(), world, random.Random(at))
+        if life is None:
+            continue
+        assert after.found.last_lsn >= life.machine.logged_lsn
+        assert not any(box.log.holes for box in after.machine.boxes.values())
+        if after.found.last_lsn == life.machine.lsn:
+            before, now = stored(life.machine), stored(recovered(disk.kill())[0])
+            assert before == now, "the machine was in a state that the log does not know"
+
+
+def stored(machine: Machine) -> dict[str, object]:
+    found = fingerprint(machine)
+    return {name: found[name] for name, box in machine.boxes.items() if not box.is_memory}
+
+
+def test_a_shard_stopped_at_any_operation_of_recovery_recovers_the_next_time() -> None:
+    # Every operation of every recovery: so the recoveries themselves are fewer, or all would take days.
+    for seed, at, moment in sweep(list(every_point())[::40], seed=23, sample=3):
+        rng = random.Random(f"{seed} {at} {moment}")
+        _, disk, world = stopped_at(seed, at, moment)
+        found = ended(disk, world, rng)
+        during, stops = 0, 0
+        while True:
+            # Recovery and the begin of a life, on the same disk each time, stopped one operation later.
+            trial, trial_world = found.kill(), deepcopy(world)
+            trial.crash_at(during, rng.choice(MOMENTS))
+            try:
+                Life(trial, trial_world).begin()
+                break
+            except Crashed:
+                stops += 1
+            again = ended(trial, trial_world, rng)
+            goes_on(begun(again, trial_world, rng), seed)
+            during += 1
+        assert stops >= 8
+
+
+def failed_at(seed: int, at: int, code: int) -> tuple[FaultDisk, World]:
+    """A first life whose disk failed there. It ends, unless that was only zeros for the next file."""
+    disk, world = FaultDisk("/data"), World()
+    disk.fail_at(at, OSError(code, "failed"))
+    life: Life | None = None
+    try:
+        life = Life(disk, world)
+        live(life, seed)
+    except OSError as error:
+        assert error.errno == code
+    if life is not None and life.is_writing:
+        refuses(life)
+    return disk, world
+
+
+def every_operation() -> Iterator[tuple[int, int]]:
+    return ((seed, at) for seed in SEEDS for at in range(operations_of(seed)))
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
+def test_a_disk_that_fails_at_any_operation_and_then_the_power_break_no_promise(code: int) -> None:
+    for seed, at in sweep(every_operation(), seed=24, sample=40):
+        rng = random.Random(f"{seed} {at}")
+        disk, world = failed_at(seed, at, code)
+        world.ended(Level.POWER_CUT)
+        life = begun(disk.crash(rng), world, rng)
+        Script(life, random.Random(at)).run(5)
+        goes_on(begun(ended(life.disk, world, rng), world, rng), seed)
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
+def test_a_disk_that_fails_at_any_operation_and_the_restart_at_once_break_no_promise(code: int) -> None:
+    """The supervisor starts a failed shard again, which reads what the kernel still has of its writes."""
+    for seed, at in sweep(every_operation(), seed=25, sample=40):
+        rng = random.Random(f"{seed} {at}")
+        disk, world = failed_at(seed, at, code)
+        world.ended(Level.KILL)
+        life = begun(disk.kill(), world, rng)
+        Script(life, random.Random(at)).run(5)
+        world.ended(Level.POWER_CUT)
+        goes_on(begun(life.disk.crash(rng), world, rng), seed)
+
+
+def refuses(life: Life) -> None:
+    """A failed log takes nothing; so no reply that waits for it ever leaves."""
+    answers = life.answers
+    script = Script(life, random.Random(0))
+    life.submit(commands.Append(box="one more", columns=script.columns(1), config=BOXES["fsync"]))
+    with pytest.raises(RuntimeError):
+        life.commit()
+    with pytest.raises(RuntimeError):
+        life.wal.sync()
+    assert life.answers == answers

@@ -1,0 +1,189 @@
+"""Goal: promises that are broken only by an end in one narrow window, each with the window named.
+
+Method: the shard of `life.py`, driven by hand to the window; then the power fails, or the disk does.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+
+import pytest
+
+from streams.protocol import commands
+from streams.protocol.boxes import BoxPatch
+from tests.crash.life import Life, World, columns, fingerprint, read_all, recovered
+from tests.crash.promises import Level
+from tests.support.faultdisk import FaultDisk
+
+
+@pytest.fixture
+def life() -> Life:
+    begun = Life(FaultDisk("/data"), World())
+    begun.begin()
+    return begun
+
+
+def append(life: Life, box: str, text: str, **more: object) -> commands.Appended:
+    data: dict[str, object] = {"text": text, "tag": None, "node": None}
+    command = commands.Append(box=box, columns=columns([data]), **more)  # type: ignore[arg-type]
+    reply = life.submit(command)
+    assert isinstance(reply, commands.Appended), reply
+    return reply
+
+
+def put(life: Life, box: str, **config: object) -> None:
+    life.submit(commands.PutBox(box, BoxPatch(**config)))  # type: ignore[arg-type]
+
+
+def commit(life: Life) -> None:
+    life.commit()
+    life.sync()
+
+
+def powered_off(life: Life) -> Life:
+    """The next life after the power failed and took everything that was not synced."""
+    life.world.ended(Level.POWER_CUT)
+    after = Life(life.disk.crash(_Worst()), life.world)
+    after.begin()
+    return after
+
+
+class _Worst(random.Random):
+    """Chance that is never kind: of what was not synced, nothing stays."""
+
+    def random(self) -> float:
+        return 0.99
+
+    def choice(self, options):  # type: ignore[no-untyped-def]
+        return "lost" if "lost" in options else options[0]
+
+    def randrange(self, *_: object) -> int:  # type: ignore[override]
+        return 0
+
+
+def texts(life: Life, box: str) -> dict[int, object]:
+    return {seq: record["data"]["text"] for seq, record in read_all(life, box, limit=100).records.items()}
+
+
+def test_what_a_failed_sync_left_in_memory_is_not_taken_for_durable_by_the_next_life(life: Life) -> None:
+    """The kernel keeps pages that it could not write and calls them clean: a restarted shard reads them, its
+    own sync of them succeeds, and the disk has none of them."""
+    put(life, "box", durability="fsync")
+    commit(life)
+    append(life, "box", "staged")
+    life.disk.fail_next("fdatasync", OSError(errno.EIO, "failed"))
+    with pytest.raises(OSError):
+        commit(life)
+    life.world.ended(Level.KILL)
+    restarted = Life(life.disk.kill(), life.world)
+    restarted.begin()
+    append(restarted, "box", "acked after the restart")
+    commit(restarted)
+    shown = texts(restarted, "box")
+    after = powered_off(restarted)
+    assert texts(after, "box") == shown
+
+
+def test_a_memory_box_that_someone_was_told_of_is_there_after_a_power_cut(life: Life) -> None:
+    """Its creation waits for the disk; who writes to it or reads it meanwhile must wait too."""
+    put(life, "box", durability="memory", cap_records=7)
+    before = life.answers
+    append(life, "box", "one")
+    was_told = life.answers > before
+    after = powered_off(life)
+    assert not was_told or "box" in after.machine.boxes
+
+
+def test_a_repeated_key_is_not_acked_before_the_write_it_repeats(life: Life) -> None:
+    """A disk box whose reservation is used up: the write waits for the disk, and so must its repetition."""
+    put(life, "box", durability="disk")
+    append(life, "box", "first")
+    commit(life)
+    life.world.clock.now_ms += 6_000
+    life.tick()
+    commit(life)
+    first = append(life, "box", "second", idempotency_key="key")
+    again = append(life, "box", "second", idempotency_key="key")
+    assert (again.deduped, again.first_seq) == (True, first.first_seq)
+    told = life.answers
+    commit_without_sync(life)
+    was_told = life.answers > told
+    after = powered_off(life)
+    third = append(after, "box", "third")
+    assert not was_told or third.first_seq > again.last_seq
+
+
+def commit_without_sync(life: Life) -> None:
+    """As far as the commit thread gets before the sync that someone waits for."""
+    taken, life._backlog = life._backlog, []
+    life.wal.append([frame for group, _, _ in taken for frame in group])
+    life.machine.logged(life.wal.logged_lsn)
+    life._release(life._until_logged, life.wal.logged_lsn)
+
+
+def test_a_box_that_becomes_a_disk_box_again_is_protected_by_its_new_reservation_alone(life: Life) -> None:
+    put(life, "box", durability="disk")
+    commit(life)
+    put(life, "box", durability="fsync")
+    commit(life)
+    put(life, "box", durability="disk")
+    told = life.answers
+    acked = append(life, "box", "acked")
+    commit_without_sync(life)
+    was_told = life.answers > told
+    after = powered_off(life)
+    assert not was_told or append(after, "box", "another").first_seq > acked.last_seq
+
+
+def test_a_fence_of_a_memory_box_stays_when_the_box_becomes_a_stored_one(life: Life) -> None:
+    put(life, "box", durability="memory")
+    life.submit(commands.SetFence("box", "writer-1"))
+    put(life, "box", durability="fsync")
+    commit(life)
+    after = powered_off(life)
+    state = after.submit(commands.GetState("box"))
+    assert isinstance(state, commands.BoxState) and state.fencing_token == "writer-1"
+
+
+def test_a_cap_that_was_tightened_when_the_power_failed_holds_once_it_is_acked(life: Life) -> None:
+    """The config and what it evicts are two frames. Only the first was written; the client, who has no
+    answer, asks again."""
+    put(life, "box", durability="fsync")
+    for text in "abcdef":
+        append(life, "box", text)
+    commit(life)
+    put(life, "box", cap_records=2)
+    ((group, *_),) = life._backlog
+    assert len(group) == 2
+    life.wal.append(group[:1])
+    life.wal.sync()
+    after = powered_off(life)
+    put(after, "box", cap_records=2)
+    commit(after)
+    assert list(texts(after, "box").values()) == ["e", "f"]
+
+
+def test_nobody_is_told_of_a_deletion_that_a_power_cut_undoes(life: Life) -> None:
+    put(life, "box", durability="fsync")
+    commit(life)
+    life.submit(commands.DeleteBox("box"))
+    told = life.answers
+    life.submit(commands.DeleteBox("box"))
+    life.submit(commands.GetState("box"))
+    assert life.answers == told, "told that the box is gone, before that is sure"
+
+
+def test_recovery_that_was_killed_after_it_told_the_log_of_lost_seqs_tells_it_once(life: Life) -> None:
+    put(life, "box", durability="disk")
+    append(life, "box", "one")
+    commit(life)
+    append(life, "box", "two")
+    commit_without_sync(life)
+    after = powered_off(life)
+    first = fingerprint(recovered(after.disk.kill())[0])
+    again = Life(after.disk.kill(), after.world)
+    again.begin()
+    holes = [(hole.first_seq, hole.last_seq) for hole in again.machine.boxes["box"].log.holes]
+    assert len(holes) == 1 and holes[0][0] == 2
+    assert first["box"] == fingerprint(again.machine)["box"]
