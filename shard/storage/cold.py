@@ -578,10 +578,14 @@ class ObjectCold(_Cold):
             raise
 
     async def _page(self, prefix: str, *, after: str | None) -> list[str]:
-        listing = obstore.list(self._store, prefix or None, offset=after, chunk_size=NAMES_PER_PAGE)
-        async for page in listing:
-            return [found["path"] for found in page]
-        return []
+        # No name is kept for the listing: a request that is under way must be dropped by the library's own
+        # thread, when the call is cancelled. Dropped by ours it panics.
+        listing = partial(obstore.list, self._store, prefix or None, offset=after, chunk_size=NAMES_PER_PAGE)
+        try:
+            page = await listing().__anext__()
+        except StopAsyncIteration:
+            return []
+        return [found["path"] for found in page]
 
     def _call(self, name: str, attempt: Callable[[], Awaitable[T]], *, moved_bytes: int = 0) -> T:
         return asyncio.run(self._bounded(name, attempt, self._deadline_s + moved_bytes / BYTES_PER_S_MIN))

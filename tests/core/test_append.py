@@ -1,4 +1,4 @@
-"""Goal: a write is atomic, conditional, remembered by its key, and held to the caps of its box (v0-api §3)."""
+"""Goal: a write is atomic, conditional, remembered by its key, and held to the caps of its box (§3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Goal: boxes are created, changed, listed and deleted as asked, and each life of a name has its own number."""
+"""Goal: boxes are created, changed, listed and deleted as asked; each life of a name has its number (§2)."""
 
 from __future__ import annotations
 

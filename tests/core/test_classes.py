@@ -1,4 +1,4 @@
-"""Goal: nothing is told before the promise of its class is kept: staged, logged, durable, visible (v0-api §1.1).
+"""Goal: nothing is told before the promise of its class is kept: staged, logged, durable, visible (§1.1).
 
 Method: writes are staged and then `logged` and `durable` are reported by hand, one after the other.
 """

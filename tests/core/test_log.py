@@ -13,7 +13,6 @@ from shard.core.log import Log
 from streams.protocol.records import Batch, render
 from tests.support.machines import columns
 
-
 SIZE = len(b'{"$seq":1,"$ts":100,"data":0}')
 
 
@@ -119,6 +118,14 @@ def test_a_floor_through_the_middle_of_a_batch_counts_only_what_was_live() -> No
     log.delete_seqs(BitMap64([2, 3, 5]))
     assert log.delete_before(5) == 2
     assert (log.earliest_seq, log.count) == (6, 3)
+    log.check()
+
+
+def test_a_floor_that_leaves_only_deleted_records_of_a_batch_takes_it_whole() -> None:
+    log = filled(4, 2)
+    log.delete_seqs(BitMap64([3, 4]))
+    assert log.delete_before(3) == 2
+    assert (log.earliest_seq, live(log)) == (5, [5, 6])
     log.check()
 
 

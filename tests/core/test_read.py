@@ -1,4 +1,4 @@
-"""Goal: a reader is told every loss it did not ask for, once, and none that somebody asked for (v0-api §4)."""
+"""Goal: a reader is told every loss it did not ask for, once, and none that somebody asked for (§4)."""
 
 from __future__ import annotations
 
@@ -25,6 +25,13 @@ def test_the_cursor_says_how_far_a_reader_is(driver: Driver) -> None:
     assert (seqs_of(rest), rest.next_from_seq) == ([3, 4, 5], 5)
     end = driver.read(5)
     assert (end.records, end.next_from_seq, end.tombstone) == (b"", 5, None)
+
+
+def test_a_page_may_end_between_two_writes(driver: Driver) -> None:
+    driver.append(1, 2)
+    driver.append(3)
+    page = driver.read(limit=2)
+    assert (seqs_of(page), page.next_from_seq) == ([1, 2], 2)
 
 
 def test_a_page_ends_where_its_bytes_end_but_has_at_least_one_record(driver: Driver) -> None:

@@ -1,4 +1,4 @@
-"""Goal: a restart changes nothing that was promised, whether it comes from the log alone or from a snapshot too.
+"""Goal: a restart changes nothing that was promised, whether from the log alone or from a snapshot too.
 
 Method: the same question before and after; the log is cut and snapshots are taken at random in `tests/model`.
 """

@@ -1,7 +1,7 @@
 """Goal: through real log files and snapshots, recovery comes to what the live machine was.
 
-Method: random histories are written with `Wal` and `Snapshots` (small files, so that they rotate) and recovered
-by `shard.recovery.recover`, on the disk of this machine and on the fault disk.
+Method: random histories are written with `Wal` and `Snapshots` (small files, so that they rotate) and
+recovered by `shard.recovery.recover`, on the disk of this machine and on the fault disk.
 """
 
 from __future__ import annotations

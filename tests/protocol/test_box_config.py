@@ -88,6 +88,6 @@ def test_a_box_keeps_its_type_for_life() -> None:
 def test_a_dead_letter_box_is_another_box() -> None:
     with pytest.raises(InvalidRequest, match="dead_letter: a box cannot be its own"):
         merged(BoxConfig(), dead_letter="b")
-    with pytest.raises(InvalidRequest, match="dead_letter: .* is not a box name"):
+    with pytest.raises(InvalidRequest, match=r"dead_letter: .* is not a box name"):
         merged(BoxConfig(), dead_letter="a/b")
     assert merged(BoxConfig(dead_letter="c"), dead_letter=None).dead_letter is None

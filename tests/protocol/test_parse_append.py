@@ -1,4 +1,4 @@
-"""Goal: a write is understood exactly, or refused with an error that names the field; payloads keep their bytes.
+"""Goal: a write is understood exactly, or refused with an error that names the field; payloads stay.
 
 Method: bodies as clients write them, legal and not; generated JSON, valid or damaged, judged by `json` too.
 """
@@ -231,7 +231,7 @@ def test_tags_and_nodes_are_measured_in_bytes(field: str, limit: int) -> None:
 
 
 def test_the_node_of_the_write_is_limited_too() -> None:
-    with pytest.raises(InvalidRequest, match="node: .* is longer than 3 bytes"):
+    with pytest.raises(InvalidRequest, match=r"node: .* is longer than 3 bytes"):
         parsed('{"records":[{"data":1}],"node":"four"}', SMALL)
 
 

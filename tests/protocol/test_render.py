@@ -1,4 +1,4 @@
-"""Goal: a stored batch holds exactly the text that readers get, and every question about it is answered right.
+"""Goal: a stored batch holds exactly the text that readers get, and answers every question about it right.
 
 Method: a renderer that formats one record at a time is compared with `render` over many shapes of writes;
 positions, sizes and cuts are compared with those of the naive list of texts. Digits of seqs change length at

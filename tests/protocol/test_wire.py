@@ -1,4 +1,4 @@
-"""Goal: the wire gives back the messages that were framed, however the bytes arrive, and refuses what cannot be.
+"""Goal: the wire gives back the messages that were framed, however bytes arrive, and refuses what cannot be.
 
 Method: streams of random messages are cut at every byte and at random places and fed to a `Receiver`.
 """

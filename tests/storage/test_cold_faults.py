@@ -165,8 +165,13 @@ LASTING: dict[str, Callable[[Proxy], None]] = {
 }
 
 
-@pytest.mark.parametrize("fault", LASTING)
-@pytest.mark.parametrize("call", CALLS)
+#: To a call without a body in its answer, a trickle is a hang.
+LASTING_FOR = [
+    (call, fault) for call in CALLS for fault in LASTING if fault != "trickles" or call in (read, names)
+]
+
+
+@pytest.mark.parametrize(("call", "fault"), LASTING_FOR)
 def test_a_fault_that_stays_is_unavailable_in_time(
     store: ColdStore, bucket: Bucket, call: Callable[[ColdStore], None], fault: str
 ) -> None:
@@ -185,13 +190,13 @@ def test_a_slow_server_is_waited_for_and_a_slower_one_is_not(
     store: ColdStore, bucket: Bucket, proxy: Proxy
 ) -> None:
     put(store)
-    hasty = cold(bucket, request_timeout_s=10, deadline_s=1)
+    hasty = cold(bucket, request_timeout_s=10, deadline_s=0.6)
     proxy.slow(400_000, method="GET")
-    with in_time(1.1):
+    with in_time(0.7):
         assert hasty.read(NAME, 0, len(CONTENT)) == CONTENT
     proxy.heal()
     proxy.slow(20_000, method="GET")
-    with in_time(1.1), pytest.raises(ColdUnavailable, match="no answer from s3://"):
+    with in_time(0.7), pytest.raises(ColdUnavailable, match="no answer from s3://"):
         hasty.read(NAME, 0, len(CONTENT))
 
 
@@ -228,7 +233,7 @@ def test_missing_is_said_at_once(store: ColdStore, proxy: Proxy) -> None:
     assert len(proxy.requests) == 1
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_whatever_the_network_does_bytes_are_right_or_there_is_an_error(bucket: Bucket, seed: int) -> None:
     rng = random.Random(seed)
     print(f"seed {seed}")

@@ -1,8 +1,8 @@
 """A machine with its log beside it: what the engine and the disk do, in a list, without a disk or a clock.
 
-`Driver` hands commands to a real `Machine`, keeps every change it makes as encoded frames (the very bytes that
-`shard/storage/frames.py` would log) and can recover another machine from any prefix of them, with or without a
-snapshot, by the steps of `shard/recovery.py`.
+`Driver` hands commands to a real `Machine`, keeps every change it makes as encoded frames (the very bytes
+that `shard/storage/frames.py` would log) and can recover another machine from any prefix of them, with or
+without a snapshot, by the steps of `shard/recovery.py`.
 """
 
 from __future__ import annotations
@@ -206,8 +206,8 @@ def seqs_of(reply: commands.Records) -> list[int]:
 
 
 def facts_of(machine: Machine) -> dict[str, Any]:
-    """Everything that a restart must bring back, and nothing else: no payload of memory boxes, no positions of
-    the committer, and deletes as the records that are left."""
+    """Everything that a restart must bring back, and nothing else: no payload of memory boxes, no positions
+    of the committer, and deletes as the records that are left."""
     boxes: dict[str, Any] = {}
     for name, box in machine.boxes.items():
         boxes[name] = {"generation": box.generation, "config": box.config, "created_ms": box.created_ms}

@@ -182,7 +182,7 @@ class ModelBox:
         return next_seq, self.head_seq
 
     def forget_keys(self, now_ms: int) -> None:
-        """Whether a key outlives its window until the next write is not promised; that it lasts so long is."""
+        """That a key lasts as long as its window is promised; that it is gone afterwards is not."""
         for key, (_, _, at_ms) in list(self.keys.items()):
             if at_ms >= now_ms - self.config["idempotency_window_ms"]:
                 return
