@@ -144,17 +144,29 @@ class Box:
             uncapped=config.timestamping.uncapped,
         )
         batch = render(command.columns, first_seq=log.head_seq + 1, times=times)
+        key = command.idempotency_key if config.idempotency_window_ms else None
+        trim_before_seq = command.trim_before_seq or 0
         evict_before_seq = 0
         if config.cap_records or config.cap_bytes:
-            evict_before_seq = self._fit(batch, command.trim_before_seq or 0)
+            evict_before_seq = self._fit(batch, trim_before_seq)
+        if not trim_before_seq and not evict_before_seq:
+            return changes.BatchAppended(self.generation, batch, now_ms, key)
         return changes.BatchAppended(
             self.generation,
             batch,
             now_ms,
-            command.idempotency_key if config.idempotency_window_ms else None,
-            command.trim_before_seq or 0,
+            key,
+            trim_before_seq,
             evict_before_seq,
+            log.measure_before(trim_before_seq),
+            log.measure_before(evict_before_seq, above=trim_before_seq),
+            log.newest_ts_before(evict_before_seq),
         )
+
+    def plan_eviction(self, before_seq: int, reason: str) -> changes.RecordsEvicted:
+        cut_bytes = self.log.measure_before(before_seq)
+        evicted_ts = self.log.newest_ts_before(before_seq)
+        return changes.RecordsEvicted(self.generation, before_seq, reason, cut_bytes, evicted_ts)
 
     def _fit(self, batch: Batch, trim_before_seq: int) -> int:
         """What must go so that `batch` fits, as the seq below which everything is evicted; 0 = nothing."""
@@ -214,7 +226,8 @@ class Box:
 
     def find_deletes(self, before_seq: int | None, match: Match | None) -> changes.RecordsDeleted:
         if match is None:
-            return changes.RecordsDeleted(self.generation, min(before_seq or 0, self.log.head_seq + 1))
+            top = min(before_seq or 0, self.log.head_seq + 1)
+            return changes.RecordsDeleted(self.generation, top, self.log.measure_before(top))
         if self.tags.is_stale(self.log.count):
             self.tags = Tags()
         self.tags.take_in(self.log.live_batches())
@@ -223,7 +236,7 @@ class Box:
         found.remove_range(0, self.log.earliest_seq)
         found.remove_range(top, 2**64 - 1)
         found -= self.log.deleted
-        return changes.RecordsDeleted(self.generation, 0, found)
+        return changes.RecordsDeleted(self.generation, 0, 0, found, self.log.measure_seqs(found))
 
     def effective_priority(self, now_ms: int) -> float:
         if self.config.priority is not None:
@@ -299,10 +312,15 @@ class Box:
         self.last_lsn = lsn
         self.last_append_ms = change.at_ms
         if change.trim_before_seq:
-            self.log.delete_before(change.trim_before_seq)
+            self.log.delete_before(change.trim_before_seq, cut_bytes=change.trim_cut_bytes)
             self.floor_lsn = lsn
         if change.evict_before_seq:
-            self.log.evict_before(change.evict_before_seq, "cap")
+            self.log.evict_before(
+                change.evict_before_seq,
+                "cap",
+                cut_bytes=change.evict_cut_bytes,
+                evicted_ts=change.evicted_ts,
+            )
             self.floor_lsn = lsn
         if change.idempotency_key is not None:
             self.keys.pop(change.idempotency_key, None)  # an expired one may stand here
@@ -320,15 +338,17 @@ class Box:
 
     def evicted(self, change: changes.RecordsEvicted, lsn: int) -> int:
         self.last_lsn = self.floor_lsn = lsn
-        return self.log.evict_before(change.before_seq, change.reason)
+        return self.log.evict_before(
+            change.before_seq, change.reason, cut_bytes=change.cut_bytes, evicted_ts=change.evicted_ts
+        )
 
     def deleted(self, change: changes.RecordsDeleted, lsn: int) -> int:
         self.last_lsn = self.floor_lsn = lsn
         gone = 0
         if change.before_seq:
-            gone += self.log.delete_before(change.before_seq)
-        if change.seqs is not None:
-            gone += self.log.delete_seqs(change.seqs)
+            gone += self.log.delete_before(change.before_seq, cut_bytes=change.cut_bytes)
+        if change.seqs:
+            gone += self.log.delete_seqs(change.seqs, change.sizes)
         return gone
 
     def configured(self, change: changes.BoxConfigured, lsn: int) -> None:

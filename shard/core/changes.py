@@ -8,6 +8,8 @@ A box is named by its generation, the number it was given when it was created; n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 from pyroaring import BitMap64
 
@@ -43,20 +45,31 @@ class BatchAppended(msgspec.Struct, frozen=True, gc=False):
     trim_before_seq: int = 0
     #: Records below this are evicted to stay within the caps; 0 = none.
     evict_before_seq: int = 0
+    #: Live bytes that each of the two takes out of the one batch it cuts through. A sealed batch is not in
+    #: memory when a change is replayed, so what can only be read off its payload stands in the change.
+    trim_cut_bytes: int = 0
+    evict_cut_bytes: int = 0
+    #: `$ts` of the newest record evicted.
+    evicted_ts: int = 0
 
 
 class RecordsEvicted(msgspec.Struct, frozen=True):
     generation: int
     before_seq: int
     reason: str  # "cap" or "ttl"
+    cut_bytes: int = 0
+    evicted_ts: int = 0
 
 
 class RecordsDeleted(msgspec.Struct, frozen=True):
     generation: int
     #: Everything below this; 0 = nothing.
     before_seq: int
-    #: And exactly these.
+    cut_bytes: int = 0
+    #: And exactly these, all of them live.
     seqs: BitMap64 | None = None
+    #: Bytes of `seqs` in each batch that holds some of them, in order.
+    sizes: Sequence[int] = ()
 
 
 class TokenFenced(msgspec.Struct, frozen=True):

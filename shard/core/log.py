@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from pyroaring import BitMap64
 
@@ -119,42 +119,47 @@ class Log:
         self.count += batch.count
         self.bytes += batch.live_bytes
 
-    def evict_before(self, seq: int, reason: str) -> int:
+    def evict_before(self, seq: int, reason: str, *, cut_bytes: int, evicted_ts: int) -> int:
         """Live records below `seq` are lost. Returns how many."""
         lost_to = self._last_live_before(min(seq, self.head_seq + 1))
         if lost_to:
-            self.evicted_ts = self.ts_of(lost_to)
+            self.evicted_ts = evicted_ts
             if reason == "cap":
                 self.cap_floor = lost_to + 1
             else:
                 self.ttl_floor = lost_to + 1
-        return self._drop_before(seq)
+        return self._drop_before(seq, cut_bytes)
 
-    def delete_before(self, seq: int) -> int:
+    def delete_before(self, seq: int, *, cut_bytes: int) -> int:
         """Live records below `seq` are gone because somebody asked for it. Returns how many."""
-        return self._drop_before(seq)
+        return self._drop_before(seq, cut_bytes)
 
-    def delete_seqs(self, seqs: BitMap64) -> int:
-        """Those of `seqs` that are live are gone. Returns how many."""
-        gone = 0
-        for seq in seqs:
-            at = self.batch_at(seq)
-            if at is None or not self.is_live(seq):
-                continue
+    def delete_seqs(self, seqs: BitMap64, sizes: Sequence[int]) -> int:
+        """These live records are gone; `sizes` are their bytes, a number for each batch. Returns how many."""
+        touched = list(self._by_batch(seqs))
+        for (at, count), size in zip(touched, sizes, strict=True):
             batch = self.batches[at]
-            index = seq - batch.first_seq
-            size = batch.size(index, index)
-            batch.dead += 1
+            batch.dead += count
             batch.dead_bytes += size
             self.bytes -= size
-            self.deleted.add(seq)
-            gone += 1
-            if batch.dead == batch.count:
+        self.count -= len(seqs)
+        self.deleted |= seqs
+        for at, _ in touched:
+            if self.batches[at].dead == self.batches[at].count:
                 self._bury(at)
-        self.count -= gone
-        if gone:
-            self._settle()
-        return gone
+        self._compact()
+        self._settle()
+        return len(seqs)
+
+    def _by_batch(self, seqs: BitMap64) -> Iterator[tuple[int, int]]:
+        """(where a batch is, how many of `seqs` it holds) for every batch that holds some, in order."""
+        last_seq = -1
+        for seq in seqs:
+            if seq > last_seq:
+                at = self.batch_at(seq)
+                assert at is not None, "only what is live is deleted"
+                last_seq = self.batches[at].last_seq
+                yield at, seqs.range_cardinality(seq, last_seq + 1)
 
     def lose(self, first_seq: int, last_seq: int) -> None:
         """Seqs that were handed out but may not have survived: skipped for ever, and told."""
@@ -173,7 +178,7 @@ class Log:
         self.visible_seq = seq
         self.visible_ts = ts
 
-    def _drop_before(self, seq: int) -> int:
+    def _drop_before(self, seq: int, cut_bytes: int) -> int:
         seq = min(seq, self.head_seq + 1)
         if seq <= self.earliest_seq:
             return 0
@@ -192,12 +197,11 @@ class Log:
         self._front = front
         if front < len(self.batches) and self.batches[front].first_seq < seq:
             batch = self.batches[front]
-            for first, last in self.runs(batch, 0, seq - 1 - batch.first_seq):
-                live, size = last - first + 1, batch.size(first, last)
-                batch.dead += live
-                batch.dead_bytes += size
-                dropped += live
-                dropped_bytes += size
+            live = sum(last - first + 1 for first, last in self.runs(batch, 0, seq - 1 - batch.first_seq))
+            batch.dead += live
+            batch.dead_bytes += cut_bytes
+            dropped += live
+            dropped_bytes += cut_bytes
         self.count -= dropped
         self.bytes -= dropped_bytes
         self.earliest_seq = seq
@@ -210,6 +214,9 @@ class Log:
         husk = _husk(batch.first_seq, batch.count, batch.last_ts)
         self.batches[at] = husk
         self._husks += 1
+
+    def _compact(self) -> None:
+        """Cuts out the places of buried batches when they are many."""
         if self._husks < _COMPACT_AT or self._husks * 2 < len(self.batches) - self._front:
             return
         kept = [b for b in self.live_batches() if b.dead < b.count]
@@ -317,6 +324,30 @@ class Log:
         batch = self.batches[at]
         return batch.first_seq + batch.index_from_ts(ts)
 
+    def measure_before(self, seq: int, *, above: int = 0) -> int:
+        """Bytes of the live records below `seq`, from `above` on, in the batch that `seq` cuts through."""
+        at = self.batch_at(seq - 1)
+        if at is None or self.batches[at].last_seq < seq:
+            return 0
+        batch = self.batches[at]
+        runs = self.runs(batch, max(0, above - batch.first_seq), seq - 1 - batch.first_seq)
+        return sum(batch.size(first, last) for first, last in runs)
+
+    def measure_seqs(self, seqs: BitMap64) -> list[int]:
+        """Bytes of these live records, a number for each batch that holds some of them."""
+        sizes: list[int] = []
+        for at, _ in self._by_batch(seqs):
+            batch = self.batches[at]
+            first_seq = batch.first_seq
+            indexes = (seq - first_seq for seq in _between(seqs, first_seq, batch.last_seq + 1))
+            sizes.append(sum(batch.size(index, index) for index in indexes))
+        return sizes
+
+    def newest_ts_before(self, seq: int) -> int:
+        """`$ts` of the last live record below `seq`; 0 when there is none."""
+        last = self._last_live_before(min(seq, self.head_seq + 1))
+        return self.ts_of(last) if last else 0
+
     def visible_totals(self) -> tuple[int, int]:
         """Count and bytes of the live records that readers may have."""
         count, size = self.count, self.bytes
@@ -417,10 +448,7 @@ class Log:
 
     def _deleted_in(self, low: int, high: int) -> Iterator[int]:
         """Deleted seqs in [low, high)."""
-        for seq in self.deleted.iter_equal_or_larger(low):
-            if seq >= high:
-                return
-            yield seq
+        return _between(self.deleted, low, high)
 
     def check(self) -> None:
         """Asserts the invariants named above. For tests: it looks at everything."""
@@ -446,6 +474,13 @@ class Log:
             assert self.is_live(self.earliest_seq), "FLOORS"
         else:
             assert self.earliest_seq == self.head_seq + 1, "FLOORS"
+
+
+def _between(seqs: BitMap64, low: int, high: int) -> Iterator[int]:
+    for seq in seqs.iter_equal_or_larger(low):
+        if seq >= high:
+            return
+        yield seq
 
 
 def _husk(first_seq: int, count: int, ts: int) -> Batch:

@@ -248,7 +248,7 @@ class Machine:
         if box.config.ttl_ms:
             floor = box.floor_for_ttl(now_ms)
             if floor:
-                self._stage(changes.RecordsEvicted(box.generation, floor, "ttl"), box, made)
+                self._stage(box.plan_eviction(floor, "ttl"), box, made)
 
     def _idle_ms(self, box: Box) -> int | None:
         """When a disk box may give back what it has reserved."""
@@ -329,7 +329,7 @@ class Machine:
         # Also when nothing changes: a crash may have kept an earlier config and lost what it brought about.
         floor = box.floor_for_caps()
         if floor:
-            self._stage(changes.RecordsEvicted(box.generation, floor, "cap"), box, made)
+            self._stage(box.plan_eviction(floor, "cap"), box, made)
         self._expire(box, now_ms, made)
         self._watch(box)
         lsn = max(box.config_lsn, made[-1][0] if made else 0)

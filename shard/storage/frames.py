@@ -2,9 +2,11 @@
 
 The content of a frame (the log adds length, lsn and checksum, see `wal.py`):
 
-    BatchAppended   u64 generation · i64 at_ms · u64 trim_before · u64 evict_before · u16 key length ·
-                    key (UTF-8) · the batch as `Batch.to_parts` lays it out
-    RecordsDeleted  u64 generation · u64 before_seq · 64-bit roaring bitmap, or nothing
+    BatchAppended   u64 generation · i64 at_ms · u64 trim_before · u64 evict_before · u64 trim_cut_bytes ·
+                    u64 evict_cut_bytes · i64 evicted_ts · u16 key length · key (UTF-8) · the batch as
+                    `Batch.to_parts` lays it out
+    RecordsDeleted  u64 generation · u64 before_seq · u64 cut_bytes · u32 batches · u64 bytes in each ·
+                    64-bit roaring bitmap, or nothing
     all others      one msgpack map, field by field
 
 Rules of the file
@@ -15,6 +17,7 @@ Rules of the file
 from __future__ import annotations
 
 import struct
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,8 +46,8 @@ _KINDS: dict[type[Any], int] = {
 APPENDED = _KINDS[changes.BatchAppended]
 _DELETED = _KINDS[changes.RecordsDeleted]
 
-_APPENDED_HEAD = struct.Struct("<QqQQH")
-_DELETED_HEAD = struct.Struct("<QQ")
+_APPENDED_HEAD = struct.Struct("<QqQQQQqH")
+_DELETED_HEAD = struct.Struct("<QQQI")
 
 _encode_plain = msgspec.msgpack.Encoder().encode
 _PLAIN_DECODERS: dict[int, Any] = {
@@ -64,13 +67,21 @@ def encode(lsn: int, change: Change) -> tuple[int, int, int, Sequence[bytes]]:
     if isinstance(change, changes.BatchAppended):
         key = (change.idempotency_key or "").encode()
         head = _APPENDED_HEAD.pack(
-            change.generation, change.at_ms, change.trim_before_seq, change.evict_before_seq, len(key)
+            change.generation,
+            change.at_ms,
+            change.trim_before_seq,
+            change.evict_before_seq,
+            change.trim_cut_bytes,
+            change.evict_cut_bytes,
+            change.evicted_ts,
+            len(key),
         )
         columns, blob = change.batch.to_parts()
         return kind, VERSION, lsn, (head + key + columns, blob)
     if isinstance(change, changes.RecordsDeleted):
         seqs = change.seqs.serialize() if change.seqs is not None else b""
-        return kind, VERSION, lsn, (_DELETED_HEAD.pack(change.generation, change.before_seq) + seqs,)
+        head = _DELETED_HEAD.pack(change.generation, change.before_seq, change.cut_bytes, len(change.sizes))
+        return kind, VERSION, lsn, (head + array("Q", change.sizes).tobytes() + seqs,)
     return kind, VERSION, lsn, (_encode_plain(change),)
 
 
@@ -78,16 +89,16 @@ def decode(kind: int, version: int, content: memoryview) -> Change:
     if version != VERSION:
         raise UnknownFrame(f"a frame of kind {kind} has version {version}, known is {VERSION}")
     if kind == APPENDED:
-        generation, at_ms, trim, evict, key_bytes = _APPENDED_HEAD.unpack_from(content)
+        generation, at_ms, *cuts, key_bytes = _APPENDED_HEAD.unpack_from(content)
         at = _APPENDED_HEAD.size + key_bytes
         key = str(content[_APPENDED_HEAD.size : at], "utf-8") if key_bytes else None
-        return changes.BatchAppended(generation, Batch.from_bytes(content[at:]), at_ms, key, trim, evict)
+        return changes.BatchAppended(generation, Batch.from_bytes(content[at:]), at_ms, key, *cuts)
     if kind == _DELETED:
-        generation, before_seq = _DELETED_HEAD.unpack_from(content)
-        rest = content[_DELETED_HEAD.size :]
-        return changes.RecordsDeleted(
-            generation, before_seq, BitMap64.deserialize(bytes(rest)) if len(rest) else None
-        )
+        generation, before_seq, cut_bytes, batches = _DELETED_HEAD.unpack_from(content)
+        at = _DELETED_HEAD.size + 8 * batches
+        sizes = array("Q", bytes(content[_DELETED_HEAD.size : at]))
+        seqs = BitMap64.deserialize(bytes(content[at:])) if len(content) > at else None
+        return changes.RecordsDeleted(generation, before_seq, cut_bytes, seqs, sizes)
     decoder = _PLAIN_DECODERS.get(kind)
     if decoder is None:
         raise UnknownFrame(f"a frame has kind {kind}, which this server does not know")
