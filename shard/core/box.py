@@ -232,10 +232,9 @@ class Box:
             self.tags = Tags()
         self.tags.take_in(self.log.live_batches())
         found = self.tags.find(match)
-        top = self.log.head_seq + 1 if before_seq is None else min(before_seq, self.log.head_seq + 1)
-        found.remove_range(0, self.log.earliest_seq)
-        found.remove_range(top, 2**64 - 1)
-        found -= self.log.deleted
+        if before_seq is not None and found and before_seq <= found.max():
+            found.remove_range(before_seq, found.max() + 1)
+        found = self.log.live_of(found)
         return changes.RecordsDeleted(self.generation, 0, 0, found, self.log.measure_seqs(found))
 
     def effective_priority(self, now_ms: int) -> float:

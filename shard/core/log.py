@@ -324,6 +324,28 @@ class Log:
         batch = self.batches[at]
         return batch.first_seq + batch.index_from_ts(ts)
 
+    def live_of(self, seqs: BitMap64) -> BitMap64:
+        """Those of `seqs` that are live records."""
+        live = seqs - self.deleted
+        live.remove_range(0, self.earliest_seq)
+        gaps: list[tuple[int, int]] = []
+        known_to = 0
+        for seq in live:
+            if seq >= known_to:
+                at = self.batch_from(seq)
+                if at == len(self.batches):
+                    gaps.append((seq, live.max() + 1))
+                    break
+                batch = self.batches[at]
+                if batch.first_seq > seq:  # between two batches: what was there is long gone
+                    gaps.append((seq, batch.first_seq))
+                    known_to = batch.first_seq
+                else:
+                    known_to = batch.last_seq + 1
+        for low, high in gaps:
+            live.remove_range(low, high)
+        return live
+
     def measure_before(self, seq: int, *, above: int = 0) -> int:
         """Bytes of the live records below `seq`, from `above` on, in the batch that `seq` cuts through."""
         at = self.batch_at(seq - 1)

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import re
 import struct
+import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -477,7 +478,7 @@ class Batch:
             return self.text(first, last)
         tag_of = self.tag_list() if tags else None
         parts: list[bytes] = []
-        for index, record in enumerate(_decode_stored(b"[" + self.text(first, last) + b"]"), first):
+        for index, record in enumerate(_stored(b"[" + self.text(first, last) + b"]"), first):
             part = b'{"$seq":%d,"$ts":%d' % (record.seq, record.ts)
             if len(record.node):
                 part += b',"$node":%b' % record.node
@@ -558,6 +559,20 @@ class _StoredRecord(msgspec.Struct, gc=False):
 
 
 _decode_stored = msgspec.json.Decoder(list[_StoredRecord]).decode
+
+
+def _stored(text: bytes) -> list[_StoredRecord]:
+    """The records of a batch, taken apart. What was nested just deep enough to be taken in must be read too,
+    from however deep a stack."""
+    try:
+        return _decode_stored(text)
+    except RecursionError:
+        limit = sys.getrecursionlimit()
+        sys.setrecursionlimit(2 * limit)
+        try:
+            return _decode_stored(text)
+        finally:
+            sys.setrecursionlimit(limit)
 
 
 # ---------------------------------------------------------------------------------------------------

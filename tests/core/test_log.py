@@ -16,6 +16,21 @@ from tests.support.machines import columns
 SIZE = len(b'{"$seq":1,"$ts":100,"data":0}')
 
 
+def delete_before(log: Log, seq: int) -> int:
+    return log.delete_before(seq, cut_bytes=log.measure_before(seq))
+
+
+def evict_before(log: Log, seq: int, reason: str) -> int:
+    cut_bytes, evicted_ts = log.measure_before(seq), log.newest_ts_before(seq)
+    return log.evict_before(seq, reason, cut_bytes=cut_bytes, evicted_ts=evicted_ts)
+
+
+def delete_seqs(log: Log, seqs: BitMap64) -> int:
+    live = BitMap64([seq for seq in seqs if log.is_live(seq)])
+    return log.delete_seqs(live, log.measure_seqs(live))
+
+
+
 def batch(first_seq: int, count: int, *, ts: int = 100) -> Batch:
     return render(columns(*range(count)), first_seq=first_seq, times=ts)
 
@@ -45,36 +60,36 @@ def test_a_new_log_is_empty_and_says_where_it_would_begin() -> None:
 
 def test_eviction_moves_both_floors_and_deletion_only_the_first_live_one() -> None:
     log = filled(3, 3, 3)
-    assert log.delete_before(3) == 2
+    assert delete_before(log, 3) == 2
     assert (log.earliest_seq, log.evict_floor) == (3, 0)
-    assert log.evict_before(5, "cap") == 2
+    assert evict_before(log, 5, "cap") == 2
     assert (log.earliest_seq, log.evict_floor, log.cap_floor, log.ttl_floor) == (5, 5, 5, 0)
     log.check()
 
 
 def test_the_evict_floor_stops_at_the_last_live_record_that_was_lost() -> None:
     log = filled(6)
-    log.delete_seqs(BitMap64([3, 4]))
-    assert log.evict_before(5, "cap") == 2
+    delete_seqs(log, BitMap64([3, 4]))
+    assert evict_before(log, 5, "cap") == 2
     assert (log.earliest_seq, log.evict_floor) == (5, 3)
     log.check()
 
 
 def test_evicting_what_is_already_gone_moves_nothing() -> None:
     log = filled(4)
-    log.delete_before(3)
-    assert log.evict_before(3, "ttl") == 0
+    delete_before(log, 3)
+    assert evict_before(log, 3, "ttl") == 0
     assert (log.evict_floor, log.evicted_ts) == (0, 0)
-    log.delete_seqs(BitMap64([3]))
-    assert log.evict_before(4, "cap") == 0
+    delete_seqs(log, BitMap64([3]))
+    assert evict_before(log, 4, "cap") == 0
     assert log.evict_floor == 0
 
 
 def test_evicting_or_deleting_past_the_head_empties_the_log_and_no_more() -> None:
     log = filled(2, 2)
-    assert log.evict_before(100, "ttl") == 4
+    assert evict_before(log, 100, "ttl") == 4
     assert (log.earliest_seq, log.evict_floor, log.head_seq, log.evicted_ts) == (5, 5, 4, 200)
-    assert log.delete_before(2**64 - 1) == 0
+    assert delete_before(log, 2**64 - 1) == 0
     log.check()
     log.append(batch(5, 1, ts=300))
     assert log.earliest_seq == 5 and live(log) == [5]
@@ -82,12 +97,12 @@ def test_evicting_or_deleting_past_the_head_empties_the_log_and_no_more() -> Non
 
 def test_a_gap_says_why_it_is_there() -> None:
     log = filled(9)
-    log.evict_before(3, "cap")
+    evict_before(log, 3, "cap")
     assert log.gap_reason(1) == "cap"
-    log.evict_before(5, "ttl")
+    evict_before(log, 5, "ttl")
     assert log.gap_reason(1) == "mixed"
     assert log.gap_reason(3) == "ttl"
-    log.evict_before(7, "cap")
+    evict_before(log, 7, "cap")
     assert log.gap_reason(4) == "mixed"
     assert log.gap_reason(5) == "cap"
 
@@ -96,8 +111,8 @@ def test_a_record_in_the_middle_can_go_and_totals_follow() -> None:
     log = filled(4, 4)
     before = log.bytes
     gone = BitMap64([2, 6, 99])
-    assert log.delete_seqs(gone) == 2
-    assert log.delete_seqs(gone) == 0
+    assert delete_seqs(log, gone) == 2
+    assert delete_seqs(log, gone) == 0
     assert live(log) == [1, 3, 4, 5, 7, 8]
     assert log.count == 6 and log.bytes < before
     log.check()
@@ -105,18 +120,18 @@ def test_a_record_in_the_middle_can_go_and_totals_follow() -> None:
 
 def test_deleting_the_first_records_one_by_one_moves_the_first_live_seq() -> None:
     log = filled(3, 3)
-    log.delete_seqs(BitMap64([2]))
-    log.delete_seqs(BitMap64([1]))
+    delete_seqs(log, BitMap64([2]))
+    delete_seqs(log, BitMap64([1]))
     assert log.earliest_seq == 3 and len(log.deleted) == 0
-    log.delete_seqs(BitMap64([3, 4]))
+    delete_seqs(log, BitMap64([3, 4]))
     assert log.earliest_seq == 5
     log.check()
 
 
 def test_a_floor_through_the_middle_of_a_batch_counts_only_what_was_live() -> None:
     log = filled(6, 2)
-    log.delete_seqs(BitMap64([2, 3, 5]))
-    assert log.delete_before(5) == 2
+    delete_seqs(log, BitMap64([2, 3, 5]))
+    assert delete_before(log, 5) == 2
     assert (log.earliest_seq, log.count) == (6, 3)
     log.check()
 
@@ -131,7 +146,7 @@ def test_a_floor_that_leaves_only_deleted_records_of_a_batch_takes_it_whole() ->
 
 def test_a_batch_that_is_entirely_deleted_lets_go_of_its_payload() -> None:
     log = filled(2, 4, 2)
-    log.delete_seqs(BitMap64([3, 4, 5, 6]))
+    delete_seqs(log, BitMap64([3, 4, 5, 6]))
     log.check()
     assert log.batches[1].blob == b"" and log.batches[1].live_bytes == 0
     assert live(log) == [1, 2, 7, 8]
@@ -141,8 +156,8 @@ def test_a_batch_that_is_entirely_deleted_lets_go_of_its_payload() -> None:
 def test_a_floor_can_cut_through_a_batch_without_payload(cut: int) -> None:
     """Failed before: the husk of a deleted batch was asked for sizes it no longer has."""
     log = filled(2, 4, 2)
-    log.delete_seqs(BitMap64([3, 4, 5, 6]))
-    assert log.evict_before(cut, "cap") == 2 + (cut == 8)
+    delete_seqs(log, BitMap64([3, 4, 5, 6]))
+    assert evict_before(log, cut, "cap") == 2 + (cut == 8)
     assert log.earliest_seq == (8 if cut == 8 else 7)
     assert log.evict_floor == (8 if cut == 8 else 3)
     log.check()
@@ -150,28 +165,28 @@ def test_a_floor_can_cut_through_a_batch_without_payload(cut: int) -> None:
 
 def test_husks_at_the_front_go_with_the_floor() -> None:
     log = filled(1, 1, 1, 1)
-    log.delete_seqs(BitMap64([2, 3]))
-    assert log.delete_before(2) == 1
+    delete_seqs(log, BitMap64([2, 3]))
+    assert delete_before(log, 2) == 1
     assert (log.earliest_seq, live(log)) == (4, [4])
     log.check()
     log = filled(1, 1, 1, 1)
-    log.delete_seqs(BitMap64([2]))
-    assert log.delete_before(4) == 2
+    delete_seqs(log, BitMap64([2]))
+    assert delete_before(log, 4) == 2
     log.check()
 
 
 def test_many_husks_are_cut_out_and_nothing_else_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_module, "_COMPACT_AT", 3)
     log = filled(*[2] * 10)
-    log.delete_seqs(BitMap64([5, 6, 9, 10]))
+    delete_seqs(log, BitMap64([5, 6, 9, 10]))
     assert len(log.batches) == 10
-    log.delete_seqs(BitMap64(range(11, 17)))
+    delete_seqs(log, BitMap64(range(11, 17)))
     assert len(log.batches) < 10
     assert live(log) == [1, 2, 3, 4, 7, 8, 17, 18, 19, 20]
     assert log.batch_at(9) is None and log.batch_from(9) == log.batch_from(17)
     assert len(log.deleted) == 0, "nor is anything remembered of them"
     log.check()
-    assert log.evict_before(18, "cap") == 7
+    assert evict_before(log, 18, "cap") == 7
     assert (log.evict_floor, log.earliest_seq) == (18, 18)
     log.check()
 
@@ -179,9 +194,9 @@ def test_many_husks_are_cut_out_and_nothing_else_changes(monkeypatch: pytest.Mon
 def test_the_front_is_cut_off_in_bulk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_module, "_COMPACT_AT", 4)
     log = filled(*[2] * 7)
-    log.delete_before(7)
+    delete_before(log, 7)
     assert len(log.batches) == 7 and log.batches[0].count == 1, "payloads go at once, slots later"
-    log.delete_before(9)
+    delete_before(log, 9)
     assert len(log.batches) == 3
     assert live(log) == list(range(9, 15))
     log.check()
@@ -201,7 +216,7 @@ def test_totals_leave_out_what_is_not_visible_yet() -> None:
     visible = (log.count, log.bytes)
     log.append(batch(5, 3, ts=300))
     assert log.visible_totals() == visible
-    log.delete_seqs(BitMap64([2, 6]))
+    delete_seqs(log, BitMap64([2, 6]))
     assert log.visible_totals()[0] == 3
     log.show(7, 300)
     assert log.visible_totals() == (log.count, log.bytes) and log.visible_ts == 300
@@ -209,7 +224,7 @@ def test_totals_leave_out_what_is_not_visible_yet() -> None:
 
 def test_what_lies_below_a_seq_is_counted_exactly() -> None:
     log = filled(3, 3)
-    log.delete_seqs(BitMap64([2, 5]))
+    delete_seqs(log, BitMap64([2, 5]))
     for seq in range(8):
         below = [at for at in (1, 3, 4, 6) if at < seq]
         assert log.live_before(seq) == (len(below), SIZE * len(below))
@@ -223,7 +238,7 @@ def test_caps_put_the_floor_just_past_what_must_go() -> None:
     assert log.floor_for_caps(0, 6 * SIZE - 1) == 2
     assert log.floor_for_caps(5, 3 * SIZE) == 4 and log.floor_for_caps(2, 5 * SIZE) == 5
     assert log.floor_for_caps(3, 3 * SIZE) == 4 and log.floor_for_caps(3, 2 * SIZE + 1) == 5
-    log.delete_seqs(BitMap64([2, 4]))
+    delete_seqs(log, BitMap64([2, 4]))
     assert [log.floor_for_caps(cap, 0) for cap in (4, 3, 2, 1)] == [0, 2, 4, 6]
     assert log.floor_for_caps(1, 0, extra=1, extra_bytes=SIZE) == 7
     assert log.floor_for_caps(2, 0, extra=1 - 2, above=4) == 6, "two below the mark are as good as gone"
@@ -259,16 +274,16 @@ def test_a_hole_is_forgotten_only_when_a_loss_beyond_it_is_told_anyway() -> None
     log = filled(2)
     log.lose(3, 10)
     log.append(batch(11, 2, ts=200))
-    log.delete_before(12)
+    delete_before(log, 12)
     assert len(log.holes) == 1, "a delete is silent, so the hole must still be told of"
-    log.evict_before(13, "cap")
+    evict_before(log, 13, "cap")
     assert log.holes == []
     log.check()
 
 
 def test_batches_given_back_must_agree_with_the_snapshot() -> None:
     live_log = filled(3, 3)
-    live_log.delete_seqs(BitMap64([2]))
+    delete_seqs(live_log, BitMap64([2]))
     log = Log()
     log.head_seq, log.last_ts, log.earliest_seq = 6, 200, 1
     log.count, log.bytes, log.deleted = live_log.count, live_log.bytes, BitMap64([2])
@@ -278,5 +293,5 @@ def test_batches_given_back_must_agree_with_the_snapshot() -> None:
     log.show(6, 200)
     log.check()
     assert live(log) == live(live_log)
-    assert log.delete_before(5) == 3, "the first batch goes whole, the second in part"
+    assert delete_before(log, 5) == 3, "the first batch goes whole, the second in part"
     log.check()

@@ -252,9 +252,6 @@ def test_nothing_is_read_from_a_box_that_is_not_there(driver: Driver) -> None:
     assert not driver.machine.boxes
 
 
-@pytest.mark.xfail(
-    strict=True, raises=RecursionError, reason="reads that render anew recurse; writes have room"
-)
 def test_whatever_was_taken_can_be_read_in_every_form(driver: Driver) -> None:
     """Data nested as deep as a write just takes is decoded again for `include_tags`, with less stack left."""
     for depth in range(900, 1100):
