@@ -30,7 +30,6 @@ def delete_seqs(log: Log, seqs: BitMap64) -> int:
     return log.delete_seqs(live, log.measure_seqs(live))
 
 
-
 def batch(first_seq: int, count: int, *, ts: int = 100) -> Batch:
     return render(columns(*range(count)), first_seq=first_seq, times=ts)
 
@@ -138,8 +137,8 @@ def test_a_floor_through_the_middle_of_a_batch_counts_only_what_was_live() -> No
 
 def test_a_floor_that_leaves_only_deleted_records_of_a_batch_takes_it_whole() -> None:
     log = filled(4, 2)
-    log.delete_seqs(BitMap64([3, 4]))
-    assert log.delete_before(3) == 2
+    delete_seqs(log, BitMap64([3, 4]))
+    assert delete_before(log, 3) == 2
     assert (log.earliest_seq, live(log)) == (5, [5, 6])
     log.check()
 
