@@ -64,9 +64,13 @@ _ABSENT = Raw(b"")
 _NULL = Raw(b"null")
 
 
+#: The longest tag that the lean decoder takes. It checks for nothing, so that nobody has to look again.
+_LEAN_TAG_CHARS = 128
+
+
 class _LeanRecord(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     data: Raw
-    tag: str | None = None
+    tag: Annotated[str, Meta(max_length=_LEAN_TAG_CHARS)] | None = None
 
 
 class _FullRecord(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -175,6 +179,7 @@ def parse_append(body: bytes, limits: RecordLimits) -> ParsedAppend:
     """A JSON append body (v0-api §3)."""
     request: Any
     body = body or b"{}"
+    tag_chars_max: int | None = _LEAN_TAG_CHARS
     try:
         if not body.isascii():
             str(body, "utf-8")
@@ -186,7 +191,8 @@ def parse_append(body: bytes, limits: RecordLimits) -> ParsedAppend:
         request = decode_json(_decode_full, body)
         columns = _full_columns(request.records)
         tags = [record.tag for record in request.records]
-    _check_columns(columns, tags, len(body), request.node, limits)
+        tag_chars_max = None
+    _check_columns(columns, tags, len(body), request.node, limits, tag_chars_max)
     key = request.idempotency_key
     if key is not None:
         check_idempotency_key(key)
@@ -252,7 +258,12 @@ def _full_columns(records: list[_FullRecord]) -> Columns:
 
 
 def _check_columns(
-    columns: Columns, tags: list[str | None], body_bytes: int, node: str | None, limits: RecordLimits
+    columns: Columns,
+    tags: list[str | None],
+    body_bytes: int,
+    node: str | None,
+    limits: RecordLimits,
+    tag_chars_max: int | None = None,
 ) -> None:
     """Enforces the limits, drops columns nobody used, joins the tags, and fills in the write's own node."""
     count = len(columns.datas)
@@ -266,7 +277,7 @@ def _check_columns(
         )
     columns.metas = _used(columns.metas)
     columns.times = _used(columns.times)
-    columns.tags = _joined_texts(tags, "tag", limits.tag_bytes_max)
+    columns.tags = _joined_texts(tags, "tag", limits.tag_bytes_max, tag_chars_max)
     if columns.nodes is not None and not _joined_texts(columns.nodes, "node", limits.node_bytes_max):
         columns.nodes = None
     if node:
@@ -296,8 +307,11 @@ def _used(column: list[Any] | None) -> list[Any] | None:
     return column
 
 
-def _joined_texts(column: list[str | None], field: str, bytes_max: int) -> bytes | None:
-    """Tags or nodes joined with NUL, "" where a record has none; None when no record has one."""
+def _joined_texts(
+    column: list[str | None], field: str, bytes_max: int, chars_max: int | None = None
+) -> bytes | None:
+    """Tags or nodes joined with NUL, "" where a record has none; None when no record has one. `chars_max` is
+    how long the longest can be, where that is known."""
     count = len(column)
     try:
         joined = "\0".join(column)  # type: ignore[arg-type]
@@ -306,16 +320,13 @@ def _joined_texts(column: list[str | None], field: str, bytes_max: int) -> bytes
     if len(joined) < count:  # nothing but separators
         return None
     # One look at the joined text clears the ordinary write; only a suspicious one is gone through.
-    if not joined.isascii() or joined.count("\0") != count - 1 or _longest(joined, column) > bytes_max:
+    if chars_max is None or chars_max > bytes_max:
+        chars_max = len(joined) if count == 1 else max(map(len, filter(None, column)))
+    if not joined.isascii() or joined.count("\0") != count - 1 or chars_max > bytes_max:
         for index, text in enumerate(column):
             if text:
                 check_text(text, f"records[{index}].{field}", bytes_max=bytes_max)
     return joined.encode()
-
-
-def _longest(joined: str, column: list[str | None]) -> int:
-    """The length of the longest text, or something no smaller that is found faster."""
-    return len(joined) if len(column) == 1 else max(map(len, filter(None, column)))
 
 
 def _check_meta(index: int, meta: Raw, limits: RecordLimits) -> None:

@@ -202,6 +202,18 @@ def test_the_front_is_cut_off_in_bulk(monkeypatch: pytest.MonkeyPatch) -> None:
     assert log.first_seq_at(550) == 11 and log.ts_of(9) == 500
 
 
+def test_what_was_cut_out_is_not_taken_for_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_module, "_COMPACT_AT", 2)
+    log = filled(*[2] * 6)
+    for gone in (range(5, 9), range(11, 13)):
+        delete_seqs(log, BitMap64(gone))
+    log.check()
+    assert live(log) == [1, 2, 3, 4, 9, 10]
+    assert list(log.live_of(BitMap64(range(20)))) == live(log)
+    assert list(log.live_of(BitMap64([6, 9, 12, 15]))) == [9]
+    assert list(log.live_of(BitMap64())) == []
+
+
 # -- questions
 
 

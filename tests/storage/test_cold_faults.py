@@ -6,6 +6,7 @@ Deadlines are short and handed in; a call that is bounded is timed, with a margi
 
 from __future__ import annotations
 
+import gc
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -207,6 +208,17 @@ def test_a_read_that_is_cut_short_by_time_goes_on_where_it_was(bucket: Bucket, p
     proxy.slow(150_000, method="GET")
     assert store.read(NAME, 0, len(CONTENT)) == CONTENT
     assert len(proxy.requests) > 1
+
+
+def test_a_listing_that_is_cut_short_by_time_is_dropped_without_a_panic(
+    bucket: Bucket, proxy: Proxy, capfd: pytest.CaptureFixture[str]
+) -> None:
+    proxy.slow(30_000)
+    for number in range(60):
+        with pytest.raises(ColdUnavailable):
+            list(cold(bucket, request_timeout_s=10, deadline_s=0.005 + number * 0.0002).names())
+    gc.collect()
+    assert "panicked" not in capfd.readouterr().err
 
 
 def test_tries_are_counted(store: ColdStore, proxy: Proxy) -> None:
