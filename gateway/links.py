@@ -30,6 +30,8 @@ IN_FLIGHT_MAX = 20_000
 ANSWER_S_MAX = 60.0
 _CONNECT_PAUSE_S_MIN, _CONNECT_PAUSE_S_MAX = 0.02, 1.0
 _SENDMSG_BUFFERS_MAX = 512
+#: Buffers, two a request, that make a piece worth its `sendmsg`.
+_SEND_AT_BUFFERS = 16
 
 
 class Link:
@@ -69,7 +71,8 @@ class Link:
             self._unsent.append((id, body))
         # Alone, it goes at once. In company, it waits for the end of this round of tasks, and all that the
         # round has gathered goes in one `sendmsg`.
-        if len(waiting) == 1:
+        # A long round is sent in pieces, so that the shard is at work while we still read.
+        if len(waiting) == 1 or len(self._unsent) >= _SEND_AT_BUFFERS:
             self._send_some()
         if self._unsent and self._sender is not None:
             sender, self._sender = self._sender, None

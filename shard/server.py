@@ -32,6 +32,8 @@ log = structlog.get_logger()
 
 _UNSENT_BYTES_MAX = 64 * 1024 * 1024
 _SENDMSG_BUFFERS_MAX = 512
+#: Messages after which a long wake-up hands on what it has, so that log, gateway and shard work at once.
+_FLUSH_EVERY = 8
 _PEER_CREDENTIALS = struct.Struct("3i")
 
 _encode_head = wire.head_encoder.encode
@@ -83,6 +85,12 @@ class Server:
 
     def note_dirty(self, connection: _Connection) -> None:
         self._dirty.append(connection)
+
+    def flush_all(self) -> None:
+        """Hands on to the log and to the connections what a wake-up, or a good part of it, has brought."""
+        if self.engine is not None:
+            self.engine.flush()
+        self.flush()
 
     def flush(self) -> None:
         """Sends what has gathered, one `sendmsg` a connection."""
@@ -152,11 +160,11 @@ class _Connection:
                 continue
             if count == 0:
                 return
-            for message in receiver.received(count):
+            for number, message in enumerate(receiver.received(count), 1):
                 self._handle(message)
-            if server.engine is not None:
-                server.engine.flush()
-            server.flush()
+                if number % _FLUSH_EVERY == 0:
+                    server.flush_all()
+            server.flush_all()
             while self._unsent_bytes > _UNSENT_BYTES_MAX:
                 await self._sent_some()
             if server.engine is not None and server.engine.is_congested:
