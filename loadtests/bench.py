@@ -93,7 +93,10 @@ def measure(bench: Bench, case: Case, repeat: int) -> tuple[list[Measured], str]
     found: list[Measured] = []
     try:
         for _ in range(repeat):
-            found.append(case.measure(bench, case))
+            before = machine.speed()
+            measured = case.measure(bench, case)
+            measured.detail["speed"] = round((before + machine.speed()) / 2, 2)
+            found.append(measured)
     except (CaseFailed, ServerFailed, OSError) as error:
         bench.close(well=False)
         return found, str(error)
@@ -116,6 +119,7 @@ def summary(row: Row, found: list[Measured], error: str) -> dict[str, Any]:
         "meets_floor": None if figure is None else row.meets(row.floor, figure),
         "meets_aim": None if figure is None else row.meets(row.aim, figure),
         "error": error,
+        "speed": statistics.median([each.detail["speed"] for each in found]) if found else None,
         "detail": [each.detail for each in found],
     }
 
@@ -126,7 +130,8 @@ def shown_briefly(rows: list[dict[str, Any]]) -> str:
     if rows[0]["error"]:
         return f"{', '.join(texts)} ({rows[0]['error'].strip().splitlines()[-1]})"
     cores = rows[0]["detail"][-1].get("cores", {})
-    return ", ".join(texts) + "".join(f", {name} {used:.2f}" for name, used in cores.items())
+    speed = f", speed {rows[0]['detail'][-1]['speed']:.2f}"
+    return ", ".join(texts) + "".join(f", {name} {used:.2f}" for name, used in cores.items()) + speed
 
 
 def run(asked: argparse.Namespace) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-_HEADINGS = ("", "figure", "", "spread", "floor", "aim", "")
+_HEADINGS = ("", "figure", "", "spread", "floor", "aim", "speed", "")
 
 
 class Progress(Protocol):
@@ -81,6 +81,7 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
         f"{number(spread[0])}–{number(spread[1])}" if spread else "",
         number(row["floor"]),
         number(row["aim"]),
+        number(row["speed"]),
         verdict(row),
     )
 
@@ -93,7 +94,10 @@ def show(run: dict[str, Any]) -> None:
         f"Python {facts['python']}"
     )
     print(f"data in {facts['data_dir']} ({facts['filesystem']})")
-    print(f"load average {load}; others used {facts['cores_used_by_others']} cores before the run")
+    print(
+        f"load average {load}; others used {facts['cores_used_by_others']} cores before the run; "
+        f"speed {facts['speed']:.2f} of the reference"
+    )
     repeated = f", median of {run['repeat']}" if run["repeat"] > 1 else ""
     print(f"{run['seconds']:g} s a row{repeated}{', quick' if run['quick'] else ''}; load generator included")
     table = [cells(row) for row in run["rows"]]
@@ -115,7 +119,7 @@ def _show_plain(table: list[tuple[str, ...]]) -> None:
     shown = [at for at in range(len(_HEADINGS)) if at != 3 or any(row[3] for row in table)]
     for row in rows:
         texts = [
-            row[at].rjust(widths[at]) if at in (1, 3, 4, 5) else row[at].ljust(widths[at]) for at in shown
+            row[at].rjust(widths[at]) if at in (1, 3, 4, 5, 6) else row[at].ljust(widths[at]) for at in shown
         ]
         print("  ".join(texts).rstrip())
 
@@ -136,7 +140,7 @@ def _show_rich(table: list[tuple[str, ...]]) -> None:
     with_spread = any(row[3] for row in table)
     for at, heading in enumerate(_HEADINGS):
         if at != 3 or with_spread:
-            shown.add_column(heading, justify="right" if at in (1, 3, 4, 5) else "left", no_wrap=at != 0)
+            shown.add_column(heading, justify="right" if at in (1, 3, 4, 5, 6) else "left", no_wrap=at != 0)
     for row in table:
         kept = [text for at, text in enumerate(row) if at != 3 or with_spread]
         kept[-1] = f"[{colours[row[-1]]}]{row[-1]}[/]"

@@ -69,7 +69,9 @@ def test_a_busy_machine_and_a_disk_in_ram_are_warned_about() -> None:
         "load_average": [0.0],
         "data_dir": "/x",
         "filesystem": "ext4",
+        "speed": 1.0,
     }
     assert machine.warnings_of(quiet) == []
+    assert "0.50" in machine.warnings_of(quiet | {"speed": 0.5})[0]
     assert "busy" in machine.warnings_of(quiet | {"cores_used_by_others": 1.0})[0]
     assert "tmpfs" in machine.warnings_of(quiet | {"filesystem": "tmpfs"})[0]
