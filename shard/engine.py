@@ -287,6 +287,8 @@ class Engine:
         outcome = self.machine.tick(now_ms)
         if outcome.changes:
             self._log(outcome, sync=False)
+        if outcome.wakes:
+            self._wake(outcome.wakes)
         while self._read_deadlines and self._read_deadlines[0][0] <= now_ms:
             _, _, read = heapq.heappop(self._read_deadlines)
             if not read.done:

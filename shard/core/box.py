@@ -50,6 +50,7 @@ class Box:
         "config",
         "config_lsn",
         "created_ms",
+        "emptied_ms",
         "fencing_token",
         "floor_lsn",
         "generation",
@@ -81,6 +82,8 @@ class Box:
         self.reserved_seq = reserved_seq
         # Where this box stands in the log of the shard; not facts of their own.
         self.last_append_ms = created_ms
+        #: Since when the box has had no live record; 0 while it has some.
+        self.emptied_ms = created_ms
         self.reserved_durable_seq = 0
         self.reserved_lsn = 0
         self.last_lsn = 0
@@ -163,10 +166,10 @@ class Box:
             log.newest_ts_before(evict_before_seq),
         )
 
-    def plan_eviction(self, before_seq: int, reason: str) -> changes.RecordsEvicted:
+    def plan_eviction(self, before_seq: int, reason: str, now_ms: int) -> changes.RecordsEvicted:
         cut_bytes = self.log.measure_before(before_seq)
         evicted_ts = self.log.newest_ts_before(before_seq)
-        return changes.RecordsEvicted(self.generation, before_seq, reason, cut_bytes, evicted_ts)
+        return changes.RecordsEvicted(self.generation, before_seq, reason, cut_bytes, evicted_ts, now_ms)
 
     def _fit(self, batch: Batch, trim_before_seq: int) -> int:
         """What must go so that `batch` fits, as the seq below which everything is evicted; 0 = nothing."""
@@ -224,10 +227,18 @@ class Box:
             return 0
         return self.log.first_seq_at(now_ms - self.config.ttl_ms)
 
-    def find_deletes(self, before_seq: int | None, match: Match | None) -> changes.RecordsDeleted:
+    def gone_ms(self) -> int | None:
+        """When this box is deleted for having been empty, if ever."""
+        if not self.config.delete_on_empty_ms or not self.emptied_ms:
+            return None
+        return self.emptied_ms + self.config.delete_on_empty_ms
+
+    def find_deletes(
+        self, before_seq: int | None, match: Match | None, now_ms: int
+    ) -> changes.RecordsDeleted:
         if match is None:
             top = min(before_seq or 0, self.log.head_seq + 1)
-            return changes.RecordsDeleted(self.generation, top, self.log.measure_before(top))
+            return changes.RecordsDeleted(self.generation, top, self.log.measure_before(top), at_ms=now_ms)
         if self.tags.is_stale(self.log.count):
             self.tags = Tags()
         self.tags.take_in(self.log.live_batches())
@@ -235,7 +246,8 @@ class Box:
         if before_seq is not None and found and before_seq <= found.max():
             found.remove_range(before_seq, found.max() + 1)
         found = self.log.live_of(found)
-        return changes.RecordsDeleted(self.generation, 0, 0, found, self.log.measure_seqs(found))
+        sizes = self.log.measure_seqs(found)
+        return changes.RecordsDeleted(self.generation, 0, 0, found, sizes, now_ms)
 
     def effective_priority(self, now_ms: int) -> float:
         if self.config.priority is not None:
@@ -310,6 +322,7 @@ class Box:
         self.log.append(batch)
         self.last_lsn = lsn
         self.last_append_ms = change.at_ms
+        self.emptied_ms = 0
         if change.trim_before_seq:
             self.log.delete_before(change.trim_before_seq, cut_bytes=change.trim_cut_bytes)
             self.floor_lsn = lsn
@@ -337,9 +350,11 @@ class Box:
 
     def evicted(self, change: changes.RecordsEvicted, lsn: int) -> int:
         self.last_lsn = self.floor_lsn = lsn
-        return self.log.evict_before(
+        lost = self.log.evict_before(
             change.before_seq, change.reason, cut_bytes=change.cut_bytes, evicted_ts=change.evicted_ts
         )
+        self._note_empty(change.at_ms)
+        return lost
 
     def deleted(self, change: changes.RecordsDeleted, lsn: int) -> int:
         self.last_lsn = self.floor_lsn = lsn
@@ -348,7 +363,12 @@ class Box:
             gone += self.log.delete_before(change.before_seq, cut_bytes=change.cut_bytes)
         if change.seqs:
             gone += self.log.delete_seqs(change.seqs, change.sizes)
+        self._note_empty(change.at_ms)
         return gone
+
+    def _note_empty(self, at_ms: int) -> None:
+        if self.log.count == 0 and not self.emptied_ms:
+            self.emptied_ms = at_ms
 
     def configured(self, change: changes.BoxConfigured, lsn: int) -> None:
         self.last_lsn = self.floor_lsn = self.config_lsn = lsn
@@ -369,6 +389,7 @@ class Box:
             created_ms=self.created_ms,
             last_append_ms=self.last_append_ms,
             reserved_seq=self.reserved_seq,
+            emptied_ms=self.emptied_ms,
             fencing_token=self.fencing_token if not self.is_memory else "",
             keys=[] if self.is_memory else [(key, *entry) for key, entry in self.keys.items()],
             head_seq=log.head_seq,
@@ -397,6 +418,7 @@ class Box:
             reserved_seq=facts.reserved_seq,
         )
         box.last_append_ms = facts.last_append_ms
+        box.emptied_ms = facts.emptied_ms
         box.fencing_token = facts.fencing_token
         box.keys = {key: Key(*entry) for key, *entry in facts.keys}
         log = box.log

@@ -59,6 +59,7 @@ class RecordsEvicted(msgspec.Struct, frozen=True):
     reason: str  # "cap" or "ttl"
     cut_bytes: int = 0
     evicted_ts: int = 0
+    at_ms: int = 0
 
 
 class RecordsDeleted(msgspec.Struct, frozen=True):
@@ -70,6 +71,7 @@ class RecordsDeleted(msgspec.Struct, frozen=True):
     seqs: BitMap64 | None = None
     #: Bytes of `seqs` in each batch that holds some of them, in order.
     sizes: Sequence[int] = ()
+    at_ms: int = 0
 
 
 class TokenFenced(msgspec.Struct, frozen=True):
@@ -128,6 +130,8 @@ class BoxFacts(msgspec.Struct, kw_only=True):
     config: BoxConfig
     created_ms: int
     last_append_ms: int
+    #: Since when the box has had no live record; 0 while it has some.
+    emptied_ms: int
     reserved_seq: int
     fencing_token: str
     #: (key, first_seq, last_seq, at_ms, lsn), oldest first.

@@ -179,6 +179,7 @@ class Machine:
 
     def tick(self, now_ms: int) -> Outcome:
         made: Made = []
+        gone: list[str] = []
         for _ in range(TICK_BOXES_MAX):
             when = self.next_deadline_ms()
             if when is None or when > now_ms:
@@ -190,8 +191,13 @@ class Machine:
             idle_at = self._idle_ms(box)
             if idle_at is not None and idle_at <= now_ms:
                 self._log(changes.SeqsReserved(box.generation, box.log.head_seq), made)
-            self._watch(box)
-        return Outcome(made, None)
+            gone_at = box.gone_ms()
+            if gone_at is not None and gone_at <= now_ms:
+                self._log(changes.BoxDeleted(box.generation), made)
+                gone.append(box.name)
+            else:
+                self._watch(box)
+        return Outcome(made, None, wakes=tuple(gone))
 
     def start(self, *, boot_id: str, now_ms: int) -> Outcome:
         """Begins a life of the shard, after recovery: settles what the last one left open."""
@@ -248,7 +254,7 @@ class Machine:
         if box.config.ttl_ms:
             floor = box.floor_for_ttl(now_ms)
             if floor:
-                self._stage(box.plan_eviction(floor, "ttl"), box, made)
+                self._stage(box.plan_eviction(floor, "ttl", now_ms), box, made)
 
     def _idle_ms(self, box: Box) -> int | None:
         """When a disk box may give back what it has reserved."""
@@ -258,7 +264,8 @@ class Machine:
 
     def _watch(self, box: Box) -> None:
         """Sees to it that a tick comes when this box needs one."""
-        times = [when for when in (box.expiry_ms(), self._idle_ms(box)) if when is not None]
+        candidates = (box.expiry_ms(), self._idle_ms(box), box.gone_ms())
+        times = [when for when in candidates if when is not None]
         if not times:
             return
         when = min(times)
@@ -329,7 +336,7 @@ class Machine:
         # Also when nothing changes: a crash may have kept an earlier config and lost what it brought about.
         floor = box.floor_for_caps()
         if floor:
-            self._stage(box.plan_eviction(floor, "cap"), box, made)
+            self._stage(box.plan_eviction(floor, "cap", now_ms), box, made)
         self._expire(box, now_ms, made)
         self._watch(box)
         lsn = max(box.config_lsn, made[-1][0] if made else 0)
@@ -540,7 +547,7 @@ class Machine:
     def _delete_records(self, command: commands.DeleteRecords, now_ms: int, made: Made) -> Outcome:
         box = self._found(command.box, now_ms, made)
         log = box.log
-        change = box.find_deletes(command.before_seq, command.match)
+        change = box.find_deletes(command.before_seq, command.match, now_ms)
         before = log.count
         if change.seqs or change.before_seq > log.earliest_seq:
             self._stage(change, box, made)
@@ -606,10 +613,16 @@ class Machine:
             self._watch(box)
 
     def _apply_evicted(self, change: changes.RecordsEvicted, lsn: int) -> None:
-        self.generations[change.generation].evicted(change, lsn)
+        box = self.generations[change.generation]
+        box.evicted(change, lsn)
+        if box.log.count == 0:
+            self._watch(box)
 
     def _apply_records_deleted(self, change: changes.RecordsDeleted, lsn: int) -> None:
-        self.generations[change.generation].deleted(change, lsn)
+        box = self.generations[change.generation]
+        box.deleted(change, lsn)
+        if box.log.count == 0:
+            self._watch(box)
 
     def _apply_fenced(self, change: changes.TokenFenced, lsn: int) -> None:
         box = self.generations[change.generation]
@@ -644,6 +657,7 @@ class Machine:
         box = Box(
             name=old.name, generation=generation, config=old.config, created_ms=old.created_ms, reserved_seq=0
         )
+        box.emptied_ms = at_ms
         del self.generations[old.generation]
         self._deadline_of.pop(old.generation, None)
         self._keys -= len(old.keys)

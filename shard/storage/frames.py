@@ -5,8 +5,8 @@ The content of a frame (the log adds length, lsn and checksum, see `wal.py`):
     BatchAppended   u64 generation · i64 at_ms · u64 trim_before · u64 evict_before · u64 trim_cut_bytes ·
                     u64 evict_cut_bytes · i64 evicted_ts · u16 key length · key (UTF-8) · the batch as
                     `Batch.to_parts` lays it out
-    RecordsDeleted  u64 generation · u64 before_seq · u64 cut_bytes · u32 batches · u64 bytes in each ·
-                    64-bit roaring bitmap, or nothing
+    RecordsDeleted  u64 generation · u64 before_seq · u64 cut_bytes · i64 at_ms · u32 batches ·
+                    u64 bytes in each · 64-bit roaring bitmap, or nothing
     all others      one msgpack map, field by field
 
 Rules of the file
@@ -47,7 +47,7 @@ APPENDED = _KINDS[changes.BatchAppended]
 _DELETED = _KINDS[changes.RecordsDeleted]
 
 _APPENDED_HEAD = struct.Struct("<QqQQQQqH")
-_DELETED_HEAD = struct.Struct("<QQQI")
+_DELETED_HEAD = struct.Struct("<QQQqI")
 
 _encode_plain = msgspec.msgpack.Encoder().encode
 _PLAIN_DECODERS: dict[int, Any] = {
@@ -80,7 +80,9 @@ def encode(lsn: int, change: Change) -> tuple[int, int, int, Sequence[bytes]]:
         return kind, VERSION, lsn, (head + key + columns, blob)
     if isinstance(change, changes.RecordsDeleted):
         seqs = change.seqs.serialize() if change.seqs is not None else b""
-        head = _DELETED_HEAD.pack(change.generation, change.before_seq, change.cut_bytes, len(change.sizes))
+        head = _DELETED_HEAD.pack(
+            change.generation, change.before_seq, change.cut_bytes, change.at_ms, len(change.sizes)
+        )
         return kind, VERSION, lsn, (head + array("Q", change.sizes).tobytes() + seqs,)
     return kind, VERSION, lsn, (_encode_plain(change),)
 
@@ -94,11 +96,11 @@ def decode(kind: int, version: int, content: memoryview) -> Change:
         key = str(content[_APPENDED_HEAD.size : at], "utf-8") if key_bytes else None
         return changes.BatchAppended(generation, Batch.from_bytes(content[at:]), at_ms, key, *cuts)
     if kind == _DELETED:
-        generation, before_seq, cut_bytes, batches = _DELETED_HEAD.unpack_from(content)
+        generation, before_seq, cut_bytes, at_ms, batches = _DELETED_HEAD.unpack_from(content)
         at = _DELETED_HEAD.size + 8 * batches
         sizes = array("Q", bytes(content[_DELETED_HEAD.size : at]))
         seqs = BitMap64.deserialize(bytes(content[at:])) if len(content) > at else None
-        return changes.RecordsDeleted(generation, before_seq, cut_bytes, seqs, sizes)
+        return changes.RecordsDeleted(generation, before_seq, cut_bytes, seqs, sizes, at_ms)
     decoder = _PLAIN_DECODERS.get(kind)
     if decoder is None:
         raise UnknownFrame(f"a frame has kind {kind}, which this server does not know")

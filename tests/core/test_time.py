@@ -6,6 +6,7 @@ import pytest
 
 from shard.core import machine as machine_module
 from shard.core.changes import RecordsEvicted
+from shard.core.machine import Outcome
 from streams.protocol import commands
 from streams.protocol.commands import Tombstone
 from tests.support.machines import Driver
@@ -121,3 +122,49 @@ def test_deadlines_are_back_after_a_restart(driver: Driver) -> None:
         survivor = driver.reborn(state=state)
         survivor.start("boot")
         assert survivor.machine.next_deadline_ms() == 1101
+
+
+def after(driver: Driver, ms: int) -> Outcome:
+    driver.now_ms += ms
+    return driver.tick()
+
+
+def test_a_box_that_has_been_empty_for_long_enough_is_deleted_and_its_readers_are_woken() -> None:
+    """v0-api §1, `delete_on_empty_ms`: counted from creation or from the end of the last record."""
+    driver = Driver()
+    driver.put(delete_on_empty_ms=500)
+    driver.append(1)
+    after(driver, 10_000)
+    driver.delete(before_seq=2)
+    after(driver, 499)
+    assert "b" in driver.machine.boxes
+    assert after(driver, 1).wakes == ("b",)
+    assert "b" not in driver.machine.boxes
+    driver.put("never-written", delete_on_empty_ms=500)
+    after(driver, 500)
+    assert "never-written" not in driver.machine.boxes
+
+
+def test_a_record_in_time_saves_an_empty_box() -> None:
+    driver = Driver()
+    driver.put(delete_on_empty_ms=500)
+    after(driver, 400)
+    driver.append(1)
+    after(driver, 400)
+    driver.delete(before_seq=2)
+    after(driver, 400)
+    assert "b" in driver.machine.boxes
+
+
+def test_how_long_a_box_has_been_empty_survives_a_restart() -> None:
+    driver = Driver()
+    driver.put(delete_on_empty_ms=500, durability="fsync")
+    driver.append(1)
+    driver.delete(before_seq=2)
+    driver.now_ms += 300
+    reborn = driver.reborn()
+    reborn.start("boot")
+    after(reborn, 199)
+    assert "b" in reborn.machine.boxes
+    after(reborn, 1)
+    assert "b" not in reborn.machine.boxes
