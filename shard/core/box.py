@@ -297,6 +297,9 @@ class Box:
         from_seq = command.from_seq
         if command.from_ts is not None:
             from_seq = min(log.first_seq_at(command.from_ts) - 1, head_seq)
+            hole = log.hole_before(from_seq + 1)
+            if hole is not None:  # what it took may have been as new as that
+                from_seq = hole.first_seq - 1
             if log.evict_floor and command.from_ts <= log.evicted_ts:
                 from_seq = max(0, min(from_seq, floor - 2))
         other_life = command.generation is not None and command.generation != self.generation

@@ -449,6 +449,14 @@ class Log:
                 return hole
         return None
 
+    def hole_before(self, seq: int) -> Hole | None:
+        """The hole that ends below `seq` with no batch in between, if there is one."""
+        for hole in reversed(self.holes):
+            if hole.last_seq < seq:
+                at = self.batch_from(hole.last_seq + 1)
+                return hole if at == len(self.batches) or self.batches[at].first_seq >= seq else None
+        return None
+
     def runs(self, batch: Batch, first: int, last: int) -> list[tuple[int, int]]:
         """The live stretches of records first..last (indexes) of a batch, as index pairs."""
         base = batch.first_seq

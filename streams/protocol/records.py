@@ -350,6 +350,7 @@ def _check_meta(index: int, meta: Raw, limits: RecordLimits) -> None:
 # The stored batch
 
 _HEAD = struct.Struct("<BBHIQqqIIII")
+_STRIDE_MAX = 0xFFFF
 _COMMA = b","
 
 
@@ -626,14 +627,17 @@ def render(columns: Columns, *, first_seq: int, times: int | array[int]) -> Batc
     regular = uniform_ts is not None and columns.metas is None and (nodes is None or one_node is not None)
     ends: array[int] | None
     if count == 1:
-        blob = b'{"$seq":%d%b%b}' % (first_seq, _middles(columns, times, one_node)[0], columns.datas[0])
+        if regular and nodes is None:
+            blob = b'{"$seq":%d,"$ts":%d,"data":%b}' % (first_seq, uniform_ts or 0, columns.datas[0])
+        else:
+            blob = b'{"$seq":%d%b%b}' % (first_seq, _middles(columns, times, one_node)[0], columns.datas[0])
         ends, stride = None, 1
     elif regular:
         middle = _middle(uniform_ts or 0, one_node, None)
         blob = _joined_records(first_seq, [middle] * count, columns.datas)
-        if len(str(first_seq)) == len(str(first_seq + count - 1)):
+        stride = len(b'{"$seq":') + len(str(first_seq)) + len(middle) + len(b"},")
+        if len(str(first_seq)) == len(str(first_seq + count - 1)) and stride <= _STRIDE_MAX:
             ends = array("I", accumulate(map(len, columns.datas)))
-            stride = len(b'{"$seq":') + len(str(first_seq)) + len(middle) + len(b"},")
         else:
             ends, stride = _explicit_ends(first_seq, [len(middle)] * count, columns.datas)
     else:

@@ -123,6 +123,20 @@ def test_after_a_power_cut_acked_seqs_are_not_given_again_and_the_loss_is_told(d
         assert seqs_of(middle) == [RESERVE_SEQS + 1]
 
 
+def test_a_reader_by_time_is_told_of_what_a_crash_may_have_taken(driver: Driver) -> None:
+    """A lost record may have been as new as what the reader asks for."""
+    driver.append(1)
+    driver.sync()
+    driver.append(2)
+    after = driver.after_power_cut(driver.machine.durable_lsn)
+    after.now_ms += 1_000
+    after.append(3)
+    page = after.read(from_ts=after.now_ms)
+    assert page.tombstone is not None and page.tombstone.reason == "crash"
+    assert seqs_of(page) == [after.state().head_seq]
+    assert after.read(from_ts=0).tombstone is None
+
+
 def test_a_second_power_cut_before_the_first_is_settled_loses_nothing_twice(driver: Driver) -> None:
     driver.append("kept")
     driver.append("kept", box="c")

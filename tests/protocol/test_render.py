@@ -186,3 +186,14 @@ def test_a_missing_client_time_names_the_record() -> None:
         resolved([60, None, 70], "client-require")
     with pytest.raises(InvalidRequest, match=r"records\[0\]\.ts"):
         resolved(None, "client-require")
+
+
+def test_a_node_of_any_length_can_be_stored() -> None:
+    """The bytes that every record shares have room for 16 bits; longer ones are counted record by record."""
+    node = "n" * 70_000
+    parsed = parse_append(
+        b'{"node":"%b","records":[{"data":1},{"data":2}]}' % node.encode(),
+        RecordLimits(node_bytes_max=100_000),
+    )
+    stored = Batch.from_bytes(memoryview(b"".join(render(parsed.columns, first_seq=1, times=5).to_parts())))
+    assert [json.loads(bytes(stored.text(at, at)))["$node"] for at in (0, 1)] == [node, node]
