@@ -241,7 +241,7 @@ class Box:
             return changes.RecordsDeleted(self.generation, top, self.log.measure_before(top), at_ms=now_ms)
         if self.tags.is_stale(self.log.count):
             self.tags = Tags()
-        self.tags.take_in(self.log.live_batches())
+        self.tags.take_in(self.log.batches_after(self.tags.upto_seq))
         found = self.tags.find(match)
         if before_seq is not None and found and before_seq <= found.max():
             found.remove_range(before_seq, found.max() + 1)

@@ -105,6 +105,11 @@ class Log:
         for at in range(self._front, len(self.batches)):
             yield self.batches[at]
 
+    def batches_after(self, seq: int) -> Iterator[Batch]:
+        """Live batches that hold something above `seq`."""
+        for at in range(self.batch_from(seq + 1), len(self.batches)):
+            yield self.batches[at]
+
     # -- changing
 
     def append(self, batch: Batch) -> None:
