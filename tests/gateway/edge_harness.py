@@ -18,6 +18,9 @@ from gateway.http import Handler, Request, Response
 #: Nothing in these tests may take this long; it turns a hang into a failure.
 PATIENCE_S = 10.0
 
+#: A request id of our making: the life of the process and a number.
+OUR_REQUEST_ID = "[0-9a-f]{12}-[0-9a-f]+"
+
 
 class Recorder:
     """Echoes each request as JSON, and keeps it."""

@@ -10,6 +10,7 @@ import errno
 import random
 import resource
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -152,20 +153,21 @@ def test_a_lock_has_one_holder_until_it_is_closed(place: Place) -> None:
     disk.close(disk.lock(f"{root}/LOCK"))
 
 
-@pytest.fixture
-def small_files() -> Iterator[int]:
+@contextmanager
+def small_files() -> Iterator[None]:
+    """Around the one write alone: the limit holds for every file of the process, a log of it included."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
-    yield 10
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_write_that_is_cut_short_goes_on_until_it_is_whole_or_fails(
-    tmp_path: Path, small_files: int
-) -> None:
+def test_a_write_that_is_cut_short_goes_on_until_it_is_whole_or_fails(tmp_path: Path) -> None:
     disk = Disk()
     handle = disk.create(f"{tmp_path}/a")
-    with pytest.raises(OSError) as caught:
+    with pytest.raises(OSError) as caught, small_files():
         disk.pwritev(handle, [b"abcd", b"efgh", b"ijkl"], 0)
     assert caught.value.errno == errno.EFBIG
     assert disk.read_all(f"{tmp_path}/a") == b"abcdefghij"
