@@ -10,7 +10,7 @@ endif
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-PYTEST_ARGS ?= -q
+PYTEST_ARGS ?= -q -n 2 --dist loadfile
 ARGS ?=
 
 help: ## Show this.
