@@ -28,7 +28,7 @@ from shard.storage.snapshot import Snapshots
 from shard.storage.wal import Wal
 from streams import logs
 from streams.config import ChildArgs, Config, ConfigError
-from streams.protocol.records import RecordLimits
+from streams.protocol.appends import RecordLimits
 
 log = structlog.get_logger()
 

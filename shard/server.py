@@ -24,9 +24,9 @@ import trio
 
 from shard.engine import Engine
 from streams.protocol import requests, wire
+from streams.protocol.appends import RecordLimits
 from streams.protocol.commands import Records, Reply
 from streams.protocol.errors import NotReady, ShuttingDown, StreamsError
-from streams.protocol.records import RecordLimits
 
 log = structlog.get_logger()
 

@@ -15,11 +15,7 @@ import orjson
 from msgspec import Meta
 
 from streams.protocol import commands, wire
-from streams.protocol.boxes import NON_NEGATIVE_MAX, BoxPatch
-from streams.protocol.commands import Command, Match, Reply
-from streams.protocol.errors import InvalidRequest, StreamsError
-from streams.protocol.names import FENCING_TOKEN_BYTES_MAX, check_box_name, check_text, shown
-from streams.protocol.records import (
+from streams.protocol.appends import (
     SEQ_MAX,
     RecordLimits,
     check_idempotency_key,
@@ -28,6 +24,10 @@ from streams.protocol.records import (
     parse_append,
     parse_append_lines,
 )
+from streams.protocol.boxes import NON_NEGATIVE_MAX, BoxPatch
+from streams.protocol.commands import Command, Match, Reply
+from streams.protocol.errors import InvalidRequest, StreamsError
+from streams.protocol.names import FENCING_TOKEN_BYTES_MAX, check_box_name, check_text, shown
 
 DIFF_LIMIT_DEFAULT, DIFF_LIMIT_MAX = 256, 1000
 DIFF_BYTES_DEFAULT, DIFF_BYTES_MAX = 1024 * 1024, 8 * 1024 * 1024

@@ -29,9 +29,9 @@ from shard.storage.files import Disk
 from shard.storage.snapshot import Snapshots
 from shard.storage.wal import Wal
 from streams.protocol import wire
+from streams.protocol.appends import RecordLimits, parse_append
 from streams.protocol.commands import Append
 from streams.protocol.errors import OutcomeUnknown, ShardUnavailable
-from streams.protocol.records import RecordLimits, parse_append
 from streams.testing import Server, running_server
 from tests.support.crashing import Client, Writer, box_on, check_box, eventually
 

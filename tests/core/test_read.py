@@ -6,9 +6,9 @@ import pytest
 
 from shard.core import box as box_module
 from streams.protocol import commands
+from streams.protocol.appends import RecordLimits, parse_append
 from streams.protocol.commands import Match, Tombstone
 from streams.protocol.errors import BoxNotFound, InvalidRequest, NotFound
-from streams.protocol.records import RecordLimits, parse_append
 from tests.support.machines import Driver, records_of, seqs_of
 
 

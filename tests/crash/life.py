@@ -30,8 +30,9 @@ from shard.storage import frames
 from shard.storage.snapshot import Snapshots
 from shard.storage.wal import HEADER_BYTES, FrameParts, Wal
 from streams.protocol import commands
+from streams.protocol.appends import RecordLimits, parse_append
 from streams.protocol.errors import StreamsError
-from streams.protocol.records import Columns, RecordLimits, parse_append
+from streams.protocol.records import Columns
 from tests.crash.promises import LEVEL_OF, BoxBook, Level, Promises
 from tests.support.faultdisk import FaultDisk
 

@@ -12,10 +12,10 @@ import msgspec
 import pytest
 
 from streams.protocol import commands, wire
+from streams.protocol.appends import RecordLimits
 from streams.protocol.boxes import BoxConfig, BoxPatch, Timestamping
 from streams.protocol.commands import Match
 from streams.protocol.errors import BoxFull, InvalidRequest, StreamsError
-from streams.protocol.records import RecordLimits
 from streams.protocol.requests import (
     decode_command,
     encode_failure,

@@ -40,8 +40,9 @@ from shard.storage.segments import (
     verify_segment,
     write_segment,
 )
+from streams.protocol.appends import RecordLimits, parse_append
 from streams.protocol.commands import Match
-from streams.protocol.records import Batch, RecordLimits, parse_append, render
+from streams.protocol.records import Batch, render
 from tests.support.faultdisk import FaultDisk, sweep
 
 DIRECTORY = "/data/segments"

@@ -24,7 +24,8 @@ from shard.storage.segments import (
     verify_segment,
     write_segment,
 )
-from streams.protocol.records import Batch, RecordLimits, parse_append, render
+from streams.protocol.appends import RecordLimits, parse_append
+from streams.protocol.records import Batch, render
 from tests.support.faultdisk import MOMENTS, Crashed, FaultDisk, sweep
 
 DIRECTORY = "/data/segments"

@@ -18,10 +18,11 @@ from shard.core.changes import BatchAppended, Change, ShardState
 from shard.core.machine import Machine, Outcome
 from shard.storage import frames
 from streams.protocol import commands
+from streams.protocol.appends import RecordLimits, parse_append
 from streams.protocol.boxes import BoxPatch
 from streams.protocol.commands import Command
 from streams.protocol.errors import StreamsError
-from streams.protocol.records import Columns, RecordLimits, parse_append
+from streams.protocol.records import Columns
 
 #: `STREAMS_SWEEP=full` looks twenty times as far.
 SWEEP_FACTOR = 20 if os.environ.get("STREAMS_SWEEP") == "full" else 1
