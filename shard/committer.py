@@ -10,7 +10,7 @@ written at the latest. When a whole interval passes with nothing to do, a marker
 `wal.py`, proven-when-quiet).
 
 Rules of the file:
-  1. It knows frames and lsns, never a box. Plain threads: no trio, no lock; each counter has one writer.
+  1. It knows frames and lsns, never a box. It is plain threads, no trio; one lock, see `append_now`.
   2. Reports are handed to `post(callback, *args)`, which must be safe to call from any thread and not block.
   3. A failure is reported once. Afterwards nothing is written and nothing is reported, whatever is submitted.
 
@@ -41,6 +41,10 @@ GROUP_FRAMES_MAX = 1024
 #: A file that lasts for less than this is not followed by one full of zeros.
 _FAST_FILE_NS = 2_000_000_000
 
+#: What the engine's own thread may write at once: a copy of some 20 µs into the page cache. More is left to
+#: the commit thread, which writes beside the engine and not in its place.
+APPEND_NOW_BYTES_MAX = 32 << 10
+
 #: (frames, their bytes, sync, logged_matters)
 _Submission = tuple[Sequence[FrameParts], int, bool, bool]
 
@@ -65,6 +69,13 @@ class CommitterStatistics:
     fsync_ms_last: float
     logged_lsn: int
     durable_lsn: int
+
+
+class _Poke:
+    """Makes the commit thread look at its clock: something was written that it must sync in time."""
+
+
+_POKE = _Poke()
 
 
 class _Flush:
@@ -99,7 +110,9 @@ class Committer:
         self._group_bytes_max = group_bytes_max
         self._group_frames_max = group_frames_max
         #: A failure in here was met by the files thread and is handed on by the commit thread.
-        self._backlog: SimpleQueue[_Submission | _Flush | BaseException] = SimpleQueue()
+        self._backlog: SimpleQueue[_Submission | _Flush | _Poke | BaseException] = SimpleQueue()
+        #: Held by whoever is at the log. Only `append_now` ever finds it taken, and then it does not wait.
+        self._turn = threading.Lock()
         #: A number asks to release all files up to it, True for a spare to be ready, None ends the thread.
         self._file_work: SimpleQueue[int | bool | None] = SimpleQueue()
         self._commit_thread = threading.Thread(target=self._run, name="wal-commit", daemon=True)
@@ -111,9 +124,12 @@ class Committer:
         # Written by the files thread alone.
         self._prepared_ns = -_FAST_FILE_NS - 1
         # Written by the engine's thread alone.
+        self._submitted = 0
         self._submitted_bytes = 0
         # Written by the commit thread alone.
+        self._written = 0
         self._taken_bytes = 0
+        # Written by whoever has the turn.
         self._frames = 0
         self._groups = 0
         self._fsyncs = 0
@@ -144,8 +160,35 @@ class Committer:
         for frame in frames:
             for part in frame[3]:
                 size += len(part)
+        self._submitted += 1
         self._submitted_bytes += size
         self._backlog.put((frames, size, sync, logged_matters))
+
+    def append_now(self, frames: Sequence[FrameParts]) -> bool:
+        """Write frames that nobody waits to be synced, at once and in the calling thread, if the commit
+        thread has nothing to do. Whether it was done: then they are logged, and no report of it comes.
+
+        A hop to the commit thread and back costs two switches of threads, more than such a write itself. It
+        is the only place where two threads may want the log, hence the lock; nobody waits for it here.
+        """
+        size = sum(len(part) for frame in frames for part in frame[3])
+        if size > APPEND_NOW_BYTES_MAX or self._submitted != self._written:
+            return False
+        if not self._turn.acquire(blocking=False):
+            return False
+        try:
+            if self._failure is not None or not self._wal.has_room(len(frames), size):
+                return False
+            was_synced = not self._oldest_unsynced_ns
+            self._append(frames)
+            if was_synced:
+                self._backlog.put(_POKE)
+        except BaseException as failure:
+            self._failure = failure
+            self._post(self._on_failed, failure)
+        finally:
+            self._turn.release()
+        return self._failure is None
 
     def release(self, number: int) -> None:
         """Drop all log files up to this number, in the background. May be asked twice."""
@@ -193,9 +236,10 @@ class Committer:
             self._commit_until_stopped()
         except BaseException as failure:
             # Not only OSError: whatever ends this thread must end the shard, or writers would wait for ever.
-            self._failure = failure
             try:
-                self._post(self._on_failed, failure)
+                if self._failure is None:  # else `append_now` has said so
+                    self._failure = failure
+                    self._post(self._on_failed, failure)
             finally:
                 self._refuse_until_stopped()
 
@@ -203,16 +247,20 @@ class Committer:
         ended = False
         while not ended:
             if self._held is not None:
-                ended = self._settle_held(self._held)
+                with self._turn:
+                    ended = self._settle_held(self._held)
                 continue
             try:
                 item = self._backlog.get(timeout=self._wait_s())
             except Empty:
-                self._use_the_pause()
+                with self._turn:
+                    self._use_the_pause()
                 continue
             if isinstance(item, tuple):
-                self._commit_group(item)
-            else:
+                with self._turn:
+                    self._commit_group(item)
+            elif item is not _POKE:
+                assert not isinstance(item, _Poke)
                 self._held = item
 
     def _settle_held(self, item: _Flush | BaseException) -> bool:
@@ -244,24 +292,30 @@ class Committer:
         frames, size, sync, logged_matters = first
         backlog = self._backlog
         group = frames
+        submissions = 1
         if backlog.qsize():
             group = list(frames)
             while size < self._group_bytes_max and len(group) < self._group_frames_max and backlog.qsize():
                 item = backlog.get_nowait()
+                if isinstance(item, _Poke):
+                    continue
                 if not isinstance(item, tuple):
                     self._held = item
                     break
+                submissions += 1
                 group += item[0]
                 size += item[1]
                 sync = sync or item[2]
                 logged_matters = logged_matters or item[3]
-        self._write(group, size)
+        self._append(group)
+        self._taken_bytes += size
+        self._written += submissions
         if logged_matters:
             self._post(self._on_logged, self._wal.logged_lsn, self.append_ms_last)
         if sync or monotonic_ns() - self._oldest_unsynced_ns >= self._sync_interval_ns:
             self._sync()
 
-    def _write(self, group: Sequence[FrameParts], size: int) -> None:
+    def _append(self, group: Sequence[FrameParts]) -> None:
         wal = self._wal
         rotations = wal.rotations
         started_ns = monotonic_ns()
@@ -269,7 +323,6 @@ class Committer:
         ended_ns = monotonic_ns()
         self.append_ms_last = (ended_ns - started_ns) / 1e6
         self._oldest_unsynced_ns = self._oldest_unsynced_ns or started_ns
-        self._taken_bytes += size
         self._frames += len(group)
         self._groups += 1
         if wal.rotations != rotations:

@@ -190,13 +190,16 @@ class Engine:
         self._staged_logged_matters = self._staged_logged_matters or not outcome.until_durable
 
     def flush(self) -> None:
-        """Hands over what one wake-up has staged: one submission, one wake of the committer's thread."""
-        if self._staged:
-            self._committer.submit(
-                self._staged, sync=self._staged_sync, logged_matters=self._staged_logged_matters
-            )
-            self._staged = []
-            self._staged_sync = self._staged_logged_matters = False
+        """Logs what one wake-up has staged: a little of it at once, more through the committer's thread."""
+        if not self._staged:
+            return
+        staged, sync, logged_matters = self._staged, self._staged_sync, self._staged_logged_matters
+        self._staged = []
+        self._staged_sync = self._staged_logged_matters = False
+        if not sync and self._committer.append_now(staged):
+            self._on_logged(staged[-1][2], self._committer.append_ms_last)
+        else:
+            self._committer.submit(staged, sync=sync, logged_matters=logged_matters)
 
     # -- reports of the committer, in this thread
 

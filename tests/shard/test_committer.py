@@ -15,7 +15,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from shard.committer import CommitFailed, Committer
+from shard.committer import APPEND_NOW_BYTES_MAX, CommitFailed, Committer
 from shard.storage.files import Disk, DiskLike
 from shard.storage.wal import HEADER_BYTES, FrameParts, Wal
 from tests.support.faultdisk import MOMENTS, Crashed, FaultDisk
@@ -327,3 +327,68 @@ def test_stopping_twice_and_without_work_is_fine(desk: Callable[..., Desk]) -> N
     one.committer.stop()
     assert one.rest() == []
     assert "stopped" in repr(one.committer)
+
+
+# Writing in the caller's own thread.
+
+
+def idle(one: Desk) -> Desk:
+    """With one durable frame, and the commit thread back at its backlog."""
+    one.submit(b"a", sync=True)
+    one.committer.flush()
+    with one.committer._turn:  # it lets go of the log only after its last report
+        one.rest()
+    return one
+
+
+def now(one: Desk, *contents: bytes) -> bool:
+    frames: list[FrameParts] = [(1, 1, one.lsn + at, [text]) for at, text in enumerate(contents, 1)]
+    done = one.committer.append_now(frames)
+    one.lsn += len(contents) if done else 0
+    return done
+
+
+def test_what_is_written_at_once_is_logged_on_return_and_synced_in_time(desk: Callable[..., Desk]) -> None:
+    one = idle(desk(sync_interval_ms=20))
+    assert now(one, b"b", b"c")
+    assert one.wal.logged_lsn == 3
+    assert one.next() == ("durable", 3)
+    one.submit(b"d", sync=True)
+    assert [one.next(), one.next()] == [("logged", 4), ("durable", 4)]
+
+
+def test_nothing_is_written_at_once_while_the_thread_is_at_the_log_or_has_work(
+    desk: Callable[..., Desk],
+) -> None:
+    disk = GatedDisk()
+    one = idle(desk(disk))
+    disk.armed = True
+    one.submit(b"b", sync=True)
+    assert disk.reached.wait(PATIENCE_S)
+    assert not now(one, b"c")
+    one.submit(b"c", sync=False)
+    assert not now(one, b"d")
+    disk.armed = False
+    disk.gate.set()
+    one.committer.flush()
+    assert one.wal.durable_lsn == 3
+
+
+def test_a_lot_or_more_than_the_file_holds_is_left_to_the_thread(desk: Callable[..., Desk]) -> None:
+    one = idle(desk())
+    assert not now(one, bytes(APPEND_NOW_BYTES_MAX + 1))
+    assert not now(one, bytes(FILE_BYTES - HEADER_BYTES))
+    assert one.wal.logged_lsn == 1
+
+
+def test_a_failed_write_at_once_is_reported_once_and_ends_everything(desk: Callable[..., Desk]) -> None:
+    disk = FaultDisk("/data")
+    one = idle(desk(disk))
+    disk.fail_next("pwritev", OSError(errno.EIO, "failed"))
+    assert not now(one, b"b")
+    assert [kind for kind, _ in one.rest()] == ["failed"]
+    assert not now(one, b"b")
+    one.submit(b"b", sync=True)
+    with pytest.raises(CommitFailed):
+        one.committer.stop()
+    assert one.rest() == []
