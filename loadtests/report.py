@@ -69,7 +69,18 @@ def verdict(row: dict[str, Any]) -> str:
         return "info"
     if row["meets_aim"]:
         return "aim"
-    return "floor" if row["meets_floor"] else "BELOW FLOOR"
+    if row["meets_floor"]:
+        return "floor"
+    return "floor for this speed" if _meets_floor_for_its_speed(row) else "BELOW FLOOR"
+
+
+def _meets_floor_for_its_speed(row: dict[str, Any]) -> bool:
+    """Whether a figure that misses its floor would meet it on a machine at full speed. All that these rows
+    measure is the work of processors, so the figure is scaled by how fast they were just then."""
+    figure, speed, floor = row["figure"], row["speed"], row["floor"]
+    if not speed or speed >= 1:
+        return False
+    return bool(figure * speed <= floor if row["better"] == "less" else figure / speed >= floor)
 
 
 def cells(row: dict[str, Any]) -> tuple[str, ...]:
@@ -132,6 +143,7 @@ def _show_rich(table: list[tuple[str, ...]]) -> None:
     colours = {
         "aim": "green",
         "floor": "yellow",
+        "floor for this speed": "yellow",
         "BELOW FLOOR": "bold red",
         "failed": "bold red",
         "info": "dim",

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtests import machine, rows
+from loadtests import machine, report, rows
 from loadtests.generator import append_body, record_text
 
 ROOT = Path(__file__).parents[2]
@@ -75,3 +75,20 @@ def test_a_busy_machine_and_a_disk_in_ram_are_warned_about() -> None:
     assert "0.50" in machine.warnings_of(quiet | {"speed": 0.5})[0]
     assert "busy" in machine.warnings_of(quiet | {"cores_used_by_others": 1.0})[0]
     assert "tmpfs" in machine.warnings_of(quiet | {"filesystem": "tmpfs"})[0]
+
+
+@pytest.mark.parametrize(
+    ("better", "figure", "speed", "expected"),
+    [
+        ("more", 6_000.0, 0.5, "floor for this speed"),
+        ("more", 4_000.0, 0.5, "BELOW FLOOR"),
+        ("more", 9_000.0, 1.0, "BELOW FLOOR"),
+        ("less", 15_000.0, 0.5, "floor for this speed"),
+        ("less", 25_000.0, 0.5, "BELOW FLOOR"),
+    ],
+)
+def test_a_floor_missed_on_a_slow_machine_says_so(
+    better: str, figure: float, speed: float, expected: str
+) -> None:
+    row = {"figure": figure, "floor": 10_000.0, "meets_aim": False, "meets_floor": False, "better": better}
+    assert report.verdict(row | {"speed": speed}) == expected
