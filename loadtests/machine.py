@@ -38,7 +38,7 @@ REFERENCE_NS = 155.0
 
 
 def speed(seconds: float = 0.1) -> float:
-    """How fast this machine is just now, as a share of the one that floors and aims were set on.
+    """How fast this machine is just now, as a share of the best seen on one of its kind.
 
     A virtual machine's cores run at half their speed whenever its neighbours are busy, which no load average
     shows. The test is a piece of what a shard does: decoding a write of 1000 records into raw values.
@@ -69,7 +69,7 @@ def warnings_of(machine: dict[str, Any]) -> list[str]:
         )
     if machine["speed"] < 0.8:
         found.append(
-            f"the machine runs at {machine['speed']:.2f} of the speed that floors and aims were set at; "
+            f"the machine runs at {machine['speed']:.2f} of the best speed seen on one of its kind; "
             "its neighbours are busy, or it is a slower one"
         )
     if machine["filesystem"] in RAM_FILESYSTEMS:
