@@ -75,8 +75,8 @@ def verdict(row: dict[str, Any]) -> str:
 
 
 def _meets_floor_for_its_speed(row: dict[str, Any]) -> bool:
-    """Whether a figure that misses its floor would meet it if it grew in step with the machine's speed. That is
-    an estimate, not a measurement, and none at all for rows that wait for the disk."""
+    """Whether a figure that misses its floor would meet it if it grew in step with the machine's speed. That
+    is an estimate, not a measurement, and none at all for rows that wait for the disk."""
     figure, speed, floor = row["figure"], row["speed"], row["floor"]
     if not speed or speed >= 1 or "fsync" in row["key"]:
         return False
