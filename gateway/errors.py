@@ -35,10 +35,19 @@ STATUS_OF: dict[str, int] = {
     "not_ready": 503,
     "shutting_down": 503,
     "shard_unavailable": 503,
+    "cold_store_unavailable": 503,
+    "data_damaged": 503,
 }
 
 #: Seconds a client is asked to wait, for the codes whose answer must say so.
-RETRY_AFTER_S: dict[str, int] = {"throttled": 1, "not_ready": 1, "shutting_down": 2, "shard_unavailable": 1}
+RETRY_AFTER_S: dict[str, int] = {
+    "throttled": 1,
+    "not_ready": 1,
+    "shutting_down": 2,
+    "shard_unavailable": 1,
+    "cold_store_unavailable": 5,
+    "data_damaged": 60,
+}
 
 
 def error_response(

@@ -14,21 +14,27 @@ import sys
 import time
 import uuid
 from functools import partial
+from typing import TYPE_CHECKING
 
 import structlog
 import trio
 
 from shard.committer import CommitFailed
 from shard.core.machine import Machine
-from shard.engine import Engine
+from shard.core.upkeep import HotPolicy, SealPolicy
+from shard.engine import Engine, EngineSettings
 from shard.recovery import Progress, Recovered, recover
 from shard.server import Server
 from shard.storage.files import Corrupt, Disk
 from shard.storage.snapshot import Snapshots
+from shard.storage.store import SegmentStore
 from shard.storage.wal import Wal
 from streams import logs
 from streams.config import ChildArgs, Config, ConfigError
 from streams.protocol.appends import RecordLimits
+
+if TYPE_CHECKING:
+    from shard.storage.cold import ColdStore
 
 log = structlog.get_logger()
 
@@ -62,6 +68,27 @@ def limits_of(config: Config) -> RecordLimits:
     )
 
 
+def engine_settings(config: Config) -> EngineSettings:
+    return EngineSettings(
+        sync_interval_ms=config.sync_interval_ms,
+        snapshot_wal_bytes=config.snapshot_wal_bytes,
+        snapshot_interval_ms=config.snapshot_interval_ms,
+        seal=SealPolicy(config.segment_max_events, config.segment_max_bytes, config.segment_max_age_ms),
+        hot=HotPolicy(config.hot_retain_segments, config.hot_retain_bytes),
+        cache_bytes=config.cache_bytes,
+        upkeep_bytes_per_s=config.upkeep_bytes_per_s,
+        wal_file_bytes=config.wal_file_bytes,
+    )
+
+
+def open_cold_store(location: str, disk: Disk) -> ColdStore | None:
+    if not location:
+        return None
+    from shard.storage.cold import open_cold  # brings obstore along, which takes a while to import
+
+    return open_cold(location, disk)
+
+
 class Shard:
     def __init__(self, arguments: ChildArgs) -> None:
         config = arguments.config
@@ -73,9 +100,15 @@ class Shard:
         disk.fsync_dir(str(config.data_dir))
         # A shard's share of the server's limit, rounded up: boxes spread evenly over slots.
         boxes_max = -(-config.max_boxes // config.shards) if config.max_boxes else 0
-        self._machine = Machine(boxes_max=boxes_max)
+        self._machine = Machine(
+            boxes_max=boxes_max,
+            shard=arguments.index,
+            due_records=config.segment_max_events,
+            due_bytes=config.segment_max_bytes,
+        )
         self._wal = Wal(disk, f"{directory}/wal", file_bytes=config.wal_file_bytes)
         self._snapshots = Snapshots(disk, f"{directory}/snapshot")
+        self._store = SegmentStore(disk, f"{directory}/segments", open_cold_store(config.cold_dir, disk))
         self._server = Server(socket.socket(fileno=arguments.listen_fds[0]), limits_of(config))
         self._server.describe = self._describe
 
@@ -117,7 +150,7 @@ class Shard:
 
     async def _recover(self, stopping: trio.Event) -> Recovered | None:
         began, told = trio.current_time(), 0.0
-        for step in recover(self._machine, self._wal, self._snapshots):
+        for step in recover(self._machine, self._wal, self._snapshots, self._store.open):
             if isinstance(step, Progress):
                 self._server.progress = step.ratio
                 if trio.current_time() - told > 0.2:
@@ -147,11 +180,12 @@ class Shard:
             self._machine,
             self._wal,
             self._snapshots,
+            self._store,
             now_ms=now_ms,
-            sync_interval_ms=self._config.sync_interval_ms,
-            snapshot_wal_bytes=self._config.snapshot_wal_bytes,
+            settings=engine_settings(self._config),
             needs_lsn=found.needs_lsn,
         )
+        self._store.remove_leftovers()
         gc.collect()
         gc.freeze()
         gc.set_threshold(100_000, 50, 100)

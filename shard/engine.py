@@ -5,7 +5,9 @@
                  reply ── waits for its lsn ◄──┴── logged(lsn), durable(lsn)
 
 A reply that waits is parked under its lsn and goes out when the committer reports it. A read that has
-nothing yet is parked under its box and asked again when the box shows more, or when its time is up.
+nothing yet is parked under its box and asked again when the box shows more, or when its time is up. A command
+that needs what is not in memory is handled again when the fetcher has brought it in; later writes to its box
+wait for it, so that writes keep their order.
 
 Rules of the file
 - Nothing here decides what a command means; nothing here touches a file but through the committer and the
@@ -13,27 +15,35 @@ Rules of the file
 - When the committer fails, the shard ends: nothing is answered any more, because nothing is known any more.
 
 Bounds: parked replies and reads are at most as many as requests in flight, which the links and fronts bound.
-The backlog of the committer is bounded by `is_congested`: servers stop reading while it lasts.
+The backlog of the committer and the unsealed batches are bounded by `is_congested`: servers stop reading
+while it lasts.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
+from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from functools import partial
+from typing import NamedTuple, Protocol
 
 import msgspec
 import structlog
 import trio
 
+from shard.cache import PayloadCache
 from shard.committer import Committer, CommitterStatistics
 from shard.core.changes import ShardState
-from shard.core.machine import Machine, Outcome
+from shard.core.machine import Machine, Missing, Outcome
+from shard.core.upkeep import HotPolicy, SealPolicy
+from shard.fetcher import READ_BYTES, Done, Fetcher
 from shard.storage import frames
 from shard.storage.snapshot import Snapshots
+from shard.storage.store import Name, SegmentStore
 from shard.storage.wal import FrameParts, Wal
-from streams.protocol.commands import Command, Diff, Reply
+from shard.upkeep import Upkeep
+from streams.protocol.commands import Command, Diff, GetRecord, GetState, GetTail, ListBoxes, Reply
 from streams.protocol.errors import StreamsError
 
 log = structlog.get_logger()
@@ -41,6 +51,16 @@ log = structlog.get_logger()
 #: Bytes handed to the committer and not yet in the file. At 500 MB/s this is about a tenth of a second.
 _CONGESTED_BYTES = 48 * 1024 * 1024
 _RELIEVED_BYTES = 16 * 1024 * 1024
+
+#: Unsealed batches may take this much more memory than they should before writers are held up.
+_UNSEALED_FACTOR = 2
+
+#: Log that is kept although a snapshot covers it, for batches that are not sealed: this many times what makes
+#: a snapshot due. Beyond it they are sealed, or written to the log again.
+_PINNED_FACTOR = 2
+_PINNED_FILES_MIN = 4
+
+_READS = (Diff, GetRecord, GetState, GetTail, ListBoxes)
 
 #: The longest the shard goes without looking at its clock.
 _TICK_S_MAX = 1.0
@@ -56,6 +76,17 @@ class Ticket(Protocol):
 _Parked = tuple[int, int, Ticket, Reply | StreamsError]
 
 
+class EngineSettings(NamedTuple):
+    sync_interval_ms: int = 50
+    snapshot_wal_bytes: int = 256 << 20
+    snapshot_interval_ms: int = 60_000
+    seal: SealPolicy = SealPolicy(10_000, 64 << 20, 3_600_000)
+    hot: HotPolicy = HotPolicy(4, 0)
+    cache_bytes: int = 256 << 20
+    upkeep_bytes_per_s: int = 64 << 20
+    wal_file_bytes: int = 64 << 20
+
+
 class _WaitingRead(msgspec.Struct, eq=False):
     command: Diff
     ticket: Ticket
@@ -69,17 +100,17 @@ class Engine:
         machine: Machine,
         wal: Wal,
         snapshots: Snapshots,
+        store: SegmentStore,
         *,
         now_ms: Callable[[], int],
-        sync_interval_ms: int,
-        snapshot_wal_bytes: int,
+        settings: EngineSettings,
         needs_lsn: int = 0,
     ) -> None:
         self.machine = machine
         self._wal = wal
         self._snapshots = snapshots
         self._now_ms = now_ms
-        self._snapshot_wal_bytes = snapshot_wal_bytes
+        self._settings = settings
         self._token = trio.lowlevel.current_trio_token()
         self._committer = Committer(
             wal,
@@ -87,7 +118,24 @@ class Engine:
             on_logged=self._on_logged,
             on_durable=self._on_durable,
             on_failed=self._on_failed,
-            sync_interval_ms=sync_interval_ms,
+            sync_interval_ms=settings.sync_interval_ms,
+        )
+        self._cache = PayloadCache(settings.cache_bytes)
+        self._fetcher = Fetcher(machine, store, self._cache, post=self._token.run_sync_soon)
+        #: Writes to a box of which one waits for the fetcher, in the order in which they came.
+        self._behind: dict[str, deque[tuple[Command, Ticket]]] = {}
+        self._upkeep = Upkeep(
+            machine,
+            store,
+            self._cache,
+            settings.seal,
+            settings.hot,
+            now_ms=now_ms,
+            log_outcome=self._log_upkeep,
+            wait_durable=self.wait_durable,
+            pinned_lsn=self._pinned_lsn,
+            unsealed_bytes_max=settings.cache_bytes,
+            bytes_per_s=settings.upkeep_bytes_per_s,
         )
         #: Frames of this wake-up that the committer does not have yet, and what their waiters need.
         self._staged: list[FrameParts] = []
@@ -111,8 +159,11 @@ class Engine:
         self.after_answers: Callable[[], None] = lambda: None
         self._snapshot_wanted = trio.Event()
         self._bytes_at_snapshot = 0
-        #: For the snapshots on disk, oldest first: the oldest lsn each one needs.
+        self._lsn_at_snapshot = 0
+        #: For the snapshots on disk, oldest first: the oldest lsn each one needs, and the segments it names
+        #: (None when that is not known: a snapshot of an earlier life).
         self._needs = [0, needs_lsn]
+        self._named: list[set[Name] | None] = [None, None]
 
     def __repr__(self) -> str:
         parked = len(self._until_logged) + len(self._until_durable)
@@ -125,6 +176,7 @@ class Engine:
     ) -> None:
         """Starts the committer and a life of the shard; then keeps time and takes snapshots."""
         self._committer.start()
+        self._fetcher.start()
         outcome = self.machine.start(boot_id=boot_id, now_ms=self._now_ms())
         self._log(outcome, sync=True)
         self.flush()
@@ -134,6 +186,7 @@ class Engine:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._keep_time)
             nursery.start_soon(self._keep_snapshots)
+            nursery.start_soon(self._keep_segments)
             task_status.started()
 
     async def stop(self) -> None:
@@ -143,6 +196,7 @@ class Engine:
         self.flush()
         if await self.wait_durable(outcome.waits_for_lsn):
             await self._take_snapshot()
+        self._fetcher.stop()
         await trio.to_thread.run_sync(self._committer.stop)
 
     def statistics(self) -> CommitterStatistics:
@@ -152,7 +206,10 @@ class Engine:
 
     @property
     def is_congested(self) -> bool:
-        return self._committer.backlog_bytes > _CONGESTED_BYTES
+        return (
+            self._committer.backlog_bytes > _CONGESTED_BYTES
+            or self.machine.unsealed_bytes > _UNSEALED_FACTOR * self._settings.cache_bytes
+        )
 
     async def wait_relieved(self) -> None:
         if self.is_congested:
@@ -162,17 +219,55 @@ class Engine:
     def submit(self, command: Command, ticket: Ticket) -> None:
         """Handles a command. The ticket is answered now or when the reply's promise is kept. Whoever submits
         calls `flush` when it has no more for now."""
+        if self._behind and not isinstance(command, _READS) and command.box in self._behind:
+            self._behind[command.box].append((command, ticket))
+            return
         now_ms = self._now_ms()
         outcome = self.machine.handle(command, now_ms)
         if outcome.changes:
             self._log(outcome, sync=outcome.until_durable)
-        if outcome.reply is None:
+        if outcome.needs:
+            self._fetch(command, ticket, outcome.needs[0])
+        elif outcome.reply is None:
             assert isinstance(command, Diff)
             self._park_read(_WaitingRead(command, ticket, now_ms + command.wait_ms))
         else:
             self._settle(outcome, outcome.reply, ticket)
         if outcome.wakes:
             self._wake(outcome.wakes)
+
+    # -- commands that need what is not in memory
+
+    def _fetch(self, command: Command, ticket: Ticket, missing: Missing) -> None:
+        if isinstance(command, _READS):
+            done = partial(self._read_again, command, ticket)
+        else:
+            self._behind.setdefault(command.box, deque())
+            done = partial(self._write_again, command, ticket)
+        self._bring_in(missing, command.max_bytes if isinstance(command, Diff) else 0, done)
+
+    def _bring_in(self, missing: Missing, bytes_wanted: int, done: Done) -> None:
+        self._fetcher.fetch(missing, max(READ_BYTES, bytes_wanted), done)
+
+    def _read_again(self, command: Command, ticket: Ticket, error: StreamsError | None) -> None:
+        if error is not None:
+            ticket.answer(error, 0.0, 0.0)
+        else:
+            self.submit(command, ticket)
+        self._after_report([])
+
+    def _write_again(self, command: Command, ticket: Ticket, error: StreamsError | None) -> None:
+        assert not isinstance(command, ListBoxes)
+        behind = self._behind.pop(command.box)
+        if error is not None:
+            ticket.answer(error, 0.0, 0.0)
+        else:
+            self.submit(command, ticket)
+        while behind and command.box not in self._behind:
+            self.submit(*behind.popleft())
+        if behind:  # one of them has to wait in its turn, and the rest stays behind it
+            self._behind[command.box].extend(behind)
+        self._after_report([])
 
     def _settle(self, outcome: Outcome, reply: Reply | StreamsError, ticket: Ticket) -> None:
         lsn = outcome.waits_for_lsn
@@ -218,7 +313,7 @@ class Engine:
         self._after_report(woken)
         self._durable_changed.set()
         self._durable_changed = trio.Event()
-        if self._wal.bytes_written - self._bytes_at_snapshot >= self._snapshot_wal_bytes:
+        if self._wal.bytes_written - self._bytes_at_snapshot >= self._settings.snapshot_wal_bytes:
             self._snapshot_wanted.set()
 
     def _on_failed(self, error: BaseException) -> None:
@@ -234,7 +329,11 @@ class Engine:
         if woken and self._reads:
             self._wake(woken)
         self.flush()
-        if not self._relieved.is_set() and self._committer.backlog_bytes < _RELIEVED_BYTES:
+        if (
+            not self._relieved.is_set()
+            and self._committer.backlog_bytes < _RELIEVED_BYTES
+            and not self.is_congested
+        ):
             self._relieved.set()
         self.after_answers()
 
@@ -261,11 +360,23 @@ class Engine:
         outcome = self.machine.handle(command, self._now_ms())
         if outcome.changes:
             self._log(outcome, sync=outcome.until_durable)
+        if outcome.needs:
+            self._bring_in(outcome.needs[0], command.max_bytes, partial(self._read_on, read, command))
+            return True
         if outcome.reply is None:
             return False
         read.done = True
         self._settle(outcome, outcome.reply, read.ticket)
         return True
+
+    def _read_on(self, read: _WaitingRead, command: Diff, error: StreamsError | None) -> None:
+        """A read that waited for more has what it needs of it."""
+        if error is not None:
+            read.done = True
+            read.ticket.answer(error, 0.0, 0.0)
+        elif not self._try_read(read, command):  # what there was is gone again
+            self._reads.setdefault(command.box, []).append(read)
+        self._after_report([])
 
     # -- time
 
@@ -292,6 +403,8 @@ class Engine:
             self._log(outcome, sync=False)
         if outcome.wakes:
             self._wake(outcome.wakes)
+        for missing in outcome.needs:  # the next tick will find it
+            self._bring_in(missing, 0, _ignore)
         while self._read_deadlines and self._read_deadlines[0][0] <= now_ms:
             _, _, read = heapq.heappop(self._read_deadlines)
             if not read.done:
@@ -315,8 +428,11 @@ class Engine:
 
     async def _keep_snapshots(self) -> None:
         while True:
-            await self._snapshot_wanted.wait()
+            with trio.move_on_after(self._settings.snapshot_interval_ms / 1000):
+                await self._snapshot_wanted.wait()
             self._snapshot_wanted = trio.Event()
+            if self.machine.lsn == self._lsn_at_snapshot and self._named[0] == self._named[1]:
+                continue  # nothing has changed, and no segment waits for the older snapshot to go
             try:
                 await self._take_snapshot()
             except OSError as error:  # a disk that cannot keep a snapshot cannot be trusted with the log
@@ -326,11 +442,16 @@ class Engine:
     async def _take_snapshot(self) -> None:
         """State now, on disk once all of it is durable in the log; then old log files may go."""
         state = self.machine.snapshot()
+        named = set(map(Name.of, self.machine.segments()))
         self._bytes_at_snapshot = self._wal.bytes_written
+        self._lsn_at_snapshot = state.lsn
         if not await self.wait_durable(state.lsn):
             return
         await trio.to_thread.run_sync(self._write_snapshot, state)
         self._needs = [self._needs[-1], state.needs_lsn]
+        self._named = [self._named[-1], named]
+        if self._named[0] is not None:
+            self._upkeep.sweep(self._named[0] | named)
         # The older snapshot must stay usable too, should the newer one turn out to be damaged.
         needed_lsn = min(self._needs)
         through = 0
@@ -341,8 +462,32 @@ class Engine:
         if through:
             self._committer.release(through)
 
+    # -- segments
+
+    async def _keep_segments(self) -> None:
+        try:
+            await self._upkeep.run()
+        except OSError as error:  # the same disk as the log's
+            self._on_failed(error)
+
+    def _log_upkeep(self, outcome: Outcome) -> None:
+        self._log(outcome, sync=False)
+        self.flush()
+        if not self._relieved.is_set():
+            self._after_report([])
+
+    def _pinned_lsn(self) -> int:
+        """Log up to here should not be needed any more."""
+        kept = _PINNED_FACTOR * self._settings.snapshot_wal_bytes // self._settings.wal_file_bytes
+        files = self._wal.files()[: -max(_PINNED_FILES_MIN, kept)]
+        return files[-1].last_lsn if files else 0
+
     def _write_snapshot(self, state: ShardState) -> None:
         self._snapshots.write(state.lsn, frames.encode_state(state))
+
+
+def _ignore(error: StreamsError | None) -> None:
+    """For what is fetched ahead of need: whoever needs it will be told."""
 
 
 async def _first_of(event: trio.Event, scope: trio.CancelScope) -> None:

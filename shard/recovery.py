@@ -10,11 +10,13 @@ It is a generator so that its caller can answer "not ready yet, this far" betwee
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from shard.core.changes import BatchAppended, Change
+from shard.core.box import Box
+from shard.core.changes import BatchAppended, BatchKept, Change, SegmentFacts
 from shard.core.machine import Machine
+from shard.core.sealed import Segment
 from shard.storage import frames
 from shard.storage.files import Corrupt
 from shard.storage.snapshot import Snapshots
@@ -22,6 +24,11 @@ from shard.storage.wal import Frame, Wal
 
 #: Frames and bytes between two reports: a few milliseconds of work.
 _STEP_FRAMES, _STEP_BYTES = 512, 2 * 1024 * 1024
+_STEP_SEGMENTS = 64
+
+
+#: Reads from its file what is kept in memory of a segment.
+OpenSegment = Callable[[int, SegmentFacts], Segment]
 
 
 class Progress(NamedTuple):
@@ -44,15 +51,22 @@ class Recovered(NamedTuple):
     skipped_snapshots: list[str]
 
 
-def recover(machine: Machine, wal: Wal, snapshots: Snapshots) -> Iterator[Progress | Recovered]:
+def recover(
+    machine: Machine, wal: Wal, snapshots: Snapshots, open_segment: OpenSegment
+) -> Iterator[Progress | Recovered]:
     """Yields how far it is, and at last what it found. The log is open for writing afterwards."""
     loaded = snapshots.load_newest()
     snapshot_lsn = needs_lsn = 0
-    wanted = {}
+    wanted: dict[int, Box | None] = {}
     if loaded is not None:
         state = frames.decode_state(loaded.content)
         snapshot_lsn, needs_lsn = loaded.lsn, state.needs_lsn
-        wanted = machine.restore(state)
+        named = machine.restore(state)
+        wanted = dict(named.batches)
+        for number, (owner, facts) in enumerate(named.segments):
+            owner.log.attach(open_segment(owner.generation, facts), facts.dead)
+            if number % _STEP_SEGMENTS == 0:
+                yield Progress(0, 1)
     applied = since_frames = since_bytes = read_bytes = 0
     hydrating = True
     for frame in wal.scan(snapshot_lsn=snapshot_lsn):
@@ -62,8 +76,8 @@ def recover(machine: Machine, wal: Wal, snapshots: Snapshots) -> Iterator[Progre
             box = wanted.pop(frame.lsn, None)
             if box is not None:
                 change = _decode(wal, frame)
-                assert isinstance(change, BatchAppended), (
-                    "a snapshot names batches by the lsn of their append"
+                assert isinstance(change, BatchAppended | BatchKept), (
+                    "a snapshot names batches by the lsn of the frame that holds them"
                 )
                 change.batch.lsn = frame.lsn
                 box.log.hydrate(change.batch)

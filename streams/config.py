@@ -222,6 +222,63 @@ class Config:
         least=4096,
         most=1 << 40,
     )
+    snapshot_interval_ms: int = _setting(
+        "ms",
+        60_000,
+        "A shard in which anything changed takes a snapshot this long after the last one.",
+        least=100,
+        most=86_400_000,
+    )
+    segment_max_events: int = _setting(
+        "count",
+        10_000,
+        "A box with this many unsealed records has them moved from the log into a segment file.",
+        least=1,
+        most=10**9,
+    )
+    segment_max_bytes: int = _setting(
+        "bytes",
+        64 << 20,
+        "The same by size; a segment file holds no more than about this.",
+        least=1024,
+        most=_FRAME_BYTES_MAX,
+    )
+    segment_max_age_ms: int = _setting(
+        "ms",
+        3_600_000,
+        "The same by age, for boxes with 64 KiB or more unsealed; smaller ones wait for more.",
+        least=100,
+        most=30 * 86_400_000,
+    )
+    cache_bytes: int = _setting(
+        "bytes",
+        256 << 20,
+        "Memory of each shard for records that are in segment files; and about as much for unsealed ones.",
+        least=64 << 10,
+        most=1 << 44,
+    )
+    cold_dir: str = _setting(
+        "text",
+        "",
+        "Where older segments go: a folder, or an object store (s3://, gs://, az://). Keys for it come from "
+        "the environment.",
+        default_shown="unset",
+    )
+    hot_retain_segments: int = _setting(
+        "count",
+        4,
+        "Newest segments of each box that stay on this disk when there is a cold store.",
+        most=10**9,
+    )
+    hot_retain_bytes: int = _setting(
+        "bytes", 0, "And at least this much of each box stays here.", most=1 << 50
+    )
+    upkeep_bytes_per_s: int = _setting(
+        "bytes",
+        64 << 20,
+        "How fast each shard seals and rewrites segments while there is no hurry; 0 is no limit.",
+        most=1 << 40,
+    )
     drain_ms: int = _setting(
         "ms", 10_000, "How long requests under way may take to finish when the server stops.", most=600_000
     )

@@ -12,12 +12,14 @@ Invariants
 from __future__ import annotations
 
 from array import array
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from pyroaring import BitMap64
 
 from shard.core import changes
 from shard.core.log import Hole, Log
+from shard.core.sealed import Segment, TagsNotLoaded
 from shard.core.tags import Tags
 from streams.protocol.boxes import BoxConfig
 from streams.protocol.commands import Append, Diff, Match, Records, Tombstone
@@ -47,17 +49,20 @@ class Key(NamedTuple):
 
 class Box:
     __slots__ = (
+        "compacted_seq",
         "config",
         "config_lsn",
         "created_ms",
         "emptied_ms",
         "fencing_token",
         "floor_lsn",
+        "found_tags",
         "generation",
         "keys",
         "last_append_ms",
         "last_lsn",
         "last_read_ms",
+        "last_serial",
         "log",
         "name",
         "reserved_durable_seq",
@@ -65,6 +70,7 @@ class Box:
         "reserved_seq",
         "staged_durable_lsn",
         "tags",
+        "unsealed_since_ms",
     )
 
     def __init__(
@@ -75,7 +81,13 @@ class Box:
         self.config = config
         self.created_ms = created_ms
         self.log = Log()
+        #: Of the unsealed batches; those of a segment are in its file.
         self.tags = Tags()
+        #: What was looked up in tag indexes of segments for a deletion that is about to be asked again:
+        #: (serial, match) -> (seqs, their bytes).
+        self.found_tags: dict[tuple[int, Match], tuple[Sequence[int], Sequence[int]]] = {}
+        #: The greatest number that a segment of this box was given.
+        self.last_serial = 0
         self.fencing_token = ""
         #: In the order in which they were first used.
         self.keys: dict[str, Key] = {}
@@ -84,6 +96,10 @@ class Box:
         self.last_append_ms = created_ms
         #: Since when the box has had no live record; 0 while it has some.
         self.emptied_ms = created_ms
+        #: Records up to here were looked at by compaction; a hint when to look again.
+        self.compacted_seq = 0
+        #: About when the oldest unsealed batch was appended; a hint for sealing.
+        self.unsealed_since_ms = created_ms
         self.reserved_durable_seq = 0
         self.reserved_lsn = 0
         self.last_lsn = 0
@@ -213,19 +229,20 @@ class Box:
         return self.log.floor_for_caps(self.config.cap_records, self.config.cap_bytes)
 
     def expiry_ms(self) -> int | None:
-        """When the oldest live record expires, if ever."""
+        """When the oldest live record expires, if ever; or sooner, when its time is not in memory."""
         oldest = self.log.oldest
         if not self.config.ttl_ms or oldest is None:
             return None
         index = max(0, self.log.earliest_seq - oldest.first_seq)
-        return oldest.ts(index) + self.config.ttl_ms + 1
+        return oldest.ts_at_least(index) + self.config.ttl_ms + 1
 
     def floor_for_ttl(self, now_ms: int) -> int:
         """The seq below which everything has expired; 0 when nothing has."""
         expiry = self.expiry_ms()
         if expiry is None or expiry > now_ms:
             return 0
-        return self.log.first_seq_at(now_ms - self.config.ttl_ms)
+        floor = self.log.first_seq_at(now_ms - self.config.ttl_ms)
+        return floor if floor > self.log.earliest_seq else 0
 
     def gone_ms(self) -> int | None:
         """When this box is deleted for having been empty, if ever."""
@@ -239,15 +256,34 @@ class Box:
         if match is None:
             top = min(before_seq or 0, self.log.head_seq + 1)
             return changes.RecordsDeleted(self.generation, top, self.log.measure_before(top), at_ms=now_ms)
+        size_of = self._sealed_matches(match, before_seq)
         if self.tags.is_stale(self.log.count):
             self.tags = Tags()
-        self.tags.take_in(self.log.batches_after(self.tags.upto_seq))
+        tail = self.log.tail
+        self.tags.take_in(tail.batches[tail.from_seq(self.tags.upto_seq + 1) :])
         found = self.tags.find(match)
+        found.update(size_of)
         if before_seq is not None and found and before_seq <= found.max():
             found.remove_range(before_seq, found.max() + 1)
-        found = self.log.live_of(found)
-        sizes = self.log.measure_seqs(found)
-        return changes.RecordsDeleted(self.generation, 0, 0, found, sizes, now_ms)
+        return self.plan_deletes(found, size_of, now_ms)
+
+    def plan_deletes(self, seqs: BitMap64, size_of: Mapping[int, int], now_ms: int) -> changes.RecordsDeleted:
+        """The deletion of those of `seqs` that are live. `size_of` knows the bytes of the sealed ones."""
+        live = self.log.live_of(seqs)
+        sizes = self.log.measure_seqs(live, size_of)
+        return changes.RecordsDeleted(self.generation, 0, 0, live, sizes, now_ms)
+
+    def _sealed_matches(self, match: Match, before_seq: int | None) -> dict[int, int]:
+        """The bytes of every sealed record with such a tag by its seq, live or not."""
+        segments = [s for s in self.log.segments if before_seq is None or s.first_seq < before_seq]
+        missing = [segment for segment in segments if (segment.serial, match) not in self.found_tags]
+        if missing:
+            raise TagsNotLoaded(missing, match)
+        size_of: dict[int, int] = {}
+        for segment in segments:
+            size_of.update(zip(*self.found_tags[segment.serial, match], strict=True))
+        self.found_tags.clear()
+        return size_of
 
     def effective_priority(self, now_ms: int) -> float:
         if self.config.priority is not None:
@@ -322,6 +358,8 @@ class Box:
     def appended(self, change: changes.BatchAppended, lsn: int) -> None:
         batch = change.batch
         batch.lsn = lsn
+        if not self.log.tail.records:
+            self.unsealed_since_ms = change.at_ms
         self.log.append(batch)
         self.last_lsn = lsn
         self.last_append_ms = change.at_ms
@@ -373,6 +411,23 @@ class Box:
         if self.log.count == 0 and not self.emptied_ms:
             self.emptied_ms = at_ms
 
+    def sealed(self, change: changes.SegmentSealed) -> Segment:
+        """The oldest batches of the tail are in a segment."""
+        segment = Segment.from_bytes(self.generation, change.serial, change.columns)
+        self.last_serial = max(self.last_serial, change.serial)
+        self.log.seal(segment)
+        self.tags = Tags()
+        self.unsealed_since_ms = self.last_append_ms
+        return segment
+
+    def replaced(self, change: changes.SegmentsReplaced) -> None:
+        """Segments were written anew without what was dead in them."""
+        segment = None
+        if change.columns:
+            segment = Segment.from_bytes(self.generation, change.serial, change.columns)
+            self.last_serial = max(self.last_serial, change.serial)
+        self.log.replace(change.serials, segment)
+
     def configured(self, change: changes.BoxConfigured, lsn: int) -> None:
         self.last_lsn = self.floor_lsn = self.config_lsn = lsn
         self.config = change.config
@@ -383,8 +438,10 @@ class Box:
 
     # -- snapshots
 
-    def facts(self) -> changes.BoxFacts:
-        log = self.log if not self.is_memory else Log()
+    def facts(self, *, whole: bool = False) -> changes.BoxFacts:
+        """All but payloads. Of a box in memory that is little, unless `whole` asks for what is not stored."""
+        is_told = whole or not self.is_memory
+        log = self.log if is_told else Log()
         return changes.BoxFacts(
             name=self.name,
             generation=self.generation,
@@ -393,8 +450,8 @@ class Box:
             last_append_ms=self.last_append_ms,
             reserved_seq=self.reserved_seq,
             emptied_ms=self.emptied_ms,
-            fencing_token=self.fencing_token if not self.is_memory else "",
-            keys=[] if self.is_memory else [(key, *entry) for key, entry in self.keys.items()],
+            fencing_token=self.fencing_token if is_told else "",
+            keys=[(key, *entry) for key, entry in self.keys.items()] if is_told else [],
             head_seq=log.head_seq,
             earliest_seq=log.earliest_seq,
             cap_floor=log.cap_floor,
@@ -405,14 +462,23 @@ class Box:
             live_bytes=log.bytes,
             deleted=log.deleted.serialize(),
             holes=[(hole.first_seq, hole.last_seq) for hole in log.holes],
-            batches=array(
-                "Q", [batch.lsn for batch in log.live_batches() if batch.dead < batch.count]
-            ).tobytes(),
+            batches=array("Q", [batch.lsn for batch in log.tail if batch.dead < batch.count]).tobytes(),
+            last_serial=self.last_serial,
+            segments=[
+                changes.SegmentFacts(
+                    segment.serial,
+                    segment.first_seq,
+                    segment.dead_batches(),
+                    segment.is_cold,
+                    segment.to_bytes() if whole else b"",
+                )
+                for segment in log.segments
+            ],
         )
 
     @classmethod
     def from_facts(cls, facts: changes.BoxFacts) -> Box:
-        """The box as it was, with batches yet to come through `log.hydrate`."""
+        """The box as it was, with batches yet to come through `log.attach` and `log.hydrate`."""
         box = cls(
             name=facts.name,
             generation=facts.generation,
@@ -420,11 +486,19 @@ class Box:
             created_ms=facts.created_ms,
             reserved_seq=facts.reserved_seq,
         )
-        box.last_append_ms = facts.last_append_ms
-        box.emptied_ms = facts.emptied_ms
-        box.fencing_token = facts.fencing_token
-        box.keys = {key: Key(*entry) for key, *entry in facts.keys}
-        log = box.log
+        box.restated(facts)
+        return box
+
+    def restated(self, facts: changes.BoxFacts) -> None:
+        """Takes over positions and all that is not a batch; batches come back one by one."""
+        self.last_serial = facts.last_serial
+        self.last_append_ms = facts.last_append_ms
+        self.unsealed_since_ms = facts.last_append_ms
+        self.emptied_ms = facts.emptied_ms
+        self.fencing_token = facts.fencing_token
+        self.keys = {key: Key(*entry) for key, *entry in facts.keys}
+        self.tags = Tags()
+        log = self.log = Log()
         log.head_seq = log.visible_seq = facts.head_seq
         log.earliest_seq = facts.earliest_seq
         log.cap_floor = facts.cap_floor
@@ -435,7 +509,11 @@ class Box:
         log.bytes = facts.live_bytes
         log.deleted = BitMap64.deserialize(facts.deleted)
         log.holes = [Hole(first, last) for first, last in facts.holes]
-        return box
+        for segment in facts.segments:
+            if segment.columns:
+                sealed = Segment.from_bytes(self.generation, segment.serial, segment.columns)
+                sealed.is_cold = segment.is_cold
+                log.attach(sealed, segment.dead)
 
 
 class _Page:
@@ -458,22 +536,19 @@ class _Page:
     def fill(self, log: Log, from_seq: int, upto_seq: int) -> int:
         """Takes records from `from_seq` on. Returns the last seq examined."""
         reached = from_seq - 1
-        at = log.batch_from(from_seq)
-        while at < len(log.batches):
-            batch = log.batches[at]
+        for batch in log.spans(from_seq):
             if batch.first_seq > upto_seq:
                 break
             first = max(0, from_seq - batch.first_seq)
             last = min(batch.count - 1, upto_seq - batch.first_seq)
             for run_first, run_last in log.runs(batch, first, last):
-                shown_to = self._take(batch, run_first, run_last)
+                shown_to = self._take(batch.payload, run_first, run_last)
                 if shown_to < run_last:
                     return max(reached, batch.first_seq + shown_to)
                 reached = batch.first_seq + run_last
             reached = batch.first_seq + last
             if self._records_left == 0 or self.examined >= EXAMINE_MAX:
                 return reached
-            at += 1
         return upto_seq if upto_seq > reached else reached
 
     def _take(self, batch: Batch, first: int, last: int) -> int:

@@ -92,36 +92,48 @@ class SeqsLost(msgspec.Struct, frozen=True):
     last_seq: int
 
 
-class ShardStarted(msgspec.Struct, frozen=True):
-    """A life of the shard began. Memory boxes start empty, with a new generation each."""
+class SegmentSealed(msgspec.Struct, frozen=True):
+    """The oldest unsealed batches of a box stand in a segment file, which is durable."""
 
-    boot_id: str
-    at_ms: int
-
-
-class ShardStopped(msgspec.Struct, frozen=True):
-    """A life of the shard ended in order: nothing that was acked is missing from the log."""
-
-    at_ms: int
+    generation: int
+    serial: int
+    #: Of every batch in the file: its first seq, times, records and bytes (`Segment.to_bytes`).
+    columns: bytes
 
 
-Change = (
-    BoxCreated
-    | BoxConfigured
-    | BoxDeleted
-    | BatchAppended
-    | RecordsEvicted
-    | RecordsDeleted
-    | TokenFenced
-    | SeqsReserved
-    | SeqsLost
-    | ShardStarted
-    | ShardStopped
-)
+class SegmentsReplaced(msgspec.Struct, frozen=True):
+    """Neighbouring segments were written anew, as one, without what was dead in them."""
+
+    generation: int
+    serials: list[int]
+    #: The new one; without columns when nothing was live any more.
+    serial: int
+    columns: bytes
 
 
-# ---------------------------------------------------------------------------------------------------
-# A snapshot: the same facts, folded up. Payloads stay in the log; a batch is named by its lsn.
+class SegmentMoved(msgspec.Struct, frozen=True):
+    """The bytes of a segment are in the cold store, verified."""
+
+    generation: int
+    serial: int
+
+
+class BatchKept(msgspec.Struct, frozen=True, gc=False):
+    """An unsealed batch was written to the log again: so that the file with its first copy can go, or because
+    it is in the log for the first time (`BoxRestated`)."""
+
+    generation: int
+    batch: Batch
+
+
+class SegmentFacts(msgspec.Struct, array_like=True):
+    serial: int
+    first_seq: int
+    #: (position, records, bytes) for batches in which something is dead.
+    dead: list[tuple[int, int, int]]
+    is_cold: bool = False
+    #: As in `SegmentSealed`; empty in a snapshot, where the file says it.
+    columns: bytes = b""
 
 
 class BoxFacts(msgspec.Struct, kw_only=True):
@@ -147,8 +159,58 @@ class BoxFacts(msgspec.Struct, kw_only=True):
     #: A 64-bit roaring bitmap.
     deleted: bytes
     holes: list[tuple[int, int]]
-    #: The lsns of the live batches, as u64s.
+    #: The lsns of the unsealed live batches, as u64s.
     batches: bytes
+    last_serial: int = 0
+    segments: list[SegmentFacts] = []
+
+
+class BoxRestated(msgspec.Struct, frozen=True):
+    """A box that was in memory alone is about to be stored: all that the log does not know of it. Its batches
+    follow, and then its new config; without that, the next life of the shard forgets them again."""
+
+    facts: BoxFacts
+
+    @property
+    def generation(self) -> int:
+        return self.facts.generation
+
+
+class ShardStarted(msgspec.Struct, frozen=True):
+    """A life of the shard began. Memory boxes start empty, with a new generation each."""
+
+    boot_id: str
+    at_ms: int
+
+
+class ShardStopped(msgspec.Struct, frozen=True):
+    """A life of the shard ended in order: nothing that was acked is missing from the log."""
+
+    at_ms: int
+
+
+Change = (
+    BoxCreated
+    | BoxConfigured
+    | BoxDeleted
+    | BatchAppended
+    | RecordsEvicted
+    | RecordsDeleted
+    | TokenFenced
+    | SeqsReserved
+    | SeqsLost
+    | SegmentSealed
+    | SegmentsReplaced
+    | SegmentMoved
+    | BatchKept
+    | BoxRestated
+    | ShardStarted
+    | ShardStopped
+)
+
+
+# ---------------------------------------------------------------------------------------------------
+# A snapshot: the same facts, folded up. Payloads stay in the log; a batch is named by its lsn.
 
 
 class ShardState(msgspec.Struct, kw_only=True):

@@ -12,26 +12,31 @@
 
 Rules of the file
 - Positions only move forward. A batch leaves when nothing in it is live.
-- Work is per batch; only the batch that a floor cuts through is looked at inside.
+- Work is per batch, and per segment where a whole one is concerned; only the batch that a floor cuts through
+  is looked at inside.
+- Older batches are sealed (`sealed.py`), newer ones are in memory whole (`tail.py`). What applies a change
+  never needs the payload of a sealed batch; what decides may, and then raises `NotLoaded`.
 
 Invariants (`check`)
-- ORDER: batches are sorted and do not overlap; one that is entirely dead holds no payload.
+- ORDER: batches are sorted and do not overlap; all sealed ones come before those in the tail.
 - FLOORS: cap_floor, ttl_floor <= earliest_seq <= head_seq + 1; visible_seq <= head_seq.
 - COUNT: `count` and `bytes` are exactly those of the live records.
 """
 
 from __future__ import annotations
 
-from array import array
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 
 from pyroaring import BitMap64
 
+from shard.core.sealed import SealedBatch, Segment
+from shard.core.tail import Tail
 from streams.protocol.records import Batch
 
-_COMPACT_AT = 1024
-_NO_ENCODING = 0
+#: A batch of the log, wherever its payload is.
+Span = Batch | SealedBatch
 
 
 class Hole:
@@ -49,10 +54,6 @@ class Hole:
 
 class Log:
     __slots__ = (
-        "_firsts",
-        "_front",
-        "_husks",
-        "batches",
         "bytes",
         "cap_floor",
         "count",
@@ -62,18 +63,17 @@ class Log:
         "head_seq",
         "holes",
         "last_ts",
+        "segments",
+        "tail",
         "ttl_floor",
         "visible_seq",
         "visible_ts",
     )
 
     def __init__(self) -> None:
-        #: Live batches are `batches[_front:]`; the front is cut off in bulk, not one by one.
-        self.batches: list[Batch] = []
-        self._firsts: array[int] = array("Q")
-        self._front = 0
-        #: Batches in the middle whose records are all deleted: their place is kept, their payload is not.
-        self._husks = 0
+        #: Those with anything live, oldest first.
+        self.segments: list[Segment] = []
+        self.tail = Tail()
         self.head_seq = 0
         self.visible_seq = 0
         self.earliest_seq = 1
@@ -97,18 +97,42 @@ class Log:
     def evict_floor(self) -> int:
         return max(self.cap_floor, self.ttl_floor)
 
+    # -- finding
+
     @property
-    def oldest(self) -> Batch | None:
-        return self.batches[self._front] if self._front < len(self.batches) else None
+    def oldest(self) -> Span | None:
+        """The batch of the first live record."""
+        if self.segments:
+            return self.segments[0].batch(self.segments[0].front)
+        return self.tail.oldest
 
-    def live_batches(self) -> Iterator[Batch]:
-        for at in range(self._front, len(self.batches)):
-            yield self.batches[at]
+    @property
+    def sealed_seq(self) -> int:
+        """The last seq that is in a segment; 0 when there is none."""
+        return self.segments[-1].last_seq if self.segments else 0
 
-    def batches_after(self, seq: int) -> Iterator[Batch]:
-        """Live batches that hold something above `seq`."""
-        for at in range(self.batch_from(seq + 1), len(self.batches)):
-            yield self.batches[at]
+    def spans(self, from_seq: int = 0) -> Iterator[Span]:
+        """Batches that may hold something live at or above `from_seq`, in order."""
+        if self.segments and from_seq <= self.segments[-1].last_seq:
+            for segment in islice(self.segments, self._segment_from(from_seq), None):
+                for at in range(segment.from_seq(from_seq), len(segment)):
+                    yield segment.batch(at)
+        batches = self.tail.batches
+        for at in range(self.tail.from_seq(from_seq), len(batches)):
+            yield batches[at]
+
+    def span_at(self, seq: int) -> Span | None:
+        """The batch that holds `seq`, if there is one."""
+        if self.segments and seq <= self.segments[-1].last_seq:
+            segment = self.segments[self._segment_from(seq)]
+            at = segment.at(seq)
+            return None if at is None else segment.batch(at)
+        at = self.tail.at(seq)
+        return None if at is None else self.tail.batches[at]
+
+    def _segment_from(self, seq: int) -> int:
+        """The first segment that ends at or behind `seq`."""
+        return bisect_left(self.segments, seq, key=_last_seq)
 
     # -- changing
 
@@ -117,8 +141,7 @@ class Log:
         assert batch.first_ts >= self.last_ts, "TIMES"
         if self.count == 0:
             self.earliest_seq = batch.first_seq
-        self.batches.append(batch)
-        self._firsts.append(batch.first_seq)
+        self.tail.append(batch)
         self.head_seq = batch.last_seq
         self.last_ts = batch.last_ts
         self.count += batch.count
@@ -141,30 +164,41 @@ class Log:
 
     def delete_seqs(self, seqs: BitMap64, sizes: Sequence[int]) -> int:
         """These live records are gone; `sizes` are their bytes, a number for each batch. Returns how many."""
-        touched = list(self._by_batch(seqs))
-        for (at, count), size in zip(touched, sizes, strict=True):
-            batch = self.batches[at]
-            batch.dead += count
-            batch.dead_bytes += size
+        emptied: list[Span] = []
+        for (span, count), size in zip(list(self._by_batch(seqs)), sizes, strict=True):
+            span.kill(count, size)
             self.bytes -= size
+            if span.dead == span.count:
+                emptied.append(span)
         self.count -= len(seqs)
         self.deleted |= seqs
-        for at, _ in touched:
-            if self.batches[at].dead == self.batches[at].count:
-                self._bury(at)
-        self._compact()
+        for span in emptied:
+            if isinstance(span, Batch):
+                at = self.tail.at(span.first_seq)
+                assert at is not None
+                self.tail.bury(at)
+        for first, last in self.tail.compact():
+            self.deleted.remove_range(first, last + 1)
+        if any(isinstance(span, SealedBatch) for span in emptied):
+            self._drop_empty_segments()
         self._settle()
         return len(seqs)
 
-    def _by_batch(self, seqs: BitMap64) -> Iterator[tuple[int, int]]:
-        """(where a batch is, how many of `seqs` it holds) for every batch that holds some, in order."""
+    def _drop_empty_segments(self) -> None:
+        for segment in self.segments:
+            if segment.count == 0:
+                self.deleted.remove_range(segment.first_seq, segment.last_seq + 1)
+        self.segments = [segment for segment in self.segments if segment.count]
+
+    def _by_batch(self, seqs: BitMap64) -> Iterator[tuple[Span, int]]:
+        """(batch, how many of `seqs` it holds) for every batch that holds some, in order."""
         last_seq = -1
         for seq in seqs:
             if seq > last_seq:
-                at = self.batch_at(seq)
-                assert at is not None, "only what is live is deleted"
-                last_seq = self.batches[at].last_seq
-                yield at, seqs.range_cardinality(seq, last_seq + 1)
+                span = self.span_at(seq)
+                assert span is not None, "only what is live is deleted"
+                last_seq = span.last_seq
+                yield span, seqs.range_cardinality(seq, last_seq + 1)
 
     def lose(self, first_seq: int, last_seq: int) -> None:
         """Seqs that were handed out but may not have survived: skipped for ever, and told."""
@@ -187,24 +221,14 @@ class Log:
         seq = min(seq, self.head_seq + 1)
         if seq <= self.earliest_seq:
             return 0
-        dropped = 0
-        dropped_bytes = 0
-        front = self._front
-        while front < len(self.batches):
-            batch = self.batches[front]
-            if batch.last_seq >= seq:
-                break
-            dropped += batch.count - batch.dead
-            dropped_bytes += batch.live_bytes
-            if batch.encoding == _NO_ENCODING:
-                self._husks -= 1
-            front += 1
-        self._front = front
-        if front < len(self.batches) and self.batches[front].first_seq < seq:
-            batch = self.batches[front]
-            live = sum(last - first + 1 for first, last in self.runs(batch, 0, seq - 1 - batch.first_seq))
-            batch.dead += live
-            batch.dead_bytes += cut_bytes
+        dropped, dropped_bytes = self._drop_segments_before(seq)
+        count, size = self.tail.drop_before(seq)
+        dropped += count
+        dropped_bytes += size
+        cut = self.span_at(seq - 1)
+        if cut is not None and cut.last_seq >= seq:
+            live = sum(last - first + 1 for first, last in self.runs(cut, 0, seq - 1 - cut.first_seq))
+            cut.kill(live, cut_bytes)
             dropped += live
             dropped_bytes += cut_bytes
         self.count -= dropped
@@ -213,52 +237,39 @@ class Log:
         self._settle()
         return dropped
 
-    def _bury(self, at: int) -> None:
-        """Lets go of the payload of a batch that has nothing live left; its place is cut out later."""
-        batch = self.batches[at]
-        husk = _husk(batch.first_seq, batch.count, batch.last_ts)
-        self.batches[at] = husk
-        self._husks += 1
-
-    def _compact(self) -> None:
-        """Cuts out the places of buried batches when they are many."""
-        if self._husks < _COMPACT_AT or self._husks * 2 < len(self.batches) - self._front:
-            return
-        kept = [b for b in self.live_batches() if b.dead < b.count]
-        for gone in self.live_batches():
-            if gone.dead == gone.count:
-                self.deleted.remove_range(gone.first_seq, gone.last_seq + 1)
-        self.batches = kept
-        self._firsts = array("Q", [b.first_seq for b in kept])
-        self._front = self._husks = 0
+    def _drop_segments_before(self, seq: int) -> tuple[int, int]:
+        """Sealed batches that end below `seq` go. Returns how many live records and bytes they had."""
+        whole = self._segment_from(seq)
+        count = sum(segment.count for segment in self.segments[:whole])
+        size = sum(segment.bytes for segment in self.segments[:whole])
+        del self.segments[:whole]
+        if self.segments:
+            first = self.segments[0]
+            count += first.count
+            size += first.bytes
+            first.drop_before(seq)
+            count -= first.count
+            size -= first.bytes
+        return count, size
 
     def _settle(self) -> None:
         """Moves `earliest_seq` onto the first live record and lets go of what lies before it."""
-        while (
-            self._front < len(self.batches)
-            and self.batches[self._front].dead == self.batches[self._front].count
-        ):
-            if self.batches[self._front].encoding == _NO_ENCODING:
-                self._husks -= 1
-            self._front += 1
-        if self._front < len(self.batches):
-            seq = max(self.earliest_seq, self.batches[self._front].first_seq)
+        empty = 0
+        while empty < len(self.segments) and self.segments[empty].count == 0:
+            empty += 1
+        del self.segments[:empty]
+        if self.segments:
+            self.segments[0].settle()
+        self.tail.settle()
+        oldest = self.oldest
+        if oldest is not None:
+            seq = max(self.earliest_seq, oldest.first_seq)
             while seq in self.deleted:
                 seq += 1
             self.earliest_seq = seq
         else:
             self.earliest_seq = self.head_seq + 1
         self.deleted.remove_range(0, self.earliest_seq)
-        if self._front >= _COMPACT_AT and self._front * 2 >= len(self.batches):
-            del self.batches[: self._front]
-            del self._firsts[: self._front]
-            self._front = 0
-        else:
-            # The list keeps its slots until it is cut, but not the payloads.
-            for at in range(self._front - 1, -1, -1):
-                if self.batches[at] is _GONE:
-                    break
-                self.batches[at] = _GONE
         while (
             self.holes and self.holes[0].last_seq < self.earliest_seq and self._hole_is_covered(self.holes[0])
         ):
@@ -268,65 +279,113 @@ class Log:
         """Whether everyone who would read across the hole is told of a loss beyond it anyway."""
         return self.evict_floor > hole.last_seq
 
+    # -- sealing
+
+    def sealable(self, *, durable_lsn: int, bytes_max: int) -> list[Batch]:
+        """The oldest batches of the tail that may be sealed, so many that they fit, but one at least."""
+        batches: list[Batch] = []
+        size = 0
+        for batch in self.tail:
+            size += len(batch.blob)
+            if batch.lsn > durable_lsn or batch.last_seq > self.visible_seq or (batches and size > bytes_max):
+                break
+            if batch.dead < batch.count:
+                batches.append(batch)
+        return batches
+
+    def seal(self, segment: Segment) -> None:
+        """The oldest batches of the tail are in this segment now. What died meanwhile is dead in it too."""
+        assert segment.first_seq > self.sealed_seq, "ORDER"
+        taken = self.tail.take_upto(segment.last_seq)
+        if len(taken) < len(segment) or any(batch.dead for batch in taken):
+            alive = {batch.first_seq: batch for batch in taken}
+            for at, first_seq in enumerate(segment.first_seqs):
+                batch = alive.get(first_seq)
+                if batch is None:
+                    segment.kill_whole(at)
+                    self.deleted.add_range(first_seq, first_seq + segment.counts[at])
+                elif batch.dead:
+                    segment.kill(at, batch.dead, batch.dead_bytes)
+            segment.touched = 0
+        self.deleted.remove_range(0, self.earliest_seq)
+        if segment.count:
+            self.segments.append(segment)
+        self._settle()
+
+    def replace(self, old: Sequence[int], segment: Segment | None) -> None:
+        """Neighbouring segments, by their serials, give way to one with what was live in them, if anything
+        was."""
+        first = next(at for at, each in enumerate(self.segments) if each.serial == old[0])
+        gone = self.segments[first : first + len(old)]
+        assert [each.serial for each in gone] == list(old), "ORDER"
+        live = (sum(each.count for each in gone), sum(each.bytes for each in gone))
+        assert live == ((segment.count, segment.bytes) if segment is not None else (0, 0)), "COUNT"
+        self.segments[first : first + len(old)] = [] if segment is None else [segment]
+        self.deleted.remove_range(gone[0].first_seq, gone[-1].last_seq + 1)
+
     # -- after a snapshot
 
+    def attach(self, segment: Segment, dead: Sequence[tuple[int, int, int]]) -> None:
+        """Gives back a segment that the snapshot names, and says what is dead in it. They come in order."""
+        for at, count, size in dead:
+            segment.kill(at, count, size)
+        segment.drop_before(self.earliest_seq)
+        segment.settle()
+        segment.touched = 0
+        self.segments.append(segment)
+
     def hydrate(self, batch: Batch) -> None:
-        """Gives back a batch that the snapshot names. They come in order."""
-        assert not self._firsts or batch.first_seq > self._firsts[-1], "ORDER"
-        self.batches.append(batch)
-        self._firsts.append(batch.first_seq)
+        """Gives back a batch of the tail that the snapshot names. They come in any order."""
+        self.tail.batches.append(batch)
 
     def hydrated(self) -> None:
         """All batches are back: works out what is dead in them and compares with what the snapshot says."""
-        count = size = 0
-        for batch in self.batches:
-            runs = self._live_runs(batch)
-            live = sum(last - first + 1 for first, last in runs)
-            live_bytes = sum(batch.size(first, last) for first, last in runs)
-            batch.dead_bytes = batch.live_bytes - live_bytes
-            batch.dead = batch.count - live
-            count += live
-            size += live_bytes
+        self.tail.sort()
+        count = sum(segment.count for segment in self.segments)
+        size = sum(segment.bytes for segment in self.segments)
+        for batch in self.tail:
+            self._bring_up(batch)
+            count += batch.count - batch.dead
+            size += batch.live_bytes
         assert (count, size) == (self.count, self.bytes), "COUNT"
 
-    def _live_runs(self, batch: Batch) -> list[tuple[int, int]]:
+    def give_back(self, batch: Batch) -> None:
+        """One batch, the next in order, of a log whose positions are those of `BoxFacts` already."""
+        self._bring_up(batch)
+        self.tail.append(batch)
+
+    def _bring_up(self, batch: Batch) -> None:
+        """Works out what is dead in a batch."""
         batch.dead = -1  # not known yet: `runs` must look at the deletes
-        return self.runs(batch, 0, batch.count - 1)
+        batch.dead_bytes = 0
+        runs = self.runs(batch, 0, batch.count - 1)
+        batch.dead = batch.count - sum(last - first + 1 for first, last in runs)
+        batch.dead_bytes = batch.live_bytes - sum(batch.size(first, last) for first, last in runs)
 
     # -- asking
-
-    def batch_at(self, seq: int) -> int | None:
-        """Where the batch that holds `seq` is, if there is one."""
-        at = bisect_right(self._firsts, seq, self._front) - 1
-        if at < self._front or self.batches[at].last_seq < seq:
-            return None
-        return at
-
-    def batch_from(self, seq: int) -> int:
-        """Where the first batch is that holds `seq` or something after it; len(batches) when none does."""
-        at = bisect_right(self._firsts, seq, self._front) - 1
-        if at < self._front:
-            return self._front
-        return at if self.batches[at].last_seq >= seq else at + 1
 
     def is_live(self, seq: int) -> bool:
         return (
             self.earliest_seq <= seq <= self.head_seq
             and seq not in self.deleted
-            and self.batch_at(seq) is not None
+            and self.span_at(seq) is not None
         )
 
     def ts_of(self, seq: int) -> int:
-        at = self.batch_at(seq)
-        assert at is not None
-        return self.batches[at].ts(seq - self.batches[at].first_seq)
+        span = self.span_at(seq)
+        assert span is not None
+        return span.ts(seq - span.first_seq)
 
     def first_seq_at(self, ts: int) -> int:
         """The first seq whose `$ts` is at least `ts`; `head_seq + 1` when there is none."""
-        at = bisect_left(self.batches, ts, self._front, key=lambda batch: batch.last_ts)
-        if at == len(self.batches):
+        if self.segments and ts <= self.segments[-1].last_ts:
+            segment = self.segments[bisect_left(self.segments, ts, key=_last_ts)]
+            sealed = segment.batch(segment.from_ts(ts))
+            return sealed.first_seq + sealed.index_from_ts(ts)
+        at = self.tail.from_ts(ts)
+        if at == len(self.tail):
             return self.head_seq + 1
-        batch = self.batches[at]
+        batch = self.tail.batches[at]
         return batch.first_seq + batch.index_from_ts(ts)
 
     def live_of(self, seqs: BitMap64) -> BitMap64:
@@ -337,37 +396,38 @@ class Log:
         known_to = 0
         for seq in live:
             if seq >= known_to:
-                at = self.batch_from(seq)
-                if at == len(self.batches):
+                span = next(self.spans(seq), None)
+                if span is None:
                     gaps.append((seq, live.max() + 1))
                     break
-                batch = self.batches[at]
-                if batch.first_seq > seq:  # between two batches: what was there is long gone
-                    gaps.append((seq, batch.first_seq))
-                    known_to = batch.first_seq
+                if span.first_seq > seq:  # between two batches: what was there is long gone
+                    gaps.append((seq, span.first_seq))
+                    known_to = span.first_seq
                 else:
-                    known_to = batch.last_seq + 1
+                    known_to = span.last_seq + 1
         for low, high in gaps:
             live.remove_range(low, high)
         return live
 
     def measure_before(self, seq: int, *, above: int = 0) -> int:
         """Bytes of the live records below `seq`, from `above` on, in the batch that `seq` cuts through."""
-        at = self.batch_at(seq - 1)
-        if at is None or self.batches[at].last_seq < seq:
+        span = self.span_at(seq - 1)
+        if span is None or span.last_seq < seq:
             return 0
-        batch = self.batches[at]
-        runs = self.runs(batch, max(0, above - batch.first_seq), seq - 1 - batch.first_seq)
-        return sum(batch.size(first, last) for first, last in runs)
+        runs = self.runs(span, max(0, above - span.first_seq), seq - 1 - span.first_seq)
+        return sum(span.size(first, last) for first, last in runs)
 
-    def measure_seqs(self, seqs: BitMap64) -> list[int]:
-        """Bytes of these live records, a number for each batch that holds some of them."""
+    def measure_seqs(self, seqs: BitMap64, size_of: Mapping[int, int]) -> list[int]:
+        """Bytes of these live records, a number for each batch that holds some of them. `size_of` knows those
+        of sealed records."""
         sizes: list[int] = []
-        for at, _ in self._by_batch(seqs):
-            batch = self.batches[at]
-            first_seq = batch.first_seq
-            indexes = (seq - first_seq for seq in _between(seqs, first_seq, batch.last_seq + 1))
-            sizes.append(sum(batch.size(index, index) for index in indexes))
+        for span, _ in self._by_batch(seqs):
+            first_seq = span.first_seq
+            here = _between(seqs, first_seq, span.last_seq + 1)
+            if isinstance(span, Batch):
+                sizes.append(sum(span.size(seq - first_seq, seq - first_seq) for seq in here))
+            else:
+                sizes.append(sum(size_of[seq] for seq in here))
         return sizes
 
     def newest_ts_before(self, seq: int) -> int:
@@ -376,10 +436,10 @@ class Log:
         return self.ts_of(last) if last else 0
 
     def visible_totals(self) -> tuple[int, int]:
-        """Count and bytes of the live records that readers may have."""
+        """Count and bytes of the live records that readers may have. What is sealed is visible."""
         count, size = self.count, self.bytes
-        for at in range(len(self.batches) - 1, self._front - 1, -1):
-            batch = self.batches[at]
+        for at in range(len(self.tail) - 1, self.tail.front - 1, -1):
+            batch = self.tail.batches[at]
             if batch.first_seq <= self.visible_seq:
                 break
             count -= batch.count - batch.dead
@@ -388,17 +448,19 @@ class Log:
 
     def live_before(self, seq: int) -> tuple[int, int]:
         """How many live records, and how many bytes of them, lie below `seq`."""
-        count = size = 0
-        for batch in self.live_batches():
-            if batch.first_seq >= seq:
+        whole = self._segment_from(seq)
+        count = sum(segment.count for segment in self.segments[:whole])
+        size = sum(segment.bytes for segment in self.segments[:whole])
+        for span in self.spans(self.segments[whole - 1].last_seq + 1 if whole else 0):
+            if span.first_seq >= seq:
                 break
-            if batch.last_seq < seq:
-                count += batch.count - batch.dead
-                size += batch.live_bytes
+            if span.last_seq < seq:
+                count += span.count - span.dead
+                size += span.live_bytes
                 continue
-            for first, last in self.runs(batch, 0, seq - 1 - batch.first_seq):
+            for first, last in self.runs(span, 0, seq - 1 - span.first_seq):
                 count += last - first + 1
-                size += batch.size(first, last)
+                size += span.size(first, last)
         return count, size
 
     def floor_for_caps(
@@ -413,34 +475,55 @@ class Log:
         excess_bytes = self.bytes + extra_bytes - bytes_max if bytes_max else 0
         if excess <= 0 and excess_bytes <= 0:
             return 0
-        for batch in self.live_batches():
-            for first, last in self.runs(batch, max(0, above - batch.first_seq), batch.count - 1):
-                live, live_bytes = last - first + 1, batch.size(first, last)
+        start = above
+        for segment in self.segments:  # those that have to go whole
+            if above > segment.first_seq or (excess <= segment.count and excess_bytes <= segment.bytes):
+                break
+            excess -= segment.count
+            excess_bytes -= segment.bytes
+            start = segment.last_seq + 1
+        for span in self.spans(start):
+            if above <= span.first_seq:
+                live, live_bytes = span.count - span.dead, span.live_bytes
+                if excess > live or excess_bytes > live_bytes:
+                    excess -= live
+                    excess_bytes -= live_bytes
+                    continue
+            for first, last in self.runs(span, max(0, above - span.first_seq), span.count - 1):
+                live, live_bytes = last - first + 1, span.size(first, last)
                 if excess >= live or excess_bytes >= live_bytes:
                     excess -= live
                     excess_bytes -= live_bytes
                     if excess <= 0 and excess_bytes <= 0:
-                        return batch.first_seq + last + 1
+                        return span.first_seq + last + 1
                     continue
                 cut = first + max(excess, 0)
                 if excess_bytes > 0:
-                    cut = max(cut, batch.index_from_size(first, excess_bytes) + 1)
-                return batch.first_seq + cut
+                    cut = max(cut, span.index_from_size(first, excess_bytes) + 1)
+                return span.first_seq + cut
         return self.head_seq + 1
 
     def _last_live_before(self, seq: int) -> int:
         """The last live seq below `seq`, or 0."""
-        at = min(self.batch_from(seq), len(self.batches) - 1)
-        while at >= self._front:
-            batch = self.batches[at]
-            candidate = min(batch.last_seq, seq - 1)
-            low = max(batch.first_seq, self.earliest_seq)
+        for span in self._spans_back(seq):
+            candidate = min(span.last_seq, seq - 1)
+            low = max(span.first_seq, self.earliest_seq)
             while candidate >= low and candidate in self.deleted:
                 candidate -= 1
             if candidate >= low:
                 return candidate
-            at -= 1
         return 0
+
+    def _spans_back(self, seq: int) -> Iterator[Span]:
+        """Batches with anything live that begin below `seq`, the last one first."""
+        for at in range(min(self.tail.from_seq(seq), len(self.tail) - 1), self.tail.front - 1, -1):
+            batch = self.tail.batches[at]
+            if batch.first_seq < seq and batch.dead < batch.count:
+                yield batch
+        for segment in reversed(self.segments):
+            for at in range(min(segment.from_seq(seq), len(segment) - 1), segment.front - 1, -1):
+                if segment.first_seqs[at] < seq and segment.dead(at) < segment.counts[at]:
+                    yield segment.batch(at)
 
     def gap_reason(self, gap_from: int) -> str:
         by_cap = gap_from < self.cap_floor
@@ -458,11 +541,11 @@ class Log:
         """The hole that ends below `seq` with no batch in between, if there is one."""
         for hole in reversed(self.holes):
             if hole.last_seq < seq:
-                at = self.batch_from(hole.last_seq + 1)
-                return hole if at == len(self.batches) or self.batches[at].first_seq >= seq else None
+                span = next(self.spans(hole.last_seq + 1), None)
+                return hole if span is None or span.first_seq >= seq else None
         return None
 
-    def runs(self, batch: Batch, first: int, last: int) -> list[tuple[int, int]]:
+    def runs(self, batch: Span, first: int, last: int) -> list[tuple[int, int]]:
         """The live stretches of records first..last (indexes) of a batch, as index pairs."""
         base = batch.first_seq
         first = max(first, self.earliest_seq - base)
@@ -487,20 +570,25 @@ class Log:
 
     def check(self) -> None:
         """Asserts the invariants named above. For tests: it looks at everything."""
-        count = size = 0
-        last = 0
-        for batch in self.live_batches():
-            assert batch.first_seq > last, "ORDER"
-            last = batch.last_seq
-            assert batch.dead < batch.count or batch.encoding == _NO_ENCODING, "ORDER"
+        self.tail.check()
+        count = size = last = 0
+        for segment in self.segments:
+            assert segment.count and segment.first_seq > last, "ORDER"
+            segment.check()
+            last = segment.last_seq
+            size += segment.bytes
+        for span in self.spans():
             live = [
                 seq
-                for seq in range(batch.first_seq, batch.last_seq + 1)
+                for seq in range(span.first_seq, span.last_seq + 1)
                 if seq >= self.earliest_seq and seq not in self.deleted
             ]
-            assert len(live) == batch.count - batch.dead, "COUNT"
+            assert len(live) == span.count - span.dead, "COUNT"
             count += len(live)
-            size += sum(batch.size(seq - batch.first_seq, seq - batch.first_seq) for seq in live)
+            if isinstance(span, Batch):
+                assert span.first_seq > last, "ORDER"
+                last = span.last_seq
+                size += sum(span.size(seq - span.first_seq, seq - span.first_seq) for seq in live)
         assert (count, size) == (self.count, self.bytes), "COUNT"
         assert last <= self.head_seq, "ORDER"
         assert self.evict_floor <= self.earliest_seq <= self.head_seq + 1, "FLOORS"
@@ -518,24 +606,9 @@ def _between(seqs: BitMap64, low: int, high: int) -> Iterator[int]:
         yield seq
 
 
-def _husk(first_seq: int, count: int, ts: int) -> Batch:
-    """A batch without payload, entirely dead."""
-    husk = Batch(
-        encoding=_NO_ENCODING,
-        first_seq=first_seq,
-        count=count,
-        first_ts=ts,
-        last_ts=ts,
-        times=None,
-        ends=None,
-        stride=0,
-        tags=None,
-        nodes=None,
-        blob=b"",
-    )
-    husk.dead = count
-    husk.dead_bytes = -(count - 1)  # so that its live bytes are none
-    return husk
+def _last_seq(segment: Segment) -> int:
+    return segment.last_seq
 
 
-_GONE = _husk(0, 1, 0)
+def _last_ts(segment: Segment) -> int:
+    return segment.last_ts

@@ -18,6 +18,7 @@ Invariants
 - LSN: changes are applied in lsn order without a gap.
 - NAMES: `boxes` and `generations` hold the same boxes.
 - VISIBLE: a box's visible_seq only covers records whose promise is kept.
+- UNSEALED: `unsealed` holds exactly the stored boxes with batches in their tails.
 """
 
 from __future__ import annotations
@@ -25,14 +26,15 @@ from __future__ import annotations
 import heapq
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from sortedcontainers import SortedDict
 
 from shard.core import changes
 from shard.core.box import RESERVE_SEQS, Box
-from shard.core.changes import Change, ShardState
+from shard.core.changes import Change, SegmentFacts, ShardState
+from shard.core.sealed import NotLoaded, Segment, TagsNotLoaded
 from streams.protocol import commands
 from streams.protocol.boxes import BoxConfig, BoxPatch, merge
 from streams.protocol.commands import Command, Reply
@@ -52,6 +54,12 @@ TICK_BOXES_MAX = 256
 #: cut does not make it tell of a loss that cannot have happened.
 RESERVATION_IDLE_MS = 5_000
 
+#: When to look again at a box whose oldest record is being fetched because it may have expired.
+FETCH_MS = 100
+
+#: More than there can be shards. With it a generation stays below 2**53 until the year 2248.
+GENERATIONS_PER_MS = 1024
+
 #: Deleted names remembered because their box must not come back by itself. Beyond it the oldest is forgotten.
 NOT_RECREATED_MAX = 100_000
 
@@ -65,11 +73,26 @@ KEYS_MAX = 1_000_000
 Made = list[tuple[int, Change]]
 
 
+#: What is not in memory and has to be fetched from a segment.
+Missing = NotLoaded | TagsNotLoaded
+
+
+class Wanted(NamedTuple):
+    """What a snapshot names and does not hold."""
+
+    #: By the lsn of its append: the box that gets the batch back through `log.hydrate`.
+    batches: dict[int, Box]
+    #: To be given back through `log.attach`.
+    segments: list[tuple[Box, SegmentFacts]]
+
+
 class Outcome(NamedTuple):
     """What a command comes to.
 
     `waits_for_lsn` is 0 when the reply may go at once; otherwise it goes when that lsn is logged, or durable
-    if `until_durable`. `reply` is None when a read has nothing yet and the caller may wait (`wait_ms`).
+    if `until_durable`. `reply` is None when a read has nothing yet and the caller may wait (`wait_ms`), or
+    when something that is not in memory has to be fetched: `needs` says what. Then the same command is to be
+    handled again; nothing of it has been done.
     """
 
     changes: Made
@@ -77,6 +100,7 @@ class Outcome(NamedTuple):
     waits_for_lsn: int = 0
     until_durable: bool = False
     wakes: tuple[str, ...] = ()
+    needs: tuple[Missing, ...] = ()
 
 
 class _Pending(NamedTuple):
@@ -87,7 +111,9 @@ class _Pending(NamedTuple):
 
 
 class Machine:
-    def __init__(self, *, boxes_max: int = 0) -> None:
+    def __init__(
+        self, *, boxes_max: int = 0, shard: int = 0, due_records: int = 10_000, due_bytes: int = 64 << 20
+    ) -> None:
         self.boxes: SortedDict[str, Box] = SortedDict()
         self.generations: dict[int, Box] = {}
         self.lsn = 0
@@ -95,6 +121,20 @@ class Machine:
         self.durable_lsn = 0
         self.last_generation = 0
         self.boxes_max = boxes_max
+        self.shard = shard
+        #: Stored boxes with batches that are not sealed; roughly, who has waited longest comes first.
+        self.unsealed: dict[int, Box] = {}
+        #: What those batches cost in memory.
+        self.unsealed_bytes = 0
+        #: Those of them that have as much as a segment should.
+        self.due: dict[int, Box] = {}
+        self.due_records, self.due_bytes = due_records, due_bytes
+        #: Boxes in whose segments something has died, or to which one has come.
+        self.dented: dict[int, Box] = {}
+        #: Boxes to which a segment has come: they may have one to spare for the cold store.
+        self.movable: dict[int, Box] = {}
+        #: Boxes with `compact: "tag"` that were written to since they were last looked at.
+        self.compactable: dict[int, Box] = {}
         #: Names of deleted boxes that said `auto_create: false`, oldest first.
         self.not_recreated: dict[str, None] = {}
         self.boot_id = ""
@@ -130,6 +170,11 @@ class Machine:
             changes.TokenFenced: self._apply_fenced,
             changes.SeqsReserved: self._apply_reserved,
             changes.SeqsLost: self._apply_lost,
+            changes.SegmentSealed: self._apply_sealed,
+            changes.SegmentsReplaced: self._apply_replaced,
+            changes.SegmentMoved: self._apply_moved,
+            changes.BatchKept: self._apply_kept,
+            changes.BoxRestated: self._apply_restated,
             changes.ShardStarted: self._apply_started,
             changes.ShardStopped: self._apply_stopped,
         }
@@ -143,6 +188,8 @@ class Machine:
         made: Made = []
         try:
             return self._handlers[type(command)](command, now_ms, made)
+        except (NotLoaded, TagsNotLoaded) as missing:
+            return Outcome(made, None, needs=(missing,))
         except StreamsError as error:
             return self._refuse(command, error, made)
 
@@ -180,6 +227,7 @@ class Machine:
     def tick(self, now_ms: int) -> Outcome:
         made: Made = []
         gone: list[str] = []
+        needs: list[Missing] = []
         for _ in range(TICK_BOXES_MAX):
             when = self.next_deadline_ms()
             if when is None or when > now_ms:
@@ -187,7 +235,12 @@ class Machine:
             _, generation = heapq.heappop(self._deadlines)
             del self._deadline_of[generation]
             box = self.generations[generation]
-            self._expire(box, now_ms, made)
+            try:
+                self._expire(box, now_ms, made)
+            except NotLoaded as missing:
+                needs.append(missing)
+                self._watch_at(box, now_ms + FETCH_MS)
+                continue
             idle_at = self._idle_ms(box)
             if idle_at is not None and idle_at <= now_ms:
                 self._log(changes.SeqsReserved(box.generation, box.log.head_seq), made)
@@ -197,7 +250,7 @@ class Machine:
                 gone.append(box.name)
             else:
                 self._watch(box)
-        return Outcome(made, None, wakes=tuple(gone))
+        return Outcome(made, None, wakes=tuple(gone), needs=tuple(needs))
 
     def start(self, *, boot_id: str, now_ms: int) -> Outcome:
         """Begins a life of the shard, after recovery: settles what the last one left open."""
@@ -268,7 +321,9 @@ class Machine:
         times = [when for when in candidates if when is not None]
         if not times:
             return
-        when = min(times)
+        self._watch_at(box, min(times))
+
+    def _watch_at(self, box: Box, when: int) -> None:
         if self._deadline_of.get(box.generation, when + 1) > when:
             self._deadline_of[box.generation] = when
             heapq.heappush(self._deadlines, (when, box.generation))
@@ -304,9 +359,9 @@ class Machine:
         while pending and pending[0].lsn <= lsn:
             entry = pending.popleft()
             log = entry.box.log
-            assert entry.seq > log.visible_seq, "VISIBLE"  # writes of one box are shown in their order
-            log.show(entry.seq, entry.ts)
-            shown.append(entry.box.name)
+            if entry.seq > log.visible_seq:  # else the box went to memory meanwhile, where all is shown
+                log.show(entry.seq, entry.ts)
+                shown.append(entry.box.name)
         return shown
 
     # -- boxes
@@ -317,10 +372,17 @@ class Machine:
                 f"there are {len(self.boxes)} boxes already; delete some or raise the limit", limit="boxes"
             )
         config = merge(BoxConfig(), patch or BoxPatch(), box=name, exists=False)
-        generation = max(now_ms, self.last_generation + 1)
+        generation = self._next_generation(now_ms)
         return changes.BoxCreated(
             generation, name, config, now_ms, RESERVE_SEQS if config.durability == "disk" else 0
         )
+
+    def _next_generation(self, now_ms: int) -> int:
+        """A number that no box of any shard has had: shards count in different residues of one modulus, and
+        take what moved to them into account."""
+        after = self.last_generation + 1
+        after += (self.shard - after) % GENERATIONS_PER_MS
+        return max(now_ms * GENERATIONS_PER_MS + self.shard, after)
 
     def _put_box(self, command: commands.PutBox, now_ms: int, made: Made) -> Outcome:
         box = self.boxes.get(command.box)
@@ -330,7 +392,6 @@ class Machine:
             return Outcome(made, commands.BoxPut(command.box, True, created.config), lsn, True)
         self._expire(box, now_ms, made)  # by the old TTL: what has expired stays expired
         config = merge(box.config, command.patch, box=command.box, exists=True)
-        self._check_class_change(box, config)
         if config != box.config:
             self._configure(box, config, made)
         # Also when nothing changes: a crash may have kept an earlier config and lost what it brought about.
@@ -344,22 +405,15 @@ class Machine:
         return Outcome(made, commands.BoxPut(command.box, False, config), waits_for, True)
 
     def _configure(self, box: Box, config: BoxConfig, made: Made) -> None:
-        was_memory = box.is_memory
+        tail = box.log.tail
+        if box.is_memory and config.durability != "memory":
+            self._log(changes.BoxRestated(box.facts(whole=True)), made)
+            for batch in list(tail):
+                if batch.dead < batch.count:
+                    self._log(changes.BatchKept(box.generation, batch), made)
         into_disk = config.durability == "disk" and not box.is_disk
         reserved_seq = box.log.head_seq + RESERVE_SEQS if into_disk else 0
         self._log(changes.BoxConfigured(box.generation, config, reserved_seq), made)
-        if was_memory and not box.is_memory and box.fencing_token:
-            self._log(changes.TokenFenced(box.generation, box.fencing_token), made)
-
-    @staticmethod
-    def _check_class_change(box: Box, config: BoxConfig) -> None:
-        into_memory = config.durability == "memory"
-        if into_memory != box.is_memory and box.log.head_seq:
-            raise BoxNotEmpty(
-                f"durability: {box.name} has been written to and cannot change between memory and a stored "
-                "class; delete it first",
-                field="durability",
-            )
 
     def _get_state(self, command: commands.GetState, now_ms: int, made: Made) -> Outcome:
         box = self._found(command.box, now_ms, made)
@@ -531,11 +585,10 @@ class Machine:
         log = box.log
         if command.seq > log.visible_seq or not log.is_live(command.seq):
             raise NotFound(f"{box.name} has no record {command.seq} (any more)", seq=command.seq)
-        at = log.batch_at(command.seq)
-        assert at is not None
-        batch = log.batches[at]
-        index = command.seq - batch.first_seq
-        text = bytes(batch.text_as(index, index, tags=True, meta=True, data=True))
+        span = log.span_at(command.seq)
+        assert span is not None
+        index = command.seq - span.first_seq
+        text = bytes(span.payload.text_as(index, index, tags=True, meta=True, data=True))
         return self._answer(box, commands.OneRecord(box.name, text), made, box.floor_lsn)
 
     def _get_tail(self, command: commands.GetTail, now_ms: int, made: Made) -> Outcome:
@@ -586,9 +639,20 @@ class Machine:
 
     def _apply_configured(self, change: changes.BoxConfigured, lsn: int) -> None:
         box = self.generations[change.generation]
+        held_bytes = self._held_bytes(box)
         box.configured(change, lsn)
         if change.reserved_seq:
             self._note_reservation(box, lsn)
+        self._note_unsealed(box, held_bytes)
+        if box.config.compact == "tag":
+            self.compactable[box.generation] = box
+
+    def _apply_restated(self, change: changes.BoxRestated, lsn: int) -> None:
+        box = self.generations[change.generation]
+        self._keys -= len(box.keys)
+        box.restated(change.facts)
+        self._keys += len(box.keys)
+        box.last_lsn = lsn
 
     def _apply_deleted(self, change: changes.BoxDeleted, lsn: int) -> None:
         box = self.generations.pop(change.generation)
@@ -596,6 +660,12 @@ class Machine:
         self._deleted_lsn = lsn
         self._deadline_of.pop(change.generation, None)
         self._keys -= len(box.keys)
+        if self.unsealed.pop(change.generation, None) is not None:
+            self.unsealed_bytes -= box.log.tail.held_bytes
+        self.due.pop(change.generation, None)
+        self.dented.pop(change.generation, None)
+        self.compactable.pop(change.generation, None)
+        self.movable.pop(change.generation, None)
         if not box.config.auto_create:
             self.not_recreated[box.name] = None
             if len(self.not_recreated) > NOT_RECREATED_MAX:
@@ -605,8 +675,14 @@ class Machine:
         box = self.generations[change.generation]
         keys = len(box.keys)
         was_empty = box.log.count == 0
+        held_bytes = self._held_bytes(box)
         box.appended(change, lsn)
         self._keys += len(box.keys) - keys
+        self._note_unsealed(box, held_bytes)
+        if change.trim_before_seq or change.evict_before_seq:
+            self._note_dented(box)
+        if box.config.compact == "tag":
+            self.compactable[box.generation] = box
         if lsn == 0:
             box.log.show(box.log.head_seq, box.log.last_ts)
         if was_empty:
@@ -614,15 +690,76 @@ class Machine:
 
     def _apply_evicted(self, change: changes.RecordsEvicted, lsn: int) -> None:
         box = self.generations[change.generation]
+        held_bytes = self._held_bytes(box)
         box.evicted(change, lsn)
+        self._note_unsealed(box, held_bytes)
+        self._note_dented(box)
         if box.log.count == 0:
             self._watch(box)
 
     def _apply_records_deleted(self, change: changes.RecordsDeleted, lsn: int) -> None:
         box = self.generations[change.generation]
+        held_bytes = self._held_bytes(box)
         box.deleted(change, lsn)
+        self._note_unsealed(box, held_bytes)
+        self._note_dented(box)
         if box.log.count == 0:
             self._watch(box)
+
+    def _held_bytes(self, box: Box) -> int:
+        return box.log.tail.held_bytes if box.generation in self.unsealed else 0
+
+    def _note_unsealed(self, box: Box, held_bytes: int) -> None:
+        """Keeps count of what the unsealed batches cost; `held_bytes` is what this box's did before."""
+        tail = box.log.tail
+        if not tail.records or box.is_memory:
+            self.unsealed.pop(box.generation, None)
+            self.unsealed_bytes -= held_bytes
+        else:
+            self.unsealed[box.generation] = box
+            self.unsealed_bytes += tail.held_bytes - held_bytes
+            if tail.records >= self.due_records or tail.held_bytes >= self.due_bytes:
+                self.due[box.generation] = box
+
+    def _apply_sealed(self, change: changes.SegmentSealed, lsn: int) -> None:
+        box = self.generations[change.generation]
+        held_bytes = self._held_bytes(box)
+        box.sealed(change)
+        # What is left is younger than what others have.
+        self.unsealed.pop(box.generation, None)
+        self.due.pop(box.generation, None)
+        self._note_unsealed(box, held_bytes)
+        self._note_dented(box)
+        self._note_movable(box)
+
+    def _note_movable(self, box: Box) -> None:
+        if box.log.segments:
+            self.movable[box.generation] = box
+
+    def _note_dented(self, box: Box) -> None:
+        if box.log.segments:
+            self.dented[box.generation] = box
+
+    def _apply_replaced(self, change: changes.SegmentsReplaced, lsn: int) -> None:
+        self.generations[change.generation].replaced(change)
+
+    def _apply_moved(self, change: changes.SegmentMoved, lsn: int) -> None:
+        for segment in self.generations[change.generation].log.segments:
+            if segment.serial == change.serial:
+                segment.is_cold = True
+
+    def _apply_kept(self, change: changes.BatchKept, lsn: int) -> None:
+        box = self.generations[change.generation]
+        box.last_lsn = lsn
+        if box.is_memory:  # restated just before
+            change.batch.lsn = lsn
+            box.log.give_back(change.batch)
+            return
+        at = box.log.tail.at(change.batch.first_seq)
+        assert at is not None, "only what is there is kept"
+        box.log.tail.batches[at].lsn = lsn
+        if self.unsealed.pop(box.generation, None) is not None:
+            self.unsealed[box.generation] = box
 
     def _apply_fenced(self, change: changes.TokenFenced, lsn: int) -> None:
         box = self.generations[change.generation]
@@ -652,13 +789,14 @@ class Machine:
 
     def _begin_anew(self, old: Box, at_ms: int) -> None:
         """A memory box after a restart: the same name and config, nothing in it, another generation."""
-        generation = max(at_ms, self.last_generation + 1)
+        generation = self._next_generation(at_ms)
         self.last_generation = generation
         box = Box(
             name=old.name, generation=generation, config=old.config, created_ms=old.created_ms, reserved_seq=0
         )
         box.emptied_ms = at_ms
         del self.generations[old.generation]
+        self.dented.pop(old.generation, None)
         self._deadline_of.pop(old.generation, None)
         self._keys -= len(old.keys)
         self.boxes[old.name] = box
@@ -672,7 +810,7 @@ class Machine:
     def snapshot(self) -> ShardState:
         """Everything but payloads, as of `self.lsn`. Shares nothing with the machine."""
         boxes = [box.facts() for box in self.boxes.values()]
-        oldest = [box.log.oldest for box in self.boxes.values() if not box.is_memory]
+        oldest = [box.log.tail.oldest for box in self.unsealed.values()]
         lsns = [batch.lsn for batch in oldest if batch is not None]
         return ShardState(
             lsn=self.lsn,
@@ -684,22 +822,23 @@ class Machine:
             boxes=boxes,
         )
 
-    def restore(self, state: ShardState) -> dict[int, Box]:
-        """Takes over a snapshot. Returns, by lsn, the boxes whose batches `hydrate` must be given."""
+    def restore(self, state: ShardState) -> Wanted:
+        """Takes over a snapshot. Returns what it names and does not hold."""
         assert self.lsn == 0 and not self.boxes, "restore comes first"
         self.lsn = state.lsn
         self.boot_id = state.boot_id
         self.stopped_clean = state.stopped_clean
         self.last_generation = state.last_generation
         self.not_recreated = dict.fromkeys(state.not_recreated)
-        wanted: dict[int, Box] = {}
+        wanted = Wanted({}, [])
         for facts in state.boxes:
             box = Box.from_facts(facts)
             self.boxes[box.name] = box
             self.generations[box.generation] = box
             self._keys += len(box.keys)
             for lsn in array("Q", facts.batches):
-                wanted[lsn] = box
+                wanted.batches[lsn] = box
+            wanted.segments.extend((box, segment) for segment in facts.segments)
             self._note_reservation(box, state.lsn)
         return wanted
 
@@ -707,7 +846,17 @@ class Machine:
         """All batches of the snapshot have been given back: settle what depends on them."""
         for box in self.boxes.values():
             box.log.hydrated()
+            self._note_unsealed(box, 0)
+            self._note_dented(box)
+            self._note_movable(box)
+            if box.config.compact == "tag":
+                self.compactable[box.generation] = box
             self._watch(box)
+
+    def segments(self) -> Iterator[Segment]:
+        """Every segment that some box of this shard has."""
+        for box in self.boxes.values():
+            yield from box.log.segments
 
     def recovered(self, lsn: int) -> None:
         """Everything up to `lsn` has been replayed and is on the disk: it is all visible."""
@@ -725,6 +874,9 @@ class Machine:
                 assert box.log.visible_seq <= box.reserved_seq, "CEILING"
         assert self._keys == sum(len(box.keys) for box in self.boxes.values()), "KEYS"
         assert self.durable_lsn <= self.logged_lsn <= self.lsn, "LSN"
+        stored = [box for box in self.boxes.values() if not box.is_memory and box.log.tail.records]
+        assert {box.generation for box in stored} == set(self.unsealed), "UNSEALED"
+        assert sum(box.log.tail.held_bytes for box in stored) == self.unsealed_bytes, "UNSEALED"
 
     def statistics(self) -> dict[str, int]:
         return {

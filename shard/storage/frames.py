@@ -7,6 +7,7 @@ The content of a frame (the log adds length, lsn and checksum, see `wal.py`):
                     `Batch.to_parts` lays it out
     RecordsDeleted  u64 generation · u64 before_seq · u64 cut_bytes · i64 at_ms · u32 batches ·
                     u64 bytes in each · 64-bit roaring bitmap, or nothing
+    BatchKept       u64 generation · the batch likewise
     all others      one msgpack map, field by field
 
 Rules of the file
@@ -42,18 +43,25 @@ _KINDS: dict[type[Any], int] = {
     changes.SeqsLost: 9,
     changes.ShardStarted: 10,
     changes.ShardStopped: 11,
+    changes.SegmentSealed: 12,
+    changes.SegmentsReplaced: 13,
+    changes.SegmentMoved: 14,
+    changes.BatchKept: 15,
+    changes.BoxRestated: 16,
 }
 APPENDED = _KINDS[changes.BatchAppended]
 _DELETED = _KINDS[changes.RecordsDeleted]
+_KEPT = _KINDS[changes.BatchKept]
 
 _APPENDED_HEAD = struct.Struct("<QqQQQQqH")
 _DELETED_HEAD = struct.Struct("<QQQqI")
+_GENERATION = struct.Struct("<Q")
 
 _encode_plain = msgspec.msgpack.Encoder().encode
 _PLAIN_DECODERS: dict[int, Any] = {
     kind: msgspec.msgpack.Decoder(change).decode
     for change, kind in _KINDS.items()
-    if kind not in (APPENDED, _DELETED)
+    if kind not in (APPENDED, _DELETED, _KEPT)
 }
 
 
@@ -78,6 +86,9 @@ def encode(lsn: int, change: Change) -> tuple[int, int, int, Sequence[bytes]]:
         )
         columns, blob = change.batch.to_parts()
         return kind, VERSION, lsn, (head + key + columns, blob)
+    if isinstance(change, changes.BatchKept):
+        columns, blob = change.batch.to_parts()
+        return kind, VERSION, lsn, (_GENERATION.pack(change.generation) + columns, blob)
     if isinstance(change, changes.RecordsDeleted):
         seqs = change.seqs.serialize() if change.seqs is not None else b""
         head = _DELETED_HEAD.pack(
@@ -101,6 +112,9 @@ def decode(kind: int, version: int, content: memoryview) -> Change:
         sizes = array("Q", bytes(content[_DELETED_HEAD.size : at]))
         seqs = BitMap64.deserialize(bytes(content[at:])) if len(content) > at else None
         return changes.RecordsDeleted(generation, before_seq, cut_bytes, seqs, sizes, at_ms)
+    if kind == _KEPT:
+        (generation,) = _GENERATION.unpack_from(content)
+        return changes.BatchKept(generation, Batch.from_bytes(content[_GENERATION.size :]))
     decoder = _PLAIN_DECODERS.get(kind)
     if decoder is None:
         raise UnknownFrame(f"a frame has kind {kind}, which this server does not know")

@@ -186,6 +186,18 @@ class ShardUnavailable(Busy):
     code = "shard_unavailable"
 
 
+class ColdStoreUnavailable(Busy):
+    """A record that is asked for is in the cold store, which cannot be read right now; nothing is lost."""
+
+    code = "cold_store_unavailable"
+
+
+class DataDamaged(Busy):
+    """Stored bytes that this needs are damaged; see the server's log for the file and the next step."""
+
+    code = "data_damaged"
+
+
 class OutcomeUnknown(Uncertain):
     """The shard went away before it answered; the request may or may not have taken effect."""
 

@@ -27,6 +27,7 @@ from shard.recovery import recover
 from shard.storage import frames
 from shard.storage.files import Disk
 from shard.storage.snapshot import Snapshots
+from shard.storage.store import SegmentStore
 from shard.storage.wal import Wal
 from streams.protocol import wire
 from streams.protocol.appends import RecordLimits, parse_append
@@ -331,7 +332,8 @@ def lengthen_the_log(directory: Path, *, box: str, appends: int) -> None:
     disk = Disk()
     machine = Machine()
     wal = Wal(disk, f"{directory}/wal")
-    list(recover(machine, wal, Snapshots(disk, f"{directory}/snapshot")))
+    store = SegmentStore(disk, f"{directory}/segments")
+    list(recover(machine, wal, Snapshots(disk, f"{directory}/snapshot"), store.open))
     group = [frames.encode(*made) for made in machine.start(boot_id="this", now_ms=1).changes]
     for number in range(appends):
         write = parse_append(b'{"records": [{"data": %d}]}' % number, RecordLimits())

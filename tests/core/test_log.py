@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 from pyroaring import BitMap64
 
-from shard.core import log as log_module
+from shard.core import tail as tail_module
 from shard.core.log import Log
 from streams.protocol.records import Batch, render
 from tests.support.machines import columns
@@ -27,7 +27,7 @@ def evict_before(log: Log, seq: int, reason: str) -> int:
 
 def delete_seqs(log: Log, seqs: BitMap64) -> int:
     live = BitMap64([seq for seq in seqs if log.is_live(seq)])
-    return log.delete_seqs(live, log.measure_seqs(live))
+    return log.delete_seqs(live, log.measure_seqs(live, {}))
 
 
 def batch(first_seq: int, count: int, *, ts: int = 100) -> Batch:
@@ -52,8 +52,8 @@ def test_a_new_log_is_empty_and_says_where_it_would_begin() -> None:
     log = Log()
     log.check()
     assert (log.head_seq, log.earliest_seq, log.evict_floor, log.count, log.bytes) == (0, 1, 0, 0, 0)
-    assert log.oldest is None and log.first_seq_at(5) == 1 and log.batch_at(1) is None
-    assert log.batch_from(1) == 0 and log.visible_totals() == (0, 0)
+    assert log.oldest is None and log.first_seq_at(5) == 1 and log.span_at(1) is None
+    assert next(log.spans(1), None) is None and log.visible_totals() == (0, 0)
     assert repr(log) == "<Log 1..0..0, 0 live>"
 
 
@@ -147,7 +147,7 @@ def test_a_batch_that_is_entirely_deleted_lets_go_of_its_payload() -> None:
     log = filled(2, 4, 2)
     delete_seqs(log, BitMap64([3, 4, 5, 6]))
     log.check()
-    assert log.batches[1].blob == b"" and log.batches[1].live_bytes == 0
+    assert log.tail.batches[1].blob == b"" and log.tail.batches[1].live_bytes == 0
     assert live(log) == [1, 2, 7, 8]
 
 
@@ -175,14 +175,14 @@ def test_husks_at_the_front_go_with_the_floor() -> None:
 
 
 def test_many_husks_are_cut_out_and_nothing_else_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_module, "_COMPACT_AT", 3)
+    monkeypatch.setattr(tail_module, "_COMPACT_AT", 3)
     log = filled(*[2] * 10)
     delete_seqs(log, BitMap64([5, 6, 9, 10]))
-    assert len(log.batches) == 10
+    assert len(log.tail.batches) == 10
     delete_seqs(log, BitMap64(range(11, 17)))
-    assert len(log.batches) < 10
+    assert len(log.tail.batches) < 10
     assert live(log) == [1, 2, 3, 4, 7, 8, 17, 18, 19, 20]
-    assert log.batch_at(9) is None and log.batch_from(9) == log.batch_from(17)
+    assert log.span_at(9) is None and next(log.spans(9)) is next(log.spans(17))
     assert len(log.deleted) == 0, "nor is anything remembered of them"
     log.check()
     assert evict_before(log, 18, "cap") == 7
@@ -191,19 +191,19 @@ def test_many_husks_are_cut_out_and_nothing_else_changes(monkeypatch: pytest.Mon
 
 
 def test_the_front_is_cut_off_in_bulk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_module, "_COMPACT_AT", 4)
+    monkeypatch.setattr(tail_module, "_COMPACT_AT", 4)
     log = filled(*[2] * 7)
     delete_before(log, 7)
-    assert len(log.batches) == 7 and log.batches[0].count == 1, "payloads go at once, slots later"
+    assert len(log.tail.batches) == 7 and log.tail.batches[0].count == 1, "payloads go at once, slots later"
     delete_before(log, 9)
-    assert len(log.batches) == 3
+    assert len(log.tail.batches) == 3
     assert live(log) == list(range(9, 15))
     log.check()
     assert log.first_seq_at(550) == 11 and log.ts_of(9) == 500
 
 
 def test_what_was_cut_out_is_not_taken_for_live(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_module, "_COMPACT_AT", 2)
+    monkeypatch.setattr(tail_module, "_COMPACT_AT", 2)
     log = filled(*[2] * 6)
     for gone in (range(5, 9), range(11, 13)):
         delete_seqs(log, BitMap64(gone))

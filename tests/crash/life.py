@@ -28,6 +28,7 @@ from shard.core.machine import Machine, Outcome
 from shard.recovery import Recovered, recover
 from shard.storage import frames
 from shard.storage.snapshot import Snapshots
+from shard.storage.store import SegmentStore
 from shard.storage.wal import HEADER_BYTES, FrameParts, Wal
 from streams.protocol import commands
 from streams.protocol.appends import RecordLimits, parse_append
@@ -269,7 +270,7 @@ def recovered(disk: FaultDisk) -> tuple[Machine, Wal, Snapshots, Recovered]:
     machine = Machine()
     wal = Wal(disk, "/data/wal", file_bytes=FILE_BYTES)
     snapshots = Snapshots(disk, "/data/snapshot")
-    *_, found = recover(machine, wal, snapshots)
+    *_, found = recover(machine, wal, snapshots, SegmentStore(disk, "/data/segments").open)
     assert isinstance(found, Recovered)
     assert found.skipped_snapshots == [], "a crash never damages a snapshot"
     return machine, wal, snapshots, found
@@ -300,9 +301,9 @@ def fingerprint(machine: Machine) -> dict[str, object]:
         facts["deleted"] = list(BitMap64.deserialize(facts["deleted"]))
         log = box.log
         text = b",".join(
-            batch.text_as(first, last, tags=True, meta=True, data=True)
-            for batch in log.live_batches()
-            for first, last in log.runs(batch, 0, batch.count - 1)
+            span.payload.text_as(first, last, tags=True, meta=True, data=True)
+            for span in log.spans()
+            for first, last in log.runs(span, 0, span.count - 1)
         )
         found[name] = (facts, bytes(text))
     return found

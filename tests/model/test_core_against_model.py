@@ -607,10 +607,12 @@ class CoreAgainstModel(RuleBasedStateMachine):
             self.wait(rng.choice([1, 1, 5, 20, 41]))
         elif chance < 0.92:
             self.tick()
-        elif chance < 0.96:
+        elif chance < 0.94:
             self.logged(rng.random())
-        else:
+        elif chance < 0.96:
             self.durable(rng.random())
+        else:
+            self.upkeep(rng.getrandbits(32))
 
     def some_append(self, rng: random.Random, name: str) -> None:
         plain = rng.random() < 0.5
@@ -667,6 +669,11 @@ class CoreAgainstModel(RuleBasedStateMachine):
         lsn = done + round((self.machine.lsn - done) * share)
         self.show(self.driver.sync(lsn), lsn, durable=True)
 
+    @rule(seed=st.integers(0, 2**32))
+    def upkeep(self, seed: int) -> None:
+        """Sealing, forgetting and rewriting: nobody can tell."""
+        self.driver.some_upkeep(random.Random(seed))
+
     @rule()
     def settle(self) -> None:
         self.show(self.driver.sync(), self.machine.lsn, durable=True)
@@ -677,9 +684,9 @@ class CoreAgainstModel(RuleBasedStateMachine):
             at, until_durable, box, seq, ts = entry
             if at <= lsn and (durable or not until_durable):
                 self.pending.remove(entry)
-                assert seq > box.visible_seq, "writes of one box become visible in order"
-                box.visible_seq, box.visible_ts = seq, ts
-                expected.add(box.name)
+                if seq > box.visible_seq:  # else the box has been in memory since, where all is visible
+                    box.visible_seq, box.visible_ts = seq, ts
+                    expected.add(box.name)
         assert set(woken) == expected
 
     @invariant()
@@ -699,7 +706,7 @@ class WithFewSeqsReserved(CoreAgainstModel):
         self.replaced = [
             replaced("shard.core.machine.RESERVE_SEQS", 8),
             replaced("shard.core.machine.RESERVATION_IDLE_MS", 50),
-            replaced("shard.core.log._COMPACT_AT", 2),
+            replaced("shard.core.tail._COMPACT_AT", 2),
             replaced("shard.core.tags._STALE_MIN", 2),
         ]
         for each in self.replaced:

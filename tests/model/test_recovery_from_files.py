@@ -15,7 +15,9 @@ from shard.recovery import Progress, Recovered, recover
 from shard.storage import frames
 from shard.storage.files import Corrupt, Disk, DiskLike
 from shard.storage.snapshot import Snapshots
+from shard.storage.store import SegmentStore
 from shard.storage.wal import HEADER_BYTES, Wal
+from tests.support import machines
 from tests.support.faultdisk import FaultDisk
 from tests.support.machines import Driver, Frame, facts_of, random_history, recovered
 
@@ -33,6 +35,7 @@ def written(place: tuple[DiskLike, str], log: list[Frame]) -> None:
     for _ in wal.scan():
         pass
     wal.settle()
+    machines.SHELF.store(disk, f"{root}/segments")
     for at in range(0, len(log), 7):
         wal.append([(kind, version, lsn, (content,)) for kind, version, lsn, content in log[at : at + 7]])
         wal.sync()
@@ -43,7 +46,9 @@ def found(place: tuple[DiskLike, str]) -> tuple[Machine, Recovered]:
     disk, root = place
     machine = Machine()
     wal = Wal(disk, f"{root}/wal", file_bytes=FILE_BYTES)
-    *steps, last = recover(machine, wal, Snapshots(disk, f"{root}/snapshot"))
+    *steps, last = recover(
+        machine, wal, Snapshots(disk, f"{root}/snapshot"), SegmentStore(disk, f"{root}/segments").open
+    )
     assert all(isinstance(step, Progress) and 0 <= step.ratio <= 1 for step in steps)
     assert isinstance(last, Recovered)
     wal.close()

@@ -9,20 +9,28 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import msgspec
 from hypothesis import HealthCheck, settings
 
-from shard.core.changes import BatchAppended, Change, ShardState
-from shard.core.machine import Machine, Outcome
+from shard.core import changes
+from shard.core.changes import BatchAppended, BatchKept, Change, SegmentFacts, ShardState
+from shard.core.log import Span
+from shard.core.machine import Machine, Missing, Outcome
+from shard.core.sealed import NotLoaded, Segment
+from shard.core.upkeep import SealPolicy, plan_rewrite
 from shard.storage import frames
+from shard.storage.files import DiskLike
+from shard.storage.segments import build_index, write_segment
+from shard.storage.store import segment_of
 from streams.protocol import commands
 from streams.protocol.appends import RecordLimits, parse_append
 from streams.protocol.boxes import BoxPatch
 from streams.protocol.commands import Command
 from streams.protocol.errors import StreamsError
-from streams.protocol.records import Columns
+from streams.protocol.records import Batch, Columns
 
 #: `STREAMS_SWEEP=full` looks twenty times as far.
 SWEEP_FACTOR = 20 if os.environ.get("STREAMS_SWEEP") == "full" else 1
@@ -68,10 +76,63 @@ def patch(**fields: Any) -> BoxPatch:
     return msgspec.convert(fields, BoxPatch)
 
 
+class Shelf:
+    """Segment files without files: what was written under a name is there for good."""
+
+    def __init__(self) -> None:
+        self._written: dict[tuple[int, int, int], list[bytes]] = {}
+
+    def write(self, generation: int, serial: int, batches: Iterable[Batch]) -> Segment:
+        kept = list(batches)
+        index = build_index(generation=generation, serial=serial, batches=kept)
+        self._written[generation, kept[0].first_seq, serial] = [b"".join(batch.to_parts()) for batch in kept]
+        return segment_of(index)
+
+    def read(self, segment: Segment, at: int) -> Batch:
+        return Batch.from_bytes(
+            memoryview(self._written[segment.generation, segment.first_seq, segment.serial][at])
+        )
+
+    def open(self, generation: int, facts: SegmentFacts) -> Segment:
+        written = self._written[generation, facts.first_seq, facts.serial]
+        batches = [Batch.from_bytes(memoryview(content)) for content in written]
+        return segment_of(build_index(generation=generation, serial=facts.serial, batches=batches))
+
+    def store(self, disk: DiskLike, directory: str) -> None:
+        """Puts everything into real files."""
+        for (generation, _, serial), contents in self._written.items():
+            batches = [Batch.from_bytes(memoryview(content)) for content in contents]
+            write_segment(disk, directory, generation=generation, serial=serial, batches=batches)
+
+    def load(self, missing: Missing, machine: Machine) -> None:
+        if isinstance(missing, NotLoaded):
+            missing.segment.load(missing.at, self.read(missing.segment, missing.at))
+            return
+        for segment in missing.segments:
+            batches = [self.read(segment, at) for at in range(len(segment))]
+            tagged = [
+                (batch.first_seq + at, batch.size(at, at))
+                for batch in batches
+                for at, tag in enumerate(batch.tag_list() or ())
+                if missing.match.accepts(tag)
+            ]
+            machine.generations[segment.generation].found_tags[segment.serial, missing.match] = (
+                [seq for seq, _ in tagged],
+                [size for _, size in tagged],
+            )
+
+
+#: Of the history that is under way: a driver that begins a new one begins with it anew.
+SHELF = Shelf()
+
+
 class Driver:
     """A machine, its log, and the two positions that the committer reports."""
 
     def __init__(self, machine: Machine | None = None, now_ms: int = 1_000) -> None:
+        global SHELF
+        if machine is None:
+            SHELF = Shelf()
         self.machine = machine or Machine()
         self.log: list[Frame] = []
         self.now_ms = now_ms
@@ -82,7 +143,17 @@ class Driver:
     # -- commands
 
     def do(self, command: Command) -> Outcome:
-        return self.keep(self.machine.handle(command, self.now_ms))
+        """Handles a command, again and again until it has all that it needs from segments."""
+        made: list[tuple[int, Change]] = []
+        for _ in range(1000):
+            outcome = self.machine.handle(command, self.now_ms)
+            made += outcome.changes
+            if not outcome.needs:
+                return self.keep(outcome._replace(changes=made))
+            assert outcome.reply is None
+            for missing in outcome.needs:
+                SHELF.load(missing, self.machine)
+        raise AssertionError("a command never has what it needs")
 
     def keep(self, outcome: Outcome) -> Outcome:
         for lsn, change in outcome.changes:
@@ -136,7 +207,72 @@ class Driver:
         return self.machine.durable(self.machine.lsn if lsn is None else lsn)
 
     def tick(self) -> Outcome:
-        return self.keep(self.machine.tick(self.now_ms))
+        outcome = self.keep(self.machine.tick(self.now_ms))
+        for missing in outcome.needs:
+            SHELF.load(missing, self.machine)
+        return outcome
+
+    # -- upkeep
+
+    def seal(self, box: str = "b", batches: int = 1_000_000) -> bool:
+        """Seals the oldest unsealed batches of a box, and forgets their payloads; whether there were any."""
+        found = self.machine.boxes[box]
+        sealable = found.log.sealable(durable_lsn=self.machine.durable_lsn, bytes_max=1 << 40)[:batches]
+        if not sealable or found.is_memory:
+            return False
+        segment = SHELF.write(found.generation, found.last_serial + 1, sealable)
+        self.commit(changes.SegmentSealed(found.generation, segment.serial, segment.to_bytes()))
+        return True
+
+    def rewrite(self, policy: SealPolicy) -> bool:
+        """Writes segments anew where it is worth it; whether it was."""
+        plan = plan_rewrite(self.machine, policy)
+        if plan is None:
+            return False
+        live = [
+            batch
+            for part in plan.parts
+            for at in range(len(part.segment))
+            for batch in parts_of(SHELF.read(part.segment, at), part.runs.get(at))
+        ]
+        assert plan.still_stands(self.machine)
+        segment = SHELF.write(plan.box.generation, plan.serial, live)
+        serials = [part.segment.serial for part in plan.parts]
+        self.commit(changes.SegmentsReplaced(plan.box.generation, serials, plan.serial, segment.to_bytes()))
+        return True
+
+    def relog(self, box: str = "b") -> bool:
+        """Writes the unsealed batches of a box to the log again; whether there were any."""
+        found = self.machine.boxes[box]
+        batches = [batch for batch in found.log.tail if batch.dead < batch.count]
+        if found.is_memory or not batches or batches[-1].lsn > self.machine.durable_lsn:
+            return False
+        for batch in batches:
+            self.commit(changes.BatchKept(found.generation, batch))
+        return True
+
+    def commit(self, change: Change) -> None:
+        lsn = self.machine.lsn + 1
+        self.machine.apply(change, lsn)
+        self.keep(Outcome([(lsn, change)], None))
+
+    def forget(self) -> None:
+        """Drops every payload that is in a segment from memory."""
+        for segment in self.machine.segments():
+            for at in range(len(segment)):
+                segment.forget(at)
+
+    def some_upkeep(self, rng: random.Random) -> None:
+        box = rng.choice(list(self.machine.boxes) or [""])
+        kind = rng.randrange(4)
+        if kind == 0 and box:
+            self.seal(box, rng.choice((1, 2, 5, 1000)))
+        elif kind == 1:
+            self.rewrite(SealPolicy(rng.choice((4, 10, 40)), 100_000, 1))
+        elif kind == 2:
+            self.forget()
+        elif box:
+            self.relog(box)
 
     # -- lives
 
@@ -177,13 +313,16 @@ def replayed(log: list[Frame], state: ShardState | None = None) -> Machine:
     snapshot_lsn = 0
     if state is not None:
         parts = b"".join(frames.encode_state(state))
-        wanted = machine.restore(frames.decode_state(memoryview(parts)))
+        named = machine.restore(frames.decode_state(memoryview(parts)))
+        wanted = dict(named.batches)
+        for box, facts in named.segments:
+            box.log.attach(SHELF.open(box.generation, facts), facts.dead)
         snapshot_lsn = state.lsn
     for frame in log[:snapshot_lsn]:
         box = wanted.pop(frame.lsn, None)
         if box is not None:
             change = decoded(frame)
-            assert isinstance(change, BatchAppended)
+            assert isinstance(change, BatchAppended | BatchKept)
             assert state is not None and frame.lsn >= state.needs_lsn, "needs_lsn covers every named batch"
             change.batch.lsn = frame.lsn
             box.log.hydrate(change.batch)
@@ -246,14 +385,27 @@ def live_texts(machine: Machine, name: str, upto_seq: int = 2**64) -> dict[int, 
     """The live records of a box: their lsn and their text, by seq."""
     log = machine.boxes[name].log
     found: dict[int, tuple[int, bytes]] = {}
-    for batch in log.live_batches():
-        for first, last in log.runs(batch, 0, batch.count - 1):
+    for span in log.spans():
+        for first, last in log.runs(span, 0, span.count - 1):
+            batch = payload_of(span)
             for index in range(first, last + 1):
                 seq = batch.first_seq + index
                 if seq <= upto_seq:
                     text = batch.text_as(index, index, tags=True, meta=True, data=True)
                     found[seq] = (batch.lsn, bytes(text))
     return found
+
+
+def payload_of(span: Span) -> Batch:
+    """The payload, wherever it is; loaded or not, it stays as it was."""
+    try:
+        return span.payload
+    except NotLoaded as missing:
+        return SHELF.read(missing.segment, missing.at)
+
+
+def parts_of(batch: Batch, runs: list[tuple[int, int]] | None) -> list[Batch]:
+    return [batch] if runs is None else [batch.part(first, last) for first, last in runs]
 
 
 # -- a random history, the same for the same seed
@@ -331,7 +483,9 @@ def random_history(seed: int, steps: int) -> Driver:
             driver.sync(rng.randint(driver.machine.durable_lsn, driver.machine.lsn))
         elif chance < 0.55:
             driver.tick()
-        elif chance < 0.56:
+        elif chance < 0.75:
+            driver.some_upkeep(rng)
+        elif chance < 0.76:
             driver.sync()
             driver = driver.after_power_cut(boot_id=f"boot-{number}")
     driver.sync()

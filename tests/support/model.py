@@ -268,7 +268,7 @@ class Model:
 
     def plan(self, name: str, config: dict[str, Any], now_ms: int) -> ModelBox:
         """A box that is not there yet; `keep` makes it so."""
-        return ModelBox(name, max(now_ms, self.last_generation + 1), {**DEFAULTS, **config})
+        return ModelBox(name, max(now_ms * 1024, self.last_generation + 1024), {**DEFAULTS, **config})
 
     def keep(self, box: ModelBox) -> ModelBox:
         self.last_generation = box.generation
@@ -283,11 +283,7 @@ class Model:
             self.keep(self.plan(name, config, now_ms))
             return True
         box.expire(now_ms)
-        merged = {**box.config, **config}
-        crosses = (merged["durability"] == "memory") != (box.config["durability"] == "memory")
-        if crosses and box.head_seq:
-            raise Refusal("box_not_empty")
-        box.config = merged
+        box.config = {**box.config, **config}
         box.evict_to_fit()
         box.expire(now_ms)
         return False

@@ -1,0 +1,192 @@
+"""The unsealed end of a box's log: batches that are in memory whole, in the order of their seqs.
+
+    batches   [gone, gone, ■■■, ■□■, husk, ■■, ■■■■]
+                           ▲ front          a husk keeps the place of a batch that has nothing live left
+
+Rules of the file
+- The front is cut off in bulk, not one by one; what is before it holds no payload any more.
+- Positions (`at`) are good until the next change.
+
+Invariants
+- ORDER: batches are sorted and do not overlap; one that is entirely dead holds no payload.
+- HELD: `held_bytes` and `records` are those of the batches from the front on.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+
+from streams.protocol.records import Batch
+
+_COMPACT_AT = 1024
+_NO_ENCODING = 0
+
+
+class Tail:
+    __slots__ = ("_firsts", "_front", "_husks", "batches", "held_bytes", "records")
+
+    def __init__(self) -> None:
+        self.batches: list[Batch] = []
+        self._firsts: array[int] = array("Q")
+        self._front = 0
+        self._husks = 0
+        #: What its batches cost in memory.
+        self.held_bytes = 0
+        #: Records of the batches from the front on, dead or not.
+        self.records = 0
+
+    def __repr__(self) -> str:
+        return f"<Tail {len(self.batches) - self._front} batches, {self._husks} husks>"
+
+    def __len__(self) -> int:
+        """Positions end here."""
+        return len(self.batches)
+
+    @property
+    def front(self) -> int:
+        """Where the first batch with anything live is."""
+        return self._front
+
+    @property
+    def oldest(self) -> Batch | None:
+        return self.batches[self._front] if self._front < len(self.batches) else None
+
+    def __iter__(self) -> Iterator[Batch]:
+        for at in range(self._front, len(self.batches)):
+            yield self.batches[at]
+
+    def at(self, seq: int) -> int | None:
+        """Where the batch that holds `seq` is, if there is one."""
+        at = bisect_right(self._firsts, seq, self._front) - 1
+        if at < self._front or self.batches[at].last_seq < seq:
+            return None
+        return at
+
+    def from_seq(self, seq: int) -> int:
+        """Where the first batch is that holds `seq` or something after it; `len` when none does."""
+        at = bisect_right(self._firsts, seq, self._front) - 1
+        if at < self._front:
+            return self._front
+        return at if self.batches[at].last_seq >= seq else at + 1
+
+    def from_ts(self, ts: int) -> int:
+        return bisect_left(self.batches, ts, self._front, key=lambda batch: batch.last_ts)
+
+    # -- changing
+
+    def append(self, batch: Batch) -> None:
+        assert not self._firsts or batch.first_seq > self._firsts[-1], "ORDER"
+        self.batches.append(batch)
+        self._firsts.append(batch.first_seq)
+        self.held_bytes += batch.bytes_in_memory
+        self.records += batch.count
+
+    def drop_before(self, seq: int) -> tuple[int, int]:
+        """Batches that end below `seq` go. Returns how many live records and bytes went with them."""
+        count = size = 0
+        front = self._front
+        while front < len(self.batches):
+            batch = self.batches[front]
+            if batch.last_seq >= seq:
+                break
+            count += batch.count - batch.dead
+            size += batch.live_bytes
+            self._pass_over(batch)
+            front += 1
+        self._front = front
+        return count, size
+
+    def _pass_over(self, batch: Batch) -> None:
+        self.held_bytes -= batch.bytes_in_memory
+        self.records -= batch.count
+        if batch.encoding == _NO_ENCODING:
+            self._husks -= 1
+
+    def bury(self, at: int) -> None:
+        """Lets go of the payload of a batch that has nothing live left; its place is cut out later."""
+        batch = self.batches[at]
+        husk = _husk(batch.first_seq, batch.count, batch.last_ts)
+        self.batches[at] = husk
+        self.held_bytes += husk.bytes_in_memory - batch.bytes_in_memory
+        self._husks += 1
+
+    def compact(self) -> list[tuple[int, int]]:
+        """Cuts out the places of buried batches when they are many. Returns their (first, last) seqs."""
+        if self._husks < _COMPACT_AT or self._husks * 2 < len(self.batches) - self._front:
+            return []
+        gone = [(batch.first_seq, batch.last_seq) for batch in self if batch.dead == batch.count]
+        self._keep([batch for batch in self if batch.dead < batch.count])
+        return gone
+
+    def settle(self) -> None:
+        """Moves the front behind what has nothing live left, and lets go of what lies before it."""
+        while self._front < len(self.batches):
+            batch = self.batches[self._front]
+            if batch.dead < batch.count:
+                break
+            self._pass_over(batch)
+            self._front += 1
+        if self._front >= _COMPACT_AT and self._front * 2 >= len(self.batches):
+            del self.batches[: self._front]
+            del self._firsts[: self._front]
+            self._front = 0
+            return
+        # The list keeps its slots until it is cut, but not the payloads.
+        for at in range(self._front - 1, -1, -1):
+            if self.batches[at] is _GONE:
+                break
+            self.batches[at] = _GONE
+
+    def take_upto(self, seq: int) -> list[Batch]:
+        """Takes out everything at or below `seq`, where a batch ends, and returns what was not dead."""
+        end = self.from_seq(seq + 1)
+        taken = [batch for batch in self.batches[self._front : end] if batch.dead < batch.count]
+        self._keep(self.batches[end:])
+        return taken
+
+    def _keep(self, batches: list[Batch]) -> None:
+        self.batches = batches
+        self._firsts = array("Q", [batch.first_seq for batch in batches])
+        self._front = 0
+        self._husks = sum(batch.encoding == _NO_ENCODING for batch in batches)
+        self.held_bytes = sum(batch.bytes_in_memory for batch in batches)
+        self.records = sum(batch.count for batch in batches)
+
+    def sort(self) -> None:
+        """Puts batches that came in any order into theirs."""
+        self._keep(sorted(self.batches, key=lambda batch: batch.first_seq))
+
+    def check(self) -> None:
+        last = 0
+        for batch in self:
+            assert batch.first_seq > last, "ORDER"
+            last = batch.last_seq
+            assert batch.dead < batch.count or batch.encoding == _NO_ENCODING, "ORDER"
+        assert self._husks == sum(batch.encoding == _NO_ENCODING for batch in self), "ORDER"
+        assert self.held_bytes == sum(batch.bytes_in_memory for batch in self), "HELD"
+        assert self.records == sum(batch.count for batch in self), "HELD"
+
+
+def _husk(first_seq: int, count: int, ts: int) -> Batch:
+    """A batch without payload, entirely dead."""
+    husk = Batch(
+        encoding=_NO_ENCODING,
+        first_seq=first_seq,
+        count=count,
+        first_ts=ts,
+        last_ts=ts,
+        times=None,
+        ends=None,
+        stride=0,
+        tags=None,
+        nodes=None,
+        blob=b"",
+    )
+    husk.dead = count
+    husk.dead_bytes = -(count - 1)  # so that its live bytes are none
+    return husk
+
+
+_GONE = _husk(0, 1, 0)

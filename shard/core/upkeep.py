@@ -1,0 +1,210 @@
+"""What background work there is: which batches to seal, to keep, to write anew. Decides, and does nothing.
+
+    tail ──due──► ToSeal      its oldest batches become a segment
+         ──small─► ToKeep     too little for a file: written to the log again, so that older log can go
+    segments ───► ToRewrite   neighbours that are a third dead, or small, become one
+
+Rules of the file
+- A plan names batches and segments as they are now. Whoever carries it out comes back with a change, and the
+  change is made only if what it rests on still stands (`still_stands`).
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import NamedTuple
+
+from shard.core.box import Box
+from shard.core.machine import Machine
+from shard.core.sealed import Segment
+from streams.protocol.records import Batch
+
+#: A box with less than this unsealed gets no file for it by age alone, or while there is room in memory.
+SMALL_BYTES = 64 * 1024
+
+#: Boxes looked at in one go.
+_LOOK_MAX = 1000
+
+#: A box that is not written to for this long is compacted however little is new.
+_QUIET_MS = 10_000
+
+#: Segments of less than this part of the usual size are joined with their neighbours.
+_SMALL_PART = 4
+
+
+class SealPolicy(NamedTuple):
+    """When unsealed batches are sealed: as soon as a box has so many records or bytes, or is so old."""
+
+    records: int
+    bytes: int
+    age_ms: int
+
+
+class HotPolicy(NamedTuple):
+    """What of a box stays on this disk when there is a cold store: so many segments, and so many bytes."""
+
+    segments: int
+    bytes: int
+
+
+class ToSeal(NamedTuple):
+    box: Box
+    serial: int
+    batches: list[Batch]
+
+
+class ToKeep(NamedTuple):
+    box: Box
+    batches: list[Batch]
+
+
+class Part(NamedTuple):
+    """What to take over from a segment that is written anew."""
+
+    segment: Segment
+    touched: int
+    #: Live stretches (indexes) of batches in which something is dead; of all others everything is taken.
+    runs: dict[int, list[tuple[int, int]]]
+
+
+class ToRewrite(NamedTuple):
+    box: Box
+    serial: int
+    parts: list[Part]
+
+    def still_stands(self, machine: Machine) -> bool:
+        """Whether nothing has died in what was read."""
+        if machine.generations.get(self.box.generation) is not self.box:
+            return False
+        present = set(map(id, self.box.log.segments))
+        return all(
+            id(part.segment) in present and part.segment.touched == part.touched for part in self.parts
+        )
+
+
+def plan_seal(
+    machine: Machine, policy: SealPolicy, *, now_ms: int, pinned_lsn: int = 0, is_pressed: bool = False
+) -> ToSeal | ToKeep | None:
+    """The next box to seal, or to keep. `pinned_lsn`: log up to here should become free. `is_pressed`: the
+    unsealed batches take too much memory."""
+    for box in list(islice(machine.due.values(), _LOOK_MAX)):
+        if box.log.tail.records < policy.records and box.log.tail.held_bytes < policy.bytes:
+            del machine.due[box.generation]  # much of it is gone meanwhile
+            continue
+        plan = _seal(machine, box, policy)
+        if plan is not None:
+            return plan
+    aged: list[Box] = []
+    found: ToSeal | ToKeep | None = None
+    for box in islice(machine.unsealed.values(), _LOOK_MAX):
+        tail = box.log.tail
+        oldest = tail.oldest
+        assert oldest is not None, "UNSEALED"
+        is_old = now_ms - box.unsealed_since_ms >= policy.age_ms
+        is_small = tail.held_bytes < SMALL_BYTES
+        if oldest.lsn <= pinned_lsn and is_small and not is_pressed:
+            found = _keep(machine, box)
+        elif oldest.lsn <= pinned_lsn or is_pressed or (is_old and not is_small):
+            found = _seal(machine, box, policy)
+        elif is_old:
+            aged.append(box)
+        if found is not None:
+            break
+    for box in aged:  # small ones wait until their part of the log is wanted, and not in others' way
+        del machine.unsealed[box.generation]
+        machine.unsealed[box.generation] = box
+    return found
+
+
+def _seal(machine: Machine, box: Box, policy: SealPolicy) -> ToSeal | None:
+    batches = box.log.sealable(durable_lsn=machine.durable_lsn, bytes_max=policy.bytes)
+    return ToSeal(box, box.last_serial + 1, batches) if batches else None
+
+
+def _keep(machine: Machine, box: Box) -> ToKeep | None:
+    """All of a tail or nothing, so that its batches stay in the order of their lsns."""
+    batches = [batch for batch in box.log.tail if batch.dead < batch.count]
+    if not batches or batches[-1].lsn > machine.durable_lsn:
+        return None
+    return ToKeep(box, batches)
+
+
+def plan_rewrite(machine: Machine, policy: SealPolicy) -> ToRewrite | None:
+    """Segments to be written anew as one. Boxes in which nothing is to be done are passed over for good,
+    until something dies or is sealed in them."""
+    for _ in range(_LOOK_MAX):
+        if not machine.dented:
+            return None
+        generation, box = next(iter(machine.dented.items()))
+        run = _run_to_rewrite(box.log.segments, policy)
+        if run:
+            return ToRewrite(box, box.last_serial + 1, [_part(box, segment) for segment in run])
+        del machine.dented[generation]
+    return None
+
+
+def plan_compaction(machine: Machine, *, now_ms: int) -> Box | None:
+    """A box to compact: half of it is new, or it has been quiet for a while."""
+    for box in list(islice(machine.compactable.values(), _LOOK_MAX)):
+        fresh = box.log.visible_seq - box.compacted_seq
+        if box.config.compact != "tag" or fresh <= 0:
+            del machine.compactable[box.generation]
+        elif 2 * fresh >= box.log.count or now_ms - box.last_append_ms >= _QUIET_MS:
+            return box
+    return None
+
+
+def plan_move(machine: Machine, policy: HotPolicy) -> tuple[Box, Segment] | None:
+    """The oldest segment of a box that has more here than it should."""
+    for _ in range(_LOOK_MAX):
+        if not machine.movable:
+            return None
+        generation, box = next(iter(machine.movable.items()))
+        hot = [segment for segment in box.log.segments if not segment.is_cold]
+        newer_bytes = sum(segment.total_bytes for segment in hot[1:])
+        if len(hot) > policy.segments and newer_bytes >= policy.bytes:
+            return box, hot[0]
+        del machine.movable[generation]
+    return None
+
+
+def _run_to_rewrite(segments: list[Segment], policy: SealPolicy) -> list[Segment]:
+    """Neighbours of which each is a third dead or small, and which fit into one; or nothing."""
+    run: list[Segment] = []
+    records = size = 0
+    for segment in segments:
+        dented = segment.bytes * 3 <= segment.total_bytes * 2
+        small = segment.count * _SMALL_PART < policy.records and segment.bytes * _SMALL_PART < policy.bytes
+        fits = records + segment.count <= policy.records and size + segment.bytes <= policy.bytes
+        if (dented or small) and not segment.is_cold and (fits or not run):
+            run.append(segment)
+            records += segment.count
+            size += segment.bytes
+            continue
+        if _is_worth_it(run):
+            return run
+        run = []
+        records = size = 0
+        if dented and not segment.is_cold:
+            run, records, size = [segment], segment.count, segment.bytes
+    return run if _is_worth_it(run) else []
+
+
+def _is_worth_it(run: list[Segment]) -> bool:
+    """A single segment must be a third dead. Small ones are joined when there are enough of them: each byte
+    is then written again a few times at most."""
+    if any(segment.bytes * 3 <= segment.total_bytes * 2 for segment in run):
+        return True
+    return len(run) >= _SMALL_PART
+
+
+def _part(box: Box, segment: Segment) -> Part:
+    log = box.log
+    runs: dict[int, list[tuple[int, int]]] = {at: [] for at in range(segment.front)}
+    dead = {at for at, _, _ in segment.dead_batches()}
+    if segment.first_seqs[segment.front] < log.earliest_seq:
+        dead.add(segment.front)
+    for at in dead:
+        batch = segment.batch(at)
+        runs[at] = [] if batch.dead == batch.count else log.runs(batch, 0, batch.count - 1)
+    return Part(segment, segment.touched, runs)

@@ -1,0 +1,234 @@
+"""All segments of a shard: where each one is, and reading from it.
+
+    segments/<generation>/<first seq>-<serial>.seg     the segment, on this disk
+    segments/<generation>/<first seq>-<serial>.stub    its index alone; the segment is, or will be, in the
+                                                       cold store under the name of the file above
+
+    moving      stub ─► copy ─► verify ─► (the machine says so, durably) ─► the file here goes
+    dropping    copy in the cold store ─► stub
+
+So whatever a crash leaves: if the file is here it counts; if only the stub is, the copy is whole; and
+wherever a copy may be, a stub says so.
+
+Every call may come from any thread and blocks it. Indexes that were used lately are kept
+(`_INDEX_BATCHES_MAX`), so that a read is one read of the file.
+
+Rules of the file
+- It knows files, never which of them the machine still names: that is said to `remove_unnamed`.
+- A segment never changes, so what is kept of one is never out of date.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+from shard.core.changes import SegmentFacts
+from shard.core.sealed import Segment
+from shard.storage import segmentindex, segments, tagindex
+from shard.storage.files import Corrupt, DiskLike
+from shard.storage.segmentindex import SegmentIndex, segment_name, stub_name
+from shard.storage.sources import FileSource, Source
+from streams.protocol.commands import Match
+from streams.protocol.records import Batch
+
+if TYPE_CHECKING:  # it brings a library along that only a server with a cold store needs
+    from shard.storage.cold import ColdStore
+
+#: An index has 52 bytes a batch, so this is about 13 MB.
+_INDEX_BATCHES_MAX = 250_000
+
+
+class Unreachable(Exception):
+    """The cold store does not answer now. What is kept there is not in question."""
+
+
+class Name(NamedTuple):
+    """Which segment is meant."""
+
+    generation: int
+    first_seq: int
+    serial: int
+
+    @classmethod
+    def of(cls, segment: Segment) -> Name:
+        return cls(segment.generation, segment.first_seq, segment.serial)
+
+    @property
+    def file(self) -> str:
+        return segment_name(generation=self.generation, first_seq=self.first_seq, serial=self.serial)
+
+    @property
+    def stub(self) -> str:
+        return stub_name(generation=self.generation, first_seq=self.first_seq, serial=self.serial)
+
+
+class SegmentStore:
+    def __init__(self, disk: DiskLike, directory: str, cold: ColdStore | None = None) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._cold = cold
+        #: Used lately come last.
+        self._indexes: dict[Name, SegmentIndex] = {}
+
+    def __repr__(self) -> str:
+        return f"<SegmentStore {self._directory}: {len(self._indexes)} indexes, cold {self._cold!r}>"
+
+    @property
+    def has_cold(self) -> bool:
+        return self._cold is not None
+
+    # -- writing
+
+    def write(
+        self,
+        generation: int,
+        serial: int,
+        batches: Iterable[Batch],
+        pause: Callable[[int], None] = segments.no_pause,
+    ) -> Segment:
+        """Makes a segment durable, and returns what is kept of it in memory."""
+        index = segments.write_segment(
+            self._disk, self._directory, generation=generation, serial=serial, batches=batches, pause=pause
+        )
+        self._indexes.pop(Name(generation, index.first_seq, serial), None)
+        return segment_of(index)
+
+    def copy_to_cold(self, name: Name) -> None:
+        """Puts a copy into the cold store and proves that it is whole. Safe to repeat."""
+        from shard.storage.cold import measure
+
+        assert self._cold is not None
+        index = self._index(name)
+        segments.write_stub(self._disk, self._directory, index)
+        path = self._path(name.file)
+        size, checksum = measure(self._disk, path)
+        with self._translated():
+            self._cold.put(_cold_name(name), path, size=size, checksum=checksum)
+            self._cold.verify(_cold_name(name), size=size, checksum=checksum)
+
+    def drop_hot(self, name: Name) -> None:
+        """The copy in the cold store is the segment now."""
+        segmentindex.remove_segment(self._disk, self._directory, name.file)
+
+    def remove_unnamed(self, named: set[Name]) -> int:
+        """Drops segments that nobody names any more, here and in the cold store; how many there were. What
+        the cold store does not let go now is tried again the next time."""
+        kept = {name.file for name in named} | {name.stub for name in named}
+        removed = 0
+        for file in segmentindex.list_segments(self._disk, self._directory):
+            if file not in kept:
+                segmentindex.remove_segment(self._disk, self._directory, file)
+                removed += 1
+        for stub in segmentindex.list_stubs(self._disk, self._directory):
+            if stub not in kept and self._cold is not None:
+                with self._translated():
+                    self._cold.delete(f"segments/{stub.removesuffix('.stub')}.seg")
+                segmentindex.remove_segment(self._disk, self._directory, stub)
+                removed += 1
+        return removed
+
+    def remove_leftovers(self) -> None:
+        """Drops what writes of an earlier life did not finish."""
+        segmentindex.remove_leftovers(self._disk, self._directory)
+
+    # -- reading
+
+    def open(self, generation: int, facts: SegmentFacts) -> Segment:
+        """What is kept in memory of a segment, read from its file or its stub."""
+        name = Name(generation, facts.first_seq, facts.serial)
+        try:
+            segment = segment_of(self._index(name))
+        except FileNotFoundError:
+            reason = "the segment is missing, and a snapshot names it"
+            raise Corrupt(self._path(name.file), 0, reason) from None
+        segment.is_cold = not self._disk.exists(self._path(name.file))
+        return segment
+
+    def read(self, name: Name, at: int, *, bytes_max: int) -> list[Batch]:
+        """Batches from `at` on, so many as fit into `bytes_max`, but one at least."""
+        index = self._index(name)
+        with self._translated():
+            return segments.read_batches(self._source(name), index, at, len(index) - 1, bytes_max=bytes_max)
+
+    def read_all(self, name: Name) -> Iterator[Batch]:
+        index = self._index(name)
+        source = self._source(name)
+        at = 0
+        while at < len(index):
+            with self._translated():
+                batches = segments.read_batches(source, index, at, len(index) - 1)
+            yield from batches
+            at += len(batches)
+
+    def find_tags(self, name: Name, match: Match) -> tuple[Sequence[int], Sequence[int]]:
+        """Seqs of the records whose tag matches, and their bytes."""
+        index = self._index(name)
+        with self._translated():
+            return tagindex.find_tags(self._source(name), index, match)
+
+    def walk_tags(self, name: Name) -> Iterator[tuple[str, Sequence[int], Sequence[int]]]:
+        """Every tag with the seqs and the bytes of its records."""
+        with self._translated():
+            yield from tagindex.walk_tags(self._source(name), self._index(name))
+
+    def _source(self, name: Name) -> Source:
+        path = self._path(name.file)
+        if self._disk.exists(path):
+            return FileSource(self._disk, path)
+        if self._cold is None:
+            reason = "the segment is in a cold store, and none is set (STREAMS_COLD_DIR)"
+            raise Unreachable(f"{path}: {reason}")
+        from shard.storage.cold import ColdSource
+
+        return ColdSource(self._cold, _cold_name(name), self._index(name).file_bytes)
+
+    def _path(self, file: str) -> str:
+        return f"{self._directory}/{file}"
+
+    def _index(self, name: Name) -> SegmentIndex:
+        # Threads may do this at once: each step is one operation of a dict, and a lost entry is read again.
+        index = self._indexes.pop(name, None)
+        if index is None:
+            if self._disk.exists(self._path(name.file)):
+                index = segmentindex.open_segment(FileSource(self._disk, self._path(name.file)))
+            else:
+                index = segmentindex.open_stub(FileSource(self._disk, self._path(name.stub)))
+        self._indexes[name] = index
+        while len(self._indexes) > 1 and sum(map(len, list(self._indexes.values()))) > _INDEX_BATCHES_MAX:
+            self._indexes.pop(next(iter(self._indexes)), None)
+        return index
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """What goes wrong with the cold store, in terms of this file."""
+        if self._cold is None:
+            yield
+            return
+        from shard.storage.cold import ColdError, ColdUnavailable
+
+        try:
+            yield
+        except ColdUnavailable as error:
+            raise Unreachable(str(error)) from error
+        except ColdError as error:
+            raise Corrupt(error.name, 0, error.reason) from error
+
+
+def segment_of(index: SegmentIndex) -> Segment:
+    """What is kept of it in memory."""
+    return Segment(
+        generation=index.generation,
+        serial=index.serial,
+        first_seqs=index.first_seqs,
+        first_times=index.first_times,
+        last_times=index.last_times,
+        counts=index.counts,
+        sizes=index.sizes,
+    )
+
+
+def _cold_name(name: Name) -> str:
+    """A box keeps its number when it moves to another shard, so no shard stands in the name."""
+    return f"segments/{name.file}"
