@@ -1,0 +1,356 @@
+"""What must be known of a segment to read from it: its name, its index, and the bytes that hold the index.
+
+    segments/7/00000000000000000001-000000000012.seg    box generation 7, from seq 1 on, segment serial 12
+    segments/7/00000000000000004711-000000000013.stub   the index of one that is kept elsewhere
+
+    segment     header · batches · batch index · tag index · footer
+    stub        header · batch index · footer
+
+    header      0         8         12      16           24       32          40      56        64
+                | magic   | version | 0     | generation | serial | first seq | 0 …   | xxh3_64 |
+    batch index one column after the other, each with an entry per batch:
+                first seq u64 · offset u64 · xxh3_64 u64 · first ts i64 · last ts i64 ·
+                length u32 (zeros not counted) · records u32 · bytes of the records without commas u32
+    footer      0         8         12        16         24        32             40
+                | magic   | version | batches | last seq | records | record bytes |
+                40             48              56                 64           72            80
+                | index offset | index xxh3_64 | directory offset | its length | its xxh3_64 |
+                80           84     88           96      120       128
+                | tag blocks | tags | file bytes | 0 …   | xxh3_64 |
+
+Integers are little-endian; checksums are seeded with the generation, that of header and footer covers all
+before it. A stub has a magic of its own; its batch index and footer are those of the segment, byte for byte,
+so offsets and file bytes are the segment's.
+
+Rules of the file:
+  1. No file is written here, and no batch read.
+  2. Bytes are verified before anything in them is believed.
+
+Invariants:
+  same-index     the index in a stub equals that of its segment.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import msgspec
+from xxhash import xxh3_64_intdigest
+
+from shard.storage.files import Corrupt, DiskLike, parent_of
+from shard.storage.sources import Places, Source, column_of, read_exactly, read_verified
+from shard.storage.tagindex import TagDirectory
+
+FORMAT_VERSION = 1
+
+_FOOTER_MAGIC = b"streams\x67"
+_HEADER = struct.Struct("<8sIIQQQ16x")
+_FOOTER = struct.Struct("<8sIIQQQQQQQQIIQ24x")
+_U64 = struct.Struct("<Q")
+HEADER_BYTES = _HEADER.size + _U64.size
+FOOTER_BYTES = _FOOTER.size + _U64.size
+
+#: The columns of the batch index in the order of the file, each with its type.
+COLUMNS = (
+    ("first_seqs", "Q"),
+    ("offsets", "Q"),
+    ("checksums", "Q"),
+    ("first_times", "q"),
+    ("last_times", "q"),
+    ("lengths", "I"),
+    ("counts", "I"),
+    ("sizes", "I"),
+)
+INDEX_ENTRY_BYTES = sum(array(kind).itemsize for _, kind in COLUMNS)
+
+assert HEADER_BYTES == 64 and FOOTER_BYTES == 128 and INDEX_ENTRY_BYTES == 52
+
+
+# ---------------------------------------------------------------------------------------------------
+# Names
+
+
+def segment_name(*, generation: int, first_seq: int, serial: int) -> str:
+    """The name of a segment inside the segments directory."""
+    return f"{generation}/{first_seq:020d}-{serial:012d}.seg"
+
+
+def stub_name(*, generation: int, first_seq: int, serial: int) -> str:
+    """The name of a segment's stub, which is beside where the segment was."""
+    return f"{generation}/{first_seq:020d}-{serial:012d}.stub"
+
+
+class _Named(NamedTuple):
+    generation: int
+    first_seq: int
+    serial: int
+
+
+class Kind(NamedTuple):
+    """What is different between a segment and a stub."""
+
+    what: str
+    suffix: str
+    magic: bytes
+    name_of: Callable[..., str]
+
+
+SEGMENT = Kind("segment", ".seg", b"streams\x47", segment_name)
+STUB = Kind("stub", ".stub", b"streams\x48", stub_name)
+
+
+def _parse_name(name: str, kind: Kind) -> _Named | None:
+    """What the last two steps of a path say, or None if they are not those of a segment or stub."""
+    generation, _, file = "/".join(name.split("/")[-2:]).partition("/")
+    numbers = (generation, *file.removesuffix(kind.suffix).split("-"))
+    if len(numbers) != 3 or not all(number.isascii() and number.isdigit() for number in numbers):
+        return None
+    named = _Named(*map(int, numbers))
+    return named if kind.name_of(**named._asdict()) == f"{generation}/{file}" else None
+
+
+def list_segments(disk: DiskLike, directory: str) -> list[str]:
+    """The names of all segments by generation and seq, those nobody refers to included."""
+    return _list(disk, directory, SEGMENT)
+
+
+def list_stubs(disk: DiskLike, directory: str) -> list[str]:
+    """The names of all stubs in the same order, those nobody refers to included."""
+    return _list(disk, directory, STUB)
+
+
+def _list(disk: DiskLike, directory: str, kind: Kind) -> list[str]:
+    found = [(named, name) for name in _names(disk, directory) if (named := _parse_name(name, kind))]
+    return [name for _, name in sorted(found)]
+
+
+def remove_leftovers(disk: DiskLike, directory: str) -> list[str]:
+    """Drop what writes that did not end have left. No write may be going on; gives the names that went."""
+    leftovers = [name for name in _names(disk, directory) if name.endswith(".tmp")]
+    for name in leftovers:
+        disk.unlink(f"{directory}/{name}")
+    return leftovers
+
+
+def remove_segment(disk: DiskLike, directory: str, name: str) -> None:
+    """Drop a segment or a stub durably. One that is gone already is no error: a crash may come before that is
+    noted."""
+    path = f"{directory}/{name}"
+    if disk.exists(path):
+        disk.unlink(path)
+    if disk.exists(parent_of(path)):
+        disk.fsync_dir(parent_of(path))
+
+
+def _names(disk: DiskLike, directory: str) -> Iterator[str]:
+    if disk.exists(directory):
+        for generation in disk.listdir(directory):
+            if generation.isdigit():
+                for file in disk.listdir(f"{directory}/{generation}"):
+                    yield f"{generation}/{file}"
+
+
+# ---------------------------------------------------------------------------------------------------
+# The index that is kept in memory
+
+
+class SegmentIndex(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """All that must be known of a segment to read from it: 52 bytes a batch. Batches are meant by index."""
+
+    generation: int
+    serial: int
+    #: The seqs of the first and the last record; there may be holes between batches.
+    first_seq: int
+    last_seq: int
+    records: int
+    #: Bytes of all records, commas not counted.
+    record_bytes: int
+    file_bytes: int
+    directory: TagDirectory
+    first_seqs: array[int]
+    offsets: array[int]
+    checksums: array[int]
+    first_times: array[int]
+    last_times: array[int]
+    #: Bytes of each batch in the file, the zeros behind it not counted.
+    lengths: array[int]
+    #: Records of each batch, and their bytes, commas not counted.
+    counts: array[int]
+    sizes: array[int]
+
+    def __repr__(self) -> str:
+        return (
+            f"<SegmentIndex {self.name}: seqs {self.first_seq}..{self.last_seq}, {self.records} records in "
+            f"{len(self)} batches, {self.directory.tags} tags, {self.file_bytes} B>"
+        )
+
+    def __len__(self) -> int:
+        """The number of batches."""
+        return len(self.first_seqs)
+
+    @property
+    def name(self) -> str:
+        return segment_name(generation=self.generation, first_seq=self.first_seq, serial=self.serial)
+
+    @property
+    def stub_name(self) -> str:
+        return stub_name(generation=self.generation, first_seq=self.first_seq, serial=self.serial)
+
+    @property
+    def places(self) -> Places:
+        """Where the batches are."""
+        return Places(self.offsets, self.lengths, self.checksums)
+
+    @property
+    def batches_end(self) -> int:
+        """Where the batches end in the file and the batch index begins."""
+        return self.places.end(-1)
+
+    def at(self, seq: int) -> int | None:
+        """Which batch holds `seq`; None if it is outside or in a hole."""
+        at = bisect_right(self.first_seqs, seq) - 1
+        return at if at >= 0 and seq < self.first_seqs[at] + self.counts[at] else None
+
+    def from_seq(self, seq: int) -> int:
+        """The first batch that holds `seq` or a later one; `len` when there is none."""
+        at = bisect_right(self.first_seqs, seq) - 1
+        return at if at >= 0 and seq < self.first_seqs[at] + self.counts[at] else at + 1
+
+    def from_ts(self, ts: int) -> int:
+        """The first batch with a record whose `$ts` is at least `ts`; `len` when there is none."""
+        return bisect_left(self.last_times, ts)
+
+
+# ---------------------------------------------------------------------------------------------------
+# Its bytes
+
+
+def encode_header(kind: Kind, generation: int, serial: int, first_seq: int) -> bytes:
+    head = _HEADER.pack(kind.magic, FORMAT_VERSION, 0, generation, serial, first_seq)
+    return head + _U64.pack(xxh3_64_intdigest(head, generation))
+
+
+def encode_columns(index: SegmentIndex) -> bytes:
+    return b"".join(getattr(index, name) for name, _ in COLUMNS)
+
+
+def encode_footer(index: SegmentIndex, columns: bytes) -> bytes:
+    directory = index.directory
+    body = _FOOTER.pack(
+        _FOOTER_MAGIC,
+        FORMAT_VERSION,
+        len(index),
+        index.last_seq,
+        index.records,
+        index.record_bytes,
+        index.batches_end,
+        xxh3_64_intdigest(columns, index.generation),
+        directory.offset,
+        directory.length,
+        directory.checksum,
+        directory.blocks,
+        directory.tags,
+        index.file_bytes,
+    )
+    return body + _U64.pack(xxh3_64_intdigest(body, index.generation))
+
+
+def open_segment(source: Source) -> SegmentIndex:
+    """The index, as the file has it. Reads header, footer and batch index, and no batch."""
+    return _open(source, SEGMENT)
+
+
+def open_stub(source: Source) -> SegmentIndex:
+    """The index of the segment that the stub stands for."""
+    return _open(source, STUB)
+
+
+def _open(source: Source, kind: Kind) -> SegmentIndex:
+    named = _parse_name(source.name, kind)
+    if named is None:
+        raise Corrupt(source.name, 0, f"the name is not that of a {kind.what}")
+    generation, first_seq, serial = named
+    size = source.size()
+    if size < HEADER_BYTES + FOOTER_BYTES:
+        raise Corrupt(source.name, size, f"the file ends here; no {kind.what} is as short as {size} bytes")
+    _check_header(source, kind, named)
+    at = size - FOOTER_BYTES
+    body = _read_sealed(source, at, FOOTER_BYTES, generation, "footer")
+    (magic, version, batches, last_seq, records, record_bytes, index_offset, index_checksum, *rest) = (
+        _FOOTER.unpack(body)
+    )
+    directory_offset, directory_bytes, directory_checksum, tag_blocks, tags, file_bytes = rest
+    columns_bytes = batches * INDEX_ENTRY_BYTES
+    columns_at = index_offset if kind is SEGMENT else HEADER_BYTES
+    size_wanted = file_bytes if kind is SEGMENT else HEADER_BYTES + columns_bytes + FOOTER_BYTES
+    if magic != _FOOTER_MAGIC or version != FORMAT_VERSION or size != size_wanted:
+        raise Corrupt(source.name, at, f"the footer is not that of a {kind.what} of {size} bytes")
+    content = read_verified(
+        source, columns_at, columns_bytes, checksum=index_checksum, seed=generation, what="batch index"
+    )
+    index = SegmentIndex(
+        generation=generation,
+        serial=serial,
+        first_seq=first_seq,
+        last_seq=last_seq,
+        records=records,
+        record_bytes=record_bytes,
+        file_bytes=file_bytes,
+        directory=TagDirectory(
+            directory_offset, directory_bytes, directory_checksum, blocks=tag_blocks, tags=tags
+        ),
+        **_decode_columns(content, batches),
+    )
+    if not _is_coherent(index, index_offset):
+        raise Corrupt(source.name, columns_at, "header, batch index and footer contradict each other")
+    return index
+
+
+def _check_header(source: Source, kind: Kind, named: _Named) -> None:
+    head = _read_sealed(source, 0, HEADER_BYTES, named.generation, "header")
+    magic, version, _, generation, serial, first_seq = _HEADER.unpack(head)
+    if magic != kind.magic:
+        raise Corrupt(source.name, 0, f"the header is not that of a {kind.what}")
+    if version != FORMAT_VERSION:
+        reason = f"the {kind.what} is of format {version}, this server reads {FORMAT_VERSION}"
+        raise Corrupt(source.name, 0, reason)
+    if _Named(generation, first_seq, serial) != named:
+        found = kind.name_of(generation=generation, first_seq=first_seq, serial=serial)
+        raise Corrupt(source.name, 0, f"the header is that of {found}")
+
+
+def _is_coherent(index: SegmentIndex, index_offset: int) -> bool:
+    """Whether the parts, each of them unharmed, are of one file. `verify_segment` looks much closer."""
+    return (
+        len(index) > 0
+        and index.first_seq == index.first_seqs[0]
+        and index.last_seq == index.first_seqs[-1] + index.counts[-1] - 1
+        and index.records == sum(index.counts)
+        and index.record_bytes == sum(index.sizes)
+        and index.batches_end == index_offset
+        and index.directory.offset >= index_offset + len(index) * INDEX_ENTRY_BYTES
+        and index.directory.offset + index.directory.length + FOOTER_BYTES == index.file_bytes
+    )
+
+
+def _decode_columns(content: bytes, count: int) -> dict[str, array[int]]:
+    columns = {}
+    view = memoryview(content)
+    at = 0
+    for name, kind in COLUMNS:
+        column = columns[name] = column_of(kind, view, at, count)
+        at += count * column.itemsize
+    return columns
+
+
+def _read_sealed(source: Source, offset: int, length: int, generation: int, what: str) -> bytes:
+    """A header or footer without its checksum, which stands at its end."""
+    content = read_exactly(source, offset, length)
+    body = content[: -_U64.size]
+    if xxh3_64_intdigest(body, generation) != _U64.unpack_from(content, len(body))[0]:
+        raise Corrupt(source.name, offset, f"the {what} does not match its checksum")
+    return body

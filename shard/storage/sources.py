@@ -1,0 +1,177 @@
+"""Where the bytes of a file that never changes again can be had, and how they are read: whole and verified.
+
+    source.read(offset, length)     from the disk, from an object store, from memory
+    pieces                          |--- one ---|0|-- two --|000|------ three ------|
+                                    begin at multiples of eight, have a checksum each that covers their zeros
+
+Rules of the file:
+  1. Bytes are verified before they are given out; what does not verify is `Corrupt`, with its place.
+  2. Reading needs a `Source` and nothing else, keeps no state, and may be done from any thread.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+from xxhash import xxh3_64, xxh3_64_intdigest
+
+from shard.storage.files import Buffer, Corrupt, DiskLike
+
+#: The most that is read in one go when there is much to read.
+READ_BYTES = 4 << 20
+
+#: The zeros behind a piece, by its length modulo eight.
+PADDING = tuple(bytes(-length % 8) for length in range(8))
+
+assert sys.byteorder == "little", "columns are stored as arrays lie in memory"
+
+
+class Source(Protocol):
+    """Where the bytes of one file can be had. Any thread may ask; what fails, raises."""
+
+    @property
+    def name(self) -> str:
+        """For messages, and it must end in the file's own name."""
+
+    def size(self) -> int: ...
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Short only at the end."""
+
+
+class FileSource:
+    """A file on the disk. It holds nothing open: a read opens and closes, which costs a few µs."""
+
+    __slots__ = ("_disk", "name")
+
+    def __init__(self, disk: DiskLike, path: str) -> None:
+        self._disk = disk
+        self.name = path
+
+    def __repr__(self) -> str:
+        return f"<FileSource {self.name}>"
+
+    def size(self) -> int:
+        return self._disk.size(self.name)
+
+    def read(self, offset: int, length: int) -> bytes:
+        handle = self._disk.open(self.name, writable=False)
+        try:
+            return self._disk.pread(handle, length, offset)
+        finally:
+            self._disk.close(handle)
+
+
+class ReadAhead:
+    """A source that reads a large step at a time, for one who goes through it from start to end."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._start = 0
+        self._step = b""
+
+    def __repr__(self) -> str:
+        return f"<ReadAhead of {self.name}: {len(self._step)} bytes from {self._start}>"
+
+    @property
+    def name(self) -> str:
+        return self._source.name
+
+    def size(self) -> int:
+        return self._source.size()
+
+    def read(self, offset: int, length: int) -> bytes:
+        at = offset - self._start
+        if not 0 <= at <= at + length <= len(self._step):
+            self._step = self._source.read(offset, max(length, READ_BYTES))
+            self._start = offset
+            at = 0
+        return self._step[at : at + length]
+
+
+class Places(NamedTuple):
+    """Of pieces that lie one behind the other; the zeros behind a piece are not in its length."""
+
+    offsets: array[int]
+    lengths: array[int]
+    checksums: array[int]
+
+    def last_within(self, first: int, last: int, bytes_max: int) -> int:
+        """The last of first..last such that first up to it have at most `bytes_max` bytes; `first` at
+        least."""
+        end_max = self.offsets[first] + bytes_max
+        at = bisect_right(self.offsets, end_max, first, last + 1) - 1
+        return at - 1 if at > first and self.end(at) > end_max else at
+
+    def end(self, at: int) -> int:
+        """Where the zeros behind a piece end."""
+        return self.offsets[at] + padded(self.lengths[at])
+
+
+def padded(length: int) -> int:
+    return length + 7 & ~7
+
+
+def checksum_of(parts: Sequence[Buffer], seed: int) -> int:
+    checksum = xxh3_64(seed=seed)
+    for part in parts:
+        checksum.update(part)
+    return int(checksum.intdigest())
+
+
+def column_of(kind: str, content: memoryview, offset: int, count: int) -> array[int]:
+    """`count` numbers that lie in `content` from `offset` on."""
+    column = array(kind)
+    column.frombytes(content[offset : offset + count * column.itemsize])
+    return column
+
+
+def read_exactly(source: Source, offset: int, length: int) -> bytes:
+    content = source.read(offset, length)
+    if len(content) != length:
+        reason = f"the file ends here, {length - len(content)} bytes are missing"
+        raise Corrupt(source.name, offset + len(content), reason)
+    return content
+
+
+def read_verified(source: Source, offset: int, length: int, *, checksum: int, seed: int, what: str) -> bytes:
+    content = read_exactly(source, offset, length)
+    if xxh3_64_intdigest(content, seed) != checksum:
+        raise Corrupt(source.name, offset, f"the {what} does not match its checksum")
+    return content
+
+
+def read_runs(
+    source: Source, places: Places, first: int, last: int, *, bytes_max: int, seed: int, what: str
+) -> Iterator[tuple[int, int, memoryview]]:
+    """Pieces first..last in as few reads as `bytes_max` allows: (first, last, their bytes with all zeros).
+
+    Neighbours are read together, and every piece of a run was verified when the run is given out.
+    """
+    offsets, lengths, checksums = places
+    while first <= last:
+        until = places.last_within(first, last, bytes_max)
+        start = offsets[first]
+        content = memoryview(read_exactly(source, start, places.end(until) - start))
+        for at in range(first, until + 1):
+            offset = offsets[at] - start
+            if xxh3_64_intdigest(content[offset : offset + padded(lengths[at])], seed) != checksums[at]:
+                raise Corrupt(source.name, offsets[at], f"the {what} does not match its checksum")
+        yield first, until, content
+        first = until + 1
+
+
+def read_pieces(
+    source: Source, places: Places, first: int, last: int, *, seed: int, what: str
+) -> Iterator[memoryview]:
+    """Pieces first..last one by one, without their zeros."""
+    runs = read_runs(source, places, first, last, bytes_max=READ_BYTES, seed=seed, what=what)
+    for run_first, run_last, content in runs:
+        start = places.offsets[run_first]
+        for at in range(run_first, run_last + 1):
+            offset = places.offsets[at] - start
+            yield content[offset : offset + places.lengths[at]]

@@ -1,0 +1,500 @@
+"""The tag index of a segment: for every tag the seqs of its records and the bytes of each.
+
+    tag block · tag block · … · tag directory
+
+    tag block   0      4         8       9   12
+                | tags | bitmaps | width | 0 |
+                columns: end of each name u32 · records up to and with each tag u32
+                for each bitmap: which tag it is of u32; then the end of each bitmap u32
+                names (UTF-8, ascending) · bitmaps (64-bit roaring, of seqs) ·
+                seqs u64 of the tags without a bitmap, ascending in each ·
+                sizes of all records in the order of tags and seqs, `width` (1, 2 or 4) bytes each,
+                then zeros up to a multiple of eight
+    directory   columns with an entry per tag block:
+                offset u64 · xxh3_64 u64 · length u32 · end of its first name u32; then those names
+
+So an exact tag costs two reads (directory, one block), a prefix the directory and the blocks it spans, and
+neither a look at a record: what a delete by tag takes away is known from the sizes.
+
+Rules of the file:
+  1. Bytes are verified before anything in them is believed, and again whenever they are read.
+  2. A record has one tag at most, so no seq is under two tags, and the records of many tags are those of
+     each, put in order.
+  3. This runs in threads beside an event loop that must not wait. The interpreter can take the lock from
+     a loop but not from a call into C, so no such call gets more than a few thousand entries.
+
+Invariants:
+  names-rise     names rise inside a block and from block to block, and the directory has the first of each.
+  seqs-rise      the seqs of a tag rise, and each has one size beside it.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import accumulate, chain, islice
+from typing import NamedTuple, Protocol, TypeVar
+
+from pyroaring import BitMap64
+from xxhash import xxh3_64_intdigest
+
+from shard.storage.files import Corrupt
+from shard.storage.sources import (
+    PADDING,
+    READ_BYTES,
+    Places,
+    Source,
+    column_of,
+    padded,
+    read_pieces,
+    read_runs,
+    read_verified,
+)
+from streams.protocol.commands import Match
+from streams.protocol.records import Batch
+
+#: A block is as much as an exact tag has to read. 16 KiB hold about 500 tags that one record each has.
+TAG_BLOCK_BYTES = 16 << 10
+#: What one call into C gets at most, see rule 3. Sorting costs about half a µs for each name, and a sort of
+#: 2,000 takes a millisecond; to copy numbers costs some 20 ns each.
+SORT_MAX = 2000
+COPY_MAX = 20_000
+
+_BLOCK_HEAD = struct.Struct("<IIB3x")
+_DIRECTORY_ENTRY_BYTES = 24
+_WIDTHS = {1: "B", 2: "H", 4: "I"}
+#: A bitmap has 30 bytes at least, so for up to this many seqs it need not be tried.
+_PLAIN_SEQS = 3
+
+T = TypeVar("T", int, str)
+
+
+class Tagged(NamedTuple):
+    """Records that have a tag: two columns of the same length."""
+
+    #: u64, ascending.
+    seqs: array[int]
+    #: u32: the bytes of each record, commas not counted.
+    sizes: array[int]
+
+
+class TagDirectory(NamedTuple):
+    """Where the tag directory is, and how much it lists."""
+
+    offset: int
+    length: int
+    checksum: int
+    blocks: int
+    tags: int
+
+
+class HasTags(Protocol):
+    """What must be known of a segment to read its tags."""
+
+    @property
+    def generation(self) -> int: ...
+
+    @property
+    def directory(self) -> TagDirectory: ...
+
+
+# ---------------------------------------------------------------------------------------------------
+# Building
+
+
+class TagIndexBuilder:
+    """Takes batches in, gives the tag index out. Pure."""
+
+    def __init__(self) -> None:
+        # Seq and size of each record in turn. An array has 8 bytes an entry and no object, and the garbage
+        # collector does not look at it: there may be as many of them as there are records.
+        self._entries_of: defaultdict[str, array[int]] = defaultdict(partial(array, "Q"))
+
+    def __repr__(self) -> str:
+        return f"<TagIndexBuilder {len(self._entries_of)} tags>"
+
+    def take(self, batch: Batch) -> None:
+        if batch.tags is None:
+            return
+        if batch.count == 1:
+            entries = self._entries_of[str(batch.tags, "utf-8")]
+            entries.append(batch.first_seq)
+            entries.append(batch.size(0, 0))
+            return
+        tags = str(batch.tags, "utf-8").split("\0")
+        entries_of = self._entries_of
+        for seq, (tag, size) in enumerate(zip(tags, batch.sizes(), strict=True), batch.first_seq):
+            if tag:
+                entries = entries_of[tag]
+                entries.append(seq)
+                entries.append(size)
+
+    def tagged(self) -> dict[str, Tagged]:
+        """All that was taken in, by tag."""
+        return {
+            tag: Tagged(entries[::2], array("I", entries[1::2])) for tag, entries in self._entries_of.items()
+        }
+
+    def encode(self, offset: int, generation: int) -> Generator[bytes, None, TagDirectory]:
+        """The tag blocks, then the directory, as they stand in the file from `offset` on; and at the end,
+        when it is known, where the directory is."""
+        offsets, checksums = array("Q"), array("Q")
+        lengths, name_ends = array("I"), array("I")
+        firsts = bytearray()
+        for first, block in _encode_blocks(self._entries_of):
+            content = block + PADDING[len(block) & 7]
+            offsets.append(offset)
+            checksums.append(xxh3_64_intdigest(content, generation))
+            lengths.append(len(block))
+            firsts += first
+            name_ends.append(len(firsts))
+            offset += len(content)
+            yield content
+        directory = b"".join((offsets, checksums, lengths, name_ends, firsts))
+        checksum = xxh3_64_intdigest(directory, generation)
+        if directory:
+            yield directory
+        return TagDirectory(offset, len(directory), checksum, len(offsets), len(self._entries_of))
+
+
+def _encode_blocks(entries_of: Mapping[str, array[int]]) -> Iterator[tuple[bytes, bytes]]:
+    """(first name, block) in order. A tag whose records alone fill more than a block has one to itself."""
+    block = _BlockBuilder()
+    for tag in _in_order(entries_of):  # by code point, which is the order of the UTF-8 bytes too
+        name = tag.encode()
+        entries = entries_of[tag]
+        seqs, sizes = entries[::2], entries[1::2]
+        bitmap = _bitmap_if_smaller(seqs) if len(seqs) > _PLAIN_SEQS else None
+        entry_bytes = len(name) + 4 * len(sizes) + (8 * len(seqs) + 8 if bitmap is None else len(bitmap) + 16)
+        if block.names and block.bytes_max + entry_bytes > TAG_BLOCK_BYTES:
+            yield block.names[0], block.encode()
+            block = _BlockBuilder()
+        block.add(name, seqs, sizes, bitmap, entry_bytes)
+    if block.names:
+        yield block.names[0], block.encode()
+
+
+class _BlockBuilder:
+    def __init__(self) -> None:
+        self.names: list[bytes] = []
+        #: The most that the block may become: sizes are counted with four bytes.
+        self.bytes_max = _BLOCK_HEAD.size
+        self._record_ends = array("I")
+        self._bitmap_tags = array("I")
+        self._bitmaps: list[bytes] = []
+        self._seqs = array("Q")
+        self._sizes = array("Q")
+
+    def add(
+        self, name: bytes, seqs: array[int], sizes: array[int], bitmap: bytes | None, entry_bytes: int
+    ) -> None:
+        if bitmap is None:
+            self._seqs.extend(seqs)
+        else:
+            self._bitmap_tags.append(len(self.names))
+            self._bitmaps.append(bitmap)
+        self._sizes.extend(sizes)
+        self._record_ends.append(len(self._sizes))
+        self.names.append(name)
+        self.bytes_max += entry_bytes
+
+    def encode(self) -> bytes:
+        sizes = _narrowed(self._sizes)
+        return b"".join(
+            (
+                _BLOCK_HEAD.pack(len(self.names), len(self._bitmaps), sizes.itemsize),
+                array("I", accumulate(map(len, self.names))),
+                self._record_ends,
+                self._bitmap_tags,
+                array("I", accumulate(map(len, self._bitmaps))),
+                *self.names,
+                *self._bitmaps,
+                self._seqs,
+                sizes,
+            )
+        )
+
+
+def _bitmap_if_smaller(seqs: array[int]) -> bytes | None:
+    bitmap = BitMap64()
+    for at in range(0, len(seqs), COPY_MAX):
+        bitmap.update(seqs[at : at + COPY_MAX])
+    bitmap.run_optimize()
+    packed: bytes = bitmap.serialize()
+    return packed if len(packed) < 8 * len(seqs) else None
+
+
+def _narrowed(sizes: array[int]) -> array[int]:
+    """With as few bytes a number as the largest of them needs."""
+    for kind in ("B", "H"):
+        with suppress(OverflowError):
+            return _converted(sizes, kind)
+    return _converted(sizes, "I")
+
+
+def _converted(numbers: array[int], kind: str) -> array[int]:
+    """The same numbers with another number of bytes each; `OverflowError` if one needs more."""
+    converted = array(kind)
+    for at in range(0, len(numbers), COPY_MAX):
+        converted.fromlist(numbers[at : at + COPY_MAX].tolist())
+    return converted
+
+
+def _in_order(items: Collection[T]) -> Iterator[T]:
+    """`sorted`, but by many small sorts: of half a million names a single one would take a third of a
+    second, and nothing else would run meanwhile (rule 3)."""
+    if len(items) <= SORT_MAX:
+        return iter(sorted(items))
+    # Every so many items one is taken as a sample, a bound for each thousand items from it: eight samples
+    # a bound and more make the lists in between about even. However uneven they are, the order is right.
+    sample = sorted(islice(items, 0, None, -(-len(items) // (2 * SORT_MAX))))
+    bounds = sample[:: max(1, len(sample) * (SORT_MAX // 2) // len(items))]
+    between: list[list[T]] = [[] for _ in range(len(bounds) + 1)]
+    for item in items:
+        between[bisect_right(bounds, item)].append(item)
+    return chain.from_iterable(map(sorted, between))
+
+
+# ---------------------------------------------------------------------------------------------------
+# Reading
+
+
+def find_tags(source: Source, index: HasTags, match: Match) -> Tagged:
+    """All records whose tag the match accepts. Reads of the tag index what it needs, and no batch."""
+    # A text that is not UTF-8 is in no block, and the empty tag is no tag.
+    text = match.text.encode("utf-8", "surrogatepass")
+    if index.directory.blocks == 0 or not (text or match.is_prefix):
+        return Tagged(array("Q"), array("I"))
+    blocks = _Blocks(source, index)
+    first_at = max(0, bisect_right(blocks.firsts, text) - 1)
+    if not match.is_prefix:
+        (block,) = blocks.read(first_at, first_at)
+        first = bisect_left(block.names, text)
+        return block.tagged(first, first + block.names.has_at(first, text))
+    found: list[Tagged] = []
+    tags = 0
+    for block in blocks.read(first_at, max(first_at, blocks.firsts.end_of_prefix(text) - 1)):
+        first = bisect_left(block.names, text)
+        end = block.names.end_of_prefix(text, first)
+        found.append(block.tagged(first, end))
+        tags += end - first
+    # The seqs of a single tag rise by themselves.
+    return _merged(found) if tags > 1 else max(found, key=lambda tagged: len(tagged.seqs))
+
+
+def walk_tags(source: Source, index: HasTags) -> Iterator[tuple[str, array[int], array[int]]]:
+    """Every tag in order, with seqs and sizes of its records. Reads and verifies block by block."""
+    if index.directory.blocks:
+        for block in _Blocks(source, index).read(0, index.directory.blocks - 1):
+            for at, name in enumerate(block.names):
+                yield str(name, "utf-8"), *block.tagged(at, at + 1)
+
+
+def read_tag_index(source: Source, index: HasTags, *, offset: int) -> Iterator[memoryview]:
+    """All bytes of the tag index, which begins at `offset`, verified; for one who makes a copy."""
+    blocks = _Blocks(source, index)
+    for first, last, content in blocks.runs():
+        if blocks.places.offsets[first] != offset:
+            raise Corrupt(source.name, offset, "the next tag block is not here")
+        offset = blocks.places.end(last)
+        yield content
+    if offset != index.directory.offset:
+        raise Corrupt(source.name, offset, "the tag directory does not follow here")
+    yield memoryview(blocks.content)
+
+
+def _merged(found: list[Tagged]) -> Tagged:
+    size_of: dict[int, int] = {}
+    for seqs, sizes in found:
+        for at in range(0, len(seqs), COPY_MAX):
+            size_of.update(zip(seqs[at : at + COPY_MAX], sizes[at : at + COPY_MAX], strict=True))
+    merged = Tagged(array("Q"), array("I"))
+    for seq in _in_order(size_of):
+        merged.seqs.append(seq)
+        merged.sizes.append(size_of[seq])
+    return merged
+
+
+class _Names(Sequence[bytes]):
+    """Ascending names that lie one behind the other; only those that are looked at are cut out."""
+
+    __slots__ = ("_blob", "_ends")
+
+    def __init__(self, blob: memoryview, ends: array[int]) -> None:
+        self._blob = bytes(blob)
+        self._ends = ends
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, at: int) -> bytes:  # type: ignore[override]
+        return self._blob[self._ends[at - 1] if at else 0 : self._ends[at]]
+
+    def has_at(self, at: int, name: bytes) -> bool:
+        return at < len(self) and self[at] == name
+
+    def end_of_prefix(self, prefix: bytes, first: int = 0) -> int:
+        """The first index at or behind `first` whose name is greater than all that start with `prefix`."""
+        return bisect_left(self, True, first, key=lambda name: name > prefix and not name.startswith(prefix))
+
+
+class _Blocks:
+    """The tag directory, read and verified: which block begins with which name."""
+
+    def __init__(self, source: Source, index: HasTags) -> None:
+        offset, length, checksum, blocks, _ = index.directory
+        self._source = source
+        self._generation = index.generation
+        content = read_verified(
+            source, offset, length, checksum=checksum, seed=index.generation, what="tag directory"
+        )
+        view = memoryview(content)
+        self.content = content
+        self.places = Places(
+            offsets=column_of("Q", view, 0, blocks),
+            checksums=column_of("Q", view, 8 * blocks, blocks),
+            lengths=column_of("I", view, 16 * blocks, blocks),
+        )
+        self.firsts = _Names(
+            view[_DIRECTORY_ENTRY_BYTES * blocks :], column_of("I", view, 20 * blocks, blocks)
+        )
+
+    def read(self, first_at: int, last_at: int) -> Iterator[_Block]:
+        pieces = read_pieces(
+            self._source, self.places, first_at, last_at, seed=self._generation, what="tag block"
+        )
+        return map(_Block, pieces)
+
+    def runs(self) -> Iterator[tuple[int, int, memoryview]]:
+        """All blocks, many at a time, as `read_runs` gives them."""
+        last = len(self.firsts) - 1
+        return read_runs(
+            self._source, self.places, 0, last, bytes_max=READ_BYTES, seed=self._generation, what="tag block"
+        )
+
+
+class _Block:
+    """A tag block that was verified. Tags are meant by index."""
+
+    __slots__ = (
+        "_bitmap_ends",
+        "_bitmap_tags",
+        "_bitmaps",
+        "_bitmaps_records",
+        "_record_ends",
+        "_seqs",
+        "_sizes",
+        "_width",
+        "names",
+    )
+
+    def __init__(self, content: memoryview) -> None:
+        tags, bitmaps, self._width = _BLOCK_HEAD.unpack_from(content)
+        at = _BLOCK_HEAD.size
+        name_ends = column_of("I", content, at, tags)
+        self._record_ends = column_of("I", content, at + 4 * tags, tags)
+        at += 8 * tags
+        self._bitmap_tags = column_of("I", content, at, bitmaps)
+        self._bitmap_ends = column_of("I", content, at + 4 * bitmaps, bitmaps)
+        at += 8 * bitmaps
+        self.names = _Names(content[at : at + name_ends[-1]], name_ends)
+        at += name_ends[-1]
+        self._bitmaps = content[at : at + (self._bitmap_ends[-1] if bitmaps else 0)]
+        at += len(self._bitmaps)
+        sizes_at = len(content) - self._width * self._record_ends[-1]
+        self._seqs = content[at:sizes_at]
+        self._sizes = content[sizes_at:]
+        #: How many records are in the bitmaps before each, and in all of them.
+        self._bitmaps_records = list(
+            accumulate((self._start(tag + 1) - self._start(tag) for tag in self._bitmap_tags), initial=0)
+        )
+
+    def tagged(self, first: int, end: int) -> Tagged:
+        """The records of tags first..end-1, tag after tag."""
+        start, stop = self._start(first), self._start(end)
+        sizes = column_of(_WIDTHS[self._width], self._sizes, self._width * start, stop - start)
+        return Tagged(self._seqs_of(first, end), sizes if self._width == 4 else _converted(sizes, "I"))
+
+    def _start(self, tag: int) -> int:
+        """How many records come before those of `tag`."""
+        return self._record_ends[tag - 1] if tag else 0
+
+    def _seqs_of(self, first: int, end: int) -> array[int]:
+        """From one bitmap to the next; the tags in between, which have none, are taken together."""
+        seqs = array("Q")
+        bitmaps_end = bisect_left(self._bitmap_tags, end)
+        for at in range(bisect_left(self._bitmap_tags, first), bitmaps_end):
+            tag = self._bitmap_tags[at]
+            seqs.frombytes(self._plain(first, tag, at))
+            seqs.extend(self._bitmap(at))
+            first = tag + 1
+        seqs.frombytes(self._plain(first, end, bitmaps_end))
+        return seqs
+
+    def _plain(self, first: int, end: int, bitmaps: int) -> memoryview:
+        """The seqs of tags first..end-1, none of which has a bitmap, with so many bitmaps before them."""
+        elsewhere = self._bitmaps_records[bitmaps]
+        return self._seqs[8 * (self._start(first) - elsewhere) : 8 * (self._start(end) - elsewhere)]
+
+    def _bitmap(self, at: int) -> array[int]:
+        content = self._bitmaps[self._bitmap_ends[at - 1] if at else 0 : self._bitmap_ends[at]]
+        seqs: array[int] = BitMap64.deserialize(bytes(content)).to_array()
+        return seqs
+
+
+# ---------------------------------------------------------------------------------------------------
+# Verifying
+
+
+def verify_tags(
+    source: Source, index: HasTags, *, offset: int, expected: dict[str, Tagged] | None
+) -> Iterator[Corrupt]:
+    """Whether every tag block is unharmed and, if `expected` is given, says the same as the batches. The
+    first block should be at `offset`."""
+    try:
+        blocks = _Blocks(source, index)
+    except Corrupt as damage:
+        yield damage
+        return
+    listed = 0
+    last = b""
+    for at in range(index.directory.blocks):
+        if blocks.places.offsets[at] != offset:
+            yield Corrupt(source.name, offset, "the next tag block is not here")
+        offset = blocks.places.offsets[at]
+        try:
+            (block,) = blocks.read(at, at)
+        except Corrupt as damage:
+            yield damage
+            expected = None
+        else:
+            for reason in _problems_of(block, blocks.firsts[at], last, expected):
+                yield Corrupt(source.name, offset, reason)
+            listed += len(block.names)
+            last = block.names[len(block.names) - 1]
+        offset += padded(blocks.places.lengths[at])
+    if offset != index.directory.offset:
+        yield Corrupt(source.name, offset, "the tag directory does not follow here")
+    tags = index.directory.tags
+    if expected is not None and not listed == tags == len(expected):
+        reason = f"{listed} tags are listed, the footer has {tags}, the batches {len(expected)}"
+        yield Corrupt(source.name, index.directory.offset, reason)
+
+
+def _problems_of(
+    block: _Block, first: bytes, last: bytes, expected: dict[str, Tagged] | None
+) -> Iterator[str]:
+    """What is wrong in a block; the directory has it begin with `first`, the one before ended with `last`."""
+    if block.names[0] != first:
+        yield "the directory has another first name"
+    for at, name in enumerate(block.names):
+        if not last < name:
+            yield f"tag {name!r} comes after {last!r}"
+        last = name
+        if expected is not None and block.tagged(at, at + 1) != expected.get(str(name, "utf-8")):
+            yield f"seqs or sizes of tag {name!r} are not right"
