@@ -118,7 +118,8 @@ __all__ = [
 #: take in a batch costs some 4 µs, a tagged record 0.3, so a step is a millisecond of work or two.
 STEP_BYTES = 256 << 10
 STEP_BATCHES = 256
-#: After this much the file is synced, so that a commit of the log never queues behind a whole segment.
+#: After this much the file is synced, so that a commit of the log never queues behind a whole segment. Beside
+#: a write at full speed a commit took 0.6 ms in the median with 1 MiB, 2.9 with 4, and the write as long.
 SYNC_BYTES = 1 << 20
 #: Batches up to this size are joined into one buffer: the copy costs less than two more buffers do.
 _JOIN_BYTES_MAX = 4096

@@ -35,6 +35,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import accumulate, chain, islice
 from typing import NamedTuple, Protocol, TypeVar
@@ -230,12 +231,10 @@ def _bitmap_if_smaller(seqs: array[int]) -> bytes | None:
 
 def _narrowed(sizes: array[int]) -> array[int]:
     """With as few bytes a number as the largest of them needs."""
-    for kind in _WIDTHS.values():
-        try:
+    for kind in ("B", "H"):
+        with suppress(OverflowError):
             return _converted(sizes, kind)
-        except OverflowError:
-            continue
-    raise AssertionError("a record has less than 4 GiB")
+    return _converted(sizes, "I")
 
 
 def _converted(numbers: array[int], kind: str) -> array[int]:

@@ -8,6 +8,7 @@ positions, sizes and cuts are compared with those of the naive list of texts. Di
 from __future__ import annotations
 
 import json
+import tracemalloc
 from array import array
 from itertools import product
 from typing import Any
@@ -93,6 +94,82 @@ def test_a_batch_is_its_records_one_after_the_other(
     for slot in Batch.__slots__:
         assert getattr(again, slot) == getattr(batch, slot), slot
     check_positions(again, records, naive)
+
+
+@sampled(100)
+@given(writes(), st.data())
+def test_a_part_of_a_batch_is_as_if_its_records_alone_had_been_written(
+    write: tuple[list[dict[str, Any]], int, int | array[int]], choose: st.DataObject
+) -> None:
+    records, first_seq, times = write
+    batch = rendered(records, first_seq, times)
+    first = choose.draw(st.integers(0, batch.count - 1))
+    last = choose.draw(st.integers(first, batch.count - 1))
+    chosen = records[first : last + 1]
+    part = batch.part(first, last)
+    check_part(part, chosen)
+    # Alone they may be laid out more tightly, so `ends` and `stride` are compared by what they say.
+    part_times = times if isinstance(times, int) else times[first : last + 1]
+    same = isinstance(part_times, int) or part_times[0] == part_times[-1]
+    alone = rendered(chosen, first_seq + first, chosen[0]["ts"] if same else part_times)
+    for slot in set(Batch.__slots__) - {"ends", "stride"}:
+        assert getattr(part, slot) == getattr(alone, slot), slot
+    # What was stored and read again, and a part of a part, are no different.
+    check_part(Batch.from_bytes(memoryview(b"".join(part.to_parts()))), chosen)
+    if len(chosen) > 1:
+        check_part(part.part(1, part.count - 1), chosen[1:])
+
+
+def check_part(part: Batch, records: list[dict[str, Any]]) -> None:
+    naive = [text_of(record).encode() for record in records]
+    assert part.blob == b",".join(naive)
+    assert (part.first_seq, part.count) == (records[0]["seq"], len(records))
+    assert part.sizes() == list(map(len, naive))
+    check_positions(part, records, naive)
+
+
+def test_all_of_a_batch_is_a_part_that_shares_its_blob_and_none_of_its_notes() -> None:
+    body = b'{"records":[{"data":1,"tag":"a"},{"data":22,"node":"n"}]}'
+    batch = render(parse_append(body, RecordLimits()).columns, first_seq=9, times=5)
+    batch.lsn, batch.dead, batch.dead_bytes = 7, 1, 27
+    part = batch.part(0, 1)
+    assert part.blob is batch.blob and part.to_parts() == batch.to_parts()
+    assert (part.lsn, part.dead, part.dead_bytes) == (0, 0, 0)
+
+
+def test_a_part_does_not_keep_columns_that_none_of_its_records_uses() -> None:
+    nodes = b'{"data":2,"node":"m"},{"data":3,"node":"m"}'
+    body = b'{"records":[{"data":1,"tag":"a","node":"n"},%b,{"data":4}]}' % nodes
+    columns = parse_append(body, RecordLimits()).columns
+    batch = render(columns, first_seq=9, times=array("q", [5, 6, 6, 7]))
+    middle, end = batch.part(1, 2), batch.part(3, 3)
+    assert (middle.tags, middle.nodes, middle.times, middle.first_ts) == (None, b"m", None, 6)
+    assert (end.tags, end.nodes, end.times, end.first_ts, end.ends) == (None, None, None, 7, None)
+
+
+@pytest.mark.parametrize("count", [1, 2, 20, 1000])
+@pytest.mark.parametrize("field", ["", ',"tag":"some tag"', ',"tag":"t","node":"%d"'])
+@pytest.mark.parametrize("own_times", [False, True])
+def test_what_a_batch_costs_in_memory_is_known_within_a_tenth(
+    count: int, field: str, own_times: bool
+) -> None:
+    records = ",".join(f'{{"data":{at}{field % at if "%" in field else field}}}' for at in range(count))
+    columns = parse_append(f'{{"records":[{records}]}}'.encode(), RecordLimits()).columns
+    stored = []
+    for first_seq in range(10**12, 10**12 + 50):
+        times = array("q", range(first_seq, first_seq + count)) if own_times and count > 1 else first_seq
+        stored.append(memoryview(b"".join(render(columns, first_seq=first_seq, times=times).to_parts())))
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        batches = [Batch.from_bytes(content) for content in stored]
+        for at, batch in enumerate(batches):
+            batch.lsn = 10**12 + at
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    measured = (after - before) / len(batches)
+    assert 0.9 * measured <= batches[0].bytes_in_memory <= 1.1 * measured
 
 
 def check_positions(batch: Batch, records: list[dict[str, Any]], naive: list[bytes]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -16,6 +17,8 @@ from shard.storage.files import DiskLike
 from shard.storage.segments import (
     FileSource,
     SegmentIndex,
+    build_index,
+    copy_segment,
     list_segments,
     open_segment,
     read_batches,
@@ -34,6 +37,7 @@ DIRECTORY = "/data/segments"
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments, "STEP_BYTES", 2000)
+    monkeypatch.setattr(segments, "SYNC_BYTES", 4000)
 
 
 def lot(first_seq: int) -> list[Batch]:
@@ -46,8 +50,8 @@ def lot(first_seq: int) -> list[Batch]:
 
 
 OLD, NEW = lot(1), lot(100)
-OLD_INDEX = SegmentIndex.build(generation=3, serial=1, batches=OLD)
-NEW_INDEX = SegmentIndex.build(generation=3, serial=2, batches=NEW)
+OLD_INDEX = build_index(generation=3, serial=1, batches=OLD)
+NEW_INDEX = build_index(generation=3, serial=2, batches=NEW)
 
 
 def write_old(disk: DiskLike) -> SegmentIndex:
@@ -70,21 +74,38 @@ def whole_segments(disk: DiskLike) -> list[str]:
     return list_segments(disk, DIRECTORY)
 
 
-def operations_of_new(*, after_old: bool) -> range:
+def elsewhere() -> FileSource:
+    disk = FaultDisk("/data")
+    write_new(disk)
+    return FileSource(disk, f"{DIRECTORY}/{NEW_INDEX.name}")
+
+
+def copy_new(disk: DiskLike) -> SegmentIndex:
+    return copy_segment(disk, DIRECTORY, elsewhere())
+
+
+#: Both roads by which a segment comes to be.
+MAKERS = pytest.mark.parametrize("make_new", [write_new, copy_new])
+
+
+def operations_of_new(make_new: Callable[[DiskLike], SegmentIndex], *, after_old: bool) -> range:
     probe = FaultDisk("/data")
     if after_old:
         write_old(probe)
     before = probe.operations
-    write_new(probe)
-    assert probe.history[before:].count("pwritev") > 3
+    make_new(probe)
+    assert probe.history[before:].count("pwritev") > 3 and "fdatasync" in probe.history[before:]
     return range(before, probe.operations)
 
 
+@MAKERS
 @pytest.mark.parametrize("after_old", [False, True])
-def test_a_crash_at_any_operation_leaves_a_whole_segment_or_none(after_old: bool) -> None:
+def test_a_crash_at_any_operation_leaves_a_whole_segment_or_none(
+    make_new: Callable[[DiskLike], SegmentIndex], after_old: bool
+) -> None:
     points = [
         (at, moment, seed)
-        for at in operations_of_new(after_old=after_old)
+        for at in operations_of_new(make_new, after_old=after_old)
         for moment in MOMENTS
         for seed in range(24)
     ]
@@ -96,13 +117,13 @@ def test_a_crash_at_any_operation_leaves_a_whole_segment_or_none(after_old: bool
             write_old(disk)
         disk.crash_at(at, moment)
         with pytest.raises(Crashed):
-            write_new(disk)
+            make_new(disk)
         after = disk.kill() if seed == 0 else disk.crash(random.Random(seed))
         found = whole_segments(after)
         assert found in (old, [*old, NEW_INDEX.name])
         met.add(len(found))
         remove_leftovers(after, DIRECTORY)
-        assert write_new(after) == NEW_INDEX
+        assert make_new(after) == NEW_INDEX
         again = after.crash(random.Random(seed))
         assert whole_segments(again) == [*old, NEW_INDEX.name]
         assert remove_leftovers(again, DIRECTORY) == []
@@ -117,19 +138,22 @@ def test_a_segment_that_was_written_survives_any_crash() -> None:
         assert whole_segments(disk.crash(random.Random(seed))) == [OLD_INDEX.name, NEW_INDEX.name]
 
 
+@MAKERS
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
-def test_a_failure_at_any_operation_is_raised_as_it_came_and_leaves_no_segment(number: int) -> None:
-    for at in operations_of_new(after_old=True):
+def test_a_failure_at_any_operation_is_raised_as_it_came_and_leaves_no_segment(
+    make_new: Callable[[DiskLike], SegmentIndex], number: int
+) -> None:
+    for at in operations_of_new(make_new, after_old=True):
         disk = FaultDisk("/data")
         write_old(disk)
         error = OSError(number, "no")
         disk.fail_at(at, error)
         with pytest.raises(OSError) as caught:
-            write_new(disk)
+            make_new(disk)
         assert caught.value is error
         assert whole_segments(disk) == [OLD_INDEX.name]
         assert remove_leftovers(disk, DIRECTORY) == []
-        assert write_new(disk) == NEW_INDEX
+        assert make_new(disk) == NEW_INDEX
         assert whole_segments(disk.crash(random.Random(at))) == [OLD_INDEX.name, NEW_INDEX.name]
 
 
