@@ -1,9 +1,9 @@
 """Keyed compaction (`compact: "tag"`): which records are superseded by a newer one with the same tag.
 
 It goes from the newest segment to the oldest and remembers the tags it has met, so it needs memory for the
-tags of one box and no more. It runs in a thread, on what `Survey` copied from the machine; what it finds stays
-true whatever happens meanwhile, because records only ever become superseded, and what dies meanwhile is left
-out when the deletion is planned.
+tags of one box and no more. It runs in a thread, on what `Survey` copied from the machine; what it finds
+stays true whatever happens meanwhile, because records only ever become superseded, and what dies meanwhile
+is left out when the deletion is planned.
 """
 
 from __future__ import annotations
