@@ -165,7 +165,9 @@ class TagIndexBuilder:
 def _encode_blocks(entries_of: Mapping[str, array[int]]) -> Iterator[tuple[bytes, bytes]]:
     """(first name, block) in order. A tag whose records alone fill more than a block has one to itself."""
     block = _BlockBuilder()
-    for tag in _in_order(entries_of):  # by code point, which is the order of the UTF-8 bytes too
+    for tag in chain.from_iterable(
+        _in_order(entries_of)
+    ):  # by code point, which is the order of the UTF-8 bytes too
         name = tag.encode()
         entries = entries_of[tag]
         seqs, sizes = entries[::2], entries[1::2]
@@ -245,11 +247,11 @@ def _converted(numbers: array[int], kind: str) -> array[int]:
     return converted
 
 
-def _in_order(items: Collection[T]) -> Iterator[T]:
-    """`sorted`, but by many small sorts: of half a million names a single one would take a third of a
-    second, and nothing else would run meanwhile (rule 3)."""
+def _in_order(items: Collection[T]) -> Iterator[list[T]]:
+    """`sorted`, in runs that are sorted one by one: to sort half a million names in one go would take a
+    third of a second, and nothing else would run meanwhile (rule 3)."""
     if len(items) <= SORT_MAX:
-        return iter(sorted(items))
+        return iter([sorted(items)])
     # Every so many items one is taken as a sample, a bound for each thousand items from it: eight samples
     # a bound and more make the lists in between about even. However uneven they are, the order is right.
     sample = sorted(islice(items, 0, None, -(-len(items) // (2 * SORT_MAX))))
@@ -257,7 +259,7 @@ def _in_order(items: Collection[T]) -> Iterator[T]:
     between: list[list[T]] = [[] for _ in range(len(bounds) + 1)]
     for item in items:
         between[bisect_right(bounds, item)].append(item)
-    return chain.from_iterable(map(sorted, between))
+    return map(sorted, between)
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -291,8 +293,8 @@ def walk_tags(source: Source, index: HasTags) -> Iterator[tuple[str, array[int],
     """Every tag in order, with seqs and sizes of its records. Reads and verifies block by block."""
     if index.directory.blocks:
         for block in _Blocks(source, index).read(0, index.directory.blocks - 1):
-            for at, name in enumerate(block.names):
-                yield str(name, "utf-8"), *block.tagged(at, at + 1)
+            for name, tagged in block.each():
+                yield str(name, "utf-8"), *tagged
 
 
 def read_tag_index(source: Source, index: HasTags, *, offset: int) -> Iterator[memoryview]:
@@ -314,9 +316,9 @@ def _merged(found: list[Tagged]) -> Tagged:
         for at in range(0, len(seqs), COPY_MAX):
             size_of.update(zip(seqs[at : at + COPY_MAX], sizes[at : at + COPY_MAX], strict=True))
     merged = Tagged(array("Q"), array("I"))
-    for seq in _in_order(size_of):
-        merged.seqs.append(seq)
-        merged.sizes.append(size_of[seq])
+    for run in _in_order(size_of):
+        merged.seqs.fromlist(run)
+        merged.sizes.extend(map(size_of.__getitem__, run))
     return merged
 
 
@@ -420,6 +422,14 @@ class _Block:
         sizes = column_of(_WIDTHS[self._width], self._sizes, self._width * start, stop - start)
         return Tagged(self._seqs_of(first, end), sizes if self._width == 4 else _converted(sizes, "I"))
 
+    def each(self) -> Iterator[tuple[bytes, Tagged]]:
+        """Every name with its records."""
+        seqs, sizes = self.tagged(0, len(self.names))
+        start = 0
+        for name, end in zip(self.names, self._record_ends, strict=True):
+            yield name, Tagged(seqs[start:end], sizes[start:end])
+            start = end
+
     def _start(self, tag: int) -> int:
         """How many records come before those of `tag`."""
         return self._record_ends[tag - 1] if tag else 0
@@ -492,9 +502,9 @@ def _problems_of(
     """What is wrong in a block; the directory has it begin with `first`, the one before ended with `last`."""
     if block.names[0] != first:
         yield "the directory has another first name"
-    for at, name in enumerate(block.names):
+    for name, tagged in block.each():
         if not last < name:
             yield f"tag {name!r} comes after {last!r}"
         last = name
-        if expected is not None and block.tagged(at, at + 1) != expected.get(str(name, "utf-8")):
+        if expected is not None and tagged != expected.get(str(name, "utf-8")):
             yield f"seqs or sizes of tag {name!r} are not right"
