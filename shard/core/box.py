@@ -514,6 +514,7 @@ class Box:
                 sealed = Segment.from_bytes(self.generation, segment.serial, segment.columns)
                 sealed.is_cold = segment.is_cold
                 log.attach(sealed, segment.dead)
+        log.awaited = log.count - sum(segment.count for segment in log.segments)
 
 
 class _Page:

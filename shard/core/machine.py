@@ -402,7 +402,8 @@ class Machine:
         self._watch(box)
         lsn = max(box.config_lsn, made[-1][0] if made else 0)
         waits_for = lsn if lsn > self.durable_lsn else 0
-        return Outcome(made, commands.BoxPut(command.box, False, config), waits_for, True)
+        wakes = (box.name,) if box.is_memory else ()
+        return Outcome(made, commands.BoxPut(command.box, False, config), waits_for, True, wakes)
 
     def _configure(self, box: Box, config: BoxConfig, made: Made) -> None:
         tail = box.log.tail
@@ -643,6 +644,8 @@ class Machine:
         box.configured(change, lsn)
         if change.reserved_seq:
             self._note_reservation(box, lsn)
+        if box.is_memory:  # where a record is visible as soon as it has a seq
+            box.log.show(box.log.head_seq, box.log.last_ts)
         self._note_unsealed(box, held_bytes)
         if box.config.compact == "tag":
             self.compactable[box.generation] = box

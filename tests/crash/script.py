@@ -173,7 +173,7 @@ class Script:
     def configure(self, box: str) -> None:
         rng = self.rng
         if box == "shifty":
-            patch = BoxPatch(durability=rng.choice(("memory", "disk", "fsync")))
+            patch = BoxPatch(durability=rng.choice(("disk", "fsync")))
         elif box.endswith("cap"):
             patch = BoxPatch(cap_records=rng.choice((3, 6, 0)))
         else:

@@ -284,6 +284,8 @@ class Model:
             return True
         box.expire(now_ms)
         box.config = {**box.config, **config}
+        if box.config["durability"] == "memory":
+            box.visible_seq, box.visible_ts = box.head_seq, box.last_ts
         box.evict_to_fit()
         box.expire(now_ms)
         return False
