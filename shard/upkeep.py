@@ -11,7 +11,9 @@ nor one of the two snapshots names; until then its number may be given again, an
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 import structlog
@@ -35,6 +37,7 @@ from shard.core.upkeep import (
     plan_rewrite,
     plan_seal,
 )
+from shard.storage.files import Corrupt
 from shard.storage.store import Name, SegmentStore, Unreachable
 from streams.protocol.records import Batch
 
@@ -42,6 +45,9 @@ log = structlog.get_logger()
 
 #: How long a cold store that did not answer is left alone.
 _COLD_PAUSE_S = 30.0
+
+#: How long to wait for space on a full disk.
+_FULL_PAUSE_S = 5.0
 
 #: How often to look when there was nothing to do.
 _PAUSE_S = 0.25
@@ -103,8 +109,14 @@ class Upkeep:
 
     async def run(self) -> None:
         while True:
-            if not await self.step():
-                await trio.sleep(_PAUSE_S)
+            try:
+                if not await self.step():
+                    await trio.sleep(_PAUSE_S)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise  # the same disk as the log's: it cannot be trusted any more
+                log.error("the disk is full: segments cannot be written", error=str(error))
+                await trio.sleep(_FULL_PAUSE_S)
 
     async def step(self) -> bool:
         """Does the next piece of work; whether there was any."""
@@ -131,18 +143,30 @@ class Upkeep:
             return True
         box = plan_compaction(self._machine, now_ms=self._now_ms())
         if box is not None:
-            await self._compact(box)
+            with self._passing_over_damage(box, self._machine.compactable):
+                await self._compact(box)
             return True
         rewrite = plan_rewrite(self._machine, self._policy)
         if rewrite is not None:
-            await self._rewrite(rewrite)
+            with self._passing_over_damage(rewrite.box, self._machine.dented):
+                await self._rewrite(rewrite)
             return True
         if self._store.has_cold and trio.current_time() >= self._cold_again_at:
             move = plan_move(self._machine, self._hot)
             if move is not None:
-                await self._move(*move)
+                with self._passing_over_damage(move[0], self._machine.movable):
+                    await self._move(*move)
                 return True
         return False
+
+    @contextmanager
+    def _passing_over_damage(self, box: Box, listed: dict[int, Box]) -> Iterator[None]:
+        """A box with a damaged segment is left as it is; whoever reads from it is told."""
+        try:
+            yield
+        except Corrupt as damage:
+            listed.pop(box.generation, None)
+            log.error("a segment is damaged", box=box.name, path=damage.path, message=str(damage))
 
     # -- the pieces
 

@@ -19,7 +19,7 @@ from pyroaring import BitMap64
 
 from shard.core import changes
 from shard.core.log import Hole, Log
-from shard.core.sealed import Segment, TagsNotLoaded
+from shard.core.sealed import NotLoaded, Segment, TagsNotLoaded
 from shard.core.tags import Tags
 from streams.protocol.boxes import BoxConfig
 from streams.protocol.commands import Append, Diff, Match, Records, Tombstone
@@ -543,7 +543,13 @@ class _Page:
             first = max(0, from_seq - batch.first_seq)
             last = min(batch.count - 1, upto_seq - batch.first_seq)
             for run_first, run_last in log.runs(batch, first, last):
-                shown_to = self._take(batch.payload, run_first, run_last)
+                try:
+                    payload = batch.payload
+                except NotLoaded:
+                    if reached < from_seq:
+                        raise
+                    return reached  # a short page now; what is missing here begins the next one
+                shown_to = self._take(payload, run_first, run_last)
                 if shown_to < run_last:
                     return max(reached, batch.first_seq + shown_to)
                 reached = batch.first_seq + run_last

@@ -455,7 +455,11 @@ class Machine:
             if len(page) == command.limit:
                 more = True
                 break
-            box = self._found(name, now_ms, made)
+            box = self.boxes[name]
+            try:
+                self._expire(box, now_ms, made)
+            except NotLoaded:
+                pass  # a tick will see to it; a list does not wait for payloads
             waits_for = max(waits_for, self._as_durable_as(box, box.floor_lsn)[0])
             page.append(self._listed(box, now_ms))
         return Outcome(made, commands.BoxPage(page, more), waits_for, True)

@@ -60,6 +60,26 @@ def test_a_payload_that_is_not_in_memory_is_asked_for_and_nothing_is_done(driver
     assert driver.seqs(4, limit=4) == [5, 6, 7, 8]
 
 
+def test_a_page_ends_where_memory_ends_and_the_next_one_goes_on(driver: Driver) -> None:
+    machines.SHELF.load_all(driver.machine, driver.machine.boxes["b"].generation)
+    (segment,) = driver.machine.segments()
+    segment.forget(3)
+    page = driver.machine.handle(commands.Diff(box="b"), driver.now_ms).reply
+    assert isinstance(page, commands.Records)
+    assert machines.seqs_of(page) == list(range(1, 10)) and page.next_from_seq == 9
+    assert driver.seqs(9) == list(range(10, 19))
+
+
+def test_a_list_does_not_wait_for_payloads() -> None:
+    driver = Driver()
+    driver.put(durability="fsync", ttl_ms=100, timestamping={"mode": "client-prefer"})
+    driver.append({"data": 1, "ts": 950}, {"data": 2, "ts": 1_000})
+    sealed(driver)
+    driver.now_ms = 1_060
+    (listed,) = driver.ask(commands.ListBoxes()).boxes
+    assert listed["count"] == 2
+
+
 def test_sealed_records_are_read_like_others() -> None:
     plain, other = filled(), sealed(filled())
     for from_seq in range(20):

@@ -104,9 +104,15 @@ class Shelf:
             batches = [Batch.from_bytes(memoryview(content)) for content in contents]
             write_segment(disk, directory, generation=generation, serial=serial, batches=batches)
 
+    def load_all(self, machine: Machine, generation: int) -> None:
+        """Every payload of a box: what is read then is not cut short where memory ends."""
+        for segment in machine.generations[generation].log.segments:
+            for at in range(segment.front, len(segment)):
+                segment.load(at, self.read(segment, at))
+
     def load(self, missing: Missing, machine: Machine) -> None:
         if isinstance(missing, NotLoaded):
-            missing.segment.load(missing.at, self.read(missing.segment, missing.at))
+            self.load_all(machine, missing.segment.generation)
             return
         for segment in missing.segments:
             batches = [self.read(segment, at) for at in range(len(segment))]
@@ -215,13 +221,14 @@ class Driver:
     # -- upkeep
 
     def seal(self, box: str = "b", batches: int = 1_000_000) -> bool:
-        """Seals the oldest unsealed batches of a box, and forgets their payloads; whether there were any."""
+        """Seals the oldest unsealed batches of a box; whether there were any."""
         found = self.machine.boxes[box]
         sealable = found.log.sealable(durable_lsn=self.machine.durable_lsn, bytes_max=1 << 40)[:batches]
         if not sealable or found.is_memory:
             return False
         segment = SHELF.write(found.generation, found.last_serial + 1, sealable)
         self.commit(changes.SegmentSealed(found.generation, segment.serial, segment.to_bytes()))
+        SHELF.load_all(self.machine, found.generation)
         return True
 
     def rewrite(self, policy: SealPolicy) -> bool:
@@ -239,6 +246,7 @@ class Driver:
         segment = SHELF.write(plan.box.generation, plan.serial, live)
         serials = [part.segment.serial for part in plan.parts]
         self.commit(changes.SegmentsReplaced(plan.box.generation, serials, plan.serial, segment.to_bytes()))
+        SHELF.load_all(self.machine, plan.box.generation)
         return True
 
     def relog(self, box: str = "b") -> bool:
