@@ -33,8 +33,10 @@ from shard.core.machine import Machine, Outcome
 from shard.storage import frames
 from shard.storage.snapshot import Snapshots
 from shard.storage.wal import FrameParts, Wal
+from shard.waiting import Waiting, WaitingClaims
 from streams.protocol.commands import Command, Diff, Reply
 from streams.protocol.errors import StreamsError
+from streams.protocol.queues import Claim, ClaimedTogether, ClaimTogether, ReleaseHolder
 
 log = structlog.get_logger()
 
@@ -98,6 +100,8 @@ class Engine:
         self._until_durable: list[_Parked] = []
         self._reads: dict[str, list[_WaitingRead]] = {}
         self._read_deadlines: list[tuple[int, int, _WaitingRead]] = []
+        self._claims: WaitingClaims[Ticket] = WaitingClaims()
+        self._holders = itertools.count(1)
         self._fsync_ms = 0.0
         self._wal_append_ms = 0.0
         self._relieved = trio.Event()
@@ -167,12 +171,24 @@ class Engine:
         if outcome.changes:
             self._log(outcome, sync=outcome.until_durable)
         if outcome.reply is None:
-            assert isinstance(command, Diff)
-            self._park_read(_WaitingRead(command, ticket, now_ms + command.wait_ms))
+            if isinstance(command, Claim):
+                self._claims.add(command, ticket, now_ms=now_ms, not_before_ms=outcome.not_before_ms)
+            else:
+                assert isinstance(command, Diff)
+                self._park_read(_WaitingRead(command, ticket, now_ms + command.wait_ms))
         else:
             self._settle(outcome, outcome.reply, ticket)
         if outcome.wakes:
             self._wake(outcome.wakes)
+
+    def new_holder(self) -> int:
+        """A number for a connection that leases end with. Unlike any other in this life of the shard."""
+        return next(self._holders)
+
+    def release(self, box: str, holder: int, ticket: Ticket) -> None:
+        """A connection that held jobs is gone, or says that it is done."""
+        self._claims.drop(box, holder)
+        self.submit(ReleaseHolder(box, holder), ticket)
 
     def _settle(self, outcome: Outcome, reply: Reply | StreamsError, ticket: Ticket) -> None:
         lsn = outcome.waits_for_lsn
@@ -191,6 +207,7 @@ class Engine:
 
     def flush(self) -> None:
         """Logs what one wake-up has staged: a little of it at once, more through the committer's thread."""
+        self._mind_time()
         if not self._staged:
             return
         staged, sync, logged_matters = self._staged, self._staged_sync, self._staged_logged_matters
@@ -231,7 +248,7 @@ class Engine:
             ticket.answer(reply, fsync_ms, self._wal_append_ms)
 
     def _after_report(self, woken: list[str]) -> None:
-        if woken and self._reads:
+        if woken and (self._reads or self._claims):
             self._wake(woken)
         self.flush()
         if not self._relieved.is_set() and self._committer.backlog_bytes < _RELIEVED_BYTES:
@@ -248,6 +265,8 @@ class Engine:
 
     def _wake(self, boxes: list[str] | tuple[str, ...]) -> None:
         for box in dict.fromkeys(boxes):
+            if self._claims:
+                self._wake_claims(box)
             waiting = self._reads.pop(box, None)
             if waiting is not None:
                 still = [read for read in waiting if not self._try_read(read, read.command)]
@@ -267,7 +286,39 @@ class Engine:
         self._settle(outcome, outcome.reply, read.ticket)
         return True
 
+    # -- claims that wait
+
+    def _wake_claims(self, box: str) -> None:
+        """Serves those that wait for jobs of this box, in their order, until one of them gets none."""
+        while True:
+            waiting = self._claims.woken(box, self._now_ms())
+            if not waiting or not self._serve(box, waiting, is_over=False):
+                return
+
+    def _serve(self, box: str, waiting: list[Waiting[Ticket]], *, is_over: bool) -> bool:
+        """Asks for all of them in one pass. Who gets no answer waits on; whether that was nobody."""
+        together = ClaimTogether(box=box, claims=tuple(each.claim for each in waiting), is_over=is_over)
+        outcome = self.machine.handle(together, self._now_ms())
+        if outcome.changes:
+            self._log(outcome, sync=outcome.until_durable)
+        reply = outcome.reply
+        assert reply is not None, "a pass is always answered"
+        answers = reply.answers if isinstance(reply, ClaimedTogether) else [reply] * len(waiting)
+        answered = [
+            (each, answer) for each, answer in zip(waiting, answers, strict=True) if answer is not None
+        ]
+        self._claims.done(box, [each for each, _ in answered])
+        for each, answer in answered:
+            self._settle(outcome, answer, each.ticket)
+        return len(answered) == len(waiting)
+
     # -- time
+
+    def _mind_time(self) -> None:
+        """What has been done may need a tick sooner than the next one is to come."""
+        for deadline_ms in (self.machine.next_deadline_ms(), self._claims.next_ms()):
+            if deadline_ms is not None and deadline_ms < self._timer_at_ms:
+                self._timer_changed.set()
 
     async def _keep_time(self) -> None:
         while True:
@@ -281,6 +332,9 @@ class Engine:
                 next_ms = min(next_ms, deadline_ms)
             if self._read_deadlines:
                 next_ms = min(next_ms, self._read_deadlines[0][0])
+            claims_ms = self._claims.next_ms()
+            if claims_ms is not None:
+                next_ms = min(next_ms, claims_ms)
             self._timer_at_ms = next_ms
             self._timer_changed = trio.Event()
             with trio.move_on_after(max(0.001, (next_ms - now_ms) / 1000)):
@@ -292,6 +346,8 @@ class Engine:
             self._log(outcome, sync=False)
         if outcome.wakes:
             self._wake(outcome.wakes)
+        while (due := self._claims.due(now_ms)) is not None:
+            self._serve(due[0], due[1], is_over=due[2])
         while self._read_deadlines and self._read_deadlines[0][0] <= now_ms:
             _, _, read = heapq.heappop(self._read_deadlines)
             if not read.done:

@@ -17,7 +17,9 @@ from typing import NamedTuple
 from pyroaring import BitMap64
 
 from shard.core import changes
+from shard.core.groups import Groups
 from shard.core.log import Hole, Log
+from shard.core.queue import Queue
 from shard.core.tags import Tags
 from streams.protocol.boxes import BoxConfig
 from streams.protocol.commands import Append, Diff, Match, Records, Tombstone
@@ -54,12 +56,14 @@ class Box:
         "fencing_token",
         "floor_lsn",
         "generation",
+        "groups",
         "keys",
         "last_append_ms",
         "last_lsn",
         "last_read_ms",
         "log",
         "name",
+        "queue",
         "reserved_durable_seq",
         "reserved_lsn",
         "reserved_seq",
@@ -76,6 +80,8 @@ class Box:
         self.created_ms = created_ms
         self.log = Log()
         self.tags = Tags()
+        self.queue = Queue() if config.type == "queue" else None
+        self.groups = Groups()
         self.fencing_token = ""
         #: In the order in which they were first used.
         self.keys: dict[str, Key] = {}
@@ -383,7 +389,8 @@ class Box:
 
     # -- snapshots
 
-    def facts(self) -> changes.BoxFacts:
+    def facts(self, *, leases_kept: bool = False) -> changes.BoxFacts:
+        """Without `leases_kept` leases are left out that the log does not know."""
         log = self.log if not self.is_memory else Log()
         return changes.BoxFacts(
             name=self.name,
@@ -408,6 +415,10 @@ class Box:
             batches=array(
                 "Q", [batch.lsn for batch in log.live_batches() if batch.dead < batch.count]
             ).tobytes(),
+            queue=None
+            if self.queue is None or self.is_memory
+            else self.queue.facts(leases_kept=leases_kept or self.config.leases_durable),
+            groups=[] if self.is_memory else self.groups.facts(),
         )
 
     @classmethod
@@ -435,6 +446,9 @@ class Box:
         log.bytes = facts.live_bytes
         log.deleted = BitMap64.deserialize(facts.deleted)
         log.holes = [Hole(first, last) for first, last in facts.holes]
+        box.groups.restore(facts.groups)
+        if box.queue is not None and facts.queue is not None:
+            box.queue.restore(facts.queue)
         return box
 
 

@@ -105,6 +105,70 @@ class ShardStopped(msgspec.Struct, frozen=True):
     at_ms: int
 
 
+class JobsLeased(msgspec.Struct, frozen=True):
+    """Jobs of a queue were given out. Logged only where leases are as durable as the box."""
+
+    generation: int
+    lease_id: str
+    node: str
+    deadline_ms: int
+    #: The highest seq given out so far.
+    fresh_seq: int
+    seqs: Sequence[int]
+    #: How often each of them has been delivered, this time included.
+    deliveries: Sequence[int]
+    #: The connection that the leases end with; 0 = none.
+    holder: int = 0
+
+
+class JobsExtended(msgspec.Struct, frozen=True):
+    generation: int
+    seqs: Sequence[int]
+    deadline_ms: int
+
+
+class JobsReturned(msgspec.Struct, frozen=True):
+    """Leases were given up. The jobs can be claimed from `ready_ms` on; 0 = at once."""
+
+    generation: int
+    seqs: Sequence[int]
+    deliveries: Sequence[int]
+    ready_ms: int = 0
+
+
+class JobsCounted(msgspec.Struct, frozen=True):
+    """How often jobs have been delivered, where the leases themselves are not logged."""
+
+    generation: int
+    seqs: Sequence[int]
+    deliveries: Sequence[int]
+
+
+#: (seq, deliveries, lease id, node, holder, when the lease or the delay is over).
+JobEntry = tuple[int, int, str, str, int, int]
+
+
+class JobsRestated(msgspec.Struct, frozen=True):
+    """All that is known of the jobs of a queue. The first of several says that earlier words do not count."""
+
+    generation: int
+    fresh_seq: int
+    is_first: bool
+    jobs: Sequence[JobEntry]
+
+
+class GroupCommitted(msgspec.Struct, frozen=True):
+    generation: int
+    group: str
+    cursor: int
+    at_ms: int
+
+
+class GroupDeleted(msgspec.Struct, frozen=True):
+    generation: int
+    group: str
+
+
 Change = (
     BoxCreated
     | BoxConfigured
@@ -117,11 +181,24 @@ Change = (
     | SeqsLost
     | ShardStarted
     | ShardStopped
+    | JobsLeased
+    | JobsExtended
+    | JobsReturned
+    | JobsCounted
+    | JobsRestated
+    | GroupCommitted
+    | GroupDeleted
 )
 
 
 # ---------------------------------------------------------------------------------------------------
 # A snapshot: the same facts, folded up. Payloads stay in the log; a batch is named by its lsn.
+
+
+class QueueFacts(msgspec.Struct, kw_only=True):
+    fresh_seq: int = 0
+    jobs: Sequence[JobEntry] = ()
+    dead_lettered: int = 0
 
 
 class BoxFacts(msgspec.Struct, kw_only=True):
@@ -149,6 +226,9 @@ class BoxFacts(msgspec.Struct, kw_only=True):
     holes: list[tuple[int, int]]
     #: The lsns of the live batches, as u64s.
     batches: bytes
+    queue: QueueFacts | None = None
+    #: (name, cursor, updated_ms).
+    groups: list[tuple[str, int, int]] = []
 
 
 class ShardState(msgspec.Struct, kw_only=True):

@@ -28,11 +28,15 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import msgspec
 from sortedcontainers import SortedDict
 
 from shard.core import changes
 from shard.core.box import RESERVE_SEQS, Box
 from shard.core.changes import Change, ShardState
+from shard.core.groups import GroupHandlers
+from shard.core.jobs import Jobs
+from shard.core.queue import Queue
 from streams.protocol import commands
 from streams.protocol.boxes import BoxConfig, BoxPatch, merge
 from streams.protocol.commands import Command, Reply
@@ -69,7 +73,8 @@ class Outcome(NamedTuple):
     """What a command comes to.
 
     `waits_for_lsn` is 0 when the reply may go at once; otherwise it goes when that lsn is logged, or durable
-    if `until_durable`. `reply` is None when a read has nothing yet and the caller may wait (`wait_ms`).
+    if `until_durable`. `reply` is None when a read has nothing yet and the caller may wait (`wait_ms`); it is
+    not to be asked again before `not_before_ms`.
     """
 
     changes: Made
@@ -77,6 +82,7 @@ class Outcome(NamedTuple):
     waits_for_lsn: int = 0
     until_durable: bool = False
     wakes: tuple[str, ...] = ()
+    not_before_ms: int = 0
 
 
 class _Pending(NamedTuple):
@@ -133,6 +139,10 @@ class Machine:
             changes.ShardStarted: self._apply_started,
             changes.ShardStopped: self._apply_stopped,
         }
+        self._jobs = Jobs(self)
+        for part in (self._jobs, GroupHandlers(self)):
+            self._handlers |= part.handlers
+            self._appliers |= part.appliers
 
     def __repr__(self) -> str:
         return f"<Machine {len(self.boxes)} boxes, lsn {self.durable_lsn}/{self.logged_lsn}/{self.lsn}>"
@@ -179,7 +189,7 @@ class Machine:
 
     def tick(self, now_ms: int) -> Outcome:
         made: Made = []
-        gone: list[str] = []
+        woken: list[str] = []
         for _ in range(TICK_BOXES_MAX):
             when = self.next_deadline_ms()
             if when is None or when > now_ms:
@@ -188,16 +198,18 @@ class Machine:
             del self._deadline_of[generation]
             box = self.generations[generation]
             self._expire(box, now_ms, made)
+            if box.queue is not None and box.queue.advance(now_ms):
+                woken.append(box.name)
             idle_at = self._idle_ms(box)
             if idle_at is not None and idle_at <= now_ms:
                 self._log(changes.SeqsReserved(box.generation, box.log.head_seq), made)
             gone_at = box.gone_ms()
             if gone_at is not None and gone_at <= now_ms:
                 self._log(changes.BoxDeleted(box.generation), made)
-                gone.append(box.name)
+                woken.append(box.name)
             else:
                 self._watch(box)
-        return Outcome(made, None, wakes=tuple(gone))
+        return Outcome(made, None, wakes=tuple(woken))
 
     def start(self, *, boot_id: str, now_ms: int) -> Outcome:
         """Begins a life of the shard, after recovery: settles what the last one left open."""
@@ -218,10 +230,13 @@ class Machine:
     def stop(self, now_ms: int) -> Outcome:
         """Ends a life of the shard in order."""
         made: Made = []
+        for box in self.boxes.values():
+            if box.queue is not None and box.queue.jobs and not (box.is_memory or box.config.leases_durable):
+                self._jobs.restate(box, made)
         self._log(changes.ShardStopped(now_ms), made)
         return Outcome(made, None, self.lsn, True)
 
-    # -- helpers of handlers
+    # -- helpers of handlers, those in `jobs.py` and `groups.py` included
 
     def _log(self, change: Change, made: Made) -> int:
         lsn = self.lsn + 1
@@ -264,7 +279,8 @@ class Machine:
 
     def _watch(self, box: Box) -> None:
         """Sees to it that a tick comes when this box needs one."""
-        candidates = (box.expiry_ms(), self._idle_ms(box), box.gone_ms())
+        due_ms = box.queue.next_due_ms() if box.queue is not None else None
+        candidates = (box.expiry_ms(), self._idle_ms(box), box.gone_ms(), due_ms)
         times = [when for when in candidates if when is not None]
         if not times:
             return
@@ -287,6 +303,10 @@ class Machine:
     def _answer(self, box: Box, reply: Reply | StreamsError, made: Made, lsn: int) -> Outcome:
         waits_for, until_durable = self._as_durable_as(box, lsn)
         return Outcome(made, reply, waits_for, until_durable)
+
+    def _wait(self, made: Made, not_before_ms: int = 0) -> Outcome:
+        """Nothing to answer yet."""
+        return Outcome(made, None, not_before_ms=not_before_ms)
 
     def _refuse(self, command: Command, error: StreamsError, made: Made) -> Outcome:
         """A refusal waits until what it rests on cannot vanish: the box's last change, or its deletion."""
@@ -345,11 +365,21 @@ class Machine:
 
     def _configure(self, box: Box, config: BoxConfig, made: Made) -> None:
         was_memory = box.is_memory
+        leases_durable = box.config.leases_durable
         into_disk = config.durability == "disk" and not box.is_disk
         reserved_seq = box.log.head_seq + RESERVE_SEQS if into_disk else 0
         self._log(changes.BoxConfigured(box.generation, config, reserved_seq), made)
-        if was_memory and not box.is_memory and box.fencing_token:
+        if was_memory and not box.is_memory:
+            self._log_what_memory_held(box, made)
+        elif config.leases_durable and not leases_durable and box.queue is not None and not box.is_memory:
+            self._jobs.restate(box, made)
+
+    def _log_what_memory_held(self, box: Box, made: Made) -> None:
+        """A box that was never written to leaves the memory: what else it has been told is logged."""
+        if box.fencing_token:
             self._log(changes.TokenFenced(box.generation, box.fencing_token), made)
+        for group, cursor, updated_ms in box.groups.facts():
+            self._log(changes.GroupCommitted(box.generation, group, cursor, updated_ms), made)
 
     @staticmethod
     def _check_class_change(box: Box, config: BoxConfig) -> None:
@@ -381,9 +411,7 @@ class Machine:
             last_write_ts=log.visible_ts or None,
             last_read_ts=box.last_read_ms,
             fencing_token=box.fencing_token,
-            queue={"ready": count, "in_flight": 0, "dead_lettered": 0}
-            if box.config.type == "queue"
-            else None,
+            queue=_queue_totals(box.queue, count, now_ms) if box.queue is not None else None,
         )
         return self._answer(box, reply, made, box.floor_lsn)
 
@@ -520,11 +548,16 @@ class Machine:
     def _diff(self, command: commands.Diff, now_ms: int, made: Made) -> Outcome:
         box = self._found(command.box, now_ms, made)
         box.last_read_ms = now_ms
+        rests_on = box.floor_lsn
+        if command.group is not None:
+            group = box.groups.require(command.group, box.name)
+            rests_on = max(rests_on, group.lsn)
+            command = msgspec.structs.replace(command, from_seq=group.cursor)
         reply = box.read(command)
         nothing = not reply.records and reply.tombstone is None and reply.next_from_seq == reply.head_seq
         if nothing and command.wait_ms:
             return Outcome(made, None)
-        return self._answer(box, reply, made, box.floor_lsn)
+        return self._answer(box, reply, made, rests_on)
 
     def _get_record(self, command: commands.GetRecord, now_ms: int, made: Made) -> Outcome:
         box = self._found(command.box, now_ms, made)
@@ -611,16 +644,23 @@ class Machine:
             box.log.show(box.log.head_seq, box.log.last_ts)
         if was_empty:
             self._watch(box)
+        if box.queue is not None:
+            box.queue.dropped_before(box.log.earliest_seq)
 
     def _apply_evicted(self, change: changes.RecordsEvicted, lsn: int) -> None:
         box = self.generations[change.generation]
         box.evicted(change, lsn)
+        if box.queue is not None:
+            box.queue.dropped_before(box.log.earliest_seq)
         if box.log.count == 0:
             self._watch(box)
 
     def _apply_records_deleted(self, change: changes.RecordsDeleted, lsn: int) -> None:
         box = self.generations[change.generation]
         box.deleted(change, lsn)
+        if box.queue is not None:
+            box.queue.gone(change.seqs or ())
+            box.queue.dropped_before(box.log.earliest_seq)
         if box.log.count == 0:
             self._watch(box)
 
@@ -646,6 +686,10 @@ class Machine:
 
     def _apply_started(self, change: changes.ShardStarted, lsn: int) -> None:
         self.boot_id = change.boot_id
+        self._jobs.begin(lsn)
+        for box in self.boxes.values():
+            if box.queue is not None:
+                box.queue.started(leases_kept=self.stopped_clean or box.config.leases_durable)
         self.stopped_clean = False
         for name in [name for name, box in self.boxes.items() if box.is_memory]:
             self._begin_anew(self.boxes[name], change.at_ms)
@@ -671,7 +715,7 @@ class Machine:
 
     def snapshot(self) -> ShardState:
         """Everything but payloads, as of `self.lsn`. Shares nothing with the machine."""
-        boxes = [box.facts() for box in self.boxes.values()]
+        boxes = [box.facts(leases_kept=self.stopped_clean) for box in self.boxes.values()]
         oldest = [box.log.oldest for box in self.boxes.values() if not box.is_memory]
         lsns = [batch.lsn for batch in oldest if batch is not None]
         return ShardState(
@@ -721,6 +765,8 @@ class Machine:
         for name, box in self.boxes.items():
             assert box.name == name and self.generations[box.generation] is box, "NAMES"
             box.log.check()
+            if box.queue is not None:
+                box.queue.check(box.log)
             if box.is_disk:
                 assert box.log.visible_seq <= box.reserved_seq, "CEILING"
         assert self._keys == sum(len(box.keys) for box in self.boxes.values()), "KEYS"
@@ -735,3 +781,14 @@ class Machine:
             "lsn": self.lsn,
             "durable_lsn": self.durable_lsn,
         }
+
+
+def _queue_totals(queue: Queue, count: int, now_ms: int) -> dict[str, int]:
+    """`ready`, `in_flight` and `delayed` make up `count`."""
+    queue.advance(now_ms)
+    return {
+        "ready": queue.ready(count),
+        "in_flight": queue.in_flight,
+        "delayed": queue.delayed,
+        "dead_lettered": queue.dead_lettered,
+    }

@@ -42,6 +42,13 @@ _KINDS: dict[type[Any], int] = {
     changes.SeqsLost: 9,
     changes.ShardStarted: 10,
     changes.ShardStopped: 11,
+    changes.JobsLeased: 30,
+    changes.JobsExtended: 31,
+    changes.JobsReturned: 32,
+    changes.JobsCounted: 33,
+    changes.JobsRestated: 34,
+    changes.GroupCommitted: 36,
+    changes.GroupDeleted: 37,
 }
 APPENDED = _KINDS[changes.BatchAppended]
 _DELETED = _KINDS[changes.RecordsDeleted]

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from streams.protocol.boxes import BoxConfig, BoxPatch
+from streams.protocol.queues import GroupCommand, GroupReply, QueueCommand, QueueReply
 from streams.protocol.records import Columns
 
 
@@ -73,6 +74,8 @@ class Diff(msgspec.Struct, frozen=True, kw_only=True):
     wait_ms: int = 0
     match: Match | None = None
     generation: int | None = None
+    #: Read from this group's cursor; `from_seq` is not used then.
+    group: str | None = None
 
 
 class GetRecord(msgspec.Struct, frozen=True):
@@ -97,7 +100,18 @@ class SetFence(msgspec.Struct, frozen=True):
 
 
 Command = (
-    PutBox | GetState | ListBoxes | DeleteBox | Append | Diff | GetRecord | GetTail | DeleteRecords | SetFence
+    PutBox
+    | GetState
+    | ListBoxes
+    | DeleteBox
+    | Append
+    | Diff
+    | GetRecord
+    | GetTail
+    | DeleteRecords
+    | SetFence
+    | QueueCommand
+    | GroupCommand
 )
 
 
@@ -196,5 +210,16 @@ class FenceSet(msgspec.Struct, frozen=True):
 
 
 Reply = (
-    BoxPut | BoxState | BoxPage | BoxGone | Appended | Records | OneRecord | Tail | RecordsDeleted | FenceSet
+    BoxPut
+    | BoxState
+    | BoxPage
+    | BoxGone
+    | Appended
+    | Records
+    | OneRecord
+    | Tail
+    | RecordsDeleted
+    | FenceSet
+    | QueueReply
+    | GroupReply
 )
