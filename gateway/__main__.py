@@ -31,10 +31,16 @@ async def run(arguments: ChildArgs) -> int:
     config = arguments.config
     links = [Link(shard, path) for shard, path in enumerate(arguments.sockets)]
     dispatch = Dispatch(Placement.from_json(arguments.placement), links)
-    api = Api(dispatch, body_bytes_max=config.max_body_bytes, version=__version__, sockets=arguments.sockets)
+    draining = trio.Event()
+    api = Api(
+        dispatch,
+        body_bytes_max=config.max_body_bytes,
+        version=__version__,
+        sockets=arguments.sockets,
+        draining=draining,
+    )
     limits = FrontLimits(body_bytes_max=config.max_body_bytes, drain_s=config.drain_ms / 1000)
     front: FrontName = "hypercorn" if config.front == "hypercorn" else "edge"
-    draining = trio.Event()
     async with trio.open_nursery() as nursery:
         for link in links:
             nursery.start_soon(link.run)

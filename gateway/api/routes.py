@@ -10,6 +10,8 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 from urllib.parse import unquote
 
+import trio
+
 from gateway.api.boxes import Boxes
 from gateway.api.groups import Groups
 from gateway.api.ops import Ops
@@ -20,6 +22,7 @@ from gateway.dispatch import Dispatch
 from gateway.edge_rules import request_id_of
 from gateway.errors import response_for
 from gateway.http import Request, Response
+from gateway.work import WorkStreams
 from streams.protocol.errors import InvalidRequest, MethodNotAllowed, NotFound, StreamsError
 from streams.protocol.names import shown
 
@@ -34,12 +37,19 @@ _BOX_PREFIX = "/v0/boxes/"
 
 class Api:
     def __init__(
-        self, dispatch: Dispatch, *, body_bytes_max: int, version: str, sockets: tuple[str, ...]
+        self,
+        dispatch: Dispatch,
+        *,
+        body_bytes_max: int,
+        version: str,
+        sockets: tuple[str, ...],
+        draining: trio.Event,
     ) -> None:
         boxes = Boxes(dispatch, body_bytes_max)
         records = Records(dispatch, body_bytes_max)
         ops = Ops(dispatch, version=version, sockets=sockets)
-        queues = Queues(dispatch, body_bytes_max)
+        work = WorkStreams(dispatch, draining)
+        queues = Queues(dispatch, body_bytes_max, work)
         groups = Groups(dispatch, body_bytes_max)
         #: Action after the box's name, with a slash where more must follow -> method -> handler.
         self._under_box: dict[str, dict[str, BoxHandler]] = {
@@ -53,6 +63,7 @@ class Api:
             "ack": {"POST": queues.ack},
             "nack": {"POST": queues.nack},
             "extend": {"POST": queues.extend},
+            "work": {"GET": queues.work},
             "groups": {"GET": groups.list},
             "groups/": {"PUT": groups.commit, "GET": groups.state, "DELETE": groups.delete},
         }

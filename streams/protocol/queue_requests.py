@@ -91,7 +91,7 @@ def _claim(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> QueueCo
     )
 
 
-def _work(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> QueueCommand:
+def _work(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> queues.Claim:
     """One turn of a `/work` stream. `stream` and `wait_ms` are the gateway's; the rest is the client's."""
     check_box_name(head.box)
     query = Query(head.query)
@@ -112,11 +112,9 @@ def _work(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> QueueCom
 
 
 def _work_end(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> QueueCommand:
-    check_box_name(head.box)
-    query = Query(head.query)
-    command = queues.ReleaseHolder(head.box, query.number("stream", low=1) or 1)
-    query.done()
-    return command
+    """The end of a stream, told as its turns are; also before its first, to learn what is wrong with it."""
+    claim = _work(head, body, limits)
+    return queues.ReleaseHolder(head.box, claim.holder)
 
 
 def _check_settled(request: _AckBody, limits: RecordLimits) -> None:

@@ -2,7 +2,7 @@
 
 Method: random workers, some of them connections, against the naive model of `tests/support/jobs.py`. Records
 are deleted, evicted and expire meanwhile, the process is killed or restarted, leases begin or cease to be
-logged. After every step the totals are compared, and at the end every job that is left can be claimed and acked.
+logged. After every step the totals are compared. At the end every job that is left can be claimed and acked.
 """
 
 from __future__ import annotations
