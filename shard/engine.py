@@ -35,6 +35,7 @@ from shard.storage.snapshot import Snapshots
 from shard.storage.wal import FrameParts, Wal
 from streams.protocol.commands import Command, Diff, Reply
 from streams.protocol.errors import StreamsError
+from streams.protocol.forwards import CARRIER, Collect
 
 log = structlog.get_logger()
 
@@ -57,7 +58,7 @@ _Parked = tuple[int, int, Ticket, Reply | StreamsError]
 
 
 class _WaitingRead(msgspec.Struct, eq=False):
-    command: Diff
+    command: Diff | Collect
     ticket: Ticket
     deadline_ms: int
     done: bool = False
@@ -167,12 +168,14 @@ class Engine:
         if outcome.changes:
             self._log(outcome, sync=outcome.until_durable)
         if outcome.reply is None:
-            assert isinstance(command, Diff)
+            assert isinstance(command, (Diff, Collect))
             self._park_read(_WaitingRead(command, ticket, now_ms + command.wait_ms))
         else:
             self._settle(outcome, outcome.reply, ticket)
         if outcome.wakes:
             self._wake(outcome.wakes)
+            if CARRIER in outcome.wakes:
+                self._look_at_the_clock()
 
     def _settle(self, outcome: Outcome, reply: Reply | StreamsError, ticket: Ticket) -> None:
         lsn = outcome.waits_for_lsn
@@ -246,6 +249,12 @@ class Engine:
         if read.deadline_ms < self._timer_at_ms:
             self._timer_changed.set()
 
+    def _look_at_the_clock(self) -> None:
+        """Something may be due earlier than it was when the timer was set."""
+        deadline_ms = self.machine.next_deadline_ms()
+        if deadline_ms is not None and deadline_ms < self._timer_at_ms:
+            self._timer_changed.set()
+
     def _wake(self, boxes: list[str] | tuple[str, ...]) -> None:
         for box in dict.fromkeys(boxes):
             waiting = self._reads.pop(box, None)
@@ -254,7 +263,7 @@ class Engine:
                 if still:
                     self._reads.setdefault(box, []).extend(still)
 
-    def _try_read(self, read: _WaitingRead, command: Diff) -> bool:
+    def _try_read(self, read: _WaitingRead, command: Diff | Collect) -> bool:
         """Whether the read is over."""
         if read.done:
             return True

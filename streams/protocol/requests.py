@@ -14,7 +14,7 @@ import msgspec
 import orjson
 from msgspec import Meta
 
-from streams.protocol import commands, wire
+from streams.protocol import commands, forwards, wire
 from streams.protocol.appends import (
     SEQ_MAX,
     RecordLimits,
@@ -313,6 +313,8 @@ def decode_command(op: int, head: bytes, body: bytes, limits: RecordLimits) -> C
     """The command that a message asks for. Raises `InvalidRequest` and its like, nothing else."""
     decode = _DECODERS.get(op)
     if decode is None:
+        if op in forwards.DECODERS:
+            return forwards.DECODERS[op](head, body)
         raise InvalidRequest(f"op {op} is not known here")
     try:
         request_head = wire.request_head_decoder.decode(head)
@@ -391,6 +393,7 @@ _ENCODERS: dict[type[Any], Callable[[Any], bytes]] = {
     commands.Tail: _as_it_is,
     commands.RecordsDeleted: _as_it_is,
     commands.FenceSet: _as_it_is,
+    **dict.fromkeys(forwards.REPLIES, forwards.encode),
 }
 
 
