@@ -17,6 +17,7 @@ import structlog
 import trio
 
 from gateway.api.routes import Api
+from gateway.carrier import Carrier
 from gateway.dispatch import Dispatch
 from gateway.edge import FrontLimits, FrontName, serve_front
 from gateway.links import Link
@@ -44,6 +45,8 @@ async def run(arguments: ChildArgs) -> int:
     async with trio.open_nursery() as nursery:
         for link in links:
             nursery.start_soon(link.run)
+        if arguments.index == 0:  # one carrier is enough, and two would be in each other's way
+            nursery.start_soon(Carrier(dispatch).run)
         nursery.start_soon(_watch_signals, draining)
         nursery.start_soon(_watch_parent, arguments.parent_fd, draining)
         async with trio.open_nursery() as fronts:

@@ -36,6 +36,7 @@ from shard.storage.wal import FrameParts, Wal
 from shard.waiting import Waiting, WaitingClaims
 from streams.protocol.commands import Command, Diff, Reply
 from streams.protocol.errors import StreamsError
+from streams.protocol.forwards import Collect
 from streams.protocol.queues import Claim, ClaimedTogether, ClaimTogether, ReleaseHolder
 
 log = structlog.get_logger()
@@ -59,7 +60,7 @@ _Parked = tuple[int, int, Ticket, Reply | StreamsError]
 
 
 class _WaitingRead(msgspec.Struct, eq=False):
-    command: Diff
+    command: Diff | Collect
     ticket: Ticket
     deadline_ms: int
     done: bool = False
@@ -174,7 +175,7 @@ class Engine:
             if isinstance(command, Claim):
                 self._claims.add(command, ticket, now_ms=now_ms, not_before_ms=outcome.not_before_ms)
             else:
-                assert isinstance(command, Diff)
+                assert isinstance(command, (Diff, Collect))
                 self._park_read(_WaitingRead(command, ticket, now_ms + command.wait_ms))
         else:
             self._settle(outcome, outcome.reply, ticket)
@@ -273,7 +274,7 @@ class Engine:
                 if still:
                     self._reads.setdefault(box, []).extend(still)
 
-    def _try_read(self, read: _WaitingRead, command: Diff) -> bool:
+    def _try_read(self, read: _WaitingRead, command: Diff | Collect) -> bool:
         """Whether the read is over."""
         if read.done:
             return True

@@ -19,7 +19,10 @@ from pyroaring import BitMap64
 from shard.core import changes
 from shard.core.groups import Groups
 from shard.core.log import Hole, Log
+from shard.core.origins import Origin
+from shard.core.outbox import Outbox
 from shard.core.queue import Queue
+from shard.core.router import RouterOutbox
 from shard.core.tags import Tags
 from streams.protocol.boxes import BoxConfig
 from streams.protocol.commands import Append, Diff, Match, Records, Tombstone
@@ -63,6 +66,8 @@ class Box:
         "last_read_ms",
         "log",
         "name",
+        "origins",
+        "outboxes",
         "queue",
         "reserved_durable_seq",
         "reserved_lsn",
@@ -86,6 +91,9 @@ class Box:
         #: In the order in which they were first used.
         self.keys: dict[str, Key] = {}
         self.reserved_seq = reserved_seq
+        #: Where copies come from, and where they go (`origins.py`, `outbox.py`).
+        self.origins: dict[str, Origin] = {}
+        self.outboxes: dict[str, Outbox] = {}
         # Where this box stands in the log of the shard; not facts of their own.
         self.last_append_ms = created_ms
         #: Since when the box has had no live record; 0 while it has some.
@@ -274,14 +282,22 @@ class Box:
         from_seq, tombstone = self._start(command, head_seq, earliest_seq)
         upto_seq = head_seq
         hole = log.hole_after(from_seq)
+        if hole is not None and hole.first_seq > head_seq:
+            hole = None  # on its way to the disk with the copies behind it
         if hole is not None and tombstone is None and from_seq + 1 >= hole.first_seq:
             tombstone = Tombstone(
-                from_seq + 1, hole.last_seq, "crash", hole.last_seq - from_seq, earliest_seq, head_seq
+                from_seq + 1,
+                hole.last_seq,
+                hole.reason,
+                hole.missed_after(from_seq),
+                earliest_seq,
+                head_seq,
             )
             from_seq = hole.last_seq
             hole = log.hole_after(from_seq)
         if hole is not None:
-            upto_seq = hole.first_seq - 1  # one tombstone an answer: the hole is for the next one
+            # One tombstone an answer: the hole is for the next one.
+            upto_seq = min(upto_seq, hole.first_seq - 1)
         page = _Page(command, nodes_filtered=self.config.dedupe_node)
         reached = page.fill(log, from_seq + 1, upto_seq)
         return Records(
@@ -419,6 +435,13 @@ class Box:
             if self.queue is None or self.is_memory
             else self.queue.facts(leases_kept=leases_kept or self.config.leases_durable),
             groups=[] if self.is_memory else self.groups.facts(),
+            trims=[(hole.first_seq, hole.missed) for hole in log.holes if hole.missed],
+            origins=[(name, *origin.kept(is_memory=self.is_memory)) for name, origin in self.origins.items()],
+            outboxes=[
+                (name, outbox.route, outbox.saved_position, outbox.saved_total)
+                for name, outbox in self.outboxes.items()
+                if isinstance(outbox, RouterOutbox)
+            ],
         )
 
     @classmethod
@@ -445,7 +468,13 @@ class Box:
         log.count = facts.live_count
         log.bytes = facts.live_bytes
         log.deleted = BitMap64.deserialize(facts.deleted)
-        log.holes = [Hole(first, last) for first, last in facts.holes]
+        missed = dict(facts.trims)
+        log.holes = [Hole(first, last, missed.get(first, 0)) for first, last in facts.holes]
+        box.origins = {each[0]: Origin(*each[1:]) for each in facts.origins}
+        for name, route, position, total in facts.outboxes:
+            box.outboxes[name] = RouterOutbox(
+                log=log, route=route, origin=name, life=box.generation, position=position, total=total
+            )
         box.groups.restore(facts.groups)
         if box.queue is not None and facts.queue is not None:
             box.queue.restore(facts.queue)

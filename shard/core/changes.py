@@ -14,6 +14,7 @@ import msgspec
 from pyroaring import BitMap64
 
 from streams.protocol.boxes import BoxConfig
+from streams.protocol.forwards import Route
 from streams.protocol.records import Batch
 
 
@@ -90,6 +91,57 @@ class SeqsLost(msgspec.Struct, frozen=True):
     generation: int
     first_seq: int
     last_seq: int
+
+
+class BatchForwarded(BatchAppended, frozen=True, gc=False, kw_only=True):
+    """Copies appended, and where their origin stands now: one fact, so that neither is ever there alone."""
+
+    origin: str
+    life: int
+    position: int
+    #: Records the source lost before these. They are told as a hole of one seq before the batch; 0 = none.
+    lost: int = 0
+
+
+class OriginMoved(msgspec.Struct, frozen=True):
+    """An origin stands at `position` of its source's `life` without anything to append. `position` -1 is "not
+    known": the next parcel says where it begins."""
+
+    generation: int
+    origin: str
+    life: int
+    position: int
+    lost: int = 0
+    #: Whether the origin stays until it is dropped; others may be forgotten when there are too many.
+    pinned: bool = False
+
+
+class OriginDropped(msgspec.Struct, frozen=True):
+    generation: int
+    origin: str
+
+
+class OutboxTied(msgspec.Struct, frozen=True):
+    """A router copies from this box, from `position` on; or one that did does it by another route."""
+
+    generation: int
+    origin: str
+    route: Route
+    position: int
+
+
+class OutboxUntied(msgspec.Struct, frozen=True):
+    generation: int
+    origin: str
+
+
+class OutboxMoved(msgspec.Struct, frozen=True):
+    """The destination of this outbox has everything up to `position`, `total` records in all."""
+
+    generation: int
+    origin: str
+    position: int
+    total: int
 
 
 class ShardStarted(msgspec.Struct, frozen=True):
@@ -188,6 +240,12 @@ Change = (
     | JobsRestated
     | GroupCommitted
     | GroupDeleted
+    | BatchForwarded
+    | OriginMoved
+    | OriginDropped
+    | OutboxTied
+    | OutboxUntied
+    | OutboxMoved
 )
 
 
@@ -229,6 +287,12 @@ class BoxFacts(msgspec.Struct, kw_only=True):
     queue: QueueFacts | None = None
     #: (name, cursor, updated_ms).
     groups: list[tuple[str, int, int]] = []
+    #: (first seq, records missed) of those holes that a source's loss made.
+    trims: list[tuple[int, int]] = []
+    #: (origin, life, position, total, lost, pinned), least recently moved first.
+    origins: list[tuple[str, int, int, int, int, bool]] = []
+    #: (origin, route, position, total) of the routers that copy from here.
+    outboxes: list[tuple[str, Route, int, int]] = []
 
 
 class ShardState(msgspec.Struct, kw_only=True):

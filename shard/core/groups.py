@@ -21,7 +21,8 @@ from streams.protocol.errors import GroupNotFound, InvalidRequest, SeqMismatch, 
 
 if TYPE_CHECKING:
     from shard.core.box import Box
-    from shard.core.machine import Machine, Made, Outcome
+    from shard.core.machine import Machine
+    from shard.core.outcome import Made, Outcome
 
 #: Groups of one box. About 200 bytes each, so that a runaway client costs 2 MB and is told.
 GROUPS_MAX = 10_000

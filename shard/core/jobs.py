@@ -26,7 +26,8 @@ from streams.protocol.errors import NotAQueue
 
 if TYPE_CHECKING:
     from shard.core.box import Box
-    from shard.core.machine import Machine, Made, Outcome
+    from shard.core.machine import Machine
+    from shard.core.outcome import Made, Outcome
 
 #: Jobs that one pass gives out, however many claims it serves: about 20 ms.
 PASS_JOBS_MAX = 10_000

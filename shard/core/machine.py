@@ -34,10 +34,13 @@ from sortedcontainers import SortedDict
 from shard.core import changes
 from shard.core.box import RESERVE_SEQS, Box
 from shard.core.changes import Change, ShardState
+from shard.core.forwarding import Forwarding
 from shard.core.groups import GroupHandlers
 from shard.core.jobs import Jobs
+from shard.core.outcome import Made as Made
+from shard.core.outcome import Outcome as Outcome
 from shard.core.queue import Queue
-from streams.protocol import commands
+from streams.protocol import commands, forwards
 from streams.protocol.boxes import BoxConfig, BoxPatch, merge
 from streams.protocol.commands import Command, Reply
 from streams.protocol.errors import (
@@ -63,26 +66,6 @@ NOT_RECREATED_MAX = 100_000
 #: default window of two minutes it allows 8,000 keyed writes a second. Beyond it, keyed writes are told to
 #: wait: forgetting a key early would break a promise silently.
 KEYS_MAX = 1_000_000
-
-
-#: Changes in the order in which they were applied, each with its lsn.
-Made = list[tuple[int, Change]]
-
-
-class Outcome(NamedTuple):
-    """What a command comes to.
-
-    `waits_for_lsn` is 0 when the reply may go at once; otherwise it goes when that lsn is logged, or durable
-    if `until_durable`. `reply` is None when a read has nothing yet and the caller may wait (`wait_ms`); it is
-    not to be asked again before `not_before_ms`.
-    """
-
-    changes: Made
-    reply: Reply | StreamsError | None
-    waits_for_lsn: int = 0
-    until_durable: bool = False
-    wakes: tuple[str, ...] = ()
-    not_before_ms: int = 0
 
 
 class _Pending(NamedTuple):
@@ -114,6 +97,7 @@ class Machine:
         # (when, generation): when a box has something to expire. Entries may be out of date; a tick looks.
         self._deadlines: list[tuple[int, int]] = []
         self._deadline_of: dict[int, int] = {}
+        self.forwarding = Forwarding(self)
         self._handlers: dict[type[Any], Callable[[Any, int, Made], Outcome]] = {
             commands.Append: self._append,
             commands.Diff: self._diff,
@@ -125,6 +109,7 @@ class Machine:
             commands.GetTail: self._get_tail,
             commands.DeleteRecords: self._delete_records,
             commands.SetFence: self._set_fence,
+            **self.forwarding.handlers,
         }
         self._appliers: dict[type[Any], Callable[[Any, int], None]] = {
             changes.BatchAppended: self._apply_appended,
@@ -138,6 +123,7 @@ class Machine:
             changes.SeqsLost: self._apply_lost,
             changes.ShardStarted: self._apply_started,
             changes.ShardStopped: self._apply_stopped,
+            **self.forwarding.appliers,
         }
         self._jobs = Jobs(self)
         for part in (self._jobs, GroupHandlers(self)):
@@ -180,6 +166,10 @@ class Machine:
         return self._show(self._until_logged, lsn) + self._show(self._until_durable, lsn)
 
     def next_deadline_ms(self) -> int | None:
+        due = [self._next_box_ms(), self.forwarding.outboxes.next_retry_ms()]
+        return min((when for when in due if when is not None), default=None)
+
+    def _next_box_ms(self) -> int | None:
         while self._deadlines:
             when, generation = self._deadlines[0]
             if self._deadline_of.get(generation) == when:
@@ -191,7 +181,7 @@ class Machine:
         made: Made = []
         woken: list[str] = []
         for _ in range(TICK_BOXES_MAX):
-            when = self.next_deadline_ms()
+            when = self._next_box_ms()
             if when is None or when > now_ms:
                 break
             _, generation = heapq.heappop(self._deadlines)
@@ -209,6 +199,8 @@ class Machine:
                 woken.append(box.name)
             else:
                 self._watch(box)
+        if self.forwarding.outboxes.retry(now_ms):
+            woken.append(forwards.CARRIER)
         return Outcome(made, None, wakes=tuple(woken))
 
     def start(self, *, boot_id: str, now_ms: int) -> Outcome:
@@ -225,6 +217,7 @@ class Machine:
         self._log(changes.ShardStarted(boot_id, now_ms), made)
         for box in self.boxes.values():
             self._watch(box)
+            self.forwarding.note(box)
         return Outcome(made, None, self.lsn, True)
 
     def stop(self, now_ms: int) -> Outcome:
@@ -310,7 +303,7 @@ class Machine:
 
     def _refuse(self, command: Command, error: StreamsError, made: Made) -> Outcome:
         """A refusal waits until what it rests on cannot vanish: the box's last change, or its deletion."""
-        box = None if isinstance(command, commands.ListBoxes) else self.boxes.get(command.box)
+        box = self.boxes.get(getattr(command, "box", ""))
         if box is not None:
             return self._answer(box, error, made, box.last_lsn)
         return Outcome(made, error, self._undone_deletion_lsn(), True)
@@ -327,6 +320,8 @@ class Machine:
             assert entry.seq > log.visible_seq, "VISIBLE"  # writes of one box are shown in their order
             log.show(entry.seq, entry.ts)
             shown.append(entry.box.name)
+            if entry.box.outboxes and self.forwarding.note(entry.box):
+                shown.append(forwards.CARRIER)
         return shown
 
     # -- boxes
@@ -491,7 +486,9 @@ class Machine:
             box = self.generations[created.generation]
         return self._write(command, box, change, created is not None, made)
 
-    def _plan_created(self, command: commands.Append, now_ms: int) -> tuple[changes.BoxCreated, Box]:
+    def _plan_created(
+        self, command: commands.Append | forwards.ForwardHead, now_ms: int
+    ) -> tuple[changes.BoxCreated, Box]:
         """The box that this write would make, as a stand-in to check the write against."""
         may_create = command.box not in self.not_recreated if command.create is None else command.create
         if not may_create:
@@ -510,7 +507,7 @@ class Machine:
 
     def _write(
         self,
-        command: commands.Append,
+        command: commands.Append | forwards.Forward,
         box: Box,
         change: changes.BatchAppended,
         created: bool,
@@ -530,7 +527,10 @@ class Machine:
             box.name, batch.first_seq, last_seq, last_seq, created, False, command.return_seqs
         )
         if lsn == 0:
-            return self._answer(box, reply, made, 0)._replace(wakes=(box.name,))
+            wakes: tuple[str, ...] = (box.name,)
+            if box.outboxes and self.forwarding.note(box):
+                wakes = (box.name, forwards.CARRIER)
+            return self._answer(box, reply, made, 0)._replace(wakes=wakes)
         until_durable = box.config.durability == "fsync" or self._must_wait_for_disk(box, last_seq)
         pending = _Pending(lsn, box, last_seq, batch.last_ts)
         if until_durable:
@@ -629,6 +629,7 @@ class Machine:
         self._deleted_lsn = lsn
         self._deadline_of.pop(change.generation, None)
         self._keys -= len(box.keys)
+        self.forwarding.box_deleted(box, lsn)
         if not box.config.auto_create:
             self.not_recreated[box.name] = None
             if len(self.not_recreated) > NOT_RECREATED_MAX:
@@ -705,6 +706,7 @@ class Machine:
         del self.generations[old.generation]
         self._deadline_of.pop(old.generation, None)
         self._keys -= len(old.keys)
+        self.forwarding.box_reborn(old, box)
         self.boxes[old.name] = box
         self.generations[generation] = box
 

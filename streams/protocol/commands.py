@@ -10,21 +10,11 @@ from typing import Any
 
 import msgspec
 
+from streams.protocol import forwards
 from streams.protocol.boxes import BoxConfig, BoxPatch
+from streams.protocol.matches import Match as Match
 from streams.protocol.queues import GroupCommand, GroupReply, QueueCommand, QueueReply
 from streams.protocol.records import Columns
-
-
-class Match(msgspec.Struct, frozen=True):
-    """A tag filter (v0-api §5): exactly this tag, or every tag that starts like this."""
-
-    text: str
-    is_prefix: bool = False
-
-    def accepts(self, tag: str) -> bool:
-        if not tag:
-            return False
-        return tag.startswith(self.text) if self.is_prefix else tag == self.text
 
 
 class PutBox(msgspec.Struct, frozen=True):
@@ -112,6 +102,7 @@ Command = (
     | SetFence
     | QueueCommand
     | GroupCommand
+    | forwards.Command
 )
 
 
@@ -222,4 +213,5 @@ Reply = (
     | FenceSet
     | QueueReply
     | GroupReply
+    | forwards.Reply
 )

@@ -13,7 +13,7 @@ import msgspec
 import orjson
 from msgspec import Meta
 
-from streams.protocol import commands, queue_requests, wire
+from streams.protocol import commands, forwards, queue_requests, wire
 from streams.protocol.appends import (
     RecordLimits,
     check_idempotency_key,
@@ -276,6 +276,8 @@ def decode_command(op: int, head: bytes, body: bytes, limits: RecordLimits) -> C
     """The command that a message asks for. Raises `InvalidRequest` and its like, nothing else."""
     decode = _DECODERS.get(op)
     if decode is None:
+        if op in forwards.DECODERS:
+            return forwards.DECODERS[op](head, body)
         raise InvalidRequest(f"op {op} is not known here")
     try:
         request_head = wire.request_head_decoder.decode(head)
@@ -355,6 +357,7 @@ _ENCODERS: dict[type[Any], Callable[[Any], bytes]] = {
     commands.RecordsDeleted: _as_it_is,
     commands.FenceSet: _as_it_is,
     **queue_requests.ENCODERS,
+    **dict.fromkeys(forwards.REPLIES, forwards.encode),
 }
 
 

@@ -1,6 +1,6 @@
-"""Queues (§8): workers share jobs under leases; nothing is lost, nothing is stuck, nobody is fooled by a late ack.
+"""Queues (§8): workers share jobs under leases. Nothing is lost, nothing is stuck, a late ack fools nobody.
 
-Method: workers by name, over every way to reach the server. Time passes in the server (long polls), never here.
+Method: workers by name, over every way to reach the server. Time passes in the server, by long polls.
 """
 
 import json

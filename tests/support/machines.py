@@ -212,7 +212,16 @@ def facts_of(machine: Machine) -> dict[str, Any]:
     of the committer, and deletes as the records that are left."""
     boxes: dict[str, Any] = {}
     for name, box in machine.boxes.items():
-        boxes[name] = {"generation": box.generation, "config": box.config, "created_ms": box.created_ms}
+        boxes[name] = {
+            "generation": box.generation,
+            "config": box.config,
+            "created_ms": box.created_ms,
+            "tied": sorted(box.origins),
+            "outboxes": [
+                (name, outbox.life, outbox.saved_position, outbox.saved_total, outbox.dest)
+                for name, outbox in box.outboxes.items()
+            ],
+        }
         if box.config.durability == "memory":
             continue
         log = box.log
@@ -225,7 +234,8 @@ def facts_of(machine: Machine) -> dict[str, Any]:
             "floors": (log.earliest_seq, log.cap_floor, log.ttl_floor),
             "times": (log.last_ts, log.evicted_ts),
             "totals": (log.count, log.bytes),
-            "holes": [(hole.first_seq, hole.last_seq) for hole in log.holes],
+            "holes": [(hole.first_seq, hole.last_seq, hole.missed) for hole in log.holes],
+            "origins": list(box.origins.items()),
             "live": live_texts(machine, name),
             "groups": box.groups.facts(),
         }
