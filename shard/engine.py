@@ -37,7 +37,7 @@ from shard.waiting import Waiting, WaitingClaims
 from streams.protocol.commands import Command, Diff, Reply
 from streams.protocol.errors import StreamsError
 from streams.protocol.forwards import Collect
-from streams.protocol.queues import Claim, ClaimedTogether, ClaimTogether, ReleaseHolder
+from streams.protocol.queues import AwaitMoves, Claim, ClaimedTogether, ClaimTogether, ReleaseHolder
 
 log = structlog.get_logger()
 
@@ -60,7 +60,7 @@ _Parked = tuple[int, int, Ticket, Reply | StreamsError]
 
 
 class _WaitingRead(msgspec.Struct, eq=False):
-    command: Diff | Collect
+    command: Diff | Collect | AwaitMoves
     ticket: Ticket
     deadline_ms: int
     done: bool = False
@@ -175,7 +175,7 @@ class Engine:
             if isinstance(command, Claim):
                 self._claims.add(command, ticket, now_ms=now_ms, not_before_ms=outcome.not_before_ms)
             else:
-                assert isinstance(command, (Diff, Collect))
+                assert isinstance(command, (Diff, Collect, AwaitMoves))
                 self._park_read(_WaitingRead(command, ticket, now_ms + command.wait_ms))
         else:
             self._settle(outcome, outcome.reply, ticket)
@@ -274,7 +274,7 @@ class Engine:
                 if still:
                     self._reads.setdefault(box, []).extend(still)
 
-    def _try_read(self, read: _WaitingRead, command: Diff | Collect) -> bool:
+    def _try_read(self, read: _WaitingRead, command: Diff | Collect | AwaitMoves) -> bool:
         """Whether the read is over."""
         if read.done:
             return True

@@ -64,6 +64,7 @@ class Api:
             "nack": {"POST": queues.nack},
             "extend": {"POST": queues.extend},
             "work": {"GET": queues.work},
+            "requeue": {"POST": queues.requeue},
             "groups": {"GET": groups.list},
             "groups/": {"PUT": groups.commit, "GET": groups.state, "DELETE": groups.delete},
         }

@@ -16,9 +16,10 @@ from typing import NamedTuple
 
 from pyroaring import BitMap64
 
-from shard.core import changes
+from shard.core import changes, moves
 from shard.core.groups import Groups
 from shard.core.log import Hole, Log
+from shard.core.moves import Line
 from shard.core.origins import Origin
 from shard.core.outbox import Outbox
 from shard.core.queue import Queue
@@ -65,6 +66,7 @@ class Box:
         "last_lsn",
         "last_read_ms",
         "log",
+        "moves",
         "name",
         "origins",
         "outboxes",
@@ -87,6 +89,8 @@ class Box:
         self.tags = Tags()
         self.queue = Queue() if config.type == "queue" else None
         self.groups = Groups()
+        #: Records that move to other boxes, by where they go and whether they are dead letters.
+        self.moves: dict[tuple[str, bool], Line] = {}
         self.fencing_token = ""
         #: In the order in which they were first used.
         self.keys: dict[str, Key] = {}
@@ -435,6 +439,7 @@ class Box:
             if self.queue is None or self.is_memory
             else self.queue.facts(leases_kept=leases_kept or self.config.leases_durable),
             groups=[] if self.is_memory else self.groups.facts(),
+            moves=[] if self.is_memory else moves.facts_of(self),
             trims=[(hole.first_seq, hole.missed) for hole in log.holes if hole.missed],
             origins=[(name, *origin.kept(is_memory=self.is_memory)) for name, origin in self.origins.items()],
             outboxes=[
@@ -478,6 +483,7 @@ class Box:
         box.groups.restore(facts.groups)
         if box.queue is not None and facts.queue is not None:
             box.queue.restore(facts.queue)
+        moves.restore(box, facts.moves)
         return box
 
 

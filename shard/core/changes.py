@@ -209,6 +209,31 @@ class JobsRestated(msgspec.Struct, frozen=True):
     jobs: Sequence[JobEntry]
 
 
+class MovesPlanned(msgspec.Struct, frozen=True):
+    """Records are to move to another box; each gets the next position of the line that leads there."""
+
+    generation: int
+    dest: str
+    is_dead: bool
+    seqs: Sequence[int]
+    deliveries: Sequence[int]
+    #: Bytes of each.
+    sizes: Sequence[int]
+
+
+class MovesDone(msgspec.Struct, frozen=True):
+    """The other box has the line up to `position`: what is left of these records here is deleted."""
+
+    generation: int
+    dest: str
+    is_dead: bool
+    position: int
+    #: Those that are live, in order, and their bytes in each batch that holds some of them.
+    seqs: Sequence[int]
+    sizes: Sequence[int]
+    at_ms: int
+
+
 class GroupCommitted(msgspec.Struct, frozen=True):
     generation: int
     group: str
@@ -238,6 +263,8 @@ Change = (
     | JobsReturned
     | JobsCounted
     | JobsRestated
+    | MovesPlanned
+    | MovesDone
     | GroupCommitted
     | GroupDeleted
     | BatchForwarded
@@ -257,6 +284,14 @@ class QueueFacts(msgspec.Struct, kw_only=True):
     fresh_seq: int = 0
     jobs: Sequence[JobEntry] = ()
     dead_lettered: int = 0
+
+
+class LineFacts(msgspec.Struct, kw_only=True):
+    dest: str
+    is_dead: bool
+    position: int
+    #: (seq, deliveries, bytes) of the positions after it; zeros for a record that is gone.
+    moves: Sequence[tuple[int, int, int]]
 
 
 class BoxFacts(msgspec.Struct, kw_only=True):
@@ -287,6 +322,7 @@ class BoxFacts(msgspec.Struct, kw_only=True):
     queue: QueueFacts | None = None
     #: (name, cursor, updated_ms).
     groups: list[tuple[str, int, int]] = []
+    moves: list[LineFacts] = []
     #: (first seq, records missed) of those holes that a source's loss made.
     trims: list[tuple[int, int]] = []
     #: (origin, life, position, total, lost, pinned), least recently moved first.

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from shard.core import changes, origins
+from shard.core.moves import Line
 from shard.core.origins import Origin
 from shard.core.outbox import Outboxes
 from shard.core.outcome import Made, Outcome
@@ -131,7 +132,9 @@ class Forwarding:
             moved = outbox.change_of_move(box.generation, now_ms)
             if moved is not None:
                 self._machine._stage(moved, box, made)
-        return Outcome(made, forwards.CarriedNoted(outbox is not None), wakes=(CARRIER,))
+        # Somebody may wait until records have moved out of the source.
+        wakes = (CARRIER, outbox.source) if isinstance(outbox, Line) else (CARRIER,)
+        return Outcome(made, forwards.CarriedNoted(outbox is not None), wakes=wakes)
 
     def _apply_outbox_moved(self, change: changes.OutboxMoved, lsn: int) -> None:
         box = self._machine.generations[change.generation]

@@ -23,6 +23,7 @@ from shard.core import changes
 from shard.core.queue import Queue
 from streams.protocol import queues
 from streams.protocol.errors import NotAQueue
+from streams.protocol.forwards import CARRIER
 
 if TYPE_CHECKING:
     from shard.core.box import Box
@@ -88,7 +89,8 @@ class Jobs:
 
     def _answer_claim(self, box: Box, reply: queues.Claimed | queues.ClaimedTogether, made: Made) -> Outcome:
         waits_for = made[-1][0] if made and box.config.leases_durable else 0
-        return self._machine._answer(box, reply, made, max(box.config_lsn, waits_for))
+        outcome = self._machine._answer(box, reply, made, max(box.config_lsn, waits_for))
+        return outcome._replace(wakes=(CARRIER,)) if box.is_memory and box.moves else outcome
 
     def _serve(
         self, box: Box, queue: Queue, claims: Sequence[queues.Claim], now_ms: int, made: Made
@@ -96,7 +98,9 @@ class Jobs:
         """Gives jobs to claims: an even share to each where the queue coalesces, else to the first first."""
         config = box.config
         rooms = self._rooms(queue, claims)
-        picked = queue.pick(box.log, min(sum(rooms), PASS_JOBS_MAX))
+        limit = config.max_deliveries if config.dead_letter is not None else 0
+        picked, exhausted = queue.pick(box.log, min(sum(rooms), PASS_JOBS_MAX), limit)
+        moves = self._plan_dead_letters(box, queue, exhausted) if exhausted else None
         shares = divided(rooms, len(picked)) if config.claim_jitter_ms else in_turn(rooms, len(picked))
         bytes_each = min(CLAIM_BYTES_MAX, PASS_BYTES_MAX // len(claims))
         texts: list[list[tuple[int, bytes]]] = []
@@ -105,6 +109,8 @@ class Jobs:
             texts.append(self._read(box, picked[at : at + share], bytes_each))
             at += len(texts[-1])  # what did not fit goes to the next: no job is passed over
         # From here on the payloads are read, and things are staged.
+        if moves is not None:
+            self._machine._stage(moves, box, made)
         given = [
             self._lease(box, queue, claim, sorted(read), now_ms, made) if read else []
             for claim, read in zip(claims, texts, strict=True)
@@ -115,6 +121,11 @@ class Jobs:
             queues.Claimed(box.name, jobs, ready, claim.holder > 0)
             for claim, jobs in zip(claims, given, strict=True)
         ]
+
+    def _plan_dead_letters(self, box: Box, queue: Queue, seqs: list[int]) -> changes.MovesPlanned:
+        assert box.config.dead_letter is not None
+        deliveries = [queue.jobs[seq].deliveries for seq in seqs]
+        return self._machine.moves.plan(box, box.config.dead_letter, seqs, deliveries, is_dead=True)
 
     @staticmethod
     def _rooms(queue: Queue, claims: Sequence[queues.Claim]) -> list[int]:

@@ -37,6 +37,7 @@ from shard.core.changes import Change, ShardState
 from shard.core.forwarding import Forwarding
 from shard.core.groups import GroupHandlers
 from shard.core.jobs import Jobs
+from shard.core.moves import Moves
 from shard.core.outcome import Made as Made
 from shard.core.outcome import Outcome as Outcome
 from shard.core.queue import Queue
@@ -126,7 +127,8 @@ class Machine:
             **self.forwarding.appliers,
         }
         self._jobs = Jobs(self)
-        for part in (self._jobs, GroupHandlers(self)):
+        self.moves = Moves(self)
+        for part in (self._jobs, self.moves, GroupHandlers(self)):
             self._handlers |= part.handlers
             self._appliers |= part.appliers
 
@@ -163,7 +165,10 @@ class Machine:
             pending = reservations.popleft()
             if pending.lsn == pending.box.reserved_lsn:  # a later one may take back what this one gave
                 pending.box.reserved_durable_seq = pending.seq
-        return self._show(self._until_logged, lsn) + self._show(self._until_durable, lsn)
+        shown = self._show(self._until_logged, lsn) + self._show(self._until_durable, lsn)
+        if self.moves.durable(lsn):
+            shown.append(forwards.CARRIER)
+        return shown
 
     def next_deadline_ms(self) -> int | None:
         due = [self._next_box_ms(), self.forwarding.outboxes.next_retry_ms()]
@@ -218,6 +223,7 @@ class Machine:
         for box in self.boxes.values():
             self._watch(box)
             self.forwarding.note(box)
+            self.moves.note(box)
         return Outcome(made, None, self.lsn, True)
 
     def stop(self, now_ms: int) -> Outcome:
@@ -630,6 +636,7 @@ class Machine:
         self._deadline_of.pop(change.generation, None)
         self._keys -= len(box.keys)
         self.forwarding.box_deleted(box, lsn)
+        self.moves.close(box)
         if not box.config.auto_create:
             self.not_recreated[box.name] = None
             if len(self.not_recreated) > NOT_RECREATED_MAX:
@@ -707,6 +714,7 @@ class Machine:
         self._deadline_of.pop(old.generation, None)
         self._keys -= len(old.keys)
         self.forwarding.box_reborn(old, box)
+        self.moves.close(old)
         self.boxes[old.name] = box
         self.generations[generation] = box
 

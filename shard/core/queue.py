@@ -11,7 +11,8 @@ and above `fresh_seq`. Only jobs that have been delivered have an entry, until t
     READY ──leased──► LEASED ──deadline passed──► READY        deliveries grows by one with every lease
                         │ └──returned, no delay──► READY
                         └──returned with a delay──► DELAYED ──delay passed──► READY
-    any   ──the record is deleted, acked, evicted or dead-lettered──► no entry
+    READY ──delivered too often──► MOVING (to the dead letter box; counted as delayed)
+    any   ──the record is deleted, acked, evicted or moved──► no entry
 
 Rules of the file
 - Methods named after a change make it true. The others decide, and touch nothing but indexes: time alone
@@ -38,10 +39,12 @@ from sortedcontainers import SortedList
 from shard.core import changes
 from shard.core.log import Log
 
-READY, LEASED, DELAYED = range(3)
+READY, LEASED, DELAYED, MOVING = range(4)
 
 #: Entries that one call of `advance` looks at: a few milliseconds. The rest is due at once again.
 ADVANCE_MAX = 10_000
+#: Jobs delivered too often that one claim takes out of the way.
+EXHAUSTED_MAX = 1000
 #: Places in the heap of due times that may be out of date before it is made anew.
 _STALE_MIN = 64
 
@@ -130,7 +133,7 @@ class Queue:
         while due:
             when, seq = due[0]
             job = self.jobs.get(seq)
-            if job is not None and job.state != READY and job.due_ms == when:
+            if job is not None and job.due_ms == when and job.state in (LEASED, DELAYED):
                 return when
             heapq.heappop(due)
         return None
@@ -147,10 +150,28 @@ class Queue:
             back += 1
         return back
 
-    def pick(self, log: Log, wanted: int) -> list[int]:
-        """The next jobs to give out, up to `wanted`: those that came back, then fresh ones, each by seq."""
+    def is_ready(self, seq: int) -> bool:
+        """Whether this live job could be claimed."""
+        job = self.jobs.get(seq)
+        return job is None or job.state == READY
+
+    def pick(self, log: Log, wanted: int, deliveries_max: int) -> tuple[list[int], list[int]]:
+        """The next jobs to give out, up to `wanted`: those that came back, then fresh ones, each by seq. And
+        jobs that come before them but have been delivered `deliveries_max` times; 0 = there is no limit."""
         again = list(islice(self._again, wanted))
-        return again + self._fresh(log, wanted - len(again))
+        exhausted: list[int] = []
+        if deliveries_max:
+            again, exhausted = self._again_or_exhausted(wanted, deliveries_max)
+        return again + self._fresh(log, wanted - len(again)), exhausted
+
+    def _again_or_exhausted(self, wanted: int, deliveries_max: int) -> tuple[list[int], list[int]]:
+        again: list[int] = []
+        exhausted: list[int] = []
+        for seq in self._again:
+            if len(again) >= wanted or len(exhausted) >= EXHAUSTED_MAX:
+                break
+            (exhausted if self.jobs[seq].deliveries >= deliveries_max else again).append(seq)
+        return again, exhausted
 
     def _fresh(self, log: Log, wanted: int) -> list[int]:
         """The next jobs that nobody has ever been given. Costs as much as is found, and what is passed over
@@ -211,6 +232,13 @@ class Queue:
     def _put_back(self, seq: int, deliveries: int, ready_ms: int) -> None:
         self._restore(seq, deliveries, "", "", 0, ready_ms)
 
+    def moving(self, seq: int, deliveries: int) -> None:
+        """This job is on its way to another box."""
+        job = self._taken_out(seq)
+        job.deliveries = job.kept = deliveries
+        job.lease_id, job.node, job.holder, job.due_ms = "", "", 0, 0
+        self._put(seq, job, MOVING)
+
     def gone(self, seqs: Iterable[int]) -> None:
         """These records are not there any more."""
         if self.jobs:
@@ -246,19 +274,21 @@ class Queue:
     # -- snapshots
 
     def facts(self, *, leases_kept: bool) -> changes.QueueFacts:
-        """What the log knows of this queue; without `leases_kept` that leaves out its leases."""
+        """What the log knows of this queue; without `leases_kept` that leaves out its leases. What moves is
+        a fact of `moves.py`."""
         if leases_kept:
             fresh_seq = self.fresh_seq
             jobs = [
                 (seq, job.deliveries, job.lease_id, job.node, job.holder, job.due_ms)
                 for seq, job in sorted(self.jobs.items())
+                if job.state != MOVING
             ]
         else:
             fresh_seq = 0
             jobs = [
                 (seq, job.kept, "", "", 0, 0 if job.lease_id else job.due_ms)
                 for seq, job in sorted(self.jobs.items())
-                if job.kept
+                if job.kept and job.state != MOVING
             ]
         return changes.QueueFacts(fresh_seq=fresh_seq, jobs=jobs, dead_lettered=self.dead_lettered)
 
@@ -278,11 +308,12 @@ class Queue:
     # -- indexes
 
     def _clear(self) -> None:
-        self.jobs.clear()
+        self.jobs = {seq: job for seq, job in self.jobs.items() if job.state == MOVING}
         self._again.clear()
         self._due.clear()
         self._holders.clear()
-        self.in_flight = self.delayed = self.fresh_seq = self._passed_seq = self._floor_seq = 0
+        self.delayed = len(self.jobs)
+        self.in_flight = self.fresh_seq = self._passed_seq = self._floor_seq = 0
 
     def _taken_out(self, seq: int) -> Job:
         """The entry of a job, out of all indexes; `_put` puts it into those of its new state."""
@@ -305,12 +336,13 @@ class Queue:
                 self._holders.setdefault(job.holder, set()).add(seq)
         else:
             self.delayed += 1
-        self._note_due(seq, job)
+        if state != MOVING:
+            self._note_due(seq, job)
 
     def _leave(self, seq: int, job: Job) -> None:
         if job.state == READY:
             self._again.remove(seq)
-        elif job.state == DELAYED:
+        elif job.state != LEASED:
             self.delayed -= 1
         else:
             self.in_flight -= 1
@@ -322,7 +354,9 @@ class Queue:
 
     def _note_due(self, seq: int, job: Job) -> None:
         if len(self._due) > 2 * len(self.jobs) + _STALE_MIN:
-            self._due = [(each.due_ms, at) for at, each in self.jobs.items() if each.state != READY]
+            self._due = [
+                (each.due_ms, at) for at, each in self.jobs.items() if each.state in (LEASED, DELAYED)
+            ]
             heapq.heapify(self._due)
         heapq.heappush(self._due, (job.due_ms, seq))
 
@@ -335,7 +369,7 @@ class Queue:
         """Asserts the invariants named above. For tests: it looks at everything."""
         states = [job.state for job in self.jobs.values()]
         assert self.in_flight == states.count(LEASED), "TOTALS"
-        assert self.delayed == states.count(DELAYED), "TOTALS"
+        assert self.delayed == states.count(DELAYED) + states.count(MOVING), "TOTALS"
         assert list(self._again) == sorted(seq for seq, job in self.jobs.items() if job.state == READY), (
             "TOTALS"
         )
@@ -343,7 +377,8 @@ class Queue:
         leased = {seq for seq, job in self.jobs.items() if job.state == LEASED}
         assert held == {seq for seq in leased if self.jobs[seq].holder}, "TOTALS"
         due = set(self._due)
-        assert all((job.due_ms, seq) in due for seq, job in self.jobs.items() if job.state != READY), "TOTALS"
+        timed = {(job.due_ms, seq) for seq, job in self.jobs.items() if job.state in (LEASED, DELAYED)}
+        assert timed <= due, "TOTALS"
         for seq in self.jobs:
             assert log.is_live(seq) and seq >= self._floor_seq, "LIVE"
         for seq in range(log.earliest_seq, min(log.head_seq, max(self.fresh_seq, self._passed_seq)) + 1):

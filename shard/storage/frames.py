@@ -49,6 +49,8 @@ _KINDS: dict[type[Any], int] = {
     changes.JobsReturned: 32,
     changes.JobsCounted: 33,
     changes.JobsRestated: 34,
+    changes.MovesPlanned: 38,
+    changes.MovesDone: 39,
     changes.GroupCommitted: 36,
     changes.GroupDeleted: 37,
     changes.BatchForwarded: 20,

@@ -19,6 +19,7 @@ from streams.protocol.queues import (
     DELAY_MS_MAX,
     LEASE_MS_MAX,
     LEASE_MS_MIN,
+    REQUEUE_MAX,
     SEQS_MAX,
     GroupCommand,
     QueueCommand,
@@ -51,6 +52,11 @@ class _ExtendBody(_AckBody, forbid_unknown_fields=True, kw_only=True):
     lease_ms: _Number
 
 
+class RequeueBody(msgspec.Struct, forbid_unknown_fields=True, rename={"from_box": "from"}):
+    from_box: str
+    max: Annotated[int, Meta(ge=1)] = 100
+
+
 class _CommitBody(msgspec.Struct, forbid_unknown_fields=True):
     cursor: _Number
     if_cursor: _Number | None = None
@@ -60,6 +66,7 @@ _decode_claim = msgspec.json.Decoder(_ClaimBody).decode
 _decode_ack = msgspec.json.Decoder(_AckBody).decode
 _decode_nack = msgspec.json.Decoder(_NackBody).decode
 _decode_extend = msgspec.json.Decoder(_ExtendBody).decode
+_decode_requeue = msgspec.json.Decoder(RequeueBody).decode
 _decode_commit = msgspec.json.Decoder(_CommitBody).decode
 
 
@@ -166,6 +173,35 @@ def _extend(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> QueueC
     )
 
 
+def decode_requeue(body: bytes, box: str) -> RequeueBody:
+    """Read by the gateway, because it names the box to ask."""
+    request: RequeueBody = decode_json(_decode_requeue, body or b"{}")
+    check_box_name(request.from_box, "from")
+    if request.from_box == box:
+        raise InvalidRequest(f"from: {box} cannot be requeued into itself", field="from")
+    return request
+
+
+def _require_queue(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> QueueCommand:
+    _no_query(head)
+    return queues.RequireQueue(head.box)
+
+
+def _plan_requeue(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> QueueCommand:
+    query = Query(head.query)
+    to, count = check_box_name(query.text("to") or "", "to"), query.number("max", low=1) or 100
+    query.done()
+    return queues.PlanRequeue(check_box_name(head.box), to, min(count, REQUEUE_MAX))
+
+
+def _await_moves(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> QueueCommand:
+    query = Query(head.query)
+    to = check_box_name(query.text("to") or "", "to")
+    position, wait_ms = query.number("position") or 0, query.number("wait_ms") or 0
+    query.done()
+    return queues.AwaitMoves(check_box_name(head.box), to, position, min(wait_ms, WAIT_MS_MAX))
+
+
 def _group_of(head: wire.RequestHead) -> str:
     """A gateway puts the name of the group into the query."""
     check_box_name(head.box)
@@ -211,6 +247,9 @@ DECODERS: dict[int, Callable[[wire.RequestHead, bytes, RecordLimits], QueueComma
     wire.OP_EXTEND: _extend,
     wire.OP_WORK: _work,
     wire.OP_WORK_END: _work_end,
+    wire.OP_REQUIRE_QUEUE: _require_queue,
+    wire.OP_PLAN_REQUEUE: _plan_requeue,
+    wire.OP_AWAIT_MOVES: _await_moves,
     wire.OP_COMMIT_GROUP: _commit_group,
     wire.OP_GET_GROUP: _get_group,
     wire.OP_LIST_GROUPS: _list_groups,
@@ -253,6 +292,9 @@ ENCODERS: dict[type[Any], Callable[[Any], bytes]] = {
     queues.Nacked: _as_it_is,
     queues.Extended: _as_it_is,
     queues.HolderReleased: _as_it_is,
+    queues.QueueFound: _as_it_is,
+    queues.RequeuePlanned: _as_it_is,
+    queues.MovesAwaited: _as_it_is,
     queues.GroupState: _as_it_is,
     queues.GroupPut: _as_it_is,
     queues.GroupPage: _group_page,

@@ -8,6 +8,7 @@ CLAIM_JOBS_MAX = 1000
 SEQS_MAX = 1000
 LEASE_MS_MIN, LEASE_MS_MAX = 100, 86_400_000
 DELAY_MS_MAX = 86_400_000
+REQUEUE_MAX = 1000
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +51,45 @@ class ReleaseHolder(msgspec.Struct, frozen=True):
 
     box: str
     holder: int
+
+
+class RequireQueue(msgspec.Struct, frozen=True):
+    """Is this box a queue? An error if not."""
+
+    box: str
+
+
+class PlanRequeue(msgspec.Struct, frozen=True):
+    """Dead letters in `box` that died in the queue `to` are to move back there."""
+
+    box: str
+    to: str
+    max: int = 100
+
+
+class AwaitMoves(msgspec.Struct, frozen=True):
+    """Wait until what was planned up to `position` has moved."""
+
+    box: str
+    to: str
+    position: int
+    wait_ms: int = 0
+
+
+class QueueFound(msgspec.Struct, frozen=True):
+    box: str
+
+
+class RequeuePlanned(msgspec.Struct, frozen=True):
+    box: str
+    planned: int
+    position: int
+
+
+class MovesAwaited(msgspec.Struct, frozen=True):
+    """How many of them are still on their way."""
+
+    pending: int
 
 
 class Claimed(msgspec.Struct, frozen=True):
@@ -150,7 +190,19 @@ class GroupGone(msgspec.Struct, frozen=True):
     deleted: bool
 
 
-QueueCommand = Claim | ClaimTogether | Ack | Nack | Extend | ReleaseHolder
-QueueReply = Claimed | ClaimedTogether | Acked | Nacked | Extended | HolderReleased
+QueueCommand = (
+    Claim | ClaimTogether | Ack | Nack | Extend | ReleaseHolder | RequireQueue | PlanRequeue | AwaitMoves
+)
+QueueReply = (
+    Claimed
+    | ClaimedTogether
+    | Acked
+    | Nacked
+    | Extended
+    | HolderReleased
+    | QueueFound
+    | RequeuePlanned
+    | MovesAwaited
+)
 GroupCommand = CommitGroup | GetGroup | ListGroups | DeleteGroup
 GroupReply = GroupState | GroupPut | GroupPage | GroupGone

@@ -311,6 +311,28 @@ def _stored(text: bytes) -> list[_StoredRecord]:
             sys.setrecursionlimit(limit)
 
 
+_decode_meta = msgspec.json.Decoder(dict[str, Raw]).decode
+
+
+def metas_of(text: bytes | memoryview) -> list[dict[str, Raw]]:
+    """`meta` of each of these records; its values stay the bytes they are."""
+    return [_decode_meta(record.meta) if len(record.meta) else {} for record in _stored(b"[" + text + b"]")]
+
+
+def with_meta(text: bytes, given: dict[str, bytes], *, without: Sequence[str] = ()) -> bytes:
+    """One record with these fields in its `meta`, and others taken out. Nothing else of it changes."""
+    (record,) = _stored(b"[" + text + b"]")
+    meta: dict[str, Raw] = _decode_meta(record.meta) if len(record.meta) else {}
+    meta = {name: value for name, value in meta.items() if name not in without}
+    meta |= {name: Raw(value) for name, value in given.items()}
+    parts = [b'{"$seq":%d,"$ts":%d' % (record.seq, record.ts)]
+    if len(record.node):
+        parts.append(b'"$node":%b' % record.node)
+    if meta:
+        parts.append(b'"meta":%b' % msgspec.json.encode(meta))
+    return b",".join([*parts, b'"data":%b}' % record.data])
+
+
 def columns_of(text: bytes, *, tags: bytes | None, keep_nodes: bool) -> Columns:
     """Stored records as columns of a write, to be rendered again in another box. `data` and `meta` stay the
     bytes they are."""

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 from hypothesis import HealthCheck, settings
 
+from shard.core import moves
 from shard.core.box import Box
 from shard.core.changes import BatchAppended, Change, ShardState
 from shard.core.machine import Machine, Outcome
@@ -238,6 +239,7 @@ def facts_of(machine: Machine) -> dict[str, Any]:
             "origins": list(box.origins.items()),
             "live": live_texts(machine, name),
             "groups": box.groups.facts(),
+            "moves": moves.facts_of(box),
         }
         if box.queue is not None:
             leases_kept = box.config.leases_durable or machine.stopped_clean
@@ -373,6 +375,7 @@ def random_patch(rng: random.Random, box: str = "") -> BoxPatch:
         chosen["type"] = "queue"
         chosen |= {"leases_durable": rng.random() < 0.5} if rng.random() < 0.3 else {}
         chosen |= {"claim_jitter_ms": rng.choice((0, 10))} if rng.random() < 0.1 else {}
+        chosen |= {"max_deliveries": 2, "dead_letter": "d"} if rng.random() < 0.2 else {}
     return patch(**chosen)
 
 
