@@ -1,7 +1,7 @@
-"""Goal: whatever happens on the way, every job that died is in the dead letter box once and nowhere else (§8).
+"""Goal: whatever happens on the way, each job that died is in the dead letter box, once, and only there (§8).
 
 Method: a queue and its dead letter box on two machines with their logs. Jobs are worn out by workers. Parcels
-are delivered in any order and more than once, answers are lost or late; the carrier or either process dies and
+are delivered in any order and more than once, answers are lost or late. The carrier or a process dies and
 comes back from its log, with or without a snapshot. Letters are sent back and die again. At the end all is
 carried, and every job is found in exactly one place.
 """
@@ -75,8 +75,12 @@ class DeadLetters(RuleBasedStateMachine):
         self.made += fresh
         self.queue.driver.append(*fresh, box="q")
 
-    @rule(count=st.integers(1, 4), acks=st.booleans(), is_durable=st.booleans())
-    def work(self, count: int, acks: bool, is_durable: bool) -> None:
+    @rule(
+        count=st.integers(1, 4),
+        then=st.sampled_from(["ack", "nack", "nack", "hold"]),
+        is_durable=st.booleans(),
+    )
+    def work(self, count: int, then: str, is_durable: bool) -> None:
         driver = self.queue.driver
         outcome = driver.do(queues.Claim(box="q", node="w", max=count))
         if is_durable:
@@ -86,11 +90,13 @@ class DeadLetters(RuleBasedStateMachine):
         if not jobs:
             return
         seqs = [job["$seq"] for job in jobs]
-        if acks:
+        if then == "ack":
             driver.ack(*seqs, box="q")
             self.acked.update(job["data"] for job in jobs)
-        else:
-            driver.nack(*seqs, box="q")
+        elif then == "nack":
+            driver.do(queues.Nack(box="q", node="w", seqs=seqs))
+            if is_durable:
+                driver.sync()
 
     @rule(count=st.integers(1, 5))
     def send_back(self, count: int) -> None:
@@ -125,6 +131,15 @@ class DeadLetters(RuleBasedStateMachine):
         self.carrier += 1
 
     # -- lives
+
+    @rule()
+    def die_right_after_a_claim(self) -> None:
+        """Nothing of the claim is on the disk; whatever of it has left already would be promised twice."""
+        self.queue.driver.sync()
+        self.queue.driver.do(queues.Claim(box="q", node="w"))
+        for parcel in collect(self.queue.driver, self.carrier):
+            bring(self.dead.driver, parcel)
+        self.queue.die(0.0, with_snapshot=False)
 
     @rule(of_queue=st.booleans())
     def snapshot(self, of_queue: bool) -> None:
