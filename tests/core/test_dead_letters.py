@@ -267,3 +267,17 @@ def test_jobs_beyond_a_thousand_that_died_at_once_go_with_the_next_claims(
     source.claim()
     carry_all(source, dest)
     assert [letter["data"] for letter in letters(dest)] == [1, 2, 3]
+
+
+def test_letters_on_their_way_back_are_remembered_by_a_snapshot(source: QueueDriver, dest: Driver) -> None:
+    letter = {"data": 1, "meta": {"$dead_letter_from": "b"}}
+    for _ in range(3):
+        dest.append(letter, box="dead")
+    dest.do(dest.write(letter, box="dead"))  # not visible yet, so not a letter yet
+    assert back(dest, 2).planned == 2
+    survivor = dest.reborn(state=dest.machine.snapshot())
+    survivor.start("boot")
+    assert back(survivor, 9) == queues.RequeuePlanned("dead", 2, 4)
+    carry_all(survivor, source)
+    assert len(source.claim(max=9)) == 4
+    assert letters(survivor) == []
