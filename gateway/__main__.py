@@ -17,6 +17,7 @@ import structlog
 import trio
 
 from gateway.api.routes import Api
+from gateway.carrier import Carrier
 from gateway.dispatch import Dispatch
 from gateway.edge import FrontLimits, FrontName, serve_front
 from gateway.links import Link
@@ -31,13 +32,21 @@ async def run(arguments: ChildArgs) -> int:
     config = arguments.config
     links = [Link(shard, path) for shard, path in enumerate(arguments.sockets)]
     dispatch = Dispatch(Placement.from_json(arguments.placement), links)
-    api = Api(dispatch, body_bytes_max=config.max_body_bytes, version=__version__, sockets=arguments.sockets)
+    draining = trio.Event()
+    api = Api(
+        dispatch,
+        body_bytes_max=config.max_body_bytes,
+        version=__version__,
+        sockets=arguments.sockets,
+        draining=draining,
+    )
     limits = FrontLimits(body_bytes_max=config.max_body_bytes, drain_s=config.drain_ms / 1000)
     front: FrontName = "hypercorn" if config.front == "hypercorn" else "edge"
-    draining = trio.Event()
     async with trio.open_nursery() as nursery:
         for link in links:
             nursery.start_soon(link.run)
+        if arguments.index == 0:  # one carrier is enough, and two would be in each other's way
+            nursery.start_soon(Carrier(dispatch).run)
         nursery.start_soon(_watch_signals, draining)
         nursery.start_soon(_watch_parent, arguments.parent_fd, draining)
         async with trio.open_nursery() as fronts:

@@ -32,7 +32,7 @@ from gateway.edge_rules import (
     refusal,
     split_target,
 )
-from gateway.http import Buffer, Handler, Request, Response
+from gateway.http import Buffer, Handler, Live, Request, Response, Stalled
 from gateway.hyper import ABORT
 from streams.protocol.errors import InvalidRequest, StreamsError
 
@@ -106,9 +106,11 @@ class Exchange(TrioASGIHTTPConnection):
             for header in response.headers:
                 check_response_header(*header)
         except ValueError as error:
+            if response.live is not None:
+                response.live.close()
             response = bug(request, error)
-        if response.stream is not None:
-            await self._send_stream(request, response, response.stream, receive, send)
+        if response.is_streamed:
+            await self._send_streamed(request, response, receive, send)
             return
         with suppress(_Stalled):
             await self._send(response, send)
@@ -161,7 +163,7 @@ class Exchange(TrioASGIHTTPConnection):
 
     def _start(self, response: Response, *, closes: bool) -> dict[str, Any]:
         headers = list(response.headers)
-        if response.stream is None and response.status != 204:
+        if not response.is_streamed and response.status != 204:
             headers.append((b"content-length", b"%d" % sum(map(len, response.parts))))
         if self._is_http_1 and (closes or self.app.draining.is_set()):
             headers.append((b"connection", b"close"))
@@ -185,13 +187,8 @@ class Exchange(TrioASGIHTTPConnection):
             for part in response.parts:
                 await self._emit(send, _body(part), len(part))
 
-    async def _send_stream(
-        self,
-        request: Request,
-        response: Response,
-        stream: AsyncIterator[bytes],
-        receive: ASGIReceiveCallable,
-        send: ASGISendCallable,
+    async def _send_streamed(
+        self, request: Request, response: Response, receive: ASGIReceiveCallable, send: ASGISendCallable
     ) -> None:
         try:
             async with trio.open_nursery() as nursery:
@@ -199,8 +196,10 @@ class Exchange(TrioASGIHTTPConnection):
                 try:
                     await self._emit(send, self._start(response, closes=False))
                     if not has_no_body(self._method, response.status):
-                        async for chunk in stream:
-                            await self._emit(send, _body(chunk), len(chunk))
+                        if response.live is not None:
+                            await self._run_live(response.live, send)
+                        elif response.stream is not None:
+                            await self._pump(response.stream, send)
                     await self._emit(send, _END)
                 except _Stalled:
                     pass
@@ -208,7 +207,41 @@ class Exchange(TrioASGIHTTPConnection):
                     bug(request, error)  # Logged. The client sees the stream break off.
                 nursery.cancel_scope.cancel()
         finally:
-            await close_stream(stream)
+            if response.live is not None:
+                response.live.close()
+            if response.stream is not None:
+                await close_stream(response.stream)
+
+    async def _pump(self, stream: AsyncIterator[bytes], send: ASGISendCallable) -> None:
+        async for chunk in stream:
+            await self._emit(send, _body(chunk), len(chunk))
+
+    async def _run_live(self, live: Live, send: ASGISendCallable) -> None:
+        sink = AsgiSink()
+        with trio.CancelScope() as body:
+            stalled = False
+
+            async def keep_sending() -> None:
+                nonlocal stalled
+                try:
+                    while True:
+                        part = await sink.next()
+                        await self._emit(send, _body(part), len(part))
+                        sink.sent(len(part))
+                except _Stalled:
+                    stalled = True
+                    body.cancel()
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(keep_sending)
+                try:
+                    await live.run(sink)
+                    await sink.wait_sent(self.app.limits.linger_s)
+                except Stalled:
+                    stalled = True
+                nursery.cancel_scope.cancel()
+        if stalled:
+            raise _Stalled
 
     async def _refuse(self, response: Response, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         """Answers before the body is read. HTTP/1.1 then reads and drops a bounded rest before the exchange
@@ -226,6 +259,50 @@ class Exchange(TrioASGIHTTPConnection):
                         await finished.wait()
                 await self._emit(send, _END)
             nursery.cancel_scope.cancel()
+
+
+class AsgiSink:
+    """A live answer on its way through Hypercorn. What is put waits here for the one task that sends, which
+    takes all of it at once.
+
+    Bound: whoever puts looks at `unsent_bytes`.
+    """
+
+    def __init__(self) -> None:
+        self._unsent: list[bytes] = []
+        self.unsent_bytes = 0
+        self._has_more = trio.Event()
+        self._moved = trio.Event()
+
+    def __repr__(self) -> str:
+        return f"<AsgiSink {self.unsent_bytes} B unsent>"
+
+    def put(self, data: bytes) -> None:
+        if data:
+            self._unsent.append(data)
+            self.unsent_bytes += len(data)
+            self._has_more.set()
+
+    async def next(self) -> bytes:
+        """All that is unsent, when there is some."""
+        await self._has_more.wait()
+        self._has_more = trio.Event()
+        parts, self._unsent = self._unsent, []
+        return b"".join(parts)
+
+    def sent(self, count: int) -> None:
+        self.unsent_bytes -= count
+        self._moved.set()
+        self._moved = trio.Event()
+
+    async def wait_sent(self, stall_s: float) -> None:
+        if not self.unsent_bytes:
+            await trio.lowlevel.checkpoint()
+        while self.unsent_bytes:
+            with trio.move_on_after(stall_s) as scope:
+                await self._moved.wait()
+            if scope.cancelled_caught:
+                raise Stalled
 
 
 _END: Mapping[str, Any] = {"type": "http.response.body", "body": b"", "more_body": False}

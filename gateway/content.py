@@ -104,7 +104,7 @@ _DECODERS: dict[str, Callable[[bytes, int], Buffer]] = {
 async def compress(request: Request, response: Response) -> None:
     """Compresses the answer in place if the request accepts it and it is worth it."""
     accepted = request.headers.get("accept-encoding")
-    if accepted is None or response.stream is not None:
+    if accepted is None or response.is_streamed:
         return
     size = sum(map(len, response.parts))
     if size < _COMPRESS_BYTES_MIN:

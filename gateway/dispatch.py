@@ -15,7 +15,8 @@ from gateway.placement import Placement
 from streams.protocol import wire
 from streams.protocol.errors import InvalidRequest, ShardUnavailable, StreamsError
 from streams.protocol.names import shown
-from streams.protocol.requests import PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX, Query
+from streams.protocol.query import Query
+from streams.protocol.requests import PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX
 
 _encode_head = wire.head_encoder.encode
 
@@ -70,6 +71,23 @@ class Dispatch:
         result: dict[str, Any] = {"boxes": shown_boxes}
         if more or len(found) > size:
             result["next_cursor"] = _cursor_of(shown_boxes[-1]["box"])
+        return result
+
+    async def list_groups(self, box: str, query: str) -> dict[str, Any]:
+        """One page of a box's groups, sorted by name (v0-api §10)."""
+        asked = Query(query)
+        size = asked.number("page_size", low=1, high=PAGE_SIZE_MAX) or PAGE_SIZE_DEFAULT
+        each = {
+            "prefix": asked.text("prefix") or "",
+            "after": _name_of(asked.text("cursor")),
+            "page_size": size,
+        }
+        asked.done()
+        answer = await self.to_owner(wire.OP_LIST_GROUPS, wire.RequestHead(box, urlencode(each)), b"")
+        page = orjson.loads(answer.body)
+        result: dict[str, Any] = {"box": box, "groups": page["groups"]}
+        if page["more"]:
+            result["next_cursor"] = _cursor_of(page["groups"][-1]["group"])
         return result
 
     async def describe(self) -> list[dict[str, Any]]:

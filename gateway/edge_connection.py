@@ -23,6 +23,7 @@ import trio
 from trio.lowlevel import wait_readable, wait_writable
 
 from gateway.edge_rules import CHUNKED, bug, check_body_length, has_no_body, log, refusal
+from gateway.edge_sink import JOIN_BYTES_MAX, SENDMSG_PARTS_MAX, EdgeSink
 from gateway.h1 import (
     CONTINUE,
     H2_PREFACE,
@@ -32,17 +33,13 @@ from gateway.h1 import (
     Head,
     check_partial_head_untrusted,
 )
-from gateway.http import Buffer, Request, Response
+from gateway.http import Buffer, Live, Request, Response, Stalled
 from streams.protocol.errors import InvalidRequest, StreamsError
 
 if TYPE_CHECKING:
     from gateway.edge import Front
 
 RECEIVE_BYTES = 64 * 1024
-#: Up to here, joining the parts of an answer costs less than handing the kernel a list of them.
-JOIN_BYTES_MAX = 32 * 1024
-#: Linux takes 1024 buffers in one sendmsg.
-SENDMSG_PARTS_MAX = 512
 #: Pipelined requests served in a row before other tasks get a turn.
 PIPELINE_TURN = 16
 #: What a stream's peer may send ahead while the stream runs; past it we stop reading and so stop watching.
@@ -117,8 +114,8 @@ class Connection:
             finally:
                 front.budget.give(len(body))
             keep_alive = head.keep_alive and not front.is_draining
-            if response.stream is not None:
-                keep_alive &= await self._send_stream(head, request, response, response.stream, keep_alive)
+            if response.is_streamed:
+                keep_alive &= await self._send_streamed(head, request, response, keep_alive)
             else:
                 parts = self._render(head, request, response, keep_alive)
                 sent = self._send_nowait(parts)
@@ -354,27 +351,48 @@ class Connection:
                 sent = 0
             total += sent
 
-    async def _send_stream(
-        self, head: Head, request: Request, response: Response, stream: AsyncIterator[bytes], keep_alive: bool
+    async def _send_streamed(
+        self, head: Head, request: Request, response: Response, keep_alive: bool
     ) -> bool:
         """Whether the stream came to its own end, and the peer has all of it."""
         keep_alive = keep_alive and not head.is_http_10
+        is_chunked = not head.is_http_10
         framing = _connection_line(head, keep_alive)
-        if not head.is_http_10:
+        if is_chunked:
             framing += b"transfer-encoding: chunked\r\n"
         done = False
         try:
             start = self._front.writer.render(response.status, response.headers, framing)
             await self._send([start])
+            self.deadline = inf
             if has_no_body(head.method, response.status):
                 return keep_alive
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._watch_peer, nursery.cancel_scope)
-                done = await self._pump(request, stream, is_chunked=not head.is_http_10)
+                if response.live is not None:
+                    done = await self._run_live(request, response.live, is_chunked=is_chunked)
+                elif response.stream is not None:
+                    done = await self._pump(request, response.stream, is_chunked=is_chunked)
                 nursery.cancel_scope.cancel()
         finally:
-            await close_stream(stream)
+            if response.live is not None:
+                response.live.close()
+            if response.stream is not None:
+                await close_stream(response.stream)
         return done and keep_alive
+
+    async def _run_live(self, request: Request, live: Live, *, is_chunked: bool) -> bool:
+        sink = EdgeSink(self._sock, is_chunked=is_chunked)
+        try:
+            await live.run(sink)
+            sink.put_end()
+            await sink.wait_sent(self._front.limits.linger_s)
+        except Stalled:
+            return False
+        except Exception as error:
+            bug(request, error)  # Logged. The client learns of it by the missing last chunk.
+            return False
+        return True
 
     async def _pump(self, request: Request, stream: AsyncIterator[bytes], *, is_chunked: bool) -> bool:
         try:

@@ -7,6 +7,7 @@ sends the `Response`. A handler knows neither front.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Protocol
 
 #: One buffer of a response body. Bodies are lists of buffers so that a shard's bytes are never copied
 #: just to stand next to ours.
@@ -42,14 +43,46 @@ class Request:
         return f"<Request {self.method} {self.path} {len(self.body)} B>"
 
 
+class Stalled(Exception):
+    """The peer of a live answer has taken nothing for as long as was allowed."""
+
+
+class Sink(Protocol):
+    """Where a live answer goes. `put` never waits: what the peer does not take at once is kept, so whoever
+    puts looks at `unsent_bytes` first and bounds it."""
+
+    @property
+    def unsent_bytes(self) -> int: ...
+
+    def put(self, data: bytes) -> None:
+        """Sends now what can be sent now. May be called from any task. Drops everything once the peer has
+        gone; the front then cancels `Live.run`."""
+
+    async def wait_sent(self, stall_s: float) -> None:
+        """Returns when nothing is unsent; always a checkpoint. Raises `Stalled` after `stall_s` in which
+        nothing moved."""
+
+
+class Live(Protocol):
+    """A body that is written as things happen. An iterator costs two changes of task for each piece; where
+    one event goes to a thousand peers, that is most of the price, so here the owner of the event writes."""
+
+    async def run(self, sink: Sink) -> None:
+        """Writes the body; its return is the body's end. Cancelled when the peer goes away."""
+
+    def close(self) -> None:
+        """Called by the front exactly once, whether `run` was called or not (a HEAD, a peer that left)."""
+
+
 class Response:
-    """A status, headers (lower-case names) and a body: either `parts`, or a `stream` that ends when it ends.
+    """A status, headers (lower-case names) and a body: `parts`, or a `stream` that ends when it ends, or a
+    `live` one.
 
     Fronts add `content-length` (or the framing of a stream), `date` and `connection`; handlers never do.
     A HEAD request gets the same headers and no body: the front sees to it.
     """
 
-    __slots__ = ("headers", "parts", "status", "stream")
+    __slots__ = ("headers", "live", "parts", "status", "stream")
 
     def __init__(
         self,
@@ -57,14 +90,20 @@ class Response:
         *parts: Buffer,
         content_type: bytes = b"application/json",
         stream: AsyncIterator[bytes] | None = None,
+        live: Live | None = None,
     ) -> None:
         self.status = status
         self.parts: list[Buffer] = list(parts)
         self.headers: list[tuple[bytes, bytes]] = [(b"content-type", content_type)]
         self.stream = stream
+        self.live = live
+
+    @property
+    def is_streamed(self) -> bool:
+        return self.stream is not None or self.live is not None
 
     def __repr__(self) -> str:
-        size = "stream" if self.stream is not None else f"{sum(map(len, self.parts))} B"
+        size = "stream" if self.is_streamed else f"{sum(map(len, self.parts))} B"
         return f"<Response {self.status} {size}>"
 
 

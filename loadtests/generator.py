@@ -164,7 +164,7 @@ class Tally:
         if self.is_counting:
             self.requests += 1
             self.records += records
-            if self.requests <= LATENCIES_MAX:
+            if len(self.latencies) < LATENCIES_MAX:
                 self.latencies.append(latency_ns)
             if now_ns - self.counting_ns >= self.measured_ns:
                 self.end(now_ns)
@@ -172,6 +172,12 @@ class Tally:
             self._cpu = self._cpu_now()
             self.is_counting = True
             self.counting_ns = monotonic_ns()
+
+    def answered_untimed(self, now_ns: int, records: int) -> None:
+        """An answer whose latency is of no interest."""
+        if self.is_counting:
+            self.requests += 1
+            self.records += records
 
     def end(self, now_ns: int) -> None:
         if not self.is_over:
@@ -253,7 +259,7 @@ class HttpLoad:
     """Keep-alive connections, one request in flight on each."""
 
     def __init__(self, plan: dict[str, Any]) -> None:
-        steps = diff_steps(plan) if plan["send"] == "diff" else append_steps(plan)
+        self._steps: list[Step] = []
         self._epoll = select.epoll()
         self._connections: dict[int, _Connection] = {}
         self._busy = 0
@@ -262,10 +268,17 @@ class HttpLoad:
             sock = socket.create_connection(("127.0.0.1", plan["port"]), timeout=10)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setblocking(False)
-            start = len(steps) * index // count if plan["send"] == "diff" else index % len(steps)
-            self._connections[sock.fileno()] = _Connection(sock, islice(cycle(steps), start, None))
+            self._connections[sock.fileno()] = _Connection(sock, self._steps_of(plan, index, count))
             self._epoll.register(sock, _IN)
         self._tally = Tally(plan)
+
+    def _steps_of(self, plan: dict[str, Any], index: int, count: int) -> Any:
+        """What a connection sends: all go round the same requests, each from another place."""
+        steps = self._steps = self._steps or (
+            diff_steps(plan) if plan["send"] == "diff" else append_steps(plan)
+        )
+        start = len(steps) * index // count if plan["send"] == "diff" else index % len(steps)
+        return islice(cycle(steps), start, None)
 
     def run(self) -> dict[str, Any]:
         tally, connections = self._tally, self._connections
@@ -340,8 +353,11 @@ class HttpLoad:
         connection.have = connection.need = 0
         self._busy -= 1
         self._check(connection, need)
-        self._tally.answered(now_ns, now_ns - connection.sent_ns, connection.records)
+        self._answered(connection, now_ns)
         self._send_next(connection)
+
+    def _answered(self, connection: _Connection, now_ns: int) -> None:
+        self._tally.answered(now_ns, now_ns - connection.sent_ns, connection.records)
 
     def _length(self, connection: _Connection, have: int) -> int:
         """Bytes of the whole answer, or 0 while its head is not complete."""
@@ -505,11 +521,21 @@ class WireLoad:
                     tally.failed(message.body)
 
 
+def _load_of(plan: dict[str, Any]) -> HttpLoad | WireLoad:
+    if plan["kind"] == "wire":
+        return WireLoad(plan)
+    if plan["kind"] == "workers":
+        from loadtests.workers import WorkLoad
+
+        return WorkLoad(plan)
+    return HttpLoad(plan)
+
+
 def main() -> int:
     plan = json.load(sys.stdin)
     gc.disable()
     try:
-        load = HttpLoad(plan) if plan["kind"] == "http" else WireLoad(plan)
+        load = _load_of(plan)
         gc.freeze()
         result = load.run()
     except (LoadFailed, OSError) as error:

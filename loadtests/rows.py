@@ -23,6 +23,7 @@ from typing import Any, Final
 from xxhash import xxh64_intdigest
 
 from loadtests import machine
+from loadtests.generator import append_body
 from streams.testing import Server, running_server
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -66,6 +67,9 @@ class Sizes:
     ram_records: int = 1_000_000
     #: About 180 bytes of log each: half a gigabyte.
     replay_records: int = 2_800_000
+    #: Jobs that wait while workers are measured, and while a claim from a deep queue is.
+    queue_jobs: int = 400_000
+    deep_jobs: int = 1_000_000
     #: One server for everything, to save a start; what it weighs means nothing then.
     is_quick: bool = False
 
@@ -76,7 +80,13 @@ class Sizes:
     @classmethod
     def quick(cls, seconds: float) -> Sizes:
         return cls(
-            seconds, diff_box_records=5_000, ram_records=100_000, replay_records=200_000, is_quick=True
+            seconds,
+            diff_box_records=5_000,
+            ram_records=100_000,
+            replay_records=200_000,
+            queue_jobs=20_000,
+            deep_jobs=20_000,
+            is_quick=True,
         )
 
 
@@ -249,6 +259,53 @@ def direct(bench: Bench, case: Case) -> Measured:
     return Measured({case.rows[0].key: result["records_per_s"]}, result)
 
 
+# ---------------------------------------------------------------------------------------------------
+# Queues
+
+SHALLOW_JOBS: Final = 1000
+
+
+@contextmanager
+def filled_queue(bench: Bench, server: Server, jobs: int, durability: str) -> Iterator[str]:
+    call(server, "PUT", "/v0/boxes/bench-queue", {"type": "queue", "durability": durability})
+    try:
+        if jobs > SHALLOW_JOBS:
+            fill(bench, server, by_shard(server, ["bench-queue"]), requests=jobs // 1000)
+        else:
+            body = json.loads(append_body(0, jobs, data_bytes=DATA_BYTES))
+            call(server, "POST", "/v0/boxes/bench-queue", body)
+        yield "bench-queue"
+    finally:
+        call(server, "DELETE", "/v0/boxes/bench-queue")
+
+
+def workers(bench: Bench, case: Case) -> Measured:
+    """Jobs claimed and acked, all from one queue: its shard is the limit."""
+    server = bench.server()
+    with filled_queue(bench, server, bench.sizes.queue_jobs, case.plan["durability"]) as box:
+        result = bench.load(server, kind="workers", port=server.port, boxes=[box], **case.plan)
+    return Measured({case.rows[0].key: result["records_per_s"]}, result)
+
+
+def deep_claims(bench: Bench, case: Case) -> Measured:
+    """The same few claims, one at a time, of a queue with few jobs and of one with very many."""
+    server = bench.server()
+    p50: list[float] = []
+    for jobs in (SHALLOW_JOBS, bench.sizes.deep_jobs):
+        with filled_queue(bench, server, jobs, "disk") as box:
+            plan = {
+                "boxes": [box],
+                "batch": 1,
+                "connections": 1,
+                "requests_max": SHALLOW_JOBS,
+                "warm_up_s": 0,
+            }
+            result = bench.load(server, kind="workers", port=server.port, **plan)
+        p50.append(result["latency_ms"]["p50"])
+    figures = {"claim-1k-p50": p50[0], "claim-1m-p50": p50[1], "claim-1m-ratio": round(p50[1] / p50[0], 2)}
+    return Measured(figures, {"jobs": [SHALLOW_JOBS, bench.sizes.deep_jobs]})
+
+
 def fill(
     bench: Bench, server: Server, shards: list[tuple[str, list[str]]], *, requests: int
 ) -> dict[str, Any]:
@@ -322,6 +379,13 @@ def recovered(server: Server) -> dict[str, Any]:
 def _append(row: Row, *more: Row, durability: str, batch: int, connections: int, query: str = "") -> Case:
     plan = {"durability": durability, "batch": batch, "connections": connections, "query": query}
     return Case((row, *more), appends, plan)
+
+
+def _workers(durability: str, batch: int) -> Case:
+    row = Row(
+        f"work-{batch}-{durability}", f"claim and ack, batch {batch}, 16 workers, {durability}", "records/s"
+    )
+    return Case((row,), workers, {"durability": durability, "batch": batch, "connections": 16})
 
 
 CASES: Final[tuple[Case, ...]] = (
@@ -403,6 +467,15 @@ CASES: Final[tuple[Case, ...]] = (
         (Row("direct-1", "direct to a shard, 1 record, 64 in flight", "records/s"),),
         direct,
         {"batch": 1, "in_flight": 64},
+    ),
+    *[_workers(durability, batch) for durability in ("disk", "fsync") for batch in (1, 16, 100)],
+    Case(
+        (
+            Row("claim-1k-p50", "claim, 1 worker, a thousand jobs waiting, p50", "ms", less_is_better=True),
+            Row("claim-1m-p50", "claim, 1 worker, a million jobs waiting, p50", "ms", less_is_better=True),
+            Row("claim-1m-ratio", "the latter over the former", "x", 2.0, 1.2, True),
+        ),
+        deep_claims,
     ),
     Case(
         (

@@ -36,6 +36,7 @@ from shard.cache import PayloadCache
 from shard.committer import Committer, CommitterStatistics
 from shard.core.changes import ShardState
 from shard.core.machine import Machine, Missing, Outcome
+from shard.core.sealed import NotLoaded, Segment
 from shard.core.upkeep import HotPolicy, SealPolicy
 from shard.fetcher import READ_BYTES, Done, Fetcher
 from shard.storage import frames
@@ -43,8 +44,12 @@ from shard.storage.snapshot import Snapshots
 from shard.storage.store import Name, SegmentStore
 from shard.storage.wal import FrameParts, Wal
 from shard.upkeep import Upkeep
+from shard.waiting import Waiting, WaitingClaims
 from streams.protocol.commands import Command, Diff, GetRecord, GetState, GetTail, ListBoxes, Reply
 from streams.protocol.errors import StreamsError
+from streams.protocol.forwards import Collect
+from streams.protocol.queues import AwaitMoves, Claim, ClaimedTogether, ClaimTogether, ReleaseHolder
+from streams.protocol.records import Batch
 
 log = structlog.get_logger()
 
@@ -60,7 +65,7 @@ _UNSEALED_FACTOR = 2
 _PINNED_FACTOR = 2
 _PINNED_FILES_MIN = 4
 
-_READS = (Diff, GetRecord, GetState, GetTail, ListBoxes)
+_READS = (Diff, GetRecord, GetState, GetTail, ListBoxes, Collect)
 
 #: The longest the shard goes without looking at its clock.
 _TICK_S_MAX = 1.0
@@ -76,6 +81,10 @@ class Ticket(Protocol):
 _Parked = tuple[int, int, Ticket, Reply | StreamsError]
 
 
+#: A payload that is kept for a command which needs more than one.
+Held = tuple[Segment, int, Batch]
+
+
 class EngineSettings(NamedTuple):
     sync_interval_ms: int = 50
     snapshot_wal_bytes: int = 256 << 20
@@ -88,7 +97,7 @@ class EngineSettings(NamedTuple):
 
 
 class _WaitingRead(msgspec.Struct, eq=False):
-    command: Diff
+    command: Diff | Collect | AwaitMoves
     ticket: Ticket
     deadline_ms: int
     done: bool = False
@@ -146,6 +155,8 @@ class Engine:
         self._until_durable: list[_Parked] = []
         self._reads: dict[str, list[_WaitingRead]] = {}
         self._read_deadlines: list[tuple[int, int, _WaitingRead]] = []
+        self._claims: WaitingClaims[Ticket] = WaitingClaims()
+        self._holders = itertools.count(1)
         self._fsync_ms = 0.0
         self._wal_append_ms = 0.0
         self._relieved = trio.Event()
@@ -216,57 +227,88 @@ class Engine:
             self._relieved = trio.Event() if self._relieved.is_set() else self._relieved
             await self._relieved.wait()
 
-    def submit(self, command: Command, ticket: Ticket) -> None:
+    def submit(self, command: Command, ticket: Ticket, held: list[Held] | None = None) -> None:
         """Handles a command. The ticket is answered now or when the reply's promise is kept. Whoever submits
         calls `flush` when it has no more for now."""
-        if self._behind and not isinstance(command, _READS) and command.box in self._behind:
-            self._behind[command.box].append((command, ticket))
+        if self._behind and not isinstance(command, _READS) and _box_of(command) in self._behind:
+            self._behind[_box_of(command)].append((command, ticket))
             return
         now_ms = self._now_ms()
         outcome = self.machine.handle(command, now_ms)
         if outcome.changes:
             self._log(outcome, sync=outcome.until_durable)
         if outcome.needs:
-            self._fetch(command, ticket, outcome.needs[0])
+            self._fetch(command, ticket, outcome.needs[0], held)
         elif outcome.reply is None:
-            assert isinstance(command, Diff)
-            self._park_read(_WaitingRead(command, ticket, now_ms + command.wait_ms))
+            if isinstance(command, Claim):
+                self._claims.add(command, ticket, now_ms=now_ms, not_before_ms=outcome.not_before_ms)
+            else:
+                assert isinstance(command, (Diff, Collect, AwaitMoves))
+                self._park_read(_WaitingRead(command, ticket, now_ms + command.wait_ms))
         else:
             self._settle(outcome, outcome.reply, ticket)
         if outcome.wakes:
             self._wake(outcome.wakes)
 
+    def new_holder(self) -> int:
+        """A number for a connection that leases end with. Unlike any other in this life of the shard."""
+        return next(self._holders)
+
+    def release(self, box: str, holder: int, ticket: Ticket) -> None:
+        """A connection that held jobs is gone, or says that it is done."""
+        self._claims.drop(box, holder)
+        self.submit(ReleaseHolder(box, holder), ticket)
+
     # -- commands that need what is not in memory
 
-    def _fetch(self, command: Command, ticket: Ticket, missing: Missing) -> None:
+    def _fetch(self, command: Command, ticket: Ticket, missing: Missing, held: list[Held] | None) -> None:
+        held = [] if held is None else held
         if isinstance(command, _READS):
-            done = partial(self._read_again, command, ticket)
+            done = partial(self._read_again, command, ticket, held)
         else:
-            self._behind.setdefault(command.box, deque())
-            done = partial(self._write_again, command, ticket)
-        self._bring_in(missing, command.max_bytes if isinstance(command, Diff) else 0, done)
+            self._behind.setdefault(_box_of(command), deque())
+            done = partial(self._write_again, command, ticket, held)
+        self._bring_in(missing, command.max_bytes if isinstance(command, Diff) else 0, done, held)
 
-    def _bring_in(self, missing: Missing, bytes_wanted: int, done: Done) -> None:
-        self._fetcher.fetch(missing, max(READ_BYTES, bytes_wanted), done)
+    def _bring_in(
+        self, missing: Missing, bytes_wanted: int, done: Done, held: list[Held] | None = None
+    ) -> None:
+        """Fetches, and then calls `done`. What was fetched before for the same command is in `held`, and is
+        put back if the cache has dropped it: so each fetch brings the command nearer to its end."""
 
-    def _read_again(self, command: Command, ticket: Ticket, error: StreamsError | None) -> None:
+        def arrived(error: StreamsError | None) -> None:
+            if held is not None and error is None and isinstance(missing, NotLoaded):
+                batch = missing.segment.loaded(missing.at)
+                if batch is not None:
+                    held.append((missing.segment, missing.at, batch))
+                for segment, at, payload in held:
+                    self._cache.add(segment, at, payload)
+            done(error)
+
+        self._fetcher.fetch(missing, max(READ_BYTES, bytes_wanted), arrived)
+
+    def _read_again(
+        self, command: Command, ticket: Ticket, held: list[Held], error: StreamsError | None
+    ) -> None:
         if error is not None:
             ticket.answer(error, 0.0, 0.0)
         else:
-            self.submit(command, ticket)
+            self.submit(command, ticket, held)
         self._after_report([])
 
-    def _write_again(self, command: Command, ticket: Ticket, error: StreamsError | None) -> None:
-        assert not isinstance(command, ListBoxes)
-        behind = self._behind.pop(command.box)
+    def _write_again(
+        self, command: Command, ticket: Ticket, held: list[Held], error: StreamsError | None
+    ) -> None:
+        box = _box_of(command)
+        behind = self._behind.pop(box)
         if error is not None:
             ticket.answer(error, 0.0, 0.0)
         else:
-            self.submit(command, ticket)
-        while behind and command.box not in self._behind:
+            self.submit(command, ticket, held)
+        while behind and box not in self._behind:
             self.submit(*behind.popleft())
         if behind:  # one of them has to wait in its turn, and the rest stays behind it
-            self._behind[command.box].extend(behind)
+            self._behind[box].extend(behind)
         self._after_report([])
 
     def _settle(self, outcome: Outcome, reply: Reply | StreamsError, ticket: Ticket) -> None:
@@ -286,6 +328,7 @@ class Engine:
 
     def flush(self) -> None:
         """Logs what one wake-up has staged: a little of it at once, more through the committer's thread."""
+        self._mind_time()
         if not self._staged:
             return
         staged, sync, logged_matters = self._staged, self._staged_sync, self._staged_logged_matters
@@ -326,7 +369,7 @@ class Engine:
             ticket.answer(reply, fsync_ms, self._wal_append_ms)
 
     def _after_report(self, woken: list[str]) -> None:
-        if woken and self._reads:
+        if woken and (self._reads or self._claims):
             self._wake(woken)
         self.flush()
         if (
@@ -347,13 +390,15 @@ class Engine:
 
     def _wake(self, boxes: list[str] | tuple[str, ...]) -> None:
         for box in dict.fromkeys(boxes):
+            if self._claims:
+                self._wake_claims(box)
             waiting = self._reads.pop(box, None)
             if waiting is not None:
                 still = [read for read in waiting if not self._try_read(read, read.command)]
                 if still:
                     self._reads.setdefault(box, []).extend(still)
 
-    def _try_read(self, read: _WaitingRead, command: Diff) -> bool:
+    def _try_read(self, read: _WaitingRead, command: Diff | Collect | AwaitMoves) -> bool:
         """Whether the read is over."""
         if read.done:
             return True
@@ -361,7 +406,9 @@ class Engine:
         if outcome.changes:
             self._log(outcome, sync=outcome.until_durable)
         if outcome.needs:
-            self._bring_in(outcome.needs[0], command.max_bytes, partial(self._read_on, read, command))
+            bytes_wanted = command.max_bytes if isinstance(command, Diff) else 0
+            done = partial(self._read_on, read, command)
+            self._bring_in(outcome.needs[0], bytes_wanted, done)
             return True
         if outcome.reply is None:
             return False
@@ -369,7 +416,9 @@ class Engine:
         self._settle(outcome, outcome.reply, read.ticket)
         return True
 
-    def _read_on(self, read: _WaitingRead, command: Diff, error: StreamsError | None) -> None:
+    def _read_on(
+        self, read: _WaitingRead, command: Diff | Collect | AwaitMoves, error: StreamsError | None
+    ) -> None:
         """A read that waited for more has what it needs of it."""
         if error is not None:
             read.done = True
@@ -378,7 +427,64 @@ class Engine:
             self._reads.setdefault(command.box, []).append(read)
         self._after_report([])
 
+    # -- claims that wait
+
+    def _wake_claims(self, box: str) -> None:
+        """Serves those that wait for jobs of this box, in their order, until one of them gets none."""
+        while True:
+            waiting = self._claims.woken(box, self._now_ms())
+            if not waiting or not self._serve(box, waiting, is_over=False):
+                return
+
+    def _serve(
+        self, box: str, waiting: list[Waiting[Ticket]], *, is_over: bool, held: list[Held] | None = None
+    ) -> bool:
+        """Asks for all of them in one pass. Who gets no answer waits on; whether that was nobody."""
+        together = ClaimTogether(box=box, claims=tuple(each.claim for each in waiting), is_over=is_over)
+        outcome = self.machine.handle(together, self._now_ms())
+        if outcome.changes:
+            self._log(outcome, sync=outcome.until_durable)
+        if outcome.needs:
+            held = [] if held is None else held
+            done = partial(self._serve_again, box, waiting, is_over, held)
+            self._bring_in(outcome.needs[0], 0, done, held)
+            return False
+        reply = outcome.reply
+        assert reply is not None, "a pass is always answered"
+        answers = reply.answers if isinstance(reply, ClaimedTogether) else [reply] * len(waiting)
+        answered = [
+            (each, answer) for each, answer in zip(waiting, answers, strict=True) if answer is not None
+        ]
+        self._claims.done(box, [each for each, _ in answered])
+        for each, answer in answered:
+            self._settle(outcome, answer, each.ticket)
+        return len(answered) == len(waiting)
+
+    def _serve_again(
+        self,
+        box: str,
+        waiting: list[Waiting[Ticket]],
+        is_over: bool,
+        held: list[Held],
+        error: StreamsError | None,
+    ) -> None:
+        """What a pass needed is there, or is not to be had."""
+        waiting = [each for each in waiting if not each.is_done]
+        if waiting and error is not None:
+            self._claims.done(box, waiting)
+            for each in waiting:
+                each.ticket.answer(error, 0.0, 0.0)
+        elif waiting and self._serve(box, waiting, is_over=is_over, held=held) and not is_over:
+            self._wake_claims(box)
+        self._after_report([])
+
     # -- time
+
+    def _mind_time(self) -> None:
+        """What has been done may need a tick sooner than the next one is to come."""
+        for deadline_ms in (self.machine.next_deadline_ms(), self._claims.next_ms()):
+            if deadline_ms is not None and deadline_ms < self._timer_at_ms:
+                self._timer_changed.set()
 
     async def _keep_time(self) -> None:
         while True:
@@ -392,6 +498,9 @@ class Engine:
                 next_ms = min(next_ms, deadline_ms)
             if self._read_deadlines:
                 next_ms = min(next_ms, self._read_deadlines[0][0])
+            claims_ms = self._claims.next_ms()
+            if claims_ms is not None:
+                next_ms = min(next_ms, claims_ms)
             self._timer_at_ms = next_ms
             self._timer_changed = trio.Event()
             with trio.move_on_after(max(0.001, (next_ms - now_ms) / 1000)):
@@ -405,6 +514,8 @@ class Engine:
             self._wake(outcome.wakes)
         for missing in outcome.needs:  # the next tick will find it
             self._bring_in(missing, 0, _ignore)
+        while (due := self._claims.due(now_ms)) is not None:
+            self._serve(due[0], due[1], is_over=due[2])
         while self._read_deadlines and self._read_deadlines[0][0] <= now_ms:
             _, _, read = heapq.heappop(self._read_deadlines)
             if not read.done:
@@ -484,6 +595,11 @@ class Engine:
 
     def _write_snapshot(self, state: ShardState) -> None:
         self._snapshots.write(state.lsn, frames.encode_state(state))
+
+
+def _box_of(command: Command) -> str:
+    """The box that a command is about; none for those about all of a shard."""
+    return getattr(command, "box", "")
 
 
 def _ignore(error: StreamsError | None) -> None:

@@ -25,8 +25,9 @@ import trio
 from shard.engine import Engine
 from streams.protocol import requests, wire
 from streams.protocol.appends import RecordLimits
-from streams.protocol.commands import Records, Reply
+from streams.protocol.commands import Command, Records, Reply
 from streams.protocol.errors import NotReady, ShuttingDown, StreamsError
+from streams.protocol.queues import Claim, ReleaseHolder
 
 log = structlog.get_logger()
 
@@ -125,8 +126,25 @@ def _head_of_write(status: int, fsync_ms: float, wal_append_ms: float) -> bytes:
     return _encode_head(wire.ReplyHead(status, round(fsync_ms, 3), round(wal_append_ms, 3)))
 
 
+class _Nobody:
+    """Takes the answer that nobody waits for."""
+
+    def answer(self, reply: Reply | StreamsError, fsync_ms: float, wal_append_ms: float) -> None:
+        pass
+
+
 class _Connection:
-    __slots__ = ("_limits", "_server", "_sock", "_unsent", "_unsent_bytes", "is_dirty", "is_open", "writable")
+    __slots__ = (
+        "_holders",
+        "_limits",
+        "_server",
+        "_sock",
+        "_unsent",
+        "_unsent_bytes",
+        "is_dirty",
+        "is_open",
+        "writable",
+    )
 
     def __init__(self, server: Server, sock: socket.socket, limits: RecordLimits) -> None:
         self._server = server
@@ -137,6 +155,8 @@ class _Connection:
         self.is_dirty = False
         self.is_open = True
         self.writable = trio.Event()
+        #: (box, stream of the peer) -> the number that jobs leased to this stream are held under.
+        self._holders: dict[tuple[str, int], int] = {}
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -147,6 +167,7 @@ class _Connection:
                 log.warning("connection ended", error=str(error))
             finally:
                 self.is_open = False
+                self._release_all()
                 nursery.cancel_scope.cancel()
 
     async def _keep_receiving(self) -> None:
@@ -187,7 +208,37 @@ class _Connection:
         except StreamsError as error:
             ticket.answer(error, 0.0, 0.0)
             return
+        if message.op == wire.OP_WORK:
+            command = self._held(command, server.engine)
+        elif message.op == wire.OP_WORK_END:
+            self._release(command, server.engine, ticket)
+            return
         server.engine.submit(command, ticket)
+
+    # -- streams that jobs are leased to
+
+    def _held(self, command: Command, engine: Engine) -> Claim:
+        """The claim with the number of its stream in this shard, for streams are numbered by each gateway."""
+        assert isinstance(command, Claim)
+        key = (command.box, command.holder)
+        holder = self._holders.get(key)
+        if holder is None:
+            holder = self._holders[key] = engine.new_holder()
+        return msgspec.structs.replace(command, holder=holder)
+
+    def _release(self, command: Command, engine: Engine, ticket: _Ticket) -> None:
+        assert isinstance(command, ReleaseHolder)
+        holder = self._holders.pop((command.box, command.holder), -1)  # -1 holds nothing
+        engine.release(command.box, holder, ticket)
+
+    def _release_all(self) -> None:
+        """The peer is gone, and with it all streams it has carried."""
+        engine = self._server.engine
+        if engine is not None and self._holders:
+            for (box, _), holder in self._holders.items():
+                engine.release(box, holder, _Nobody())
+            self._server.flush_all()
+        self._holders.clear()
 
     # -- sending
 

@@ -10,14 +10,19 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 from urllib.parse import unquote
 
+import trio
+
 from gateway.api.boxes import Boxes
+from gateway.api.groups import Groups
 from gateway.api.ops import Ops
+from gateway.api.queues import Queues
 from gateway.api.records import Records
 from gateway.content import compress
 from gateway.dispatch import Dispatch
 from gateway.edge_rules import request_id_of
 from gateway.errors import response_for
 from gateway.http import Request, Response
+from gateway.work import WorkStreams
 from streams.protocol.errors import InvalidRequest, MethodNotAllowed, NotFound, StreamsError
 from streams.protocol.names import shown
 
@@ -32,19 +37,36 @@ _BOX_PREFIX = "/v0/boxes/"
 
 class Api:
     def __init__(
-        self, dispatch: Dispatch, *, body_bytes_max: int, version: str, sockets: tuple[str, ...]
+        self,
+        dispatch: Dispatch,
+        *,
+        body_bytes_max: int,
+        version: str,
+        sockets: tuple[str, ...],
+        draining: trio.Event,
     ) -> None:
         boxes = Boxes(dispatch, body_bytes_max)
         records = Records(dispatch, body_bytes_max)
         ops = Ops(dispatch, version=version, sockets=sockets)
-        #: Action after the box's name -> method -> handler.
+        work = WorkStreams(dispatch, draining)
+        queues = Queues(dispatch, body_bytes_max, work)
+        groups = Groups(dispatch, body_bytes_max)
+        #: Action after the box's name, with a slash where more must follow -> method -> handler.
         self._under_box: dict[str, dict[str, BoxHandler]] = {
             "": {"PUT": boxes.put, "GET": boxes.state, "DELETE": boxes.delete, "POST": records.append},
             "diff": {"POST": records.diff},
             "delete": {"POST": records.delete},
             "tail": {"GET": records.tail},
             "fence": {"PUT": boxes.fence},
-            "records": {"GET": records.one},
+            "records/": {"GET": records.one},
+            "claim": {"POST": queues.claim},
+            "ack": {"POST": queues.ack},
+            "nack": {"POST": queues.nack},
+            "extend": {"POST": queues.extend},
+            "work": {"GET": queues.work},
+            "requeue": {"POST": queues.requeue},
+            "groups": {"GET": groups.list},
+            "groups/": {"PUT": groups.commit, "GET": groups.state, "DELETE": groups.delete},
         }
         self._plain: dict[str, dict[str, PlainHandler]] = {
             "/v0/boxes": {"GET": boxes.list},
@@ -71,11 +93,9 @@ class Api:
             name, _, action = path[len(_BOX_PREFIX) :].partition("/")
             if "%" in name:
                 name = _decoded(name)
-            rest = ""
-            if action.startswith("records/"):
-                action, _, rest = action.partition("/")
-            methods = self._under_box.get(action)
-            if methods is not None and name and (rest == "") == (action != "records") and "/" not in rest:
+            action, slash, rest = action.partition("/")
+            methods = self._under_box.get(action + slash)
+            if methods is not None and name and bool(rest) == bool(slash) and "/" not in rest:
                 return self._pick(methods, request)(request, name, rest)
         else:
             plain = self._plain.get(path)

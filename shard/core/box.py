@@ -17,8 +17,14 @@ from typing import NamedTuple
 
 from pyroaring import BitMap64
 
-from shard.core import changes
+from shard.core import changes, moves
+from shard.core.groups import Groups
 from shard.core.log import Hole, Log
+from shard.core.moves import Line
+from shard.core.origins import Origin
+from shard.core.outbox import Outbox
+from shard.core.queue import Queue
+from shard.core.router import RouterOutbox
 from shard.core.sealed import NotLoaded, Segment, TagsNotLoaded
 from shard.core.tags import Tags
 from streams.protocol.boxes import BoxConfig
@@ -58,13 +64,18 @@ class Box:
         "floor_lsn",
         "found_tags",
         "generation",
+        "groups",
         "keys",
         "last_append_ms",
         "last_lsn",
         "last_read_ms",
         "last_serial",
         "log",
+        "moves",
         "name",
+        "origins",
+        "outboxes",
+        "queue",
         "reserved_durable_seq",
         "reserved_lsn",
         "reserved_seq",
@@ -88,10 +99,17 @@ class Box:
         self.found_tags: dict[tuple[int, Match], tuple[Sequence[int], Sequence[int]]] = {}
         #: The greatest number that a segment of this box was given.
         self.last_serial = 0
+        self.queue = Queue() if config.type == "queue" else None
+        self.groups = Groups()
+        #: Records that move to other boxes, by where they go and whether they are dead letters.
+        self.moves: dict[tuple[str, bool], Line] = {}
         self.fencing_token = ""
         #: In the order in which they were first used.
         self.keys: dict[str, Key] = {}
         self.reserved_seq = reserved_seq
+        #: Where copies come from, and where they go (`origins.py`, `outbox.py`).
+        self.origins: dict[str, Origin] = {}
+        self.outboxes: dict[str, Outbox] = {}
         # Where this box stands in the log of the shard; not facts of their own.
         self.last_append_ms = created_ms
         #: Since when the box has had no live record; 0 while it has some.
@@ -304,14 +322,22 @@ class Box:
         from_seq, tombstone = self._start(command, head_seq, earliest_seq)
         upto_seq = head_seq
         hole = log.hole_after(from_seq)
+        if hole is not None and hole.first_seq > head_seq:
+            hole = None  # on its way to the disk with the copies behind it
         if hole is not None and tombstone is None and from_seq + 1 >= hole.first_seq:
             tombstone = Tombstone(
-                from_seq + 1, hole.last_seq, "crash", hole.last_seq - from_seq, earliest_seq, head_seq
+                from_seq + 1,
+                hole.last_seq,
+                hole.reason,
+                hole.missed_after(from_seq),
+                earliest_seq,
+                head_seq,
             )
             from_seq = hole.last_seq
             hole = log.hole_after(from_seq)
         if hole is not None:
-            upto_seq = hole.first_seq - 1  # one tombstone an answer: the hole is for the next one
+            # One tombstone an answer: the hole is for the next one.
+            upto_seq = min(upto_seq, hole.first_seq - 1)
         page = _Page(command, nodes_filtered=self.config.dedupe_node)
         reached = page.fill(log, from_seq + 1, upto_seq)
         return Records(
@@ -438,8 +464,9 @@ class Box:
 
     # -- snapshots
 
-    def facts(self, *, whole: bool = False) -> changes.BoxFacts:
-        """All but payloads. Of a box in memory that is little, unless `whole` asks for what is not stored."""
+    def facts(self, *, whole: bool = False, leases_kept: bool = False) -> changes.BoxFacts:
+        """All but payloads. Of a box in memory that is little, unless `whole` asks for what is not stored.
+        Without `leases_kept` leases are left out that the log does not know."""
         is_told = whole or not self.is_memory
         log = self.log if is_told else Log()
         return changes.BoxFacts(
@@ -474,6 +501,18 @@ class Box:
                 )
                 for segment in log.segments
             ],
+            queue=None
+            if self.queue is None or not is_told
+            else self.queue.facts(leases_kept=leases_kept or self.config.leases_durable),
+            groups=self.groups.facts() if is_told else [],
+            moves=moves.facts_of(self) if is_told else [],
+            trims=[(hole.first_seq, hole.missed) for hole in log.holes if hole.missed],
+            origins=[(name, *origin.kept(is_memory=not is_told)) for name, origin in self.origins.items()],
+            outboxes=[
+                (name, outbox.route, outbox.saved_position, outbox.saved_total)
+                for name, outbox in self.outboxes.items()
+                if isinstance(outbox, RouterOutbox)
+            ],
         )
 
     @classmethod
@@ -498,7 +537,8 @@ class Box:
         self.fencing_token = facts.fencing_token
         self.keys = {key: Key(*entry) for key, *entry in facts.keys}
         self.tags = Tags()
-        log = self.log = Log()
+        log = self.log
+        log.clear()
         log.head_seq = log.visible_seq = facts.head_seq
         log.earliest_seq = facts.earliest_seq
         log.cap_floor = facts.cap_floor
@@ -508,13 +548,28 @@ class Box:
         log.count = facts.live_count
         log.bytes = facts.live_bytes
         log.deleted = BitMap64.deserialize(facts.deleted)
-        log.holes = [Hole(first, last) for first, last in facts.holes]
+        missed = dict(facts.trims)
+        log.holes = [Hole(first, last, missed.get(first, 0)) for first, last in facts.holes]
         for segment in facts.segments:
             if segment.columns:
                 sealed = Segment.from_bytes(self.generation, segment.serial, segment.columns)
                 sealed.is_cold = segment.is_cold
                 log.attach(sealed, segment.dead)
         log.awaited = log.count - sum(segment.count for segment in log.segments)
+        self.origins = {each[0]: Origin(*each[1:]) for each in facts.origins}
+        self.outboxes = {}
+        for name, route, position, total in facts.outboxes:
+            self.outboxes[name] = RouterOutbox(
+                log=log, route=route, origin=name, life=self.generation, position=position, total=total
+            )
+        self.groups = Groups()
+        self.groups.restore(facts.groups)
+        if self.queue is not None:
+            self.queue = Queue()
+            if facts.queue is not None:
+                self.queue.restore(facts.queue)
+        self.moves = {}
+        moves.restore(self, facts.moves)
 
 
 class _Page:

@@ -14,6 +14,7 @@ import msgspec
 from pyroaring import BitMap64
 
 from streams.protocol.boxes import BoxConfig
+from streams.protocol.forwards import Route
 from streams.protocol.records import Batch
 
 
@@ -92,6 +93,57 @@ class SeqsLost(msgspec.Struct, frozen=True):
     last_seq: int
 
 
+class BatchForwarded(BatchAppended, frozen=True, gc=False, kw_only=True):
+    """Copies appended, and where their origin stands now: one fact, so that neither is ever there alone."""
+
+    origin: str
+    life: int
+    position: int
+    #: Records the source lost before these. They are told as a hole of one seq before the batch; 0 = none.
+    lost: int = 0
+
+
+class OriginMoved(msgspec.Struct, frozen=True):
+    """An origin stands at `position` of its source's `life` without anything to append. `position` -1 is "not
+    known": the next parcel says where it begins."""
+
+    generation: int
+    origin: str
+    life: int
+    position: int
+    lost: int = 0
+    #: Whether the origin stays until it is dropped; others may be forgotten when there are too many.
+    pinned: bool = False
+
+
+class OriginDropped(msgspec.Struct, frozen=True):
+    generation: int
+    origin: str
+
+
+class OutboxTied(msgspec.Struct, frozen=True):
+    """A router copies from this box, from `position` on; or one that did does it by another route."""
+
+    generation: int
+    origin: str
+    route: Route
+    position: int
+
+
+class OutboxUntied(msgspec.Struct, frozen=True):
+    generation: int
+    origin: str
+
+
+class OutboxMoved(msgspec.Struct, frozen=True):
+    """The destination of this outbox has everything up to `position`, `total` records in all."""
+
+    generation: int
+    origin: str
+    position: int
+    total: int
+
+
 class SegmentSealed(msgspec.Struct, frozen=True):
     """The oldest unsealed batches of a box stand in a segment file, which is durable."""
 
@@ -126,6 +178,112 @@ class BatchKept(msgspec.Struct, frozen=True, gc=False):
     batch: Batch
 
 
+class ShardStarted(msgspec.Struct, frozen=True):
+    """A life of the shard began. Memory boxes start empty, with a new generation each."""
+
+    boot_id: str
+    at_ms: int
+
+
+class ShardStopped(msgspec.Struct, frozen=True):
+    """A life of the shard ended in order: nothing that was acked is missing from the log."""
+
+    at_ms: int
+
+
+class JobsLeased(msgspec.Struct, frozen=True):
+    """Jobs of a queue were given out. Logged only where leases are as durable as the box."""
+
+    generation: int
+    lease_id: str
+    node: str
+    deadline_ms: int
+    #: The highest seq given out so far.
+    fresh_seq: int
+    seqs: Sequence[int]
+    #: How often each of them has been delivered, this time included.
+    deliveries: Sequence[int]
+    #: The connection that the leases end with; 0 = none.
+    holder: int = 0
+
+
+class JobsExtended(msgspec.Struct, frozen=True):
+    generation: int
+    seqs: Sequence[int]
+    deadline_ms: int
+
+
+class JobsReturned(msgspec.Struct, frozen=True):
+    """Leases were given up. The jobs can be claimed from `ready_ms` on; 0 = at once."""
+
+    generation: int
+    seqs: Sequence[int]
+    deliveries: Sequence[int]
+    ready_ms: int = 0
+
+
+class JobsCounted(msgspec.Struct, frozen=True):
+    """How often jobs have been delivered, where the leases themselves are not logged."""
+
+    generation: int
+    seqs: Sequence[int]
+    deliveries: Sequence[int]
+
+
+#: (seq, deliveries, lease id, node, holder, when the lease or the delay is over).
+JobEntry = tuple[int, int, str, str, int, int]
+
+
+class JobsRestated(msgspec.Struct, frozen=True):
+    """All that is known of the jobs of a queue. The first of several says that earlier words do not count."""
+
+    generation: int
+    fresh_seq: int
+    is_first: bool
+    jobs: Sequence[JobEntry]
+
+
+class MovesPlanned(msgspec.Struct, frozen=True):
+    """Records are to move to another box; each gets the next position of the line that leads there."""
+
+    generation: int
+    dest: str
+    is_dead: bool
+    seqs: Sequence[int]
+    deliveries: Sequence[int]
+    #: Bytes of each.
+    sizes: Sequence[int]
+
+
+class MovesDone(msgspec.Struct, frozen=True):
+    """The other box has the line up to `position`: what is left of these records here is deleted."""
+
+    generation: int
+    dest: str
+    is_dead: bool
+    position: int
+    #: Those that are live, in order, and their bytes in each batch that holds some of them.
+    seqs: Sequence[int]
+    sizes: Sequence[int]
+    at_ms: int
+
+
+class GroupCommitted(msgspec.Struct, frozen=True):
+    generation: int
+    group: str
+    cursor: int
+    at_ms: int
+
+
+class GroupDeleted(msgspec.Struct, frozen=True):
+    generation: int
+    group: str
+
+
+# ---------------------------------------------------------------------------------------------------
+# A snapshot: the same facts, folded up. Payloads stay in the log; a batch is named by its lsn.
+
+
 class SegmentFacts(msgspec.Struct, array_like=True):
     serial: int
     first_seq: int
@@ -134,6 +292,20 @@ class SegmentFacts(msgspec.Struct, array_like=True):
     is_cold: bool = False
     #: As in `SegmentSealed`; empty in a snapshot, where the file says it.
     columns: bytes = b""
+
+
+class QueueFacts(msgspec.Struct, kw_only=True):
+    fresh_seq: int = 0
+    jobs: Sequence[JobEntry] = ()
+    dead_lettered: int = 0
+
+
+class LineFacts(msgspec.Struct, kw_only=True):
+    dest: str
+    is_dead: bool
+    position: int
+    #: (seq, deliveries, bytes) of the positions after it; zeros for a record that is gone.
+    moves: Sequence[tuple[int, int, int]]
 
 
 class BoxFacts(msgspec.Struct, kw_only=True):
@@ -163,6 +335,27 @@ class BoxFacts(msgspec.Struct, kw_only=True):
     batches: bytes
     last_serial: int = 0
     segments: list[SegmentFacts] = []
+    queue: QueueFacts | None = None
+    #: (name, cursor, updated_ms).
+    groups: list[tuple[str, int, int]] = []
+    moves: list[LineFacts] = []
+    #: (first seq, records missed) of those holes that a source's loss made.
+    trims: list[tuple[int, int]] = []
+    #: (origin, life, position, total, lost, pinned), least recently moved first.
+    origins: list[tuple[str, int, int, int, int, bool]] = []
+    #: (origin, route, position, total) of the routers that copy from here.
+    outboxes: list[tuple[str, Route, int, int]] = []
+
+
+class ShardState(msgspec.Struct, kw_only=True):
+    lsn: int
+    #: The oldest lsn whose frame is needed besides those after `lsn`.
+    needs_lsn: int
+    boot_id: str
+    stopped_clean: bool
+    last_generation: int
+    not_recreated: list[str]
+    boxes: list[BoxFacts]
 
 
 class BoxRestated(msgspec.Struct, frozen=True):
@@ -174,19 +367,6 @@ class BoxRestated(msgspec.Struct, frozen=True):
     @property
     def generation(self) -> int:
         return self.facts.generation
-
-
-class ShardStarted(msgspec.Struct, frozen=True):
-    """A life of the shard began. Memory boxes start empty, with a new generation each."""
-
-    boot_id: str
-    at_ms: int
-
-
-class ShardStopped(msgspec.Struct, frozen=True):
-    """A life of the shard ended in order: nothing that was acked is missing from the log."""
-
-    at_ms: int
 
 
 Change = (
@@ -206,19 +386,19 @@ Change = (
     | BoxRestated
     | ShardStarted
     | ShardStopped
+    | JobsLeased
+    | JobsExtended
+    | JobsReturned
+    | JobsCounted
+    | JobsRestated
+    | MovesPlanned
+    | MovesDone
+    | GroupCommitted
+    | GroupDeleted
+    | BatchForwarded
+    | OriginMoved
+    | OriginDropped
+    | OutboxTied
+    | OutboxUntied
+    | OutboxMoved
 )
-
-
-# ---------------------------------------------------------------------------------------------------
-# A snapshot: the same facts, folded up. Payloads stay in the log; a batch is named by its lsn.
-
-
-class ShardState(msgspec.Struct, kw_only=True):
-    lsn: int
-    #: The oldest lsn whose frame is needed besides those after `lsn`.
-    needs_lsn: int
-    boot_id: str
-    stopped_clean: bool
-    last_generation: int
-    not_recreated: list[str]
-    boxes: list[BoxFacts]

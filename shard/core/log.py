@@ -8,7 +8,8 @@
 - `earliest_seq` is the first live seq, `head_seq + 1` when there is none. It moves on every kind of loss.
 - `evict_floor` is one past the last *live* record lost to a cap or to the TTL. Below it, loss is told.
   It is kept as two floors, one for each reason, so that a gap can say exactly why it is there.
-- A hole is a run of seqs that a machine crash took from a disk box: told to whoever reads across it.
+- A hole is a run of seqs without records that is told to whoever reads across it: what a machine crash took
+  from a disk box, or one seq that stands for what a router's source lost before it was copied.
 
 Rules of the file
 - Positions only move forward. A batch leaves when nothing in it is live.
@@ -25,9 +26,10 @@ Invariants (`check`)
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
+from types import MappingProxyType
 
 from pyroaring import BitMap64
 
@@ -35,18 +37,35 @@ from shard.core.sealed import SealedBatch, Segment
 from shard.core.tail import Tail
 from streams.protocol.records import Batch
 
+_NO_SIZES: Mapping[int, int] = MappingProxyType({})
+
 #: A batch of the log, wherever its payload is.
 Span = Batch | SealedBatch
 
+#: Holes kept in one box. Each costs about 100 bytes, so they stay small beside what they lie between. Beyond
+#: it the oldest gives its count to the one after it: whoever stands before both is told the same, whoever
+#: stands between them is told of more than it missed. Loss is never silent.
+HOLES_MAX = 4096
+
 
 class Hole:
-    """Seqs that may have been lost: first_seq..last_seq were never logged as far as we know."""
+    """Seqs without records. After a crash: first_seq..last_seq were never logged as far as we know. After a
+    source's loss: one seq, and `missed` is how many records the source lost."""
 
-    __slots__ = ("first_seq", "last_seq")
+    __slots__ = ("first_seq", "last_seq", "missed")
 
-    def __init__(self, first_seq: int, last_seq: int) -> None:
+    def __init__(self, first_seq: int, last_seq: int, missed: int = 0) -> None:
         self.first_seq = first_seq
         self.last_seq = last_seq
+        self.missed = missed
+
+    @property
+    def reason(self) -> str:
+        return "source_trim" if self.missed else "crash"
+
+    def missed_after(self, seq: int) -> int:
+        """How many records somebody who has read up to `seq` misses by it."""
+        return self.missed or self.last_seq - max(seq, self.first_seq - 1)
 
     def __repr__(self) -> str:
         return f"<Hole {self.first_seq}..{self.last_seq}>"
@@ -72,6 +91,10 @@ class Log:
     )
 
     def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """As if nothing had ever been written. Whoever has the log keeps it."""
         #: Those with anything live, oldest first.
         self.segments: list[Segment] = []
         self.tail = Tail()
@@ -206,14 +229,25 @@ class Log:
     def lose(self, first_seq: int, last_seq: int) -> None:
         """Seqs that were handed out but may not have survived: skipped for ever, and told."""
         assert first_seq == self.head_seq + 1 and last_seq >= first_seq
-        if self.holes and self.holes[-1].last_seq == first_seq - 1:
+        if self.holes and self.holes[-1].last_seq == first_seq - 1 and not self.holes[-1].missed:
             self.holes[-1].last_seq = last_seq
         else:
-            self.holes.append(Hole(first_seq, last_seq))
+            self._note_hole(Hole(first_seq, last_seq))
         self.head_seq = last_seq
         self.show(last_seq, self.last_ts)
         if self.count == 0:
             self.earliest_seq = last_seq + 1
+
+    def skip(self, missed: int) -> None:
+        """The next seq stands for what a source lost before it was copied here. A batch follows at once."""
+        self.head_seq += 1
+        self._note_hole(Hole(self.head_seq, self.head_seq, missed))
+
+    def _note_hole(self, hole: Hole) -> None:
+        self.holes.append(hole)
+        if len(self.holes) > HOLES_MAX:
+            oldest = self.holes.pop(0)
+            self.holes[0].missed += oldest.missed_after(0)
 
     def show(self, seq: int, ts: int) -> None:
         """Readers may have everything up to `seq`, whose `$ts` is `ts`."""
@@ -422,17 +456,19 @@ class Log:
         runs = self.runs(span, max(0, above - span.first_seq), seq - 1 - span.first_seq)
         return sum(span.size(first, last) for first, last in runs)
 
-    def measure_seqs(self, seqs: BitMap64, size_of: Mapping[int, int]) -> list[int]:
-        """Bytes of these live records, a number for each batch that holds some of them. `size_of` knows those
-        of sealed records."""
+    def measure_seqs(self, seqs: BitMap64, size_of: Mapping[int, int] = _NO_SIZES) -> list[int]:
+        """Bytes of these live records, a number for each batch that holds some of them. `size_of` may know
+        those of sealed records; of others the payload is needed."""
         sizes: list[int] = []
         for span, _ in self._by_batch(seqs):
             first_seq = span.first_seq
             here = _between(seqs, first_seq, span.last_seq + 1)
-            if isinstance(span, Batch):
-                sizes.append(sum(span.size(seq - first_seq, seq - first_seq) for seq in here))
-            else:
-                sizes.append(sum(size_of[seq] for seq in here))
+            sizes.append(
+                sum(
+                    size_of[seq] if seq in size_of else span.size(seq - first_seq, seq - first_seq)
+                    for seq in here
+                )
+            )
         return sizes
 
     def newest_ts_before(self, seq: int) -> int:
@@ -537,10 +573,8 @@ class Log:
 
     def hole_after(self, seq: int) -> Hole | None:
         """The first hole that somebody who has read up to `seq` has not read across yet."""
-        for hole in self.holes:
-            if hole.last_seq > seq:
-                return hole
-        return None
+        at = bisect_right(self.holes, seq, key=lambda hole: hole.last_seq)
+        return self.holes[at] if at < len(self.holes) else None
 
     def hole_before(self, seq: int) -> Hole | None:
         """The hole that ends below `seq` with no batch in between, if there is one."""

@@ -29,13 +29,22 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import msgspec
 from sortedcontainers import SortedDict
 
 from shard.core import changes
 from shard.core.box import RESERVE_SEQS, Box
 from shard.core.changes import Change, SegmentFacts, ShardState
+from shard.core.forwarding import Forwarding
+from shard.core.groups import GroupHandlers
+from shard.core.jobs import Jobs
+from shard.core.moves import Moves
+from shard.core.outcome import Made as Made
+from shard.core.outcome import Missing as Missing
+from shard.core.outcome import Outcome as Outcome
+from shard.core.queue import Queue
 from shard.core.sealed import NotLoaded, Segment, TagsNotLoaded
-from streams.protocol import commands
+from streams.protocol import commands, forwards
 from streams.protocol.boxes import BoxConfig, BoxPatch, merge
 from streams.protocol.commands import Command, Reply
 from streams.protocol.errors import (
@@ -69,14 +78,6 @@ NOT_RECREATED_MAX = 100_000
 KEYS_MAX = 1_000_000
 
 
-#: Changes in the order in which they were applied, each with its lsn.
-Made = list[tuple[int, Change]]
-
-
-#: What is not in memory and has to be fetched from a segment.
-Missing = NotLoaded | TagsNotLoaded
-
-
 class Wanted(NamedTuple):
     """What a snapshot names and does not hold."""
 
@@ -84,23 +85,6 @@ class Wanted(NamedTuple):
     batches: dict[int, Box]
     #: To be given back through `log.attach`.
     segments: list[tuple[Box, SegmentFacts]]
-
-
-class Outcome(NamedTuple):
-    """What a command comes to.
-
-    `waits_for_lsn` is 0 when the reply may go at once; otherwise it goes when that lsn is logged, or durable
-    if `until_durable`. `reply` is None when a read has nothing yet and the caller may wait (`wait_ms`), or
-    when something that is not in memory has to be fetched: `needs` says what. Then the same command is to be
-    handled again; nothing of it has been done.
-    """
-
-    changes: Made
-    reply: Reply | StreamsError | None
-    waits_for_lsn: int = 0
-    until_durable: bool = False
-    wakes: tuple[str, ...] = ()
-    needs: tuple[Missing, ...] = ()
 
 
 class _Pending(NamedTuple):
@@ -148,6 +132,7 @@ class Machine:
         # (when, generation): when a box has something to expire. Entries may be out of date; a tick looks.
         self._deadlines: list[tuple[int, int]] = []
         self._deadline_of: dict[int, int] = {}
+        self.forwarding = Forwarding(self)
         self._handlers: dict[type[Any], Callable[[Any, int, Made], Outcome]] = {
             commands.Append: self._append,
             commands.Diff: self._diff,
@@ -159,6 +144,7 @@ class Machine:
             commands.GetTail: self._get_tail,
             commands.DeleteRecords: self._delete_records,
             commands.SetFence: self._set_fence,
+            **self.forwarding.handlers,
         }
         self._appliers: dict[type[Any], Callable[[Any, int], None]] = {
             changes.BatchAppended: self._apply_appended,
@@ -177,7 +163,13 @@ class Machine:
             changes.BoxRestated: self._apply_restated,
             changes.ShardStarted: self._apply_started,
             changes.ShardStopped: self._apply_stopped,
+            **self.forwarding.appliers,
         }
+        self._jobs = Jobs(self)
+        self.moves = Moves(self)
+        for part in (self._jobs, self.moves, GroupHandlers(self)):
+            self._handlers |= part.handlers
+            self._appliers |= part.appliers
 
     def __repr__(self) -> str:
         return f"<Machine {len(self.boxes)} boxes, lsn {self.durable_lsn}/{self.logged_lsn}/{self.lsn}>"
@@ -214,9 +206,16 @@ class Machine:
             pending = reservations.popleft()
             if pending.lsn == pending.box.reserved_lsn:  # a later one may take back what this one gave
                 pending.box.reserved_durable_seq = pending.seq
-        return self._show(self._until_logged, lsn) + self._show(self._until_durable, lsn)
+        shown = self._show(self._until_logged, lsn) + self._show(self._until_durable, lsn)
+        if self.moves.durable(lsn):
+            shown.append(forwards.CARRIER)
+        return shown
 
     def next_deadline_ms(self) -> int | None:
+        due = [self._next_box_ms(), self.forwarding.outboxes.next_retry_ms()]
+        return min((when for when in due if when is not None), default=None)
+
+    def _next_box_ms(self) -> int | None:
         while self._deadlines:
             when, generation = self._deadlines[0]
             if self._deadline_of.get(generation) == when:
@@ -226,10 +225,10 @@ class Machine:
 
     def tick(self, now_ms: int) -> Outcome:
         made: Made = []
-        gone: list[str] = []
+        woken: list[str] = []
         needs: list[Missing] = []
         for _ in range(TICK_BOXES_MAX):
-            when = self.next_deadline_ms()
+            when = self._next_box_ms()
             if when is None or when > now_ms:
                 break
             _, generation = heapq.heappop(self._deadlines)
@@ -241,16 +240,20 @@ class Machine:
                 needs.append(missing)
                 self._watch_at(box, now_ms + FETCH_MS)
                 continue
+            if box.queue is not None and box.queue.advance(now_ms):
+                woken.append(box.name)
             idle_at = self._idle_ms(box)
             if idle_at is not None and idle_at <= now_ms:
                 self._log(changes.SeqsReserved(box.generation, box.log.head_seq), made)
             gone_at = box.gone_ms()
             if gone_at is not None and gone_at <= now_ms:
                 self._log(changes.BoxDeleted(box.generation), made)
-                gone.append(box.name)
+                woken.append(box.name)
             else:
                 self._watch(box)
-        return Outcome(made, None, wakes=tuple(gone), needs=tuple(needs))
+        if self.forwarding.outboxes.retry(now_ms):
+            woken.append(forwards.CARRIER)
+        return Outcome(made, None, wakes=tuple(woken), needs=tuple(needs))
 
     def start(self, *, boot_id: str, now_ms: int) -> Outcome:
         """Begins a life of the shard, after recovery: settles what the last one left open."""
@@ -266,15 +269,20 @@ class Machine:
         self._log(changes.ShardStarted(boot_id, now_ms), made)
         for box in self.boxes.values():
             self._watch(box)
+            self.forwarding.note(box)
+            self.moves.note(box)
         return Outcome(made, None, self.lsn, True)
 
     def stop(self, now_ms: int) -> Outcome:
         """Ends a life of the shard in order."""
         made: Made = []
+        for box in self.boxes.values():
+            if box.queue is not None and box.queue.jobs and not (box.is_memory or box.config.leases_durable):
+                self._jobs.restate(box, made)
         self._log(changes.ShardStopped(now_ms), made)
         return Outcome(made, None, self.lsn, True)
 
-    # -- helpers of handlers
+    # -- helpers of handlers, those in `jobs.py` and `groups.py` included
 
     def _log(self, change: Change, made: Made) -> int:
         lsn = self.lsn + 1
@@ -317,7 +325,8 @@ class Machine:
 
     def _watch(self, box: Box) -> None:
         """Sees to it that a tick comes when this box needs one."""
-        candidates = (box.expiry_ms(), self._idle_ms(box), box.gone_ms())
+        due_ms = box.queue.next_due_ms() if box.queue is not None else None
+        candidates = (box.expiry_ms(), self._idle_ms(box), box.gone_ms(), due_ms)
         times = [when for when in candidates if when is not None]
         if not times:
             return
@@ -343,9 +352,13 @@ class Machine:
         waits_for, until_durable = self._as_durable_as(box, lsn)
         return Outcome(made, reply, waits_for, until_durable)
 
+    def _wait(self, made: Made, not_before_ms: int = 0) -> Outcome:
+        """Nothing to answer yet."""
+        return Outcome(made, None, not_before_ms=not_before_ms)
+
     def _refuse(self, command: Command, error: StreamsError, made: Made) -> Outcome:
         """A refusal waits until what it rests on cannot vanish: the box's last change, or its deletion."""
-        box = None if isinstance(command, commands.ListBoxes) else self.boxes.get(command.box)
+        box = self.boxes.get(getattr(command, "box", ""))
         if box is not None:
             return self._answer(box, error, made, box.last_lsn)
         return Outcome(made, error, self._undone_deletion_lsn(), True)
@@ -362,6 +375,8 @@ class Machine:
             if entry.seq > log.visible_seq:  # else the box went to memory meanwhile, where all is shown
                 log.show(entry.seq, entry.ts)
                 shown.append(entry.box.name)
+                if entry.box.outboxes and self.forwarding.note(entry.box):
+                    shown.append(forwards.CARRIER)
         return shown
 
     # -- boxes
@@ -406,15 +421,19 @@ class Machine:
         return Outcome(made, commands.BoxPut(command.box, False, config), waits_for, True, wakes)
 
     def _configure(self, box: Box, config: BoxConfig, made: Made) -> None:
-        tail = box.log.tail
-        if box.is_memory and config.durability != "memory":
+        was_memory = box.is_memory
+        leases_durable = box.config.leases_durable
+        if was_memory and config.durability != "memory":
             self._log(changes.BoxRestated(box.facts(whole=True)), made)
-            for batch in list(tail):
+            for batch in list(box.log.tail):
                 if batch.dead < batch.count:
                     self._log(changes.BatchKept(box.generation, batch), made)
         into_disk = config.durability == "disk" and not box.is_disk
         reserved_seq = box.log.head_seq + RESERVE_SEQS if into_disk else 0
         self._log(changes.BoxConfigured(box.generation, config, reserved_seq), made)
+        begins = config.leases_durable and (was_memory or not leases_durable) and not box.is_memory
+        if begins and box.queue is not None:
+            self._jobs.restate(box, made)
 
     def _get_state(self, command: commands.GetState, now_ms: int, made: Made) -> Outcome:
         box = self._found(command.box, now_ms, made)
@@ -436,9 +455,7 @@ class Machine:
             last_write_ts=log.visible_ts or None,
             last_read_ts=box.last_read_ms,
             fencing_token=box.fencing_token,
-            queue={"ready": count, "in_flight": 0, "dead_lettered": 0}
-            if box.config.type == "queue"
-            else None,
+            queue=_queue_totals(box.queue, count, now_ms) if box.queue is not None else None,
         )
         return self._answer(box, reply, made, box.floor_lsn)
 
@@ -522,7 +539,9 @@ class Machine:
             box = self.generations[created.generation]
         return self._write(command, box, change, created is not None, made)
 
-    def _plan_created(self, command: commands.Append, now_ms: int) -> tuple[changes.BoxCreated, Box]:
+    def _plan_created(
+        self, command: commands.Append | forwards.ForwardHead, now_ms: int
+    ) -> tuple[changes.BoxCreated, Box]:
         """The box that this write would make, as a stand-in to check the write against."""
         may_create = command.box not in self.not_recreated if command.create is None else command.create
         if not may_create:
@@ -541,7 +560,7 @@ class Machine:
 
     def _write(
         self,
-        command: commands.Append,
+        command: commands.Append | forwards.Forward,
         box: Box,
         change: changes.BatchAppended,
         created: bool,
@@ -561,7 +580,10 @@ class Machine:
             box.name, batch.first_seq, last_seq, last_seq, created, False, command.return_seqs
         )
         if lsn == 0:
-            return self._answer(box, reply, made, 0)._replace(wakes=(box.name,))
+            wakes: tuple[str, ...] = (box.name,)
+            if box.outboxes and self.forwarding.note(box):
+                wakes = (box.name, forwards.CARRIER)
+            return self._answer(box, reply, made, 0)._replace(wakes=wakes)
         until_durable = box.config.durability == "fsync" or self._must_wait_for_disk(box, last_seq)
         pending = _Pending(lsn, box, last_seq, batch.last_ts)
         if until_durable:
@@ -579,11 +601,16 @@ class Machine:
     def _diff(self, command: commands.Diff, now_ms: int, made: Made) -> Outcome:
         box = self._found(command.box, now_ms, made)
         box.last_read_ms = now_ms
+        rests_on = box.floor_lsn
+        if command.group is not None:
+            group = box.groups.require(command.group, box.name)
+            rests_on = max(rests_on, group.lsn)
+            command = msgspec.structs.replace(command, from_seq=group.cursor)
         reply = box.read(command)
         nothing = not reply.records and reply.tombstone is None and reply.next_from_seq == reply.head_seq
         if nothing and command.wait_ms:
             return Outcome(made, None)
-        return self._answer(box, reply, made, box.floor_lsn)
+        return self._answer(box, reply, made, rests_on)
 
     def _get_record(self, command: commands.GetRecord, now_ms: int, made: Made) -> Outcome:
         box = self._found(command.box, now_ms, made)
@@ -655,11 +682,16 @@ class Machine:
             self.compactable[box.generation] = box
 
     def _apply_restated(self, change: changes.BoxRestated, lsn: int) -> None:
+        """Live, the box is just that; in recovery it is made so."""
         box = self.generations[change.generation]
+        box.last_lsn = lsn
+        if box.facts(whole=True) == change.facts:
+            return
         self._keys -= len(box.keys)
+        for outbox in (*box.outboxes.values(), *box.moves.values()):
+            self.forwarding.outboxes.close(outbox)
         box.restated(change.facts)
         self._keys += len(box.keys)
-        box.last_lsn = lsn
 
     def _apply_deleted(self, change: changes.BoxDeleted, lsn: int) -> None:
         box = self.generations.pop(change.generation)
@@ -673,6 +705,8 @@ class Machine:
         self.dented.pop(change.generation, None)
         self.compactable.pop(change.generation, None)
         self.movable.pop(change.generation, None)
+        self.forwarding.box_deleted(box, lsn)
+        self.moves.close(box)
         if not box.config.auto_create:
             self.not_recreated[box.name] = None
             if len(self.not_recreated) > NOT_RECREATED_MAX:
@@ -694,6 +728,8 @@ class Machine:
             box.log.show(box.log.head_seq, box.log.last_ts)
         if was_empty:
             self._watch(box)
+        if box.queue is not None:
+            box.queue.dropped_before(box.log.earliest_seq)
 
     def _apply_evicted(self, change: changes.RecordsEvicted, lsn: int) -> None:
         box = self.generations[change.generation]
@@ -701,6 +737,8 @@ class Machine:
         box.evicted(change, lsn)
         self._note_unsealed(box, held_bytes)
         self._note_dented(box)
+        if box.queue is not None:
+            box.queue.dropped_before(box.log.earliest_seq)
         if box.log.count == 0:
             self._watch(box)
 
@@ -710,6 +748,9 @@ class Machine:
         box.deleted(change, lsn)
         self._note_unsealed(box, held_bytes)
         self._note_dented(box)
+        if box.queue is not None:
+            box.queue.gone(change.seqs or ())
+            box.queue.dropped_before(box.log.earliest_seq)
         if box.log.count == 0:
             self._watch(box)
 
@@ -758,12 +799,12 @@ class Machine:
     def _apply_kept(self, change: changes.BatchKept, lsn: int) -> None:
         box = self.generations[change.generation]
         box.last_lsn = lsn
-        if box.is_memory:  # restated just before
+        at = box.log.tail.at(change.batch.first_seq)
+        if at is None:
+            assert box.is_memory, "only what is there is kept, or what was restated just before"
             change.batch.lsn = lsn
             box.log.give_back(change.batch)
             return
-        at = box.log.tail.at(change.batch.first_seq)
-        assert at is not None, "only what is there is kept"
         box.log.tail.batches[at].lsn = lsn
         if self.unsealed.pop(box.generation, None) is not None:
             self.unsealed[box.generation] = box
@@ -790,6 +831,10 @@ class Machine:
 
     def _apply_started(self, change: changes.ShardStarted, lsn: int) -> None:
         self.boot_id = change.boot_id
+        self._jobs.begin(lsn)
+        for box in self.boxes.values():
+            if box.queue is not None:
+                box.queue.started(leases_kept=self.stopped_clean or box.config.leases_durable)
         self.stopped_clean = False
         for name in [name for name, box in self.boxes.items() if box.is_memory]:
             self._begin_anew(self.boxes[name], change.at_ms)
@@ -806,6 +851,8 @@ class Machine:
         self.dented.pop(old.generation, None)
         self._deadline_of.pop(old.generation, None)
         self._keys -= len(old.keys)
+        self.forwarding.box_reborn(old, box)
+        self.moves.close(old)
         self.boxes[old.name] = box
         self.generations[generation] = box
 
@@ -816,7 +863,7 @@ class Machine:
 
     def snapshot(self) -> ShardState:
         """Everything but payloads, as of `self.lsn`. Shares nothing with the machine."""
-        boxes = [box.facts() for box in self.boxes.values()]
+        boxes = [box.facts(leases_kept=self.stopped_clean) for box in self.boxes.values()]
         oldest = [box.log.tail.oldest for box in self.unsealed.values()]
         lsns = [batch.lsn for batch in oldest if batch is not None]
         return ShardState(
@@ -877,6 +924,8 @@ class Machine:
         for name, box in self.boxes.items():
             assert box.name == name and self.generations[box.generation] is box, "NAMES"
             box.log.check()
+            if box.queue is not None:
+                box.queue.check(box.log)
             if box.is_disk:
                 assert box.log.visible_seq <= box.reserved_seq, "CEILING"
         assert self._keys == sum(len(box.keys) for box in self.boxes.values()), "KEYS"
@@ -894,3 +943,14 @@ class Machine:
             "lsn": self.lsn,
             "durable_lsn": self.durable_lsn,
         }
+
+
+def _queue_totals(queue: Queue, count: int, now_ms: int) -> dict[str, int]:
+    """`ready`, `in_flight` and `delayed` make up `count`."""
+    queue.advance(now_ms)
+    return {
+        "ready": queue.ready(count),
+        "in_flight": queue.in_flight,
+        "delayed": queue.delayed,
+        "dead_lettered": queue.dead_lettered,
+    }

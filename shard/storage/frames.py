@@ -5,6 +5,8 @@ The content of a frame (the log adds length, lsn and checksum, see `wal.py`):
     BatchAppended   u64 generation · i64 at_ms · u64 trim_before · u64 evict_before · u64 trim_cut_bytes ·
                     u64 evict_cut_bytes · i64 evicted_ts · u16 key length · key (UTF-8) · the batch as
                     `Batch.to_parts` lays it out
+    BatchForwarded  u64 life · u64 position · u64 lost · u16 origin length · origin (UTF-8) · then as
+                    BatchAppended, without a key
     RecordsDeleted  u64 generation · u64 before_seq · u64 cut_bytes · i64 at_ms · u32 batches ·
                     u64 bytes in each · 64-bit roaring bitmap, or nothing
     BatchKept       u64 generation · the batch likewise
@@ -48,12 +50,29 @@ _KINDS: dict[type[Any], int] = {
     changes.SegmentMoved: 14,
     changes.BatchKept: 15,
     changes.BoxRestated: 16,
+    changes.BatchForwarded: 20,
+    changes.OriginMoved: 21,
+    changes.OriginDropped: 22,
+    changes.OutboxTied: 23,
+    changes.OutboxUntied: 24,
+    changes.OutboxMoved: 25,
+    changes.JobsLeased: 30,
+    changes.JobsExtended: 31,
+    changes.JobsReturned: 32,
+    changes.JobsCounted: 33,
+    changes.JobsRestated: 34,
+    changes.GroupCommitted: 36,
+    changes.GroupDeleted: 37,
+    changes.MovesPlanned: 38,
+    changes.MovesDone: 39,
 }
 APPENDED = _KINDS[changes.BatchAppended]
+FORWARDED = _KINDS[changes.BatchForwarded]
 _DELETED = _KINDS[changes.RecordsDeleted]
 _KEPT = _KINDS[changes.BatchKept]
 
 _APPENDED_HEAD = struct.Struct("<QqQQQQqH")
+_FORWARDED_HEAD = struct.Struct("<QQQH")
 _DELETED_HEAD = struct.Struct("<QQQqI")
 _GENERATION = struct.Struct("<Q")
 
@@ -61,7 +80,7 @@ _encode_plain = msgspec.msgpack.Encoder().encode
 _PLAIN_DECODERS: dict[int, Any] = {
     kind: msgspec.msgpack.Decoder(change).decode
     for change, kind in _KINDS.items()
-    if kind not in (APPENDED, _DELETED, _KEPT)
+    if kind not in (APPENDED, FORWARDED, _DELETED, _KEPT)
 }
 
 
@@ -84,6 +103,11 @@ def encode(lsn: int, change: Change) -> tuple[int, int, int, Sequence[bytes]]:
             change.evicted_ts,
             len(key),
         )
+        if isinstance(change, changes.BatchForwarded):
+            origin = change.origin.encode()
+            head = (
+                _FORWARDED_HEAD.pack(change.life, change.position, change.lost, len(origin)) + origin + head
+            )
         columns, blob = change.batch.to_parts()
         return kind, VERSION, lsn, (head + key + columns, blob)
     if isinstance(change, changes.BatchKept):
@@ -101,6 +125,8 @@ def encode(lsn: int, change: Change) -> tuple[int, int, int, Sequence[bytes]]:
 def decode(kind: int, version: int, content: memoryview) -> Change:
     if version != VERSION:
         raise UnknownFrame(f"a frame of kind {kind} has version {version}, known is {VERSION}")
+    if kind == FORWARDED:
+        return _decode_forwarded(content)
     if kind == APPENDED:
         generation, at_ms, *cuts, key_bytes = _APPENDED_HEAD.unpack_from(content)
         at = _APPENDED_HEAD.size + key_bytes
@@ -120,6 +146,18 @@ def decode(kind: int, version: int, content: memoryview) -> Change:
         raise UnknownFrame(f"a frame has kind {kind}, which this server does not know")
     change: Change = decoder(content)
     return change
+
+
+def _decode_forwarded(content: memoryview) -> changes.BatchForwarded:
+    life, position, lost, origin_bytes = _FORWARDED_HEAD.unpack_from(content)
+    at = _FORWARDED_HEAD.size + origin_bytes
+    origin = str(content[_FORWARDED_HEAD.size : at], "utf-8")
+    generation, at_ms, *cuts, key_bytes = _APPENDED_HEAD.unpack_from(content, at)
+    assert key_bytes == 0, "copies have no idempotency key"
+    batch = Batch.from_bytes(content[at + _APPENDED_HEAD.size :])
+    return changes.BatchForwarded(
+        generation, batch, at_ms, None, *cuts, origin=origin, life=life, position=position, lost=lost
+    )
 
 
 # ---------------------------------------------------------------------------------------------------

@@ -10,20 +10,11 @@ from typing import Any
 
 import msgspec
 
+from streams.protocol import forwards
 from streams.protocol.boxes import BoxConfig, BoxPatch
+from streams.protocol.matches import Match as Match
+from streams.protocol.queues import GroupCommand, GroupReply, QueueCommand, QueueReply
 from streams.protocol.records import Columns
-
-
-class Match(msgspec.Struct, frozen=True):
-    """A tag filter (v0-api §5): exactly this tag, or every tag that starts like this."""
-
-    text: str
-    is_prefix: bool = False
-
-    def accepts(self, tag: str) -> bool:
-        if not tag:
-            return False
-        return tag.startswith(self.text) if self.is_prefix else tag == self.text
 
 
 class PutBox(msgspec.Struct, frozen=True):
@@ -73,6 +64,8 @@ class Diff(msgspec.Struct, frozen=True, kw_only=True):
     wait_ms: int = 0
     match: Match | None = None
     generation: int | None = None
+    #: Read from this group's cursor; `from_seq` is not used then.
+    group: str | None = None
 
 
 class GetRecord(msgspec.Struct, frozen=True):
@@ -97,7 +90,19 @@ class SetFence(msgspec.Struct, frozen=True):
 
 
 Command = (
-    PutBox | GetState | ListBoxes | DeleteBox | Append | Diff | GetRecord | GetTail | DeleteRecords | SetFence
+    PutBox
+    | GetState
+    | ListBoxes
+    | DeleteBox
+    | Append
+    | Diff
+    | GetRecord
+    | GetTail
+    | DeleteRecords
+    | SetFence
+    | QueueCommand
+    | GroupCommand
+    | forwards.Command
 )
 
 
@@ -196,5 +201,17 @@ class FenceSet(msgspec.Struct, frozen=True):
 
 
 Reply = (
-    BoxPut | BoxState | BoxPage | BoxGone | Appended | Records | OneRecord | Tail | RecordsDeleted | FenceSet
+    BoxPut
+    | BoxState
+    | BoxPage
+    | BoxGone
+    | Appended
+    | Records
+    | OneRecord
+    | Tail
+    | RecordsDeleted
+    | FenceSet
+    | QueueReply
+    | GroupReply
+    | forwards.Reply
 )

@@ -45,6 +45,16 @@ def check_router_name(name: str, field: str = "router") -> str:
     return name
 
 
+def check_group_name(name: str, field: str = "group") -> str:
+    if _box_name(name) is None:
+        raise InvalidRequest(
+            f"{field}: {shown(name)} is not a group name (letters, digits and . _ : -, starting with a "
+            "letter or digit, at most 255 characters)",
+            field=field,
+        )
+    return name
+
+
 def check_text(value: str, field: str, *, bytes_max: int) -> str:
     """A tag or node: text without NUL (columns are joined with it), at most `bytes_max` bytes of UTF-8."""
     if len(value) > bytes_max or (not value.isascii() and len(value.encode()) > bytes_max):

@@ -83,6 +83,7 @@ class Batch:
         "ends",
         "first_seq",
         "first_ts",
+        "hops",
         "last_ts",
         "lsn",
         "nodes",
@@ -105,6 +106,7 @@ class Batch:
         tags: bytes | None,
         nodes: bytes | None,
         blob: bytes,
+        hops: int = 0,
     ) -> None:
         self.encoding = encoding
         self.first_seq = first_seq
@@ -122,6 +124,8 @@ class Batch:
         #: Nodes likewise; a single value without NUL stands for all records.
         self.nodes = nodes
         self.blob = blob
+        #: How many routers these records have come through; 0 when they were written here.
+        self.hops = hops
         # The owner's notes: where the batch is logged, and how much of it no reader can get any more.
         self.lsn = 0
         self.dead = 0
@@ -235,6 +239,14 @@ class Batch:
         """A node for each record, or one for all of them, or None."""
         return None if self.nodes is None else str(self.nodes, "utf-8").split("\0")
 
+    def tags_of(self, first: int, last: int) -> bytes:
+        """Tags of records first..last, joined with NUL as in the column."""
+        if self.tags is None:
+            return b"\0" * (last - first)
+        if first == 0 and last == self.count - 1:
+            return self.tags
+        return b"\0".join(self.tags.split(b"\0")[first : last + 1])
+
     def text_as(self, first: int, last: int, *, tags: bool, meta: bool, data: bool) -> bytes | memoryview:
         """Records first..last in another form than the default one."""
         if meta and data and not (tags and self.tags is not None):
@@ -279,6 +291,7 @@ class Batch:
             tags=_part_of_tags(self.tags, first, last),
             nodes=_part_of_nodes(self.nodes, first, last),
             blob=bytes(self.text(first, last)),
+            hops=self.hops,
         )
 
     # -- bytes of a whole batch, for the log and for bulk readers
@@ -290,7 +303,7 @@ class Batch:
         nodes = self.nodes or b""
         head = _HEAD.pack(
             self.encoding,
-            0,
+            self.hops,
             self.stride,
             self.count,
             self.first_seq,
@@ -305,7 +318,7 @@ class Batch:
 
     @classmethod
     def from_bytes(cls, content: memoryview) -> Batch:
-        (encoding, _, stride, count, first_seq, first_ts, last_ts, ends_n, times_n, tags_n, nodes_n) = (
+        (encoding, hops, stride, count, first_seq, first_ts, last_ts, ends_n, times_n, tags_n, nodes_n) = (
             _HEAD.unpack_from(content)
         )
         at = _HEAD.size
@@ -335,6 +348,7 @@ class Batch:
             tags=tags,
             nodes=nodes,
             blob=bytes(content[at:]),
+            hops=hops,
         )
         assert batch.end(count - 1) == len(batch.blob), "ENDS"
         return batch
@@ -377,6 +391,47 @@ def _stored(text: bytes) -> list[_StoredRecord]:
             return _decode_stored(text)
         finally:
             sys.setrecursionlimit(limit)
+
+
+_decode_meta = msgspec.json.Decoder(dict[str, Raw]).decode
+
+
+def metas_of(text: bytes | memoryview) -> list[dict[str, Raw]]:
+    """`meta` of each of these records; its values stay the bytes they are."""
+    return [_decode_meta(record.meta) if len(record.meta) else {} for record in _stored(b"[" + text + b"]")]
+
+
+def with_meta(text: bytes, given: dict[str, bytes], *, without: Sequence[str] = ()) -> bytes:
+    """One record with these fields in its `meta`, and others taken out. Nothing else of it changes."""
+    (record,) = _stored(b"[" + text + b"]")
+    meta: dict[str, Raw] = _decode_meta(record.meta) if len(record.meta) else {}
+    meta = {name: value for name, value in meta.items() if name not in without}
+    meta |= {name: Raw(value) for name, value in given.items()}
+    parts = [b'{"$seq":%d,"$ts":%d' % (record.seq, record.ts)]
+    if len(record.node):
+        parts.append(b'"$node":%b' % record.node)
+    if meta:
+        parts.append(b'"meta":%b' % msgspec.json.encode(meta))
+    return b",".join([*parts, b'"data":%b}' % record.data])
+
+
+def columns_of(text: bytes, *, tags: bytes | None, keep_nodes: bool) -> Columns:
+    """Stored records as columns of a write, to be rendered again in another box. `data` and `meta` stay the
+    bytes they are."""
+    stored = _stored(b"[" + text + b"]")
+    metas: list[Raw | None] = [record.meta if len(record.meta) else None for record in stored]
+    nodes: list[str | None] | None = None
+    if keep_nodes:
+        raws = [bytes(record.node) for record in stored]
+        names = {raw: msgspec.json.decode(raw) if raw else None for raw in set(raws)}
+        if len(names) > 1 or None not in names.values():
+            nodes = [names[raw] for raw in raws]
+    return Columns(
+        datas=[record.data for record in stored],
+        tags=tags,
+        nodes=nodes,
+        metas=metas if metas.count(None) < len(metas) else None,
+    )
 
 
 # ---------------------------------------------------------------------------------------------------

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Annotated, Any
-from urllib.parse import parse_qsl
 
 import msgspec
 import orjson
 from msgspec import Meta
 
-from streams.protocol import commands, wire
+from streams.protocol import commands, forwards, queue_requests, wire
 from streams.protocol.appends import (
-    SEQ_MAX,
     RecordLimits,
     check_idempotency_key,
     check_seq,
@@ -27,63 +25,21 @@ from streams.protocol.appends import (
 from streams.protocol.boxes import NON_NEGATIVE_MAX, BoxPatch
 from streams.protocol.commands import Command, Match, Reply
 from streams.protocol.errors import InvalidRequest, StreamsError
-from streams.protocol.names import FENCING_TOKEN_BYTES_MAX, check_box_name, check_text, shown
+from streams.protocol.names import (
+    FENCING_TOKEN_BYTES_MAX,
+    check_box_name,
+    check_group_name,
+    check_text,
+    shown,
+)
+from streams.protocol.query import Query
+from streams.protocol.queues import GroupPut
 
 DIFF_LIMIT_DEFAULT, DIFF_LIMIT_MAX = 256, 1000
 DIFF_BYTES_DEFAULT, DIFF_BYTES_MAX = 1024 * 1024, 8 * 1024 * 1024
 WAIT_MS_MAX = 30_000
 PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX = 100, 1000
 NODES_MAX = 256
-
-
-# ---------------------------------------------------------------------------------------------------
-# The query
-
-
-class Query:
-    """The parameters of a request, each to be taken once; what is left over is an error."""
-
-    __slots__ = ("_values",)
-
-    def __init__(self, query: str) -> None:
-        self._values: dict[str, str] = {}
-        if not query:
-            return
-        try:
-            pairs = parse_qsl(
-                query, keep_blank_values=True, strict_parsing=True, max_num_fields=64, errors="strict"
-            )
-        except ValueError:
-            raise InvalidRequest(f"query: {shown(query)} is not a list of name=value") from None
-        for name, value in pairs:
-            if name in self._values:
-                raise InvalidRequest(f"{name}: given twice in the query", field=name)
-            self._values[name] = value
-
-    def text(self, name: str) -> str | None:
-        return self._values.pop(name, None)
-
-    def flag(self, name: str, default: bool | None) -> bool | None:
-        value = self._values.pop(name, None)
-        if value is None:
-            return default
-        if value in ("true", "1"):
-            return True
-        if value in ("false", "0"):
-            return False
-        raise InvalidRequest(f"{name}: {shown(value)} is neither true nor false", field=name)
-
-    def number(self, name: str, *, low: int = 0, high: int = SEQ_MAX) -> int | None:
-        value = self._values.pop(name, None)
-        if value is None:
-            return None
-        if not (value.isascii() and value.isdigit() and len(value) <= 20) or not low <= int(value) <= high:
-            raise InvalidRequest(f"{name}: {shown(value)} is not a number from {low} to {high}", field=name)
-        return int(value)
-
-    def done(self) -> None:
-        for name in self._values:
-            raise InvalidRequest(f"{name[:64]}: unknown query parameter", field=name[:64])
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -105,6 +61,7 @@ class _DiffBody(msgspec.Struct, forbid_unknown_fields=True):
     from_ts: _Millis | None = None
     match: str | list[str] | None = None
     generation: _Seq | None = None
+    group: str | None = None
 
 
 class _DeleteBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -209,6 +166,10 @@ def _diff(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Command:
     request: _DiffBody = decode_json(_decode_diff, body or b"{}")
     if request.from_ts is not None and request.from_seq is not None:
         raise InvalidRequest("from_ts: cannot be given together with from_seq", field="from_ts")
+    if request.group is not None:
+        check_group_name(request.group)
+        if request.from_seq is not None or request.from_ts is not None:
+            raise InvalidRequest("group: cannot be given together with from_seq or from_ts", field="group")
     nodes = [request.node] if isinstance(request.node, str) else request.node or []
     if len(nodes) > NODES_MAX:
         raise InvalidRequest(f"node: has {len(nodes)} names, at most {NODES_MAX} are allowed", field="node")
@@ -227,6 +188,7 @@ def _diff(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Command:
         wait_ms=min(request.wait_ms, WAIT_MS_MAX),
         match=parse_match(request.match) if request.match is not None else None,
         generation=request.generation,
+        group=request.group,
     )
 
 
@@ -306,6 +268,7 @@ _DECODERS: dict[int, Callable[[wire.RequestHead, bytes, RecordLimits], Command]]
     wire.OP_GET_TAIL: _get_tail,
     wire.OP_DELETE_RECORDS: _delete_records,
     wire.OP_SET_FENCE: _set_fence,
+    **queue_requests.DECODERS,
 }
 
 
@@ -313,6 +276,8 @@ def decode_command(op: int, head: bytes, body: bytes, limits: RecordLimits) -> C
     """The command that a message asks for. Raises `InvalidRequest` and its like, nothing else."""
     decode = _DECODERS.get(op)
     if decode is None:
+        if op in forwards.DECODERS:
+            return forwards.DECODERS[op](head, body)
         raise InvalidRequest(f"op {op} is not known here")
     try:
         request_head = wire.request_head_decoder.decode(head)
@@ -391,11 +356,13 @@ _ENCODERS: dict[type[Any], Callable[[Any], bytes]] = {
     commands.Tail: _as_it_is,
     commands.RecordsDeleted: _as_it_is,
     commands.FenceSet: _as_it_is,
+    **queue_requests.ENCODERS,
+    **dict.fromkeys(forwards.REPLIES, forwards.encode),
 }
 
 
 def status_of(reply: Reply) -> int:
-    return 201 if isinstance(reply, (commands.Appended, commands.BoxPut)) and reply.created else 200
+    return 201 if isinstance(reply, (commands.Appended, commands.BoxPut, GroupPut)) and reply.created else 200
 
 
 def encode_reply(reply: Reply) -> bytes:

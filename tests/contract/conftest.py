@@ -219,6 +219,33 @@ class Api:
     def fence(self, box, token, **options):
         return self.ok(self.put_fence(box, {"token": token, **options}))
 
+    def call_queue(self, box, action, **body):
+        return self.send("POST", f"/v0/boxes/{box}/{action}", body)
+
+    def claim(self, box, node="w", **options):
+        return self.ok(self.call_queue(box, "claim", node=node, **options))
+
+    def ack(self, box, *seqs, node="w", **options):
+        return self.ok(self.call_queue(box, "ack", node=node, seqs=list(seqs), **options))
+
+    def nack(self, box, *seqs, node="w", **options):
+        return self.ok(self.call_queue(box, "nack", node=node, seqs=list(seqs), **options))
+
+    def extend(self, box, *seqs, node="w", **options):
+        return self.ok(self.call_queue(box, "extend", node=node, seqs=list(seqs), **options))
+
+    def put_group(self, box, group, **body):
+        return self.send("PUT", f"/v0/boxes/{box}/groups/{group}", body)
+
+    def commit(self, box, group, cursor, **options):
+        return self.ok(self.put_group(box, group, cursor=cursor, **options), 200, 201)
+
+    def group(self, box, group):
+        return self.ok(self.send("GET", f"/v0/boxes/{box}/groups/{group}"))
+
+    def groups(self, box, **params):
+        return self.ok(self.send("GET", f"/v0/boxes/{box}/groups", params=params))
+
     def tail(self, box):
         return self.ok(self.send("GET", f"/v0/boxes/{box}/tail"))
 

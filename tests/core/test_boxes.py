@@ -100,7 +100,7 @@ def test_priority_is_given_or_follows_how_recently_the_box_was_read(driver: Driv
 def test_a_queue_says_how_much_is_ready(driver: Driver) -> None:
     driver.put(type="queue")
     driver.append(1, 2)
-    assert driver.state().queue == {"ready": 2, "in_flight": 0, "dead_lettered": 0}
+    assert driver.state().queue == {"ready": 2, "in_flight": 0, "delayed": 0, "dead_lettered": 0}
 
 
 def test_boxes_are_listed_by_name_page_by_page(driver: Driver) -> None:

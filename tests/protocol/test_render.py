@@ -131,9 +131,10 @@ def check_part(part: Batch, records: list[dict[str, Any]]) -> None:
 def test_all_of_a_batch_is_a_part_that_shares_its_blob_and_none_of_its_notes() -> None:
     body = b'{"records":[{"data":1,"tag":"a"},{"data":22,"node":"n"}]}'
     batch = render(parse_append(body, RecordLimits()).columns, first_seq=9, times=5)
-    batch.lsn, batch.dead, batch.dead_bytes = 7, 1, 27
+    batch.lsn, batch.dead, batch.dead_bytes, batch.hops = 7, 1, 27, 3
     part = batch.part(0, 1)
     assert part.blob is batch.blob and part.to_parts() == batch.to_parts()
+    assert part.hops == 3, "a record that was copied does not forget how often"
     assert (part.lsn, part.dead, part.dead_bytes) == (0, 0, 0)
 
 

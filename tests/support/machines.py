@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import msgspec
 from hypothesis import HealthCheck, settings
 
-from shard.core import changes
+from shard.core import changes, moves
+from shard.core.box import Box
 from shard.core.changes import BatchAppended, BatchKept, Change, SegmentFacts, ShardState
 from shard.core.log import Span
 from shard.core.machine import Machine, Missing, Outcome
@@ -25,7 +26,7 @@ from shard.storage import frames
 from shard.storage.files import DiskLike
 from shard.storage.segments import build_index, write_segment
 from shard.storage.store import segment_of
-from streams.protocol import commands
+from streams.protocol import commands, queues
 from streams.protocol.appends import RecordLimits, parse_append
 from streams.protocol.boxes import BoxPatch
 from streams.protocol.commands import Command
@@ -358,7 +359,16 @@ def facts_of(machine: Machine) -> dict[str, Any]:
     of the committer, and deletes as the records that are left."""
     boxes: dict[str, Any] = {}
     for name, box in machine.boxes.items():
-        boxes[name] = {"generation": box.generation, "config": box.config, "created_ms": box.created_ms}
+        boxes[name] = {
+            "generation": box.generation,
+            "config": box.config,
+            "created_ms": box.created_ms,
+            "tied": sorted(box.origins),
+            "outboxes": [
+                (name, outbox.life, outbox.saved_position, outbox.saved_total, outbox.dest)
+                for name, outbox in box.outboxes.items()
+            ],
+        }
         if box.config.durability == "memory":
             continue
         log = box.log
@@ -371,9 +381,15 @@ def facts_of(machine: Machine) -> dict[str, Any]:
             "floors": (log.earliest_seq, log.cap_floor, log.ttl_floor),
             "times": (log.last_ts, log.evicted_ts),
             "totals": (log.count, log.bytes),
-            "holes": [(hole.first_seq, hole.last_seq) for hole in log.holes],
+            "holes": [(hole.first_seq, hole.last_seq, hole.missed) for hole in log.holes],
+            "origins": list(box.origins.items()),
             "live": live_texts(machine, name),
+            "groups": box.groups.facts(),
+            "moves": moves.facts_of(box),
         }
+        if box.queue is not None:
+            leases_kept = box.config.leases_durable or machine.stopped_clean
+            boxes[name]["queue"] = box.queue.facts(leases_kept=leases_kept)
     return {
         "lsn": machine.lsn,
         "boot_id": machine.boot_id,
@@ -421,11 +437,13 @@ def parts_of(batch: Batch, runs: list[tuple[int, int]] | None) -> list[Batch]:
 
 def random_command(rng: random.Random, driver: Driver, number: int) -> Command:
     """Any command, likely to do something. `number` makes payloads unlike each other."""
-    box = rng.choice("abc")
+    box = rng.choice("abcqq")
     known = driver.machine.boxes.get(box)
     head = known.log.head_seq if known is not None else 0
+    if known is not None and known.queue is not None and rng.random() < 0.6:
+        return random_queue_command(rng, known)
     kind = rng.choices(
-        ("append", "put", "delete", "delete_box", "fence", "read"), weights=(60, 14, 10, 3, 5, 8)
+        ("append", "put", "delete", "delete_box", "fence", "read", "group"), weights=(56, 14, 10, 3, 5, 8, 4)
     )[0]
     if kind == "append":
         records = [
@@ -445,11 +463,11 @@ def random_command(rng: random.Random, driver: Driver, number: int) -> Command:
             fencing_token=known.fencing_token if known is not None else None,
             match_seq=head + 1 if rng.random() < 0.2 else None,
             trim_before_seq=max(0, head - rng.randrange(4)) if rng.random() < 0.15 else None,
-            config=random_patch(rng),
+            config=random_patch(rng, box),
             create=None if rng.random() < 0.7 else True,
         )
     if kind == "put":
-        return commands.PutBox(box, random_patch(rng))
+        return commands.PutBox(box, random_patch(rng, box))
     if kind == "delete":
         before_seq = max(0, head - rng.randrange(8)) if rng.random() < 0.5 else None
         match = commands.Match(rng.choice(("u-", "v")), is_prefix=True) if rng.random() < 0.6 else None
@@ -458,10 +476,49 @@ def random_command(rng: random.Random, driver: Driver, number: int) -> Command:
         return commands.DeleteBox(box, rng.random() < 0.3)
     if kind == "fence":
         return commands.SetFence(box, rng.choice(("", "t1", "t2")))
+    if kind == "group":
+        return random_group_command(rng, box, known.log.visible_seq if known is not None else 0)
     return commands.Diff(box=box, from_seq=max(0, head - rng.randrange(6)), nodes=frozenset({"n1", "n2"}))
 
 
-def random_patch(rng: random.Random) -> BoxPatch:
+def random_queue_command(rng: random.Random, box: Box) -> Command:
+    """A command of workers n1 and n2, of whom each may be a connection too."""
+    assert box.queue is not None
+    node = rng.choice(("n1", "n2"))
+    leased = [seq for seq, job in box.queue.jobs.items() if job.node == node]
+    seqs = rng.sample(leased, min(len(leased), rng.randrange(1, 4))) or [1]
+    kind = rng.choices(("claim", "together", "ack", "nack", "extend", "release"), weights=(8, 2, 5, 3, 2, 1))[
+        0
+    ]
+    if kind in ("claim", "together"):
+        claims = [
+            queues.Claim(
+                box=box.name,
+                node=node,
+                max=rng.randrange(1, 5),
+                lease_ms=rng.choice((None, 100, 200)),
+                holder=rng.choice((0, 0, 1, 2)),
+            )
+            for _ in range(rng.randrange(1, 4))
+        ]
+        return claims[0] if kind == "claim" else queues.ClaimTogether(box=box.name, claims=tuple(claims))
+    if kind == "ack":
+        return queues.Ack(box=box.name, node=node, seqs=seqs)
+    if kind == "nack":
+        return queues.Nack(box=box.name, node=node, seqs=seqs, delay_ms=rng.choice((0, 0, 50)))
+    if kind == "extend":
+        return queues.Extend(box=box.name, node=node, seqs=seqs, lease_ms=rng.choice((100, 300)))
+    return queues.ReleaseHolder(box.name, rng.choice((1, 2)))
+
+
+def random_group_command(rng: random.Random, box: str, visible_seq: int) -> Command:
+    group = rng.choice(("g1", "g2"))
+    if rng.random() < 0.3:
+        return queues.DeleteGroup(box, group)
+    return queues.CommitGroup(box, group, rng.randint(0, visible_seq))
+
+
+def random_patch(rng: random.Random, box: str = "") -> BoxPatch:
     choices: dict[str, tuple[Any, ...]] = {
         "ttl_ms": (0, 40, 300),
         "cap_records": (0, 3, 8),
@@ -472,7 +529,13 @@ def random_patch(rng: random.Random) -> BoxPatch:
         "idempotency_window_ms": (0, 50, 120_000),
         "timestamping": ({"mode": "arrival"}, {"mode": "client-prefer"}, {"uncapped": True}),
     }
-    return patch(**{name: rng.choice(values) for name, values in choices.items() if rng.random() < 0.15})
+    chosen = {name: rng.choice(values) for name, values in choices.items() if rng.random() < 0.15}
+    if box == "q":
+        chosen["type"] = "queue"
+        chosen |= {"leases_durable": rng.random() < 0.5} if rng.random() < 0.3 else {}
+        chosen |= {"claim_jitter_ms": rng.choice((0, 10))} if rng.random() < 0.1 else {}
+        chosen |= {"max_deliveries": 2, "dead_letter": "d"} if rng.random() < 0.2 else {}
+    return patch(**chosen)
 
 
 def random_history(seed: int, steps: int) -> Driver:

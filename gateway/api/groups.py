@@ -1,0 +1,46 @@
+"""Groups: cursors that a box keeps for its readers (v0-api §10). Bodies go through unread."""
+
+from __future__ import annotations
+
+from urllib.parse import unquote, urlencode
+
+from gateway.api.answers import from_facts, from_shard
+from gateway.content import is_ndjson, uncompressed
+from gateway.dispatch import Dispatch
+from gateway.http import Request, Response
+from streams.protocol import wire
+from streams.protocol.errors import InvalidRequest
+from streams.protocol.names import shown
+
+
+class Groups:
+    def __init__(self, dispatch: Dispatch, body_bytes_max: int) -> None:
+        self._dispatch = dispatch
+        self._body_bytes_max = body_bytes_max
+
+    async def commit(self, request: Request, box: str, rest: str) -> Response:
+        is_ndjson(request, allowed=False)
+        body = await uncompressed(request, self._body_bytes_max)
+        head = _head(request, box, rest)
+        return from_shard(request, await self._dispatch.to_owner(wire.OP_COMMIT_GROUP, head, body))
+
+    async def state(self, request: Request, box: str, rest: str) -> Response:
+        head = _head(request, box, rest)
+        return from_shard(request, await self._dispatch.to_owner(wire.OP_GET_GROUP, head, b""))
+
+    async def delete(self, request: Request, box: str, rest: str) -> Response:
+        head = _head(request, box, rest)
+        return from_shard(request, await self._dispatch.to_owner(wire.OP_DELETE_GROUP, head, b""))
+
+    async def list(self, request: Request, box: str, rest: str) -> Response:
+        return from_facts(request, await self._dispatch.list_groups(box, request.query))
+
+
+def _head(request: Request, box: str, rest: str) -> wire.RequestHead:
+    if request.query:
+        raise InvalidRequest(f"query: {shown(request.query)} is not known here", field="query")
+    try:
+        group = unquote(rest, errors="strict")
+    except UnicodeDecodeError:
+        raise InvalidRequest(f"group: {shown(rest)} is not percent-encoded UTF-8", field="group") from None
+    return wire.RequestHead(box, urlencode({"group": group}))

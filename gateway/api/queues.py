@@ -1,0 +1,65 @@
+"""Queues: claim, ack, nack, extend, work, requeue (v0-api §8). Other bodies go through unread."""
+
+from __future__ import annotations
+
+from urllib.parse import urlencode
+
+import orjson
+
+from gateway import sse
+from gateway.api.answers import from_facts, from_shard
+from gateway.content import is_ndjson, uncompressed
+from gateway.dispatch import Dispatch
+from gateway.http import Request, Response
+from gateway.work import WorkStreams
+from streams.protocol import wire
+from streams.protocol.queue_requests import decode_requeue
+
+#: How long a requeue waits until all of it has arrived. It goes on after that.
+_REQUEUE_WAIT_MS = 10_000
+
+
+class Queues:
+    def __init__(self, dispatch: Dispatch, body_bytes_max: int, work: WorkStreams) -> None:
+        self._dispatch = dispatch
+        self._body_bytes_max = body_bytes_max
+        self._work = work
+
+    async def claim(self, request: Request, box: str, rest: str) -> Response:
+        return await self._forward(wire.OP_CLAIM, request, box)
+
+    async def ack(self, request: Request, box: str, rest: str) -> Response:
+        return await self._forward(wire.OP_ACK, request, box)
+
+    async def nack(self, request: Request, box: str, rest: str) -> Response:
+        return await self._forward(wire.OP_NACK, request, box)
+
+    async def extend(self, request: Request, box: str, rest: str) -> Response:
+        return await self._forward(wire.OP_EXTEND, request, box)
+
+    async def work(self, request: Request, box: str, rest: str) -> Response:
+        sse.check_accepts(request)
+        return await self._work.open(box, request.query)
+
+    async def requeue(self, request: Request, box: str, rest: str) -> Response:
+        """Dead letters move back: planned where they are, carried like any copy, and waited for here."""
+        is_ndjson(request, allowed=False)
+        asked = decode_requeue(bytes(await uncompressed(request, self._body_bytes_max)), box)
+        ask = self._dispatch.to_owner
+        await ask(wire.OP_REQUIRE_QUEUE, wire.RequestHead(box, request.query), b"")
+        source = asked.from_box
+        plan = wire.RequestHead(source, urlencode({"to": box, "max": asked.max}))
+        planned = orjson.loads((await ask(wire.OP_PLAN_REQUEUE, plan, b"")).body)
+        wait = {"to": box, "position": planned["position"], "wait_ms": _REQUEUE_WAIT_MS}
+        awaited = await ask(wire.OP_AWAIT_MOVES, wire.RequestHead(source, urlencode(wait)), b"")
+        pending = orjson.loads(awaited.body)["pending"]
+        facts = {"box": box, "from": source, "requeued": planned["planned"], "pending": pending}
+        return from_facts(request, facts)
+
+    async def _forward(self, op: int, request: Request, box: str) -> Response:
+        is_ndjson(request, allowed=False)
+        body = request.body
+        if "content-encoding" in request.headers:
+            body = await uncompressed(request, self._body_bytes_max)
+        head = wire.RequestHead(box, request.query)
+        return from_shard(request, await self._dispatch.to_owner(op, head, body))

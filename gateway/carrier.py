@@ -1,0 +1,78 @@
+"""Carries parcels from shard to shard: asks each what it has, brings it where it belongs, says how it went.
+
+One task a shard asks, one short task a parcel brings it. The order of an origin's parcels is the order in
+which they were given out: each goes onto the link of its destination before the shard is asked again. If
+that ever failed, the destination would not take what does not fit, and the source would plan again.
+
+It keeps nothing. Whatever is on the way when it dies is given out anew to the next one, which has another
+number, and the destination knows what it has already. One gateway runs it (the first); should a second one
+ever do so too, they would get in each other's way and nothing worse.
+
+Bounds: the shards bound what is out, `BYTES_OUT_MAX` each (`shard/core/outbox.py`).
+"""
+
+from __future__ import annotations
+
+import os
+
+import structlog
+import trio
+
+from gateway.dispatch import Dispatch
+from gateway.links import Link
+from streams.protocol import forwards, wire
+from streams.protocol.errors import StreamsError
+from streams.protocol.forwards import Carried, Collect, Parcel
+
+log = structlog.get_logger()
+
+#: A shard is asked again after this long, so that a lost question is found out.
+_WAIT_MS = 20_000
+_PAUSE_S = 0.05
+
+
+class Carrier:
+    def __init__(self, dispatch: Dispatch) -> None:
+        self._dispatch = dispatch
+        self._number = int.from_bytes(os.urandom(7), "big") + 1
+        self._carrying = 0
+
+    def __repr__(self) -> str:
+        return f"<Carrier {self._number:x}, {self._carrying} parcels on the way>"
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            for link in self._dispatch.links:
+                nursery.start_soon(self._serve, link, nursery)
+
+    async def _serve(self, link: Link, nursery: trio.Nursery) -> None:
+        question = forwards.encode(Collect(self._number, _WAIT_MS))
+        while True:
+            try:
+                answer = await link.call(wire.OP_COLLECT, question, b"")
+            except StreamsError as error:  # the shard is away, or not ready yet
+                log.debug("nothing collected", shard=link.shard, error=error.code)
+                await trio.sleep(_PAUSE_S)
+                continue
+            for parcel in forwards.decode_parcels(answer.body).parcels:
+                nursery.start_soon(self._bring, link, parcel)
+
+    async def _bring(self, source: Link, parcel: Parcel) -> None:
+        self._carrying += 1
+        try:
+            carried = await self._delivered(parcel)
+            # Lost answers need no repeat: a shard that comes back does not know of parcels any more.
+            await source.call(wire.OP_CARRIED, forwards.encode(carried), b"")
+        except StreamsError as error:
+            log.debug("an answer was not delivered", origin=parcel.origin, error=error.code)
+        finally:
+            self._carrying -= 1
+
+    async def _delivered(self, parcel: Parcel) -> Carried:
+        link = self._dispatch.links[self._dispatch.placement.shard_of(parcel.dest)]
+        try:
+            answer = await link.call(wire.OP_FORWARD, parcel.head, parcel.text)
+        except StreamsError as error:
+            return Carried(parcel.source, parcel.origin, parcel.number, None, error.code, error.message)
+        found = forwards.decode_forwarded(answer.body)
+        return Carried(parcel.source, parcel.origin, parcel.number, found)

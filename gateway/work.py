@@ -1,0 +1,106 @@
+"""`/work`: a stream of jobs, leased to the connection that reads it (v0-api §8).
+
+The shard claims and words the events; a stream is a loop of claims that wait. It keeps no more than the one
+answer that is on its way: the next claim is made when the peer has taken the last, so a peer that does not
+read is given nothing.
+
+However a stream ends, the shard is told and frees what the stream held. If this process dies, the link to the
+shard closes and says the same.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import orjson
+import trio
+
+from gateway import sse
+from gateway.dispatch import Dispatch
+from gateway.errors import RETRY_AFTER_S, STATUS_OF
+from gateway.http import Response, Sink, Stalled
+from streams.protocol import wire
+from streams.protocol.errors import StreamsError
+
+#: A claim of a stream waits this long; a comment is sent when it found nothing, so that the line stays open.
+HEARTBEAT_MS = 15_000
+#: A peer that has taken nothing for this long is gone, and so are its leases.
+_STALL_S = 30.0
+#: For telling the shard that a stream has ended.
+_END_S = 2.0
+
+
+class WorkStreams:
+    """The open `/work` streams of a gateway. How many there can be is bounded with the connections."""
+
+    def __init__(self, dispatch: Dispatch, draining: trio.Event) -> None:
+        self._dispatch = dispatch
+        self._draining = draining
+        self._numbers = itertools.count(1)
+
+    async def open(self, box: str, query: str) -> Response:
+        """A stream that has leased nothing yet. Raises what is wrong with the request or the box."""
+        work = _Work(self._dispatch, self._draining, box, query, next(self._numbers))
+        await work.end()  # there is nothing to end yet, but the shard looks at all that it is told
+        return sse.response(work)
+
+
+class _Work:
+    def __init__(self, dispatch: Dispatch, draining: trio.Event, box: str, query: str, number: int) -> None:
+        self._dispatch = dispatch
+        self._draining = draining
+        self._box = box
+        self._query = f"{query}&stream={number}" if query else f"stream={number}"
+
+    def __repr__(self) -> str:
+        return f"<Work of {self._box}, {self._query}>"
+
+    async def run(self, sink: Sink) -> None:
+        sink.put(sse.RETRY_LINE)
+        stalled: Stalled | None = None
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._end_when_draining, nursery.cancel_scope)
+                try:
+                    await self._keep_pushing(sink)
+                except Stalled as error:  # kept, for a nursery would wrap it
+                    stalled = error
+                nursery.cancel_scope.cancel()
+        finally:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + _END_S):
+                try:
+                    await self.end()
+                except StreamsError:
+                    pass  # the box or the shard is gone, and with it all leases of this stream
+        if stalled is not None:
+            raise stalled
+
+    def close(self) -> None:
+        """Whatever was leased was leased in `run`, which has seen to it."""
+
+    async def end(self) -> None:
+        await self._dispatch.to_owner(wire.OP_WORK_END, wire.RequestHead(self._box, self._query), b"")
+
+    async def _keep_pushing(self, sink: Sink) -> None:
+        head = wire.RequestHead(self._box, f"{self._query}&wait_ms={HEARTBEAT_MS}")
+        while True:
+            try:
+                answer = await self._dispatch.to_owner(wire.OP_WORK, head, b"")
+            except StreamsError as error:
+                sink.put(_failed(error))
+                return
+            sink.put(answer.body or sse.heartbeat(time.time_ns() // 1_000_000))
+            await sink.wait_sent(_STALL_S)
+
+    async def _end_when_draining(self, scope: trio.CancelScope) -> None:
+        await self._draining.wait()
+        scope.cancel()
+
+
+def _failed(error: StreamsError) -> bytes:
+    """The last event of a stream. A worker connects again, unless the box is gone."""
+    told: dict[str, object] = {"code": STATUS_OF[error.code], "error": error.message}
+    if error.code in RETRY_AFTER_S:
+        told["retry_after_ms"] = RETRY_AFTER_S[error.code] * 1000
+    return sse.event(b"error", orjson.dumps(told))

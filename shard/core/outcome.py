@@ -1,0 +1,35 @@
+"""What handling a command comes to. Everything that handles commands shares it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from shard.core.changes import Change
+from shard.core.sealed import NotLoaded, TagsNotLoaded
+from streams.protocol.commands import Reply
+from streams.protocol.errors import StreamsError
+
+#: Changes in the order in which they were applied, each with its lsn.
+Made = list[tuple[int, Change]]
+
+
+#: What is not in memory and has to be fetched from a segment.
+Missing = NotLoaded | TagsNotLoaded
+
+
+class Outcome(NamedTuple):
+    """What a command comes to.
+
+    `waits_for_lsn` is 0 when the reply may go at once; otherwise it goes when that lsn is logged, or durable
+    if `until_durable`. `reply` is None when a read has nothing yet and the caller may wait (`wait_ms`); it is
+    not to be asked again before `not_before_ms`. Or it is None because something that is not in memory has to
+    be fetched: `needs` says what. Then the same command is to be handled again; nothing of it has been done.
+    """
+
+    changes: Made
+    reply: Reply | StreamsError | None
+    waits_for_lsn: int = 0
+    until_durable: bool = False
+    wakes: tuple[str, ...] = ()
+    not_before_ms: int = 0
+    needs: tuple[Missing, ...] = ()

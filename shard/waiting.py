@@ -1,0 +1,146 @@
+"""Claims that wait: for a window to close, or for a job to come (v0-api §8). Says who is asked, and when.
+
+    a claim that gets nothing ──► waits ──► a job comes, or comes back: those that wait are served in order
+                                    │
+    a claim in a window ────────────┘       the window closes: all that wait are served in one pass
+
+A window opens with the first claim, or with the first job that comes while claims wait, and gathers whatever
+comes until it closes.
+
+Bounds: claims are requests in flight, which links and fronts bound. One pass serves at most `COHORT_MAX` of
+them; a window that has gathered as many closes early.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from typing import Generic, TypeVar
+
+from streams.protocol.queues import Claim
+
+COHORT_MAX = 1024
+#: Claims asked at once where there is no window. Most wake-ups bring one job, and a thousand may wait for it.
+IN_ORDER_MAX = 32
+
+T = TypeVar("T")
+
+
+class Waiting(Generic[T]):
+    """A claim, who waits for its answer, and until when."""
+
+    __slots__ = ("claim", "is_done", "number", "ticket", "until_ms")
+
+    def __init__(self, number: int, claim: Claim, ticket: T, until_ms: int) -> None:
+        self.number = number
+        self.claim = claim
+        self.ticket = ticket
+        self.until_ms = until_ms
+        self.is_done = False
+
+    def __repr__(self) -> str:
+        return f"<Waiting {self.number} of {self.claim.node} until {self.until_ms}>"
+
+
+class _Box(Generic[T]):
+    __slots__ = ("closes_ms", "waiting", "window_ms")
+
+    def __init__(self) -> None:
+        #: By number, which is their order.
+        self.waiting: dict[int, Waiting[T]] = {}
+        #: How long a window of this queue lasts, as it said last; 0 = it has none.
+        self.window_ms = 0
+        #: When the open window closes; 0 = none is open.
+        self.closes_ms = 0
+
+    def first(self, count: int) -> list[Waiting[T]]:
+        return list(itertools.islice(self.waiting.values(), count))
+
+
+class WaitingClaims(Generic[T]):
+    def __init__(self) -> None:
+        self._boxes: dict[str, _Box[T]] = {}
+        self._numbers = itertools.count(1)
+        #: (when, number, box, claim): when a claim's time is over or, with None, a window closes. Entries
+        #: may be out of date.
+        self._times: list[tuple[int, int, str, Waiting[T] | None]] = []
+
+    def __repr__(self) -> str:
+        return f"<WaitingClaims {sum(len(box.waiting) for box in self._boxes.values())}>"
+
+    def __bool__(self) -> bool:
+        return bool(self._boxes)
+
+    def add(self, claim: Claim, ticket: T, *, now_ms: int, not_before_ms: int) -> None:
+        box = self._boxes.get(claim.box)
+        if box is None:
+            box = self._boxes[claim.box] = _Box()
+        waiting = Waiting(next(self._numbers), claim, ticket, max(now_ms + claim.wait_ms, not_before_ms))
+        box.waiting[waiting.number] = waiting
+        heapq.heappush(self._times, (waiting.until_ms, waiting.number, claim.box, waiting))
+        box.window_ms = max(0, not_before_ms - now_ms)
+        if box.window_ms:
+            self._open(box, claim.box, now_ms + box.window_ms)
+            if len(box.waiting) >= COHORT_MAX:
+                box.closes_ms = 0
+                self._open(box, claim.box, now_ms)
+
+    def next_ms(self) -> int | None:
+        """When somebody must be asked next."""
+        times = self._times
+        while times:
+            when, _, name, waiting = times[0]
+            if waiting is not None:
+                if not waiting.is_done:
+                    return when
+            else:
+                box = self._boxes.get(name)
+                if box is not None and box.closes_ms == when:
+                    return when
+            heapq.heappop(times)
+        return None
+
+    def woken(self, name: str, now_ms: int) -> list[Waiting[T]]:
+        """A job came to this box, or may have: who is asked now. Nobody where a window gathers claims."""
+        box = self._boxes.get(name)
+        if box is None:
+            return []
+        if box.window_ms:
+            self._open(box, name, now_ms + box.window_ms)
+            return []
+        return box.first(IN_ORDER_MAX)
+
+    def due(self, now_ms: int) -> tuple[str, list[Waiting[T]], bool] | None:
+        """A box and who is asked there: all, because a window closes, or one whose time is over, which the
+        last part says. None when nothing is due."""
+        when = self.next_ms()
+        if when is None or when > now_ms:
+            return None
+        _, _, name, waiting = heapq.heappop(self._times)
+        box = self._boxes[name]
+        if waiting is None or (box.closes_ms and box.closes_ms <= now_ms):
+            if waiting is not None:  # it may have to be asked again
+                heapq.heappush(self._times, (waiting.until_ms, waiting.number, name, waiting))
+            box.closes_ms = 0
+            return name, box.first(COHORT_MAX), False
+        return name, [waiting], True
+
+    def done(self, name: str, served: list[Waiting[T]]) -> None:
+        """These have their answer."""
+        box = self._boxes[name]
+        for each in served:
+            each.is_done = True
+            del box.waiting[each.number]
+        if not box.waiting:
+            del self._boxes[name]
+
+    def drop(self, name: str, holder: int) -> None:
+        """A connection is gone: it waits no longer."""
+        box = self._boxes.get(name)
+        if box is not None:
+            self.done(name, [each for each in box.waiting.values() if each.claim.holder == holder])
+
+    def _open(self, box: _Box[T], name: str, closes_ms: int) -> None:
+        if not box.closes_ms:
+            box.closes_ms = closes_ms
+            heapq.heappush(self._times, (closes_ms, next(self._numbers), name, None))

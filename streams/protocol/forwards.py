@@ -1,0 +1,223 @@
+"""Copies on their way from one box to another: the parcels, and what shards and the carrier say about them.
+
+    source's shard ── Collect ──► parcels ── Forward ──► destination's shard
+           ▲                                                     │
+           └──────── Carried ◄──────── Forwarded ◄───────────────┘
+
+An **origin** is one ordered line of copies into a box: a router's, or the dead letters of a queue. Its
+**positions** count what the source has sent (a router's are the source's seqs). A Forward says which of them
+its records cover, `after` (exclusive) to `upto`, and the destination keeps the last `upto` in the very change
+that appends the records. So whoever repeats a Forward, for whatever reason, changes nothing.
+
+Records travel as they are stored: comma-joined text and a column of tags. Nobody on the way looks inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+
+from streams.protocol import wire
+from streams.protocol.boxes import BoxPatch
+from streams.protocol.errors import InvalidRequest
+from streams.protocol.matches import Match
+
+_T = TypeVar("_T")
+
+#: Copies of copies are not made any more after this many steps (v0-api §6.1).
+HOPS_MAX = 16
+
+#: A name that no box can have. Reads wait for boxes by name; the carrier's question waits under this one.
+CARRIER = ""
+
+
+class Route(msgspec.Struct, frozen=True, kw_only=True):
+    """A router's definition: all that the source's shard must know to send its copies."""
+
+    source: str
+    dest: str
+    preserve_node: bool = True
+    preserve_tag: bool = True
+    create_dest: bool = True
+    filter: Match | None = None
+    allow_cycle: bool = False
+
+
+class ForwardHead(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """A parcel's label. `life` is the generation of the source: positions of two lives do not compare."""
+
+    box: str
+    origin: str
+    life: int
+    after: int
+    upto: int
+    count: int
+    #: Records that the source lost before they could be copied, somewhere between `after` and `upto`.
+    lost: int = 0
+    #: Steps that these copies have made, this one included.
+    hops: int = 1
+    keep_nodes: bool = True
+    #: Whether a missing box is made, and whether an origin that the box does not know is taken up where this
+    #: parcel begins. Routers say no to both: their ends are tied before the first parcel leaves.
+    create: bool = False
+    bind: bool = False
+    config: BoxPatch | None = None
+    tags: bytes | None = None
+
+
+class Forward(msgspec.Struct, frozen=True, gc=False):
+    """Append these copies, if the origin stands where the parcel begins."""
+
+    head: ForwardHead
+    #: The records as a batch keeps them, joined with commas.
+    text: bytes
+
+    @property
+    def box(self) -> str:
+        return self.head.box
+
+    @property
+    def return_seqs(self) -> bool:
+        return False
+
+
+class Forwarded(msgspec.Struct, array_like=True, frozen=True):
+    """Where the origin stands now, and how many records this Forward, and all of them, have appended."""
+
+    life: int
+    position: int
+    count: int
+    total: int
+
+
+class Collect(msgspec.Struct, array_like=True, frozen=True):
+    """What is there to carry? `carrier` names the asker's life: what an earlier one had is given out anew."""
+
+    carrier: int
+    wait_ms: int = 0
+    box: str = CARRIER
+
+
+class Parcel(msgspec.Struct, array_like=True, frozen=True):
+    """One Forward to be carried: from which box, where to, its label (encoded) and its records."""
+
+    number: int
+    source: str
+    origin: str
+    dest: str
+    head: bytes
+    text: bytes
+
+
+class Parcels(msgspec.Struct, array_like=True, frozen=True):
+    parcels: list[Parcel]
+
+
+class Carried(msgspec.Struct, array_like=True, frozen=True):
+    """What became of a parcel: the destination's answer, or the code and message of why there is none."""
+
+    box: str
+    origin: str
+    number: int
+    answer: Forwarded | None = None
+    code: str = ""
+    message: str = ""
+
+
+class CarriedNoted(msgspec.Struct, array_like=True, frozen=True):
+    known: bool
+
+
+class Tie(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Ties one end of a router to a box: with a route its source, without one its destination. The positions
+    count from `position` on, of that life of the source. Repeated, it changes nothing but the route."""
+
+    box: str
+    origin: str
+    life: int
+    position: int
+    route: Route | None = None
+
+
+class Untie(msgspec.Struct, frozen=True, tag=True):
+    """Takes both ends of this origin off a box, if they are there."""
+
+    box: str
+    origin: str
+
+
+class GetOutbox(msgspec.Struct, frozen=True, tag=True):
+    box: str
+    origin: str
+
+
+class ListTies(msgspec.Struct, frozen=True, tag=True):
+    #: The version that the asker has; the answer is short when nothing has changed since.
+    version: int = -1
+
+
+class Tied(msgspec.Struct, array_like=True, frozen=True):
+    life: int
+    position: int
+
+
+class Untied(msgspec.Struct, array_like=True, frozen=True):
+    was_tied: bool
+
+
+class OutboxState(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    is_tied: bool
+    forwarded_total: int = 0
+    position: int = 0
+    lag: int = 0
+    is_blocked: bool = False
+    last_error: str = ""
+
+
+class Ties(msgspec.Struct, array_like=True, frozen=True):
+    """(box, origin) of every end at a source and at a destination."""
+
+    version: int
+    is_same: bool
+    sources: list[tuple[str, str]]
+    dests: list[tuple[str, str]]
+
+
+_Asked = Tie | Untie | GetOutbox | ListTies
+Command = Forward | Collect | Carried | _Asked
+Reply = Forwarded | Parcels | CarriedNoted | Tied | Untied | OutboxState | Ties
+REPLIES: tuple[type[msgspec.Struct], ...] = (
+    Forwarded,
+    Parcels,
+    CarriedNoted,
+    Tied,
+    Untied,
+    OutboxState,
+    Ties,
+)
+
+encode = msgspec.msgpack.Encoder().encode
+decode_parcels = msgspec.msgpack.Decoder(Parcels).decode
+decode_forwarded = msgspec.msgpack.Decoder(Forwarded).decode
+_decode_head = msgspec.msgpack.Decoder(ForwardHead).decode
+_decode_collect = msgspec.msgpack.Decoder(Collect).decode
+_decode_carried = msgspec.msgpack.Decoder(Carried).decode
+_decode_asked = msgspec.msgpack.Decoder(_Asked).decode
+
+
+def _decoded(decode: Callable[[bytes], _T], head: bytes) -> _T:
+    try:
+        return decode(head)
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"head: {error}") from None
+
+
+#: op -> (head, body) -> the command. Between processes of one server: nothing here comes from a client.
+DECODERS: dict[int, Callable[[bytes, bytes], Command]] = {
+    wire.OP_COLLECT: lambda head, body: _decoded(_decode_collect, head),
+    wire.OP_CARRIED: lambda head, body: _decoded(_decode_carried, head),
+    wire.OP_FORWARD: lambda head, body: Forward(_decoded(_decode_head, head), body),
+    wire.OP_FORWARDING: lambda head, body: _decoded(_decode_asked, head),
+}

@@ -1,0 +1,17 @@
+"""The tag filter of v0-api §5, as reads, deletes and routers use it."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Match(msgspec.Struct, frozen=True):
+    """A tag filter (v0-api §5): exactly this tag, or every tag that starts like this."""
+
+    text: str
+    is_prefix: bool = False
+
+    def accepts(self, tag: str) -> bool:
+        if not tag:
+            return False
+        return tag.startswith(self.text) if self.is_prefix else tag == self.text

@@ -1,0 +1,55 @@
+"""The parameters of a request's query: each is taken once, what is left over is an error (v0-api §0.9)."""
+
+from __future__ import annotations
+
+from urllib.parse import parse_qsl
+
+from streams.protocol.appends import SEQ_MAX
+from streams.protocol.errors import InvalidRequest
+from streams.protocol.names import shown
+
+
+class Query:
+    """The parameters of a request, each to be taken once; what is left over is an error."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self, query: str) -> None:
+        self._values: dict[str, str] = {}
+        if not query:
+            return
+        try:
+            pairs = parse_qsl(
+                query, keep_blank_values=True, strict_parsing=True, max_num_fields=64, errors="strict"
+            )
+        except ValueError:
+            raise InvalidRequest(f"query: {shown(query)} is not a list of name=value") from None
+        for name, value in pairs:
+            if name in self._values:
+                raise InvalidRequest(f"{name}: given twice in the query", field=name)
+            self._values[name] = value
+
+    def text(self, name: str) -> str | None:
+        return self._values.pop(name, None)
+
+    def flag(self, name: str, default: bool | None) -> bool | None:
+        value = self._values.pop(name, None)
+        if value is None:
+            return default
+        if value in ("true", "1"):
+            return True
+        if value in ("false", "0"):
+            return False
+        raise InvalidRequest(f"{name}: {shown(value)} is neither true nor false", field=name)
+
+    def number(self, name: str, *, low: int = 0, high: int = SEQ_MAX) -> int | None:
+        value = self._values.pop(name, None)
+        if value is None:
+            return None
+        if not (value.isascii() and value.isdigit() and len(value) <= 20) or not low <= int(value) <= high:
+            raise InvalidRequest(f"{name}: {shown(value)} is not a number from {low} to {high}", field=name)
+        return int(value)
+
+    def done(self) -> None:
+        for name in self._values:
+            raise InvalidRequest(f"{name[:64]}: unknown query parameter", field=name[:64])

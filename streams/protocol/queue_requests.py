@@ -1,0 +1,302 @@
+"""Bytes to commands of queues and groups, and replies to bytes (v0-api §8, §10). `requests.py` calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import msgspec
+import orjson
+from msgspec import Meta
+
+from streams.protocol import queues, wire
+from streams.protocol.appends import RecordLimits, check_seq, decode_json
+from streams.protocol.errors import InvalidRequest
+from streams.protocol.names import check_box_name, check_group_name, check_text
+from streams.protocol.query import Query
+from streams.protocol.queues import (
+    CLAIM_JOBS_MAX,
+    DELAY_MS_MAX,
+    LEASE_MS_MAX,
+    LEASE_MS_MIN,
+    REQUEUE_MAX,
+    SEQS_MAX,
+    GroupCommand,
+    QueueCommand,
+)
+
+WAIT_MS_MAX = 30_000
+PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX = 100, 1000
+
+_Number = Annotated[int, Meta(ge=0)]
+
+
+class _ClaimBody(msgspec.Struct, forbid_unknown_fields=True):
+    node: str
+    max: Annotated[int, Meta(ge=1)] = 1
+    lease_ms: _Number | None = None
+    wait_ms: _Number = 0
+
+
+class _AckBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    node: str
+    seqs: list[_Number]
+    lease_ids: list[str] | None = None
+
+
+class _NackBody(_AckBody, forbid_unknown_fields=True, kw_only=True):
+    delay_ms: _Number = 0
+
+
+class _ExtendBody(_AckBody, forbid_unknown_fields=True, kw_only=True):
+    lease_ms: _Number
+
+
+class RequeueBody(msgspec.Struct, forbid_unknown_fields=True, rename={"from_box": "from"}):
+    from_box: str
+    max: Annotated[int, Meta(ge=1)] = 100
+
+
+class _CommitBody(msgspec.Struct, forbid_unknown_fields=True):
+    cursor: _Number
+    if_cursor: _Number | None = None
+
+
+_decode_claim = msgspec.json.Decoder(_ClaimBody).decode
+_decode_ack = msgspec.json.Decoder(_AckBody).decode
+_decode_nack = msgspec.json.Decoder(_NackBody).decode
+_decode_extend = msgspec.json.Decoder(_ExtendBody).decode
+_decode_requeue = msgspec.json.Decoder(RequeueBody).decode
+_decode_commit = msgspec.json.Decoder(_CommitBody).decode
+
+
+def _lease_ms(value: int) -> int:
+    """Clamped, like the box's own (v0-api §1)."""
+    return min(max(value, LEASE_MS_MIN), LEASE_MS_MAX)
+
+
+def _check_node(node: str, limits: RecordLimits) -> str:
+    if not node:
+        raise InvalidRequest("node: is empty; a worker needs a name", field="node")
+    return check_text(node, "node", bytes_max=limits.node_bytes_max)
+
+
+def _no_query(head: wire.RequestHead) -> None:
+    check_box_name(head.box)
+    Query(head.query).done()
+
+
+def _claim(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> QueueCommand:
+    _no_query(head)
+    request: _ClaimBody = decode_json(_decode_claim, body or b"{}")
+    return queues.Claim(
+        box=head.box,
+        node=_check_node(request.node, limits),
+        max=min(request.max, CLAIM_JOBS_MAX),
+        lease_ms=None if request.lease_ms is None else _lease_ms(request.lease_ms),
+        wait_ms=min(request.wait_ms, WAIT_MS_MAX),
+    )
+
+
+def _work(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> queues.Claim:
+    """One turn of a `/work` stream. `stream` and `wait_ms` are the gateway's; the rest is the client's."""
+    check_box_name(head.box)
+    query = Query(head.query)
+    lease_ms = query.number("lease_ms")
+    node = query.text("node")
+    if node is None:
+        raise InvalidRequest("node: is missing; a worker needs a name", field="node")
+    command = queues.Claim(
+        box=head.box,
+        node=_check_node(node, limits),
+        max=min(query.number("max", low=1) or 1, CLAIM_JOBS_MAX),
+        lease_ms=None if lease_ms is None else _lease_ms(lease_ms),
+        wait_ms=min(query.number("wait_ms") or 0, WAIT_MS_MAX),
+        holder=query.number("stream", low=1) or 1,
+    )
+    query.done()
+    return command
+
+
+def _work_end(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> QueueCommand:
+    """The end of a stream, told as its turns are; also before its first, to learn what is wrong with it."""
+    claim = _work(head, body, limits)
+    return queues.ReleaseHolder(head.box, claim.holder)
+
+
+def _check_settled(request: _AckBody, limits: RecordLimits) -> None:
+    _check_node(request.node, limits)
+    if not 1 <= len(request.seqs) <= SEQS_MAX:
+        raise InvalidRequest(
+            f"seqs: has {len(request.seqs)} entries, must have from 1 to {SEQS_MAX}", field="seqs"
+        )
+    for at, seq in enumerate(request.seqs):
+        check_seq(seq, f"seqs[{at}]")
+    if request.lease_ids is not None and len(request.lease_ids) != len(request.seqs):
+        raise InvalidRequest(
+            f"lease_ids: has {len(request.lease_ids)} entries for {len(request.seqs)} seqs; "
+            "give one for each, in the same order",
+            field="lease_ids",
+        )
+
+
+def _ack(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> QueueCommand:
+    _no_query(head)
+    request: _AckBody = decode_json(_decode_ack, body or b"{}")
+    _check_settled(request, limits)
+    return queues.Ack(box=head.box, node=request.node, seqs=request.seqs, lease_ids=request.lease_ids)
+
+
+def _nack(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> QueueCommand:
+    _no_query(head)
+    request: _NackBody = decode_json(_decode_nack, body or b"{}")
+    _check_settled(request, limits)
+    return queues.Nack(
+        box=head.box,
+        node=request.node,
+        seqs=request.seqs,
+        lease_ids=request.lease_ids,
+        delay_ms=min(request.delay_ms, DELAY_MS_MAX),
+    )
+
+
+def _extend(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> QueueCommand:
+    _no_query(head)
+    request: _ExtendBody = decode_json(_decode_extend, body or b"{}")
+    _check_settled(request, limits)
+    return queues.Extend(
+        box=head.box,
+        node=request.node,
+        seqs=request.seqs,
+        lease_ids=request.lease_ids,
+        lease_ms=_lease_ms(request.lease_ms),
+    )
+
+
+def decode_requeue(body: bytes, box: str) -> RequeueBody:
+    """Read by the gateway, because it names the box to ask."""
+    request: RequeueBody = decode_json(_decode_requeue, body or b"{}")
+    check_box_name(request.from_box, "from")
+    if request.from_box == box:
+        raise InvalidRequest(f"from: {box} cannot be requeued into itself", field="from")
+    return request
+
+
+def _require_queue(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> QueueCommand:
+    _no_query(head)
+    return queues.RequireQueue(head.box)
+
+
+def _plan_requeue(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> QueueCommand:
+    query = Query(head.query)
+    to, count = check_box_name(query.text("to") or "", "to"), query.number("max", low=1) or 100
+    query.done()
+    return queues.PlanRequeue(check_box_name(head.box), to, min(count, REQUEUE_MAX))
+
+
+def _await_moves(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> QueueCommand:
+    query = Query(head.query)
+    to = check_box_name(query.text("to") or "", "to")
+    position, wait_ms = query.number("position") or 0, query.number("wait_ms") or 0
+    query.done()
+    return queues.AwaitMoves(check_box_name(head.box), to, position, min(wait_ms, WAIT_MS_MAX))
+
+
+def _group_of(head: wire.RequestHead) -> str:
+    """A gateway puts the name of the group into the query."""
+    check_box_name(head.box)
+    query = Query(head.query)
+    name = check_group_name(query.text("group") or "")
+    query.done()
+    return name
+
+
+def _commit_group(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> GroupCommand:
+    group = _group_of(head)
+    request: _CommitBody = decode_json(_decode_commit, body or b"{}")
+    if request.if_cursor is not None:
+        check_seq(request.if_cursor, "if_cursor")
+    return queues.CommitGroup(head.box, group, check_seq(request.cursor, "cursor"), request.if_cursor)
+
+
+def _get_group(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> GroupCommand:
+    return queues.GetGroup(head.box, _group_of(head))
+
+
+def _delete_group(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> GroupCommand:
+    return queues.DeleteGroup(head.box, _group_of(head))
+
+
+def _list_groups(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> GroupCommand:
+    check_box_name(head.box)
+    query = Query(head.query)
+    command = queues.ListGroups(
+        head.box,
+        query.text("prefix") or "",
+        query.text("after") or "",
+        query.number("page_size", low=1, high=PAGE_SIZE_MAX) or PAGE_SIZE_DEFAULT,
+    )
+    query.done()
+    return command
+
+
+DECODERS: dict[int, Callable[[wire.RequestHead, bytes, RecordLimits], QueueCommand | GroupCommand]] = {
+    wire.OP_CLAIM: _claim,
+    wire.OP_ACK: _ack,
+    wire.OP_NACK: _nack,
+    wire.OP_EXTEND: _extend,
+    wire.OP_WORK: _work,
+    wire.OP_WORK_END: _work_end,
+    wire.OP_REQUIRE_QUEUE: _require_queue,
+    wire.OP_PLAN_REQUEUE: _plan_requeue,
+    wire.OP_AWAIT_MOVES: _await_moves,
+    wire.OP_COMMIT_GROUP: _commit_group,
+    wire.OP_GET_GROUP: _get_group,
+    wire.OP_LIST_GROUPS: _list_groups,
+    wire.OP_DELETE_GROUP: _delete_group,
+}
+
+
+# ---------------------------------------------------------------------------------------------------
+
+
+def _claimed(reply: queues.Claimed) -> bytes:
+    if reply.is_pushed:
+        return b"".join([_event(reply.box, seq, job) for seq, job in reply.jobs])
+    return b'{"box":"%b","claimed":[%b],"count":%d,"ready":%d}' % (
+        reply.box.encode(),
+        b",".join([job for _, job in reply.jobs]),
+        len(reply.jobs),
+        reply.ready,
+    )
+
+
+def _event(box: str, seq: int, job: bytes) -> bytes:
+    """A job as an event of a `/work` stream. A line break in JSON is white space, and ends a line in SSE."""
+    if b"\n" in job or b"\r" in job:
+        job = job.replace(b"\n", b" ").replace(b"\r", b" ")
+    return b'event: job\nid: %d\ndata: {"box":"%b",%b\n\n' % (seq, box.encode(), job[1:])
+
+
+def _group_page(reply: queues.GroupPage) -> bytes:
+    return orjson.dumps(msgspec.to_builtins(reply))
+
+
+def _as_it_is(reply: msgspec.Struct) -> bytes:
+    return orjson.dumps(msgspec.structs.asdict(reply))
+
+
+ENCODERS: dict[type[Any], Callable[[Any], bytes]] = {
+    queues.Claimed: _claimed,
+    queues.Acked: _as_it_is,
+    queues.Nacked: _as_it_is,
+    queues.Extended: _as_it_is,
+    queues.HolderReleased: _as_it_is,
+    queues.QueueFound: _as_it_is,
+    queues.RequeuePlanned: _as_it_is,
+    queues.MovesAwaited: _as_it_is,
+    queues.GroupState: _as_it_is,
+    queues.GroupPut: _as_it_is,
+    queues.GroupPage: _group_page,
+    queues.GroupGone: _as_it_is,
+}

@@ -1,0 +1,208 @@
+"""The commands of queues and groups, and their answers (v0-api §8, §10). Frozen, without behaviour."""
+
+from __future__ import annotations
+
+import msgspec
+
+CLAIM_JOBS_MAX = 1000
+SEQS_MAX = 1000
+LEASE_MS_MIN, LEASE_MS_MAX = 100, 86_400_000
+DELAY_MS_MAX = 86_400_000
+REQUEUE_MAX = 1000
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    box: str
+    node: str
+    #: Jobs wanted; for a connection that holds what it gets, jobs that it wants to hold at once.
+    max: int = 1
+    lease_ms: int | None = None
+    wait_ms: int = 0
+    #: The connection that the leases end with; 0 = none, they end at their deadline only.
+    holder: int = 0
+
+
+class ClaimTogether(msgspec.Struct, frozen=True, kw_only=True):
+    """Claims that have waited, served in one pass. Some may go on waiting, unless their time `is_over`."""
+
+    box: str
+    claims: tuple[Claim, ...]
+    is_over: bool = False
+
+
+class Ack(msgspec.Struct, frozen=True, kw_only=True):
+    box: str
+    node: str
+    seqs: list[int]
+    #: One for each of `seqs`.
+    lease_ids: list[str] | None = None
+
+
+class Nack(Ack, frozen=True, kw_only=True):
+    delay_ms: int = 0
+
+
+class Extend(Ack, frozen=True, kw_only=True):
+    lease_ms: int
+
+
+class ReleaseHolder(msgspec.Struct, frozen=True):
+    """A connection that held jobs of this box is gone."""
+
+    box: str
+    holder: int
+
+
+class RequireQueue(msgspec.Struct, frozen=True):
+    """Is this box a queue? An error if not."""
+
+    box: str
+
+
+class PlanRequeue(msgspec.Struct, frozen=True):
+    """Dead letters in `box` that died in the queue `to` are to move back there."""
+
+    box: str
+    to: str
+    max: int = 100
+
+
+class AwaitMoves(msgspec.Struct, frozen=True):
+    """Wait until what was planned up to `position` has moved."""
+
+    box: str
+    to: str
+    position: int
+    wait_ms: int = 0
+
+
+class QueueFound(msgspec.Struct, frozen=True):
+    box: str
+
+
+class RequeuePlanned(msgspec.Struct, frozen=True):
+    box: str
+    planned: int
+    position: int
+
+
+class MovesAwaited(msgspec.Struct, frozen=True):
+    """How many of them are still on their way."""
+
+    pending: int
+
+
+class Claimed(msgspec.Struct, frozen=True):
+    box: str
+    #: (seq, the job as JSON), in the order of their seqs.
+    jobs: list[tuple[int, bytes]]
+    ready: int
+    #: To be told as events of a stream.
+    is_pushed: bool = False
+
+
+class ClaimedTogether(msgspec.Struct, frozen=True):
+    """An answer for each of the claims; None for those that go on waiting."""
+
+    answers: list[Claimed | None]
+
+
+class Acked(msgspec.Struct, frozen=True):
+    box: str
+    acked: int
+    skipped: list[int]
+    ready: int
+    in_flight: int
+
+
+class Nacked(msgspec.Struct, frozen=True):
+    box: str
+    nacked: int
+    skipped: list[int]
+    ready: int
+    in_flight: int
+
+
+class Extended(msgspec.Struct, frozen=True):
+    box: str
+    extended: int
+    skipped: list[int]
+    deadlines: dict[str, int]
+
+
+class HolderReleased(msgspec.Struct, frozen=True):
+    box: str
+    released: int
+
+
+# ---------------------------------------------------------------------------------------------------
+
+
+class CommitGroup(msgspec.Struct, frozen=True):
+    box: str
+    group: str
+    cursor: int
+    if_cursor: int | None = None
+
+
+class GetGroup(msgspec.Struct, frozen=True):
+    box: str
+    group: str
+
+
+class ListGroups(msgspec.Struct, frozen=True):
+    box: str
+    prefix: str = ""
+    after: str = ""
+    limit: int = 100
+
+
+class DeleteGroup(msgspec.Struct, frozen=True):
+    box: str
+    group: str
+
+
+class GroupState(msgspec.Struct, frozen=True):
+    box: str
+    group: str
+    cursor: int
+    lag: int
+    updated_ts: int
+
+
+class GroupPut(msgspec.Struct, frozen=True):
+    box: str
+    group: str
+    cursor: int
+    lag: int
+    updated_ts: int
+    created: bool
+
+
+class GroupPage(msgspec.Struct, frozen=True):
+    groups: list[GroupState]
+    more: bool
+
+
+class GroupGone(msgspec.Struct, frozen=True):
+    box: str
+    group: str
+    deleted: bool
+
+
+QueueCommand = (
+    Claim | ClaimTogether | Ack | Nack | Extend | ReleaseHolder | RequireQueue | PlanRequeue | AwaitMoves
+)
+QueueReply = (
+    Claimed
+    | ClaimedTogether
+    | Acked
+    | Nacked
+    | Extended
+    | HolderReleased
+    | QueueFound
+    | RequeuePlanned
+    | MovesAwaited
+)
+GroupCommand = CommitGroup | GetGroup | ListGroups | DeleteGroup
+GroupReply = GroupState | GroupPut | GroupPage | GroupGone

@@ -1,0 +1,119 @@
+"""Goal: every claim that waits is asked when it should be, once a window, in order, and never lost (§8).
+
+Method: the book of waiting claims alone, with the clock in the test's hand.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from shard import waiting
+from shard.waiting import Waiting, WaitingClaims
+from streams.protocol.queues import Claim
+
+
+def claim(node: str, box: str = "q", wait_ms: int = 0, holder: int = 0) -> Claim:
+    return Claim(box=box, node=node, wait_ms=wait_ms, holder=holder)
+
+
+def names(found: list[Waiting[str]]) -> list[str]:
+    return [each.ticket for each in found]
+
+
+def add(book: WaitingClaims[str], node: str, now_ms: int = 0, window_ms: int = 0, **options: int) -> None:
+    asked = claim(node, **options)  # type: ignore[arg-type]
+    book.add(asked, node, now_ms=now_ms, not_before_ms=now_ms + window_ms if window_ms else 0)
+
+
+def test_nobody_waits_at_first() -> None:
+    book: WaitingClaims[str] = WaitingClaims()
+    assert not book and book.next_ms() is None and book.due(99) is None and book.woken("q", 0) == []
+    book.drop("q", 1)
+    assert repr(book) == "<WaitingClaims 0>"
+
+
+def test_claims_are_asked_in_their_order_when_a_job_comes() -> None:
+    book: WaitingClaims[str] = WaitingClaims()
+    add(book, "a", wait_ms=100)
+    add(book, "b", wait_ms=50)
+    found = book.woken("q", 10)
+    assert names(found) == ["a", "b"] and repr(found[0]) == "<Waiting 1 of a until 100>"
+    book.done("q", found[:1])
+    assert names(book.woken("q", 10)) == ["b"] and book.next_ms() == 50
+    book.done("q", found[1:])
+    assert not book and book.next_ms() is None
+
+
+def test_only_the_first_few_of_many_are_asked() -> None:
+    book: WaitingClaims[str] = WaitingClaims()
+    for number in range(100):
+        add(book, str(number), wait_ms=100)
+    assert names(book.woken("q", 0)) == [str(number) for number in range(waiting.IN_ORDER_MAX)]
+
+
+def test_a_claim_whose_time_is_over_is_asked_for_the_last_time() -> None:
+    book: WaitingClaims[str] = WaitingClaims()
+    add(book, "a", wait_ms=100)
+    assert book.due(99) is None
+    due = book.due(100)
+    assert due is not None and (due[0], names(due[1]), due[2]) == ("q", ["a"], True)
+    book.done("q", due[1])
+    assert book.due(1000) is None
+
+
+def test_a_window_gathers_claims_and_asks_all_of_them_when_it_closes() -> None:
+    book: WaitingClaims[str] = WaitingClaims()
+    add(book, "a", 0, 50)
+    add(book, "b", 30, 50)
+    add(book, "c", 40, 50, wait_ms=500)
+    assert book.woken("q", 45) == [] and book.next_ms() == 50
+    due = book.due(50)
+    assert due is not None and (names(due[1]), due[2]) == (["a", "b", "c"], False)
+    book.done("q", due[1][:2])
+    assert book.due(60) is None, "the one that waits on is left alone"
+    assert book.woken("q", 60) == [] and book.next_ms() == 110, "a job that comes opens a window"
+    due = book.due(110)
+    assert due is not None and (names(due[1]), due[2]) == (["c"], False)
+    assert book.next_ms() == 540
+
+
+def test_a_claim_that_ends_with_its_window_is_asked_once() -> None:
+    book: WaitingClaims[str] = WaitingClaims()
+    add(book, "a", 0, 50)
+    add(book, "b", 0, 50, wait_ms=50)
+    due = book.due(50)
+    assert due is not None and (names(due[1]), due[2]) == (["a", "b"], False)
+    book.done("q", due[1][:1])
+    due = book.due(50)
+    assert due is not None and (names(due[1]), due[2]) == (["b"], True)
+    book.done("q", due[1])
+    assert book.next_ms() is None
+
+
+def test_a_window_that_is_full_closes_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "COHORT_MAX", 3)
+    book: WaitingClaims[str] = WaitingClaims()
+    for number in range(3):
+        add(book, str(number), 10 + number, 50)
+    assert book.next_ms() == 12
+    due = book.due(12)
+    assert due is not None and names(due[1]) == ["0", "1", "2"]
+
+
+def test_boxes_do_not_wait_for_each_other() -> None:
+    book: WaitingClaims[str] = WaitingClaims()
+    book.add(claim("a", "q1", 10), "a", now_ms=0, not_before_ms=0)
+    book.add(claim("b", "q2", 5), "b", now_ms=0, not_before_ms=0)
+    assert names(book.woken("q1", 0)) == ["a"] and book.next_ms() == 5
+
+
+def test_a_connection_that_is_gone_waits_no_longer() -> None:
+    book: WaitingClaims[str] = WaitingClaims()
+    add(book, "a", wait_ms=10, holder=1)
+    add(book, "b", wait_ms=20, holder=2)
+    add(book, "c", wait_ms=30)
+    book.drop("q", 1)
+    assert names(book.woken("q", 0)) == ["b", "c"] and book.next_ms() == 20
+    book.drop("q", 2)
+    book.drop("q", 3)
+    assert names(book.woken("q", 0)) == ["c"]
