@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from shard.core.log import Log
 from shard.core.outbox import EXAMINE_MAX, PARCEL_BYTES_MAX, Load, Outbox
-from streams.protocol.forwards import HOPS_MAX, ForwardHead, Route
+from streams.protocol.forwards import HOPS_MAX, ForwardHead
 from streams.protocol.matches import Match
 from streams.protocol.records import Batch
+from streams.protocol.routers import Route
 
 
 class RouterOutbox(Outbox):

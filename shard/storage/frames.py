@@ -50,6 +50,8 @@ _KINDS: dict[type[Any], int] = {
     changes.OutboxTied: 23,
     changes.OutboxUntied: 24,
     changes.OutboxMoved: 25,
+    changes.RouterRegistered: 26,
+    changes.RouterDropped: 27,
 }
 APPENDED = _KINDS[changes.BatchAppended]
 FORWARDED = _KINDS[changes.BatchForwarded]

@@ -19,10 +19,10 @@ from typing import TypeVar
 
 import msgspec
 
-from streams.protocol import wire
+from streams.protocol import routers, wire
 from streams.protocol.boxes import BoxPatch
 from streams.protocol.errors import InvalidRequest
-from streams.protocol.matches import Match
+from streams.protocol.routers import Route
 
 _T = TypeVar("_T")
 
@@ -31,18 +31,6 @@ HOPS_MAX = 16
 
 #: A name that no box can have. Reads wait for boxes by name; the carrier's question waits under this one.
 CARRIER = ""
-
-
-class Route(msgspec.Struct, frozen=True, kw_only=True):
-    """A router's definition: all that the source's shard must know to send its copies."""
-
-    source: str
-    dest: str
-    preserve_node: bool = True
-    preserve_tag: bool = True
-    create_dest: bool = True
-    filter: Match | None = None
-    allow_cycle: bool = False
 
 
 class ForwardHead(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
@@ -185,9 +173,9 @@ class Ties(msgspec.Struct, array_like=True, frozen=True):
     dests: list[tuple[str, str]]
 
 
-_Asked = Tie | Untie | GetOutbox | ListTies
+_Asked = Tie | Untie | GetOutbox | ListTies | routers.Command
 Command = Forward | Collect | Carried | _Asked
-Reply = Forwarded | Parcels | CarriedNoted | Tied | Untied | OutboxState | Ties
+Reply = Forwarded | Parcels | CarriedNoted | Tied | Untied | OutboxState | Ties | routers.Reply
 REPLIES: tuple[type[msgspec.Struct], ...] = (
     Forwarded,
     Parcels,
@@ -196,6 +184,7 @@ REPLIES: tuple[type[msgspec.Struct], ...] = (
     Untied,
     OutboxState,
     Ties,
+    *routers.REPLIES,
 )
 
 encode = msgspec.msgpack.Encoder().encode

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from streams.protocol import forwards
 from streams.protocol.errors import StreamsError
-from streams.protocol.forwards import Carried, Collect, Forward, Forwarded, Parcel, Parcels, Route
+from streams.protocol.forwards import Carried, Collect, Forward, Forwarded, Parcel, Parcels
+from streams.protocol.routers import Route
 from tests.support.machines import Driver, records_of
 
 ORIGIN = "copy#1"
