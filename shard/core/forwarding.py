@@ -73,7 +73,7 @@ class Forwarding:
             machine._expire(box, now_ms, made)
         known = self._standing(box, head)
         if not origins.fits(known, head):
-            answer = Forwarded(known.life, known.position, 0, known.total)
+            answer = Forwarded(known.life, known.position, known.total, box.generation)
             return machine._answer(box, answer, made, box.last_lsn)
         if box.fencing_token:
             raise FencingTokenMismatch(f"{box.name} is fenced: copies have no token", field="fencing_token")
@@ -81,7 +81,7 @@ class Forwarding:
         if created is not None:
             machine._log(created, made)
             box = machine.generations[created.generation]
-        answer = Forwarded(head.life, head.upto, head.count, known.total + head.count)
+        answer = Forwarded(head.life, head.upto, known.total + head.count, box.generation)
         if change is not None:
             return machine._write(command, box, change, created is not None, made)._replace(reply=answer)
         lost = known.lost + head.lost

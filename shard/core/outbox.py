@@ -78,6 +78,8 @@ class Outbox:
 
     __slots__ = (
         "_rewound_to",
+        "_total_before",
+        "_total_of",
         "dest",
         "failures",
         "flights",
@@ -110,6 +112,9 @@ class Outbox:
         #: What the destination has. What is saved of it may be older.
         self.position = self.saved_position = position
         self.total = self.saved_total = total
+        #: The generation of the destination that counts, and what came before it.
+        self._total_of = 0
+        self._total_before = 0
         self.saved_ms = 0
         #: The end of what has left, and how far was looked beyond it without finding anything to send.
         self.sent = position
@@ -167,7 +172,11 @@ class Outbox:
 
     def came_back(self, flight: _Flight, answer: Forwarded) -> None:
         """The destination's answer to a parcel."""
-        self.total = max(self.total + answer.count, answer.total)
+        if answer.generation != self._total_of:
+            # A memory box that began anew counts from 0 again.
+            self._total_of = answer.generation
+            self._total_before = self.total if answer.total < self.total else 0
+        self.total = max(self.total, self._total_before + answer.total)  # answers may overtake each other
         if answer.position >= flight.upto:
             self.failures = 0
             self.last_error = ""
@@ -175,7 +184,7 @@ class Outbox:
             if self.position > self.sent:
                 self.sent = self.seen_from = self.position
                 self.seen_lost = 0
-            self.records_max = min(PARCEL_RECORDS_MAX, self.records_max * 2)
+            self.records_max = min(PARCEL_RECORDS_MAX, self.records_max + 1 + self.records_max // 8)
         else:  # it stands elsewhere: plan again from there, when nothing is out that could still move it
             self.is_halted = True
             self._rewound_to = answer.position

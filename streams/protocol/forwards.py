@@ -72,12 +72,13 @@ class Forward(msgspec.Struct, frozen=True, gc=False):
 
 
 class Forwarded(msgspec.Struct, array_like=True, frozen=True):
-    """Where the origin stands now, and how many records this Forward, and all of them, have appended."""
+    """Where the origin stands now in its source's `life`, and how many records have come from it in this
+    `generation` of the destination."""
 
     life: int
     position: int
-    count: int
     total: int
+    generation: int
 
 
 class Collect(msgspec.Struct, array_like=True, frozen=True):
