@@ -54,13 +54,14 @@ class Carrier:
                 log.debug("nothing collected", shard=link.shard, error=error.code)
                 await trio.sleep(_PAUSE_S)
                 continue
-            for parcel in forwards.decode_parcels(answer.body).parcels:
-                nursery.start_soon(self._bring, link, parcel)
+            given = forwards.decode_parcels(answer.body)
+            for parcel in given.parcels:
+                nursery.start_soon(self._bring, link, given.shard_life, parcel)
 
-    async def _bring(self, source: Link, parcel: Parcel) -> None:
+    async def _bring(self, source: Link, shard_life: int, parcel: Parcel) -> None:
         self._carrying += 1
         try:
-            carried = await self._delivered(parcel)
+            carried = await self._delivered(shard_life, parcel)
             # Lost answers need no repeat: a shard that comes back does not know of parcels any more.
             await source.call(wire.OP_CARRIED, forwards.encode(carried), b"")
         except StreamsError as error:
@@ -68,11 +69,10 @@ class Carrier:
         finally:
             self._carrying -= 1
 
-    async def _delivered(self, parcel: Parcel) -> Carried:
+    async def _delivered(self, shard_life: int, parcel: Parcel) -> Carried:
         link = self._dispatch.links[self._dispatch.placement.shard_of(parcel.dest)]
         try:
             answer = await link.call(wire.OP_FORWARD, parcel.head, parcel.text)
         except StreamsError as error:
-            return Carried(parcel.source, parcel.origin, parcel.number, None, error.code, error.message)
-        found = forwards.decode_forwarded(answer.body)
-        return Carried(parcel.source, parcel.origin, parcel.number, found)
+            return Carried(shard_life, parcel.number, None, error.code, error.message)
+        return Carried(shard_life, parcel.number, forwards.decode_forwarded(answer.body))

@@ -122,7 +122,7 @@ class Forwarding:
         parcels = self.outboxes.collect(command.carrier)
         if not parcels and command.wait_ms:
             return Outcome(made, None)
-        return Outcome(made, forwards.Parcels(parcels))
+        return Outcome(made, forwards.Parcels(self.outboxes.shard_life, parcels))
 
     def _carried(self, command: forwards.Carried, now_ms: int, made: Made) -> Outcome:
         outbox = self.outboxes.came_back(command, now_ms)
@@ -249,10 +249,7 @@ class Forwarding:
         new.origins = {name: known.kept(is_memory=True) for name, known in old.origins.items()}
         for origin, outbox in old.outboxes.items():
             self.outboxes.close(outbox)
-            if isinstance(outbox, RouterOutbox):
-                new.outboxes[origin] = RouterOutbox(
-                    log=new.log, route=outbox.route, origin=origin, life=new.generation, position=0
-                )
+            new.outboxes[origin] = outbox.reborn(new.log, new.generation)
 
 
 def _plan_copies(box: Box, command: forwards.Forward, known: Origin, now_ms: int) -> changes.BatchForwarded:

@@ -213,6 +213,7 @@ class Machine:
             self._watch(box)
             self.forwarding.note(box)
         self.routers.lsn = self.forwarding.ties_lsn = self.lsn
+        self.forwarding.outboxes.shard_life = self.lsn
         return Outcome(made, None, self.lsn, True)
 
     def stop(self, now_ms: int) -> Outcome:

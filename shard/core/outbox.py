@@ -32,6 +32,7 @@ import msgspec
 from msgspec.structs import replace
 
 from shard.core.changes import Change, OutboxMoved
+from shard.core.log import Log
 from streams.protocol import forwards
 from streams.protocol.forwards import Carried, Forwarded, ForwardHead
 
@@ -144,6 +145,10 @@ class Outbox:
     def label(self, load: Load, after: int) -> ForwardHead:
         raise NotImplementedError
 
+    def reborn(self, log: Log, life: int) -> Outbox:
+        """The same line from a memory box that has begun anew."""
+        raise NotImplementedError
+
     # -- leaving
 
     @property
@@ -243,6 +248,9 @@ class Outboxes:
         self._retries: list[tuple[int, int, Outbox]] = []
         self._order = itertools.count()
         self._carrier = 0
+        #: The lsn at which this life of the shard began. Parcels are numbered anew in each, and an answer to
+        #: one of an earlier life, which may still be under way, must not be taken for one of this.
+        self.shard_life = 0
 
     def __repr__(self) -> str:
         return f"<Outboxes {len(self._waiting)} waiting, {len(self._out)} parcels out>"
@@ -314,18 +322,20 @@ class Outboxes:
 
     def came_back(self, carried: Carried, now_ms: int) -> Outbox | None:
         """The outbox that this answer was for, unless its parcel is not out any more."""
-        outbox, flight = self._out.pop(carried.number, (None, None))
-        if outbox is None or flight is None:
+        if carried.shard_life != self.shard_life or carried.number not in self._out:
             return None
+        outbox, flight = self._out.pop(carried.number)
         self._bytes_out -= flight.bytes
         del outbox.flights[carried.number]
         if outbox.is_closed:
             return None
-        if carried.answer is not None:
-            outbox.came_back(flight, carried.answer)
+        answer = carried.answer
+        if answer is not None and answer.life == outbox.life:
+            outbox.came_back(flight, answer)
         else:
+            code = carried.code if answer is None else "seq_mismatch"
             paused = bool(outbox.retry_at_ms)
-            outbox.failed(flight, carried.code, carried.message, now_ms)
+            outbox.failed(flight, code, carried.message, now_ms)
             if outbox.retry_at_ms and not paused:
                 heapq.heappush(self._retries, (outbox.retry_at_ms, next(self._order), outbox))
         outbox.settle()
@@ -343,10 +353,6 @@ class Outboxes:
             outbox.retry_at_ms = 0
             due = self.note((outbox,)) or due
         return due
-
-    @property
-    def is_ready(self) -> bool:
-        return bool(self._waiting) and self._bytes_out < BYTES_OUT_MAX
 
     def statistics(self) -> dict[str, int]:
         return {"parcels_out": len(self._out), "parcel_bytes_out": self._bytes_out}

@@ -43,6 +43,9 @@ class RouterOutbox(Outbox):
             tags=load.tags,
         )
 
+    def reborn(self, log: Log, life: int) -> RouterOutbox:
+        return RouterOutbox(log=log, route=self.route, origin=self.origin, life=life, position=0)
+
     @property
     def reached(self) -> int:
         """The seq up to which nothing is left to do."""

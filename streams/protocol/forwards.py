@@ -101,14 +101,15 @@ class Parcel(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Parcels(msgspec.Struct, array_like=True, frozen=True):
+    #: Which life of the shard gave them out: numbers begin anew in each.
+    shard_life: int
     parcels: list[Parcel]
 
 
 class Carried(msgspec.Struct, array_like=True, frozen=True):
     """What became of a parcel: the destination's answer, or the code and message of why there is none."""
 
-    box: str
-    origin: str
+    shard_life: int
     number: int
     answer: Forwarded | None = None
     code: str = ""
