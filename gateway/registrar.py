@@ -15,6 +15,7 @@ something has changed.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TypeVar
 
 import msgspec
@@ -40,6 +41,10 @@ _encode_head = wire.head_encoder.encode
 class _BoxState(msgspec.Struct):
     generation: int
     head_seq: int
+
+
+class _BoxPut(msgspec.Struct):
+    created: bool
 
 
 class Registrar:
@@ -112,12 +117,27 @@ class Registrar:
     # -- steps
 
     async def _tie(self, router: Router) -> None:
-        route, origin = router.route, router.origin
-        if route.create_dest:
-            await self._call_box(wire.OP_PUT_BOX, route.dest)
-        else:
+        made: list[str] = []
+        try:
+            await self._make_boxes(router.route, made)
+            await self._tie_ends(router)
+        except (Refused, Throttled):
+            for box in made:
+                with suppress(StreamsError):
+                    await self._call_box(wire.OP_DELETE_BOX, box, "if_empty=true")
+            raise
+
+    async def _make_boxes(self, route: Route, made: list[str]) -> None:
+        """Sees to it that both are there. `made` gets the names of those that were not."""
+        if not route.create_dest:
             await self._call_box(wire.OP_GET_STATE, route.dest, "touch=false")
-        await self._call_box(wire.OP_PUT_BOX, route.source)
+        for box in (route.dest, route.source) if route.create_dest else (route.source,):
+            answer = await self._call_box(wire.OP_PUT_BOX, box)
+            if msgspec.json.decode(answer.body, type=_BoxPut).created:
+                made.append(box)
+
+    async def _tie_ends(self, router: Router) -> None:
+        route, origin = router.route, router.origin
         message = await self._call_box(wire.OP_GET_STATE, route.source, "touch=false")
         source = msgspec.json.decode(message.body, type=_BoxState)
         start = source.head_seq if router.from_seq is None else min(router.from_seq, source.head_seq)

@@ -240,3 +240,16 @@ def test_a_memory_box_at_either_end_survives_the_restart_of_its_shard(tmp_path: 
         tombstones = client.read_all(last)[1]
         assert [each["reason"] for each in tombstones] == ["source_trim"], "copies may have been lost with it"
         assert list(client.read_all(middle)[0].values()) == [3]
+
+
+def test_a_router_whose_box_finds_no_room_is_not_made(tmp_path: Path) -> None:
+    """§12: a refused request changes nothing."""
+    with running_server(tmp_path, shards=1, max_boxes=2) as server:
+        client = Client(server.port)
+        client.put("there")
+        refused = client.send("PUT", "/v0/routers/r", {"source": "new-1", "dest": "new-2"})
+        assert (refused.status, refused.code) == (429, "throttled")
+        assert refused.body["error"]["detail"] == {"limit": "boxes"}
+        assert client.ok("GET", "/v0/routers")["routers"] == []
+        assert [box["box"] for box in client.ok("GET", "/v0/boxes")["boxes"]] == ["there"]
+        client.ok("PUT", "/v0/routers/r", {"source": "there", "dest": "new-1"})
