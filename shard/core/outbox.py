@@ -17,8 +17,9 @@ Rules of the file
 - `look` changes nothing, so that it can be asked again when what it wanted to read was not in memory.
 - Everything but `position`, `total` and `life` is forgotten with the process.
 
-Bounds: FLIGHTS_MAX parcels of an outbox and BYTES_OUT_MAX bytes of a shard are out at a time; a parcel is at
-most PARCEL_BYTES_MAX (or one record) and PARCEL_RECORDS_MAX; one look examines at most EXAMINE_MAX records.
+Bounds: FLIGHTS_MAX parcels of an outbox, PARCELS_OUT_MAX parcels and BYTES_OUT_MAX bytes of a shard are out
+at a time; a parcel is at most PARCEL_BYTES_MAX (or one record) and PARCEL_RECORDS_MAX; one look examines at
+most EXAMINE_MAX records.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ EXAMINE_MAX = 20_000
 BYTES_OUT_MAX = 32 * 1024 * 1024
 COLLECT_BYTES_MAX = 4 * 1024 * 1024
 COLLECT_PARCELS_MAX = 256
+#: Of a whole shard too: each is a task of the carrier and a request in flight on a link, which takes 20,000.
+PARCELS_OUT_MAX = 4096
 #: A position that has moved is logged at most this often.
 SAVE_EVERY_MS = 500
 _RETRY_MS_MIN, _RETRY_MS_MAX = 20, 2_000
@@ -278,7 +281,8 @@ class Outboxes:
         found: list[tuple[Outbox, Load]] = []
         size = 0
         room = min(COLLECT_BYTES_MAX, BYTES_OUT_MAX - self._bytes_out)
-        for outbox in itertools.islice(self._waiting, COLLECT_PARCELS_MAX):
+        count = min(COLLECT_PARCELS_MAX, PARCELS_OUT_MAX - len(self._out))
+        for outbox in itertools.islice(self._waiting, count):
             if size >= room:
                 break
             load = outbox.find() if outbox.may_send else None

@@ -297,6 +297,17 @@ def test_bytes_out_are_bounded_for_the_whole_shard(source: Driver, dest: Driver)
     assert source.machine.forwarding.outboxes.statistics() == {"parcels_out": 2, "parcel_bytes_out": 262}
 
 
+def test_parcels_out_are_bounded_for_the_whole_shard(source: Driver, dest: Driver) -> None:
+    for number in range(3):
+        tie(source, dest, origin=f"copy#{number}")
+    source.append(1, box="from")
+    with replaced.object(outbox, "PARCELS_OUT_MAX", 2):
+        parcels = collect(source)
+        assert len(parcels) == 2 and collect(source) == []
+        source.do(bring(dest, parcels[0]))
+        assert [parcel.parcel.origin for parcel in collect(source)] == ["copy#2"], "each in its turn"
+
+
 def test_deleted_records_are_passed_over_and_a_filter_is_obeyed(source: Driver, dest: Driver) -> None:
     tie(source, dest, filter=Match("u-", is_prefix=True))
     source.append({"data": 1, "tag": "u-1"}, {"data": 2, "tag": "u-2"}, {"data": 3, "tag": "v"}, box="from")
