@@ -22,6 +22,7 @@ from gateway.dispatch import Dispatch
 from gateway.edge import FrontLimits, FrontName, serve_front
 from gateway.links import Link
 from gateway.placement import Placement
+from gateway.registrar import Registrar
 from streams import __version__, logs
 from streams.config import ChildArgs, ConfigError
 
@@ -45,8 +46,9 @@ async def run(arguments: ChildArgs) -> int:
     async with trio.open_nursery() as nursery:
         for link in links:
             nursery.start_soon(link.run)
-        if arguments.index == 0:  # one carrier is enough, and two would be in each other's way
+        if arguments.index == 0:  # one of each is enough, and two would be in each other's way
             nursery.start_soon(Carrier(dispatch).run)
+            nursery.start_soon(Registrar(dispatch).run)
         nursery.start_soon(_watch_signals, draining)
         nursery.start_soon(_watch_parent, arguments.parent_fd, draining)
         async with trio.open_nursery() as fronts:

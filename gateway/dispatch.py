@@ -55,7 +55,7 @@ class Dispatch:
         asked = Query(query)
         prefix = asked.text("prefix") or ""
         size = asked.number("page_size", low=1, high=PAGE_SIZE_MAX) or PAGE_SIZE_DEFAULT
-        after = _name_of(asked.text("cursor"))
+        after = name_of(asked.text("cursor"))
         asked.done()
         each = urlencode({"prefix": prefix, "after": after, "page_size": size})
         found: list[dict[str, Any]] = []
@@ -70,7 +70,7 @@ class Dispatch:
         shown_boxes = found[:size]
         result: dict[str, Any] = {"boxes": shown_boxes}
         if more or len(found) > size:
-            result["next_cursor"] = _cursor_of(shown_boxes[-1]["box"])
+            result["next_cursor"] = cursor_of(shown_boxes[-1]["box"])
         return result
 
     async def list_groups(self, box: str, query: str) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class Dispatch:
         size = asked.number("page_size", low=1, high=PAGE_SIZE_MAX) or PAGE_SIZE_DEFAULT
         each = {
             "prefix": asked.text("prefix") or "",
-            "after": _name_of(asked.text("cursor")),
+            "after": name_of(asked.text("cursor")),
             "page_size": size,
         }
         asked.done()
@@ -87,7 +87,7 @@ class Dispatch:
         page = orjson.loads(answer.body)
         result: dict[str, Any] = {"box": box, "groups": page["groups"]}
         if page["more"]:
-            result["next_cursor"] = _cursor_of(page["groups"][-1]["group"])
+            result["next_cursor"] = cursor_of(page["groups"][-1]["group"])
         return result
 
     async def describe(self) -> list[dict[str, Any]]:
@@ -101,11 +101,11 @@ class Dispatch:
         return described
 
 
-def _cursor_of(name: str) -> str:
+def cursor_of(name: str) -> str:
     return urlsafe_b64encode(orjson.dumps([name])).decode().rstrip("=")
 
 
-def _name_of(cursor: str | None) -> str:
+def name_of(cursor: str | None) -> str:
     if cursor is None:
         return ""
     try:

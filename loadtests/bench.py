@@ -21,12 +21,17 @@ from pathlib import Path
 from typing import Any
 
 from loadtests import machine, report
-from loadtests.rows import CASES, ROOT, Bench, Case, CaseFailed, Measured, Row, Sizes
+from loadtests import rows as plain
+from loadtests.routing import ROUTER_CASES
+from loadtests.rows import ROOT, Bench, Case, CaseFailed, Measured, Row, Sizes
 from streams.config import SETTINGS
 from streams.testing import ServerFailed
 
 SECONDS, SECONDS_QUICK = 4.0, 0.5
 EXIT_BELOW_FLOOR, EXIT_FAILED = 1, 2
+
+#: In this order. The last one ends the server that the others share.
+CASES: tuple[Case, ...] = (*plain.CASES[:-1], *ROUTER_CASES, plain.CASES[-1])
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:

@@ -102,6 +102,7 @@ class Shard:
         boxes_max = -(-config.max_boxes // config.shards) if config.max_boxes else 0
         self._machine = Machine(
             boxes_max=boxes_max,
+            routers_max=config.max_routers,
             shard=arguments.index,
             due_records=config.segment_max_events,
             due_bytes=config.segment_max_bytes,

@@ -458,6 +458,8 @@ class Engine:
         self._claims.done(box, [each for each, _ in answered])
         for each, answer in answered:
             self._settle(outcome, answer, each.ticket)
+        if outcome.wakes:
+            self._wake(outcome.wakes)
         return len(answered) == len(waiting)
 
     def _serve_again(

@@ -234,7 +234,7 @@ class _Connection:
     def _release_all(self) -> None:
         """The peer is gone, and with it all streams it has carried."""
         engine = self._server.engine
-        if engine is not None and self._holders:
+        if engine is not None and engine.failure is None and self._holders:
             for (box, _), holder in self._holders.items():
                 engine.release(box, holder, _Nobody())
             self._server.flush_all()

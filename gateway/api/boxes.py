@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import orjson
+
 from gateway.api.answers import from_facts, from_shard
 from gateway.content import is_ndjson, uncompressed
 from gateway.dispatch import Dispatch
 from gateway.http import Request, Response
+from gateway.registrar import Registrar
 from streams.protocol import wire
+from streams.protocol.routers import router_of
 
 
 class Boxes:
-    def __init__(self, dispatch: Dispatch, body_bytes_max: int) -> None:
+    def __init__(self, dispatch: Dispatch, registrar: Registrar, body_bytes_max: int) -> None:
         self._dispatch = dispatch
+        self._registrar = registrar
         self._body_bytes_max = body_bytes_max
 
     async def _forward(self, op: int, request: Request, box: str, *, with_body: bool) -> Response:
@@ -27,7 +32,15 @@ class Boxes:
         return await self._forward(wire.OP_GET_STATE, request, box, with_body=False)
 
     async def delete(self, request: Request, box: str, rest: str) -> Response:
-        return await self._forward(wire.OP_DELETE_BOX, request, box, with_body=False)
+        head = wire.RequestHead(box, request.query)
+        answer = await self._dispatch.to_owner(wire.OP_DELETE_BOX, head, b"")
+        if answer.body.endswith(b'"routers_removed":[]}'):
+            return from_shard(request, answer)
+        facts = orjson.loads(answer.body)
+        origins = [str(origin) for origin in facts["routers_removed"]]
+        await self._registrar.box_deleted(origins)
+        names = {router[0] for router in map(router_of, origins) if router is not None}
+        return from_facts(request, {**facts, "routers_removed": sorted(names)})
 
     async def fence(self, request: Request, box: str, rest: str) -> Response:
         is_ndjson(request, allowed=False)

@@ -17,22 +17,26 @@ from gateway.api.groups import Groups
 from gateway.api.ops import Ops
 from gateway.api.queues import Queues
 from gateway.api.records import Records
+from gateway.api.routers import Routers
 from gateway.content import compress
 from gateway.dispatch import Dispatch
 from gateway.edge_rules import request_id_of
 from gateway.errors import response_for
 from gateway.http import Request, Response
+from gateway.registrar import Registrar
 from gateway.work import WorkStreams
 from streams.protocol.errors import InvalidRequest, MethodNotAllowed, NotFound, StreamsError
 from streams.protocol.names import shown
 
 #: A handler of an address under a box: (request, box, the rest of the path after the box).
 BoxHandler = Callable[[Request, str, str], Awaitable[Response]]
+RouterHandler = Callable[[Request, str], Awaitable[Response]]
 PlainHandler = Callable[[Request], Awaitable[Response]]
 
 _H = TypeVar("_H")
 
 _BOX_PREFIX = "/v0/boxes/"
+_ROUTER_PREFIX = "/v0/routers/"
 
 
 class Api:
@@ -45,8 +49,10 @@ class Api:
         sockets: tuple[str, ...],
         draining: trio.Event,
     ) -> None:
-        boxes = Boxes(dispatch, body_bytes_max)
+        registrar = Registrar(dispatch)
+        boxes = Boxes(dispatch, registrar, body_bytes_max)
         records = Records(dispatch, body_bytes_max)
+        routers = Routers(registrar, body_bytes_max)
         ops = Ops(dispatch, version=version, sockets=sockets)
         work = WorkStreams(dispatch, draining)
         queues = Queues(dispatch, body_bytes_max, work)
@@ -68,8 +74,14 @@ class Api:
             "groups": {"GET": groups.list},
             "groups/": {"PUT": groups.commit, "GET": groups.state, "DELETE": groups.delete},
         }
+        self._under_routers: dict[str, RouterHandler] = {
+            "PUT": routers.put,
+            "GET": routers.get,
+            "DELETE": routers.delete,
+        }
         self._plain: dict[str, dict[str, PlainHandler]] = {
             "/v0/boxes": {"GET": boxes.list},
+            "/v0/routers": {"GET": routers.list},
             "/v0/placement": {"GET": ops.placement},
             **{path: {"GET": ops.health} for path in ("/v0/health", "/health", "/healthz")},
             **{path: {"GET": ops.ready} for path in ("/v0/ready", "/readyz")},
@@ -97,6 +109,9 @@ class Api:
             methods = self._under_box.get(action + slash)
             if methods is not None and name and bool(rest) == bool(slash) and "/" not in rest:
                 return self._pick(methods, request)(request, name, rest)
+        elif path.startswith(_ROUTER_PREFIX) and path != _ROUTER_PREFIX:
+            name = path[len(_ROUTER_PREFIX) :]
+            return self._pick(self._under_routers, request)(request, _decoded(name, "router"))
         else:
             plain = self._plain.get(path)
             if plain is not None:
@@ -114,9 +129,10 @@ class Api:
         return handler
 
 
-def _decoded(segment: str) -> str:
+def _decoded(segment: str, field: str = "box") -> str:
     """A path segment without its percent-encoding. Split first, then decode: `%2F` is part of a name."""
     try:
         return unquote(segment, errors="strict")
     except UnicodeDecodeError:
-        raise InvalidRequest(f"box: {shown(segment)} is not percent-encoded UTF-8", field="box") from None
+        message = f"{field}: {shown(segment)} is not percent-encoded UTF-8"
+        raise InvalidRequest(message, field=field) from None

@@ -14,8 +14,8 @@ import msgspec
 from pyroaring import BitMap64
 
 from streams.protocol.boxes import BoxConfig
-from streams.protocol.forwards import Route
 from streams.protocol.records import Batch
+from streams.protocol.routers import Route, Router
 
 
 class BoxCreated(msgspec.Struct, frozen=True):
@@ -128,6 +128,7 @@ class OutboxTied(msgspec.Struct, frozen=True):
     origin: str
     route: Route
     position: int
+    total: int = 0
 
 
 class OutboxUntied(msgspec.Struct, frozen=True):
@@ -176,6 +177,16 @@ class BatchKept(msgspec.Struct, frozen=True, gc=False):
 
     generation: int
     batch: Batch
+
+
+class RouterRegistered(msgspec.Struct, frozen=True):
+    """The router of this name is this one now, whatever was known under it before."""
+
+    router: Router
+
+
+class RouterDropped(msgspec.Struct, frozen=True):
+    name: str
 
 
 class ShardStarted(msgspec.Struct, frozen=True):
@@ -356,6 +367,8 @@ class ShardState(msgspec.Struct, kw_only=True):
     last_generation: int
     not_recreated: list[str]
     boxes: list[BoxFacts]
+    routers: list[Router] = []
+    last_router_number: int = 0
 
 
 class BoxRestated(msgspec.Struct, frozen=True):
@@ -401,4 +414,6 @@ Change = (
     | OutboxTied
     | OutboxUntied
     | OutboxMoved
+    | RouterRegistered
+    | RouterDropped
 )

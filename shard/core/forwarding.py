@@ -24,6 +24,7 @@ from streams.protocol import forwards
 from streams.protocol.errors import BoxNotFound, FencingTokenMismatch, RouterNotFound
 from streams.protocol.forwards import CARRIER, Forwarded, ForwardHead
 from streams.protocol.records import columns_of, render
+from streams.protocol.routers import router_of
 
 if TYPE_CHECKING:
     from shard.core.box import Box
@@ -36,9 +37,8 @@ class Forwarding:
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
         self.outboxes = Outboxes()
-        #: The last change of a tie, and how many there have been: whoever compares ties asks only after one.
-        self._ties_lsn = 0
-        self.ties_version = 0
+        #: The last change of a tie, or the start of this life; it is the version of the ties too.
+        self.ties_lsn = 0
         self.handlers: dict[type[Any], Callable[[Any, int, Made], Outcome]] = {
             forwards.Forward: self._forward,
             forwards.Collect: self._collect,
@@ -74,7 +74,7 @@ class Forwarding:
             machine._expire(box, now_ms, made)
         known = self._standing(box, head)
         if not origins.fits(known, head):
-            answer = Forwarded(known.life, known.position, 0, known.total)
+            answer = Forwarded(known.life, known.position, known.total, box.generation)
             return machine._answer(box, answer, made, box.last_lsn)
         if box.fencing_token:
             raise FencingTokenMismatch(f"{box.name} is fenced: copies have no token", field="fencing_token")
@@ -82,7 +82,7 @@ class Forwarding:
         if created is not None:
             machine._log(created, made)
             box = machine.generations[created.generation]
-        answer = Forwarded(head.life, head.upto, head.count, known.total + head.count)
+        answer = Forwarded(head.life, head.upto, known.total + head.count, box.generation)
         if change is not None:
             return machine._write(command, box, change, created is not None, made)._replace(reply=answer)
         lost = known.lost + head.lost
@@ -123,7 +123,7 @@ class Forwarding:
         parcels = self.outboxes.collect(command.carrier)
         if not parcels and command.wait_ms:
             return Outcome(made, None)
-        return Outcome(made, forwards.Parcels(parcels))
+        return Outcome(made, forwards.Parcels(self.outboxes.shard_life, parcels))
 
     def _carried(self, command: forwards.Carried, now_ms: int, made: Made) -> Outcome:
         outbox = self.outboxes.came_back(command, now_ms)
@@ -159,10 +159,12 @@ class Forwarding:
             known = box.origins[origin]
             return self._when_durable(made, forwards.Tied(known.life, known.position))
         outbox = box.outboxes.get(origin)
-        if outbox is None or not isinstance(outbox, RouterOutbox) or outbox.route != command.route:
+        is_newer = isinstance(outbox, RouterOutbox) and outbox.route.revision < command.route.revision
+        if outbox is None or is_newer:
             position = command.position if command.life == box.generation else 0
             position = outbox.position if outbox is not None else min(position, box.log.head_seq)
-            tied = changes.OutboxTied(box.generation, origin, command.route, position)
+            total = outbox.total if outbox is not None else 0
+            tied = changes.OutboxTied(box.generation, origin, command.route, position, total)
             machine._log(tied, made)
         outbox = box.outboxes[origin]
         self.note(box)
@@ -180,7 +182,7 @@ class Forwarding:
 
     def _when_durable(self, made: Made, reply: forwards.Reply) -> Outcome:
         """An answer about ties waits for the last change of any: a repeat must not overtake the first."""
-        lsn = self._ties_lsn if self._ties_lsn > self._machine.durable_lsn else 0
+        lsn = self.ties_lsn if self.ties_lsn > self._machine.durable_lsn else 0
         return Outcome(made, reply, lsn, True)
 
     def _get_outbox(self, command: forwards.GetOutbox, now_ms: int, made: Made) -> Outcome:
@@ -202,27 +204,25 @@ class Forwarding:
 
     def _list_ties(self, command: forwards.ListTies, now_ms: int, made: Made) -> Outcome:
         """All ties of this shard, unless none has changed since the asker last knew them."""
-        if command.version == self.ties_version:
-            return self._when_durable(made, forwards.Ties(self.ties_version, True, [], []))
+        if command.version == self.ties_lsn:
+            return self._when_durable(made, forwards.Ties(self.ties_lsn, True, [], []))
         boxes = self._machine.boxes.values()
         sources = [(box.name, origin) for box in boxes for origin in box.outboxes]
         dests = [(box.name, origin) for box in boxes for origin, known in box.origins.items() if known.pinned]
-        return self._when_durable(made, forwards.Ties(self.ties_version, False, sources, dests))
+        return self._when_durable(made, forwards.Ties(self.ties_lsn, False, sources, dests))
 
     def _apply_outbox_tied(self, change: changes.OutboxTied, lsn: int) -> None:
         box = self._machine.generations[change.generation]
         old = box.outboxes.get(change.origin)
-        total = 0
         if old is not None:
             self.outboxes.close(old)
-            total = old.saved_total
         box.outboxes[change.origin] = RouterOutbox(
             log=box.log,
             route=change.route,
             origin=change.origin,
             life=box.generation,
             position=change.position,
-            total=total,
+            total=change.total,
         )
         self._note_tie(lsn)
 
@@ -232,10 +232,14 @@ class Forwarding:
         self._note_tie(lsn)
 
     def _note_tie(self, lsn: int) -> None:
-        self._ties_lsn = max(self._ties_lsn, lsn)
-        self.ties_version += 1
+        self.ties_lsn = max(self.ties_lsn, lsn)
 
     # -- boxes that end, or begin anew
+
+    def routers_of(self, box: Box) -> list[str]:
+        """The origins of all routers that are tied to this box."""
+        ends = [*box.outboxes, *box.origins]
+        return sorted({origin for origin in ends if router_of(origin) is not None})
 
     def box_deleted(self, box: Box, lsn: int) -> None:
         for outbox in box.outboxes.values():
@@ -248,10 +252,7 @@ class Forwarding:
         new.origins = {name: known.kept(is_memory=True) for name, known in old.origins.items()}
         for origin, outbox in old.outboxes.items():
             self.outboxes.close(outbox)
-            if isinstance(outbox, RouterOutbox):
-                new.outboxes[origin] = RouterOutbox(
-                    log=new.log, route=outbox.route, origin=origin, life=new.generation, position=0
-                )
+            new.outboxes[origin] = outbox.reborn(new.log, new.generation)
 
 
 def _plan_copies(box: Box, command: forwards.Forward, known: Origin, now_ms: int) -> changes.BatchForwarded:

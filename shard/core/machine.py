@@ -43,6 +43,7 @@ from shard.core.outcome import Made as Made
 from shard.core.outcome import Missing as Missing
 from shard.core.outcome import Outcome as Outcome
 from shard.core.queue import Queue
+from shard.core.routers import Routers
 from shard.core.sealed import NotLoaded, Segment, TagsNotLoaded
 from streams.protocol import commands, forwards
 from streams.protocol.boxes import BoxConfig, BoxPatch, merge
@@ -96,7 +97,13 @@ class _Pending(NamedTuple):
 
 class Machine:
     def __init__(
-        self, *, boxes_max: int = 0, shard: int = 0, due_records: int = 10_000, due_bytes: int = 64 << 20
+        self,
+        *,
+        boxes_max: int = 0,
+        routers_max: int = 0,
+        shard: int = 0,
+        due_records: int = 10_000,
+        due_bytes: int = 64 << 20,
     ) -> None:
         self.boxes: SortedDict[str, Box] = SortedDict()
         self.generations: dict[int, Box] = {}
@@ -133,6 +140,7 @@ class Machine:
         self._deadlines: list[tuple[int, int]] = []
         self._deadline_of: dict[int, int] = {}
         self.forwarding = Forwarding(self)
+        self.routers = Routers(self, routers_max)
         self._handlers: dict[type[Any], Callable[[Any, int, Made], Outcome]] = {
             commands.Append: self._append,
             commands.Diff: self._diff,
@@ -145,6 +153,7 @@ class Machine:
             commands.DeleteRecords: self._delete_records,
             commands.SetFence: self._set_fence,
             **self.forwarding.handlers,
+            **self.routers.handlers,
         }
         self._appliers: dict[type[Any], Callable[[Any, int], None]] = {
             changes.BatchAppended: self._apply_appended,
@@ -164,6 +173,7 @@ class Machine:
             changes.ShardStarted: self._apply_started,
             changes.ShardStopped: self._apply_stopped,
             **self.forwarding.appliers,
+            **self.routers.appliers,
         }
         self._jobs = Jobs(self)
         self.moves = Moves(self)
@@ -271,6 +281,8 @@ class Machine:
             self._watch(box)
             self.forwarding.note(box)
             self.moves.note(box)
+        self.routers.lsn = self.forwarding.ties_lsn = self.lsn
+        self.forwarding.outboxes.shard_life = self.lsn
         return Outcome(made, None, self.lsn, True)
 
     def stop(self, now_ms: int) -> Outcome:
@@ -502,8 +514,9 @@ class Machine:
         self._expire(box, now_ms, made)
         if command.if_empty and box.log.count:
             raise BoxNotEmpty(f"{box.name} still holds {box.log.count} records", count=box.log.count)
+        origins = self.forwarding.routers_of(box)
         lsn = self._log(changes.BoxDeleted(box.generation), made)
-        return Outcome(made, commands.BoxGone(command.box, True, []), lsn, True, (command.box,))
+        return Outcome(made, commands.BoxGone(command.box, True, origins), lsn, True, (command.box,))
 
     # -- records
 
@@ -874,6 +887,8 @@ class Machine:
             last_generation=self.last_generation,
             not_recreated=list(self.not_recreated),
             boxes=boxes,
+            routers=list(self.routers.routers.values()),
+            last_router_number=self.routers.last_number,
         )
 
     def restore(self, state: ShardState) -> Wanted:
@@ -884,6 +899,9 @@ class Machine:
         self.stopped_clean = state.stopped_clean
         self.last_generation = state.last_generation
         self.not_recreated = dict.fromkeys(state.not_recreated)
+        for router in state.routers:
+            self.routers.take_over(router)
+        self.routers.last_number = state.last_router_number
         wanted = Wanted({}, [])
         for facts in state.boxes:
             box = Box.from_facts(facts)
@@ -928,6 +946,7 @@ class Machine:
                 box.queue.check(box.log)
             if box.is_disk:
                 assert box.log.visible_seq <= box.reserved_seq, "CEILING"
+        self.routers.check()
         assert self._keys == sum(len(box.keys) for box in self.boxes.values()), "KEYS"
         assert self.durable_lsn <= self.logged_lsn <= self.lsn, "LSN"
         stored = [box for box in self.boxes.values() if not box.is_memory and box.log.tail.records]
@@ -940,6 +959,7 @@ class Machine:
             "records": sum(box.log.count for box in self.boxes.values()),
             "bytes": sum(box.log.bytes for box in self.boxes.values()),
             "idempotency_keys": self._keys,
+            "routers": len(self.routers.routers),
             "lsn": self.lsn,
             "durable_lsn": self.durable_lsn,
         }

@@ -17,8 +17,9 @@ Rules of the file
 - `look` changes nothing, so that it can be asked again when what it wanted to read was not in memory.
 - Everything but `position`, `total` and `life` is forgotten with the process.
 
-Bounds: FLIGHTS_MAX parcels of an outbox and BYTES_OUT_MAX bytes of a shard are out at a time; a parcel is at
-most PARCEL_BYTES_MAX (or one record) and PARCEL_RECORDS_MAX; one look examines at most EXAMINE_MAX records.
+Bounds: FLIGHTS_MAX parcels of an outbox, PARCELS_OUT_MAX parcels and BYTES_OUT_MAX bytes of a shard are out
+at a time; a parcel is at most PARCEL_BYTES_MAX (or one record) and PARCEL_RECORDS_MAX; one look examines at
+most EXAMINE_MAX records.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ import msgspec
 from msgspec.structs import replace
 
 from shard.core.changes import Change, OutboxMoved
+from shard.core.log import Log
 from shard.core.sealed import NotLoaded
 from streams.protocol import forwards
 from streams.protocol.forwards import Carried, Forwarded, ForwardHead
@@ -46,6 +48,8 @@ EXAMINE_MAX = 20_000
 BYTES_OUT_MAX = 32 * 1024 * 1024
 COLLECT_BYTES_MAX = 4 * 1024 * 1024
 COLLECT_PARCELS_MAX = 256
+#: Of a whole shard too: each is a task of the carrier and a request in flight on a link, which takes 20,000.
+PARCELS_OUT_MAX = 4096
 #: A position that has moved is logged at most this often.
 SAVE_EVERY_MS = 500
 _RETRY_MS_MIN, _RETRY_MS_MAX = 20, 2_000
@@ -79,6 +83,8 @@ class Outbox:
 
     __slots__ = (
         "_rewound_to",
+        "_total_before",
+        "_total_of",
         "dest",
         "failures",
         "flights",
@@ -111,6 +117,9 @@ class Outbox:
         #: What the destination has. What is saved of it may be older.
         self.position = self.saved_position = position
         self.total = self.saved_total = total
+        #: The generation of the destination that counts, and what came before it.
+        self._total_of = 0
+        self._total_before = 0
         self.saved_ms = 0
         #: The end of what has left, and how far was looked beyond it without finding anything to send.
         self.sent = position
@@ -138,6 +147,10 @@ class Outbox:
         raise NotImplementedError
 
     def label(self, load: Load, after: int) -> ForwardHead:
+        raise NotImplementedError
+
+    def reborn(self, log: Log, life: int) -> Outbox:
+        """The same line from a memory box that has begun anew."""
         raise NotImplementedError
 
     # -- leaving
@@ -168,7 +181,11 @@ class Outbox:
 
     def came_back(self, flight: _Flight, answer: Forwarded) -> None:
         """The destination's answer to a parcel."""
-        self.total = max(self.total + answer.count, answer.total)
+        if answer.generation != self._total_of:
+            # A memory box that began anew counts from 0 again.
+            self._total_of = answer.generation
+            self._total_before = self.total if answer.total < self.total else 0
+        self.total = max(self.total, self._total_before + answer.total)  # answers may overtake each other
         if answer.position >= flight.upto:
             self.failures = 0
             self.last_error = ""
@@ -176,7 +193,7 @@ class Outbox:
             if self.position > self.sent:
                 self.sent = self.seen_from = self.position
                 self.seen_lost = 0
-            self.records_max = min(PARCEL_RECORDS_MAX, self.records_max * 2)
+            self.records_max = min(PARCEL_RECORDS_MAX, self.records_max + 1 + self.records_max // 8)
         else:  # it stands elsewhere: plan again from there, when nothing is out that could still move it
             self.is_halted = True
             self._rewound_to = answer.position
@@ -235,6 +252,9 @@ class Outboxes:
         self._retries: list[tuple[int, int, Outbox]] = []
         self._order = itertools.count()
         self._carrier = 0
+        #: The lsn at which this life of the shard began. Parcels are numbered anew in each, and an answer to
+        #: one of an earlier life, which may still be under way, must not be taken for one of this.
+        self.shard_life = 0
 
     def __repr__(self) -> str:
         return f"<Outboxes {len(self._waiting)} waiting, {len(self._out)} parcels out>"
@@ -264,7 +284,8 @@ class Outboxes:
         missing: NotLoaded | None = None
         size = 0
         room = min(COLLECT_BYTES_MAX, BYTES_OUT_MAX - self._bytes_out)
-        for outbox in itertools.islice(self._waiting, COLLECT_PARCELS_MAX):
+        count = min(COLLECT_PARCELS_MAX, PARCELS_OUT_MAX - len(self._out))
+        for outbox in itertools.islice(self._waiting, count):
             if size >= room:
                 break
             load: Load | None = Load(outbox.seen_from)
@@ -320,18 +341,20 @@ class Outboxes:
 
     def came_back(self, carried: Carried, now_ms: int) -> Outbox | None:
         """The outbox that this answer was for, unless its parcel is not out any more."""
-        outbox, flight = self._out.pop(carried.number, (None, None))
-        if outbox is None or flight is None:
+        if carried.shard_life != self.shard_life or carried.number not in self._out:
             return None
+        outbox, flight = self._out.pop(carried.number)
         self._bytes_out -= flight.bytes
         del outbox.flights[carried.number]
         if outbox.is_closed:
             return None
-        if carried.answer is not None:
-            outbox.came_back(flight, carried.answer)
+        answer = carried.answer
+        if answer is not None and answer.life == outbox.life:
+            outbox.came_back(flight, answer)
         else:
+            code = carried.code if answer is None else "seq_mismatch"
             paused = bool(outbox.retry_at_ms)
-            outbox.failed(flight, carried.code, carried.message, now_ms)
+            outbox.failed(flight, code, carried.message, now_ms)
             if outbox.retry_at_ms and not paused:
                 heapq.heappush(self._retries, (outbox.retry_at_ms, next(self._order), outbox))
         outbox.settle()
@@ -349,10 +372,6 @@ class Outboxes:
             outbox.retry_at_ms = 0
             due = self.note((outbox,)) or due
         return due
-
-    @property
-    def is_ready(self) -> bool:
-        return bool(self._waiting) and self._bytes_out < BYTES_OUT_MAX
 
     def statistics(self) -> dict[str, int]:
         return {"parcels_out": len(self._out), "parcel_bytes_out": self._bytes_out}

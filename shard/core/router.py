@@ -12,9 +12,10 @@ from __future__ import annotations
 from shard.core.log import Log, Span
 from shard.core.outbox import EXAMINE_MAX, PARCEL_BYTES_MAX, Load, Outbox
 from shard.core.sealed import NotLoaded
-from streams.protocol.forwards import HOPS_MAX, ForwardHead, Route
+from streams.protocol.forwards import HOPS_MAX, ForwardHead
 from streams.protocol.matches import Match
 from streams.protocol.records import Batch
+from streams.protocol.routers import Route
 
 
 class RouterOutbox(Outbox):
@@ -42,6 +43,9 @@ class RouterOutbox(Outbox):
             keep_nodes=self.route.preserve_node,
             tags=load.tags,
         )
+
+    def reborn(self, log: Log, life: int) -> RouterOutbox:
+        return RouterOutbox(log=log, route=self.route, origin=self.origin, life=life, position=0)
 
     @property
     def reached(self) -> int:

@@ -56,6 +56,8 @@ _KINDS: dict[type[Any], int] = {
     changes.OutboxTied: 23,
     changes.OutboxUntied: 24,
     changes.OutboxMoved: 25,
+    changes.RouterRegistered: 26,
+    changes.RouterDropped: 27,
     changes.JobsLeased: 30,
     changes.JobsExtended: 31,
     changes.JobsReturned: 32,
@@ -103,11 +105,8 @@ def encode(lsn: int, change: Change) -> tuple[int, int, int, Sequence[bytes]]:
             change.evicted_ts,
             len(key),
         )
-        if isinstance(change, changes.BatchForwarded):
-            origin = change.origin.encode()
-            head = (
-                _FORWARDED_HEAD.pack(change.life, change.position, change.lost, len(origin)) + origin + head
-            )
+        if kind == FORWARDED:
+            head = _forwarded_head(change) + head
         columns, blob = change.batch.to_parts()
         return kind, VERSION, lsn, (head + key + columns, blob)
     if isinstance(change, changes.BatchKept):
@@ -146,6 +145,12 @@ def decode(kind: int, version: int, content: memoryview) -> Change:
         raise UnknownFrame(f"a frame has kind {kind}, which this server does not know")
     change: Change = decoder(content)
     return change
+
+
+def _forwarded_head(change: changes.BatchAppended) -> bytes:
+    assert isinstance(change, changes.BatchForwarded)
+    origin = change.origin.encode()
+    return _FORWARDED_HEAD.pack(change.life, change.position, change.lost, len(origin)) + origin
 
 
 def _decode_forwarded(content: memoryview) -> changes.BatchForwarded:

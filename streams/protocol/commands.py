@@ -141,6 +141,7 @@ class BoxPage(msgspec.Struct, frozen=True):
 class BoxGone(msgspec.Struct, frozen=True):
     box: str
     deleted: bool
+    #: Their origins, name and number (`routers.py`): a gateway forgets exactly these, and shows their names.
     routers_removed: list[str]
 
 

@@ -19,10 +19,10 @@ from typing import TypeVar
 
 import msgspec
 
-from streams.protocol import wire
+from streams.protocol import routers, wire
 from streams.protocol.boxes import BoxPatch
 from streams.protocol.errors import InvalidRequest
-from streams.protocol.matches import Match
+from streams.protocol.routers import Route
 
 _T = TypeVar("_T")
 
@@ -31,18 +31,6 @@ HOPS_MAX = 16
 
 #: A name that no box can have. Reads wait for boxes by name; the carrier's question waits under this one.
 CARRIER = ""
-
-
-class Route(msgspec.Struct, frozen=True, kw_only=True):
-    """A router's definition: all that the source's shard must know to send its copies."""
-
-    source: str
-    dest: str
-    preserve_node: bool = True
-    preserve_tag: bool = True
-    create_dest: bool = True
-    filter: Match | None = None
-    allow_cycle: bool = False
 
 
 class ForwardHead(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
@@ -84,12 +72,13 @@ class Forward(msgspec.Struct, frozen=True, gc=False):
 
 
 class Forwarded(msgspec.Struct, array_like=True, frozen=True):
-    """Where the origin stands now, and how many records this Forward, and all of them, have appended."""
+    """Where the origin stands now in its source's `life`, and how many records have come from it in this
+    `generation` of the destination."""
 
     life: int
     position: int
-    count: int
     total: int
+    generation: int
 
 
 class Collect(msgspec.Struct, array_like=True, frozen=True):
@@ -112,14 +101,15 @@ class Parcel(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Parcels(msgspec.Struct, array_like=True, frozen=True):
+    #: Which life of the shard gave them out: numbers begin anew in each.
+    shard_life: int
     parcels: list[Parcel]
 
 
 class Carried(msgspec.Struct, array_like=True, frozen=True):
     """What became of a parcel: the destination's answer, or the code and message of why there is none."""
 
-    box: str
-    origin: str
+    shard_life: int
     number: int
     answer: Forwarded | None = None
     code: str = ""
@@ -185,9 +175,9 @@ class Ties(msgspec.Struct, array_like=True, frozen=True):
     dests: list[tuple[str, str]]
 
 
-_Asked = Tie | Untie | GetOutbox | ListTies
+_Asked = Tie | Untie | GetOutbox | ListTies | routers.Command
 Command = Forward | Collect | Carried | _Asked
-Reply = Forwarded | Parcels | CarriedNoted | Tied | Untied | OutboxState | Ties
+Reply = Forwarded | Parcels | CarriedNoted | Tied | Untied | OutboxState | Ties | routers.Reply
 REPLIES: tuple[type[msgspec.Struct], ...] = (
     Forwarded,
     Parcels,
@@ -196,6 +186,7 @@ REPLIES: tuple[type[msgspec.Struct], ...] = (
     Untied,
     OutboxState,
     Ties,
+    *routers.REPLIES,
 )
 
 encode = msgspec.msgpack.Encoder().encode

@@ -15,3 +15,6 @@ class Match(msgspec.Struct, frozen=True):
         if not tag:
             return False
         return tag.startswith(self.text) if self.is_prefix else tag == self.text
+
+    def shown(self) -> list[str]:
+        return ["tag", "Glob", self.text + "*"] if self.is_prefix else ["tag", "Eq", self.text]

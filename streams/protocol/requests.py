@@ -34,6 +34,7 @@ from streams.protocol.names import (
 )
 from streams.protocol.query import Query
 from streams.protocol.queues import GroupPut
+from streams.protocol.routers import Route
 
 DIFF_LIMIT_DEFAULT, DIFF_LIMIT_MAX = 256, 1000
 DIFF_BYTES_DEFAULT, DIFF_BYTES_MAX = 1024 * 1024, 8 * 1024 * 1024
@@ -74,6 +75,18 @@ class _FenceBody(msgspec.Struct, forbid_unknown_fields=True):
     if_token: str | None = None
 
 
+class _RouterBody(msgspec.Struct, forbid_unknown_fields=True):
+    source: str
+    dest: str
+    preserve_node: bool = True
+    preserve_tag: bool = True
+    create_dest: bool = True
+    filter: str | list[str] | None = None
+    allow_cycle: bool = False
+    from_seq: _Seq | None = None
+
+
+_decode_router = msgspec.json.Decoder(_RouterBody).decode
 _decode_diff = msgspec.json.Decoder(_DiffBody).decode
 _decode_delete = msgspec.json.Decoder(_DeleteBody).decode
 _decode_fence = msgspec.json.Decoder(_FenceBody).decode
@@ -100,6 +113,25 @@ def parse_match(value: str | list[str], field: str = "match") -> Match:
             field=field,
         )
     return Match(text[:-1], is_prefix=True)
+
+
+def parse_router(body: bytes) -> tuple[Route, int | None]:
+    """What the body of a router's PUT asks for: the route, and where it starts if not at the head."""
+    request: _RouterBody = decode_json(_decode_router, body or b"{}")
+    for field in ("source", "dest"):
+        check_box_name(getattr(request, field), field)
+    if request.source == request.dest:
+        raise InvalidRequest(f"dest: {request.dest} is the source too; they must differ", field="dest")
+    route = Route(
+        source=request.source,
+        dest=request.dest,
+        preserve_node=request.preserve_node,
+        preserve_tag=request.preserve_tag,
+        create_dest=request.create_dest,
+        filter=parse_match(request.filter, "filter") if request.filter is not None else None,
+        allow_cycle=request.allow_cycle,
+    )
+    return route, check_seq(request.from_seq, "from_seq") if request.from_seq is not None else None
 
 
 def _checked(head: wire.RequestHead) -> Query:

@@ -58,6 +58,17 @@ def test_a_job_delivered_too_often_moves_with_all_that_belongs_to_it(api, box, d
     assert len(letters_of(api, dead, 2)) == 2, "once each"
 
 
+def test_a_claim_that_waits_moves_what_is_in_its_way(api, box, dead):
+    """§8: also where nothing is logged, so that nothing else would tell the carrier."""
+    api.put(box, type="queue", durability="memory", max_deliveries=1, dead_letter=dead, lease_ms=100)
+    api.append(box, 1)
+    api.claim(box)
+    waiting = api.in_background(lambda other: other.claim(box, wait_ms=20_000))
+    assert [letter["data"] for letter in letters_of(api, dead, 1)] == [1]
+    api.append(box, 2)
+    assert waiting()[0]["claimed"][0]["data"] == 2
+
+
 def test_without_a_dead_letter_box_a_job_is_redelivered_for_ever(api, box):
     """§8"""
     api.put(box, type="queue", max_deliveries=1)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtests import machine, report, rows
+from loadtests import bench, machine, report, rows
 from loadtests.generator import append_body, record_text
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +36,7 @@ def test_every_row_is_measured_and_reported(tmp_path: Path) -> None:
     run = json.loads(file.read_text())
     assert (ROOT / "build" / "bench.json").exists()
     assert run["machine"]["cores"] >= 1 and run["machine"]["filesystem"] != "unknown"
-    expected = [row for case in rows.CASES for row in case.rows]
+    expected = [row for case in bench.CASES for row in case.rows]
     assert [row["key"] for row in run["rows"]] == [row.key for row in expected]
     for row, found in zip(expected, run["rows"], strict=True):
         assert found["error"] == "" and found["figure"] is not None, found
@@ -47,7 +47,7 @@ def test_every_row_is_measured_and_reported(tmp_path: Path) -> None:
 
 
 def test_every_row_is_explained() -> None:
-    for case in rows.CASES:
+    for case in bench.CASES:
         for row in case.rows:
             assert f"`{row.key}`" in README
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from streams.protocol import forwards
 from streams.protocol.errors import StreamsError
-from streams.protocol.forwards import Carried, Collect, Forward, Forwarded, Parcel, Parcels, Route
+from streams.protocol.forwards import Carried, Collect, Forward, Forwarded, Parcel, Parcels
+from streams.protocol.routers import Route
 from tests.support.machines import Driver, records_of
 
 ORIGIN = "copy#1"
@@ -12,39 +15,52 @@ ORIGIN = "copy#1"
 _decode_head = forwards.DECODERS[forwards.wire.OP_FORWARD]
 
 
-def tie(source: Driver, dest: Driver, *, origin: str = ORIGIN, from_seq: int = 0, **route: object) -> Route:
+def tie(at: Driver, to: Driver, *, origin: str = ORIGIN, from_seq: int = 0, **route: object) -> Route:
     """Ties both ends, the destination first, as it is done over the wire."""
     made = Route(**{"source": "from", "dest": "to", **route})  # type: ignore[arg-type]
-    life = source.state(made.source).generation
-    dest.ask(forwards.Tie(box=made.dest, origin=origin, life=life, position=from_seq))
-    source.ask(forwards.Tie(box=made.source, origin=origin, life=life, position=from_seq, route=made))
+    life = at.state(made.source).generation
+    to.ask(forwards.Tie(box=made.dest, origin=origin, life=life, position=from_seq))
+    at.ask(forwards.Tie(box=made.source, origin=origin, life=life, position=from_seq, route=made))
     return made
 
 
-def collect(source: Driver, carrier: int = 1) -> list[Parcel]:
+class Given(NamedTuple):
+    """A parcel, and which life of its shard gave it out."""
+
+    shard_life: int
+    parcel: Parcel
+
+    @property
+    def number(self) -> int:
+        return self.parcel.number
+
+    def refused(self, code: str, message: str = "") -> Carried:
+        return Carried(self.shard_life, self.number, None, code, message)
+
+
+def collect(source: Driver, carrier: int = 1) -> list[Given]:
     reply = source.do(Collect(carrier)).reply
     assert isinstance(reply, Parcels)
-    return reply.parcels
+    return [Given(reply.shard_life, parcel) for parcel in reply.parcels]
 
 
-def forward_of(parcel: Parcel) -> Forward:
-    command = _decode_head(parcel.head, parcel.text)
+def forward_of(given: Given) -> Forward:
+    command = _decode_head(given.parcel.head, given.parcel.text)
     assert isinstance(command, Forward)
     return command
 
 
-def bring(dest: Driver, parcel: Parcel, *, sync: bool = True) -> Carried:
+def bring(dest: Driver, given: Given, *, sync: bool = True) -> Carried:
     """Delivers a parcel and returns what the carrier would tell its source."""
-    outcome = dest.do(forward_of(parcel))
+    outcome = dest.do(forward_of(given))
     if sync or outcome.until_durable:
         dest.sync()
     else:
         dest.logged()
     if isinstance(outcome.reply, StreamsError):
-        failure = outcome.reply
-        return Carried(parcel.source, parcel.origin, parcel.number, None, failure.code, failure.message)
+        return given.refused(outcome.reply.code, outcome.reply.message)
     assert isinstance(outcome.reply, Forwarded)
-    return Carried(parcel.source, parcel.origin, parcel.number, outcome.reply)
+    return Carried(given.shard_life, given.number, outcome.reply)
 
 
 def carry_all(source: Driver, dest: Driver, carrier: int = 1) -> int:

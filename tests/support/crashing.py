@@ -133,13 +133,15 @@ class Writer(threading.Thread):
                 self._ended.set()
                 self._progress.notify_all()
 
-    def _write(self, number: int) -> bool:
-        body = {
+    def _body(self, number: int) -> dict[str, Any]:
+        return {
             "records": [{"data": {"writer": self.name, "number": number}}],
             "idempotency_key": f"{self.name}-{number}",
         }
+
+    def _write(self, number: int) -> bool:
         try:
-            answer = self._client.send("POST", f"/v0/boxes/{self.box}", body)
+            answer = self._client.send("POST", f"/v0/boxes/{self.box}", self._body(number))
         except Lost:
             self.repeated += 1
             return False

@@ -26,12 +26,13 @@ from shard.storage import frames
 from shard.storage.files import DiskLike
 from shard.storage.segments import build_index, write_segment
 from shard.storage.store import segment_of
-from streams.protocol import commands, queues
+from streams.protocol import commands, forwards, queues, routers
 from streams.protocol.appends import RecordLimits, parse_append
 from streams.protocol.boxes import BoxPatch
 from streams.protocol.commands import Command
 from streams.protocol.errors import StreamsError
 from streams.protocol.records import Batch, Columns
+from streams.protocol.routers import Route
 
 #: `STREAMS_SWEEP=full` looks twenty times as far.
 SWEEP_FACTOR = 20 if os.environ.get("STREAMS_SWEEP") == "full" else 1
@@ -363,7 +364,8 @@ def facts_of(machine: Machine) -> dict[str, Any]:
             "generation": box.generation,
             "config": box.config,
             "created_ms": box.created_ms,
-            "tied": sorted(box.origins),
+            # What a memory box was sent is not logged, unless it was tied.
+            "tied": sorted(name for name, known in box.origins.items() if known.pinned or not box.is_memory),
             "outboxes": [
                 (name, outbox.life, outbox.saved_position, outbox.saved_total, outbox.dest)
                 for name, outbox in box.outboxes.items()
@@ -396,6 +398,7 @@ def facts_of(machine: Machine) -> dict[str, Any]:
         "stopped_clean": machine.stopped_clean,
         "last_generation": machine.last_generation,
         "not_recreated": list(machine.not_recreated),
+        "routers": (list(machine.routers.routers.values()), machine.routers.last_number),
         "keys": machine.statistics()["idempotency_keys"] if not _has_memory(machine) else None,
         "boxes": boxes,
     }
@@ -442,9 +445,8 @@ def random_command(rng: random.Random, driver: Driver, number: int) -> Command:
     head = known.log.head_seq if known is not None else 0
     if known is not None and known.queue is not None and rng.random() < 0.6:
         return random_queue_command(rng, known)
-    kind = rng.choices(
-        ("append", "put", "delete", "delete_box", "fence", "read", "group"), weights=(56, 14, 10, 3, 5, 8, 4)
-    )[0]
+    kinds = ("append", "put", "delete", "delete_box", "fence", "read", "forwarding", "group")
+    kind = rng.choices(kinds, weights=(56, 14, 10, 3, 5, 8, 20, 4))[0]
     if kind == "append":
         records = [
             {
@@ -474,11 +476,58 @@ def random_command(rng: random.Random, driver: Driver, number: int) -> Command:
         return commands.DeleteRecords(box, 0 if before_seq is None and match is None else before_seq, match)
     if kind == "delete_box":
         return commands.DeleteBox(box, rng.random() < 0.3)
+    if kind == "forwarding":
+        return random_forwarding(rng, driver, box, number)
     if kind == "fence":
         return commands.SetFence(box, rng.choice(("", "t1", "t2")))
     if kind == "group":
         return random_group_command(rng, box, known.log.visible_seq if known is not None else 0)
     return commands.Diff(box=box, from_seq=max(0, head - rng.randrange(6)), nodes=frozenset({"n1", "n2"}))
+
+
+def random_forwarding(rng: random.Random, driver: Driver, box: str, number: int) -> Command:
+    """Anything about copies: parcels that fit and parcels that do not, ties, answers, routers."""
+    known = driver.machine.boxes.get(box)
+    life = known.generation if known is not None else 0
+    kind = rng.choice(("forward", "forward", "tie", "untie", "collect", "carried", "router", "drop"))
+    origin = rng.choice(("q!", "r#1", "r#2"))
+    if kind == "forward":
+        stands = known.origins[origin].position if known is not None and origin in known.origins else 0
+        after = max(0, stands + rng.choice((0, 0, 0, 0, 1, -1)))
+        count = rng.randrange(4)
+        head = forwards.ForwardHead(
+            box=box,
+            origin=origin,
+            life=rng.choice((1, 1, 1, 1, 2)),
+            after=after,
+            upto=after + count + rng.randrange(3),
+            count=count,
+            lost=rng.choice((0, 0, 0, 2)),
+            hops=rng.randrange(1, 17),
+            create=rng.random() < 0.3,
+            bind=origin == "q!",
+        )
+        text = b",".join(b'{"$seq":1,"$ts":1,"data":[%d,%d,"f"]}' % (number, at) for at in range(count))
+        return forwards.Forward(head, text)
+    if kind == "tie":
+        route = Route(source=box, dest=rng.choice("abc"), revision=number) if rng.random() < 0.5 else None
+        return forwards.Tie(box=box, origin=rng.choice(("r#1", "r#2")), life=life, position=0, route=route)
+    if kind == "untie":
+        return forwards.Untie(box, origin)
+    if kind == "collect":
+        return forwards.Collect(rng.choice((1, 1, 1, 2)))
+    if kind == "carried":
+        outboxes = list(known.outboxes.values()) if known is not None else []
+        flights = [flight for outbox in outboxes for flight in outbox.flights.values()]
+        if not flights:
+            return forwards.Collect(1)
+        flight = rng.choice(flights)
+        answer = forwards.Forwarded(life, flight.upto, flight.upto, 7) if rng.random() < 0.8 else None
+        return forwards.Carried(driver.machine.forwarding.outboxes.shard_life, flight.number, answer, "busy")
+    if kind == "router":
+        route = Route(source=box, dest=rng.choice("xyz"), preserve_tag=rng.random() < 0.5)
+        return routers.PutRouter(rng.choice("12"), route)
+    return routers.DropRouter(rng.choice("12"), rng.randrange(1, 5))
 
 
 def random_queue_command(rng: random.Random, box: Box) -> Command:

@@ -1,0 +1,167 @@
+"""What routers cost: the time one hop takes, and how many copies a second go through a fan-out.
+
+The hop is measured from outside, as a client sees it: from the first byte of an append to the source until a
+long poll that waits at the destination, on another shard, has its whole answer. Both ends are plain blocking
+sockets with prebuilt requests.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import socket
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import zip_longest
+from time import monotonic, monotonic_ns
+from typing import Any, Final
+
+from loadtests.generator import http_request, percentiles, record_text
+from loadtests.rows import RECORD_BYTES, Bench, Case, CaseFailed, Measured, Row, by_shard, call
+from streams.testing import Server
+
+FAN_OUT = 8
+HOP = "append at a source to its copy at a reader, "
+#: How long copies may be on their way when nothing more is written.
+CATCH_UP_S = 60.0
+_content_length = re.compile(rb"content-length: (\d+)\r\n", re.IGNORECASE).search
+
+
+class Connection:
+    """One keep-alive connection, one request at a time."""
+
+    def __init__(self, port: int) -> None:
+        self._sock = socket.create_connection(("127.0.0.1", port), timeout=30)
+        self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def send(self, request: bytes) -> None:
+        self._sock.sendall(request)
+
+    def receive(self) -> bytes:
+        """The body of the next answer, which must be a success."""
+        text = b""
+        while b"\r\n\r\n" not in text:
+            text += self._more()
+        head, _, body = text.partition(b"\r\n\r\n")
+        length = _content_length(head + b"\r\n")
+        if not head.startswith(b"HTTP/1.1 20") or length is None:
+            raise CaseFailed(f"a request was answered {text[:400]!r}")
+        while len(body) < int(length[1]):
+            body += self._more()
+        return body
+
+    def _more(self) -> bytes:
+        piece = self._sock.recv(65536)
+        if not piece:
+            raise CaseFailed("the server closed a connection")
+        return piece
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+@contextmanager
+def routed(bench: Bench, server: Server, count: int, durability: str) -> Iterator[tuple[str, list[str]]]:
+    """A source and so many destinations of it, the first on another shard if there is one."""
+    names = [f"routed-{number}" for number in range(8 * (count + 1))]
+    groups = [list(owned) for _, owned in by_shard(server, names)]
+    source = groups[0].pop()
+    groups.append(groups.pop(0))
+    dests = [name for turn in zip_longest(*groups) for name in turn if name is not None][:count]
+    for box in (source, *dests):
+        call(server, "PUT", f"/v0/boxes/{box}", {"durability": durability})
+    for box in dests:
+        call(server, "PUT", f"/v0/routers/{box}", {"source": source, "dest": box})
+    try:
+        yield source, dests
+    finally:
+        for box in (source, *dests):
+            call(server, "DELETE", f"/v0/boxes/{box}")
+
+
+def hops(bench: Bench, case: Case) -> Measured:
+    server = bench.server()
+    body = ('{"records":[' + record_text(random.Random(1), record_bytes=RECORD_BYTES) + "]}").encode()
+    latencies = array("Q")
+    with routed(bench, server, 1, case.plan["durability"]) as (source, (dest,)):
+        append = http_request(f"/v0/boxes/{source}", body)
+        writer, reader = Connection(server.port), Connection(server.port)
+        sizes = bench.sizes
+        cursor = 0
+        begun = monotonic()
+        while monotonic() - begun < sizes.seconds + sizes.warm_up_s:
+            wait = b'{"from_seq":%d,"wait_ms":20000}' % cursor
+            reader.send(http_request(f"/v0/boxes/{dest}/diff", wait))
+            sent_ns = monotonic_ns()
+            writer.send(append)
+            writer.receive()
+            cursor = json.loads(reader.receive())["next_from_seq"]
+            if monotonic() - begun >= sizes.warm_up_s:
+                latencies.append(monotonic_ns() - sent_ns)
+        writer.close()
+        reader.close()
+    found = percentiles(latencies)
+    figures = {row.key: found[row.key[-3:]] for row in case.rows}
+    return Measured(figures, {"hops": len(latencies), "latency_ms": found})
+
+
+def fan_out(bench: Bench, case: Case) -> Measured:
+    """From the first append until the last copy is there."""
+    server = bench.server()
+    batches = max(1, round(bench.sizes.seconds * 50))
+    with routed(bench, server, FAN_OUT, "disk") as (source, dests):
+        begun = monotonic()
+        result = bench.load(
+            server,
+            kind="http",
+            send="append",
+            port=server.port,
+            boxes=[source],
+            requests_max=batches,
+            seconds=60,
+            warm_up_s=0,
+            **case.plan,
+        )
+        written_s = monotonic() - begun
+        head = call(server, "GET", f"/v0/boxes/{source}")["head_seq"]
+        for box in dests:
+            wait_for(server, box, head)
+        seconds = monotonic() - begun
+        copies = head * len(dests)
+    result |= {"copies": copies, "copied_s": round(seconds, 3), "written_s": round(written_s, 3)}
+    return Measured({case.rows[0].key: round(copies / seconds, 1)}, result)
+
+
+def wait_for(server: Server, box: str, head: int) -> None:
+    deadline = monotonic() + CATCH_UP_S
+    cursor = call(server, "GET", f"/v0/boxes/{box}")["head_seq"]
+    while cursor < head:
+        if monotonic() > deadline:
+            raise CaseFailed(f"{box} has {cursor} of {head} copies after {CATCH_UP_S:.0f} s")
+        question: dict[str, Any] = {"from_seq": cursor, "wait_ms": 1000, "limit": 1, "include_data": False}
+        call(server, "POST", f"/v0/boxes/{box}/diff", question)
+        cursor = call(server, "GET", f"/v0/boxes/{box}")["head_seq"]
+
+
+ROUTER_CASES: Final[tuple[Case, ...]] = (
+    Case(
+        (
+            Row("router-hop-disk-p50", HOP + "disk, p50", "ms", less_is_better=True),
+            Row("router-hop-disk-p99", HOP + "disk, p99", "ms", less_is_better=True),
+        ),
+        hops,
+        {"durability": "disk"},
+    ),
+    Case(
+        (Row("router-hop-fsync-p50", HOP + "fsync, p50", "ms", less_is_better=True),),
+        hops,
+        {"durability": "fsync"},
+    ),
+    Case(
+        (Row("router-fan-out-8", "copies through a fan-out of 8, batch 1000", "records/s"),),
+        fan_out,
+        {"batch": 1000, "connections": 4},
+    ),
+)
