@@ -19,7 +19,7 @@ Rules of the file
 
 Bounds: FLIGHTS_MAX parcels of an outbox, PARCELS_OUT_MAX parcels and BYTES_OUT_MAX bytes of a shard are out
 at a time; a parcel is at most PARCEL_BYTES_MAX (or one record) and PARCEL_RECORDS_MAX; one look examines at
-most EXAMINE_MAX records.
+most EXAMINE_MAX records, one answer to the carrier COLLECT_EXAMINE_MAX.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ EXAMINE_MAX = 20_000
 BYTES_OUT_MAX = 32 * 1024 * 1024
 COLLECT_BYTES_MAX = 4 * 1024 * 1024
 COLLECT_PARCELS_MAX = 256
+#: Records one answer may look at in all: some ten milliseconds when each of them is held to a filter.
+COLLECT_EXAMINE_MAX = 40_000
 #: Of a whole shard too: each is a task of the carrier and a request in flight on a link, which takes 20,000.
 PARCELS_OUT_MAX = 4096
 #: A position that has moved is logged at most this often.
@@ -282,11 +284,11 @@ class Outboxes:
             self._begin(carrier)
         found: list[tuple[Outbox, Load | None]] = []
         missing: NotLoaded | None = None
-        size = 0
+        size = looked_at = 0
         room = min(COLLECT_BYTES_MAX, BYTES_OUT_MAX - self._bytes_out)
         count = min(COLLECT_PARCELS_MAX, PARCELS_OUT_MAX - len(self._out))
         for outbox in itertools.islice(self._waiting, count):
-            if size >= room:
+            if size >= room or looked_at >= COLLECT_EXAMINE_MAX:
                 break
             load: Load | None = Load(outbox.seen_from)
             if outbox.may_send:
@@ -295,7 +297,9 @@ class Outboxes:
                 except NotLoaded as error:
                     missing, load = missing or error, None
             found.append((outbox, load))
-            size += len(load.text) if load is not None else 0
+            if load is not None:
+                size += len(load.text)
+                looked_at += load.upto - outbox.seen_from
         parcels = [parcel for outbox, load in found for parcel in self._give_out(outbox, load)]
         if missing is not None and not parcels:
             raise missing  # whose turn it was is last in line now, and holds nobody up

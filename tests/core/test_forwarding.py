@@ -308,6 +308,17 @@ def test_parcels_out_are_bounded_for_the_whole_shard(source: Driver, dest: Drive
         assert [parcel.parcel.origin for parcel in collect(source)] == ["copy#2"], "each in its turn"
 
 
+def test_one_answer_looks_at_so_many_records_and_the_others_have_their_turn(
+    source: Driver, dest: Driver
+) -> None:
+    for number in range(3):
+        tie(source, dest, origin=f"copy#{number}")
+    source.append(*range(10), box="from")
+    with replaced.object(outbox, "COLLECT_EXAMINE_MAX", 15):
+        assert [given.parcel.origin for given in collect(source)] == ["copy#0", "copy#1"]
+        assert [given.parcel.origin for given in collect(source)] == ["copy#2"]
+
+
 def test_deleted_records_are_passed_over_and_a_filter_is_obeyed(source: Driver, dest: Driver) -> None:
     tie(source, dest, filter=Match("u-", is_prefix=True))
     source.append({"data": 1, "tag": "u-1"}, {"data": 2, "tag": "u-2"}, {"data": 3, "tag": "v"}, box="from")
