@@ -21,6 +21,7 @@ from gateway.dispatch import Dispatch
 from gateway.edge import FrontLimits, FrontName, serve_front
 from gateway.links import Link
 from gateway.placement import Placement
+from gateway.watch.service import Watch
 from streams import __version__, logs
 from streams.config import ChildArgs, ConfigError
 
@@ -31,7 +32,19 @@ async def run(arguments: ChildArgs) -> int:
     config = arguments.config
     links = [Link(shard, path) for shard, path in enumerate(arguments.sockets)]
     dispatch = Dispatch(Placement.from_json(arguments.placement), links)
-    api = Api(dispatch, body_bytes_max=config.max_body_bytes, version=__version__, sockets=arguments.sockets)
+    watch = Watch(
+        dispatch,
+        # A gateway's share of the server's limit, rounded up: the kernel spreads connections over them.
+        connections_max=-(-config.max_sse_connections // config.gateways),
+        node_bytes_max=config.max_node_bytes,
+    )
+    api = Api(
+        dispatch,
+        body_bytes_max=config.max_body_bytes,
+        version=__version__,
+        sockets=arguments.sockets,
+        watch=watch,
+    )
     limits = FrontLimits(body_bytes_max=config.max_body_bytes, drain_s=config.drain_ms / 1000)
     front: FrontName = "hypercorn" if config.front == "hypercorn" else "edge"
     draining = trio.Event()
@@ -40,6 +53,7 @@ async def run(arguments: ChildArgs) -> int:
             nursery.start_soon(link.run)
         nursery.start_soon(_watch_signals, draining)
         nursery.start_soon(_watch_parent, arguments.parent_fd, draining)
+        await nursery.start(watch.run, draining)
         async with trio.open_nursery() as fronts:
             for fd in arguments.listen_fds:
                 listener = socket.socket(fileno=fd)

@@ -73,7 +73,8 @@ class Shard:
         disk.fsync_dir(str(config.data_dir))
         # A shard's share of the server's limit, rounded up: boxes spread evenly over slots.
         boxes_max = -(-config.max_boxes // config.shards) if config.max_boxes else 0
-        self._machine = Machine(boxes_max=boxes_max)
+        sessions_max = -(-config.max_watch_sessions // config.shards) if config.max_watch_sessions else 0
+        self._machine = Machine(boxes_max=boxes_max, sessions_max=sessions_max)
         self._wal = Wal(disk, f"{directory}/wal", file_bytes=config.wal_file_bytes)
         self._snapshots = Snapshots(disk, f"{directory}/snapshot")
         self._server = Server(socket.socket(fileno=arguments.listen_fds[0]), limits_of(config))

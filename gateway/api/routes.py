@@ -13,11 +13,13 @@ from urllib.parse import unquote
 from gateway.api.boxes import Boxes
 from gateway.api.ops import Ops
 from gateway.api.records import Records
+from gateway.api.watch import Watches
 from gateway.content import compress
 from gateway.dispatch import Dispatch
 from gateway.edge_rules import request_id_of
 from gateway.errors import response_for
 from gateway.http import Request, Response
+from gateway.watch.service import Watch
 from streams.protocol.errors import InvalidRequest, MethodNotAllowed, NotFound, StreamsError
 from streams.protocol.names import shown
 
@@ -28,14 +30,22 @@ PlainHandler = Callable[[Request], Awaitable[Response]]
 _H = TypeVar("_H")
 
 _BOX_PREFIX = "/v0/boxes/"
+_WATCH_PREFIX = "/v0/watch/"
 
 
 class Api:
     def __init__(
-        self, dispatch: Dispatch, *, body_bytes_max: int, version: str, sockets: tuple[str, ...]
+        self,
+        dispatch: Dispatch,
+        *,
+        body_bytes_max: int,
+        version: str,
+        sockets: tuple[str, ...],
+        watch: Watch,
     ) -> None:
         boxes = Boxes(dispatch, body_bytes_max)
         records = Records(dispatch, body_bytes_max)
+        self._watches = watches = Watches(watch, body_bytes_max)
         ops = Ops(dispatch, version=version, sockets=sockets)
         #: Action after the box's name -> method -> handler.
         self._under_box: dict[str, dict[str, BoxHandler]] = {
@@ -45,10 +55,12 @@ class Api:
             "tail": {"GET": records.tail},
             "fence": {"PUT": boxes.fence},
             "records": {"GET": records.one},
+            "watch": {"GET": watches.box},
         }
         self._plain: dict[str, dict[str, PlainHandler]] = {
             "/v0/boxes": {"GET": boxes.list},
             "/v0/placement": {"GET": ops.placement},
+            "/v0/watch": {"POST": watches.create},
             **{path: {"GET": ops.health} for path in ("/v0/health", "/health", "/healthz")},
             **{path: {"GET": ops.ready} for path in ("/v0/ready", "/readyz")},
         }
@@ -81,6 +93,9 @@ class Api:
             plain = self._plain.get(path)
             if plain is not None:
                 return self._pick(plain, request)(request)
+            wid = path.removeprefix(_WATCH_PREFIX)
+            if wid != path and wid and "/" not in wid:
+                return self._pick({"GET": self._watches.open}, request)(request, wid)
         raise NotFound(f"{shown(path)}: there is nothing at this address", path=path[:256])
 
     @staticmethod

@@ -98,6 +98,11 @@ class Log:
         return max(self.cap_floor, self.ttl_floor)
 
     @property
+    def front(self) -> int:
+        """Where the live batches begin in `batches`."""
+        return self._front
+
+    @property
     def oldest(self) -> Batch | None:
         return self.batches[self._front] if self._front < len(self.batches) else None
 

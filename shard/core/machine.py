@@ -33,6 +33,8 @@ from sortedcontainers import SortedDict
 from shard.core import changes
 from shard.core.box import RESERVE_SEQS, Box
 from shard.core.changes import Change, ShardState
+from shard.core.sessions import Sessions
+from shard.core.watch import page_for
 from streams.protocol import commands
 from streams.protocol.boxes import BoxConfig, BoxPatch, merge
 from streams.protocol.commands import Command, Reply
@@ -79,6 +81,9 @@ class Outcome(NamedTuple):
     wakes: tuple[str, ...] = ()
 
 
+_WITHOUT_BOX = (commands.ListBoxes, commands.PutSession, commands.TakeSession, commands.KeepSession)
+
+
 class _Pending(NamedTuple):
     lsn: int
     box: Box
@@ -87,7 +92,7 @@ class _Pending(NamedTuple):
 
 
 class Machine:
-    def __init__(self, *, boxes_max: int = 0) -> None:
+    def __init__(self, *, boxes_max: int = 0, sessions_max: int = 0) -> None:
         self.boxes: SortedDict[str, Box] = SortedDict()
         self.generations: dict[int, Box] = {}
         self.lsn = 0
@@ -99,6 +104,7 @@ class Machine:
         self.not_recreated: dict[str, None] = {}
         self.boot_id = ""
         self.stopped_clean = True
+        self.sessions = Sessions(sessions_max)
         self._keys = 0
         self._deleted_lsn = 0
         # Visibility that waits: in lsn order, because lsns are given in order.
@@ -111,6 +117,10 @@ class Machine:
         self._handlers: dict[type[Any], Callable[[Any, int, Made], Outcome]] = {
             commands.Append: self._append,
             commands.Diff: self._diff,
+            commands.Follow: self._follow,
+            commands.PutSession: self._session,
+            commands.TakeSession: self._session,
+            commands.KeepSession: self._session,
             commands.GetState: self._get_state,
             commands.PutBox: self._put_box,
             commands.ListBoxes: self._list_boxes,
@@ -290,7 +300,7 @@ class Machine:
 
     def _refuse(self, command: Command, error: StreamsError, made: Made) -> Outcome:
         """A refusal waits until what it rests on cannot vanish: the box's last change, or its deletion."""
-        box = None if isinstance(command, commands.ListBoxes) else self.boxes.get(command.box)
+        box = None if isinstance(command, _WITHOUT_BOX) else self.boxes.get(command.box)
         if box is not None:
             return self._answer(box, error, made, box.last_lsn)
         return Outcome(made, error, self._undone_deletion_lsn(), True)
@@ -525,6 +535,22 @@ class Machine:
         if nothing and command.wait_ms:
             return Outcome(made, None)
         return self._answer(box, reply, made, box.floor_lsn)
+
+    def _follow(self, command: commands.Follow, now_ms: int, made: Made) -> Outcome:
+        if command.awaits_box and command.wait_ms and command.box not in self.boxes:
+            return Outcome(made, None)
+        box = self._found(command.box, now_ms, made)
+        page = page_for(box, command, self.durable_lsn)
+        if page is None:
+            return Outcome(made, None)
+        box.last_read_ms = now_ms
+        if command.strong:
+            waits_for = box.floor_lsn if box.floor_lsn > self.durable_lsn else 0
+            return Outcome(made, page, waits_for, True)
+        return self._answer(box, page, made, box.floor_lsn)
+
+    def _session(self, command: commands.SessionCommand, now_ms: int, made: Made) -> Outcome:
+        return Outcome(made, self.sessions.handle(command, now_ms))
 
     def _get_record(self, command: commands.GetRecord, now_ms: int, made: Made) -> Outcome:
         box = self._found(command.box, now_ms, made)
