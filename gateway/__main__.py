@@ -58,7 +58,15 @@ async def run(arguments: ChildArgs) -> int:
             for fd in arguments.listen_fds:
                 listener = socket.socket(fileno=fd)
                 await fronts.start(
-                    partial(serve_front, listener, api.handle, draining=draining, limits=limits, front=front)
+                    partial(
+                        serve_front,
+                        listener,
+                        api.handle,
+                        draining=draining,
+                        limits=limits,
+                        front=front,
+                        socket_handler=api.sockets.serve,
+                    )
                 )
             gc.collect()
             gc.freeze()

@@ -21,7 +21,7 @@ from gateway.app import build_app
 from gateway.edge_connection import Connection
 from gateway.edge_rules import BodyBudget, FrontLimits, log
 from gateway.h1 import HeadMemory, HeadWriter
-from gateway.http import Handler
+from gateway.http import Handler, SocketHandler
 from gateway.hyper import HypercornServer
 
 __all__ = ["Front", "FrontLimits", "FrontName", "FrontStatistics", "serve_front"]
@@ -49,13 +49,15 @@ async def serve_front(
     draining: trio.Event,
     limits: FrontLimits | None = None,
     front: FrontName = "edge",
+    socket_handler: SocketHandler | None = None,
     task_status: trio.TaskStatus[Front] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serves until `draining` is set and every connection has ended, at most `limits.drain_s` later.
 
     `listener` is bound and listening; it is closed here when draining starts.
     """
-    await Front(listener, handler, draining, limits or FrontLimits(), front).run(task_status)
+    limits = limits or FrontLimits()
+    await Front(listener, handler, draining, limits, front, socket_handler).run(task_status)
 
 
 class Front:
@@ -69,6 +71,7 @@ class Front:
         draining: trio.Event,
         limits: FrontLimits,
         name: FrontName,
+        socket_handler: SocketHandler | None = None,
     ) -> None:
         self.handler = handler
         self.limits = limits
@@ -87,7 +90,7 @@ class Front:
         self._connections_total = 0
         self._handed_over_total = 0
         self._empty = trio.Event()
-        app = build_app(handler, limits, budget=self.budget, draining=draining)
+        app = build_app(handler, limits, budget=self.budget, draining=draining, socket_handler=socket_handler)
         self._hypercorn = HypercornServer(app, limits)
 
     def __repr__(self) -> str:

@@ -13,6 +13,7 @@ from urllib.parse import unquote
 from gateway.api.boxes import Boxes
 from gateway.api.ops import Ops
 from gateway.api.records import Records
+from gateway.api.sockets import Sockets
 from gateway.api.watch import Watches
 from gateway.content import compress
 from gateway.dispatch import Dispatch
@@ -45,6 +46,7 @@ class Api:
     ) -> None:
         boxes = Boxes(dispatch, body_bytes_max)
         records = Records(dispatch, body_bytes_max)
+        self.sockets = Sockets(watch, dispatch)
         self._watches = watches = Watches(watch, body_bytes_max)
         ops = Ops(dispatch, version=version, sockets=sockets)
         #: Action after the box's name -> method -> handler.
@@ -61,6 +63,7 @@ class Api:
             "/v0/boxes": {"GET": boxes.list},
             "/v0/placement": {"GET": ops.placement},
             "/v0/watch": {"POST": watches.create},
+            "/v0/ws": {"GET": watches.not_a_socket},
             **{path: {"GET": ops.health} for path in ("/v0/health", "/health", "/healthz")},
             **{path: {"GET": ops.ready} for path in ("/v0/ready", "/readyz")},
         }

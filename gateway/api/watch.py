@@ -8,8 +8,9 @@ from gateway.content import is_ndjson, uncompressed
 from gateway.http import Request, Response, Sink
 from gateway.watch import cursors
 from gateway.watch.plan import plan_of_body, plan_of_query
-from gateway.watch.service import Watch
+from gateway.watch.service import Watch, starts_shown
 from gateway.watch.sessions import SESSION_TTL_MS
+from streams.protocol.errors import InvalidRequest
 from streams.protocol.requests import Query
 
 
@@ -28,19 +29,11 @@ class Watches:
         plan = plan_of_body(bytes(body), self._watch.node_bytes_max)
         views = await self._watch.look_at(plan, lenient=lenient)
         wid = await self._watch.create_session(plan, views)
-        boxes: dict[str, dict[str, int]] = {}
-        for box, view in views.items():
-            start = plan.starts[box]
-            boxes[box] = {
-                "from_seq": view.head_seq if start is None else start.seq,
-                "head_seq": view.head_seq,
-                "earliest_seq": view.earliest_seq,
-            }
         facts = {
             "wid": wid,
             "stream_url": f"/v0/watch/{wid}",
             "session_ttl_ms": SESSION_TTL_MS,
-            "boxes": boxes,
+            "boxes": starts_shown(plan, views),
         }
         return from_facts(request, facts)
 
@@ -63,6 +56,10 @@ class Watches:
         if request.method == "HEAD":
             return sse.response(_Nothing())
         return sse.response(self._watch.opened(plan, views))
+
+    async def not_a_socket(self, request: Request) -> Response:
+        """`GET /v0/ws` by somebody who does not ask for a WebSocket."""
+        raise InvalidRequest("upgrade: this address speaks WebSocket only", field="upgrade")
 
 
 class _Nothing:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Protocol
 
 import msgspec
 import structlog
@@ -17,7 +18,7 @@ from gateway.watch.merge import Merge, Track
 from gateway.watch.page import ANOTHER_LIFE, Encoding, Place
 from gateway.watch.plan import Plan
 from gateway.watch.sessions import SavedTrack, Session, SessionState, SessionStore
-from gateway.watch.stream import STALL_S, SseWording, Stream
+from gateway.watch.stream import STALL_S, SseWording, Stream, Wording
 from streams.protocol import wire
 from streams.protocol.errors import BoxNotFound, InvalidRequest, ShuttingDown, StreamsError, Throttled
 
@@ -25,6 +26,7 @@ log = structlog.get_logger()
 
 #: How old saved cursors may be when a gateway dies, and so how much a client without an id is told twice.
 _SAVE_EVERY_S = 5.0
+_TAKEN_OVER = "another connection has taken this session over"
 #: What a stream that ends may take to save its cursors, and another to wait for that.
 _CLOSE_S_MAX = 2.0
 
@@ -49,6 +51,12 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+class Ends(Protocol):
+    """What is ended when the gateway drains: a stream, a WebSocket."""
+
+    def end(self) -> None: ...
+
+
 class Watch:
     def __init__(
         self, dispatch: Dispatch, *, connections_max: int, node_bytes_max: int, stall_s: float = STALL_S
@@ -59,8 +67,8 @@ class Watch:
         self._dispatch = dispatch
         self._connections_max = connections_max
         self._connections = 0
-        self._stall_s = stall_s
-        self._streams: set[Stream] = set()
+        self.stall_s = stall_s
+        self._streams: set[Ends] = set()
         self._open: dict[str, SessionBody] = {}
         self._is_draining = False
 
@@ -98,12 +106,12 @@ class Watch:
     def give_connection(self) -> None:
         self._connections -= 1
 
-    def track(self, stream: Stream) -> None:
+    def track(self, stream: Ends) -> None:
         self._streams.add(stream)
         if self._is_draining:
             stream.end()
 
-    def forget(self, stream: Stream) -> None:
+    def forget(self, stream: Ends) -> None:
         self._streams.discard(stream)
 
     # -- boxes
@@ -150,7 +158,7 @@ class Watch:
         try:
             before = self._open.get(wid)
             if before is not None:
-                before.stream.end(410, "another connection has taken this session over")
+                before.stream.end(_TAKEN_OVER)
                 with trio.move_on_after(_CLOSE_S_MAX):
                     await before.closed.wait()
             session = await self.sessions.take(wid)
@@ -166,12 +174,13 @@ class Watch:
     def opened(self, plan: Plan, views: dict[str, BoxView]) -> PlainBody:
         """A stream without a session."""
         self.take_connection()
-        merge = Merge(Track(box, _place_in(plan, box, view), view.head_seq) for box, view in views.items())
-        return PlainBody(self, self.stream(merge, plan.encoding, plan.heartbeat_ms))
+        return PlainBody(self, self.stream(merge_of(plan, views), plan.encoding, plan.heartbeat_ms))
 
-    def stream(self, merge: Merge, encoding: Encoding, heartbeat_ms: int) -> Stream:
-        wording = SseWording(now_ms)
-        return Stream(self.feeds, merge, encoding, wording, heartbeat_ms=heartbeat_ms, stall_s=self._stall_s)
+    def stream(
+        self, merge: Merge, encoding: Encoding, heartbeat_ms: int, wording: Wording | None = None
+    ) -> Stream:
+        wording = wording or SseWording(now_ms)
+        return Stream(self.feeds, merge, encoding, wording, heartbeat_ms=heartbeat_ms, stall_s=self.stall_s)
 
     def closed(self, body: SessionBody) -> None:
         if self._open.get(body.session.wid) is body:
@@ -219,7 +228,7 @@ class SessionBody(PlainBody):
         while self._is_ours:
             await self._save(is_open=True)
             await trio.sleep(_SAVE_EVERY_S)
-        self.stream.end(410, "another connection has taken this session over")
+        self.stream.end(_TAKEN_OVER)
 
     async def _save(self, *, is_open: bool) -> None:
         if not self._is_ours:
@@ -233,6 +242,21 @@ class SessionBody(PlainBody):
         super().close()
         self._watch.closed(self)
         self.closed.set()
+
+
+def starts_shown(plan: Plan, views: dict[str, BoxView]) -> dict[str, dict[str, int]]:
+    return {
+        box: {
+            "from_seq": _place_in(plan, box, view).seq,
+            "head_seq": view.head_seq,
+            "earliest_seq": view.earliest_seq,
+        }
+        for box, view in views.items()
+    }
+
+
+def merge_of(plan: Plan, views: dict[str, BoxView]) -> Merge:
+    return Merge(Track(box, _place_in(plan, box, view), view.head_seq) for box, view in views.items())
 
 
 def _place_in(plan: Plan, box: str, view: BoxView) -> Place:

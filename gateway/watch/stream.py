@@ -40,9 +40,11 @@ class Wording(Protocol):
 
     @property
     def key(self) -> object:
-        """Equal for streams whose events about one page read the same."""
+        """Equal for streams whose events about one page read the same; None when no other's do."""
 
     def event(self, name: bytes, data: bytes, id: bytes) -> bytes: ...
+
+    def error(self, status: int, code: str, message: str, boxes: list[str]) -> bytes: ...
 
     def heartbeat(self) -> bytes: ...
 
@@ -55,6 +57,12 @@ class SseWording:
 
     def event(self, name: bytes, data: bytes, id: bytes) -> bytes:
         return sse.event(name, sse.one_value(data), id)
+
+    def error(self, status: int, code: str, message: str, boxes: list[str]) -> bytes:
+        told: dict[str, object] = {"code": status, "error": message}
+        if boxes:
+            told["boxes"] = boxes
+        return sse.event(b"error", orjson.dumps(told))
 
     def heartbeat(self) -> bytes:
         return sse.heartbeat(self._now_ms())
@@ -88,12 +96,12 @@ class Stream:
 
     # -- called by feeds and by whoever owns the stream; nothing here waits
 
-    def end(self, code: int = 0, message: str = "") -> None:
-        """Ends the stream soon; with a code, the reader is told why."""
+    def end(self, message: str = "") -> None:
+        """Ends the stream soon; with a message, the reader is told why, and not to come back as it came."""
         if not self._is_ending:
             self._is_ending = True
-            if code:
-                self._ending = self._error(code, message)
+            if message:
+                self._ending = self._wording.error(410, "gone", message, [])
             self._awake.set()
 
     def page_came(self, track: Track, page: Page) -> bool:
@@ -115,18 +123,12 @@ class Stream:
 
     def box_failed(self, track: Track, error: StreamsError) -> None:
         self.merge.drop(track)
-        self._put(self._error(STATUS_OF[error.code], error.message, [track.box]))
+        self._put(self._wording.error(STATUS_OF[error.code], error.code, error.message, [track.box]))
         self._awake.set()
 
     def _fall_behind(self, track: Track) -> None:
         self.merge.wait_turn(track)
         self._awake.set()
-
-    def _error(self, code: int, message: str, boxes: list[str] | None = None) -> bytes:
-        told: dict[str, object] = {"code": code, "error": message}
-        if boxes is not None:
-            told["boxes"] = boxes
-        return self._wording.event(b"error", orjson.dumps(told), b"")
 
     # -- writing
 
@@ -143,10 +145,11 @@ class Stream:
         events = self.merge.take(track, page)
         if len(events) == 1 and events[0].is_shared:
             key = self._wording.key
-            text = page.shared(key)
+            text = page.shared(key) if key is not None else None
             if text is None:
                 text = self._wording.event(events[0].name, events[0].data, self.merge.id())
-                page.share(key, text)
+                if key is not None:
+                    page.share(key, text)
             self._put(text)
         else:
             self._put_events(events)
@@ -161,7 +164,7 @@ class Stream:
             await self._serve(sink)
         except Stalled:
             message = f"nothing was read for {self._stall_s:g} s; connect again to go on"
-            self._put(self._error(408, message))
+            self._put(self._wording.error(408, "stalled", message, []))
         finally:
             for track in self.merge.tracks.values():
                 if track.is_live:
