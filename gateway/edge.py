@@ -32,6 +32,8 @@ FrontName = Literal["edge", "hypercorn"]
 _EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 _EXHAUSTED_WAIT_S = 0.1
 _SWEEP_S_MAX = 1.0
+#: A peer that is gone is noticed after a minute.
+_KEEP_ALIVE_IDLE_S, _KEEP_ALIVE_EVERY_S, _KEEP_ALIVE_TIMES = 30, 10, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +157,7 @@ class Front:
     async def _serve(self, sock: socket.socket) -> None:
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _keep_alive(sock)
             first: bytes | None = b""
             if self.name == "edge":
                 first = await self._serve_edge(sock)
@@ -213,3 +216,13 @@ class Front:
                 await self._empty.wait()
         if scope.cancelled_caught:
             log.warning("connections cut off at the end of the drain", open=len(self._sockets))
+
+
+def _keep_alive(sock: socket.socket) -> None:
+    """Has the kernel ask a silent peer whether it is there. A WebSocket may be silent for ever, and one whose
+    peer has vanished without a word would hold its connection as long."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_KEEPIDLE"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEP_ALIVE_IDLE_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEP_ALIVE_EVERY_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _KEEP_ALIVE_TIMES)

@@ -37,8 +37,6 @@ H2_STREAMS_MAX = 256
 #: One message of a WebSocket: the largest record that is allowed by default, and room for what is around it.
 #: Quart reads ten of them ahead, so this is also what bounds a connection's memory. Larger writes go by HTTP.
 SOCKET_MESSAGE_BYTES_MAX = 2 * 1024 * 1024
-#: A peer that has vanished without a word is noticed after two of these.
-SOCKET_PING_S = 20.0
 
 #: Where in its state an ASGI scope has the way to end its connection at once.
 ABORT = "gateway.abort"
@@ -53,7 +51,6 @@ def hypercorn_config(limits: FrontLimits) -> Config:
     config.keep_alive_max_requests = 2**62
     config.h11_max_incomplete_size = limits.head_bytes_max
     config.websocket_max_message_size = min(SOCKET_MESSAGE_BYTES_MAX, limits.body_bytes_max)
-    config.websocket_ping_interval = SOCKET_PING_S
     config.h2_max_concurrent_streams = H2_STREAMS_MAX
     config.h2_max_header_list_size = limits.head_bytes_max
     config.h2_max_inbound_frame_size = H2_FRAME_BYTES_MAX

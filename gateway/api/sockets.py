@@ -43,7 +43,7 @@ log = structlog.get_logger()
 
 _REQUEST_ID_BYTES_MAX = 256
 _ANSWERS_BYTES_MAX = 1024 * 1024
-#: The wire has its own pings.
+#: There is nothing to beat with: a client that wants to hear us pings, the kernel looks after the rest.
 _HEARTBEAT_MS = 60_000
 
 Fields = dict[str, msgspec.Raw]

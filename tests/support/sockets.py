@@ -82,6 +82,7 @@ class WebSocket:
             elif isinstance(event, Ping):
                 self._sock.sendall(self._protocol.send(event.response()))
             elif isinstance(event, CloseConnection):
+                self._sock.sendall(self._protocol.send(event.response()))
                 raise Closed(event.code)
 
     def receive(self) -> Any:
