@@ -195,7 +195,7 @@ class PlainBody:
         self._watch = watch
 
     async def run(self, sink: Sink) -> None:
-        sink.put(sse.RETRY_LINE)
+        sink.put(sse.opening(self.stream.merge.id()))
         self._watch.track(self.stream)
         await self.stream.run(sink)
 
