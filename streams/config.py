@@ -307,6 +307,15 @@ class Config:
     max_node_bytes: int = _setting("bytes", 128, "Size of a node name.", least=1, most=65_535)
     max_boxes: int = _setting("count", 100_000, "Boxes on this server; 0 is no limit.", most=10**12)
     max_routers: int = _setting("count", 10_000, "Routers on this server; 0 is no limit.", most=10**9)
+    max_watch_sessions: int = _setting(
+        "count", 10_000, "Watch sessions on this server; 0 is no limit.", most=10**9
+    )
+    max_sse_connections: int = _setting(
+        "count",
+        10_000,
+        "Open event streams and WebSockets on this server, shared evenly by its gateways; 0 is no limit.",
+        most=10**9,
+    )
 
     def to_json(self) -> str:
         """All but secrets, which no child needs."""
