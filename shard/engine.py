@@ -92,7 +92,7 @@ class EngineSettings(NamedTuple):
     seal: SealPolicy = SealPolicy(10_000, 64 << 20, 3_600_000)
     hot: HotPolicy = HotPolicy(4, 0)
     cache_bytes: int = 256 << 20
-    upkeep_bytes_per_s: int = 64 << 20
+    upkeep_bytes_per_s: int = 16 << 20
     wal_file_bytes: int = 64 << 20
 
 

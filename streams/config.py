@@ -275,7 +275,7 @@ class Config:
     )
     upkeep_bytes_per_s: int = _setting(
         "bytes",
-        64 << 20,
+        16 << 20,
         "How fast each shard seals and rewrites segments while there is no hurry; 0 is no limit.",
         most=1 << 40,
     )
