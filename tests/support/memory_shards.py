@@ -9,6 +9,7 @@ from __future__ import annotations
 import trio
 
 from gateway.dispatch import Dispatch
+from gateway.http import Buffer
 from gateway.links import Link
 from gateway.placement import even
 from shard.core.machine import Machine, Outcome
@@ -79,13 +80,15 @@ class MemoryLink(Link):
     def cut(self) -> None:
         self.is_up = False
 
-    async def call(self, op: int, head: bytes, body: object) -> wire.Message:
+    async def call(self, op: int, head: bytes, body: Buffer) -> wire.Message:
         await trio.lowlevel.checkpoint()
         if not self.is_up:
             raise ShardUnavailable(shard=self.shard)
-        self.calls += 1 command = requests.decode_command(op, head, bytes(body), RecordLimits())  # type:
-        ignore[call-overload] reply = await self._memory.answer(command) await trio.lowlevel.checkpoint() if
-        not self.is_up:
+        self.calls += 1
+        command = requests.decode_command(op, head, bytes(body), RecordLimits())
+        reply = await self._memory.answer(command)
+        await trio.lowlevel.checkpoint()
+        if not self.is_up:
             raise ShardUnavailable(shard=self.shard)
         if isinstance(reply, StreamsError):
             raise reply
