@@ -56,7 +56,7 @@ def _mark(generation: int) -> bytes:
 def encode(places: Iterable[tuple[str, Place]]) -> bytes:
     """A box's name needs no escaping: `names.py` sees to that."""
     entries = [
-        b'"%b":%d%b' % (box.encode(), place.seq, b"" if not place.generation else _mark(place.generation))
+        b'"%b":%d%b' % (box.encode(), place.seq, b"" if place.generation is None else _mark(place.generation))
         for box, place in places
     ]
     return urlsafe_b64encode(b"{%b}" % b",".join(entries)).rstrip(b"=")

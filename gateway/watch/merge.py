@@ -17,7 +17,7 @@ Invariants
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import orjson
@@ -140,13 +140,27 @@ class Merge:
     def id(self) -> bytes:
         return cursors.encode((box, track.place) for box, track in self.tracks.items())
 
-    def resume(self, told: cursors.Cursor, *, may_advance: bool) -> None:
-        """What the client says it has had. It can only rewind us, unless we do not know how far we got."""
+    def strangers(self, told: cursors.Cursor) -> list[str]:
+        """Boxes of which the client speaks in another life than we do."""
+        return [
+            box
+            for box, its in told.items()
+            if box in self.tracks and not its.is_of(self.tracks[box].place.generation)
+        ]
+
+    def resume(
+        self, told: cursors.Cursor, *, may_advance: bool, lives: Mapping[str, int] | None = None
+    ) -> None:
+        """What the client says it has had. It can only rewind us, unless we do not know how far we got: then
+        `lives` has the generations that the `strangers` are in now."""
         for box, its in told.items():
             track = self.tracks.get(box)
             if track is None:
                 continue
-            if not its.is_of(track.place.generation):
+            life = (lives or {}).get(box)
+            if may_advance and life is not None and its.is_of(life):
+                track.place = Place(its.seq, life)
+            elif not its.is_of(track.place.generation):
                 # It has not heard of the life that the box is in now: it is told again, from the start.
                 track.place = track.place._replace(seq=its.seq, generation=ANOTHER_LIFE)
             elif its.seq < track.place.seq or may_advance:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import Protocol
 
 import msgspec
@@ -20,12 +21,22 @@ from gateway.watch.plan import Plan
 from gateway.watch.sessions import SavedTrack, Session, SessionState, SessionStore
 from gateway.watch.stream import STALL_S, SseWording, Stream, Wording
 from streams.protocol import wire
-from streams.protocol.errors import BoxNotFound, InvalidRequest, ShuttingDown, StreamsError, Throttled
+from streams.protocol.errors import (
+    BoxNotFound,
+    Busy,
+    InvalidRequest,
+    ShuttingDown,
+    StreamsError,
+    Throttled,
+    Uncertain,
+)
 
 log = structlog.get_logger()
 
 #: How old saved cursors may be when a gateway dies, and so how much a client without an id is told twice.
 _SAVE_EVERY_S = 5.0
+#: How long the shard that keeps a session may take to start again, and how often it is asked.
+_OPEN_S_MAX, _OPEN_RETRY_S = 10.0, 0.05
 _TAKEN_OVER = "another connection has taken this session over"
 #: What a stream that ends may take to save its cursors, and another to wait for that.
 _CLOSE_S_MAX = 2.0
@@ -161,15 +172,36 @@ class Watch:
                 before.stream.end(_TAKEN_OVER)
                 with trio.move_on_after(_CLOSE_S_MAX):
                     await before.closed.wait()
-            session = await self.sessions.take(wid)
+            session = await self._take(wid)
+            if told is not None:
+                await self._resume(session, told)
         except BaseException:
             self.give_connection()
             raise
-        if told is not None:
-            session.merge.resume(told, may_advance=session.was_cut_off)
         stream = self.stream(session.merge, session.encoding, session.heartbeat_ms)
         body = self._open[wid] = SessionBody(self, stream, session)
         return body
+
+    async def _take(self, wid: str) -> Session:
+        """A browser that is answered 503 never comes back, so a shard that starts again is waited for."""
+        until_s = trio.current_time() + _OPEN_S_MAX
+        while True:
+            try:
+                return await self.sessions.take(wid)
+            except (Busy, Uncertain):
+                if trio.current_time() > until_s:
+                    raise
+                await trio.sleep(_OPEN_RETRY_S)
+
+    async def _resume(self, session: Session, told: Cursor) -> None:
+        lives: dict[str, int] = {}
+        strangers = session.merge.strangers(told) if session.was_cut_off else []
+        if strangers:
+            asked = Plan(dict.fromkeys(strangers), session.encoding, session.heartbeat_ms)
+            with suppress(BoxNotFound):  # when none of them is there
+                views = await self.look_at(asked, lenient=True)
+                lives = {box: view.generation for box, view in views.items()}
+        session.merge.resume(told, may_advance=session.was_cut_off, lives=lives)
 
     def opened(self, plan: Plan, views: dict[str, BoxView]) -> PlainBody:
         """A stream without a session."""

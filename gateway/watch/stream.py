@@ -32,7 +32,7 @@ STALL_S = 30.0
 #: A shard that does not answer one read of a backlog must not hold up the other boxes.
 _READ_S_MAX = 5.0
 #: When to ask again: a shard that could not answer, a box for which there was no room among the feeds.
-_RETRY_S, _POLL_S = 0.25, 1.0
+_RETRY_S, _POLL_S = 0.05, 1.0
 
 
 class Wording(Protocol):
@@ -203,7 +203,7 @@ class Stream:
                 page = await self._feeds.read(track.box, self._encoding, track.place)
         except BoxNotFound:
             self._put_events(self.merge.box_gone(track))
-            self._go_live(track)
+            self._go_live(track, has_moved=False)
             return
         except (Busy, Uncertain):
             pass
@@ -215,17 +215,19 @@ class Stream:
             return
         self._put_page(track, page)
         if page.reaches_head:
-            self._go_live(track)
+            self._go_live(track, has_moved=page.place != page.was)
         else:
             self.merge.wait_turn(track)
 
-    def _go_live(self, track: Track) -> None:
+    def _go_live(self, track: Track, *, has_moved: bool) -> None:
         joined = self._feeds.join(self, track, self._encoding)
         if joined:
             self._put_events(self.merge.go_live(track))
         elif joined is None:
             self.merge.wait_turn(track, trio.current_time() + _POLL_S)
-        elif track.place.is_gone:  # the feed has yet to hear of it, or knows of a new life already
-            self.merge.wait_turn(track, trio.current_time() + _RETRY_S)
-        else:
+        elif has_moved:
             self.merge.wait_turn(track)
+        else:
+            # We are where the feed is not, and reading again brings nothing: it has yet to hear that the box
+            # began another life, which it is told when that is on the disk.
+            self.merge.wait_turn(track, trio.current_time() + _RETRY_S)

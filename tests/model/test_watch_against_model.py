@@ -181,6 +181,7 @@ class Gateways:
     def __init__(self, world: World, nursery: trio.Nursery) -> None:
         self.world = world
         self.nursery = nursery
+        self.was_killed = False
 
     async def start(self) -> None:
         self._dispatch = dispatch_to(self.world.shards)
@@ -195,6 +196,7 @@ class Gateways:
 
     async def kill(self, clients: list[Client]) -> None:
         """kill -9: nobody saves anything."""
+        self.was_killed = True
         for link in self._dispatch.links:
             assert isinstance(link, MemoryLink)
             link.cut()
@@ -271,7 +273,8 @@ async def take_step(
     elif kind == "jump":
         clock.jump(second + 0.5)
     elif kind == "connect":
-        # A session is asked of its shard, which answers at once.
+        if gateways.was_killed:
+            world.settle()  # it may have to ask what is on the disk before it answers
         await client.connect()
     elif kind == "disconnect":
         await client.disconnect()
