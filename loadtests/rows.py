@@ -283,6 +283,8 @@ def _watched(bench: Bench, server: Server, plan: dict[str, Any]) -> dict[str, An
     box = "bench-watched"
     call(server, "PUT", f"/v0/boxes/{box}", {"durability": "disk"})
     try:
+        for _ in range(plan.get("first_seq", 0)):
+            call(server, "POST", f"/v0/boxes/{box}", {"records": [{"data": "x" * 500_000}]})
         return bench.load(server, kind="watch", port=server.port, box=box, **plan)
     finally:
         call(server, "DELETE", f"/v0/boxes/{box}")
@@ -474,7 +476,7 @@ CASES: Final[tuple[Case, ...]] = (
             ),
         ),
         slow_watcher,
-        {"watchers": 1000, "data_bytes": 2000},
+        {"watchers": 1000, "first_seq": 20},
     ),
     Case(
         (
