@@ -11,7 +11,6 @@ Invariants
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -422,10 +421,8 @@ class Box:
 
     def replaced(self, change: changes.SegmentsReplaced) -> None:
         """Segments were written anew without what was dead in them."""
-        segment = None
-        if change.columns:
-            segment = Segment.from_bytes(self.generation, change.serial, change.columns)
-            self.last_serial = max(self.last_serial, change.serial)
+        self.last_serial = max(self.last_serial, change.serial)
+        segment = Segment.from_bytes(self.generation, change.serial, change.columns)
         self.log.replace(change.serials, segment)
 
     def configured(self, change: changes.BoxConfigured, lsn: int) -> None:
@@ -462,7 +459,7 @@ class Box:
             live_bytes=log.bytes,
             deleted=log.deleted.serialize(),
             holes=[(hole.first_seq, hole.last_seq) for hole in log.holes],
-            batches=array("Q", [batch.lsn for batch in log.tail if batch.dead < batch.count]).tobytes(),
+            batches=log.tail.lsns(),
             last_serial=self.last_serial,
             segments=[
                 changes.SegmentFacts(
