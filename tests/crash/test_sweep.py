@@ -316,7 +316,7 @@ def stored(machine: Machine, store: SegmentStore) -> dict[str, object]:
 
 def test_a_shard_stopped_at_any_operation_of_recovery_recovers_the_next_time() -> None:
     # Every operation of every recovery: so the recoveries themselves are fewer, or all would take days.
-    for seed, at, moment in sweep(list(every_point())[::40], seed=23, sample=3):
+    for seed, at, moment in sweep(list(every_point())[::40], seed=23, sample=2):
         rng = random.Random(f"{seed} {at} {moment}")
         _, disk, world = stopped_at(seed, at, moment)
         found = ended(disk, world, rng)
@@ -357,7 +357,7 @@ def every_operation() -> Iterator[tuple[int, int]]:
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
 def test_a_disk_that_fails_at_any_operation_and_then_the_power_break_no_promise(code: int) -> None:
-    for seed, at in sweep(every_operation(), seed=24, sample=40):
+    for seed, at in sweep(every_operation(), seed=24, sample=25):
         rng = random.Random(f"{seed} {at}")
         disk, world = failed_at(seed, at, code)
         world.ended(Level.POWER_CUT)
@@ -369,7 +369,7 @@ def test_a_disk_that_fails_at_any_operation_and_then_the_power_break_no_promise(
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
 def test_a_disk_that_fails_at_any_operation_and_the_restart_at_once_break_no_promise(code: int) -> None:
     """The supervisor starts a failed shard again, which reads what the kernel still has of its writes."""
-    for seed, at in sweep(every_operation(), seed=25, sample=40):
+    for seed, at in sweep(every_operation(), seed=25, sample=25):
         rng = random.Random(f"{seed} {at}")
         disk, world = failed_at(seed, at, code)
         world.ended(Level.KILL)
