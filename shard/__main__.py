@@ -94,7 +94,7 @@ class Shard:
         config = arguments.config
         self._arguments = arguments
         self._config = config
-        directory = f"{config.data_dir}/shard-{arguments.index:02d}"
+        directory = f"{config.data_dir}/{arguments.directory or f'shard-{arguments.index:02d}'}"
         disk = Disk()
         disk.mkdir(directory)
         disk.fsync_dir(str(config.data_dir))

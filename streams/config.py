@@ -323,9 +323,6 @@ class Config:
         """Sockets and status files of the running server; nothing here outlives it."""
         return self.data_dir / "run"
 
-    def shard_dir(self, index: int) -> Path:
-        return self.data_dir / f"shard-{index:02d}"
-
     def shard_socket(self, index: int) -> Path:
         return self.run_dir / f"shard-{index:02d}.sock"
 
@@ -465,6 +462,7 @@ class ChildArgs:
     listen_fds  listening sockets, inherited; a shard has exactly one
     parent_fd   read end of a pipe; end of file means the supervisor is gone and the child must stop
     ready_fd    write end of a pipe for the lines `progress 0.42`, `ready` and `error <message>`
+    directory   the folder in the data directory that is the shard's (shards)
     placement   the slot map as JSON (gateways)
     sockets     the shards' socket paths by shard number (gateways)
     """
@@ -474,6 +472,7 @@ class ChildArgs:
     listen_fds: tuple[int, ...]
     parent_fd: int
     ready_fd: int
+    directory: str
     placement: str
     sockets: tuple[str, ...]
 
@@ -485,6 +484,7 @@ class ChildArgs:
         parser.add_argument("--listen-fd", type=int, action="append", required=True)
         parser.add_argument("--parent-fd", type=int, required=True)
         parser.add_argument("--ready-fd", type=int, required=True)
+        parser.add_argument("--directory", default="")
         parser.add_argument("--placement", default="")
         parser.add_argument("--sockets", default="[]")
         known = parser.parse_args(list(argv))
@@ -498,6 +498,7 @@ class ChildArgs:
             listen_fds=tuple(known.listen_fd),
             parent_fd=known.parent_fd,
             ready_fd=known.ready_fd,
+            directory=known.directory,
             placement=known.placement,
             sockets=tuple(orjson.loads(known.sockets)),
         )
