@@ -37,8 +37,10 @@ from shard.committer import Committer, CommitterStatistics
 from shard.core.changes import ShardState
 from shard.core.machine import Machine, Missing, Outcome
 from shard.core.upkeep import HotPolicy, SealPolicy
+from shard.exports import Exports
 from shard.fetcher import READ_BYTES, Done, Fetcher
 from shard.storage import frames
+from shard.storage.files import DiskLike
 from shard.storage.snapshot import Snapshots
 from shard.storage.store import Name, SegmentStore
 from shard.storage.wal import FrameParts, Wal
@@ -104,6 +106,8 @@ class Engine:
         *,
         now_ms: Callable[[], int],
         settings: EngineSettings,
+        disk: DiskLike,
+        export_folder: str,
         needs_lsn: int = 0,
     ) -> None:
         self.machine = machine
@@ -135,6 +139,17 @@ class Engine:
             wait_durable=self.wait_durable,
             pinned_lsn=self._pinned_lsn,
             unsealed_bytes_max=settings.cache_bytes,
+            bytes_per_s=settings.upkeep_bytes_per_s,
+        )
+        self.exports = Exports(
+            machine,
+            disk,
+            export_folder,
+            now_ms=now_ms,
+            wait_durable=self.wait_durable,
+            pins=self._upkeep.pinned,
+            on_unpinned=self._sweep,
+            file_bytes=settings.wal_file_bytes,
             bytes_per_s=settings.upkeep_bytes_per_s,
         )
         #: Frames of this wake-up that the committer does not have yet, and what their waiters need.
@@ -187,6 +202,7 @@ class Engine:
             nursery.start_soon(self._keep_time)
             nursery.start_soon(self._keep_snapshots)
             nursery.start_soon(self._keep_segments)
+            nursery.start_soon(self.exports.run)
             task_status.started()
 
     async def stop(self) -> None:
@@ -450,8 +466,7 @@ class Engine:
         await trio.to_thread.run_sync(self._write_snapshot, state)
         self._needs = [self._needs[-1], state.needs_lsn]
         self._named = [self._named[-1], named]
-        if self._named[0] is not None:
-            self._upkeep.sweep(self._named[0] | named)
+        self._sweep()
         # The older snapshot must stay usable too, should the newer one turn out to be damaged.
         needed_lsn = min(self._needs)
         through = 0
@@ -461,6 +476,11 @@ class Engine:
             through = file.number
         if through:
             self._committer.release(through)
+
+    def _sweep(self) -> None:
+        older, newer = self._named
+        if older is not None and newer is not None:
+            self._upkeep.sweep(older | newer)
 
     # -- segments
 

@@ -256,8 +256,9 @@ class ShardBuilder:
                 not_recreated=list(self._not_recreated),
                 boxes=self._boxes,
             )
-            snapshots.write(lsn, frames.encode_state(state))
-            self._pause(sum(map(len, frames.encode_state(state))))
+            content = frames.encode_state(state)
+            snapshots.write(lsn, content)
+            self._pause(sum(map(len, content)))
         self._disk.fsync_dir(self.directory)
 
     def check(self, open_segment: OpenSegment | None = None) -> None:

@@ -89,6 +89,8 @@ class Upkeep:
         self.moved = 0
         self._cold_again_at = 0.0
         self._named: set[Name] | None = None
+        #: Segments that somebody is reading: they stay although nobody names them any more.
+        self.pinned: set[Name] = set()
 
     def __repr__(self) -> str:
         return f"<Upkeep {self.sealed} sealed, {self.rewritten} rewritten, {self.kept} batches kept>"
@@ -110,7 +112,8 @@ class Upkeep:
         """Does the next piece of work; whether there was any."""
         if self._named is not None:
             # Between two pieces of work there is no segment that is written and not named yet.
-            named, self._named = self._named | set(map(Name.of, self._machine.segments())), None
+            named = self._named | self.pinned | set(map(Name.of, self._machine.segments()))
+            self._named = None
             try:
                 await trio.to_thread.run_sync(self._store.remove_unnamed, named)
             except Unreachable as trouble:

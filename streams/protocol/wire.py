@@ -46,6 +46,12 @@ OP_GET_TAIL = 23
 OP_DELETE_RECORDS = 24
 OP_SET_FENCE = 25
 OP_STATS = 30
+OP_EXPORT = 80
+OP_EXPORT_RENEW = 81
+OP_EXPORT_END = 82
+
+#: Not commands of the machine: see `shard/exports.py`.
+EXPORT_OPS = frozenset((OP_EXPORT, OP_EXPORT_RENEW, OP_EXPORT_END))
 
 
 class WireError(Exception):
