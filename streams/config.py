@@ -462,9 +462,9 @@ class ChildArgs:
     listen_fds  listening sockets, inherited; a shard has exactly one
     parent_fd   read end of a pipe; end of file means the supervisor is gone and the child must stop
     ready_fd    write end of a pipe for the lines `progress 0.42`, `ready` and `error <message>`
-    directory   the folder in the data directory that is the shard's (shards)
     placement   the slot map as JSON (gateways)
     sockets     the shards' socket paths by shard number (gateways)
+    directory   the folder in the data directory that is the shard's (shards)
     """
 
     config: Config
@@ -472,9 +472,9 @@ class ChildArgs:
     listen_fds: tuple[int, ...]
     parent_fd: int
     ready_fd: int
-    directory: str
     placement: str
     sockets: tuple[str, ...]
+    directory: str = ""
 
     @classmethod
     def parse(cls, argv: Sequence[str], environ: Mapping[str, str]) -> ChildArgs:
