@@ -5,4 +5,5 @@ http.py      Request and Response           errors.py   error code -> HTTP statu
 api/         handlers, one file a resource  dispatch.py a command to its owner, or to all and merged
 links.py     connections to shards          placement.py name -> slot -> shard
 supervisor.py the process tree: spawn, watch, restart, drain
+datadir.py   lock, manifest, folders         resharding.py another number of shards, on start
 """

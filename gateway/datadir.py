@@ -1,30 +1,32 @@
-"""The data directory as a whole: who may use it, and how many shards it was made for.
+"""The data directory as a whole: who may use it, and which folders of it are its shards.
 
 `LOCK` is held with flock by the supervisor and, through inheritance, by each of its children: the kernel
 frees it when the last of them is gone. So a supervisor that was killed cannot let a second server in while
 one of its shards is still writing. Its content says who holds it, for people; it is not what locks.
 
-`manifest.json` says how slots map to shards. It is written once and replaced whole:
+`manifest.json` (`manifest.py`) is replaced whole, durably, and is what counts. `manifest.copy.json` is its
+twin, for `streams repair`. When folders change, the order is
 
-    {"format": 1, "shards": 2, "slots": [[0, 2048, 0], [2048, 4096, 1]], "version": 1, "created_ms": ...}
+    manifest with the intent ─► folders built ─► manifest ─► copy ─► replaced folders go ─► settled manifest
 
-What is inside `shard-NN/` belongs to that shard and is never looked at here.
+so wherever that ends, the manifest names whole folders, and so does the copy as long as nobody has served.
+
+What is inside a shard's folder belongs to that shard and is never looked at here.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import orjson
 
-from gateway.placement import Placement, even
-
-MANIFEST_FORMAT: Final = 1
+from gateway.manifest import Manifest, ManifestDamaged, ManifestUnknown, fresh
 
 
 class CannotServe(Exception):
@@ -107,53 +109,106 @@ class DataDir:
         """Give up our share of the lock; it is free when no child holds it either."""
         os.close(self.lock_fd)
 
-    def placement(self, *, shards_wanted: int, shards_default: int, now_ms: int) -> Placement:
-        """The directory's placement, made now if it is new. `shards_wanted` 0 takes what is there."""
-        path = self.path / "manifest.json"
-        try:
-            content = path.read_bytes()
-        except FileNotFoundError:
-            return self._create_manifest(path, shards_wanted or shards_default, now_ms)
-        placement = _read_manifest(path, content)
-        if shards_wanted not in (0, placement.shards):
-            raise CannotServe(
-                f"STREAMS_SHARDS is {shards_wanted}, but {self.path} was made with {placement.shards} "
-                "shards, and changing that is not supported by this version; unset STREAMS_SHARDS, or start "
-                "with a new data directory"
-            )
-        return placement
+    @property
+    def manifest_path(self) -> Path:
+        return self.path / "manifest.json"
 
-    def _create_manifest(self, path: Path, shards: int, now_ms: int) -> Placement:
-        orphans = sorted(found.name for found in self.path.glob("shard-*"))
+    @property
+    def copy_path(self) -> Path:
+        return self.path / "manifest.copy.json"
+
+    def open(self, *, shards_default: int, now_ms: int) -> Manifest:
+        """The manifest, made now if the directory is new; with what a crash left of a change put in order."""
+        found = self.read()
+        if found is None:
+            return self._create(shards_default, now_ms)
+        if found.is_restoring:
+            raise CannotServe(
+                f"{self.path} is being restored, and that did not end; run the same `streams restore` again"
+            )
+        missing = [name for name in found.directories if not (self.path / name).is_dir()]
+        if missing:
+            raise CannotServe(
+                f"{self.path / missing[0]} is missing, and {self.manifest_path} names it: the boxes in it "
+                "would be lost. Put it back, or restore a backup into another directory (`streams restore`)"
+            )
+        self.settle(found)
+        return found.settled()
+
+    def read(self) -> Manifest | None:
+        """The manifest, or None where there is none yet."""
+        try:
+            return Manifest.decode(self.manifest_path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except ManifestDamaged as damage:
+            raise CannotServe(
+                f"{self.manifest_path} is {damage}. Nothing was changed. Run `streams repair`, which puts "
+                "its copy in place, or put it back from a backup"
+            ) from damage
+        except ManifestUnknown as unknown:
+            raise CannotServe(f"{self.manifest_path} {unknown}; use a newer version") from unknown
+
+    def _create(self, shards: int, now_ms: int) -> Manifest:
+        orphans = sorted(found.name for found in self.path.glob("shard-*") if any(found.iterdir()))
         if orphans:
             raise CannotServe(
-                f"{path} is missing, but {', '.join(orphans)} is there: which boxes live where is not known. "
-                "Put the manifest back from a backup, or choose another STREAMS_DATA_DIR"
+                f"{self.manifest_path} is missing, but {', '.join(orphans)} is there: which boxes live where "
+                "is not known. Run `streams repair`, which puts its copy in place, or put it back from a "
+                "backup, or choose another STREAMS_DATA_DIR"
             )
-        placement = even(shards)
-        manifest = {"format": MANIFEST_FORMAT, **placement.to_dict(), "created_ms": now_ms}
-        write_atomically(path, manifest, durable=True)
-        return placement
+        manifest = fresh(shards, now_ms=now_ms)
+        for name in manifest.directories:  # before they are named: a folder that is named must be there
+            (self.path / name).mkdir(mode=0o700, exist_ok=True)
+        self.commit(manifest)
+        self._write(self.copy_path, manifest)
+        return manifest
+
+    def commit(self, manifest: Manifest) -> None:
+        """From here on this manifest counts."""
+        self._write(self.manifest_path, manifest)
+
+    def settle(self, manifest: Manifest) -> None:
+        """Ends what a change of folders has left: those that were not finished go, and those replaced."""
+        settled = manifest.settled()
+        if not self._is_written(self.copy_path, settled):
+            self._write(self.copy_path, settled)
+        for name in (*manifest.building, *manifest.dropping):
+            if name not in manifest.directories:
+                self.remove(name)
+        if not self._is_written(self.manifest_path, settled):
+            self.commit(settled)
+
+    def remove(self, name: str) -> None:
+        """Removes a folder that the manifest names as unfinished or replaced."""
+        try:
+            shutil.rmtree(self.path / name)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise CannotServe(
+                f"{error.filename} cannot be removed ({error.strerror}); it is left over from an earlier "
+                "change and holds nothing that is needed. Remove it, then start again"
+            ) from error
+        _sync_directory(self.path)
+
+    def _is_written(self, path: Path, manifest: Manifest) -> bool:
+        return path.is_file() and path.read_bytes() == manifest.encode()
+
+    def _write(self, path: Path, manifest: Manifest) -> None:
+        _replace(path, manifest.encode(), durable=True)
 
 
-def _read_manifest(path: Path, content: bytes) -> Placement:
-    try:
-        manifest = orjson.loads(content)
-        known = manifest["format"]
-        if known == MANIFEST_FORMAT:
-            return Placement.from_dict(manifest)
-    except (ValueError, KeyError, TypeError) as error:
-        raise CannotServe(f"{path} is damaged ({error}); put it back from a backup") from error
-    raise CannotServe(
-        f"{path} has format {known}, and this version knows {MANIFEST_FORMAT}; use a newer version"
-    )
+def write_atomically(path: Path, content: dict[str, Any]) -> None:
+    """Readers see the old file or the new one, never a part."""
+    _replace(path, orjson.dumps(content, option=orjson.OPT_APPEND_NEWLINE), durable=False)
 
 
-def write_atomically(path: Path, content: dict[str, Any], *, durable: bool = False) -> None:
-    """Readers see the old file or the new one, never a part; `durable` says the same of a power cut."""
+def _replace(path: Path, content: bytes, *, durable: bool) -> None:
+    """`durable` says of a power cut what is so for readers anyway: the old file or the new one."""
     temporary = path.with_name(f".{path.name}.new")
     with open(temporary, "wb") as file:
-        file.write(orjson.dumps(content, option=orjson.OPT_APPEND_NEWLINE))
+        file.write(content)
         file.flush()
         if durable:
             os.fsync(file.fileno())

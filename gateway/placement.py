@@ -16,17 +16,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Final
+from typing import Any
 
 import orjson
 from xxhash import xxh64_intdigest
 
-SLOTS: Final = 4096
-SEED: Final = 42
+from streams.protocol.slots import SEED, SLOTS, slot_of
 
-
-def slot_of(name: str) -> int:
-    return xxh64_intdigest(name.encode(), SEED) % SLOTS
+__all__ = ["SEED", "SLOTS", "Placement", "even", "resized", "slot_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,3 +84,23 @@ class Placement:
 def even(shards: int) -> Placement:
     """The map of a new server: neighbouring slots together, sizes differing by at most one."""
     return Placement(bytes(slot * shards // SLOTS for slot in range(SLOTS)), shards)
+
+
+def resized(old: Placement, shards: int) -> Placement:
+    """The map for another number of shards: as even as can be, and only slots that must move do.
+
+    Each shard keeps its first slots up to its share; what is over goes, in order, to those that lack some.
+    """
+    share = [SLOTS * (shard + 1) // shards - SLOTS * shard // shards for shard in range(shards)]
+    left = share.copy()
+    homeless: list[int] = []
+    for slot, shard in enumerate(old.slots):
+        if shard < shards and left[shard]:
+            left[shard] -= 1
+        else:
+            homeless.append(slot)
+    slots = bytearray(old.slots)
+    takers = (shard for shard, lacking in enumerate(left) for _ in range(lacking))
+    for slot, shard in zip(homeless, takers, strict=True):
+        slots[slot] = shard
+    return Placement(bytes(slots), shards, old.version + 1)

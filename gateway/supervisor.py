@@ -4,7 +4,7 @@ It owns the lock on the data directory, every listening socket and every child, 
 fresh interpreters, never forks of this one. Each is told, by arguments, descriptors and signals only:
 
     arguments   --index N --listen-fd F (one or more) --parent-fd P --ready-fd R
-                gateways also: --placement JSON --sockets JSON
+                shards also: --directory NAME; gateways also: --placement JSON --sockets JSON
     environment STREAMS_CHILD_CONFIG: the whole `Config` as JSON (it would make `ps` unreadable)
     lock        the descriptor of LOCK is inherited and simply stays open
     parent-fd   end of file on it means that we are gone: stop as on SIGTERM
@@ -38,7 +38,9 @@ import structlog
 import trio
 
 from gateway.datadir import CannotServe, DataDir, write_atomically
-from gateway.placement import Placement
+from gateway.manifest import Manifest
+from gateway.reports import lines
+from gateway.resharding import reshard
 from gateway.sockets import listen_tcp, listen_unix, url_of
 from streams import logs
 from streams.config import (
@@ -72,7 +74,6 @@ DRAIN_MARGIN_S: Final = 1.0
 SNAPSHOT_WAIT_S: Final = 60.0
 STILL_WAITING_EVERY_S: Final = 5.0
 PROGRESS_EVERY_S: Final = 2.0
-REPORT_LINE_BYTES_MAX: Final = 65536
 
 log: Any = structlog.get_logger()
 
@@ -83,6 +84,7 @@ class Commands:
 
     shard: Sequence[str] = (sys.executable, "-P", "-m", "shard")
     gateway: Sequence[str] = (sys.executable, "-P", "-m", "gateway")
+    reshard: Sequence[str] = (sys.executable, "-P", "-m", "shard.reshard")
 
 
 @dataclass(slots=True, eq=False)
@@ -93,6 +95,8 @@ class Child:
     index: int
     command: Sequence[str]
     listeners: Sequence[socket.socket]
+    #: Of a shard: its folder in the data directory.
+    folder: str = ""
     process: trio.Process | None = None
     ready_at: float | None = None
     reason: str = ""
@@ -150,10 +154,8 @@ class Supervisor:
             directory = stack.enter_context(closing(DataDir(self.config.data_dir.absolute())))
             await _lock(directory)
             directory.describe_holder(url="", now_ms=_now_ms())
-            placement = directory.placement(
-                shards_wanted=self.config.shards, shards_default=_cpu_count(), now_ms=_now_ms()
-            )
             self._lock_fd = directory.lock_fd
+            manifest = await self._open(directory)
             listeners = [stack.enter_context(closing(listener)) for listener in self._bind()]
             self._port = listeners[0].getsockname()[1]
             self._url = url_of(self.config.host, self._port)
@@ -161,13 +163,13 @@ class Supervisor:
             self.config = replace(
                 self.config,
                 data_dir=directory.path,
-                shards=placement.shards,
+                shards=manifest.shards,
                 port=self._port,
                 log_format=logs.resolved_format(self.config.log_format),
             )
             self._make_run_dir()
             stack.callback(self._empty_run_dir)
-            self._plan(placement, listeners, self._listen_for_gateways(stack))
+            self._plan(manifest, listeners, self._listen_for_gateways(stack))
             announce(self)
             with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
                 await self._serve(listeners, signals)
@@ -177,6 +179,21 @@ class Supervisor:
         return self._url
 
     # What exists before the first child does.
+
+    async def _open(self, directory: DataDir) -> Manifest:
+        """The manifest, with as many shards as are wanted."""
+        wanted = self.config.shards
+        manifest = directory.open(shards_default=wanted or _cpu_count(), now_ms=_now_ms())
+        if wanted in (0, manifest.shards):
+            return manifest
+        return await reshard(
+            directory,
+            manifest,
+            wanted,
+            command=self._commands.reshard,
+            environ=self._child_environment(),
+            wal_file_bytes=self.config.wal_file_bytes,
+        )
 
     def _bind(self) -> list[socket.socket]:
         address = f"{self.config.host}:{self.config.port}"
@@ -205,9 +222,11 @@ class Supervisor:
         paths = [self.config.shard_socket(index) for index in range(self.config.shards)]
         return [stack.enter_context(closing(listen_unix(path))) for path in paths]
 
-    def _plan(self, placement: Placement, listeners: list[socket.socket], unix: list[socket.socket]) -> None:
+    def _plan(self, manifest: Manifest, listeners: list[socket.socket], unix: list[socket.socket]) -> None:
+        placement = manifest.placement
         self._shards = [
-            Child("shard", index, self._commands.shard, [listener]) for index, listener in enumerate(unix)
+            Child("shard", index, (*self._commands.shard, "--directory", folder), [listener], folder=folder)
+            for index, (listener, folder) in enumerate(zip(unix, manifest.directories, strict=True))
         ]
         paths = [str(self.config.shard_socket(index)) for index in range(placement.shards)]
         more = ("--placement", placement.to_json(), "--sockets", orjson.dumps(paths).decode())
@@ -328,7 +347,8 @@ class Supervisor:
                     "shard stopped: its data is damaged, and its boxes are not served",
                     child=child.name,
                     why=child.reason or "it did not say",
-                    next_step=f"stop the server and restore {self.config.shard_dir(child.index)}",
+                    next_step="stop the server, then run `streams verify` and `streams repair`, or put a "
+                    f"backup of {self.config.data_dir / child.folder} in place",
                 )
                 break
             if child.ready_at is not None and trio.current_time() - child.ready_at >= HEALTHY_S:
@@ -401,7 +421,7 @@ class Supervisor:
     async def _listen_to(self, child: Child, reports: trio.lowlevel.FdStream) -> None:
         shown_at = trio.current_time()
         async with reports:
-            async for line in _lines(reports):
+            async for line in lines(reports):
                 word, _, rest = line.partition(" ")
                 if word == "ready":
                     child.ready_at = trio.current_time()
@@ -458,15 +478,6 @@ async def _lock(directory: DataDir) -> None:
 async def _cancel_when(event: trio.Event, scope: trio.CancelScope) -> None:
     await event.wait()
     scope.cancel()
-
-
-async def _lines(stream: trio.lowlevel.FdStream) -> AsyncIterator[str]:
-    rest = b""
-    async for piece in stream:
-        *whole, rest = (rest + piece).split(b"\n")
-        rest = rest[-REPORT_LINE_BYTES_MAX:]
-        for line in whole:
-            yield line.decode(errors="replace").strip()
 
 
 def _how_it_ended(code: int) -> str:

@@ -3,4 +3,6 @@
 server.py    sockets in, replies out         engine.py    the only caller of the machine
 committer.py the thread that writes and syncs recovery.py  snapshot + log -> machine.apply
 core/        the pure machine                storage/     bytes on disk
+transfer.py  boxes out of folders, into new ones  reshard.py   a process that moves them all
+exports.py   its state held still for a reader    backup.py, restore.py  copies elsewhere, and back
 """

@@ -25,7 +25,7 @@ from shard.core.upkeep import HotPolicy, SealPolicy
 from shard.engine import Engine, EngineSettings
 from shard.recovery import Progress, Recovered, recover
 from shard.server import Server
-from shard.storage.files import Corrupt, Disk
+from shard.storage.files import Corrupt, Disk, remove_tree
 from shard.storage.snapshot import Snapshots
 from shard.storage.store import SegmentStore
 from shard.storage.wal import Wal
@@ -94,8 +94,9 @@ class Shard:
         config = arguments.config
         self._arguments = arguments
         self._config = config
-        directory = f"{config.data_dir}/shard-{arguments.index:02d}"
-        disk = Disk()
+        directory = f"{config.data_dir}/{arguments.directory or f'shard-{arguments.index:02d}'}"
+        disk = self._disk = Disk()
+        self._export_folder = f"{directory}/export"
         disk.mkdir(directory)
         disk.fsync_dir(str(config.data_dir))
         # A shard's share of the server's limit, rounded up: boxes spread evenly over slots.
@@ -120,6 +121,8 @@ class Shard:
             "shard": self._arguments.index,
             "pid": os.getpid(),
             "ready": self._server.engine is not None,
+            "cold_dir": self._config.cold_dir,
+            "upkeep_bytes_per_s": self._config.upkeep_bytes_per_s,
             "replay_progress": 1.0 if self._server.engine else round(self._server.progress, 4),
             **self._machine.statistics(),
         }
@@ -186,9 +189,12 @@ class Shard:
             self._store,
             now_ms=now_ms,
             settings=engine_settings(self._config),
+            disk=self._disk,
+            export_folder=self._export_folder,
             needs_lsn=found.needs_lsn,
         )
         self._store.remove_leftovers()
+        remove_tree(self._disk, self._export_folder)
         gc.collect()
         gc.freeze()
         gc.set_threshold(100_000, 50, 100)

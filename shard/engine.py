@@ -37,9 +37,11 @@ from shard.committer import Committer, CommitterStatistics
 from shard.core.changes import ShardState
 from shard.core.machine import Machine, Missing, Outcome
 from shard.core.upkeep import HotPolicy, SealPolicy
+from shard.exports import Exports
 from shard.fetcher import READ_BYTES, Brought, Done, Fetcher
 from shard.retention import Retention, names_in
 from shard.storage import frames
+from shard.storage.files import DiskLike
 from shard.storage.snapshot import Snapshots
 from shard.storage.store import Name, SegmentStore
 from shard.storage.wal import FrameParts, Wal
@@ -111,6 +113,8 @@ class Engine:
         *,
         now_ms: Callable[[], int],
         settings: EngineSettings,
+        disk: DiskLike,
+        export_folder: str,
         needs_lsn: int = 0,
     ) -> None:
         self.machine = machine
@@ -144,6 +148,17 @@ class Engine:
             wait_durable=self.wait_durable,
             pinned_lsn=self._pinned_lsn,
             unsealed_bytes_max=settings.cache_bytes,
+            bytes_per_s=settings.upkeep_bytes_per_s,
+        )
+        self.exports = Exports(
+            machine,
+            disk,
+            export_folder,
+            now_ms=now_ms,
+            wait_durable=self.wait_durable,
+            pins=self._upkeep.pinned,
+            on_unpinned=self._sweep,
+            file_bytes=settings.wal_file_bytes,
             bytes_per_s=settings.upkeep_bytes_per_s,
         )
         #: Frames of this wake-up that the committer does not have yet, and what their waiters need.
@@ -197,6 +212,7 @@ class Engine:
             nursery.start_soon(self._keep_time)
             nursery.start_soon(self._keep_snapshots)
             nursery.start_soon(self._keep_segments)
+            nursery.start_soon(self.exports.run)
             task_status.started()
 
     async def stop(self) -> None:
@@ -586,12 +602,15 @@ class Engine:
             return
         named = await trio.to_thread.run_sync(self._write_snapshot, state)
         self._retention.written(state.needs_lsn, named)
-        still_named = self._retention.named()
-        if still_named is not None:
-            self._upkeep.sweep(still_named)
+        self._sweep()
         through = self._retention.released(self._wal.files()[:-1])
         if through:
             self._committer.release(through)
+
+    def _sweep(self) -> None:
+        named = self._retention.named()
+        if named is not None:
+            self._upkeep.sweep(named)
 
     # -- segments
 

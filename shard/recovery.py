@@ -52,9 +52,10 @@ class Recovered(NamedTuple):
 
 
 def recover(
-    machine: Machine, wal: Wal, snapshots: Snapshots, open_segment: OpenSegment
+    machine: Machine, wal: Wal, snapshots: Snapshots, open_segment: OpenSegment, *, settles: bool = True
 ) -> Iterator[Progress | Recovered]:
-    """Yields how far it is, and at last what it found. The log is open for writing afterwards."""
+    """Yields how far it is, and at last what it found. The log is open for writing afterwards, unless it is
+    not to be settled: then nothing was written, and nothing can be."""
     loaded = snapshots.load_newest()
     snapshot_lsn = needs_lsn = 0
     wanted: dict[int, Box | None] = {}
@@ -95,7 +96,8 @@ def recover(
             yield Progress(read_bytes, max(wal.total_bytes, read_bytes))
     if hydrating:
         _finish_hydration(machine, wanted, wal)
-    wal.settle()
+    if settles:
+        wal.settle()
     machine.recovered(machine.lsn)
     skipped = loaded.skipped if loaded is not None else []
     yield Recovered(snapshot_lsn, needs_lsn, machine.lsn, applied, read_bytes, skipped)

@@ -16,7 +16,7 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import msgspec
 import structlog
@@ -207,6 +207,9 @@ class _Connection:
                 error = ShuttingDown()
             ticket.answer(error, 0.0, 0.0)
             return
+        if message.op in wire.EXPORT_OPS:
+            server.engine.exports.ask(message.op, message.body, partial(self._answer_export, message))
+            return
         try:
             command = requests.decode_command(message.op, message.head, message.body, self._limits)
         except StreamsError as error:
@@ -218,6 +221,13 @@ class _Connection:
             self._release(command, server.engine, ticket)
             return
         server.engine.submit(command, ticket)
+
+    def _answer_export(self, message: wire.Message, answer: dict[str, object] | StreamsError) -> None:
+        if isinstance(answer, StreamsError):
+            self.reply(message.op, message.id, wire.FAILED, b"", requests.encode_failure(answer))
+        else:
+            self.reply(message.op, message.id, 0, _PLAIN_READ, msgspec.json.encode(answer))
+        self._server.flush()
 
     # -- streams that jobs are leased to
 

@@ -115,6 +115,8 @@ class Upkeep:
         self.moved = 0
         self._cold_again_at = 0.0
         self._named: set[Name] | None = None
+        #: Segments that somebody is reading: they stay although nobody names them any more.
+        self.pinned: set[Name] = set()
 
     def __repr__(self) -> str:
         return f"<Upkeep {self.sealed} sealed, {self.rewritten} rewritten, {self.kept} batches kept>"
@@ -177,7 +179,7 @@ class Upkeep:
         """Drops files that nobody names. Between two pieces of work there is no segment that is written and
         not named yet."""
         assert self._named is not None
-        named, self._named = self._named, None
+        named, self._named = self._named | self.pinned, None
         cold: set[Name] = set()
         # Meanwhile others only ever let go of segments, so what is there at the end was met on the way.
         for number, box in enumerate(list(self._machine.generations.values()), 1):

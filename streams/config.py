@@ -333,9 +333,6 @@ class Config:
         """Sockets and status files of the running server; nothing here outlives it."""
         return self.data_dir / "run"
 
-    def shard_dir(self, index: int) -> Path:
-        return self.data_dir / f"shard-{index:02d}"
-
     def shard_socket(self, index: int) -> Path:
         return self.run_dir / f"shard-{index:02d}.sock"
 
@@ -477,6 +474,7 @@ class ChildArgs:
     ready_fd    write end of a pipe for the lines `progress 0.42`, `ready` and `error <message>`
     placement   the slot map as JSON (gateways)
     sockets     the shards' socket paths by shard number (gateways)
+    directory   the folder in the data directory that is the shard's (shards)
     """
 
     config: Config
@@ -486,6 +484,7 @@ class ChildArgs:
     ready_fd: int
     placement: str
     sockets: tuple[str, ...]
+    directory: str = ""
 
     @classmethod
     def parse(cls, argv: Sequence[str], environ: Mapping[str, str]) -> ChildArgs:
@@ -495,6 +494,7 @@ class ChildArgs:
         parser.add_argument("--listen-fd", type=int, action="append", required=True)
         parser.add_argument("--parent-fd", type=int, required=True)
         parser.add_argument("--ready-fd", type=int, required=True)
+        parser.add_argument("--directory", default="")
         parser.add_argument("--placement", default="")
         parser.add_argument("--sockets", default="[]")
         known = parser.parse_args(list(argv))
@@ -508,6 +508,7 @@ class ChildArgs:
             listen_fds=tuple(known.listen_fd),
             parent_fd=known.parent_fd,
             ready_fd=known.ready_fd,
+            directory=known.directory,
             placement=known.placement,
             sockets=tuple(orjson.loads(known.sockets)),
         )

@@ -75,7 +75,7 @@ class Jobs:
             return self._machine._wait(made, now_ms + box.config.claim_jitter_ms)
         (answer,) = self._serve(box, queue, (command,), now_ms, made)
         if not answer.jobs and command.wait_ms:
-            return self._machine._wait(made)
+            return self._with_carrier(box, self._machine._wait(made))
         return self._answer_claim(box, answer, made)
 
     def _claim_together(self, command: queues.ClaimTogether, now_ms: int, made: Made) -> Outcome:
@@ -89,7 +89,13 @@ class Jobs:
 
     def _answer_claim(self, box: Box, reply: queues.Claimed | queues.ClaimedTogether, made: Made) -> Outcome:
         waits_for = made[-1][0] if made and box.config.leases_durable else 0
-        outcome = self._machine._answer(box, reply, made, max(box.config_lsn, waits_for))
+        return self._with_carrier(
+            box, self._machine._answer(box, reply, made, max(box.config_lsn, waits_for))
+        )
+
+    @staticmethod
+    def _with_carrier(box: Box, outcome: Outcome) -> Outcome:
+        """Of what a box in memory sends away nothing is logged, so no report would wake the carrier."""
         return outcome._replace(wakes=(CARRIER,)) if box.is_memory and box.moves else outcome
 
     def _serve(

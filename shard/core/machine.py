@@ -914,14 +914,17 @@ class Machine:
 
     def snapshot(self) -> ShardState:
         """Everything but payloads, as of `self.lsn`. Shares nothing with the machine."""
-        capture = self.begin_snapshot()
+        capture = self._new_capture()
         capture.step(len(self.boxes))
-        self.end_snapshot()
         return capture.state()
 
     def begin_snapshot(self) -> Capture:
         """The same in steps, while the machine goes on; `end_snapshot` follows, whatever came of it."""
         assert self._capture is None, "one snapshot at a time"
+        self._capture = self._new_capture()
+        return self._capture
+
+    def _new_capture(self) -> Capture:
         state = ShardState(
             lsn=self.lsn,
             needs_lsn=self.lsn + 1,
@@ -933,8 +936,7 @@ class Machine:
             routers=list(self.routers.routers.values()),
             last_router_number=self.routers.last_number,
         )
-        self._capture = Capture(state, self.generations)
-        return self._capture
+        return Capture(state, self.generations)
 
     def end_snapshot(self) -> None:
         self._capture = None

@@ -77,10 +77,16 @@ class DiskLike(Protocol):
     def rename(self, old: str, new: str) -> None:
         """Give a file another name in the same directory, at once and over whatever had that name."""
 
+    def link(self, old: str, new: str) -> None:
+        """Give a file a second name, in any directory of the same file system; `OSError` if it has none."""
+
     def unlink(self, path: str) -> None: ...
 
     def mkdir(self, path: str) -> None:
         """Make a directory unless it is there. Its parent must be."""
+
+    def rmdir(self, path: str) -> None:
+        """Remove an empty directory."""
 
     def listdir(self, path: str) -> list[str]:
         """The names in a directory, sorted."""
@@ -88,6 +94,11 @@ class DiskLike(Protocol):
     def exists(self, path: str) -> bool: ...
 
     def size(self, path: str) -> int: ...
+
+    def is_dir(self, path: str) -> bool: ...
+
+    def free_bytes(self, path: str) -> int:
+        """What may still be written to the file system of `path`."""
 
 
 class Disk:
@@ -181,6 +192,9 @@ class Disk:
     def rename(self, old: str, new: str) -> None:
         os.rename(old, new)
 
+    def link(self, old: str, new: str) -> None:
+        os.link(old, new)
+
     def unlink(self, path: str) -> None:
         os.unlink(path)
 
@@ -191,6 +205,9 @@ class Disk:
             if not os.path.isdir(path):
                 raise
 
+    def rmdir(self, path: str) -> None:
+        os.rmdir(path)
+
     def listdir(self, path: str) -> list[str]:
         return sorted(os.listdir(path))
 
@@ -199,6 +216,27 @@ class Disk:
 
     def size(self, path: str) -> int:
         return os.stat(path).st_size
+
+    def is_dir(self, path: str) -> bool:
+        return os.path.isdir(path)
+
+    def free_bytes(self, path: str) -> int:
+        found = os.statvfs(path)
+        return found.f_bavail * found.f_frsize
+
+
+def remove_tree(disk: DiskLike, path: str) -> None:
+    """Remove a directory and all that is in it, if it is there; durably when this returns."""
+    if not disk.exists(path):
+        return
+    for name in disk.listdir(path):
+        inner = f"{path}/{name}"
+        if disk.is_dir(inner):
+            remove_tree(disk, inner)
+        else:
+            disk.unlink(inner)
+    disk.rmdir(path)
+    disk.fsync_dir(parent_of(path))
 
 
 def parent_of(path: str) -> str:

@@ -259,6 +259,12 @@ def encode_footer(index: SegmentIndex, columns: bytes) -> bytes:
     return body + _U64.pack(xxh3_64_intdigest(body, index.generation))
 
 
+def digest_of(index: SegmentIndex) -> int:
+    """A number for the whole content: the footer's checksum covers those of index and tags, which cover the
+    rest."""
+    return int(_U64.unpack(encode_footer(index, encode_columns(index))[-_U64.size :])[0])
+
+
 def open_segment(source: Source) -> SegmentIndex:
     """The index, as the file has it. Reads header, footer and batch index, and no batch."""
     return _open(source, SEGMENT)

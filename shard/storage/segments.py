@@ -107,6 +107,7 @@ __all__ = [
     "remove_segment",
     "segment_name",
     "stub_name",
+    "verified_bytes",
     "verify_segment",
     "verify_stub",
     "walk_tags",
@@ -242,12 +243,15 @@ def copy_segment(
     It fails as `write_segment` does, and with `Corrupt` if what the source has is damaged.
     """
     index = open_segment(source)
-    _write_file(disk, f"{directory}/{index.name}", _copied(source, index), pause)
+    _write_file(disk, f"{directory}/{index.name}", verified_bytes(source, index), pause)
     return index
 
 
-def _copied(source: Source, index: SegmentIndex) -> Iterator[list[Buffer]]:
-    """Header, batch index and footer are made anew from what was verified: that gives the same bytes."""
+def verified_bytes(source: Source, index: SegmentIndex) -> Iterator[list[Buffer]]:
+    """All bytes of a segment in steps, each verified before it is given out.
+
+    Header, batch index and footer are made anew from what was verified: that gives the same bytes.
+    """
     for problem in _verify_columns(source.name, index):
         raise problem
     yield [encode_header(SEGMENT, index.generation, index.serial, index.first_seq)]

@@ -140,6 +140,15 @@ class SegmentStore:
 
     # -- reading
 
+    def index_of(self, name: Name) -> SegmentIndex:
+        """The index, from the file or the stub."""
+        return self._index(name)
+
+    def source_of(self, name: Name) -> Source:
+        """Where its bytes are now. A file that moves to the cold store meanwhile is gone for who has this."""
+        with self._translated():
+            return self._source(name)
+
     def open(self, generation: int, facts: SegmentFacts) -> Segment:
         """What is kept in memory of a segment, read from its file or its stub."""
         name = Name(generation, facts.first_seq, facts.serial)

@@ -53,6 +53,21 @@ def _message(error: StreamsError) -> str:
     return f"{error.message} ({error.code})"
 
 
+def size(count: int) -> str:
+    """A number of bytes for a person."""
+    for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if count >= 1 << shift:
+            return f"{count / (1 << shift):.1f} {unit}"
+    return f"{count} bytes"
+
+
+def moment(ms: int) -> str:
+    """A time for a person, in the zone of this machine."""
+    from datetime import datetime
+
+    return datetime.fromtimestamp(ms / 1000).astimezone().isoformat(sep=" ", timespec="seconds")
+
+
 def print_json(value: object) -> None:
     import orjson
 

@@ -67,6 +67,12 @@ OP_COMMIT_GROUP = 70
 OP_GET_GROUP = 71
 OP_LIST_GROUPS = 72
 OP_DELETE_GROUP = 73
+OP_EXPORT = 80
+OP_EXPORT_RENEW = 81
+OP_EXPORT_END = 82
+
+#: Not commands of the machine: see `shard/exports.py`.
+EXPORT_OPS = frozenset((OP_EXPORT, OP_EXPORT_RENEW, OP_EXPORT_END))
 
 
 class WireError(Exception):

@@ -131,11 +131,11 @@ def test_a_child_reads_back_the_config_its_parent_had() -> None:
     args = ChildArgs.parse(
         [
             *("--index", "3", "--listen-fd", "5", "--listen-fd", "6", "--parent-fd", "7", "--ready-fd", "8"),
-            *("--sockets", '["/a", "/b"]'),
+            *("--sockets", '["/a", "/b"]', "--directory", "shard-03-v2"),
         ],
         {CHILD_CONFIG_VARIABLE: config.to_json()},
     )
-    assert args == ChildArgs(config, 3, (5, 6), 7, 8, "", ("/a", "/b"))
+    assert args == ChildArgs(config, 3, (5, 6), 7, 8, "", ("/a", "/b"), "shard-03-v2")
 
 
 @pytest.mark.parametrize("argv", [[], ["--index", "x"], ["--what"]])

@@ -320,7 +320,14 @@ async def test_a_thousand_watchers_share_one_serialisation_of_each_append(tmp_pa
         links = [Link(at, path) for at, path in enumerate(placement["sockets"])]
         dispatch = Dispatch(Placement.from_dict(placement), links)
         service = Watch(dispatch, connections_max=0, node_bytes_max=128)
-        api = Api(dispatch, body_bytes_max=1 << 20, version="test", sockets=(), watch=service)
+        api = Api(
+            dispatch,
+            body_bytes_max=1 << 20,
+            version="test",
+            sockets=(),
+            draining=trio.Event(),
+            watch=service,
+        )
         async with trio.open_nursery() as nursery:
             for link in links:
                 nursery.start_soon(link.run)

@@ -11,6 +11,7 @@ import pytest
 
 from streams.protocol import queues
 from streams.protocol.errors import BoxNotFound, NotAQueue
+from streams.protocol.forwards import CARRIER
 from tests.support.carrying import bring, carry_all, collect
 from tests.support.jobs import QueueDriver
 from tests.support.machines import Driver, records_of
@@ -199,6 +200,17 @@ def back(dest: Driver, count: int = 100, to: str = "b", box: str = "dead") -> qu
     reply = dest.ask(queues.PlanRequeue(box, to, count))
     assert isinstance(reply, queues.RequeuePlanned)
     return reply
+
+
+def test_a_claim_that_begins_to_wait_wakes_the_carrier_of_a_queue_in_memory() -> None:
+    """Failed before: the letter lay there until something else woke the carrier."""
+    driver = Driver()
+    driver.put(type="queue", durability="memory", max_deliveries=1, dead_letter="dead", lease_ms=100)
+    driver.append(1)
+    driver.ask(queues.Claim(box="b", node="n"))
+    driver.now_ms += 101
+    outcome = driver.do(queues.Claim(box="b", node="n", wait_ms=20_000))
+    assert outcome.reply is None and outcome.wakes == (CARRIER,)
 
 
 def test_dead_letters_move_back_as_they_were(source: QueueDriver, dest: Driver) -> None:

@@ -1,4 +1,4 @@
-"""A data directory is used by one server, with the shards it was made for, or not at all."""
+"""A data directory is used by one server, with the folders its manifest names, or not at all."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gateway.datadir import CannotServe, DataDir, Holder, write_atomically
-from gateway.placement import even
+from gateway.manifest import Manifest
+from gateway.placement import even, resized
+
+GOLDEN = Path(__file__).parent / "golden"
 
 
 @pytest.fixture
@@ -23,28 +27,49 @@ def directory(tmp_path: Path) -> Iterator[DataDir]:
     found.close()
 
 
-def placement_of(directory: DataDir, shards_wanted: int = 0) -> int:
-    return directory.placement(shards_wanted=shards_wanted, shards_default=5, now_ms=1).shards
+def opened(directory: DataDir, shards: int = 5) -> Manifest:
+    return directory.open(shards_default=shards, now_ms=1)
 
 
 def test_a_new_directory_gets_the_shards_wanted_and_keeps_them(directory: DataDir) -> None:
-    assert placement_of(directory, shards_wanted=3) == 3
-    assert placement_of(directory) == 3
-    assert placement_of(directory, shards_wanted=3) == 3
-    with pytest.raises(CannotServe, match=r"STREAMS_SHARDS is 4, but .* was made with 3 shards"):
-        placement_of(directory, shards_wanted=4)
+    assert opened(directory, 3).shards == 3
+    assert opened(directory, 4).shards == 3
+    assert opened(directory).directories == ("shard-00", "shard-01", "shard-02")
+    assert [path.name for path in sorted(directory.path.glob("shard-*"))] == list(
+        opened(directory).directories
+    )
+    assert (directory.path / "manifest.copy.json").read_bytes() == opened(directory).encode()
 
 
-def test_a_new_directory_gets_the_default_when_nothing_was_wanted(directory: DataDir) -> None:
-    assert placement_of(directory) == 5
-    manifest = json.loads((directory.path / "manifest.json").read_bytes())
-    assert manifest == {"format": 1, **json.loads(even(5).to_json()), "created_ms": 1}
+def test_a_manifest_of_format_one_is_read_and_written_anew(directory: DataDir) -> None:
+    (directory.path / "manifest.json").write_bytes((GOLDEN / "manifest-v1.json").read_bytes())
+    for name in ("shard-00", "shard-01"):
+        (directory.path / name).mkdir()
+    found = opened(directory)
+    assert (found.placement, found.created_ms) == (even(2), 1_700_000_000_000)
+    assert found.directories == ("shard-00", "shard-01")
+    for name in ("manifest.json", "manifest.copy.json"):
+        assert (directory.path / name).read_bytes() == (GOLDEN / "manifest-v2.json").read_bytes()
 
 
 def test_data_without_its_manifest_is_not_taken_for_a_new_server(directory: DataDir) -> None:
     (directory.path / "shard-00").mkdir()
+    (directory.path / "shard-00" / "wal").mkdir()
     with pytest.raises(CannotServe, match=r"manifest.json is missing, but shard-00 is there"):
-        placement_of(directory)
+        opened(directory)
+
+
+def test_folders_of_a_start_that_was_cut_short_are_no_data(directory: DataDir) -> None:
+    (directory.path / "shard-00").mkdir()
+    assert opened(directory, 2).shards == 2
+
+
+def test_a_folder_that_the_manifest_names_and_that_is_missing_is_refused(directory: DataDir) -> None:
+    opened(directory, 3)
+    (directory.path / "shard-01").rmdir()
+    with pytest.raises(CannotServe, match=r"shard-01 is missing, and .*manifest.json names it"):
+        opened(directory)
+    assert not (directory.path / "shard-01").exists()
 
 
 @pytest.mark.parametrize(
@@ -57,19 +82,70 @@ def test_data_without_its_manifest_is_not_taken_for_a_new_server(directory: Data
         '{"format": 1}',
         '{"format": 1, "shards": 2, "slots": [[0, 5, 0]], "version": 1}',
         '{"format": 1, "shards": 1, "slots": [[0, 4096, 1]], "version": 1}',
+        '{"format": 2, "shards": 1, "slots": [[0, 4096, 0]], "version": 1}',
     ],
 )
 def test_a_damaged_manifest_is_refused_and_left_as_it_is(directory: DataDir, content: str) -> None:
     (directory.path / "manifest.json").write_text(content)
-    with pytest.raises(CannotServe, match=r"manifest.json is damaged"):
-        placement_of(directory)
+    with pytest.raises(CannotServe, match=r"manifest.json is damaged at byte \d+: .*streams repair"):
+        opened(directory)
     assert (directory.path / "manifest.json").read_text() == content
 
 
 def test_a_manifest_of_a_later_version_is_refused(directory: DataDir) -> None:
-    (directory.path / "manifest.json").write_text('{"format": 2}')
-    with pytest.raises(CannotServe, match="has format 2, and this version knows 1"):
-        placement_of(directory)
+    (directory.path / "manifest.json").write_text('{"format": 3}')
+    with pytest.raises(CannotServe, match="has format 3, and this version knows 2"):
+        opened(directory)
+
+
+def test_a_restore_that_did_not_end_is_not_served(directory: DataDir) -> None:
+    directory.commit(replace(opened(directory, 2), is_restoring=True))
+    with pytest.raises(CannotServe, match="streams restore"):
+        opened(directory)
+
+
+# -- changes of folders
+
+
+def with_folders(directory: DataDir, *names: str) -> None:
+    for name in names:
+        (directory.path / name / "wal").mkdir(parents=True)
+        (directory.path / name / "wal" / "1.wal").write_bytes(b"x")
+
+
+def folders_in(directory: DataDir) -> list[str]:
+    return sorted(path.name for path in directory.path.iterdir() if path.is_dir())
+
+
+def test_what_an_unfinished_change_has_built_is_removed_and_nothing_else(directory: DataDir) -> None:
+    old = opened(directory, 2)
+    with_folders(directory, "shard-00-v2", "shard-00-v7", "shard-00.mine")
+    directory.commit(replace(old, building=("shard-00-v2", "shard-01-v2")))
+    assert opened(directory) == old
+    assert folders_in(directory) == ["shard-00", "shard-00-v7", "shard-00.mine", "shard-01"]
+    assert directory.read() == old
+
+
+def test_what_a_finished_change_has_replaced_is_removed_after_the_copy_says_so(directory: DataDir) -> None:
+    old = opened(directory, 2)
+    with_folders(directory, "shard-00-v2")
+    new = replace(
+        old, placement=resized(old.placement, 1), directories=("shard-00-v2",), dropping=old.directories
+    )
+    directory.commit(new)
+    assert Manifest.decode((directory.path / "manifest.copy.json").read_bytes()) == old
+    assert opened(directory) == new.settled()
+    assert folders_in(directory) == ["shard-00-v2"]
+    assert (directory.path / "manifest.copy.json").read_bytes() == new.settled().encode()
+    assert (directory.path / "manifest.json").read_bytes() == new.settled().encode()
+
+
+def test_a_left_over_that_cannot_be_removed_is_named(directory: DataDir) -> None:
+    old = opened(directory, 1)
+    (directory.path / "shard-00-v2").write_bytes(b"a file where a folder was")
+    directory.commit(replace(old, building=("shard-00-v2",)))
+    with pytest.raises(CannotServe, match=r"shard-00-v2 cannot be removed"):
+        opened(directory)
 
 
 def test_a_directory_that_cannot_be_made_is_refused_by_name(tmp_path: Path) -> None:
@@ -117,6 +193,6 @@ def test_a_holder_counts_as_alive_only_when_that_is_sure(directory: DataDir) -> 
 
 def test_an_atomic_write_leaves_nothing_beside_the_file(tmp_path: Path) -> None:
     for version in (1, 2):
-        write_atomically(tmp_path / "x.json", {"version": version}, durable=True)
+        write_atomically(tmp_path / "x.json", {"version": version})
     assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
     assert json.loads((tmp_path / "x.json").read_bytes()) == {"version": 2}

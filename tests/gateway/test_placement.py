@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from xxhash import xxh64_intdigest
 
-from gateway.placement import SEED, SLOTS, Placement, even, slot_of
+from gateway.placement import SEED, SLOTS, Placement, even, resized, slot_of
 
 NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=255)
 
@@ -61,6 +61,20 @@ def test_an_even_map_is_whole_dense_and_even(shards: int) -> None:
     assert sorted(sizes) == list(range(shards))
     assert max(sizes.values()) - min(sizes.values()) <= 1
     assert [shard for _, _, shard in placement.ranges()] == list(range(shards))
+
+
+@given(st.lists(st.integers(1, 256), min_size=2, max_size=6))
+def test_another_number_of_shards_moves_only_what_must_move(numbers: list[int]) -> None:
+    placement = even(numbers[0])
+    for shards in numbers[1:]:
+        after = resized(placement, shards)
+        before, sizes = Counter(placement.slots), Counter(after.slots)
+        assert sorted(sizes) == list(range(shards))
+        assert max(sizes.values()) - min(sizes.values()) <= 1
+        moved = sum(old != new for old, new in zip(placement.slots, after.slots, strict=True))
+        assert moved == sum(max(0, before[shard] - sizes[shard]) for shard in before)
+        assert after.version == placement.version + 1
+        placement = after
 
 
 @given(st.integers(1, 256), NAMES)

@@ -209,6 +209,8 @@ def open_desk(tmp_path: Path) -> Open:
             store,
             now_ms=lambda: clock[0],
             settings=EngineSettings(**{"upkeep_bytes_per_s": 0, "snapshot_interval_ms": 10**8, **settings}),
+            disk=disk,
+            export_folder=f"{tmp_path}/export",
             needs_lsn=found.needs_lsn,
         )
         desk = Desk(engine, machine, store, clock)

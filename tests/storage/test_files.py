@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from shard.storage.files import BUFFERS_PER_CALL, Disk, DiskLike, parent_of
+from shard.storage.files import BUFFERS_PER_CALL, Disk, DiskLike, parent_of, remove_tree
 from tests.support.faultdisk import Crashed, FaultDisk
 
 Place = tuple[DiskLike, str]
@@ -48,6 +48,46 @@ def test_more_buffers_than_one_call_takes_are_all_written(place: Place) -> None:
     assert disk.pwritev(handle, buffers, 3) == 5 * len(buffers)
     assert disk.read_all(f"{root}/a") == b"\0\0\0" + b"".join(buffers)
     disk.close(handle)
+
+
+def test_a_file_with_two_names_lives_as_long_as_one_of_them(place: Place) -> None:
+    disk, root = place
+    disk.mkdir(f"{root}/d")
+    handle = disk.create(f"{root}/a")
+    disk.pwritev(handle, [b"abc"], 0)
+    disk.link(f"{root}/a", f"{root}/d/b")
+    disk.pwritev(handle, [b"X"], 1)
+    disk.fsync(handle)
+    disk.close(handle)
+    with pytest.raises(FileExistsError):
+        disk.link(f"{root}/a", f"{root}/d/b")
+    with pytest.raises(FileNotFoundError):
+        disk.link(f"{root}/missing", f"{root}/d/c")
+    disk.unlink(f"{root}/a")
+    assert disk.read_all(f"{root}/d/b") == b"aXc"
+
+
+def test_a_tree_is_removed_whole_and_a_directory_only_when_it_is_empty(place: Place) -> None:
+    disk, root = place
+    for path in ("t", "t/u", "t/u/v"):
+        disk.mkdir(f"{root}/{path}")
+        disk.close(disk.create(f"{root}/{path}/file"))
+    assert disk.is_dir(f"{root}/t/u") and not disk.is_dir(f"{root}/t/file") and not disk.is_dir(f"{root}/x")
+    with pytest.raises(OSError) as caught:
+        disk.rmdir(f"{root}/t/u")
+    assert caught.value.errno == errno.ENOTEMPTY
+    with pytest.raises(FileNotFoundError):
+        disk.rmdir(f"{root}/x")
+    remove_tree(disk, f"{root}/t")
+    remove_tree(disk, f"{root}/t")
+    if isinstance(disk, FaultDisk):
+        disk = disk.crash(random.Random(1))
+    assert disk.listdir(root) == []
+
+
+def test_a_disk_says_how_much_is_free(place: Place) -> None:
+    disk, root = place
+    assert disk.free_bytes(root) > 0
 
 
 def test_truncate_cuts_and_extends_with_zeros(place: Place) -> None:

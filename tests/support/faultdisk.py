@@ -139,6 +139,8 @@ class FaultDisk:
         """`roots` are directories that are there; "/data" unless others are given."""
         self.operations = 0
         self.history: list[str] = []
+        #: What the disk says is free; it is only said.
+        self.free = 1 << 40
         self._names: dict[str, _Inode | None] = dict.fromkeys(roots or ("/data",))
         self._durable_names = dict(self._names)
         self._pending_names: dict[str, list[_NameChange]] = {}
@@ -278,7 +280,7 @@ class FaultDisk:
 
     def fsync_dir(self, path: str) -> None:
         def effect() -> None:
-            if self._names.get(path, path) is not None:
+            if not self._is_dir(path):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
             for change in self._pending_names.pop(path, []):
                 _rename(self._durable_names, change)
@@ -288,6 +290,15 @@ class FaultDisk:
     def rename(self, old: str, new: str) -> None:
         assert os.path.dirname(old) == os.path.dirname(new)
         self._do("rename", lambda: self._change_name((old, new, self._file(old))))
+
+    def link(self, old: str, new: str) -> None:
+        def effect() -> None:
+            self._directory_of(new)
+            if new in self._names:
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new)
+            self._change_name((None, new, self._file(old)))
+
+        self._do("link", effect)
 
     def unlink(self, path: str) -> None:
         self._do("unlink", lambda: self._change_name((path, None, self._file(path))))
@@ -302,6 +313,16 @@ class FaultDisk:
 
         self._do("mkdir", effect)
 
+    def rmdir(self, path: str) -> None:
+        def effect() -> None:
+            if not self._is_dir(path):
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            if any(os.path.dirname(name) == path for name in self._names):
+                raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
+            self._change_name((path, None, None))
+
+        self._do("rmdir", effect)
+
     def listdir(self, path: str) -> list[str]:
         def effect() -> list[str]:
             if path not in self._names:
@@ -315,6 +336,12 @@ class FaultDisk:
 
     def size(self, path: str) -> int:
         return self._do("size", lambda: len(self._file(path).content))
+
+    def is_dir(self, path: str) -> bool:
+        return self._do("is_dir", lambda: self._is_dir(path))
+
+    def free_bytes(self, path: str) -> int:
+        return self._do("free_bytes", lambda: self.free)
 
     # How it is done.
 
@@ -342,6 +369,9 @@ class FaultDisk:
             self._crashed = True
             {"before": lambda: None, "midway": half, "after": effect}[self._crash[1]]()
             raise Crashed
+
+    def _is_dir(self, path: str) -> bool:
+        return self._names.get(path, path) is None
 
     def _file(self, path: str) -> _Inode:
         inode = self._names.get(path)

@@ -1,0 +1,20 @@
+"""What children tell the supervisor: lines of text through a pipe."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Final
+
+import trio
+
+#: A line is short, but for what is wrong with a disk.
+LINE_BYTES_MAX: Final = 65536
+
+
+async def lines(stream: trio.lowlevel.FdStream) -> AsyncIterator[str]:
+    rest = b""
+    async for piece in stream:
+        *whole, rest = (rest + piece).split(b"\n")
+        rest = rest[-LINE_BYTES_MAX:]
+        for line in whole:
+            yield line.decode(errors="replace").strip()

@@ -1,0 +1,118 @@
+"""What is done to a box's log while nobody serves it: its end cut off, or batches lost from its middle.
+
+Restoring to a time and repair do this, on a machine that was recovered and whose log is written anew after.
+These are no changes: nothing of it is ever logged, because the log that would hold it is what is replaced.
+
+Rules of the file
+- A loss is told: what goes from the middle becomes a hole. What is cut off the end never was.
+- Segments are files. Whoever calls has written those that are to stand in for others, and says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shard.core.box import Box
+from shard.core.log import Hole, Log
+from shard.core.sealed import Segment
+from shard.core.tail import Tail
+
+#: More than any seq.
+_END = (1 << 64) - 1
+
+
+def live_runs(log: Log, segment: Segment, upto_seq: int = _END) -> dict[int, list[tuple[int, int]]]:
+    """Live stretches (indexes) of each batch of a segment that has some up to `upto_seq`."""
+    found: dict[int, list[tuple[int, int]]] = {}
+    for at in range(segment.front, len(segment)):
+        batch = segment.batch(at)
+        if batch.first_seq <= upto_seq and batch.dead < batch.count:
+            runs = log.runs(batch, 0, min(batch.count - 1, upto_seq - batch.first_seq))
+            if runs:
+                found[at] = runs
+    return found
+
+
+def cut_after(box: Box, seq: int, *, last_ts: int, stand_in: Segment | None = None) -> None:
+    """Everything above `seq` never was. `stand_in` holds what is live up to `seq` in the segment that the cut
+    goes through; without it, nothing there is."""
+    log = box.log
+    assert log.earliest_seq - 1 <= seq <= log.head_seq, "FLOORS"
+    kept = [segment for segment in log.segments if segment.last_seq <= seq]
+    for segment in log.segments[len(kept) :]:
+        log.deleted.remove_range(segment.first_seq, segment.last_seq + 1)
+    log.segments = kept if stand_in is None else [*kept, stand_in]
+    tail, log.tail = log.tail, Tail()
+    for batch in tail:
+        if batch.first_seq <= seq and batch.dead < batch.count:
+            if batch.last_seq > seq:
+                part = batch.part(0, seq - batch.first_seq)
+                part.lsn, batch = batch.lsn, part
+            log.hydrate(batch)
+    log.deleted.remove_range(seq + 1, _END)
+    log.holes = [
+        Hole(hole.first_seq, min(hole.last_seq, seq), hole.missed)
+        for hole in log.holes
+        if hole.first_seq <= seq
+    ]
+    log.head_seq, log.last_ts = seq, last_ts
+    log.show(seq, last_ts)
+    recount(log)
+    box.keys = {key: entry for key, entry in box.keys.items() if entry.last_seq <= seq}
+    box.unsealed_since_ms = box.last_append_ms
+
+
+def recount(log: Log) -> None:
+    """Takes count and bytes from what is there, whatever they were."""
+    log.count = sum(segment.count for segment in log.segments)
+    log.bytes = sum(segment.bytes for segment in log.segments)
+    batches, log.tail = sorted(log.tail.batches, key=lambda batch: batch.first_seq), Tail()
+    for batch in batches:
+        log._bring_up(batch)
+        if batch.dead < batch.count:
+            log.tail.append(batch)
+            log.count += batch.count - batch.dead
+            log.bytes += batch.live_bytes
+        else:
+            log.deleted.remove_range(batch.first_seq, batch.last_seq + 1)
+    log._settle()
+
+
+def lose_batches(log: Log, segment: Segment, lost: Sequence[int]) -> list[tuple[int, int]]:
+    """What is live in these batches of a segment cannot be read any more: it becomes holes, whose first and
+    last seqs are returned. The segment itself is to be replaced at once (`replace_segment`)."""
+    holes: list[tuple[int, int]] = []
+    for at in lost:
+        batch = segment.batch(at)
+        if batch.dead < batch.count:
+            base = batch.first_seq
+            holes += [(base + first, base + last) for first, last in log.runs(batch, 0, batch.count - 1)]
+            log.count -= batch.count - batch.dead
+            log.bytes -= batch.live_bytes
+            segment.kill_whole(at)
+            log.deleted.add_range(base, base + batch.count)
+    add_holes(log, holes)
+    return holes
+
+
+def replace_segment(log: Log, segment: Segment, stand_in: Segment | None) -> None:
+    """Another segment holds what is live in this one, if anything is."""
+    if stand_in is None:
+        assert segment.count == 0, "COUNT"
+        log._drop_empty_segments()
+    else:
+        log.replace([segment.serial], stand_in)
+    log._settle()
+
+
+def add_holes(log: Log, holes: Sequence[tuple[int, int]]) -> None:
+    """Tells readers of seqs that are lost, wherever in the log they were."""
+    known = [*log.holes, *(Hole(first, last) for first, last in holes)]
+    log.holes = []
+    for hole in sorted(known, key=lambda hole: hole.first_seq):
+        before = log.holes[-1] if log.holes else None
+        touches = before is not None and hole.first_seq <= before.last_seq + 1
+        if before is not None and touches and not (before.missed or hole.missed):
+            before.last_seq = max(hole.last_seq, before.last_seq)
+        else:  # one that a source's loss made keeps its own count
+            log.holes.append(hole)

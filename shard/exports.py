@@ -1,0 +1,199 @@
+"""What a backup or a check of a running shard reads: its state as of one lsn, held still while it is read.
+
+    begin(id) ──► state and unsealed batches of this moment ──► durable ──► <folder>/wal, <folder>/snapshot
+                  the segments it names are pinned: upkeep drops none of them
+    renew(id) ──► goes on for another `LEASE_S`
+    end(id)   ──► folder and pins go; so they do when nobody has renewed in time
+
+Whoever asks reads folder and segment files itself, in another process: what is sealed is not copied here.
+
+Rules of the file
+- One export at a time; another id is told to wait. The same id again is told the same again.
+- The folder is nobody's truth: what an earlier life left of it is removed before the next is made, and a disk
+  that cannot take it fails the export and not the shard.
+
+Bounds: an export holds the unsealed batches in memory until they are written, which `is_congested` bounds,
+and no longer than that; it writes no faster than upkeep does; pins last as long as the lease.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+
+import msgspec
+import structlog
+import trio
+
+from shard.core.machine import Machine
+from shard.storage.files import DiskLike, remove_tree
+from shard.storage.store import Name
+from shard.transfer import Parts, ShardBuilder, parts_of
+from streams.protocol import wire
+from streams.protocol.errors import InvalidRequest, NotFound, ShuttingDown, StreamsError, Throttled
+from streams.protocol.names import shown
+
+log = structlog.get_logger()
+
+#: How long an export is kept for somebody who does not ask for it any more.
+LEASE_S = 60.0
+
+Answer = Callable[[dict[str, object] | StreamsError], None]
+
+
+class ExportRequest(msgspec.Struct, forbid_unknown_fields=True):
+    id: str
+
+
+class Exports:
+    def __init__(
+        self,
+        machine: Machine,
+        disk: DiskLike,
+        folder: str,
+        *,
+        now_ms: Callable[[], int],
+        wait_durable: Callable[[int], Awaitable[bool]],
+        pins: set[Name],
+        on_unpinned: Callable[[], None],
+        file_bytes: int,
+        bytes_per_s: int,
+        lease_s: float = LEASE_S,
+    ) -> None:
+        self._machine = machine
+        self._disk = disk
+        self._folder = folder
+        self._now_ms = now_ms
+        self._wait_durable = wait_durable
+        self._pins = pins
+        self._on_unpinned = on_unpinned
+        self._file_bytes = file_bytes
+        self._bytes_per_s = bytes_per_s
+        self._lease_s = lease_s
+        #: Of the one that is under way; it is so until its folder and its pins are gone.
+        self._id = ""
+        self._is_wanted = False
+        self._facts: dict[str, object] | None = None
+        self._waiting: list[Answer] = []
+        self._changed = trio.Event()
+
+    def __repr__(self) -> str:
+        return f"<Exports {self._id or 'none'}, {len(self._pins)} segments pinned>"
+
+    # -- asked for
+
+    def ask(self, op: int, body: bytes, answer: Answer) -> None:
+        try:
+            id = msgspec.json.decode(body, type=ExportRequest).id
+        except msgspec.DecodeError as error:
+            answer(InvalidRequest(f"body: {error}"))
+            return
+        if op == wire.OP_EXPORT:
+            self._begin(id, answer)
+        elif id != self._id or not self._is_wanted:
+            answer(NotFound(f"id: there is no export {shown(id)} (any more)", field="id"))
+        else:
+            self._is_wanted = op == wire.OP_EXPORT_RENEW
+            self._changed.set()
+            answer({"id": id})
+
+    def _begin(self, id: str, answer: Answer) -> None:
+        if not id:
+            answer(InvalidRequest("id: an export needs one", field="id"))
+        elif self._id and (id != self._id or not self._is_wanted):
+            answer(Throttled("another backup or check of this shard is under way; try again when it is over"))
+        elif self._facts is not None:
+            answer(self._facts)
+        else:
+            self._id, self._is_wanted = id, True
+            self._waiting.append(answer)
+            self._changed.set()
+
+    # -- done
+
+    async def run(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed = trio.Event()
+            if self._is_wanted:
+                try:
+                    await self._keep(self._id)
+                    await trio.to_thread.run_sync(self._remove_folder)
+                finally:
+                    self._release()
+
+    async def _keep(self, id: str) -> None:
+        """One export, from its begin to its end."""
+        parts = parts_of(self._machine)
+        taken_ms = self._now_ms()
+        self._pins.update(map(Name.of, self._machine.segments()))
+        if not await self._wait_durable(parts.state.lsn):
+            self._tell(ShuttingDown())
+            return
+        try:
+            await trio.to_thread.run_sync(self._write, parts, taken_ms)
+        except OSError as error:
+            self._tell(Throttled(f"the state of this shard could not be written for the export: {error}"))
+            return
+        self._facts = {
+            "id": id,
+            "folder": self._folder,
+            "lsn": parts.state.lsn,
+            "taken_ms": taken_ms,
+            "boxes": len(parts.state.boxes),
+            "segments": len(self._pins),
+        }
+        del parts  # the unsealed batches are in the folder now
+        self._tell(self._facts)
+        while self._is_wanted:
+            with trio.move_on_after(self._lease_s) as waited:
+                await self._changed.wait()
+            self._changed = trio.Event()
+            if waited.cancelled_caught:
+                log.warning("an export was given up: nobody has asked for it in time", id=id)
+                self._is_wanted = False
+
+    def _remove_folder(self) -> None:
+        try:
+            remove_tree(self._disk, self._folder)
+        except OSError as error:  # it takes room and does no harm; whoever needs the place tries again
+            log.warning("the folder of an export could not be removed", reason=str(error))
+
+    def _tell(self, answer: dict[str, object] | StreamsError) -> None:
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            each(answer)
+
+    def _release(self) -> None:
+        self._id, self._is_wanted = "", False
+        self._facts = None
+        self._pins.clear()
+        self._on_unpinned()
+
+    def _write(self, parts: Parts, taken_ms: int) -> None:
+        remove_tree(self._disk, self._folder)
+        write_export(
+            self._disk, self._folder, parts, now_ms=taken_ms, file_bytes=self._file_bytes, pause=self._pause
+        )
+
+    def _pause(self, written_bytes: int) -> None:
+        if self._bytes_per_s:
+            time.sleep(written_bytes / self._bytes_per_s)
+
+
+def write_export(
+    disk: DiskLike,
+    folder: str,
+    parts: Parts,
+    *,
+    now_ms: int,
+    file_bytes: int,
+    pause: Callable[[int], None] = lambda written_bytes: None,
+) -> None:
+    """The folder of a shard as it is in `parts`, without segments."""
+    builder = ShardBuilder(disk, folder, file_bytes=file_bytes, pause=pause)
+    for facts in parts.state.boxes:
+        builder.add(facts, parts.batches_of(facts))
+    builder.add_not_recreated(parts.state.not_recreated)
+    builder.add_routers(parts.state)
+    builder.finish(last_generation=parts.state.last_generation, boot_id=parts.state.boot_id, now_ms=now_ms)

@@ -1,0 +1,245 @@
+"""Moves boxes into the folders of another number of shards. A process of its own, started by the supervisor.
+
+    old folders ──read, one after the other──► boxes, each by the slot of its name ──► new folders
+
+The supervisor has named the new folders in the manifest as being built, and puts them in force when this
+process has ended well; until then the old ones count and are only read. So it may be killed at any time: what
+it leaves is removed at the next start, and done again.
+
+Segment files get a second name in the new folder, which costs next to nothing; where the file system cannot
+do that they are copied. One old shard is in memory at a time, with the facts of all boxes beside it.
+
+Arguments: --plan JSON · --parent-fd P (end of file: stop) · --report-fd R (`progress 0.42`, `error why`)
+Exit codes: 0 done · 1 a bug, or the disk failed · 2 refused · 3 damaged data.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from shard.core.changes import BoxFacts
+from shard.core.machine import Machine
+from shard.storage import segmentindex
+from shard.storage.files import Corrupt, Disk, DiskLike
+from shard.storage.store import Name
+from shard.storage.wal import FILE_BYTES
+from shard.transfer import (
+    Parts,
+    ShardBuilder,
+    end_life,
+    has_links,
+    parts_of,
+    read_shard,
+)
+from streams.protocol.slots import SLOTS, slot_of
+
+EXIT_FAILED, EXIT_REFUSED, EXIT_CORRUPT = 1, 2, 3
+
+#: Of the free space this much is left alone, for logs, snapshots and names.
+_SPARE_BYTES = 16 << 20
+#: What a frame or a box costs beside its bytes, at most.
+_FRAME_BYTES, _BOX_BYTES = 64, 1024
+
+#: Of each old shard, reading it is this part of the work.
+_READING = 0.5
+
+#: How much further it must be to be told again.
+_STEP = 0.002
+
+Report = Callable[[float], None]
+
+
+class NoRoom(Exception):
+    """The disk has not enough space; nothing was changed."""
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What the supervisor asks for."""
+
+    data_dir: str
+    #: Folders of the old shards, and of the new ones, by their numbers.
+    sources: list[str]
+    targets: list[str]
+    #: The new map: runs of slots (start, end, shard), as in the manifest.
+    slots: list[tuple[int, int, int]]
+    wal_file_bytes: int = FILE_BYTES
+
+    def owners(self) -> list[int]:
+        """The new shard of each slot."""
+        owners = [shard for start, end, shard in self.slots for _ in range(start, end)]
+        assert len(owners) == SLOTS and max(owners) < len(self.targets)
+        return owners
+
+
+class Moved(NamedTuple):
+    boxes: int
+    batches: int
+    linked: int
+    copied_bytes: int
+
+
+def reshard(
+    disk: DiskLike, plan: Plan, *, boot_id: str, now_ms: int, report: Report = lambda ratio: None
+) -> Moved:
+    """Builds all new folders from the old ones."""
+    return _Resharding(disk, plan, boot_id=boot_id, now_ms=now_ms, report=report).run()
+
+
+class _Resharding:
+    def __init__(self, disk: DiskLike, plan: Plan, *, boot_id: str, now_ms: int, report: Report) -> None:
+        self._disk = disk
+        self._plan = plan
+        self._owners = plan.owners()
+        self._boot_id = boot_id
+        self._now_ms = now_ms
+        self._report = report
+        self._has_links = has_links(disk, plan.data_dir)
+        self._last_generation = 0
+        self._moved = Moved(0, 0, 0, 0)
+        self._builders = [
+            ShardBuilder(disk, f"{plan.data_dir}/{name}", file_bytes=plan.wal_file_bytes)
+            for name in plan.targets
+        ]
+
+    def __repr__(self) -> str:
+        return f"<_Resharding {len(self._plan.sources)} -> {len(self._builders)}: {self._moved}>"
+
+    def run(self) -> Moved:
+        for number, name in enumerate(self._plan.sources):
+            self._move_all(number, f"{self._plan.data_dir}/{name}")
+        for builder in self._builders:
+            builder.finish(last_generation=self._last_generation, boot_id=self._boot_id, now_ms=self._now_ms)
+            builder.check()
+        self._report(1.0)
+        return self._moved
+
+    def _move_all(self, number: int, source: str) -> None:
+        def tell(begun: float) -> None:
+            self._report((number + begun) / len(self._plan.sources))
+
+        machine = read_shard(self._disk, source, shard=number, report=lambda ratio: tell(_READING * ratio))
+        end_life(machine, boot_id=self._boot_id, now_ms=self._now_ms)
+        parts = parts_of(machine)
+        self._refuse_if_full(machine, parts, source)
+        for at, facts in enumerate(parts.state.boxes):
+            self._move(facts, parts, source)
+            tell(_READING + (1 - _READING) * at / len(parts.state.boxes))
+        self._take_stubs(machine, source)
+        for builder, names in self._by_owner(parts.state.not_recreated):
+            builder.add_not_recreated(names)
+        self._builders[0].add_routers(parts.state)
+        self._last_generation = max(self._last_generation, machine.last_generation)
+
+    def _move(self, facts: BoxFacts, parts: Parts, source: str) -> None:
+        builder = self._owner(facts.name)
+        batches = parts.batches_of(facts)
+        brought = builder.bring(f"{source}/segments", facts)
+        builder.add(facts, batches)
+        moved = self._moved
+        self._moved = Moved(
+            moved.boxes + 1,
+            moved.batches + len(batches),
+            moved.linked + brought.linked,
+            moved.copied_bytes + brought.copied_bytes,
+        )
+
+    def _take_stubs(self, machine: Machine, source: str) -> None:
+        """Stubs that nobody names go where their box is, because its next segment may have the same number;
+        those of boxes that are gone to any shard."""
+        named = {Name.of(segment).stub for segment in machine.segments()}
+        for stub in segmentindex.list_stubs(self._disk, f"{source}/segments"):
+            if stub not in named:
+                generation = int(stub.partition("/")[0])
+                box = machine.generations.get(generation)
+                builder = self._builders[generation % len(self._builders)]
+                if box is not None:
+                    builder = self._owner(box.name)
+                builder.bring_stub(f"{source}/segments", stub)
+
+    def _owner(self, name: str) -> ShardBuilder:
+        return self._builders[self._owners[slot_of(name)]]
+
+    def _by_owner(self, names: list[str]) -> list[tuple[ShardBuilder, list[str]]]:
+        found: dict[int, list[str]] = {}
+        for name in names:
+            found.setdefault(self._owners[slot_of(name)], []).append(name)
+        return [(self._builders[shard], mine) for shard, mine in sorted(found.items())]
+
+    def _refuse_if_full(self, machine: Machine, parts: Parts, source: str) -> None:
+        needed = _SPARE_BYTES + sum(len(batch.blob) + _FRAME_BYTES for batch in parts.batches.values())
+        needed += _BOX_BYTES * len(parts.state.boxes)
+        if not self._has_links:
+            directory = f"{source}/segments"
+            files = {Name.of(segment).file for segment in machine.segments()}
+            present = files & set(segmentindex.list_segments(self._disk, directory))
+            needed += sum(self._disk.size(f"{directory}/{file}") for file in present)
+        free = self._disk.free_bytes(self._plan.data_dir)
+        if free < needed:
+            raise NoRoom(
+                f"moving the boxes of {source} needs {needed >> 20} MiB, and {free >> 20} MiB are free on "
+                "the disk; make room, or start with the number of shards as it was"
+            )
+
+
+# ---------------------------------------------------------------------------------------------------
+# The process
+
+
+def _watch_parent(descriptor: int) -> None:
+    """Ends the process when the supervisor has: what was built so far means nothing without it."""
+
+    def watch() -> None:
+        os.read(descriptor, 1)
+        os._exit(EXIT_FAILED)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
+
+
+def main() -> int:
+    from shard.__main__ import boot_id, now_ms
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all of us; the supervisor decides
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--plan", required=True)
+    parser.add_argument("--parent-fd", type=int, required=True)
+    parser.add_argument("--report-fd", type=int, required=True)
+    arguments = parser.parse_args()
+    _watch_parent(arguments.parent_fd)
+
+    told = -1.0
+
+    def tell(line: str) -> None:
+        os.write(arguments.report_fd, line.replace("\n", " ").encode() + b"\n")
+
+    def report(ratio: float) -> None:
+        nonlocal told
+        if ratio - told >= _STEP:
+            told = ratio
+            tell(f"progress {ratio:.4f}")
+
+    plan = msgspec.json.decode(arguments.plan, type=Plan)
+    try:
+        moved = reshard(Disk(), plan, boot_id=boot_id(), now_ms=now_ms(), report=report)
+    except Corrupt as damage:
+        tell(f"error {damage}")
+        return EXIT_CORRUPT
+    except NoRoom as refusal:
+        tell(f"error {refusal}")
+        return EXIT_REFUSED
+    except OSError as error:
+        tell(f"error {error}")
+        return EXIT_FAILED
+    tell(f"done {msgspec.json.encode(moved._asdict()).decode()}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

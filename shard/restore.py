@@ -1,0 +1,233 @@
+"""Puts a backup into the folders of new shards, as many as are wanted; up to a time, if one is given.
+
+    objects of a shard ──► scratch folder ──read──► machine ──(cut at the time)──► ShardBuilder, by slot
+    segment objects ─────────────── copied and verified ───────────────► the segments of the new owner
+
+Up to a time: of every box, records with a later `$ts` never were, and neither were boxes created later. What
+was deleted or evicted between that time and the backup stays so, and configs, fences and keys are those of
+the backup: a backup knows what is, not what was.
+
+The caller has named the new folders as being built, and puts them in force when this returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from shard.backup import Backup, BackupShard, Pause, Report, Target
+from shard.core.box import Box
+from shard.core.changes import SegmentFacts
+from shard.core.machine import Machine
+from shard.core.sealed import NotLoaded, Segment
+from shard.core.surgery import cut_after, live_runs
+from shard.storage import frames, segments
+from shard.storage.files import Corrupt, DiskLike, remove_tree
+from shard.storage.segmentindex import digest_of
+from shard.storage.snapshot import Snapshots
+from shard.storage.store import Name, SegmentStore
+from shard.storage.wal import FILE_BYTES
+from shard.transfer import ShardBuilder, end_life, parts_of, read_shard
+from streams.protocol.records import Batch
+from streams.protocol.slots import slot_of
+
+
+class Restored(NamedTuple):
+    boxes: int
+    records: int
+    #: Records and boxes that are younger than the time that was asked for.
+    cut_records: int
+    cut_boxes: int
+
+
+def choose(target: Target, *, id: str = "", until_ms: int | None = None) -> str:
+    """The id of the backup to restore: the one asked for, else the oldest one taken at or after the time,
+    else the newest. Raises `LookupError`, which says what there is."""
+    ids = target.ids()
+    if id and id not in ids:
+        raise LookupError(f"there is no backup {id}; there are {', '.join(ids[-5:]) or 'none'}")
+    if not ids:
+        raise LookupError("there is no backup")
+    if id:
+        return id
+    if until_ms is not None:
+        for candidate in ids:
+            if target.load(candidate).taken_ms >= until_ms:
+                return candidate
+    return ids[-1]
+
+
+class Restoring:
+    def __init__(
+        self,
+        disk: DiskLike,
+        target: Target,
+        backup: Backup,
+        *,
+        data_dir: str,
+        folders: list[str],
+        slots: list[int],
+        until_ms: int | None = None,
+        file_bytes: int = FILE_BYTES,
+        boot_id: str,
+        now_ms: int,
+        pause: Pause = segments.no_pause,
+        report: Report = lambda ratio: None,
+    ) -> None:
+        """`slots` has the new shard of each slot, `folders` the folder of each new shard."""
+        self._disk = disk
+        self._target = target
+        self._backup = backup
+        self._data_dir = data_dir
+        self._slots = slots
+        self._until_ms = until_ms
+        self._boot_id = boot_id
+        self._now_ms = now_ms
+        self._pause = pause
+        self._report = report
+        self._builders = [
+            ShardBuilder(disk, f"{data_dir}/{name}", file_bytes=file_bytes, pause=pause) for name in folders
+        ]
+        self._stores = [SegmentStore(disk, builder.segments) for builder in self._builders]
+        self._named: list[set[Name]] = [set() for _ in folders]
+        self._done_bytes = 0
+        self._found = Restored(0, 0, 0, 0)
+
+    def __repr__(self) -> str:
+        return f"<Restoring {self._backup.id} into {len(self._builders)} shards: {self._found}>"
+
+    def run(self) -> Restored:
+        last_generation = 0
+        for number, shard in enumerate(self._backup.shards):
+            scratch = f"{self._data_dir}/{scratch_of(number)}"
+            self._fetch_files(shard, scratch)
+            machine = self._read(shard, scratch, number)
+            self._give(machine)
+            last_generation = max(last_generation, machine.last_generation)
+            remove_tree(self._disk, scratch)
+        for builder, store, named in zip(self._builders, self._stores, self._named, strict=True):
+            builder.finish(last_generation=last_generation, boot_id=self._boot_id, now_ms=self._now_ms)
+            store.remove_unnamed(named)  # what a cut has written anew
+            builder.check()
+        self._report(1.0)
+        return self._found
+
+    # -- fetching
+
+    def _fetch_files(self, shard: BackupShard, scratch: str) -> None:
+        for path in ("", "/wal", "/snapshot"):
+            self._disk.mkdir(scratch + path)
+        for path, stored in shard.files.items():
+            self._target.fetch(stored, f"{scratch}/{path}", self._pause)
+            self._note(stored.size)
+
+    def _read(self, shard: BackupShard, scratch: str, number: int) -> Machine:
+        loaded = Snapshots(self._disk, f"{scratch}/snapshot").load_newest()
+        if loaded is None:
+            raise Corrupt(
+                f"{self._backup.id}/shard-{number:02d}", 0, "the backup of this shard has no snapshot"
+            )
+        owners = {
+            facts.generation: self._slots[slot_of(facts.name)]
+            for facts in frames.decode_state(loaded.content).boxes
+        }
+        for segment in shard.segments:
+            source = self._target.source(segment)
+            directory = self._builders[owners[segment.generation]].segments
+            index = segments.copy_segment(self._disk, directory, source, pause=self._pause)
+            if digest_of(index) != segment.digest:
+                raise Corrupt(segment.object, 0, "here is another segment than the backup has")
+            self._note(segment.size)
+
+        def open_segment(generation: int, facts: SegmentFacts) -> Segment:
+            return self._stores[owners[generation]].open(generation, facts)
+
+        return read_shard(self._disk, scratch, shard=number, open_segment=open_segment)
+
+    def _note(self, size: int) -> None:
+        self._done_bytes += size
+        self._report(min(0.99, self._done_bytes / max(1, self._backup.size)))
+
+    # -- giving out
+
+    def _give(self, machine: Machine) -> None:
+        # The life it was taken from went on; here it ends in order, so it is not asked what that one lost.
+        machine.stopped_clean = True
+        end_life(machine, boot_id=self._boot_id, now_ms=self._now_ms)
+        dropped = self._cut(machine)
+        parts = parts_of(machine)
+        boxes = [facts for facts in parts.state.boxes if facts.name not in dropped]
+        for facts in boxes:
+            owner = self._slots[slot_of(facts.name)]
+            self._builders[owner].add(facts, parts.batches_of(facts))
+            self._named[owner].update(
+                Name(facts.generation, segment.first_seq, segment.serial) for segment in facts.segments
+            )
+        for name in parts.state.not_recreated:
+            self._builders[self._slots[slot_of(name)]].add_not_recreated([name])
+        self._builders[0].add_routers(parts.state)
+        self._found = self._found._replace(
+            boxes=self._found.boxes + len(boxes),
+            records=self._found.records + sum(facts.live_count for facts in boxes),
+        )
+
+    def _cut(self, machine: Machine) -> set[str]:
+        """Takes away what is younger than the time. Returns the boxes that did not exist yet."""
+        if self._until_ms is None:
+            return set()
+        dropped = {name for name, box in machine.boxes.items() if box.created_ms > self._until_ms}
+        cut = 0
+        for name, box in machine.boxes.items():
+            before = box.log.count
+            if name in dropped:
+                cut += before
+            elif not box.is_memory:
+                cut_box(box, self._until_ms, self._stores[self._slots[slot_of(name)]])
+                cut += before - box.log.count
+        self._found = self._found._replace(
+            cut_records=self._found.cut_records + cut, cut_boxes=self._found.cut_boxes + len(dropped)
+        )
+        return dropped
+
+
+def cut_box(box: Box, until_ms: int, store: SegmentStore) -> None:
+    """Records of the box with a later `$ts` never were."""
+    log = box.log
+    seq = max(_loading(store, lambda: log.first_seq_at(until_ms + 1)) - 1, log.earliest_seq - 1)
+    if seq >= log.head_seq:
+        return
+    last = log._last_live_before(seq + 1)
+    last_ts = _loading(store, lambda: log.ts_of(last)) if last else min(log.last_ts, until_ms)
+    stand_in: Segment | None = None
+    for segment in log.segments:
+        if segment.first_seq <= seq < segment.last_seq:
+            runs = live_runs(log, segment, seq)
+            if runs:
+                box.last_serial += 1
+                stand_in = store.write(box.generation, box.last_serial, live_batches(store, segment, runs))
+    cut_after(box, seq, last_ts=last_ts, stand_in=stand_in)
+
+
+def live_batches(
+    store: SegmentStore, segment: Segment, runs: dict[int, list[tuple[int, int]]]
+) -> Iterator[Batch]:
+    """The stretches of a segment's batches, read from its file one batch at a time."""
+    for at, stretches in runs.items():
+        (batch,) = store.read(Name.of(segment), at, bytes_max=1)
+        for first, last in stretches:
+            yield batch.part(first, last)
+
+
+def _loading(store: SegmentStore, ask: Callable[[], int]) -> int:
+    """Asks again with what it was missing, until it misses nothing."""
+    while True:
+        try:
+            return ask()
+        except NotLoaded as missing:
+            segment, at = missing.segment, missing.at
+            segment.load(at, store.read(Name.of(segment), at, bytes_max=1)[0])
+
+
+def scratch_of(number: int) -> str:
+    """The folder in which a shard of the backup is unpacked."""
+    return f"restore-{number:02d}"

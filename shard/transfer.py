@@ -1,0 +1,289 @@
+"""Boxes out of a shard's folder, and a shard's folder out of boxes: for resharding, backups and repair.
+
+    folder ──read_shard──► machine ──parts_of──► BoxFacts + unsealed batches ──ShardBuilder──► folder
+
+A folder that was built is one that a shard could have left when it stopped in order:
+
+    wal/        lsn 1..n: every unsealed batch, as `BatchKept`; lsn n+1: `ShardStopped`
+    snapshot/   n and n+1, each of them whole, so that either may be damaged and the shard still starts
+    segments/   the files and stubs of its boxes, under the names they always had
+
+A box keeps its generation wherever it goes, and generations are unique over all shards, so nothing of it is
+renamed. Unsealed batches stay unsealed: a segment for each of a hundred thousand small boxes would be as many
+files and four syncs each, the log of all of them is one.
+
+Rules of the file
+- What is read is only read: not even a torn tail is cut off. Whatever goes wrong, the source is as it was.
+- When `finish` returns, everything is durable; `check` reads it back and compares it with what was given.
+- Facts of a box are taken over as they are; only what names positions of the old log is made anew.
+"""
+
+from __future__ import annotations
+
+import errno
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from shard.core.changes import BatchKept, BoxFacts, ShardState, ShardStopped
+from shard.core.machine import Machine
+from shard.recovery import OpenSegment, Recovered, recover
+from shard.storage import frames, segments
+from shard.storage.files import Corrupt, DiskLike, parent_of
+from shard.storage.snapshot import Snapshots
+from shard.storage.sources import FileSource
+from shard.storage.store import Name, SegmentStore
+from shard.storage.wal import FILE_BYTES, FrameParts, Wal
+from streams.protocol.records import Batch
+from streams.protocol.routers import Router
+
+#: Frames are written to the log in groups of about this: one system call each, and little held twice.
+_GROUP_BYTES = 1 << 20
+_GROUP_FRAMES = 512
+
+#: What says that a file system, or this pair of places, has no hard links. Then files are copied.
+_NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+class Parts(NamedTuple):
+    """A shard as of one lsn, but for the payloads of its segments."""
+
+    state: ShardState
+    #: By the lsn under which `state` names them.
+    batches: dict[int, Batch]
+
+    def batches_of(self, facts: BoxFacts) -> list[Batch]:
+        return [self.batches[lsn] for lsn in array("Q", facts.batches) if lsn]
+
+
+def parts_of(machine: Machine) -> Parts:
+    """What must be written down of a machine. Shares its batches, which never change, and nothing else."""
+    batches = {
+        batch.lsn: batch
+        for box in machine.unsealed.values()
+        for batch in box.log.tail
+        if batch.dead < batch.count
+    }
+    return Parts(machine.snapshot(), batches)
+
+
+def read_shard(
+    disk: DiskLike,
+    directory: str,
+    *,
+    shard: int = 0,
+    open_segment: OpenSegment | None = None,
+    report: Callable[[float], None] = lambda ratio: None,
+) -> Machine:
+    """The machine that a shard would have after recovery. Reads, and writes nothing."""
+    machine = Machine(shard=shard)
+    wal = Wal(disk, f"{directory}/wal")
+    opens = open_segment or SegmentStore(disk, f"{directory}/segments").open
+    for step in recover(machine, wal, Snapshots(disk, f"{directory}/snapshot"), opens, settles=False):
+        if not isinstance(step, Recovered):
+            report(step.ratio)
+    return machine
+
+
+def end_life(machine: Machine, *, boot_id: str, now_ms: int) -> None:
+    """Settles what the last life of a shard left open, as its next start would, and stops it in order. So a
+    loss that a power cut caused is in the facts before boxes of several shards come together."""
+    machine.start(boot_id=boot_id, now_ms=now_ms)
+    machine.stop(now_ms)
+    machine.recovered(machine.lsn)
+
+
+# ---------------------------------------------------------------------------------------------------
+# Segment files
+
+
+class Brought(NamedTuple):
+    linked: int
+    copied_bytes: int
+
+
+def has_links(disk: DiskLike, directory: str) -> bool:
+    """Whether files in this directory can have two names."""
+    one, two = f"{directory}/.one-name", f"{directory}/.another-name"
+    disk.close(disk.create(one))
+    try:
+        if disk.exists(two):  # of an earlier try that was cut short
+            disk.unlink(two)
+        disk.link(one, two)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        return False
+    else:
+        disk.unlink(two)
+        return True
+    finally:
+        disk.unlink(one)
+
+
+def _files_of(disk: DiskLike, directory: str, facts: BoxFacts) -> list[str]:
+    """Files and stubs of a box's segments. One of the two must be there for each."""
+    folder = f"{directory}/{facts.generation}"
+    present = set(disk.listdir(folder)) if facts.segments and disk.exists(folder) else set()
+    files: list[str] = []
+    for segment in facts.segments:
+        name = Name(facts.generation, segment.first_seq, segment.serial)
+        found = [file for file in (name.file, name.stub) if file.rpartition("/")[2] in present]
+        if not found:
+            raise Corrupt(f"{directory}/{name.file}", 0, "the segment is missing, and the log names it")
+        files += found
+    return files
+
+
+def _copy(disk: DiskLike, source: FileSource, target: str) -> int:
+    """Every byte is verified on its way."""
+    if source.name.endswith(".stub"):
+        segments.write_stub(disk, target, segments.open_stub(source))
+    else:
+        segments.copy_segment(disk, target, source)
+    return source.size()
+
+
+# ---------------------------------------------------------------------------------------------------
+# A folder
+
+
+class ShardBuilder:
+    """Builds the folder of one shard, which must not be there yet; its parent must be."""
+
+    def __init__(
+        self,
+        disk: DiskLike,
+        directory: str,
+        *,
+        file_bytes: int = FILE_BYTES,
+        pause: Callable[[int], None] = segments.no_pause,
+    ) -> None:
+        self._disk = disk
+        self.directory = directory
+        self._pause = pause
+        self._lsn = 0
+        self._group: list[FrameParts] = []
+        self._group_bytes = 0
+        self._boxes: list[BoxFacts] = []
+        self._not_recreated: dict[str, None] = {}
+        self._routers: list[Router] = []
+        self._last_router_number = 0
+        #: Folders in which names were made and are not durable yet; at most one for each box.
+        self._folders: dict[str, None] = {}
+        disk.mkdir(directory)
+        disk.fsync_dir(parent_of(directory))
+        self._wal = Wal(disk, f"{directory}/wal", file_bytes=file_bytes)
+        for _ in self._wal.scan():
+            raise AssertionError("a folder that is built begins empty")
+        self._wal.settle()
+
+    def __repr__(self) -> str:
+        return f"<ShardBuilder {self.directory}: {len(self._boxes)} boxes, {self._lsn} batches>"
+
+    @property
+    def segments(self) -> str:
+        """Where the segment files of its boxes are to be put."""
+        return f"{self.directory}/segments"
+
+    def add(self, facts: BoxFacts, batches: Iterable[Batch]) -> None:
+        """A box and its unsealed batches, in order. Its segments are brought by `bring`."""
+        lsns = array("Q")
+        for batch in batches:
+            self._lsn += 1
+            lsns.append(self._lsn)
+            self._group.append(frames.encode(self._lsn, BatchKept(facts.generation, batch)))
+            self._group_bytes += len(batch.blob)
+            if self._group_bytes >= _GROUP_BYTES or len(self._group) >= _GROUP_FRAMES:
+                self._write_group()
+        self._boxes.append(rebased(facts, lsns))
+
+    def _write_group(self) -> None:
+        if self._group:
+            self._wal.append(self._group)
+            self._wal.sync()
+            written, self._group, self._group_bytes = self._group_bytes, [], 0
+            self._pause(written)
+
+    def bring(self, source: str, facts: BoxFacts) -> Brought:
+        """Takes over files and stubs of a box's segments from another `segments` directory."""
+        return self._bring(source, _files_of(self._disk, source, facts))
+
+    def bring_stub(self, source: str, stub: str) -> None:
+        """Takes along a stub that nobody names: it says what is to be dropped from the cold store."""
+        self._bring(source, [stub])
+
+    def _bring(self, source: str, files: Sequence[str]) -> Brought:
+        disk, target = self._disk, self.segments
+        linked = copied_bytes = 0
+        for file in files:
+            folder = parent_of(f"{target}/{file}")
+            if folder not in self._folders:
+                disk.mkdir(target)
+                disk.mkdir(folder)
+                self._folders[folder] = None
+            try:
+                disk.link(f"{source}/{file}", f"{target}/{file}")
+                linked += 1
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                copied_bytes += _copy(disk, FileSource(disk, f"{source}/{file}"), target)
+        return Brought(linked, copied_bytes)
+
+    def add_not_recreated(self, names: Iterable[str]) -> None:
+        """Names of deleted boxes that must not come back by themselves."""
+        self._not_recreated.update(dict.fromkeys(names))
+
+    def add_routers(self, state: ShardState) -> None:
+        """The register of routers, which the first shard has."""
+        self._routers += state.routers
+        self._last_router_number = max(self._last_router_number, state.last_router_number)
+
+    def finish(self, *, last_generation: int, boot_id: str, now_ms: int) -> None:
+        """Makes everything durable."""
+        for folder in self._folders:
+            self._disk.fsync_dir(folder)
+        if self._folders:
+            self._disk.fsync_dir(self.segments)
+        batches = self._lsn
+        self._lsn += 1
+        self._group.append(frames.encode(self._lsn, ShardStopped(now_ms)))
+        self._write_group()
+        self._wal.close()
+        snapshots = Snapshots(self._disk, f"{self.directory}/snapshot")
+        for lsn in (batches, batches + 1):
+            state = ShardState(
+                lsn=lsn,
+                needs_lsn=1 if batches else lsn + 1,
+                boot_id=boot_id,
+                stopped_clean=True,
+                last_generation=last_generation,
+                not_recreated=list(self._not_recreated),
+                boxes=self._boxes,
+                routers=self._routers,
+                last_router_number=self._last_router_number,
+            )
+            content = frames.encode_state(state)
+            snapshots.write(lsn, content)
+            self._pause(sum(map(len, content)))
+        self._disk.fsync_dir(self.directory)
+
+    def check(self, open_segment: OpenSegment | None = None) -> None:
+        """Reads the folder as its shard will, and compares. Raises what a damaged folder raises."""
+        machine = read_shard(self._disk, self.directory, open_segment=open_segment)
+        built = {facts.generation: facts for facts in self._boxes}
+        assert built.keys() == machine.generations.keys(), "a box is missing"
+        for generation, box in machine.generations.items():
+            found, given = box.facts(), built[generation]
+            for field in ("name", "head_seq", "earliest_seq", "live_count", "live_bytes", "holes", "batches"):
+                assert getattr(found, field) == getattr(given, field), f"{field} of {given.name} differs"
+
+
+def rebased(facts: BoxFacts, lsns: array[int]) -> BoxFacts:
+    """The facts of a box in a log in which its unsealed batches have these lsns. What its idempotency keys
+    rest on is durable, wherever it stood."""
+    keys = [(key, first_seq, last_seq, at_ms, 0) for key, first_seq, last_seq, at_ms, _ in facts.keys]
+    return msgspec.structs.replace(facts, batches=lsns.tobytes(), keys=keys)

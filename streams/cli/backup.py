@@ -1,0 +1,130 @@
+"""`streams backup`: copy a server's data elsewhere, while it runs or not; list and prune what was copied."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from streams.cli import output
+from streams.config import Config, ConfigError, load
+
+if TYPE_CHECKING:
+    from shard.backup import Backup, Target
+
+
+@click.command("backup")
+@click.argument("target")
+@click.option("--data-dir", metavar="DIR", help="Data directory of the server. [STREAMS_DATA_DIR]")
+@click.option("--cold-dir", metavar="PLACE", help="Its cold store, if it is stopped. [STREAMS_COLD_DIR]")
+@click.option("--list", "lists", is_flag=True, help="List the backups in TARGET, and take none.")
+@click.option(
+    "--keep", type=click.IntRange(min=1), metavar="N", help="Then drop all but the newest N backups."
+)
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def command(
+    target: str, data_dir: str | None, cold_dir: str | None, lists: bool, keep: int | None, as_json: bool
+) -> None:
+    """Take a backup of a server, running or stopped, into TARGET.
+
+    TARGET is a folder that exists, or an object store (s3://bucket/prefix, gs://…, az://…) whose keys come
+    from the environment. Only segments that the newest backup in it does not have are copied.
+    """
+    config = configured(data_dir=data_dir, cold_dir=cold_dir)
+    with opened(target) as place:
+        if lists:
+            _show([place.load(id) for id in place.ids()], as_json)
+        else:
+            _take(place, config, keep, as_json)
+
+
+def configured(**flags: str | None) -> Config:
+    try:
+        return load(os.environ, flags)
+    except ConfigError as error:
+        raise output.Refusal(str(error)) from error
+
+
+@contextmanager
+def opened(target: str) -> Iterator[Target]:
+    """A place for backups; what goes wrong with it becomes a refusal, or busy."""
+    from shard.backup import Target
+    from shard.storage.cold import ColdConfigError, ColdDamaged, ColdMissing, ColdUnavailable, open_cold
+    from shard.storage.files import Corrupt, Disk
+    from shard.storage.store import Unreachable
+    from streams.protocol.errors import Busy
+
+    disk = Disk()
+    try:
+        yield Target(open_cold(target, disk), disk)
+    except ColdConfigError as error:
+        raise output.Refusal(str(error).replace("the cold store", "a place for backups")) from error
+    except (ColdUnavailable, Unreachable) as error:
+        raise Busy(str(error).replace("in the cold store", f"in {target}")) from error
+    except (ColdMissing, ColdDamaged) as error:
+        raise output.Refusal(
+            f"{target}: {error.name} is damaged: {error.reason}. Choose another backup"
+        ) from error
+    except Corrupt as damage:
+        raise output.Refusal(
+            f"{damage.path} is damaged at byte {damage.offset}: {damage.reason}. No backup was made or put "
+            "in place. Run `streams verify` on the data directory, or choose another backup"
+        ) from damage
+
+
+def _take(place: Target, config: Config, keep: int | None, as_json: bool) -> None:
+    from streams import progress
+    from streams.cli.shardfolders import paced, sources
+
+    with sources(config) as found, progress.shown("backup") as report:
+        taken = place.take(
+            found.shards, found.manifest.placement.ranges(), pause=paced(found.bytes_per_s), report=report
+        )
+    pruned = place.prune(keep) if keep else []
+    facts = {
+        **_row(taken.backup),
+        "online": found.is_online,
+        "copied_segments": taken.copied_segments,
+        "copied_bytes": taken.copied_bytes,
+        "pruned": pruned,
+    }
+    if as_json:
+        output.print_json(facts)
+    else:
+        click.echo(
+            f"{taken.backup.id}: {taken.backup.boxes} boxes, {output.size(taken.backup.size)}; copied "
+            f"{taken.copied_segments} new segments, {output.size(taken.copied_bytes)} in all"
+            + (f"; dropped {len(pruned)} older backups" if pruned else "")
+        )
+
+
+def _show(backups: list[Backup], as_json: bool) -> None:
+    rows = [_row(backup) for backup in backups]
+    if as_json:
+        output.print_json(rows)
+        return
+    shown = [
+        [
+            row["id"],
+            output.moment(row["taken_ms"]),
+            str(row["boxes"]),
+            str(row["shards"]),
+            output.size(row["bytes"]),
+        ]
+        for row in rows
+    ]
+    output.print_table(("backup", "taken", "boxes", "shards", "size"), shown)
+
+
+def _row(backup: Backup) -> dict[str, Any]:
+    return {
+        "id": backup.id,
+        "taken_ms": backup.taken_ms,
+        "boxes": backup.boxes,
+        "shards": len(backup.shards),
+        "segments": sum(len(shard.segments) for shard in backup.shards),
+        "bytes": backup.size,
+    }

@@ -1,0 +1,152 @@
+"""`streams restore`: put a backup into an empty data directory."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from streams.cli import output
+from streams.cli.backup import configured, opened
+
+if TYPE_CHECKING:
+    from gateway.datadir import DataDir
+    from gateway.manifest import Manifest
+    from shard.backup import Backup, Target
+    from shard.restore import Restored
+    from streams.config import Config
+
+
+def _moment(ctx: click.Context, param: click.Parameter, text: str | None) -> int | None:
+    """Milliseconds since 1970, or a date and time; without a zone it is that of this machine."""
+    if text is None or (text.isascii() and text.isdigit()):
+        return int(text) if text else None
+    try:
+        return int(datetime.fromisoformat(text).timestamp() * 1000)
+    except ValueError:
+        raise click.BadParameter(
+            f"{text!r} is not a time; write 2026-11-16T16:35:00Z, or milliseconds since 1970"
+        ) from None
+
+
+@click.command("restore")
+@click.argument("source")
+@click.option("--backup", "id", metavar="ID", default="", help="Which one; the newest unless given.")
+@click.option(
+    "--until",
+    "until_ms",
+    metavar="TIME",
+    callback=_moment,
+    help="Leave out what was written after this time, by its $ts.",
+)
+@click.option("--data-dir", metavar="DIR", help="Where to put it; must be empty. [STREAMS_DATA_DIR]")
+@click.option(
+    "--shards", type=click.IntRange(1, 256), metavar="N", help="As many shards as it had unless given."
+)
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def command(
+    source: str, id: str, until_ms: int | None, data_dir: str | None, shards: int | None, as_json: bool
+) -> None:
+    """Put a backup from SOURCE into an empty data directory.
+
+    With --until the oldest backup that was taken at or after that time is used, and records, and boxes, that
+    are younger are left out. What was deleted between that time and the backup stays deleted.
+    """
+    config = configured(data_dir=data_dir)
+    with opened(source) as place:
+        backup = _chosen(place, id, until_ms)
+        with closing(_directory(config.data_dir.absolute())) as directory:
+            found = _restore(place, backup, directory, config, shards, until_ms)
+    facts = {"id": backup.id, "taken_ms": backup.taken_ms, **found._asdict(), "data_dir": str(directory.path)}
+    if as_json:
+        output.print_json(facts)
+        return
+    cut = f"; left out {found.cut_records} records and {found.cut_boxes} boxes that are younger"
+    click.echo(
+        f"{backup.id}, taken {output.moment(backup.taken_ms)}: {found.boxes} boxes, {found.records} records "
+        f"are in {directory.path}" + (cut if until_ms is not None else "")
+    )
+
+
+def _chosen(place: Target, id: str, until_ms: int | None) -> Backup:
+    from shard.restore import choose
+
+    try:
+        chosen = choose(place, id=id, until_ms=until_ms)
+    except LookupError as error:
+        raise output.Refusal(str(error.args[0])) from error
+    return place.load(chosen)
+
+
+def _directory(path: Path) -> DataDir:
+    """The directory, locked; new, empty, or left by a restore that did not end."""
+    from gateway.datadir import CannotServe, DataDir
+    from streams.protocol.errors import Busy
+
+    try:
+        directory = DataDir(path)
+        if not directory.try_lock():
+            raise Busy(f"{path} is in use by {directory.holder()}")
+        directory.describe_holder(url="", now_ms=time.time_ns() // 1_000_000)
+        unfinished = directory.read()
+        if unfinished is not None and unfinished.is_restoring:
+            for name in (*unfinished.building, *unfinished.directories):
+                directory.remove(name)
+        elif unfinished is not None or any(found.name != "LOCK" for found in path.iterdir()):
+            raise output.Refusal(f"{path} is not empty; restore into a new directory, with --data-dir")
+    except CannotServe as error:
+        raise output.Refusal(str(error)) from error
+    return directory
+
+
+def _restore(
+    place: Target,
+    backup: Backup,
+    directory: DataDir,
+    config: Config,
+    shards: int | None,
+    until_ms: int | None,
+) -> Restored:
+    from shard.__main__ import boot_id, now_ms
+    from shard.restore import Restoring
+    from shard.storage.files import Disk
+    from streams import progress
+
+    manifest = _manifest(backup, shards)
+    directory.commit(manifest)
+    with progress.shown("restore") as report:
+        found = Restoring(
+            Disk(),
+            place,
+            backup,
+            data_dir=str(directory.path),
+            folders=list(manifest.directories),
+            slots=list(manifest.placement.slots),
+            until_ms=until_ms,
+            file_bytes=config.wal_file_bytes,
+            boot_id=boot_id(),
+            now_ms=now_ms(),
+            report=report,
+        ).run()
+    directory.settle(manifest)
+    return found
+
+
+def _manifest(backup: Backup, shards: int | None) -> Manifest:
+    """Names what is about to be built, and that nobody may serve it before it is."""
+    from gateway.manifest import fresh
+    from gateway.placement import Placement
+    from shard.restore import scratch_of
+
+    now_ms = time.time_ns() // 1_000_000
+    manifest = fresh(shards or len(backup.shards), now_ms=now_ms)
+    if shards in (None, len(backup.shards)):  # slots that had moved stay where they were
+        fields = {"slots": backup.slots, "shards": len(backup.shards), "version": 1}
+        manifest = replace(manifest, placement=Placement.from_dict(fields))
+    scratch = tuple(scratch_of(number) for number in range(len(backup.shards)))
+    return replace(manifest, building=(*manifest.directories, *scratch), is_restoring=True)

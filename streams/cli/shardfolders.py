@@ -1,0 +1,123 @@
+"""The folders of a server's shards, for commands that read them: of a running server by its leave, of one
+that is stopped under its lock."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from gateway.datadir import CannotServe, DataDir
+from gateway.manifest import Manifest
+from shard.backup import ShardSource
+from shard.exports import write_export
+from shard.storage.files import Corrupt, Disk, remove_tree
+from shard.storage.store import SegmentStore
+from shard.transfer import end_life, parts_of, read_shard
+from streams.cli import output
+from streams.cli.shardlinks import Exported
+from streams.config import Config
+from streams.protocol.errors import Busy
+
+
+class Sources(NamedTuple):
+    """What of each shard is to be read, as of one moment for each box."""
+
+    manifest: Manifest
+    shards: list[ShardSource]
+    is_online: bool
+    #: How fast to read, so that a running server hardly notices; 0 is as fast as it goes.
+    bytes_per_s: int
+
+
+def open_directory(path: Path) -> DataDir:
+    """A data directory that is there; it is not locked by this."""
+    if not (path / "manifest.json").exists():
+        raise output.Refusal(
+            f"{path} is not a data directory of a server; name one with --data-dir or STREAMS_DATA_DIR"
+        )
+    try:
+        return DataDir(path)
+    except CannotServe as error:
+        raise output.Refusal(str(error)) from error
+
+
+def read_manifest(directory: DataDir) -> Manifest:
+    try:
+        manifest = directory.read()
+    except CannotServe as error:
+        raise output.Refusal(str(error)) from error
+    if manifest is None or manifest.is_restoring:
+        raise output.Refusal(f"{directory.path} holds no server's data (yet); was a restore cut short?")
+    return manifest
+
+
+@contextmanager
+def sources(config: Config) -> Iterator[Sources]:
+    """What a backup of the server copies. Its folders are gone when the block ends."""
+    with closing(open_directory(config.data_dir.absolute())) as directory:
+        manifest = read_manifest(directory)
+        if directory.try_lock():
+            with _offline(directory, manifest, config) as found:
+                yield found
+        else:
+            with _online(directory, manifest, config) as found:
+                yield found
+
+
+@contextmanager
+def _online(directory: DataDir, manifest: Manifest, config: Config) -> Iterator[Sources]:
+    sockets = [directory.path / "run" / f"shard-{shard:02d}.sock" for shard in range(manifest.shards)]
+    if not all(path.exists() for path in sockets):
+        raise Busy(f"{directory.path} is in use by {directory.holder()}, which is starting or stopping")
+    with Exported(sockets, secrets.token_hex(8)) as exported:
+        shards = []
+        for name, facts, server in zip(manifest.directories, exported.facts, exported.servers, strict=True):
+            store = _store(directory.path / name, str(server["cold_dir"]))
+            shards.append(ShardSource(str(facts["folder"]), store, int(facts["taken_ms"])))
+        yield Sources(manifest, shards, True, int(exported.servers[0]["upkeep_bytes_per_s"]))
+
+
+@contextmanager
+def _offline(directory: DataDir, manifest: Manifest, config: Config) -> Iterator[Sources]:
+    from shard.__main__ import boot_id, now_ms
+
+    disk = Disk()
+    folders = [f"{directory.path / name}/export" for name in manifest.directories]
+    try:
+        shards = []
+        for number, (name, folder) in enumerate(zip(manifest.directories, folders, strict=True)):
+            machine = read_shard(disk, str(directory.path / name), shard=number)
+            end_life(machine, boot_id=boot_id(), now_ms=now_ms())
+            remove_tree(disk, folder)
+            write_export(disk, folder, parts_of(machine), now_ms=now_ms(), file_bytes=config.wal_file_bytes)
+            shards.append(ShardSource(folder, _store(directory.path / name, config.cold_dir), now_ms()))
+        yield Sources(manifest, shards, False, 0)
+    except Corrupt as damage:
+        raise output.Refusal(str(damage)) from damage
+    finally:
+        for folder in folders:
+            remove_tree(disk, folder)
+
+
+def _store(folder: Path, cold_dir: str) -> SegmentStore:
+    from shard.__main__ import open_cold_store
+
+    return SegmentStore(Disk(), f"{folder}/segments", open_cold_store(cold_dir, Disk()))
+
+
+def paced(bytes_per_s: int) -> Callable[[int], None]:
+    """Sleeps so that no more than so many bytes a second go by; 0 is no limit."""
+    owed_s = 0.0
+
+    def pause(size: int) -> None:
+        nonlocal owed_s
+        owed_s += size / bytes_per_s if bytes_per_s else 0.0
+        if owed_s > 0.01:  # shorter sleeps take longer than they say
+            time.sleep(owed_s)
+            owed_s = 0.0
+
+    return pause

@@ -1,0 +1,192 @@
+"""Goal: `streams backup` of a server that is being written to, and `streams restore`, bring back what was
+there, box by box as of one moment; what is asked wrongly is refused by name and next step.
+
+Method: real servers and the real command line; writers that count; a folder and an S3 server as targets.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streams.testing import running_server
+from tests.support.crashing import Client, Writer
+from tests.support.objectstore import ObjectServer
+
+SMALL = {"segment_max_events": 30, "snapshot_interval_ms": 300, "wal_file_bytes": 65536}
+
+
+def streams(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("STREAMS_")}
+    command = [sys.executable, "-P", "-m", "streams", *arguments]
+    return subprocess.run(command, env=kept | environ, text=True, capture_output=True, timeout=120)
+
+
+def done(*arguments: str, **environ: str) -> dict[str, Any]:
+    ran = streams(*arguments, "--json", **environ)
+    assert ran.returncode == 0, ran.stderr
+    found: dict[str, Any] = json.loads(ran.stdout)
+    return found
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    (tmp_path / "target").mkdir()
+    return tmp_path / "target"
+
+
+def test_a_backup_of_a_busy_server_is_one_moment_of_each_box(tmp_path: Path, target: Path) -> None:
+    with running_server(tmp_path / "data", shards=2, **SMALL) as server:
+        client = Client(server.port)
+        for number in range(6):
+            client.put(f"box-{number}", durability="fsync" if number % 2 else "disk")
+        client.put("fleeting", durability="memory")
+        client.append("fleeting", "gone with the process")
+        writers = [Writer(f"writer-{at}", server.port, f"box-{at}") for at in range(6)]
+        for writer in writers:
+            writer.start()
+        for writer in writers:
+            writer.wait_for_acks(60)
+        acked = {writer.box: len(writer.acked) for writer in writers}
+        taken = done("backup", str(target), "--data-dir", str(server.data_dir))
+        for writer in writers:
+            writer.wait_for_acks(5)
+        ended = {writer.box: len(writer.acked) for writer in writers}
+        again = done("backup", str(target), "--data-dir", str(server.data_dir))
+        for writer in writers:
+            writer.stop()
+        assert (taken["online"], taken["boxes"], taken["shards"]) == (True, 7, 2)
+        assert taken["segments"] > 0 and again["copied_segments"] < again["segments"]
+        assert not list(server.data_dir.glob("shard-*/export")), "nothing is left behind"
+        generations = {box: client.ok("GET", f"/v0/boxes/{box}")["generation"] for box in acked}
+    restored = done(
+        "restore", str(target), "--data-dir", str(tmp_path / "back"), "--backup", taken["id"], "--shards", "3"
+    )
+    assert (restored["id"], restored["boxes"]) == (taken["id"], 7)
+    with running_server(tmp_path / "back", **SMALL) as server:
+        client = Client(server.port)
+        assert len(server.shard_pids()) == 3
+        for writer in writers:
+            records, tombstones, head_seq = client.read_all(writer.box)
+            assert tombstones == [] and list(records) == list(range(1, head_seq + 1))
+            assert [data["number"] for data in records.values()] == list(range(head_seq))
+            assert acked[writer.box] <= head_seq <= ended[writer.box] + 1
+            assert client.ok("GET", f"/v0/boxes/{writer.box}")["generation"] == generations[writer.box]
+            assert client.append(writer.box, "on")["first_seq"] == head_seq + 1
+        assert client.ok("GET", "/v0/boxes/fleeting")["head_seq"] == 0
+
+
+def test_a_stopped_server_is_backed_up_pruned_listed_and_restored_to_a_time(
+    tmp_path: Path, target: Path
+) -> None:
+    data = str(tmp_path / "data")
+    with running_server(data, shards=2, **SMALL) as server:
+        client = Client(server.port)
+        client.append("box", *range(40), config={"durability": "fsync"})
+        client.ok("POST", "/v0/boxes/box/delete", {"before_seq": 5})
+        client.ok("PUT", "/v0/boxes/box/fence", {"token": "mine"})
+        until_ms = time.time_ns() // 1_000_000
+        while time.time_ns() // 1_000_000 <= until_ms:
+            pass
+        client.append("box", *range(40), fencing_token="mine")
+        client.append("late", 1)
+    for _ in range(3):
+        last = done("backup", str(target), "--data-dir", data, "--keep", "2")
+    assert last["online"] is False and len(last["pruned"]) == 1
+    listed = done("backup", str(target), "--list")
+    assert len(listed) == 2 and listed[-1] == {
+        key: last[key] for key in ("id", "taken_ms", "boxes", "shards", "segments", "bytes")
+    }
+    shown = streams("backup", str(target), "--list").stdout.splitlines()
+    assert shown[0].split() == ["backup", "taken", "boxes", "shards", "size"] and len(shown) == 3
+
+    found = done("restore", str(target), "--data-dir", str(tmp_path / "back"), "--until", str(until_ms))
+    assert (found["cut_records"], found["cut_boxes"]) == (41, 1)
+    with running_server(tmp_path / "back", **SMALL) as server:
+        client = Client(server.port)
+        records, tombstones, head_seq = client.read_all("box")
+        assert (list(records), tombstones, head_seq) == (list(range(5, 41)), [], 40)
+        assert client.send("GET", "/v0/boxes/late").code == "box_not_found"
+        assert client.append("box", "on", fencing_token="mine")["first_seq"] == 41
+
+
+def test_an_object_store_takes_and_gives_backups(tmp_path: Path) -> None:
+    store = ObjectServer()
+    try:
+        environ = {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{store.port}",
+            "AWS_ACCESS_KEY_ID": "someone",
+            "AWS_SECRET_ACCESS_KEY": "secret",
+            "AWS_REGION": "us-east-1",
+        }
+        url = f"s3://{store.new_bucket()}/streams"
+        with running_server(tmp_path / "data", shards=2, **SMALL) as server:
+            client = Client(server.port)
+            client.append("box", *range(100), config={"durability": "fsync"})
+            before = client.read_all("box")
+            data = str(server.data_dir)
+            taken = done("backup", url, "--data-dir", data, **environ)
+            again = done("backup", url, "--data-dir", data, "--keep", "1", **environ)
+            assert again["pruned"] == [taken["id"]]
+        done("restore", url, "--data-dir", str(tmp_path / "back"), **environ)
+        with running_server(tmp_path / "back", **SMALL) as server:
+            assert Client(server.port).read_all("box") == before
+        store.close()
+        refused = streams("backup", url, "--list", **environ)
+        assert refused.returncode == 3 and "streams: " in refused.stderr
+    finally:
+        store.close()
+
+
+def test_what_cannot_be_done_is_refused_with_the_next_step(tmp_path: Path, target: Path) -> None:
+    def refused(*arguments: str) -> str:
+        ran = streams(*arguments)
+        assert ran.returncode == 2, ran
+        return ran.stderr
+
+    data = str(tmp_path / "data")
+    assert "is not a data directory" in refused("backup", str(target), "--data-dir", data)
+    assert not (tmp_path / "data").exists()
+    assert "cannot be a place for backups" in refused("backup", str(tmp_path / "no"), "--data-dir", data)
+    assert "there is no backup" in refused("restore", str(target), "--data-dir", data)
+    assert "is not a time" in refused("restore", str(target), "--until", "yesterday")
+    with running_server(data, shards=1) as server:
+        Client(server.port).append("box", 1)
+        id = done("backup", str(target), "--data-dir", data)["id"]
+        busy = streams("restore", str(target), "--data-dir", data)
+        assert busy.returncode == 3 and f"in use by process {server.pid}" in busy.stderr
+    assert "is not empty" in refused("restore", str(target), "--data-dir", data)
+    assert f"there are {id}" in refused(
+        "restore", str(target), "--backup", "x", "--data-dir", str(tmp_path / "b")
+    )
+    (manifest,) = (target / "backups").glob("*.json")
+    content = bytearray(manifest.read_bytes())
+    content[20] ^= 1
+    manifest.write_bytes(bytes(content))
+    assert "does not match its checksum" in refused("restore", str(target), "--data-dir", str(tmp_path / "b"))
+
+
+def test_a_restore_that_was_cut_short_is_not_served_and_can_be_repeated(tmp_path: Path, target: Path) -> None:
+    with running_server(tmp_path / "data", shards=1, **SMALL) as server:
+        client = Client(server.port)
+        client.append("box", *range(50), config={"durability": "fsync"})
+        before = client.read_all("box")
+        done("backup", str(target), "--data-dir", str(server.data_dir))
+    (segment,) = (target / "backup-segments").glob("*/*.seg")
+    aside = segment.rename(target / "aside")
+    back = str(tmp_path / "back")
+    failed = streams("restore", str(target), "--data-dir", back)
+    assert failed.returncode == 2 and "there is nothing under this name" in failed.stderr
+    served = streams("serve", "--data-dir", back, "--port", "0")
+    assert served.returncode == 2 and "run the same `streams restore` again" in served.stderr
+    aside.rename(segment)
+    done("restore", str(target), "--data-dir", back)
+    with running_server(back, **SMALL) as server:
+        assert Client(server.port).read_all("box") == before

@@ -1,0 +1,78 @@
+"""Goal: a manifest says which folder is which shard's, or that it is damaged; never another thing.
+
+Method: manifests of every shape are written and read; every bit of one is flipped; golden files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gateway.manifest import Manifest, ManifestDamaged, ManifestUnknown, folders, fresh
+from gateway.placement import even, resized
+
+GOLDEN = Path(__file__).parent / "golden"
+PLAIN = fresh(2, now_ms=1_700_000_000_000)
+BUSY = Manifest(
+    resized(even(3), 2),
+    ("shard-00-v2", "shard-01"),
+    5,
+    building=("shard-00-v3", "restore-01"),
+    dropping=("shard-00", "shard-02"),
+    is_restoring=True,
+)
+
+
+@pytest.mark.parametrize("manifest", [PLAIN, BUSY, fresh(256, now_ms=0)])
+def test_a_manifest_is_read_as_it_was_written(manifest: Manifest) -> None:
+    assert Manifest.decode(manifest.encode()) == manifest
+    assert manifest.is_settled == (manifest is not BUSY)
+    assert manifest.settled().is_settled and manifest.settled().directories == manifest.directories
+
+
+@pytest.mark.parametrize("manifest", [PLAIN, BUSY])
+def test_every_flipped_bit_of_a_manifest_is_found(manifest: Manifest) -> None:
+    content = manifest.encode()
+    for at in range(len(content)):
+        for bit in range(8):
+            damaged = bytearray(content)
+            damaged[at] ^= 1 << bit
+            with pytest.raises((ManifestDamaged, ManifestUnknown)):
+                Manifest.decode(bytes(damaged))
+
+
+def test_a_manifest_that_was_cut_or_has_grown_is_damaged() -> None:
+    content = PLAIN.encode()
+    for damaged in (*(content[:size] for size in range(len(content))), content + b" ", content + content):
+        with pytest.raises(ManifestDamaged) as caught:
+            Manifest.decode(damaged)
+        assert 0 <= caught.value.offset <= len(damaged)
+
+
+def test_the_golden_manifests_of_all_formats_are_read() -> None:
+    for name in ("manifest-v1.json", "manifest-v2.json"):
+        assert Manifest.decode((GOLDEN / name).read_bytes()) == PLAIN
+    assert PLAIN.encode() == (GOLDEN / "manifest-v2.json").read_bytes(), "format 2 is written as it was"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"directories": ("shard-00",)},
+        {"directories": ("shard-00", "shard-00")},
+        {"directories": ("shard-00", "../shard-01")},
+        {"directories": ("shard-00", "LOCK")},
+        {"building": ("/etc",)},
+        {"dropping": ("shard-00",)},
+    ],
+)
+def test_no_manifest_names_a_folder_twice_or_one_that_is_no_shards(wrong: dict[str, tuple[str, ...]]) -> None:
+    with pytest.raises(ValueError):
+        replace(PLAIN, **wrong)  # type: ignore[arg-type]
+
+
+def test_folders_of_another_version_have_other_names() -> None:
+    assert folders(2) == ("shard-00", "shard-01")
+    assert folders(2, 3) == ("shard-00-v3", "shard-01-v3")
