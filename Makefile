@@ -1,7 +1,7 @@
 # Needs make and Python 3.11 or newer; everything else is installed into .venv.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check sweep bench docs clean
+.PHONY: help setup run test check sweep scale bench docs clean
 
 ifndef PYTHON
 PYTHON := $(shell for each in python3.11 python3.12 python3.13 python3.14 python3 python; do \
@@ -32,6 +32,9 @@ check: .venv/.dev ## Style, types and import rules.
 
 sweep: .venv/.dev ## Every crash point instead of a sample; takes long.
 	STREAMS_SWEEP=full $(BIN)/pytest $(PYTEST_ARGS) tests/storage tests/crash
+
+scale: .venv/.dev ## Five million records in one box: bounded memory, exact, quick to start.
+	STREAMS_SCALE=full $(BIN)/pytest -q -s tests/cluster/test_scale.py
 
 bench: .venv/.dev ## Measure a server on this machine.
 	$(BIN)/python -m loadtests.bench $(ARGS)

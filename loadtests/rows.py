@@ -1,8 +1,9 @@
 """The rows of the benchmark: what each one promises (performance budget §6) and how it is measured.
 
 A case is one stretch of load; it yields one figure or more, each a row of the table. Traffic cases share one
-server, as the cases of an operator would, and leave it empty behind them. The last case has a server of its
-own, because it weighs its processes and then kills them.
+server, as the cases of an operator would, and leave it empty behind them. Cases that measure what background
+work does to writers have servers of their own, which have much of it to do; so has the last one, because it
+weighs its processes and then kills them.
 """
 
 from __future__ import annotations
@@ -71,6 +72,9 @@ class Sizes:
     #: Jobs that wait while workers are measured, and while a claim from a deep queue is.
     queue_jobs: int = 400_000
     deep_jobs: int = 1_000_000
+    #: Of the server that takes snapshots all the time.
+    snapshot_boxes: int = 20_000
+    snapshot_batches: int = 1_000_000
     #: One server for everything, to save a start; what it weighs means nothing then.
     is_quick: bool = False
 
@@ -87,6 +91,8 @@ class Sizes:
             replay_records=200_000,
             queue_jobs=20_000,
             deep_jobs=20_000,
+            snapshot_boxes=100,
+            snapshot_batches=1_000,
             is_quick=True,
         )
 
@@ -365,6 +371,79 @@ def fill(
 
 
 # ---------------------------------------------------------------------------------------------------
+# Writers beside background work
+
+
+def beside(bench: Bench, case: Case) -> Measured:
+    """How much longer single appends take at worst (p99) while the server is busy with something else, as a
+    multiple of what they take when it is not. Idle is measured before and after, because machines change."""
+    bench.close()
+    idle_ms = [_single_p99(bench)]
+    bench.close()
+    busy = Bench(bench.sizes, bench.settings | _busy_settings(bench, case), bench.folder)
+    try:
+        detail: dict[str, Any] = {"prepared": case.plan["prepare"](busy) if "prepare" in case.plan else None}
+        busy_ms = _single_p99(busy)
+        detail["done"] = case.plan["proof"](busy.server())
+        busy.close()
+    finally:
+        busy.close(well=False)
+    idle_ms.append(_single_p99(bench))
+    ratio = round(2 * busy_ms / sum(idle_ms), 2)
+    return Measured({case.rows[0].key: ratio}, detail | {"idle_p99_ms": idle_ms, "busy_p99_ms": busy_ms})
+
+
+def _single_p99(bench: Bench) -> float:
+    server = bench.server()
+    with bench.boxes(server, "disk") as names:
+        plan = {"kind": "http", "send": "append", "batch": 1, "connections": 4, "query": ""}
+        result = bench.load(server, port=server.port, boxes=names, **plan)
+    return float(result["latency_ms"]["p99"])
+
+
+def _busy_settings(bench: Bench, case: Case) -> dict[str, str]:
+    cold = {"cold_dir": tempfile.mkdtemp(dir=bench.folder)} if case.plan.get("cold") else {}
+    return {**case.plan["settings"], **cold}
+
+
+def many_batches(bench: Bench) -> dict[str, Any]:
+    """Boxes with as many batches in them as a large shard has."""
+    sizes, server = bench.sizes, bench.server()
+    names = [f"many-{number}" for number in range(sizes.snapshot_boxes)]
+    return bench.load(
+        server,
+        kind="wire",
+        shards=by_shard(server, names),
+        batch=1,
+        in_flight=64,
+        requests_max=sizes.snapshot_batches,
+        seconds=300,
+        warm_up_s=0,
+    )
+
+
+def segments_on_disk(server: Server) -> int:
+    """Proof that sealing went on: how many segments there are."""
+    return _some(len(list(server.data_dir.glob("shard-*/segments/*/*.seg"))), "segment was written")
+
+
+def segments_gone_cold(server: Server) -> int:
+    return _some(len(list(server.data_dir.glob("shard-*/segments/*/*.stub"))), "segment was moved")
+
+
+def snapshots_taken(server: Server) -> int:
+    """The lsn of the newest one."""
+    lsns = [int(path.stem) for path in server.data_dir.glob("shard-*/snapshot/*.snap")]
+    return _some(max(lsns, default=0), "snapshot was taken")
+
+
+def _some(found: int, what: str) -> int:
+    if not found:
+        raise CaseFailed(f"no {what}; give it more --seconds")
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------
 # Weight and restart
 
 
@@ -551,6 +630,36 @@ CASES: Final[tuple[Case, ...]] = (
         ),
         slow_watcher,
         {"watchers": 1000, "first_seq": 20},
+    ),
+    Case(
+        (Row("p99-sealing", "single appends, p99 while sealing, against idle", "times", 2.0, 1.3, True),),
+        beside,
+        {
+            "settings": {"segment_max_events": "100", "upkeep_bytes_per_s": "0"},
+            "proof": segments_on_disk,
+        },
+    ),
+    Case(
+        (Row("p99-snapshot", "the same while taking snapshots", "times", 2.0, 1.3, True),),
+        beside,
+        {
+            "settings": {"snapshot_interval_ms": "100"},
+            "prepare": many_batches,
+            "proof": snapshots_taken,
+        },
+    ),
+    Case(
+        (Row("p99-moving", "the same while moving to a cold folder", "times", 2.0, 1.3, True),),
+        beside,
+        {
+            "settings": {
+                "segment_max_events": "100",
+                "hot_retain_segments": "0",
+                "upkeep_bytes_per_s": "0",
+            },
+            "cold": True,
+            "proof": segments_gone_cold,
+        },
     ),
     Case(
         (

@@ -56,8 +56,8 @@ _FULL_PAUSE_S = 5.0
 #: How often to look when there was nothing to do.
 _PAUSE_S = 0.25
 
-#: Boxes looked at in one go when unnamed files are dropped: a fraction of a millisecond.
-_SWEEP_BOXES = 256
+#: Boxes looked at in one go when unnamed files are dropped, a fraction of a millisecond, and the pause then.
+_SWEEP_BOXES, _SWEEP_REST_S = 256, 0.001
 
 #: Payloads stay in memory when a segment is sealed, unless they are so many that counting them takes long.
 _BATCHES_KEPT_MAX = 256
@@ -188,7 +188,7 @@ class Upkeep:
                 if segment.is_cold:
                     cold.add(Name.of(segment))
             if number % _SWEEP_BOXES == 0:
-                await self._sleep(0)
+                await self._sleep(_SWEEP_REST_S)
         # What the machine does not name any more, it may name again until the log says so for good.
         if not await self._wait_durable(self._machine.lsn):
             return

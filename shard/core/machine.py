@@ -201,10 +201,12 @@ class Machine:
         made: Made = []
         try:
             return self._handlers[type(command)](command, now_ms, made)
+        # What is kept of an exception is what it says. With its traceback it would hold the frames that it
+        # went through, all they looked at, and through them itself.
         except (NotLoaded, TagsNotLoaded) as missing:
-            return Outcome(made, None, needs=(missing,))
+            return Outcome(made, None, needs=(missing.with_traceback(None),))
         except StreamsError as error:
-            return self._refuse(command, error, made)
+            return self._refuse(command, error.with_traceback(None), made)
 
     def apply(self, change: Change, lsn: int) -> None:
         """Makes a fact true. `lsn` is 0 for facts that are never logged (memory boxes)."""
@@ -260,7 +262,7 @@ class Machine:
             try:
                 self._expire(box, now_ms, made)
             except NotLoaded as missing:
-                needs.append(missing)
+                needs.append(missing.with_traceback(None))
                 self._watch_at(box, now_ms + FETCH_MS)
                 continue
             if box.queue is not None and box.queue.advance(now_ms):

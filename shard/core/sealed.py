@@ -188,6 +188,8 @@ class Segment:
     def forget(self, at: int) -> None:
         self._loaded.pop(at, None)
         self._used.discard(at)
+        if not self._loaded:  # tables that have grown do not shrink: 130 bytes a batch
+            self._loaded, self._used = {}, set()
 
     def loaded(self, at: int) -> Batch | None:
         return self._loaded.get(at)

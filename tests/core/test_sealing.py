@@ -7,6 +7,7 @@ large; here stands each case by itself.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -664,3 +665,23 @@ def test_a_box_that_is_compacted_is_looked_at_after_a_restart() -> None:
     driver = filled(compact="tag")
     again = driver.reborn(state=driver.machine.snapshot())
     assert plan_compaction(again.machine, now_ms=driver.now_ms) is again.machine.boxes["b"]
+
+
+def test_what_a_command_needs_or_is_refused_with_holds_on_to_nothing_else(driver: Driver) -> None:
+    """A traceback would hold frames, and they what they looked at, until the garbage is collected."""
+    machine = driver.machine
+    (missing,) = machine.handle(commands.Diff(box="b"), driver.now_ms).needs
+    (tags,) = machine.handle(commands.DeleteRecords("b", None, commands.Match("t0")), driver.now_ms).needs
+    refusal = machine.handle(commands.GetState("another"), driver.now_ms).reply
+    for each in (missing, tags, refusal):
+        assert isinstance(each, Exception)
+        assert each.__traceback__ is None and each.__context__ is None
+
+
+def test_a_segment_whose_payloads_are_forgotten_has_no_room_left_for_them(driver: Driver) -> None:
+    (segment,) = driver.machine.segments()
+    driver.read(0)
+    assert sys.getsizeof(segment._loaded) > sys.getsizeof({})
+    driver.forget()
+    assert sys.getsizeof(segment._loaded) == sys.getsizeof({})
+    assert sys.getsizeof(segment._used) == sys.getsizeof(set())

@@ -10,6 +10,7 @@ import random
 
 import pytest
 
+from shard.storage.store import Name
 from streams.protocol import commands
 from streams.protocol.boxes import BoxPatch
 from tests.crash.life import Life, World, columns, fingerprint, new_disk, read_all, recovered
@@ -199,3 +200,114 @@ def test_recovery_that_was_killed_after_it_told_the_log_of_lost_seqs_tells_it_on
     holes = [(hole.first_seq, hole.last_seq) for hole in again.machine.boxes["box"].log.holes]
     assert len(holes) == 1 and holes[0][0] == 2
     assert first["box"] == fingerprint(again.machine, again.store)["box"]
+
+
+def upkept(life: Life) -> None:
+    """Background work until there is none."""
+    while life.do_upkeep():
+        pass
+
+
+def sealed(life: Life, box: str, texts: str, **config: object) -> None:
+    """A box of which all is in a segment, durably."""
+    put(life, box, durability="fsync", **config)
+    for text in texts:
+        append(life, box, text)
+    commit(life)
+    upkept(life)
+    assert not life.machine.boxes[box].log.tail.records and life.machine.boxes[box].log.segments
+    commit(life)
+
+
+def snapshot(life: Life) -> None:
+    life.begin_snapshot()
+    life.finish_snapshot()
+
+
+@pytest.mark.parametrize("how", ["box", "records"])
+def test_the_file_of_a_segment_stays_until_its_end_is_durable(life: Life, how: str) -> None:
+    """It was sealed after both snapshots, so only the log knows of it; what deletes it is staged; then there
+    is a sweep, and the power fails before the log is synced."""
+    snapshot(life)
+    life.begin_snapshot()
+    sealed(life, "box", "abcdefgh")
+    if how == "box":
+        life.submit(commands.DeleteBox("box"))
+    else:
+        life.submit(commands.DeleteRecords("box", before_seq=9))
+    life.finish_snapshot()
+    for _ in range(100):
+        if life.disk.paths("/data/segments"):
+            life.do_upkeep()
+    assert life.disk.paths("/data/segments") == []
+    after = powered_off(life)
+    assert ("box" in after.machine.boxes) == (how == "records"), "the file was gone before the box was"
+    assert how == "box" or texts(after, "box") == {}
+
+
+def test_segments_of_a_box_in_memory_are_not_written_anew(life: Life) -> None:
+    """What dies in it is not logged, so a segment without it could not take the place of the old one when the
+    log is replayed."""
+    sealed(life, "box", "abcdefgh")
+    put(life, "box", durability="memory")
+    life.submit(commands.DeleteRecords("box", before_seq=5))
+    upkept(life)
+    commit(life)
+    after = powered_off(life)
+    assert after.machine.boxes["box"].is_memory and texts(after, "box") == {}
+
+
+def test_a_box_that_goes_to_memory_while_it_is_sealed_stays_out_of_the_log(life: Life) -> None:
+    put(life, "box", durability="fsync")
+    for text in "abcdefgh":
+        append(life, "box", text)
+    commit(life)
+    assert life.do_upkeep(), "a segment is about to be written"
+    put(life, "box", durability="memory")
+    life.submit(commands.DeleteRecords("box", before_seq=5))
+    upkept(life)
+    assert life.upkeep.sealed == 0
+    commit(life)
+    after = powered_off(life)
+    assert after.machine.boxes["box"].is_memory and texts(after, "box") == {}
+
+
+def test_a_box_that_went_to_memory_and_back_while_it_was_sealed_loses_nothing(life: Life) -> None:
+    put(life, "box", durability="fsync")
+    for text in "abcdefgh":
+        append(life, "box", text)
+    commit(life)
+    assert life.do_upkeep(), "a segment is about to be written"
+    put(life, "box", durability="memory")
+    life.submit(commands.DeleteRecords("box", before_seq=3))
+    append(life, "box", "i")
+    put(life, "box", durability="fsync")
+    commit(life)
+    upkept(life)
+    commit(life)
+    expected = dict(zip(range(3, 10), "cdefghi", strict=True))
+    assert texts(life, "box") == expected
+    assert texts(powered_off(life), "box") == expected
+
+
+def test_the_copy_here_of_a_segment_that_went_cold_is_dropped_by_the_next_life(life: Life) -> None:
+    """The process died between the durable word of the move and the end of the file here."""
+    for number in range(4):
+        sealed(life, "box", "abcdefgh"[number:] + "x" * number)
+    hot = {Name.of(segment).file for segment in life.machine.segments() if segment.is_cold}
+    assert hot, "something went cold"
+    after = Life(life.disk.kill(), life.world)
+    for segment in after.machine.segments():  # the file is back, as if it had never been dropped
+        if segment.is_cold:
+            name = Name.of(segment)
+            content = after.disk.peek(f"/cold/segments/{name.file}")
+            handle = after.disk.create(f"/data/segments/{name.file}")
+            after.disk.pwritev(handle, [content], 0)
+            after.disk.fsync(handle)
+    after.begin()
+    for _ in range(2):
+        snapshot(after)
+    upkept(after)
+    kept = {path.removeprefix("/data/segments/") for path in after.disk.paths("/data/segments")}
+    assert not kept & hot
+    assert len(texts(after, "box")) == 32
