@@ -10,12 +10,16 @@ Rules of the file
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
+from types import MappingProxyType
+
+import msgspec
 
 from shard.core.box import Box
 from shard.core.log import Hole, Log
 from shard.core.sealed import Segment
 from shard.core.tail import Tail
+from streams.protocol.records import Batch
 
 #: More than any seq.
 _END = (1 << 64) - 1
@@ -60,6 +64,25 @@ def cut_after(box: Box, seq: int, *, last_ts: int, stand_in: Segment | None = No
     recount(log)
     box.keys = {key: entry for key, entry in box.keys.items() if entry.last_seq <= seq}
     box.unsealed_since_ms = box.last_append_ms
+    settle_rest(box)
+
+
+def settle_rest(box: Box) -> None:
+    """What a box keeps beside its log follows the log: jobs of records that are gone go, all others can be
+    claimed, and no group is ahead of the head."""
+    log = box.log
+    log._settle()
+    if box.queue is not None:
+        facts = box.queue.facts(leases_kept=True)
+        jobs = [entry for entry in facts.jobs if log.is_live(entry[0])]
+        # What says how far jobs were given out may be lost; without it, each without an entry is fresh.
+        box.queue.restore(msgspec.structs.replace(facts, fresh_seq=0, jobs=jobs))
+        for line in box.moves.values():
+            for move in line.moves.values():
+                if log.is_live(move.seq):
+                    box.queue.moving(move.seq, move.deliveries)
+        box.queue.dropped_before(log.earliest_seq)
+    box.groups.restore([(name, min(cursor, log.head_seq), at) for name, cursor, at in box.groups.facts()])
 
 
 def recount(log: Log) -> None:
@@ -78,21 +101,58 @@ def recount(log: Log) -> None:
     log._settle()
 
 
-def lose_batches(log: Log, segment: Segment, lost: Sequence[int]) -> list[tuple[int, int]]:
-    """What is live in these batches of a segment cannot be read any more: it becomes holes, whose first and
-    last seqs are returned. The segment itself is to be replaced at once (`replace_segment`)."""
+def remeasure(
+    log: Log, read: Callable[[Segment, int], Batch], lost: Mapping[int, Container[int]] = MappingProxyType({})
+) -> list[tuple[int, int]]:
+    """Works out anew what is dead in every segment, from floors and deletes alone, and how much is live.
+
+    `read` gives a batch of a segment: it is asked for those that are dead in part. What is live in batches
+    that are `lost` (by the serial of their segment) cannot be read any more: it becomes holes, whose first
+    and last seqs are returned, and those segments are to be replaced at once (`replace_segment`).
+    """
     holes: list[tuple[int, int]] = []
-    for at in lost:
-        batch = segment.batch(at)
-        if batch.dead < batch.count:
-            base = batch.first_seq
-            holes += [(base + first, base + last) for first, last in log.runs(batch, 0, batch.count - 1)]
-            log.count -= batch.count - batch.dead
-            log.bytes -= batch.live_bytes
-            segment.kill_whole(at)
-            log.deleted.add_range(base, base + batch.count)
+    fresh: list[Segment] = []
+    for segment in log.segments:
+        again = Segment.from_bytes(segment.generation, segment.serial, segment.to_bytes())
+        again.is_cold = segment.is_cold
+        for at in range(len(again)):
+            runs = _runs(log, again, at)
+            base, count = again.first_seqs[at], again.counts[at]
+            live = sum(last - first + 1 for first, last in runs)
+            if live and at in lost.get(again.serial, ()):
+                holes += [(base + first, base + last) for first, last in runs]
+                live = 0
+            if live == 0:
+                again.kill_whole(at)
+                log.deleted.add_range(base, base + count)
+            elif live < count:
+                batch = read(again, at)
+                size = sum(batch.size(first, last) for first, last in runs)
+                again.kill(at, count - live, again.sizes[at] - size)
+        again.settle()
+        again.touched = 0
+        if again.count:
+            fresh.append(again)
+        else:
+            log.deleted.remove_range(again.first_seq, again.last_seq + 1)
+    log.segments = fresh
     add_holes(log, holes)
+    recount(log)
     return holes
+
+
+def _runs(log: Log, segment: Segment, at: int) -> list[tuple[int, int]]:
+    """Live stretches (indexes) of a batch by floors and deletes, whatever the segment says is dead in it."""
+    base, count = segment.first_seqs[at], segment.counts[at]
+    runs: list[tuple[int, int]] = []
+    start = max(base, log.earliest_seq)
+    for seq in log._deleted_in(start, base + count):
+        if seq > start:
+            runs.append((start - base, seq - 1 - base))
+        start = seq + 1
+    if start < base + count:
+        runs.append((start - base, count - 1))
+    return runs
 
 
 def replace_segment(log: Log, segment: Segment, stand_in: Segment | None) -> None:

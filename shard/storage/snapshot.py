@@ -80,6 +80,11 @@ class Snapshots:
             return None
         raise Corrupt(first.path, first.offset, f"{first.reason}, and no older snapshot is valid")
 
+    def load(self, lsn: int) -> memoryview:
+        """The content of one snapshot, or `Corrupt`."""
+        path = self._path(lsn)
+        return _content(path, self._disk.read_all(path), lsn)
+
     def write(self, lsn: int, parts: Sequence[Buffer]) -> None:
         """Make a snapshot durable, then drop all but the newest two. `lsn` must be durable in the log."""
         disk = self._disk

@@ -65,17 +65,17 @@ HEADER_BYTES = 4096
 SPARES_MAX = 2
 
 _FILE_HEAD = struct.Struct("<8sIIQQ24x")
-_FRAME_HEAD = struct.Struct("<IBBHQ")
+FRAME_HEAD = struct.Struct("<IBBHQ")
 _MARKER = struct.Struct("<IBBHQQQ")
-_U64 = struct.Struct("<Q")
+U64 = struct.Struct("<Q")
 _FILE_MAGIC = b"streams\x57"
 #: No meaning; only unlikely to stand in a payload by chance.
-_MARKER_MAGIC = 0x9D5C_E6F1_2B8A_73C7
+MARKER_MAGIC = 0x9D5C_E6F1_2B8A_73C7
 
-_MARKER_KIND = 0
-_FRAME_HEAD_BYTES = _FRAME_HEAD.size
-_CHECKSUM_BYTES = _U64.size
-_MARKER_BYTES = _MARKER.size + _CHECKSUM_BYTES
+MARKER_KIND = 0
+FRAME_HEAD_BYTES = FRAME_HEAD.size
+CHECKSUM_BYTES = U64.size
+_MARKER_BYTES = _MARKER.size + CHECKSUM_BYTES
 _PADDING = tuple(bytes(-length % 8) for length in range(8))
 
 #: Frames up to this size are joined into one buffer: the copy costs less than three more buffers do.
@@ -83,8 +83,8 @@ _JOIN_BYTES_MAX = 4096
 #: Zeros are written and synced in steps of this size, so that a commit never queues behind a whole file.
 _ZEROS = bytes(4 << 20)
 
-assert _FILE_HEAD.size + _CHECKSUM_BYTES == 64 <= HEADER_BYTES
-assert _FRAME_HEAD_BYTES % 8 == 0 and HEADER_BYTES % 8 == 0 and _MARKER_BYTES == 40
+assert _FILE_HEAD.size + CHECKSUM_BYTES == 64 <= HEADER_BYTES
+assert FRAME_HEAD_BYTES % 8 == 0 and HEADER_BYTES % 8 == 0 and _MARKER_BYTES == 40
 
 
 class Frame(NamedTuple):
@@ -194,15 +194,15 @@ class Wal:
     def _numbers(self) -> list[int]:
         if not self._disk.exists(self._directory):
             return []
-        names = self._disk.listdir(self._directory)
-        return sorted(int(name[:-4]) for name in names if name.endswith(".wal") and name[:-4].isdigit())
+        numbers = map(number_of, self._disk.listdir(self._directory))
+        return sorted(number for number in numbers if number is not None)
 
     def _open_scanned(self, number: int, data: bytes, previous: _File | None, snapshot_lsn: int) -> _File:
         """Check a file's header, and that it continues the one before it, or the snapshot."""
         path = self._path(number)
         if previous is not None and number != previous.number + 1:
             raise Corrupt(self._path(previous.number + 1), 0, f"the file is missing, {path} is there")
-        first_lsn = _first_lsn(path, data, number)
+        first_lsn = first_lsn_of(path, data, number)
         self._proven_lsn = first_lsn - 1
         if previous is None:
             if first_lsn > snapshot_lsn + 1:
@@ -218,20 +218,20 @@ class Wal:
         number = file.number
         view = memoryview(data)
         remember = file.offsets.append
-        unpack_head = _FRAME_HEAD.unpack_from
-        unpack_u64 = _U64.unpack_from
+        unpack_head = FRAME_HEAD.unpack_from
+        unpack_u64 = U64.unpack_from
         size = len(data)
         lsn = file.first_lsn
         offset = HEADER_BYTES
-        while offset + _FRAME_HEAD_BYTES + _CHECKSUM_BYTES <= size:
+        while offset + FRAME_HEAD_BYTES + CHECKSUM_BYTES <= size:
             length, kind, version, _, found_lsn = unpack_head(data, offset)
-            start = offset + _FRAME_HEAD_BYTES
+            start = offset + FRAME_HEAD_BYTES
             end = start + (length + 7 & ~7)
-            if end + _CHECKSUM_BYTES > size:
+            if end + CHECKSUM_BYTES > size:
                 break
             if xxh3_64_intdigest(view[offset:end], number) != unpack_u64(data, end)[0]:
                 break
-            if kind == _MARKER_KIND:
+            if kind == MARKER_KIND:
                 self._proven_lsn = unpack_u64(data, start + 8)[0]
             elif found_lsn != lsn:
                 # contiguous-lsn: a frame with a good checksum was written here, by us, with the next lsn.
@@ -240,7 +240,7 @@ class Wal:
                 remember(offset >> 3)
                 yield Frame(kind, version, lsn, view[start : start + length], number, offset)
                 lsn += 1
-            offset = end + _CHECKSUM_BYTES
+            offset = end + CHECKSUM_BYTES
         file.end = offset
 
     def _refuse_damaged_tail(self, file: _File, data: bytes, snapshot_lsn: int) -> None:
@@ -253,6 +253,27 @@ class Wal:
         if snapshot_lsn >= lost_lsn:
             reason = f"the log ends at lsn {lost_lsn - 1}, before the snapshot of lsn {snapshot_lsn}"
             raise Corrupt(file.path, file.end, reason)
+
+    def verify_closed(self) -> Iterator[Corrupt]:
+        """What is wrong with the files that are not written any more, while another process writes the newest
+        one. The first damage hides the rest. Files that are released meanwhile are passed over."""
+        numbers = self._numbers()
+        previous: _File | None = None
+        for number in numbers:
+            try:
+                data = self._disk.read_all(self._path(number))
+            except FileNotFoundError:
+                previous = None
+                continue
+            try:
+                file = self._open_scanned(number, data, previous, snapshot_lsn=1 << 62)
+                if number != numbers[-1]:
+                    for _ in self._scan_frames(file, data):
+                        pass
+            except Corrupt as damage:
+                yield damage
+                return
+            previous = file
 
     def settle(self) -> None:
         """Make durable what the scan found, and nothing else: afterwards the log is open for `append`.
@@ -305,20 +326,20 @@ class Wal:
         offset = file.offsets[lsn - file.first_lsn] << 3
         handle = self._disk.open(file.path, writable=False)
         try:
-            head = self._disk.pread(handle, _FRAME_HEAD_BYTES, offset)
-            length = _FRAME_HEAD.unpack(head)[0] if len(head) == _FRAME_HEAD_BYTES else 0
+            head = self._disk.pread(handle, FRAME_HEAD_BYTES, offset)
+            length = FRAME_HEAD.unpack(head)[0] if len(head) == FRAME_HEAD_BYTES else 0
             padded = length + 7 & ~7
-            data = self._disk.pread(handle, _FRAME_HEAD_BYTES + padded + _CHECKSUM_BYTES, offset)
+            data = self._disk.pread(handle, FRAME_HEAD_BYTES + padded + CHECKSUM_BYTES, offset)
         finally:
             self._disk.close(handle)
         view = memoryview(data)
-        whole = len(data) == _FRAME_HEAD_BYTES + padded + _CHECKSUM_BYTES
-        body = view[:-_CHECKSUM_BYTES]
-        if not whole or xxh3_64_intdigest(body, file.number) != _U64.unpack(view[-_CHECKSUM_BYTES:])[0]:
+        whole = len(data) == FRAME_HEAD_BYTES + padded + CHECKSUM_BYTES
+        body = view[:-CHECKSUM_BYTES]
+        if not whole or xxh3_64_intdigest(body, file.number) != U64.unpack(view[-CHECKSUM_BYTES:])[0]:
             raise Corrupt(file.path, offset, f"the frame of lsn {lsn} is not valid")
-        _, kind, version, _, found_lsn = _FRAME_HEAD.unpack_from(data)
+        _, kind, version, _, found_lsn = FRAME_HEAD.unpack_from(data)
         assert found_lsn == lsn, "contiguous-lsn: the offsets were taken down as the frames were"
-        content = view[_FRAME_HEAD_BYTES : _FRAME_HEAD_BYTES + length]
+        content = view[FRAME_HEAD_BYTES : FRAME_HEAD_BYTES + length]
         return Frame(kind, version, lsn, content, file.number, offset)
 
     # Writing: append, sync, mark, close. One thread.
@@ -336,7 +357,7 @@ class Wal:
         """Whether so many frames with so many bytes of content fit into the file that is being written."""
         if self._current is None:
             return False
-        most = size + (frames + 1) * (_FRAME_HEAD_BYTES + 8 + _CHECKSUM_BYTES) + _MARKER_BYTES
+        most = size + (frames + 1) * (FRAME_HEAD_BYTES + 8 + CHECKSUM_BYTES) + _MARKER_BYTES
         return self._current.end + most <= self._frames_end_max
 
     def sync(self) -> None:
@@ -384,9 +405,9 @@ class Wal:
         for kind, version, frame_lsn, parts in frames:
             lsn += 1
             assert frame_lsn == lsn, f"contiguous-lsn: got {frame_lsn}, {lsn} is next"
-            assert kind != _MARKER_KIND
+            assert kind != MARKER_KIND
             length = sum(map(len, parts))
-            size = _FRAME_HEAD_BYTES + (length + 7 & ~7) + _CHECKSUM_BYTES
+            size = FRAME_HEAD_BYTES + (length + 7 & ~7) + CHECKSUM_BYTES
             end = offset + len(marker) + size
             if file is None or (end > self._frames_end_max and offset > HEADER_BYTES):
                 self._write(buffers)
@@ -510,7 +531,16 @@ class Wal:
         return list(self._files.values())[-1]
 
     def _path(self, number: int) -> str:
-        return f"{self._directory}/{number:012d}.wal"
+        return path_of(self._directory, number)
+
+
+def path_of(directory: str, number: int) -> str:
+    return f"{directory}/{number:012d}.wal"
+
+
+def number_of(name: str) -> int | None:
+    """The number of the log file of this name, if it is the name of one."""
+    return int(name[:-4]) if name.endswith(".wal") and name[:-4].isdigit() else None
 
 
 def _encode(
@@ -523,11 +553,11 @@ def _encode(
     parts: Sequence[Buffer],
 ) -> None:
     """Add a frame's buffers. The padding's length and the head follow from `length`, the sum of the parts."""
-    head = _FRAME_HEAD.pack(length, kind, version, 0, lsn)
+    head = FRAME_HEAD.pack(length, kind, version, 0, lsn)
     padding = _PADDING[length & 7]
     if length <= _JOIN_BYTES_MAX:
         body = b"".join((head, *parts, padding))
-        buffers.append(body + _U64.pack(xxh3_64_intdigest(body, number)))
+        buffers.append(body + U64.pack(xxh3_64_intdigest(body, number)))
         return
     checksum = xxh3_64(head, seed=number)
     buffers.append(head)
@@ -535,18 +565,18 @@ def _encode(
         checksum.update(part)
         buffers.append(part)
     checksum.update(padding)
-    buffers.append(padding + _U64.pack(checksum.intdigest()))
+    buffers.append(padding + U64.pack(checksum.intdigest()))
 
 
 def _header(number: int, first_lsn: int) -> bytes:
     head = _FILE_HEAD.pack(_FILE_MAGIC, FORMAT_VERSION, 0, number, first_lsn)
-    return (head + _U64.pack(xxh3_64_intdigest(head, number))).ljust(HEADER_BYTES, b"\0")
+    return (head + U64.pack(xxh3_64_intdigest(head, number))).ljust(HEADER_BYTES, b"\0")
 
 
-def _first_lsn(path: str, data: bytes, number: int) -> int:
+def first_lsn_of(path: str, data: bytes, number: int) -> int:
     """The first lsn of a file, if its header is that of file `number`. See whole-before-next: it must be."""
     head = data[: _FILE_HEAD.size]
-    if len(data) < HEADER_BYTES or xxh3_64_intdigest(head, number) != _U64.unpack_from(data, len(head))[0]:
+    if len(data) < HEADER_BYTES or xxh3_64_intdigest(head, number) != U64.unpack_from(data, len(head))[0]:
         raise Corrupt(path, 0, "the file's header is not valid")
     magic, version, _, found_number, first_lsn = _FILE_HEAD.unpack(head)
     if magic != _FILE_MAGIC or found_number != number:
@@ -557,18 +587,18 @@ def _first_lsn(path: str, data: bytes, number: int) -> int:
 
 
 def _marker(number: int, lsn: int, durable_lsn: int) -> bytes:
-    body = _MARKER.pack(16, _MARKER_KIND, FORMAT_VERSION, 0, lsn, _MARKER_MAGIC ^ number, durable_lsn)
-    return body + _U64.pack(xxh3_64_intdigest(body, number))
+    body = _MARKER.pack(16, MARKER_KIND, FORMAT_VERSION, 0, lsn, MARKER_MAGIC ^ number, durable_lsn)
+    return body + U64.pack(xxh3_64_intdigest(body, number))
 
 
 def _markers_after(data: bytes, offset: int, number: int) -> Iterator[int]:
     """What the good markers behind `offset` claim is durable. The magic makes this a search, not a parse."""
-    magic = _U64.pack(_MARKER_MAGIC ^ number)
+    magic = U64.pack(MARKER_MAGIC ^ number)
     found = data.find(magic, offset)
     while found >= 0:
-        start = found - _FRAME_HEAD_BYTES
+        start = found - FRAME_HEAD_BYTES
         body = data[start : start + _MARKER.size]
         checksum = data[start + _MARKER.size : start + _MARKER_BYTES]
-        if start >= offset and start % 8 == 0 and checksum == _U64.pack(xxh3_64_intdigest(body, number)):
+        if start >= offset and start % 8 == 0 and checksum == U64.pack(xxh3_64_intdigest(body, number)):
             yield _MARKER.unpack(body)[-1]
         found = data.find(magic, found + 1)

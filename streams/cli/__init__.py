@@ -1,6 +1,6 @@
 """The `streams` command: a group of verbs, each in its own file and imported only when it is used or listed.
 
-Exit codes: 0 done, 1 a bug of ours, 2 refused, 3 busy, 4 uncertain, 5 nothing to show.
+Exit codes: 0 done, 1 a bug of ours, 2 refused, 3 busy, 4 uncertain, 5 nothing to show, 6 data is damaged.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ COMMANDS: Final[dict[str, str]] = {
     "config": "streams.cli.config",
     "backup": "streams.cli.backup",
     "restore": "streams.cli.restore",
+    "verify": "streams.cli.verify",
+    "repair": "streams.cli.repair",
 }
 
 

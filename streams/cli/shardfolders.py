@@ -35,7 +35,7 @@ class Sources(NamedTuple):
 
 def open_directory(path: Path) -> DataDir:
     """A data directory that is there; it is not locked by this."""
-    if not (path / "manifest.json").exists():
+    if not (path / "manifest.json").exists() and not (path / "manifest.copy.json").exists():
         raise output.Refusal(
             f"{path} is not a data directory of a server; name one with --data-dir or STREAMS_DATA_DIR"
         )
@@ -70,13 +70,10 @@ def sources(config: Config) -> Iterator[Sources]:
 
 @contextmanager
 def _online(directory: DataDir, manifest: Manifest, config: Config) -> Iterator[Sources]:
-    sockets = [directory.path / "run" / f"shard-{shard:02d}.sock" for shard in range(manifest.shards)]
-    if not all(path.exists() for path in sockets):
-        raise Busy(f"{directory.path} is in use by {directory.holder()}, which is starting or stopping")
-    with Exported(sockets, secrets.token_hex(8)) as exported:
+    with Exported(sockets_of(directory, manifest), secrets.token_hex(8)) as exported:
         shards = []
         for name, facts, server in zip(manifest.directories, exported.facts, exported.servers, strict=True):
-            store = _store(directory.path / name, str(server["cold_dir"]))
+            store = store_of(directory.path / name, str(server["cold_dir"]))
             shards.append(ShardSource(str(facts["folder"]), store, int(facts["taken_ms"])))
         yield Sources(manifest, shards, True, int(exported.servers[0]["upkeep_bytes_per_s"]))
 
@@ -94,7 +91,7 @@ def _offline(directory: DataDir, manifest: Manifest, config: Config) -> Iterator
             end_life(machine, boot_id=boot_id(), now_ms=now_ms())
             remove_tree(disk, folder)
             write_export(disk, folder, parts_of(machine), now_ms=now_ms(), file_bytes=config.wal_file_bytes)
-            shards.append(ShardSource(folder, _store(directory.path / name, config.cold_dir), now_ms()))
+            shards.append(ShardSource(folder, store_of(directory.path / name, config.cold_dir), now_ms()))
         yield Sources(manifest, shards, False, 0)
     except Corrupt as damage:
         raise output.Refusal(str(damage)) from damage
@@ -103,7 +100,15 @@ def _offline(directory: DataDir, manifest: Manifest, config: Config) -> Iterator
             remove_tree(disk, folder)
 
 
-def _store(folder: Path, cold_dir: str) -> SegmentStore:
+def sockets_of(directory: DataDir, manifest: Manifest) -> list[Path]:
+    """Of the shards of a running server."""
+    sockets = [directory.path / "run" / f"shard-{shard:02d}.sock" for shard in range(manifest.shards)]
+    if not all(path.exists() for path in sockets):
+        raise Busy(f"{directory.path} is in use by {directory.holder()}, which is starting or stopping")
+    return sockets
+
+
+def store_of(folder: Path, cold_dir: str) -> SegmentStore:
     from shard.__main__ import open_cold_store
 
     return SegmentStore(Disk(), f"{folder}/segments", open_cold_store(cold_dir, Disk()))

@@ -81,6 +81,10 @@ class Exported:
         return f"<Exported {self._id}: {len(self.facts)} of {len(self._sockets)} shards>"
 
     def __enter__(self) -> Exported:
+        self.open()
+        return self
+
+    def open(self) -> None:
         try:
             for path in self._sockets:
                 link = ShardLink(path)
@@ -90,16 +94,15 @@ class Exported:
                 if not self._renewing.is_alive():
                     self._renewing.start()
         except BaseException:
-            self._close()
+            self.close()
             raise
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._close()
+        self.close()
 
-    def _close(self) -> None:
+    def close(self) -> None:
         self._ended.set()
         for link in self._links:
             try:

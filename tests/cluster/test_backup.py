@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from streams.testing import running_server
-from tests.support.crashing import Client, Writer
+from tests.support.crashing import Client, Writer, eventually
 from tests.support.objectstore import ObjectServer
 
 SMALL = {"segment_max_events": 30, "snapshot_interval_ms": 300, "wal_file_bytes": 65536}
@@ -64,7 +64,7 @@ def test_a_backup_of_a_busy_server_is_one_moment_of_each_box(tmp_path: Path, tar
             writer.stop()
         assert (taken["online"], taken["boxes"], taken["shards"]) == (True, 7, 2)
         assert taken["segments"] > 0 and again["copied_segments"] < again["segments"]
-        assert not list(server.data_dir.glob("shard-*/export")), "nothing is left behind"
+        eventually(lambda: not list(server.data_dir.glob("shard-*/export")))
         generations = {box: client.ok("GET", f"/v0/boxes/{box}")["generation"] for box in acked}
     restored = done(
         "restore", str(target), "--data-dir", str(tmp_path / "back"), "--backup", taken["id"], "--shards", "3"

@@ -13,8 +13,8 @@ import pytest
 
 from shard.core.box import Box
 from shard.core.log import Hole, Log
-from shard.core.surgery import add_holes, cut_after, live_runs, lose_batches, recount, replace_segment
-from streams.protocol.commands import Diff, Tombstone
+from shard.core.surgery import add_holes, cut_after, live_runs, recount, remeasure, replace_segment
+from streams.protocol.commands import Tombstone
 from tests.support import machines
 from tests.support.machines import Driver, live_texts, parts_of, random_history, seqs_of
 
@@ -62,36 +62,60 @@ def test_what_is_above_a_cut_never_was_and_the_rest_is_as_it_was(seed: int) -> N
         assert [(hole.first_seq, hole.last_seq) for hole in log.holes] == holes
 
 
+def lose(box: Box, lost: dict[int, set[int]]) -> list[tuple[int, int]]:
+    """Loses these batches, by the serials of their segments, and writes those segments anew."""
+    holes = remeasure(box.log, machines.SHELF.read, lost)
+    for segment in [each for each in box.log.segments if each.serial in lost]:
+        live = [
+            part
+            for at, stretches in live_runs(box.log, segment).items()
+            for part in parts_of(machines.SHELF.read(segment, at), stretches)
+        ]
+        box.last_serial += 1
+        stand_in = machines.SHELF.write(box.generation, box.last_serial, live)
+        replace_segment(box.log, segment, stand_in)
+    box.log.check()
+    return holes
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_lost_batches_become_holes_and_nothing_else_is_touched(seed: int) -> None:
     rng = random.Random(seed)
     driver = random_history(1000 + seed, 80)
     for box in stored_boxes(driver):
+        before = {at: text for at, (_, text) in live_texts(driver.machine, box.name).items()}
+        lost = {
+            segment.serial: set(rng.sample(range(len(segment)), rng.randint(0, len(segment))))
+            for segment in box.log.segments
+        }
+        gone = {
+            seq
+            for segment in box.log.segments
+            for at in lost[segment.serial]
+            for seq in before
+            if segment.first_seqs[at] <= seq < segment.first_seqs[at] + segment.counts[at]
+        }
+        holes = lose(box, lost)
+        assert {seq for first, last in holes for seq in range(first, last + 1)} == gone
+        after = {at: text for at, (_, text) in live_texts(driver.machine, box.name).items()}
+        assert after == {seq: text for seq, text in before.items() if seq not in gone}
+        told = {seq for hole in box.log.holes for seq in range(hole.first_seq, hole.last_seq + 1)}
+        assert gone <= told
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_is_dead_is_found_again_from_floors_and_deletes_alone(seed: int) -> None:
+    driver = random_history(2000 + seed, 80)
+    for box in stored_boxes(driver):
         log = box.log
-        for segment in list(log.segments):
-            lost = rng.sample(range(len(segment)), rng.randint(0, len(segment)))
-            before = {at: text for at, (_, text) in live_texts(driver.machine, box.name).items()}
-            gone = [
-                seq
-                for at in lost
-                for seq in before
-                if segment.first_seqs[at] <= seq < segment.first_seqs[at] + segment.counts[at]
-            ]
-            holes = lose_batches(log, segment, sorted(lost))
-            assert sorted(seq for first, last in holes for seq in range(first, last + 1)) == sorted(gone)
-            live = [
-                part
-                for at, stretches in live_runs(log, segment).items()
-                for part in parts_of(machines.SHELF.read(segment, at), stretches)
-            ]
-            box.last_serial += 1
-            stand_in = machines.SHELF.write(box.generation, box.last_serial, live) if live else None
-            replace_segment(log, segment, stand_in)
-            log.check()
-            after = {at: text for at, (_, text) in live_texts(driver.machine, box.name).items()}
-            assert after == {seq: text for seq, text in before.items() if seq not in set(gone)}
-            told = [seq for hole in log.holes for seq in range(hole.first_seq, hole.last_seq + 1)]
-            assert set(gone) <= set(told)
+        before = (log.count, log.bytes, log.earliest_seq, live_texts(driver.machine, box.name))
+        for segment in log.segments:  # as if nothing were known of it
+            segment._dead.clear()
+            segment.front = 0
+        log.count = log.bytes = -1
+        assert remeasure(log, machines.SHELF.read) == []
+        log.check()
+        assert (log.count, log.bytes, log.earliest_seq, live_texts(driver.machine, box.name)) == before
 
 
 def test_a_reader_is_told_of_a_loss_in_the_middle_and_reads_on() -> None:
@@ -100,16 +124,12 @@ def test_a_reader_is_told_of_a_loss_in_the_middle_and_reads_on() -> None:
         driver.append(text, text)
     driver.seal()
     box = driver.machine.boxes["b"]
-    (segment,) = box.log.segments
-    assert lose_batches(box.log, segment, [1, 2]) == [(3, 4), (5, 6)]
-    live = [machines.SHELF.read(segment, at) for at in live_runs(box.log, segment)]
-    replace_segment(box.log, segment, machines.SHELF.write(box.generation, 9, live))
-    box.log.check()
+    assert lose(box, {1: {1, 2}}) == [(3, 4), (5, 6)]
     assert [(hole.first_seq, hole.last_seq) for hole in box.log.holes] == [(3, 6)]
 
     def read(from_seq: int) -> tuple[list[int], Tombstone | None]:
-        reply = driver.do(Diff(box="b", from_seq=from_seq)).reply
-        return seqs_of(reply), reply.tombstone  # type: ignore[arg-type, union-attr]
+        reply = driver.read(from_seq)
+        return seqs_of(reply), reply.tombstone
 
     assert read(0) == ([1, 2], None), "one tombstone an answer: the hole is for the next one"
     assert read(2) == ([7, 8, 9, 10], Tombstone(3, 6, "crash", 4, 1, 10))
@@ -124,11 +144,8 @@ def test_a_lost_beginning_is_told_too() -> None:
     driver.seal(batches=1)
     driver.seal(batches=1)
     box = driver.machine.boxes["b"]
-    segment = box.log.segments[0]
-    assert lose_batches(box.log, segment, [0]) == [(1, 1)]
-    replace_segment(box.log, segment, None)
-    box.log.check()
-    assert box.log.earliest_seq == 2
+    assert lose(box, {1: {0}}) == [(1, 1)]
+    assert (box.log.earliest_seq, len(box.log.segments)) == (2, 1)
     reply = driver.read()
     assert reply.tombstone == Tombstone(1, 1, "crash", 1, 2, 3) and seqs_of(reply) == [2, 3]
     # The facts carry it to the next life.
@@ -176,11 +193,9 @@ def test_a_batch_that_was_dead_anyway_leaves_no_hole() -> None:
     driver = Driver()
     driver.append({"data": 0})
     driver.append({"data": 1, "tag": "x"}, {"data": 2, "tag": "x"})
-    driver.append({"data": 3})
+    driver.append({"data": 3, "tag": "x"}, {"data": 4}, {"data": 5, "tag": "x"})
     driver.seal()
     driver.delete(tag="x")
     box = driver.machine.boxes["b"]
-    (segment,) = box.log.segments
-    assert lose_batches(box.log, segment, [1]) == []
-    assert box.log.holes == []
-    box.log.check()
+    assert lose(box, {1: {1}}) == []
+    assert box.log.holes == [] and box.log.count == 2

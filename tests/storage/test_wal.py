@@ -554,3 +554,37 @@ def test_a_spare_that_could_not_be_filled_is_removed_and_the_log_goes_on() -> No
     wal.append([frame(1, b"still here")])
     wal.close()
     assert contents(scanned(disk)) == [b"still here"]
+
+
+# Files that are not written any more, while another process writes the newest one.
+
+
+def test_closed_files_are_verified_and_the_newest_one_is_left_out() -> None:
+    disk = FaultDisk("/data")
+    filled(disk, 30)
+    files = [f"{WAL}/{name}" for name in disk.listdir(WAL) if name.endswith(".wal")]
+    assert len(files) > 3
+    assert list(Wal(disk, WAL).verify_closed()) == []
+    disk.flip(files[-1], HEADER_BYTES + 20)
+    assert list(Wal(disk, WAL).verify_closed()) == [], "it is being written"
+    disk.flip(files[1], HEADER_BYTES + 20)
+    (damage,) = Wal(disk, WAL).verify_closed()
+    assert (damage.path, damage.offset) == (files[1], HEADER_BYTES)
+    disk.flip(files[1], HEADER_BYTES + 20)
+    disk.flip(files[-1], 5)
+    (damage,) = Wal(disk, WAL).verify_closed()
+    assert (damage.path, damage.offset) == (files[-1], 0)
+
+
+def test_a_file_that_is_released_while_it_is_verified_is_passed_over() -> None:
+    disk = FaultDisk("/data")
+    filled(disk, 30)
+    real = disk.read_all
+
+    def read_all(path: str) -> bytes:
+        if path == FILE_1 and disk.exists(path):
+            disk.unlink(path)
+        return real(path)
+
+    disk.read_all = read_all  # type: ignore[method-assign]
+    assert list(Wal(disk, WAL).verify_closed()) == []

@@ -1,0 +1,471 @@
+"""Makes the folder of a damaged shard whole: cuts what is damaged, invents nothing, tells what is lost.
+
+    damaged folder ──read, as far as it goes──► machine ──what is lost: holes──► ShardBuilder ──► new folder
+
+| damaged                    | what is done                                                               |
+|----------------------------|----------------------------------------------------------------------------|
+| a snapshot                 | the one before it is used, with the log since; or the log alone, from lsn 1 |
+| a frame of the log         | passed over; what is whole behind it counts (below)                        |
+| a batch in a segment       | its live records are lost; the segment is written anew without it          |
+| tags of a segment          | the segment is written anew; nothing is lost                               |
+| the index of a segment     | that of its stub is used; without one all its live records are lost        |
+
+Frames behind a damaged one are applied by the machine like any other, lsns aside. What tells that one of a
+box is missing: a batch that does not begin at the next seq. The seqs between are lost, and told. A box of
+which no later batch is found may have lost records too, and its seqs must not be given to others: as many
+seqs as would fit into the damaged bytes become a hole, unless the bytes say whose they were. What else a
+damaged frame may have held (a delete, a config, a box created or deleted) is not known, and stays undone.
+
+Rules of the file
+- The damaged folder is only read.
+- Numbers that changes carry are not believed behind damage: what is live is measured again, from the payload.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from shard.core import changes
+from shard.core.box import Box
+from shard.core.changes import BatchAppended, BatchKept, BoxFacts, Change, SegmentFacts, ShardState
+from shard.core.machine import Machine
+from shard.core.sealed import Segment
+from shard.core.surgery import add_holes, live_runs, recount, remeasure, replace_segment, settle_rest
+from shard.storage import frames, segmentindex, segments
+from shard.storage.files import Corrupt, DiskLike
+from shard.storage.salvage import Gap, salvage
+from shard.storage.segmentindex import SegmentIndex
+from shard.storage.snapshot import Snapshots
+from shard.storage.sources import FileSource
+from shard.storage.store import Name, SegmentStore, Unreachable, segment_of
+from shard.storage.wal import FILE_BYTES, Frame
+from shard.transfer import ShardBuilder, end_life, parts_of
+from streams.protocol.records import Batch
+
+if TYPE_CHECKING:
+    from shard.storage.cold import ColdStore
+
+#: A record takes at least this in the log: `{"$seq":1,"$ts":1,"data":0}`.
+_RECORD_BYTES_MIN = 24
+#: Where no bound is known, this many seqs are skipped: as many as a disk box reserves.
+_SEQS_SKIPPED_MAX = 131_072
+
+#: How `apply` fails on a change that rests on one that is missing.
+_DOES_NOT_APPLY = (AssertionError, KeyError, ValueError, StopIteration)
+
+
+class CannotRepair(Exception):
+    """Too much is damaged: what is left proves nothing."""
+
+
+class Loss(msgspec.Struct, frozen=True):
+    """Live records first_seq..last_seq of a box that are lost, or may be."""
+
+    box: str
+    generation: int
+    first_seq: int
+    last_seq: int
+    why: str
+
+
+class Repaired(NamedTuple):
+    losses: list[Loss]
+    #: What was done beside that, for people.
+    notes: list[str]
+    boxes: int
+    records: int
+
+
+def repair_shard(
+    disk: DiskLike,
+    source: str,
+    target: str,
+    *,
+    shard: int,
+    boot_id: str,
+    now_ms: int,
+    cold: ColdStore | None = None,
+    file_bytes: int = FILE_BYTES,
+) -> Repaired:
+    """Builds `target`, a folder that is not there yet, from what is whole in `source`."""
+    patient = _Patient(disk, source, shard, cold)
+    patient.recover()
+    builder = ShardBuilder(disk, target, file_bytes=file_bytes)
+    patient.mend(SegmentStore(disk, builder.segments))
+    machine = patient.machine
+    for box in machine.boxes.values():
+        settle_rest(box)
+    end_life(machine, boot_id=boot_id, now_ms=now_ms)
+    parts = parts_of(machine)
+    for facts in parts.state.boxes:
+        builder.bring(f"{source}/segments", patient.without_new(facts))
+        builder.add(facts, parts.batches_of(facts))
+    builder.add_not_recreated(parts.state.not_recreated)
+    builder.add_routers(parts.state)
+    builder.finish(last_generation=machine.last_generation, boot_id=boot_id, now_ms=now_ms)
+    builder.check()
+    records = sum(facts.live_count for facts in parts.state.boxes)
+    return Repaired(patient.losses, patient.notes, len(parts.state.boxes), records)
+
+
+def _begins_at(change: BatchAppended) -> int:
+    """The first seq that a write takes: copies behind a loss of their source begin with the hole that tells
+    of it."""
+    is_behind_loss = isinstance(change, changes.BatchForwarded) and change.lost > 0
+    return change.batch.first_seq - is_behind_loss
+
+
+class _Patient:
+    def __init__(self, disk: DiskLike, source: str, shard: int, cold: ColdStore | None) -> None:
+        self._disk = disk
+        self._source = source
+        self._segments = f"{source}/segments"
+        self._store = SegmentStore(disk, self._segments, cold)
+        self.machine = Machine(shard=shard)
+        self.losses: list[Loss] = []
+        self.notes: list[str] = []
+        #: Boxes of which something is lost, or whose numbers may not be right: to be measured again.
+        self._wounded: dict[int, Box] = {}
+        #: By generation and serial: which batches of a segment cannot be read.
+        self._lost: dict[int, dict[int, set[int]]] = {}
+        self._indexes: dict[Name, SegmentIndex | None] = {}
+        #: Segments that were written anew, into the new folder.
+        self._new: set[Name] = set()
+        #: Gaps behind the snapshot, of which it is not known whose records they held.
+        self._unknown_bytes = 0
+        self._seen_after_gap: set[int] = set()
+
+    def __repr__(self) -> str:
+        return f"<_Patient {self._source}: {self.machine!r}, {len(self.losses)} losses>"
+
+    # -- reading what is there
+
+    def recover(self) -> None:
+        state = self._newest_state()
+        snapshot_lsn = state.lsn if state is not None else 0
+        facts_of = {facts.generation: facts for facts in state.boxes} if state is not None else {}
+        wanted: dict[int, Box] = {}
+        missing: set[tuple[int, int]] = set()
+        if state is not None:
+            named = self.machine.restore(state)
+            wanted = dict(named.batches)
+            missing = set(self._attach(named.segments))
+        hydrating = True
+        for found in salvage(self._disk, f"{self._source}/wal"):
+            if isinstance(found, Frame) and found.lsn <= snapshot_lsn:
+                self._hydrate(wanted, found)
+                continue
+            if hydrating and (isinstance(found, Frame) or found.first_lsn > snapshot_lsn):
+                hydrating = False
+                self._settle(facts_of, wanted, missing)
+            if isinstance(found, Gap):
+                self.notes.append(f"{found.path} at byte {found.offset}: {found.reason}")
+                if found.last_lsn > snapshot_lsn:
+                    self._pass_over(found)
+            else:
+                self._apply(found)
+        if hydrating:
+            self._settle(facts_of, wanted, missing)
+        self._skip_seqs()
+        self.machine.recovered(self.machine.lsn)
+
+    def _newest_state(self) -> ShardState | None:
+        try:
+            loaded = Snapshots(self._disk, f"{self._source}/snapshot").load_newest()
+        except Corrupt as damage:
+            first = next(iter(salvage(self._disk, f"{self._source}/wal")), None)
+            if isinstance(first, Frame) and first.lsn == 1:
+                self.notes.append(f"{damage.path}: no snapshot is whole; the log is, from its begin")
+                return None
+            raise CannotRepair(
+                f"{damage}: no snapshot of this shard is whole, and its log does not reach back to the begin"
+            ) from damage
+        if loaded is None:
+            return None
+        self.notes += [
+            f"{path}: the snapshot is damaged, the one before it was used" for path in loaded.skipped
+        ]
+        return frames.decode_state(loaded.content)
+
+    def _attach(self, named: list[tuple[Box, SegmentFacts]]) -> Iterator[tuple[int, int]]:
+        """Gives back segments that can be opened. Yields (generation, serial) of the others."""
+        for box, facts in named:
+            name = Name(box.generation, facts.first_seq, facts.serial)
+            index = self._index(name)
+            if index is None:
+                yield box.generation, facts.serial
+                continue
+            segment = segment_of(index)
+            segment.is_cold = not self._disk.exists(f"{self._segments}/{name.file}")
+            box.log.attach(segment, facts.dead)
+
+    def _index(self, name: Name) -> SegmentIndex | None:
+        if name not in self._indexes:
+            self._indexes[name] = self._read_index(name)
+        return self._indexes[name]
+
+    def _read_index(self, name: Name) -> SegmentIndex | None:
+        """From the file, or else from the stub. A file whose index is damaged has to be written anew."""
+        path = f"{self._segments}/{name.file}"
+        try:
+            return segmentindex.open_segment(FileSource(self._disk, path))
+        except FileNotFoundError:
+            reason = "the segment is missing"
+        except Corrupt as damage:
+            reason = damage.reason
+        try:
+            index = segmentindex.open_stub(FileSource(self._disk, f"{self._segments}/{name.stub}"))
+        except FileNotFoundError:
+            self.notes.append(f"{path}: {reason}")
+            return None
+        except Corrupt as damage:
+            self.notes.append(f"{path}: {reason}; its stub: {damage.reason}")
+            return None
+        if self._disk.exists(path):
+            self._lost.setdefault(name.generation, {}).setdefault(name.serial, set())
+            self.notes.append(f"{path}: {reason}; the index of its stub was used")
+        return index
+
+    def _hydrate(self, wanted: dict[int, Box], frame: Frame) -> None:
+        box = wanted.pop(frame.lsn, None)
+        if box is not None:
+            change = frames.decode(frame.kind, frame.version, frame.content)
+            assert isinstance(change, BatchAppended | BatchKept)
+            change.batch.lsn = frame.lsn
+            box.log.hydrate(change.batch)
+
+    def _settle(
+        self, facts_of: dict[int, BoxFacts], wanted: dict[int, Box], missing: set[tuple[int, int]]
+    ) -> None:
+        """All that the snapshot names and that is whole has been given back."""
+        for generation in {box.generation for box in wanted.values()} | {each for each, _ in missing}:
+            box, facts = self.machine.generations[generation], facts_of[generation]
+            self._wounded[generation] = box
+            serials = {serial for each, serial in missing if each == generation}
+            self._lose(box, _lost_ranges(box, facts, serials), "a segment or a frame of the log is damaged")
+        for box in self._wounded.values():
+            recount(box.log)
+        self.machine.hydrated()
+
+    # -- behind the snapshot
+
+    def _pass_over(self, gap: Gap) -> None:
+        """Frames are missing. Whatever they changed, what the next ones say is not to be relied on."""
+        self._wounded.update(
+            (generation, box) for generation, box in self.machine.generations.items() if not box.is_memory
+        )
+        self._seen_after_gap.clear()
+        box, batch = self._guess(gap)
+        if box is not None and batch is not None:
+            self._lose(box, [(batch.first_seq, batch.last_seq)], "a frame of the log is damaged")
+            box.log.head_seq = max(box.log.head_seq, batch.last_seq)
+        else:
+            self._unknown_bytes = max(self._unknown_bytes, gap.bytes)
+        self.machine.lsn = gap.last_lsn
+
+    def _guess(self, gap: Gap) -> tuple[Box | None, Batch | None]:
+        """Whose batch it seems to be. Only a batch that fits where its box stands is believed to be one."""
+        if gap.guess is None or gap.first_lsn != gap.last_lsn:
+            return None, None
+        try:
+            change = frames.decode(gap.guess.kind, gap.guess.version, gap.guess.content)
+        except Exception:  # it is damaged: decoding it may fail in any way
+            return None, None
+        if not isinstance(change, BatchAppended):
+            return None, None
+        box = self.machine.generations.get(change.generation)
+        if box is None or _begins_at(change) != box.log.head_seq + 1:
+            return None, None
+        return (box, change.batch) if change.batch.count <= gap.bytes // _RECORD_BYTES_MIN else (None, None)
+
+    def _apply(self, frame: Frame) -> None:
+        try:
+            change = frames.decode(frame.kind, frame.version, frame.content)
+        except frames.UnknownFrame as error:
+            raise CannotRepair(f"{self._source}/wal: {error}; use the version that wrote it") from error
+        self._refuse_half_restated(change)
+        try:
+            self._make_way(change)
+            self.machine.lsn = frame.lsn - 1
+            self.machine.apply(change, frame.lsn)
+        except _DOES_NOT_APPLY:
+            self._apply_what_can_be(change)
+        self.machine.lsn = frame.lsn
+
+    def _refuse_half_restated(self, change: Change) -> None:
+        """A box that leaves memory is written to the log whole: `BoxRestated`, its batches, its config. When
+        a part of that is missing, what the box held is not known, and nothing is made up."""
+        box = self.machine.generations.get(getattr(change, "generation", 0))
+        if box is None or not box.is_memory:
+            return
+        is_lost = isinstance(change, BatchAppended) or (isinstance(change, BatchKept) and not box.log.awaited)
+        if is_lost or (isinstance(change, changes.BoxConfigured) and box.log.awaited):
+            raise CannotRepair(
+                f"{self._source}/wal: it is damaged where the class of box {box.name} changes from memory; "
+                "put a backup in place"
+            )
+
+    def _make_way(self, change: Change) -> None:
+        """Says what missing frames must have said."""
+        if isinstance(change, changes.BoxCreated):
+            old = self.machine.boxes.get(change.name)
+            if old is not None and not old.is_memory:  # it was deleted in between
+                self.machine.apply(changes.BoxDeleted(old.generation), 0)
+        elif isinstance(change, BatchAppended):
+            box = self.machine.generations[change.generation]
+            self._seen_after_gap.add(change.generation)
+            head_seq = box.log.head_seq
+            last_missing = _begins_at(change) - 1
+            if last_missing > head_seq:
+                self._lose(box, [(head_seq + 1, last_missing)], "a frame of the log is damaged")
+                box.log.head_seq = last_missing
+
+    def _apply_what_can_be(self, change: Change) -> None:
+        """What it takes away is gone, even if how much that is cannot be told yet. The rest is left out."""
+        generation = getattr(change, "generation", 0)
+        box = self.machine.generations.get(generation)
+        if box is None:
+            if isinstance(change, BatchAppended):
+                batch = change.batch
+                why = "the frame that created the box is damaged"
+                self.losses.append(Loss("", generation, batch.first_seq, batch.last_seq, why))
+            return
+        log = box.log
+        self._wounded[generation] = box
+        if isinstance(change, changes.RecordsDeleted) and change.seqs:
+            log.deleted |= log.live_of(change.seqs)
+        if isinstance(change, changes.RecordsDeleted | changes.RecordsEvicted):
+            log.earliest_seq = max(log.earliest_seq, min(change.before_seq, log.head_seq + 1))
+        if isinstance(change, BatchAppended):
+            self._lose(box, [(change.batch.first_seq, change.batch.last_seq)], "it does not fit into its box")
+            log.head_seq = max(log.head_seq, change.batch.last_seq)
+
+    def _skip_seqs(self) -> None:
+        """Boxes of which nothing came behind a gap may have lost records in it."""
+        if not self._unknown_bytes:
+            return
+        skipped = min(_SEQS_SKIPPED_MAX, self._unknown_bytes // _RECORD_BYTES_MIN)
+        for generation, box in self.machine.generations.items():
+            if skipped and not box.is_memory and generation not in self._seen_after_gap:
+                head_seq = box.log.head_seq
+                last_seq = head_seq + skipped
+                if box.is_disk:  # up to here its seqs may have been given, and lost once before
+                    last_seq = max(last_seq, box.reserved_seq)
+                why = "a frame of the log is damaged, and may have been of this box"
+                self._lose(box, [(head_seq + 1, last_seq)], why)
+                box.log.head_seq = last_seq
+
+    def _lose(self, box: Box, ranges: list[tuple[int, int]], why: str) -> None:
+        add_holes(box.log, ranges)
+        self.losses += [Loss(box.name, box.generation, first, last, why) for first, last in ranges]
+
+    # -- segments
+
+    def mend(self, target: SegmentStore) -> None:
+        """Looks at every byte of every segment, and writes those anew into which there is damage."""
+        for box in self.machine.boxes.values():
+            for segment in list(box.log.segments):
+                self._look_at(box, segment)
+            lost = self._lost.get(box.generation, {})
+            if lost or box.generation in self._wounded:
+                why = "a batch of a segment is damaged"
+                holes = remeasure(box.log, self._read, lost)
+                self.losses += [Loss(box.name, box.generation, first, last, why) for first, last in holes]
+                for segment in [each for each in box.log.segments if each.serial in lost]:
+                    self._write_anew(box, segment, target)
+                box.log.show(box.log.head_seq, box.log.last_ts)
+                if box.is_disk:  # CEILING: the frame that reserved them may be among the damaged ones
+                    box.reserved_seq = max(box.reserved_seq, box.log.head_seq)
+
+    def _look_at(self, box: Box, segment: Segment) -> None:
+        name = Name.of(segment)
+        path = f"{self._segments}/{name.file}"
+        if not self._disk.exists(path):
+            if not self._disk.exists(f"{self._segments}/{name.stub}"):
+                self.notes.append(f"{path}: the segment is missing")
+                self._note_lost(segment, set(range(len(segment))))
+            return
+        source = FileSource(self._disk, path)
+        index = self._index(name)
+        if index is None:
+            self._note_lost(segment, set(range(len(segment))))
+            return
+        if next(segments.verify_segment(source), None) is None:
+            return
+        bad: set[int] = set()
+        for at in range(len(index)):
+            try:
+                segments.read_batches(source, index, at, at)
+            except Corrupt as damage:
+                bad.add(at)
+                self.notes.append(f"{path} at byte {damage.offset}: {damage.reason}")
+        if not bad:
+            self.notes.append(f"{path}: everything but the records was damaged; it was written anew")
+        self._note_lost(segment, bad)
+
+    def _note_lost(self, segment: Segment, ats: set[int]) -> None:
+        self._lost.setdefault(segment.generation, {})[segment.serial] = ats
+
+    def _read(self, segment: Segment, at: int) -> Batch:
+        name = Name.of(segment)
+        index = self._index(name)
+        assert index is not None, "what cannot be opened is lost as a whole"
+        path = f"{self._segments}/{name.file}"
+        if self._disk.exists(path):
+            return segments.read_batches(FileSource(self._disk, path), index, at, at)[0]
+        try:
+            return self._store.read(name, at, bytes_max=1)[0]
+        except Unreachable as trouble:
+            raise CannotRepair(f"{trouble}; it is needed to tell what is live there") from trouble
+
+    def _write_anew(self, box: Box, segment: Segment, target: SegmentStore) -> None:
+        def live() -> Iterator[Batch]:
+            for at, runs in live_runs(box.log, segment).items():
+                batch = self._read(segment, at)
+                for first, last in runs:
+                    yield batch.part(first, last)
+
+        box.last_serial += 1
+        stand_in = target.write(box.generation, box.last_serial, live())
+        self._new.add(Name.of(stand_in))
+        replace_segment(box.log, segment, stand_in)
+
+    def without_new(self, facts: BoxFacts) -> BoxFacts:
+        """The facts with those segments alone that are in the damaged folder."""
+        old = [
+            each
+            for each in facts.segments
+            if Name(facts.generation, each.first_seq, each.serial) not in self._new
+        ]
+        return msgspec.structs.replace(facts, segments=old)
+
+
+def _lost_ranges(box: Box, facts: BoxFacts, serials: set[int]) -> list[tuple[int, int]]:
+    """Between which seqs the batches were that could not be given back: what the snapshot named, in order,
+    and the seqs of its neighbours that are there."""
+    present = {batch.lsn: batch for batch in box.log.tail.batches}
+    there = {segment.serial: segment for segment in box.log.segments}
+    #: (first seq, last seq) of each in order; 0 where it is not known.
+    places: list[tuple[int, int]] = []
+    for each in facts.segments:
+        segment = there.get(each.serial)
+        lost = each.serial in serials or segment is None
+        places.append((each.first_seq, 0) if lost or segment is None else (each.first_seq, segment.last_seq))
+    for lsn in array("Q", facts.batches):
+        batch = present.get(lsn)
+        places.append((0, 0) if batch is None else (batch.first_seq, batch.last_seq))
+    ranges: list[tuple[int, int]] = []
+    next_seq = facts.earliest_seq
+    for at, (first, last) in enumerate(places):
+        if last:
+            next_seq = last + 1
+            continue
+        after = [first for first, _ in places[at + 1 :] if first]
+        low, high = max(first, next_seq), (after[0] - 1 if after else facts.head_seq)
+        if low <= high and (not ranges or ranges[-1][1] < high):
+            ranges.append((low, high))
+    return ranges

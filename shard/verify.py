@@ -1,0 +1,185 @@
+"""Looks at every byte of a shard's folder, and says what is wrong with it. Changes nothing.
+
+    files       snapshots, log files, segments and stubs: every checksum, order and size in them
+    together    recovery as on start; every segment that is named is there; floors, counts and orders of
+                boxes; stubs say what their segments say; boxes are where the map of slots has them
+
+Of a running shard the same is looked at by way of an export (`exports.py`): its state of one moment, and the
+files that do not change any more. The newest log file is being written, and is left to the next start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from shard.core.machine import Machine
+from shard.storage import frames, segmentindex, segments
+from shard.storage.files import Corrupt, DiskLike
+from shard.storage.segmentindex import digest_of
+from shard.storage.snapshot import Snapshots
+from shard.storage.sources import FileSource, Source
+from shard.storage.store import Name, SegmentStore, Unreachable
+from shard.storage.wal import Wal
+from shard.transfer import read_shard
+from streams.protocol.slots import slot_of
+
+Pause = Callable[[int], None]
+Report = Callable[[float], None]
+
+
+class Problem(NamedTuple):
+    path: str
+    offset: int
+    reason: str
+    #: Whether the shard can serve in spite of it.
+    is_harmless: bool = False
+
+
+class Scope(NamedTuple):
+    """What to look at, and how."""
+
+    #: The shard's folder, and the one with its state: the same, or an export of a running shard.
+    directory: str
+    state: str
+    store: SegmentStore
+    #: Whether each slot is this shard's.
+    owns: Callable[[int], bool]
+    is_online: bool = False
+    #: Whether to read what is in the cold store, too.
+    with_cold: bool = False
+    pause: Pause = segments.no_pause
+    report: Report = lambda ratio: None
+
+
+class Verified(NamedTuple):
+    problems: list[Problem]
+    boxes: int
+    records: int
+    segments: int
+    bytes: int
+
+
+def verify_shard(disk: DiskLike, scope: Scope) -> Verified:
+    problems = list(_snapshots(disk, scope.directory))
+    if scope.is_online:
+        problems += map(_problem, Wal(disk, f"{scope.directory}/wal").verify_closed())
+    machine: Machine | None = None
+    try:
+        machine = read_shard(disk, scope.state, open_segment=scope.store.open)
+    except Corrupt as damage:
+        if damage.path not in {problem.path for problem in problems if not problem.is_harmless}:
+            problems.append(_problem(damage))
+    except (frames.UnknownFrame, AssertionError, KeyError) as error:
+        problems.append(Problem(scope.state, 0, f"snapshot and log contradict each other: {error!r}"))
+    else:
+        problems += _together(scope, machine)
+    names = _named(disk, scope, machine)
+    size = 0
+    for number, name in enumerate(names):
+        looked_at, found = _segment(disk, scope, name)
+        size += looked_at
+        known = {(problem.path, problem.offset) for problem in problems}
+        problems += [problem for problem in found if (problem.path, problem.offset) not in known]
+        scope.report((number + 1) / len(names))
+    boxes = machine.boxes if machine is not None else {}
+    records = sum(box.log.count for box in boxes.values() if not box.is_memory)
+    return Verified(problems, len(boxes), records, len(names), size)
+
+
+def _problem(damage: Corrupt) -> Problem:
+    return Problem(damage.path, damage.offset, damage.reason)
+
+
+def _snapshots(disk: DiskLike, directory: str) -> Iterator[Problem]:
+    """Each by itself. One that is damaged does no harm while another one is whole."""
+    snapshots = Snapshots(disk, f"{directory}/snapshot")
+    found: list[Problem] = []
+    lsns = snapshots.kept()
+    for lsn in lsns:
+        try:
+            frames.decode_state(snapshots.load(lsn))
+        except Corrupt as damage:
+            found.append(_problem(damage))
+        except FileNotFoundError:  # it has made way for a newer one meanwhile
+            pass
+    for problem in found:
+        yield problem._replace(is_harmless=len(found) < len(lsns))
+
+
+def _together(scope: Scope, machine: Machine) -> Iterator[Problem]:
+    for name, box in machine.boxes.items():
+        try:
+            box.log.check()
+        except AssertionError as error:
+            yield Problem(scope.state, 0, f"box {name}: {error} is not as it must be")
+        if not scope.owns(slot_of(name)):
+            yield Problem(scope.state, 0, f"box {name} is of slot {slot_of(name)}, which is another shard's")
+    try:
+        machine.check()
+    except AssertionError as error:
+        yield Problem(scope.state, 0, f"{error} is not as it must be")
+
+
+def _named(disk: DiskLike, scope: Scope, machine: Machine | None) -> list[Name]:
+    """The segments that are in use; if that is not known, all that are there."""
+    if machine is not None:
+        return [Name.of(segment) for segment in machine.segments()]
+    files = segmentindex.list_segments(disk, f"{scope.directory}/segments")
+    stubs = segmentindex.list_stubs(disk, f"{scope.directory}/segments")
+    return sorted({_name_of(file) for file in (*files, *stubs)})
+
+
+def _name_of(file: str) -> Name:
+    generation, _, rest = file.partition("/")
+    first_seq, _, serial = rest.partition(".")[0].partition("-")
+    return Name(int(generation), int(first_seq), int(serial))
+
+
+def _segment(disk: DiskLike, scope: Scope, name: Name) -> tuple[int, list[Problem]]:
+    """(bytes looked at, what is wrong) of a segment and its stub."""
+    directory = f"{scope.directory}/segments"
+    file, stub = f"{directory}/{name.file}", f"{directory}/{name.stub}"
+    problems: list[Problem] = []
+    size = 0
+    if disk.exists(stub):
+        problems += map(_problem, segments.verify_stub(FileSource(disk, stub)))
+    try:
+        if disk.exists(file):
+            size = disk.size(file)
+            problems += map(_problem, segments.verify_segment(_Paced(FileSource(disk, file), scope.pause)))
+        elif not disk.exists(stub):
+            problems.append(Problem(file, 0, "the segment is missing, and the log names it"))
+        elif scope.with_cold:
+            source = scope.store.source_of(name)
+            size = source.size()
+            problems += map(_problem, segments.verify_segment(_Paced(source, scope.pause)))
+    except FileNotFoundError:  # it has moved to the cold store between two steps
+        return _segment(disk, scope, name)
+    except Unreachable as trouble:
+        problems.append(Problem(file, 0, str(trouble)))
+    if disk.exists(stub) and disk.exists(file) and not problems:
+        of_file = segmentindex.open_segment(FileSource(disk, file))
+        if digest_of(of_file) != digest_of(segmentindex.open_stub(FileSource(disk, stub))):
+            problems.append(Problem(stub, 0, "the stub is that of another segment"))
+    return size, problems
+
+
+class _Paced:
+    """A source that is read no faster than `pause` lets it."""
+
+    def __init__(self, source: Source, pause: Pause) -> None:
+        self._source = source
+        self._pause = pause
+
+    @property
+    def name(self) -> str:
+        return self._source.name
+
+    def size(self) -> int:
+        return self._source.size()
+
+    def read(self, offset: int, length: int) -> bytes:
+        content = self._source.read(offset, length)
+        self._pause(len(content))
+        return content

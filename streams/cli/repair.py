@@ -1,0 +1,208 @@
+"""`streams repair`: make damaged data whole again: leave out what is damaged, and tell what that was."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from streams.cli import output
+from streams.cli.backup import configured
+from streams.cli.verify import manifest_of, offline_scope, verify
+
+if TYPE_CHECKING:
+    from gateway.datadir import DataDir
+    from gateway.manifest import Manifest
+    from shard.repair import Repaired
+    from shard.verify import Problem
+    from streams.config import Config
+
+
+@click.command("repair")
+@click.option("--data-dir", metavar="DIR", help="Data directory of the server. [STREAMS_DATA_DIR]")
+@click.option("--cold-dir", metavar="PLACE", help="Its cold store. [STREAMS_COLD_DIR]")
+@click.option("--yes", is_flag=True, help="Do not ask before what is lost is given up.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def command(data_dir: str | None, cold_dir: str | None, yes: bool, as_json: bool) -> int:
+    """Make damaged data of a stopped server whole again.
+
+    What is damaged is left out, nothing is made up. Prints which seqs of which boxes are lost: readers get a
+    tombstone for them. The damaged files are kept in damaged-TIME/ in the data directory.
+    """
+    from gateway.datadir import CannotServe, DataDir
+    from streams.protocol.errors import Busy
+
+    config = configured(data_dir=data_dir, cold_dir=cold_dir)
+    path = config.data_dir.absolute()
+    if not path.is_dir():
+        raise output.Refusal(f"{path} is not there; name a data directory with --data-dir")
+    try:
+        with closing(DataDir(path)) as directory:
+            if not directory.try_lock():
+                raise Busy(f"{path} is in use by {directory.holder()}; stop that server first")
+            return _Repair(directory, config, yes=yes, as_json=as_json).run()
+    except CannotServe as error:
+        raise output.Refusal(str(error)) from error
+
+
+class _Repair:
+    def __init__(self, directory: DataDir, config: Config, *, yes: bool, as_json: bool) -> None:
+        self._directory = directory
+        self._config = config
+        self._yes = yes
+        self._as_json = as_json
+        moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+        self._aside = directory.path / f"damaged-{moment}"
+
+    def run(self) -> int:
+        problems, manifest = manifest_of(self._directory)
+        if manifest is None:
+            listed = "; ".join(f"{each.path}: {each.reason}" for each in problems)
+            raise output.Refusal(
+                f"it cannot be told which folders are the server's ({listed}). Put what is missing back, or "
+                "restore a backup into another directory with `streams restore`"
+            )
+        if manifest.is_restoring:
+            raise output.Refusal("a restore into this directory did not end; run `streams restore` again")
+        damaged = self._damaged(manifest)
+        if not problems and not damaged:
+            return self._tell(manifest, [], {}, "")
+        targets = self._targets(manifest, damaged)
+        for name in {*manifest.building, *targets.values()} - set(manifest.directories):
+            self._directory.remove(name)  # of an earlier try that was cut short
+        intent = replace(manifest, building=tuple(targets.values()))
+        if problems:  # of the manifest or its copy: one of the two is whole, and that counts
+            self._keep_manifests()
+        self._directory.commit(intent)
+        try:
+            repaired = self._build(intent, damaged, targets)
+            if not self._agreed(repaired):
+                raise output.Refusal("nothing was changed")
+        except BaseException:
+            self._directory.settle(intent)
+            raise
+        self._put_in_force(intent, targets)
+        return self._tell(manifest, problems, repaired, str(self._aside) if self._aside.exists() else "")
+
+    def _damaged(self, manifest: Manifest) -> list[int]:
+        """Shards with which something is wrong."""
+        from streams import progress
+        from streams.cli.shardfolders import store_of
+
+        found = []
+        with progress.shown("looking") as report:
+            for shard, name in enumerate(manifest.directories):
+                store = store_of(self._directory.path / name, self._config.cold_dir)
+                scope = offline_scope(self._directory, manifest, shard, store)
+                if verify(scope, shard, manifest.shards, report).problems:
+                    found.append(shard)
+        return found
+
+    def _targets(self, manifest: Manifest, damaged: list[int]) -> dict[int, str]:
+        from gateway.manifest import folder
+
+        return {shard: folder(shard, manifest.placement.version + 1) for shard in damaged}
+
+    def _build(self, intent: Manifest, damaged: list[int], targets: dict[int, str]) -> dict[int, Repaired]:
+        from shard.__main__ import boot_id, now_ms, open_cold_store
+        from shard.repair import CannotRepair, repair_shard
+        from shard.storage.files import Disk
+
+        repaired = {}
+        for shard in damaged:
+            source = str(self._directory.path / intent.directories[shard])
+            try:
+                repaired[shard] = repair_shard(
+                    Disk(),
+                    source,
+                    str(self._directory.path / targets[shard]),
+                    shard=shard,
+                    boot_id=boot_id(),
+                    now_ms=now_ms(),
+                    cold=open_cold_store(self._config.cold_dir, Disk()),
+                    file_bytes=self._config.wal_file_bytes,
+                )
+            except CannotRepair as error:
+                raise output.Refusal(
+                    f"{source} cannot be repaired: {error}. Restore a backup with `streams restore`"
+                ) from error
+        return repaired
+
+    def _agreed(self, repaired: dict[int, Repaired]) -> bool:
+        losses = [loss for each in repaired.values() for loss in each.losses]
+        if self._yes or not losses:
+            return True
+        self._show_losses(repaired)
+        return click.confirm("These records are lost for good. Go on?", err=True)
+
+    def _put_in_force(self, intent: Manifest, targets: dict[int, str]) -> None:
+        """The new folders count; then the damaged ones go aside."""
+        placement = replace(intent.placement, version=intent.placement.version + bool(targets))
+        names = [targets.get(shard, name) for shard, name in enumerate(intent.directories)]
+        new = replace(intent, placement=placement, directories=tuple(names))
+        self._directory.commit(new)
+        for shard in targets:
+            self._aside.mkdir(mode=0o700, exist_ok=True)
+            old = intent.directories[shard]
+            (self._directory.path / old).rename(self._aside / old)
+        self._directory.settle(new)
+
+    def _keep_manifests(self) -> None:
+        self._aside.mkdir(mode=0o700, exist_ok=True)
+        for path in (self._directory.manifest_path, self._directory.copy_path):
+            if path.exists():
+                (self._aside / path.name).write_bytes(path.read_bytes())
+
+    # -- telling
+
+    def _show_losses(self, repaired: dict[int, Repaired]) -> None:
+        rows = [
+            [loss.box or f"(generation {loss.generation})", f"{loss.first_seq}..{loss.last_seq}", loss.why]
+            for each in repaired.values()
+            for loss in each.losses
+        ]
+        output.print_table(("box", "lost seqs", "why"), rows)
+
+    def _tell(
+        self,
+        manifest: Manifest,
+        problems: list[Problem],
+        repaired: dict[int, Repaired],
+        aside: str,
+    ) -> int:
+        facts: dict[str, Any] = {
+            "data_dir": str(self._directory.path),
+            "manifest": [problem._asdict() for problem in problems],
+            "shards": [
+                {"shard": shard, "boxes": each.boxes, "records": each.records, "notes": each.notes}
+                for shard, each in repaired.items()
+            ],
+            "losses": [
+                {"shard": shard, **{name: getattr(loss, name) for name in loss.__struct_fields__}}
+                for shard, each in repaired.items()
+                for loss in each.losses
+            ],
+            "aside": aside,
+        }
+        if self._as_json:
+            output.print_json(facts)
+            return output.EXIT_DONE
+        if not repaired and not problems:
+            click.echo(f"{self._directory.path} is whole; nothing was changed")
+            return output.EXIT_DONE
+        for shard, each in repaired.items():
+            for note in each.notes:
+                click.echo(f"shard {shard}: {note}")
+        for problem in problems:
+            click.echo(f"{problem.path}: {problem.reason}; it was written anew")
+        if facts["losses"] and self._yes:
+            self._show_losses(repaired)
+        lost = sum(loss["last_seq"] - loss["first_seq"] + 1 for loss in facts["losses"])
+        click.echo(
+            f"{Path(facts['data_dir'])} is whole now; {lost} seqs are lost. The damaged files are in {aside}"
+        )
+        return output.EXIT_DONE

@@ -1,0 +1,106 @@
+"""Goal: what any version of us has written can be read.
+
+Method: a shard's folder and a backup of it as format 1 wrote them (`golden/`), held against the history they
+were made from. Manifests, segments and stubs have golden files of their own. To make them again:
+`python -m tests.storage.test_golden`; what exists is never overwritten, because it is what others have.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from shard.backup import ShardSource, Target
+from shard.exports import write_export
+from shard.restore import Restoring
+from shard.storage.cold import FolderCold
+from shard.storage.files import Disk
+from shard.storage.store import SegmentStore
+from shard.transfer import end_life, parts_of, read_shard
+from shard.verify import Scope, verify_shard
+from streams.protocol import commands
+from streams.protocol.slots import SLOTS
+from tests.support.folders import FILE_BYTES, contents, write_folder
+from tests.support.machines import Driver
+
+GOLDEN = Path(__file__).parent / "golden"
+SHARD, BACKUP = GOLDEN / "shard-v1", GOLDEN / "backup-v1"
+
+
+def history() -> Driver:
+    """A little of everything that the log of format 1 can hold."""
+    driver = Driver(now_ms=1_700_000_000_000)
+    driver.start("boot-1")
+    driver.put("kept", durability="fsync", cap_records=6)
+    driver.append({"data": 1, "tag": "a"}, {"data": [1.0], "node": "n"}, box="kept", idempotency_key="k")
+    driver.append(*({"data": {"n": n}, "tag": "b", "meta": {"m": n}} for n in range(3)), box="kept")
+    driver.seal("kept")
+    driver.append({"data": "tail", "tag": "a"}, {"data": "ü"}, {"data": None}, box="kept")
+    driver.delete(tag="a", box="kept")
+    driver.ask(commands.SetFence("kept", "token"))
+    driver.put("disk", ttl_ms=50)
+    driver.append("old", box="disk")
+    driver.now_ms += 100
+    driver.append("new", "newer", box="disk")
+    driver.relog("disk")
+    driver.put("memory", durability="memory")
+    driver.append("gone", box="memory")
+    driver.put("once", auto_create=False)
+    driver.ask(commands.DeleteBox("once"))
+    driver.stop()
+    return driver
+
+
+def test_the_golden_shard_of_format_one_is_read() -> None:
+    disk = Disk()
+    store = SegmentStore(disk, f"{SHARD}/segments")
+    assert verify_shard(disk, Scope(str(SHARD), str(SHARD), store, lambda slot: True)).problems == []
+    found = contents(disk, str(SHARD))
+    assert sorted(found) == ["disk", "kept", "memory"]
+    kept = found["kept"]
+    assert kept["token"] == "token" and [key for key, _ in kept["keys"]] == ["k"]
+    assert kept["positions"] == (8, 8, 3, 3, 0) and sorted(kept["live"]) == [3, 4, 5, 7, 8]
+    assert kept["live"][8] == b'{"$seq":8,"$ts":1700000000000,"data":null}'
+    assert sorted(found["disk"]["live"]) == [2, 3] and found["disk"]["positions"][4] == 2
+    assert read_shard(disk, str(SHARD)).not_recreated == {"once": None}
+
+
+def test_the_golden_shard_is_what_its_history_comes_to_today(tmp_path: Path) -> None:
+    write_folder(Disk(), f"{tmp_path}/shard", history(), snapshots=(0.6,))
+    assert contents(Disk(), f"{tmp_path}/shard") == contents(Disk(), str(SHARD))
+
+
+def test_the_golden_backup_of_format_one_is_restored(tmp_path: Path) -> None:
+    disk = Disk()
+    target = Target(FolderCold(str(BACKUP), disk), disk)
+    (id,) = target.ids()
+    Restoring(
+        disk,
+        target,
+        target.load(id),
+        data_dir=str(tmp_path),
+        folders=["shard-00"],
+        slots=[0] * SLOTS,
+        boot_id="boot-2",
+        now_ms=1_700_000_001_000,
+    ).run()
+    assert contents(disk, f"{tmp_path}/shard-00") == contents(disk, str(SHARD))
+
+
+def main() -> None:
+    disk = Disk()
+    if not SHARD.exists():
+        write_folder(disk, str(SHARD), history(), snapshots=(0.6,))
+    if not BACKUP.exists():
+        BACKUP.mkdir()
+        machine = read_shard(disk, str(SHARD))
+        end_life(machine, boot_id="boot-2", now_ms=1_700_000_001_000)
+        export = f"{BACKUP}/export"
+        write_export(disk, export, parts_of(machine), now_ms=1_700_000_001_000, file_bytes=FILE_BYTES)
+        source = ShardSource(export, SegmentStore(disk, f"{SHARD}/segments"), 1_700_000_001_000)
+        Target(FolderCold(str(BACKUP), disk), disk).take([source], [(0, SLOTS, 0)])
+        shutil.rmtree(export)
+
+
+if __name__ == "__main__":
+    main()
