@@ -333,7 +333,8 @@ class Log:
         for at, count, size in dead:
             segment.kill(at, count, size)
         segment.drop_before(self.earliest_seq)
-        segment.settle()
+        if not self.segments:  # of the others the next snapshot must name what is dead at their begin
+            segment.settle()
         segment.touched = 0
         self.segments.append(segment)
 
