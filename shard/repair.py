@@ -255,9 +255,7 @@ class _Patient:
 
     def _pass_over(self, gap: Gap) -> None:
         """Frames are missing. Whatever they changed, what the next ones say is not to be relied on."""
-        self._wounded.update(
-            (generation, box) for generation, box in self.machine.generations.items() if not box.is_memory
-        )
+        self._wounded.update(self.machine.generations)
         self._seen_after_gap.clear()
         box, batch = self._guess(gap)
         if box is not None and batch is not None:
@@ -371,6 +369,8 @@ class _Patient:
             for segment in list(box.log.segments):
                 self._look_at(box, segment)
             lost = self._lost.get(box.generation, {})
+            if box.log.awaited:  # it came from memory, and a batch that should have followed is damaged
+                self._lose(box, _uncovered(box), "a frame of the log is damaged")
             if lost or box.generation in self._wounded:
                 why = "a batch of a segment is damaged"
                 holes = remeasure(box.log, self._read, lost)
@@ -442,6 +442,17 @@ class _Patient:
             if Name(facts.generation, each.first_seq, each.serial) not in self._new
         ]
         return msgspec.structs.replace(facts, segments=old)
+
+
+def _uncovered(box: Box) -> list[tuple[int, int]]:
+    """Seqs that are in no batch. Some of them may have been dead; which, nobody knows any more."""
+    ranges: list[tuple[int, int]] = []
+    next_seq = box.log.earliest_seq
+    for span in box.log.spans():
+        if span.first_seq > next_seq:
+            ranges.append((next_seq, span.first_seq - 1))
+        next_seq = max(next_seq, span.last_seq + 1)
+    return ranges
 
 
 def _lost_ranges(box: Box, facts: BoxFacts, serials: set[int]) -> list[tuple[int, int]]:

@@ -98,6 +98,7 @@ def recount(log: Log) -> None:
             log.bytes += batch.live_bytes
         else:
             log.deleted.remove_range(batch.first_seq, batch.last_seq + 1)
+    log.awaited = 0
     log._settle()
 
 
@@ -129,7 +130,6 @@ def remeasure(
                 batch = read(again, at)
                 size = sum(batch.size(first, last) for first, last in runs)
                 again.kill(at, count - live, again.sizes[at] - size)
-        again.settle()
         again.touched = 0
         if again.count:
             fresh.append(again)

@@ -162,6 +162,21 @@ def test_a_segment_with_nothing_live_is_gone_from_memory(driver: Driver) -> None
     assert driver.append("after").first_seq == 24
 
 
+def test_a_dead_begin_of_a_later_segment_is_still_known_after_two_restarts() -> None:
+    driver = Driver()
+    driver.append("first")
+    driver.seal()
+    driver.append({"data": "second", "tag": "x"})
+    driver.append("third")
+    driver.seal()
+    driver.delete(tag="x")
+    state = driver.machine.snapshot()
+    for _ in range(3):
+        driver = driver.reborn(state=state)
+        assert driver.seqs() == [1, 3]
+        state = driver.machine.snapshot()
+
+
 def test_what_dies_while_a_segment_is_written_is_dead_in_it() -> None:
     driver = filled()
     box = driver.machine.boxes["b"]
