@@ -82,6 +82,9 @@ class DiskLike(Protocol):
     def mkdir(self, path: str) -> None:
         """Make a directory unless it is there. Its parent must be."""
 
+    def rmdir(self, path: str) -> None:
+        """Remove a directory that is empty."""
+
     def listdir(self, path: str) -> list[str]:
         """The names in a directory, sorted."""
 
@@ -190,6 +193,9 @@ class Disk:
         except FileExistsError:
             if not os.path.isdir(path):
                 raise
+
+    def rmdir(self, path: str) -> None:
+        os.rmdir(path)
 
     def listdir(self, path: str) -> list[str]:
         return sorted(os.listdir(path))

@@ -302,6 +302,16 @@ class FaultDisk:
 
         self._do("mkdir", effect)
 
+    def rmdir(self, path: str) -> None:
+        def effect() -> None:
+            if self._names.get(path, path) is not None:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            if any(os.path.dirname(name) == path for name in self._names):
+                raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
+            self._change_name((path, None, None))
+
+        self._do("rmdir", effect)
+
     def listdir(self, path: str) -> list[str]:
         def effect() -> list[str]:
             if path not in self._names:
