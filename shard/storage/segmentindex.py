@@ -146,12 +146,18 @@ def remove_segment(disk: DiskLike, directory: str, name: str) -> None:
         disk.fsync_dir(parent_of(path))
 
 
-def _names(disk: DiskLike, directory: str) -> Iterator[str]:
+def list_folders(disk: DiskLike, directory: str) -> Iterator[tuple[str, list[str]]]:
+    """(folder, the names in it) for each box that has, or had, a file here."""
     if disk.exists(directory):
         for generation in disk.listdir(directory):
             if generation.isdigit():
-                for file in disk.listdir(f"{directory}/{generation}"):
-                    yield f"{generation}/{file}"
+                yield generation, disk.listdir(f"{directory}/{generation}")
+
+
+def _names(disk: DiskLike, directory: str) -> Iterator[str]:
+    for folder, files in list_folders(disk, directory):
+        for file in files:
+            yield f"{folder}/{file}"
 
 
 # ---------------------------------------------------------------------------------------------------

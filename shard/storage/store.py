@@ -122,16 +122,27 @@ class SegmentStore:
         time."""
         kept = {name.file for name in named - cold} | {name.stub for name in named}
         removed = 0
-        for file in segmentindex.list_segments(self._disk, self._directory):
-            if file not in kept:
-                segmentindex.remove_segment(self._disk, self._directory, file)
-                removed += 1
-        for stub in segmentindex.list_stubs(self._disk, self._directory):
-            if stub not in kept and self._cold is not None:
-                with self._translated():
-                    self._cold.delete(f"segments/{stub.removesuffix('.stub')}.seg")
-                segmentindex.remove_segment(self._disk, self._directory, stub)
-                removed += 1
+        stubs: list[str] = []
+        empty: list[str] = []
+        for folder, files in segmentindex.list_folders(self._disk, self._directory):
+            names = [f"{folder}/{file}" for file in files]
+            gone = [name for name in names if name.endswith(".seg") and name not in kept]
+            for name in gone:
+                segmentindex.remove_segment(self._disk, self._directory, name)
+            removed += len(gone)
+            stubs += [name for name in names if name.endswith(".stub") and name not in kept]
+            if len(gone) == len(names):
+                empty.append(folder)
+        for folder in empty:
+            self._disk.rmdir(self._path(folder))
+        # The cold store comes last: if it is away, nothing else waits for it.
+        for stub in stubs:
+            if self._cold is None:
+                break
+            with self._translated():
+                self._cold.delete(f"segments/{stub.removesuffix('.stub')}.seg")
+            segmentindex.remove_segment(self._disk, self._directory, stub)
+            removed += 1
         return removed
 
     def remove_leftovers(self) -> None:

@@ -229,7 +229,7 @@ def test_the_script_uses_every_operation_and_every_kind_of_frame() -> None:
     assert all(done[what] >= len(SEEDS) for what in done), done
     assert operations >= {
         "create", "open", "close", "pwritev", "fdatasync", "fsync", "fsync_dir", "rename", "unlink", "mkdir",
-        "listdir", "exists", "size",
+        "listdir", "exists", "size", "rmdir",
     }  # fmt: skip
     assert kinds == set(range(1, 17)) - {9}, "SeqsLost (9) needs a crash"
     assert rotations > 5 * len(SEEDS) and released > len(SEEDS)

@@ -177,6 +177,20 @@ def test_nothing_is_made_in_a_directory_that_is_not_there(place: Place) -> None:
             make(f"{root}/missing/a")
 
 
+def test_rmdir_removes_a_directory_that_is_empty_and_no_other(place: Place) -> None:
+    disk, root = place
+    disk.mkdir(f"{root}/d")
+    disk.close(disk.create(f"{root}/d/a"))
+    with pytest.raises(OSError) as caught:
+        disk.rmdir(f"{root}/d")
+    assert caught.value.errno == errno.ENOTEMPTY
+    disk.unlink(f"{root}/d/a")
+    disk.rmdir(f"{root}/d")
+    assert disk.listdir(root) == []
+    with pytest.raises(FileNotFoundError):
+        disk.rmdir(f"{root}/d")
+
+
 def test_mkdir_refuses_the_name_of_a_file(place: Place) -> None:
     disk, root = place
     disk.close(disk.create(f"{root}/a"))
