@@ -1,7 +1,7 @@
 # Needs make and Python 3.11 or newer; everything else is installed into .venv.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check sweep bench docs clean
+.PHONY: help setup run test check sweep bench docs twin clean
 
 ifndef PYTHON
 PYTHON := $(shell for each in python3.11 python3.12 python3.13 python3.14 python3 python; do \
@@ -35,6 +35,9 @@ sweep: .venv/.dev ## Every crash point instead of a sample; takes long.
 
 bench: .venv/.dev ## Measure a server on this machine.
 	$(BIN)/python -m loadtests.bench $(ARGS)
+
+twin: .venv/.dev ## Write the client for threads again from the one for tasks.
+	$(BIN)/python -m scripts.twin
 
 docs: .venv/.dev ## Write the generated reference pages again.
 	$(BIN)/streams config --markdown > docs/reference/settings.md

@@ -16,17 +16,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Final
+from typing import Any
 
 import orjson
 from xxhash import xxh64_intdigest
 
-SLOTS: Final = 4096
-SEED: Final = 42
+from streams.protocol.slots import SEED, SLOTS, slot_of
 
-
-def slot_of(name: str) -> int:
-    return xxh64_intdigest(name.encode(), SEED) % SLOTS
+__all__ = ["SEED", "SLOTS", "Placement", "even", "slot_of"]
 
 
 @dataclass(frozen=True, slots=True)
