@@ -66,12 +66,12 @@ class AsyncClient:
         """The same for a box that is a queue."""
         return AsyncQueue(self, name)
 
-    async def boxes(self, prefix: str = "") -> AsyncIterator[answers.BoxSummary]:
+    async def boxes(self, prefix: str = "", *, page_size: int = 1000) -> AsyncIterator[answers.BoxSummary]:
         """All boxes whose name begins so, sorted by name."""
         cursor: str | None = ""
         while cursor is not None:
             page = await self.get(
-                "/v0/boxes", answers.BoxPage, {"prefix": prefix, "page_size": 1000, "cursor": cursor}
+                "/v0/boxes", answers.BoxPage, {"prefix": prefix, "page_size": page_size, "cursor": cursor}
             )
             for box in page.boxes:
                 yield box

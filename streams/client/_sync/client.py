@@ -67,12 +67,12 @@ class Client:
         """The same for a box that is a queue."""
         return Queue(self, name)
 
-    def boxes(self, prefix: str = "") -> Iterator[answers.BoxSummary]:
+    def boxes(self, prefix: str = "", *, page_size: int = 1000) -> Iterator[answers.BoxSummary]:
         """All boxes whose name begins so, sorted by name."""
         cursor: str | None = ""
         while cursor is not None:
             page = self.get(
-                "/v0/boxes", answers.BoxPage, {"prefix": prefix, "page_size": 1000, "cursor": cursor}
+                "/v0/boxes", answers.BoxPage, {"prefix": prefix, "page_size": page_size, "cursor": cursor}
             )
             for box in page.boxes:
                 yield box
