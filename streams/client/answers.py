@@ -96,6 +96,12 @@ class RawPage(msgspec.Struct, frozen=True):
     tombstone: msgspec.Raw
 
 
+class DataOf(msgspec.Struct, frozen=True):
+    """Of a record, its data as the bytes that came."""
+
+    data: msgspec.Raw
+
+
 class Appended(msgspec.Struct, frozen=True):
     """What became of a write: its records have the seqs from `first_seq` to `last_seq`. `deduped` says that
     an earlier attempt with the same key had written them."""
