@@ -23,6 +23,7 @@ from gateway.edge import FrontLimits, FrontName, serve_front
 from gateway.links import Link
 from gateway.placement import Placement
 from gateway.registrar import Registrar
+from gateway.watch.service import Watch
 from streams import __version__, logs
 from streams.config import ChildArgs, ConfigError
 
@@ -34,12 +35,19 @@ async def run(arguments: ChildArgs) -> int:
     links = [Link(shard, path) for shard, path in enumerate(arguments.sockets)]
     dispatch = Dispatch(Placement.from_json(arguments.placement), links)
     draining = trio.Event()
+    watch = Watch(
+        dispatch,
+        # A gateway's share of the server's limit, rounded up: the kernel spreads connections over them.
+        connections_max=-(-config.max_sse_connections // config.gateways),
+        node_bytes_max=config.max_node_bytes,
+    )
     api = Api(
         dispatch,
         body_bytes_max=config.max_body_bytes,
         version=__version__,
         sockets=arguments.sockets,
         draining=draining,
+        watch=watch,
     )
     limits = FrontLimits(body_bytes_max=config.max_body_bytes, drain_s=config.drain_ms / 1000)
     front: FrontName = "hypercorn" if config.front == "hypercorn" else "edge"
@@ -51,11 +59,20 @@ async def run(arguments: ChildArgs) -> int:
             nursery.start_soon(Registrar(dispatch).run)
         nursery.start_soon(_watch_signals, draining)
         nursery.start_soon(_watch_parent, arguments.parent_fd, draining)
+        await nursery.start(watch.run, draining)
         async with trio.open_nursery() as fronts:
             for fd in arguments.listen_fds:
                 listener = socket.socket(fileno=fd)
                 await fronts.start(
-                    partial(serve_front, listener, api.handle, draining=draining, limits=limits, front=front)
+                    partial(
+                        serve_front,
+                        listener,
+                        api.handle,
+                        draining=draining,
+                        limits=limits,
+                        front=front,
+                        socket_handler=api.sockets.serve,
+                    )
                 )
             gc.collect()
             gc.freeze()

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from typing import Any
 
+import quart
 import trio
 from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, HTTPScope
 from quart_trio import QuartTrio
@@ -32,9 +33,13 @@ from gateway.edge_rules import (
     refusal,
     split_target,
 )
-from gateway.http import Buffer, Handler, Live, Request, Response, Stalled
+from gateway.errors import response_for
+from gateway.http import Buffer, Handler, Live, Request, Response, Socket, SocketHandler, Stalled
 from gateway.hyper import ABORT
 from streams.protocol.errors import InvalidRequest, StreamsError
+
+#: The one address that speaks WebSocket (v0-api §7.5).
+SOCKET_PATH = "/v0/ws"
 
 
 def build_app(
@@ -43,18 +48,24 @@ def build_app(
     *,
     budget: BodyBudget | None = None,
     draining: trio.Event | None = None,
+    socket_handler: SocketHandler | None = None,
 ) -> QuartTrio:
     limits = limits or FrontLimits()
     if budget is None:
         budget = BodyBudget(limits.body_bytes_in_flight_max)
     if draining is None:
         draining = trio.Event()
-    return _App(handler, limits, budget, draining)
+    return _App(handler, limits, budget, draining, socket_handler)
 
 
 class _App(QuartTrio):
     def __init__(
-        self, handler: Handler, limits: FrontLimits, budget: BodyBudget, draining: trio.Event
+        self,
+        handler: Handler,
+        limits: FrontLimits,
+        budget: BodyBudget,
+        draining: trio.Event,
+        socket_handler: SocketHandler | None,
     ) -> None:
         super().__init__("gateway", static_folder=None)
         self.asgi_http_class = Exchange  # type: ignore[assignment]  # it wants an _App, as here
@@ -62,6 +73,40 @@ class _App(QuartTrio):
         self.limits = limits
         self.budget = budget
         self.draining = draining
+        self.socket_handler = socket_handler
+        if socket_handler is not None:
+            self.add_websocket(SOCKET_PATH, "socket", self._serve_socket)
+
+    async def _serve_socket(self) -> quart.Response | None:
+        assert self.socket_handler is not None
+        headers = {name.lower(): value for name, value in quart.websocket.headers.items()}
+        started_ns = time.perf_counter_ns()
+
+        async def accept() -> Socket:
+            await quart.websocket.accept()
+            return _Socket()
+
+        try:
+            await self.socket_handler(headers, accept)
+        except StreamsError as error:
+            spent_ms = (time.perf_counter_ns() - started_ns) / 1e6
+            refused = response_for(error, server_total_ms=spent_ms)
+            answer = quart.Response(b"".join(refused.parts), refused.status)
+            for name, value in refused.headers:
+                answer.headers[name.decode()] = value.decode()
+            return answer
+        return None
+
+
+class _Socket:
+    """The WebSocket of the Quart context that this task runs in."""
+
+    async def receive(self) -> bytes:
+        message = await quart.websocket.receive()
+        return message.encode() if isinstance(message, str) else bytes(message)
+
+    async def send(self, text: bytes) -> None:
+        await quart.websocket.send(text.decode())
 
 
 class _Gone(Exception):

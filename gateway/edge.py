@@ -21,7 +21,7 @@ from gateway.app import build_app
 from gateway.edge_connection import Connection
 from gateway.edge_rules import BodyBudget, FrontLimits, log
 from gateway.h1 import HeadMemory, HeadWriter
-from gateway.http import Handler
+from gateway.http import Handler, SocketHandler
 from gateway.hyper import HypercornServer
 
 __all__ = ["Front", "FrontLimits", "FrontName", "FrontStatistics", "serve_front"]
@@ -32,6 +32,8 @@ FrontName = Literal["edge", "hypercorn"]
 _EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 _EXHAUSTED_WAIT_S = 0.1
 _SWEEP_S_MAX = 1.0
+#: A peer that is gone is noticed after a minute.
+_KEEP_ALIVE_IDLE_S, _KEEP_ALIVE_EVERY_S, _KEEP_ALIVE_TIMES = 30, 10, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +51,15 @@ async def serve_front(
     draining: trio.Event,
     limits: FrontLimits | None = None,
     front: FrontName = "edge",
+    socket_handler: SocketHandler | None = None,
     task_status: trio.TaskStatus[Front] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serves until `draining` is set and every connection has ended, at most `limits.drain_s` later.
 
     `listener` is bound and listening; it is closed here when draining starts.
     """
-    await Front(listener, handler, draining, limits or FrontLimits(), front).run(task_status)
+    limits = limits or FrontLimits()
+    await Front(listener, handler, draining, limits, front, socket_handler).run(task_status)
 
 
 class Front:
@@ -69,6 +73,7 @@ class Front:
         draining: trio.Event,
         limits: FrontLimits,
         name: FrontName,
+        socket_handler: SocketHandler | None = None,
     ) -> None:
         self.handler = handler
         self.limits = limits
@@ -87,7 +92,7 @@ class Front:
         self._connections_total = 0
         self._handed_over_total = 0
         self._empty = trio.Event()
-        app = build_app(handler, limits, budget=self.budget, draining=draining)
+        app = build_app(handler, limits, budget=self.budget, draining=draining, socket_handler=socket_handler)
         self._hypercorn = HypercornServer(app, limits)
 
     def __repr__(self) -> str:
@@ -152,6 +157,7 @@ class Front:
     async def _serve(self, sock: socket.socket) -> None:
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _keep_alive(sock)
             first: bytes | None = b""
             if self.name == "edge":
                 first = await self._serve_edge(sock)
@@ -210,3 +216,13 @@ class Front:
                 await self._empty.wait()
         if scope.cancelled_caught:
             log.warning("connections cut off at the end of the drain", open=len(self._sockets))
+
+
+def _keep_alive(sock: socket.socket) -> None:
+    """Has the kernel ask a silent peer whether it is there. A WebSocket may be silent for ever, and one whose
+    peer has vanished without a word would hold its connection as long."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_KEEPIDLE"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEP_ALIVE_IDLE_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEP_ALIVE_EVERY_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _KEEP_ALIVE_TIMES)

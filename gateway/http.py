@@ -108,3 +108,16 @@ class Response:
 
 
 Handler = Callable[[Request], Awaitable[Response]]
+
+
+class Socket(Protocol):
+    """An open WebSocket: whole messages in and out. Its handler is cancelled when the peer goes away."""
+
+    async def receive(self) -> bytes: ...
+
+    async def send(self, text: bytes) -> None: ...
+
+
+#: Serves one WebSocket. It is given the request's headers and a way to accept; what it raises before that is
+#: answered as to any request. Its return closes the socket.
+SocketHandler = Callable[[dict[str, str], Callable[[], Awaitable[Socket]]], Awaitable[None]]

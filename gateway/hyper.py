@@ -34,6 +34,9 @@ H2_CONNECTION_WINDOW_BYTES = 16 * 1024 * 1024
 #: the announcement into account only at the read after the one that brought its acknowledgement.
 H2_FRAME_BYTES_MAX = 16 * 1024
 H2_STREAMS_MAX = 256
+#: One message of a WebSocket: the largest record that is allowed by default, and room for what is around it.
+#: Quart reads ten of them ahead, so this is also what bounds a connection's memory. Larger writes go by HTTP.
+SOCKET_MESSAGE_BYTES_MAX = 2 * 1024 * 1024
 
 #: Where in its state an ASGI scope has the way to end its connection at once.
 ABORT = "gateway.abort"
@@ -47,6 +50,7 @@ def hypercorn_config(limits: FrontLimits) -> Config:
     config.keep_alive_timeout = limits.keep_alive_s
     config.keep_alive_max_requests = 2**62
     config.h11_max_incomplete_size = limits.head_bytes_max
+    config.websocket_max_message_size = min(SOCKET_MESSAGE_BYTES_MAX, limits.body_bytes_max)
     config.h2_max_concurrent_streams = H2_STREAMS_MAX
     config.h2_max_header_list_size = limits.head_bytes_max
     config.h2_max_inbound_frame_size = H2_FRAME_BYTES_MAX

@@ -7,7 +7,13 @@ from streams.protocol.errors import NotAcceptable
 
 MEDIA_TYPE = "text/event-stream"
 #: How long a browser waits before it connects again.
-RETRY_LINE = b"retry: 2000\n\n"
+_RETRY_LINE = b"retry: 2000\n"
+
+
+def opening(id: bytes = b"") -> bytes:
+    """How a stream begins. An id without data is no event, but a browser keeps it and comes back with it, so
+    that nothing is lost if the line breaks before the first event has arrived."""
+    return _RETRY_LINE + (b"id: %b\n\n" % id if id else b"\n")
 
 
 def event(name: bytes, data: bytes, id: bytes = b"") -> bytes:

@@ -57,7 +57,7 @@ class _Work:
         return f"<Work of {self._box}, {self._query}>"
 
     async def run(self, sink: Sink) -> None:
-        sink.put(sse.RETRY_LINE)
+        sink.put(sse.opening())
         stalled: Stalled | None = None
         try:
             async with trio.open_nursery() as nursery:

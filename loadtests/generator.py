@@ -5,7 +5,7 @@ the clock starts, one epoll loop moves bytes of all connections, and an answer i
 know where it ends and that it is a success. The first answer of every connection, and one in `SAMPLE_EVERY`
 after it, is read in full as JSON.
 
-    plan       kind "http" or "wire", where to, how many connections or messages in flight, what to send
+    plan       kind "http", "wire" or "watch", where to, connections or messages in flight, what to send
     warm-up    the first `warm_up_s` are sent and answered, and not counted
     measured   from the first answer after it until `seconds` later, or until `requests_max` or `bytes_max`
     drain      answers that are still out are awaited, and not counted
@@ -521,21 +521,23 @@ class WireLoad:
                     tally.failed(message.body)
 
 
-def _load_of(plan: dict[str, Any]) -> HttpLoad | WireLoad:
-    if plan["kind"] == "wire":
-        return WireLoad(plan)
+def load_of(plan: dict[str, Any]) -> Any:
+    if plan["kind"] == "watch":
+        from loadtests.watching import WatchLoad
+
+        return WatchLoad(plan)
     if plan["kind"] == "workers":
         from loadtests.workers import WorkLoad
 
         return WorkLoad(plan)
-    return HttpLoad(plan)
+    return HttpLoad(plan) if plan["kind"] == "http" else WireLoad(plan)
 
 
 def main() -> int:
     plan = json.load(sys.stdin)
     gc.disable()
     try:
-        load = _load_of(plan)
+        load = load_of(plan)
         gc.freeze()
         result = load.run()
     except (LoadFailed, OSError) as error:

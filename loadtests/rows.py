@@ -10,6 +10,7 @@ from __future__ import annotations
 import http.client
 import json
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -306,6 +307,43 @@ def deep_claims(bench: Bench, case: Case) -> Measured:
     return Measured(figures, {"jobs": [SHALLOW_JOBS, bench.sizes.deep_jobs]})
 
 
+def watching(bench: Bench, case: Case) -> Measured:
+    """Appends to one box, and how long each of its watchers waits for them."""
+    server = bench.server()
+    result = _watched(bench, server, case.plan)
+    figures: dict[str, float] = {}
+    for row in case.rows:
+        figures[row.key] = result["latency_ms"][row.key[-3:]] if row.unit == "ms" else result["records_per_s"]
+    return Measured(figures, result)
+
+
+def slow_watcher(bench: Bench, case: Case) -> Measured:
+    """The same without and with one more watcher that never reads, in turns as the machine's speed moves.
+    What it costs the others at p99."""
+    server = bench.server()
+    alone: list[dict[str, Any]] = []
+    beside: list[dict[str, Any]] = []
+    for _ in range(3):
+        alone.append(_watched(bench, server, case.plan))
+        beside.append(_watched(bench, server, {**case.plan, "stalled": 1}))
+    p99 = [statistics.median(each["latency_ms"]["p99"] for each in turns) for turns in (alone, beside)]
+    detail = {
+        "cores": beside[-1]["cores"],
+        "alone": [each["latency_ms"] for each in alone],
+        "beside": [each["latency_ms"] for each in beside],
+    }
+    return Measured({case.rows[0].key: round(p99[1] / p99[0], 2)}, detail)
+
+
+def _watched(bench: Bench, server: Server, plan: dict[str, Any]) -> dict[str, Any]:
+    box = "bench-watched"
+    call(server, "PUT", f"/v0/boxes/{box}", {"durability": "disk"})
+    try:
+        return bench.load(server, kind="watch", port=server.port, box=box, **plan)
+    finally:
+        call(server, "DELETE", f"/v0/boxes/{box}")
+
+
 def fill(
     bench: Bench, server: Server, shards: list[tuple[str, list[str]]], *, requests: int
 ) -> dict[str, Any]:
@@ -386,6 +424,21 @@ def _workers(durability: str, batch: int) -> Case:
         f"work-{batch}-{durability}", f"claim and ack, batch {batch}, 16 workers, {durability}", "records/s"
     )
     return Case((row,), workers, {"durability": durability, "batch": batch, "connections": 16})
+
+
+def _watch(
+    watchers: int, *, p50: tuple[float, float] | None = None, p99: tuple[float, float] | None = None
+) -> Case:
+    many = f"{watchers} watchers" if watchers > 1 else "1 watcher"
+    return Case(
+        (
+            Row(f"watch-{watchers}-p50", f"append to event, {many}, p50", "ms", *(p50 or (None, None)), True),
+            Row(f"watch-{watchers}-p99", f"append to event, {many}, p99", "ms", *(p99 or (None, None)), True),
+            Row(f"watch-{watchers}-rate", f"append to event, {many}", "deliveries/s"),
+        ),
+        watching,
+        {"watchers": watchers},
+    )
 
 
 CASES: Final[tuple[Case, ...]] = (
@@ -476,6 +529,25 @@ CASES: Final[tuple[Case, ...]] = (
             Row("claim-1m-ratio", "the latter over the former", "x", 2.0, 1.2, True),
         ),
         deep_claims,
+        {},
+    ),
+    _watch(1, p50=(1.5, 0.7), p99=(5.0, 2.0)),
+    _watch(10),
+    _watch(100, p50=(5.0, 2.0)),
+    _watch(1000),
+    Case(
+        (
+            Row(
+                "watch-slow-ratio",
+                "100 watchers beside one that never reads, p99 against without",
+                "x",
+                2.0,
+                1.2,
+                True,
+            ),
+        ),
+        slow_watcher,
+        {"watchers": 100, "data_bytes": 2000},
     ),
     Case(
         (

@@ -100,9 +100,11 @@ class Shard:
         disk.fsync_dir(str(config.data_dir))
         # A shard's share of the server's limit, rounded up: boxes spread evenly over slots.
         boxes_max = -(-config.max_boxes // config.shards) if config.max_boxes else 0
+        sessions_max = -(-config.max_watch_sessions // config.shards) if config.max_watch_sessions else 0
         self._machine = Machine(
             boxes_max=boxes_max,
             routers_max=config.max_routers,
+            sessions_max=sessions_max,
             shard=arguments.index,
             due_records=config.segment_max_events,
             due_bytes=config.segment_max_bytes,

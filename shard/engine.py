@@ -45,7 +45,7 @@ from shard.storage.store import Name, SegmentStore
 from shard.storage.wal import FrameParts, Wal
 from shard.upkeep import Upkeep
 from shard.waiting import Waiting, WaitingClaims
-from streams.protocol.commands import Command, Diff, GetRecord, GetState, GetTail, ListBoxes, Reply
+from streams.protocol.commands import Command, Diff, Follow, GetRecord, GetState, GetTail, ListBoxes, Reply
 from streams.protocol.errors import StreamsError
 from streams.protocol.forwards import Collect
 from streams.protocol.queues import AwaitMoves, Claim, ClaimedTogether, ClaimTogether, ReleaseHolder
@@ -92,7 +92,7 @@ class EngineSettings(NamedTuple):
     seal: SealPolicy = SealPolicy(10_000, 64 << 20, 3_600_000)
     hot: HotPolicy = HotPolicy(4, 0)
     cache_bytes: int = 256 << 20
-    upkeep_bytes_per_s: int = 64 << 20
+    upkeep_bytes_per_s: int = 16 << 20
     wal_file_bytes: int = 64 << 20
 
 
@@ -157,6 +157,8 @@ class Engine:
         self._read_deadlines: list[tuple[int, int, _WaitingRead]] = []
         self._claims: WaitingClaims[Ticket] = WaitingClaims()
         self._holders = itertools.count(1)
+        #: Boxes with strong reads that wait for the disk: the lsn after which to ask again.
+        self._strong: dict[str, int] = {}
         self._fsync_ms = 0.0
         self._wal_append_ms = 0.0
         self._relieved = trio.Event()
@@ -351,6 +353,8 @@ class Engine:
         self._fsync_ms = fsync_ms
         self._wal_append_ms = self._committer.append_ms_last
         woken = self.machine.durable(lsn)
+        if self._strong:
+            woken = woken + self._strong_due(lsn)
         self._release(self._until_logged, lsn, 0.0)
         self._release(self._until_durable, lsn, fsync_ms)
         self._after_report(woken)
@@ -384,6 +388,7 @@ class Engine:
 
     def _park_read(self, read: _WaitingRead) -> None:
         self._reads.setdefault(read.command.box, []).append(read)
+        self._note_strong([read])
         heapq.heappush(self._read_deadlines, (read.deadline_ms, next(self._order), read))
         if read.deadline_ms < self._timer_at_ms:
             self._timer_changed.set()
@@ -397,6 +402,21 @@ class Engine:
                 still = [read for read in waiting if not self._try_read(read, read.command)]
                 if still:
                     self._reads.setdefault(box, []).extend(still)
+                    self._note_strong(still)
+
+    def _note_strong(self, reads: list[_WaitingRead]) -> None:
+        """A strong read is asked again when the disk has what its box has now."""
+        for read in reads:
+            if type(read.command) is Follow and read.command.strong:
+                box = self.machine.boxes.get(read.command.box)
+                if box is not None and box.last_lsn > self.machine.durable_lsn:
+                    self._strong.setdefault(box.name, box.last_lsn)
+
+    def _strong_due(self, lsn: int) -> list[str]:
+        due = [box for box, after in self._strong.items() if after <= lsn]
+        for box in due:
+            del self._strong[box]
+        return due
 
     def _try_read(self, read: _WaitingRead, command: Diff | Collect | AwaitMoves) -> bool:
         """Whether the read is over."""

@@ -25,7 +25,7 @@ import trio
 from shard.engine import Engine
 from streams.protocol import requests, wire
 from streams.protocol.appends import RecordLimits
-from streams.protocol.commands import Command, Records, Reply
+from streams.protocol.commands import Command, Page, Records, Reply
 from streams.protocol.errors import NotReady, ShuttingDown, StreamsError
 from streams.protocol.queues import Claim, ReleaseHolder
 
@@ -112,6 +112,10 @@ class _Ticket:
     def answer(self, reply: Reply | StreamsError, fsync_ms: float, wal_append_ms: float) -> None:
         if isinstance(reply, StreamsError):
             self.connection.reply(self.op, self.id, wire.FAILED, b"", requests.encode_failure(reply))
+            return
+        if type(reply) is Page:
+            head = _encode_head(requests.page_head(reply))
+            self.connection.reply(self.op, self.id, 0, head, reply.records)
             return
         if type(reply) is Records:
             head = _encode_head(wire.ReplyHead(records_scanned=reply.records_scanned))

@@ -279,7 +279,7 @@ class Config:
     )
     upkeep_bytes_per_s: int = _setting(
         "bytes",
-        64 << 20,
+        16 << 20,
         "How fast each shard seals and rewrites segments while there is no hurry; 0 is no limit.",
         most=1 << 40,
     )
@@ -311,6 +311,15 @@ class Config:
     max_node_bytes: int = _setting("bytes", 128, "Size of a node name.", least=1, most=65_535)
     max_boxes: int = _setting("count", 100_000, "Boxes on this server; 0 is no limit.", most=10**12)
     max_routers: int = _setting("count", 10_000, "Routers on this server; 0 is no limit.", most=10**9)
+    max_watch_sessions: int = _setting(
+        "count", 10_000, "Watch sessions on this server; 0 is no limit.", most=10**9
+    )
+    max_sse_connections: int = _setting(
+        "count",
+        10_000,
+        "Open event streams and WebSockets on this server, shared evenly by its gateways; 0 is no limit.",
+        most=10**9,
+    )
 
     def to_json(self) -> str:
         """All but secrets, which no child needs."""

@@ -18,12 +18,15 @@ from gateway.api.ops import Ops
 from gateway.api.queues import Queues
 from gateway.api.records import Records
 from gateway.api.routers import Routers
+from gateway.api.sockets import Sockets
+from gateway.api.watch import Watches
 from gateway.content import compress
 from gateway.dispatch import Dispatch
 from gateway.edge_rules import request_id_of
 from gateway.errors import response_for
 from gateway.http import Request, Response
 from gateway.registrar import Registrar
+from gateway.watch.service import Watch
 from gateway.work import WorkStreams
 from streams.protocol.errors import InvalidRequest, MethodNotAllowed, NotFound, StreamsError
 from streams.protocol.names import shown
@@ -37,6 +40,7 @@ _H = TypeVar("_H")
 
 _BOX_PREFIX = "/v0/boxes/"
 _ROUTER_PREFIX = "/v0/routers/"
+_WATCH_PREFIX = "/v0/watch/"
 
 
 class Api:
@@ -48,11 +52,14 @@ class Api:
         version: str,
         sockets: tuple[str, ...],
         draining: trio.Event,
+        watch: Watch,
     ) -> None:
         registrar = Registrar(dispatch)
         boxes = Boxes(dispatch, registrar, body_bytes_max)
         records = Records(dispatch, body_bytes_max)
         routers = Routers(registrar, body_bytes_max)
+        self.sockets = Sockets(watch, dispatch)
+        self._watches = watches = Watches(watch, body_bytes_max)
         ops = Ops(dispatch, version=version, sockets=sockets)
         work = WorkStreams(dispatch, draining)
         queues = Queues(dispatch, body_bytes_max, work)
@@ -73,6 +80,7 @@ class Api:
             "requeue": {"POST": queues.requeue},
             "groups": {"GET": groups.list},
             "groups/": {"PUT": groups.commit, "GET": groups.state, "DELETE": groups.delete},
+            "watch": {"GET": watches.box},
         }
         self._under_routers: dict[str, RouterHandler] = {
             "PUT": routers.put,
@@ -83,6 +91,8 @@ class Api:
             "/v0/boxes": {"GET": boxes.list},
             "/v0/routers": {"GET": routers.list},
             "/v0/placement": {"GET": ops.placement},
+            "/v0/watch": {"POST": watches.create},
+            "/v0/ws": {"GET": watches.not_a_socket},
             **{path: {"GET": ops.health} for path in ("/v0/health", "/health", "/healthz")},
             **{path: {"GET": ops.ready} for path in ("/v0/ready", "/readyz")},
         }
@@ -116,6 +126,9 @@ class Api:
             plain = self._plain.get(path)
             if plain is not None:
                 return self._pick(plain, request)(request)
+            wid = path.removeprefix(_WATCH_PREFIX)
+            if wid != path and wid and "/" not in wid:
+                return self._pick({"GET": self._watches.open}, request)(request, wid)
         raise NotFound(f"{shown(path)}: there is nothing at this address", path=path[:256])
 
     @staticmethod

@@ -315,10 +315,12 @@ class Box:
 
     # -- reading
 
-    def read(self, command: Diff) -> Records:
-        """What a reader at this cursor gets now (v0-api §4). Expired records have been evicted already."""
+    def read(self, command: Diff, *, upto: int | None = None) -> Records:
+        """What a reader at this cursor gets now (v0-api §4). Expired records have been evicted already.
+        `upto` is given when this reader may see less than is visible."""
         log = self.log
-        head_seq, earliest_seq = log.visible_seq, self.visible_earliest_seq
+        head_seq = log.visible_seq if upto is None else upto
+        earliest_seq = min(log.earliest_seq, head_seq + 1)
         from_seq, tombstone = self._start(command, head_seq, earliest_seq)
         upto_seq = head_seq
         hole = log.hole_after(from_seq)

@@ -45,6 +45,8 @@ from shard.core.outcome import Outcome as Outcome
 from shard.core.queue import Queue
 from shard.core.routers import Routers
 from shard.core.sealed import NotLoaded, Segment, TagsNotLoaded
+from shard.core.sessions import Sessions
+from shard.core.watch import page_for
 from streams.protocol import commands, forwards
 from streams.protocol.boxes import BoxConfig, BoxPatch, merge
 from streams.protocol.commands import Command, Reply
@@ -101,6 +103,7 @@ class Machine:
         *,
         boxes_max: int = 0,
         routers_max: int = 0,
+        sessions_max: int = 0,
         shard: int = 0,
         due_records: int = 10_000,
         due_bytes: int = 64 << 20,
@@ -130,6 +133,7 @@ class Machine:
         self.not_recreated: dict[str, None] = {}
         self.boot_id = ""
         self.stopped_clean = True
+        self.sessions = Sessions(sessions_max)
         self._keys = 0
         self._deleted_lsn = 0
         # Visibility that waits: in lsn order, because lsns are given in order.
@@ -144,6 +148,10 @@ class Machine:
         self._handlers: dict[type[Any], Callable[[Any, int, Made], Outcome]] = {
             commands.Append: self._append,
             commands.Diff: self._diff,
+            commands.Follow: self._follow,
+            commands.PutSession: self._session,
+            commands.TakeSession: self._session,
+            commands.KeepSession: self._session,
             commands.GetState: self._get_state,
             commands.PutBox: self._put_box,
             commands.ListBoxes: self._list_boxes,
@@ -624,6 +632,22 @@ class Machine:
         if nothing and command.wait_ms:
             return Outcome(made, None)
         return self._answer(box, reply, made, rests_on)
+
+    def _follow(self, command: commands.Follow, now_ms: int, made: Made) -> Outcome:
+        if command.awaits_box and command.wait_ms and command.box not in self.boxes:
+            return Outcome(made, None)
+        box = self._found(command.box, now_ms, made)
+        page = page_for(box, command, self.durable_lsn)
+        if page is None:
+            return Outcome(made, None)
+        box.last_read_ms = now_ms
+        if command.strong:
+            waits_for = box.floor_lsn if box.floor_lsn > self.durable_lsn else 0
+            return Outcome(made, page, waits_for, True)
+        return self._answer(box, page, made, box.floor_lsn)
+
+    def _session(self, command: commands.SessionCommand, now_ms: int, made: Made) -> Outcome:
+        return Outcome(made, self.sessions.handle(command, now_ms))
 
     def _get_record(self, command: commands.GetRecord, now_ms: int, made: Made) -> Outcome:
         box = self._found(command.box, now_ms, made)

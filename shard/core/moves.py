@@ -72,6 +72,12 @@ class Line(Outbox):
         #: The last position given, and the last that is durable and may leave.
         self.last = self.shown = position
 
+    @property
+    def may_send(self) -> bool:
+        """One parcel at a time. A destination that does not know the line takes it up where the parcel begins
+        that comes first, and what came later of an earlier one would count as a repeat."""
+        return not self.flights and super().may_send
+
     def look(self, after: int, records_max: int) -> Load:
         """Copies of what follows `after`, stamped. Positions without a record are passed over."""
         lost = max(0, self.saved_position - after)  # a destination that has lost what it had once confirmed
@@ -111,7 +117,7 @@ class Line(Outbox):
             lost=load.lost,
             tags=load.tags,
             create=self.is_dead,  # a queue that is gone is not made again by what once died there
-            bind=True,
+            bind=after <= self.saved_position,
         )
 
     def change_of_move(self, generation: int, now_ms: int) -> changes.MovesDone | None:

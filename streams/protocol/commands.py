@@ -68,6 +68,17 @@ class Diff(msgspec.Struct, frozen=True, kw_only=True):
     group: str | None = None
 
 
+class Follow(Diff, frozen=True, kw_only=True):
+    """The read of somebody who stays (v0-api §7): answered like `Diff`, and as soon as there is something.
+
+    `strong` shows only what is on the disk. `awaits_box` waits for a box that is not there to be made again,
+    where other reads are told at once that it is not there.
+    """
+
+    strong: bool = False
+    awaits_box: bool = False
+
+
 class GetRecord(msgspec.Struct, frozen=True):
     box: str
     seq: int
@@ -89,6 +100,33 @@ class SetFence(msgspec.Struct, frozen=True):
     if_token: str | None = None
 
 
+class PutSession(msgspec.Struct, frozen=True):
+    """Keeps what a gateway wants to find again, whichever gateway asks: the state of a watch session."""
+
+    wid: str
+    state: bytes
+    ttl_ms: int
+    epoch: int = 0
+
+
+class TakeSession(msgspec.Struct, frozen=True):
+    """The session goes to whoever asks last; its epoch tells the one before that it is no longer theirs."""
+
+    wid: str
+    ttl_ms: int
+
+
+class KeepSession(msgspec.Struct, frozen=True):
+    """The holder of `epoch` says where the session is now, and that it lives."""
+
+    wid: str
+    epoch: int
+    state: bytes
+    ttl_ms: int
+
+
+SessionCommand = PutSession | TakeSession | KeepSession
+
 Command = (
     PutBox
     | GetState
@@ -103,6 +141,7 @@ Command = (
     | QueueCommand
     | GroupCommand
     | forwards.Command
+    | SessionCommand
 )
 
 
@@ -175,6 +214,10 @@ class Records(msgspec.Struct, frozen=True, kw_only=True):
     records_scanned: int
 
 
+class Page(Records, frozen=True, kw_only=True):
+    """The answer to `Follow`. It travels as numbers and bare records, because a gateway words it."""
+
+
 class OneRecord(msgspec.Struct, frozen=True):
     box: str
     record: bytes
@@ -201,6 +244,13 @@ class FenceSet(msgspec.Struct, frozen=True):
     token: str
 
 
+class SessionKept(msgspec.Struct, frozen=True):
+    """`state` is None unless the session was taken."""
+
+    epoch: int
+    state: bytes | None = None
+
+
 Reply = (
     BoxPut
     | BoxState
@@ -215,4 +265,5 @@ Reply = (
     | QueueReply
     | GroupReply
     | forwards.Reply
+    | SessionKept
 )

@@ -289,6 +289,46 @@ def _set_fence(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Com
     return commands.SetFence(head.box, request.token, request.if_token)
 
 
+def _put_session(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Command:
+    query = Query(head.query)
+    ttl_ms, epoch = query.number("ttl_ms") or 0, query.number("epoch") or 0
+    query.done()
+    return commands.PutSession(head.box, body, ttl_ms, epoch)
+
+
+def _take_session(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Command:
+    query = Query(head.query)
+    ttl_ms = query.number("ttl_ms") or 0
+    query.done()
+    return commands.TakeSession(head.box, ttl_ms)
+
+
+def _keep_session(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Command:
+    query = Query(head.query)
+    ttl_ms, epoch = query.number("ttl_ms") or 0, query.number("epoch") or 0
+    query.done()
+    return commands.KeepSession(head.box, epoch, body, ttl_ms)
+
+
+def _follow(head: wire.FollowHead) -> Command:
+    """From a gateway, which has checked it; a name is checked again because it costs nothing."""
+    check_box_name(head.box)
+    return commands.Follow(
+        box=head.box,
+        from_seq=head.from_seq,
+        generation=head.generation,
+        limit=min(head.limit, DIFF_LIMIT_MAX),
+        max_bytes=min(head.max_bytes, DIFF_BYTES_MAX),
+        nodes=frozenset(head.nodes),
+        include_tags=head.include_tags,
+        include_meta=head.include_meta,
+        include_data=head.include_data,
+        wait_ms=min(head.wait_ms, WAIT_MS_MAX),
+        strong=head.strong,
+        awaits_box=head.awaits_box,
+    )
+
+
 _DECODERS: dict[int, Callable[[wire.RequestHead, bytes, RecordLimits], Command]] = {
     wire.OP_APPEND: _append,
     wire.OP_DIFF: _diff,
@@ -301,11 +341,19 @@ _DECODERS: dict[int, Callable[[wire.RequestHead, bytes, RecordLimits], Command]]
     wire.OP_DELETE_RECORDS: _delete_records,
     wire.OP_SET_FENCE: _set_fence,
     **queue_requests.DECODERS,
+    wire.OP_PUT_SESSION: _put_session,
+    wire.OP_TAKE_SESSION: _take_session,
+    wire.OP_KEEP_SESSION: _keep_session,
 }
 
 
 def decode_command(op: int, head: bytes, body: bytes, limits: RecordLimits) -> Command:
     """The command that a message asks for. Raises `InvalidRequest` and its like, nothing else."""
+    if op == wire.OP_FOLLOW:
+        try:
+            return _follow(wire.follow_head_decoder.decode(head))
+        except msgspec.DecodeError as error:
+            raise InvalidRequest(f"head: {error}") from None
     decode = _DECODERS.get(op)
     if decode is None:
         if op in forwards.DECODERS:
@@ -373,6 +421,21 @@ def _one_record(reply: commands.OneRecord) -> bytes:
     return b'{"box":"%b","record":%b}' % (reply.box.encode(), reply.record)
 
 
+def page_head(page: commands.Page) -> wire.PageHead:
+    gap = page.tombstone
+    return wire.PageHead(
+        page.next_from_seq,
+        page.generation,
+        page.head_seq,
+        page.earliest_seq,
+        None if gap is None else (gap.gap_from, gap.gap_to, gap.reason),
+    )
+
+
+def _session(reply: commands.SessionKept) -> bytes:
+    return b'{"epoch":%d,"state":%b}' % (reply.epoch, reply.state or b"null")
+
+
 def _as_it_is(reply: msgspec.Struct) -> bytes:
     return orjson.dumps(msgspec.structs.asdict(reply))
 
@@ -390,6 +453,7 @@ _ENCODERS: dict[type[Any], Callable[[Any], bytes]] = {
     commands.FenceSet: _as_it_is,
     **queue_requests.ENCODERS,
     **dict.fromkeys(forwards.REPLIES, forwards.encode),
+    commands.SessionKept: _session,
 }
 
 

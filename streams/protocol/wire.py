@@ -46,6 +46,10 @@ OP_GET_TAIL = 23
 OP_DELETE_RECORDS = 24
 OP_SET_FENCE = 25
 OP_STATS = 30
+OP_FOLLOW = 40
+OP_PUT_SESSION = 41
+OP_TAKE_SESSION = 42
+OP_KEEP_SESSION = 43
 OP_COLLECT = 50
 OP_CARRIED = 51
 OP_FORWARD = 52
@@ -91,6 +95,34 @@ class ReplyHead(msgspec.Struct, array_like=True, gc=False):
     records_scanned: int = -1
 
 
+class FollowHead(msgspec.Struct, array_like=True, gc=False):
+    """A read of somebody who stays. The body is empty."""
+
+    box: str
+    from_seq: int = 0
+    generation: int | None = None
+    limit: int = 256
+    max_bytes: int = 256 * 1024
+    nodes: tuple[str, ...] = ()
+    include_tags: bool = False
+    include_meta: bool = True
+    include_data: bool = True
+    wait_ms: int = 0
+    strong: bool = False
+    awaits_box: bool = False
+
+
+class PageHead(msgspec.Struct, array_like=True, gc=False):
+    """Where an answered `FollowHead` has got to. The body is the records, comma-separated."""
+
+    next_from_seq: int
+    generation: int
+    head_seq: int
+    earliest_seq: int
+    #: gap_from, gap_to, reason, or None.
+    gap: tuple[int, int, str] | None = None
+
+
 class Message(NamedTuple):
     kind: int
     flags: int
@@ -102,6 +134,8 @@ class Message(NamedTuple):
 
 request_head_decoder = msgspec.msgpack.Decoder(RequestHead)
 reply_head_decoder = msgspec.msgpack.Decoder(ReplyHead)
+follow_head_decoder = msgspec.msgpack.Decoder(FollowHead)
+page_head_decoder = msgspec.msgpack.Decoder(PageHead)
 head_encoder = msgspec.msgpack.Encoder()
 
 

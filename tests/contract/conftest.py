@@ -20,6 +20,8 @@ from dataclasses import dataclass
 import httpx2
 import pytest
 
+from tests.support.sse import Parser
+
 SMALL_LIMITS = {
     "max_body_bytes": 65_536,
     "max_batch_records": 20,
@@ -319,6 +321,24 @@ class Api:
             assert time.monotonic() < deadline, "it never came true"
             self.let_time_pass(5, quiet_box)
 
+    # -- watching ---------------------------------------------------------------------------------------
+
+    def watch(self, boxes, *, params=None, **options):
+        """§7.1"""
+        return self.ok(self.send("POST", "/v0/watch", {"boxes": boxes, **options}, params=params))
+
+    @contextlib.contextmanager
+    def events(self, path, *, params=None, last_event_id=None):
+        """The events of a stream, over a connection of its own."""
+        headers = {"Accept": "text/event-stream"}
+        if last_event_id is not None:
+            headers["Last-Event-ID"] = last_event_id
+        with (
+            self.combo.client(self.server.url) as client,
+            client.stream("GET", path, params=params, headers=headers) as answer,
+        ):
+            yield Events(answer)
+
     def in_background(self, call):
         """Start `call(another api)` in a thread. Calling the result waits for it: (answer, seconds)."""
         outcome = {}
@@ -343,6 +363,60 @@ class Api:
             return outcome["answer"], outcome["seconds"]
 
         return result
+
+
+class Events:
+    """An open event stream, read as far as asked."""
+
+    def __init__(self, answer):
+        self.answer = answer
+        self._chunks = answer.iter_raw()
+        self._parser = Parser()
+        self._ready = []
+
+    def next(self):
+        while not self._ready:
+            self._ready += self._parser.feed(next(self._chunks))
+        return self._ready.pop(0)
+
+    def take(self, *names):
+        """The next events, which must be these; their data."""
+        found = [self.next() for _ in names]
+        assert [event.name for event in found] == list(names), found
+        return [event.json for event in found]
+
+    def until(self, name, **fields):
+        """All events up to the first of this name that has these fields, which is the last of them."""
+        found = [self.next()]
+        while found[-1].name != name or any(found[-1].json[key] != value for key, value in fields.items()):
+            found.append(self.next())
+        return found
+
+    def records(self, count, box=None):
+        """Records until there are so many, across events; other events are passed over."""
+        found = []
+        while len(found) < count:
+            event = self.next()
+            if event.name == "record" and box in (None, event.json["box"]):
+                found += event.json["records"]
+        assert len(found) == count
+        return found
+
+    def comment(self):
+        while not self._parser.comments:
+            self._ready += self._parser.feed(next(self._chunks))
+        return self._parser.comments.pop(0)
+
+    @property
+    def retry_ms(self):
+        return self._parser.retry_ms
+
+    def end(self):
+        """What comes until the server ends the stream."""
+        with contextlib.suppress(StopIteration):
+            while True:
+                self._ready += self._parser.feed(next(self._chunks))
+        return self._ready
 
 
 class _Unchanged:

@@ -98,6 +98,24 @@ def test_an_answer_that_is_lost_doubles_nothing(source: QueueDriver, dest: Drive
     assert again.after_kill().state().queue == again.state().queue
 
 
+def test_no_parcel_overtakes_the_first(
+    source: QueueDriver, dest: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A box that has never heard of the line begins where the first parcel that comes begins."""
+    monkeypatch.setattr("shard.core.outbox.PARCEL_RECORDS_MAX", 1)
+    source.append(1, 2, 3)
+    wear_out(source, 1, 2, 3)
+    source.claim()
+    (first,) = collect(source)
+    assert collect(source) == []
+    source.do(bring(dest, first))
+    (second,) = collect(source)
+    survivor = source.after_kill()
+    bring(dest, second)
+    carry_all(survivor, dest, carrier=2)
+    assert [letter["data"] for letter in letters(dest)] == [1, 2, 3]
+
+
 def test_jobs_on_their_way_are_remembered_by_a_snapshot(source: QueueDriver, dest: Driver) -> None:
     source.append(1, 2, 3)
     wear_out(source, 1, 2)

@@ -27,8 +27,15 @@ def test_line_breaks_in_json_do_not_end_the_event(text: str) -> None:
 
 def test_a_heartbeat_is_no_event() -> None:
     parser = Parser()
-    assert parser.feed(sse.heartbeat(12) + sse.RETRY_LINE) == []
-    assert (parser.comments, parser.retry_ms) == (["hb 12"], 2000)
+    assert parser.feed(sse.heartbeat(12)) == []
+    assert parser.comments == ["hb 12"]
+
+
+def test_a_stream_opens_with_an_id_and_no_event() -> None:
+    parser = Parser()
+    assert parser.feed(sse.opening(b"abc")) == []
+    assert (parser.retry_ms, parser.last_id) == (2000, "abc")
+    assert sse.opening() == b"retry: 2000\n\n"
 
 
 @pytest.mark.parametrize("accept", [None, "text/event-stream", "*/*", "text/html, TEXT/Event-Stream;q=0.5"])

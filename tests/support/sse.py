@@ -34,6 +34,8 @@ class Parser:
         self._fields: dict[str, list[str]] = {}
         self.comments: list[str] = []
         self.retry_ms: int | None = None
+        #: Of the last block that had one, event or not: what a browser comes back with.
+        self.last_id: str | None = None
 
     def feed(self, data: bytes) -> list[Event]:
         self._rest += data
@@ -42,6 +44,8 @@ class Parser:
         for line in lines:
             assert b"\r" not in line
             if not line:
+                if "id" in self._fields:
+                    self.last_id = self._fields["id"][-1]
                 if "data" in self._fields:
                     events.append(self._take())
                 self._fields = {}

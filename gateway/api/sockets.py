@@ -1,0 +1,295 @@
+"""The data plane over one WebSocket (v0-api §7.5): subscribe, unsubscribe, publish, ping.
+
+Commands are JSON objects with an `op` and, if the client likes, a `request_id` that every answer to it
+carries, the records of a subscription included. They are carried out one after the other, so what one socket
+publishes is appended in the order in which it was sent, and one command is all that is in flight.
+
+    subscribe    box, from_seq or tail; or boxes as in POST /v0/watch; and the options of that  -> subscribed
+    unsubscribe  box or boxes (a list)                                                          -> ack
+    publish      box, and the body of an append                                                 -> ack
+    ping                                                                                        -> ack
+
+A browser sends `Origin` and asks nobody before it opens a socket to another site, so a page of another origin
+is refused: it could otherwise read and write for whoever visits it.
+
+Bounds: `BOXES_MAX` boxes a socket; the size of a message in `hyper.py`; what is unsent as for every stream
+(`watch/stream.py`), and while more than `_ANSWERS_BYTES_MAX` of it is, no command is taken.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+import orjson
+import structlog
+import trio
+
+from gateway.api.answers import from_shard
+from gateway.dispatch import Dispatch
+from gateway.http import Request, Socket, Stalled
+from gateway.watch.plan import BOXES_MAX, Plan, plan_of_body
+from gateway.watch.service import Watch, merge_of, starts_shown
+from gateway.watch.stream import Stream
+from streams.protocol import wire
+from streams.protocol.appends import decode_json
+from streams.protocol.errors import Forbidden, InvalidRequest, StreamsError
+
+log = structlog.get_logger()
+
+_REQUEST_ID_BYTES_MAX = 256
+_ANSWERS_BYTES_MAX = 1024 * 1024
+#: There is nothing to beat with: a client that wants to hear us pings, the kernel looks after the rest.
+_HEARTBEAT_MS = 60_000
+
+Fields = dict[str, msgspec.Raw]
+_decode_fields = msgspec.json.Decoder(Fields).decode
+_NOT_OF_AN_APPEND = frozenset(("op", "request_id", "box", "return_seqs"))
+
+
+class Sockets:
+    def __init__(self, watch: Watch, dispatch: Dispatch) -> None:
+        self._watch = watch
+        self._dispatch = dispatch
+
+    async def serve(self, headers: dict[str, str], accept: Callable[[], Awaitable[Socket]]) -> None:
+        _check_origin(headers)
+        self._watch.take_connection()
+        try:
+            connection = SocketConnection(self._watch, self._dispatch, await accept())
+            await connection.run()
+        finally:
+            self._watch.give_connection()
+
+
+def _check_origin(headers: dict[str, str]) -> None:
+    origin = headers.get("origin")
+    if origin is not None and urlsplit(origin).netloc.lower() != headers.get("host", "").lower():
+        raise Forbidden("origin: a page of another site may not open a socket here", field="origin")
+
+
+class SocketSink:
+    """Messages on their way to one peer; see `gateway.http.Sink`."""
+
+    def __init__(self) -> None:
+        self._unsent: deque[bytes] = deque()
+        self.unsent_bytes = 0
+        self._has_more = trio.Event()
+        self._moved = trio.Event()
+
+    def __repr__(self) -> str:
+        return f"<SocketSink {len(self._unsent)} messages unsent>"
+
+    def put(self, data: bytes) -> None:
+        if data:
+            self._unsent.append(data)
+            self.unsent_bytes += len(data)
+            self._has_more.set()
+
+    async def keep_sending(self, socket: Socket) -> None:
+        while True:
+            await self._has_more.wait()
+            self._has_more = trio.Event()
+            while self._unsent:
+                message = self._unsent.popleft()
+                await socket.send(message)
+                self.unsent_bytes -= len(message)
+                self._moved.set()
+                self._moved = trio.Event()
+
+    async def wait_sent(self, stall_s: float) -> None:
+        if not self.unsent_bytes:
+            await trio.lowlevel.checkpoint()
+        while self.unsent_bytes:
+            with trio.move_on_after(stall_s) as scope:
+                await self._moved.wait()
+            if scope.cancelled_caught:
+                raise Stalled
+
+
+class SocketWording:
+    """Events as messages that carry the id of the request that asked for them."""
+
+    key = None
+
+    def __init__(self, request_id: bytes) -> None:
+        self._id = b',"request_id":%b' % request_id if request_id else b""
+
+    def event(self, name: bytes, data: bytes, id: bytes) -> bytes:
+        start = b'{"op":"%b"%b' % (name.replace(b"-", b"_"), self._id)
+        return start + b"}" if data == b"{}" else b"%b,%b" % (start, data[1:])
+
+    def error(self, status: int, code: str, message: str, boxes: list[str]) -> bytes:
+        return self._error({"code": code, "message": message}, boxes=boxes)
+
+    def refusal(self, error: StreamsError) -> bytes:
+        return self._error({"code": error.code, "message": error.message}, detail=error.detail)
+
+    def _error(self, told: dict[str, Any], **more: Any) -> bytes:
+        told |= {name: value for name, value in more.items() if value}
+        return self.event(b"error", orjson.dumps(told), b"")
+
+    def heartbeat(self) -> bytes:
+        return b""
+
+
+class SocketConnection:
+    def __init__(self, watch: Watch, dispatch: Dispatch, socket: Socket) -> None:
+        self._watch = watch
+        self._dispatch = dispatch
+        self._socket = socket
+        self._sink = SocketSink()
+        self._scope = trio.CancelScope()
+        self._nursery: trio.Nursery | None = None
+        #: Box -> how to end its stream.
+        self._subscribed: dict[str, trio.CancelScope] = {}
+        self._commands: dict[str, Callable[[Fields, SocketWording], Awaitable[bytes]]] = {
+            "subscribe": self._subscribe,
+            "unsubscribe": self._unsubscribe,
+            "publish": self._publish,
+            "ping": self._ping,
+        }
+
+    def __repr__(self) -> str:
+        return f"<SocketConnection {len(self._subscribed)} boxes>"
+
+    def end(self) -> None:
+        self._scope.cancel()
+
+    async def run(self) -> None:
+        """Until the peer goes away, does not read what it asked for, or the gateway drains."""
+        try:
+            with self._scope:
+                async with trio.open_nursery() as self._nursery:
+                    self._watch.track(self)
+                    self._nursery.start_soon(self._sink.keep_sending, self._socket)
+                    await self._keep_answering()
+        finally:
+            self._watch.forget(self)
+
+    async def _keep_answering(self) -> None:
+        while True:
+            await self._answer(await self._socket.receive())
+            if self._sink.unsent_bytes > _ANSWERS_BYTES_MAX:
+                try:
+                    await self._sink.wait_sent(self._watch.stall_s)
+                except Stalled:
+                    self.end()
+
+    async def _answer(self, message: bytes) -> None:
+        wording = SocketWording(b"")
+        try:
+            fields: Fields = decode_json(_decode_fields, message)
+            wording = SocketWording(_request_id(fields))
+            op = _text(fields, "op")
+            command = self._commands.get(op)
+            if command is None:
+                raise InvalidRequest(f"op: {op[:64]} is none of {', '.join(self._commands)}", field="op")
+            self._sink.put(await command(fields, wording))
+        except StreamsError as error:
+            self._sink.put(wording.refusal(error))
+
+    # -- commands
+
+    async def _subscribe(self, fields: Fields, wording: SocketWording) -> bytes:
+        plan = plan_of_body(_watch_body(fields), self._watch.node_bytes_max)
+        for box in plan.starts:
+            if box in self._subscribed:
+                raise InvalidRequest(f"boxes: {box} is subscribed on this socket already", field="boxes")
+        if len(self._subscribed) + len(plan.starts) > BOXES_MAX:
+            raise InvalidRequest(f"boxes: at most {BOXES_MAX} on one socket", field="boxes")
+        views = await self._watch.look_at(plan, lenient=False)
+        assert self._nursery is not None
+        self._sink.put(wording.event(b"subscribed", orjson.dumps({"boxes": starts_shown(plan, views)}), b""))
+        for box, view in views.items():
+            merge = merge_of(Plan({box: plan.starts[box]}, plan.encoding, _HEARTBEAT_MS), {box: view})
+            stream = self._watch.stream(merge, plan.encoding, _HEARTBEAT_MS, wording)
+            scope = self._subscribed[box] = trio.CancelScope()
+            self._nursery.start_soon(self._run_stream, stream, scope)
+        return b""  # said already: nothing of the boxes may come before it
+
+    async def _run_stream(self, stream: Stream, scope: trio.CancelScope) -> None:
+        with scope:
+            await stream.run(self._sink)
+            self.end()  # by itself it ends only when the peer does not read
+
+    async def _unsubscribe(self, fields: Fields, wording: SocketWording) -> bytes:
+        boxes = _listed(fields)
+        for box in boxes:
+            if box not in self._subscribed:
+                raise InvalidRequest(f"box: {box[:256]} is not subscribed on this socket", field="box")
+        for box in boxes:
+            self._subscribed.pop(box).cancel()
+        await trio.lowlevel.checkpoint()
+        return wording.event(b"ack", orjson.dumps({"boxes": boxes}), b"")
+
+    async def _publish(self, fields: Fields, wording: SocketWording) -> bytes:
+        box = _text(fields, "box")
+        query = ""
+        if "return_seqs" in fields:
+            query = f"return_seqs={'true' if _flag(fields, 'return_seqs') else 'false'}"
+        body = {name: raw for name, raw in fields.items() if name not in _NOT_OF_AN_APPEND}
+        request = Request("POST", "", query, {}, b"", time.perf_counter_ns())
+        head = wire.RequestHead(box, query)
+        answer = await self._dispatch.to_owner(wire.OP_APPEND, head, msgspec.json.encode(body))
+        return wording.event(b"ack", b"".join(from_shard(request, answer).parts), b"")
+
+    async def _ping(self, fields: Fields, wording: SocketWording) -> bytes:
+        await trio.lowlevel.checkpoint()
+        return wording.event(b"ack", b"{}", b"")
+
+
+# -- fields
+
+
+def _request_id(fields: Fields) -> bytes:
+    """As it was written; text or a number, whatever the client counts with."""
+    raw = bytes(fields.get("request_id", b""))
+    if raw[:1] in (b"{", b"[") or len(raw) > _REQUEST_ID_BYTES_MAX:
+        raise InvalidRequest("request_id: must be a short text or a number", field="request_id")
+    return raw
+
+
+def _value(fields: Fields, name: str) -> Any:
+    if name not in fields:
+        raise InvalidRequest(f"{name}: is missing", field=name)
+    return decode_json(msgspec.json.decode, bytes(fields[name]))
+
+
+def _text(fields: Fields, name: str) -> str:
+    value = _value(fields, name)
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{name}: must be text", field=name)
+    return value
+
+
+def _flag(fields: Fields, name: str) -> bool:
+    value = _value(fields, name)
+    if not isinstance(value, bool):
+        raise InvalidRequest(f"{name}: must be true or false", field=name)
+    return value
+
+
+def _listed(fields: Fields) -> list[str]:
+    if "boxes" not in fields:
+        return [_text(fields, "box")]
+    boxes = _value(fields, "boxes")
+    if not isinstance(boxes, list) or not all(isinstance(box, str) for box in boxes):
+        raise InvalidRequest("boxes: must be a list of names", field="boxes")
+    return list(dict.fromkeys(boxes))
+
+
+def _watch_body(fields: Fields) -> bytes:
+    """What `POST /v0/watch` would be sent. One box can be said without the map."""
+    body: dict[str, Any] = {name: raw for name, raw in fields.items() if name not in ("op", "request_id")}
+    if "box" in body:
+        if "boxes" in body:
+            raise InvalidRequest("box: cannot be given together with boxes", field="box")
+        box = _text(fields, "box")
+        del body["box"]
+        body["boxes"] = {box: {name: body.pop(name) for name in ("from_seq", "tail") if name in body}}
+    return msgspec.json.encode(body)

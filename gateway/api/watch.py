@@ -1,0 +1,72 @@
+"""Watch over server-sent events (v0-api §7.1-§7.4)."""
+
+from __future__ import annotations
+
+from gateway import sse
+from gateway.api.answers import from_facts
+from gateway.content import is_ndjson, uncompressed
+from gateway.http import Request, Response, Sink
+from gateway.watch import cursors
+from gateway.watch.plan import plan_of_body, plan_of_query
+from gateway.watch.service import Watch, starts_shown
+from gateway.watch.sessions import SESSION_TTL_MS
+from streams.protocol.errors import InvalidRequest
+from streams.protocol.query import Query
+
+
+class Watches:
+    def __init__(self, watch: Watch, body_bytes_max: int) -> None:
+        self._watch = watch
+        self._body_bytes_max = body_bytes_max
+
+    async def create(self, request: Request) -> Response:
+        """`POST /v0/watch`"""
+        query = Query(request.query)
+        lenient = bool(query.flag("lenient", False))
+        query.done()
+        is_ndjson(request, allowed=False)
+        body = await uncompressed(request, self._body_bytes_max)
+        plan = plan_of_body(bytes(body), self._watch.node_bytes_max)
+        views = await self._watch.look_at(plan, lenient=lenient)
+        wid = await self._watch.create_session(plan, views)
+        facts = {
+            "wid": wid,
+            "stream_url": f"/v0/watch/{wid}",
+            "session_ttl_ms": SESSION_TTL_MS,
+            "boxes": starts_shown(plan, views),
+        }
+        return from_facts(request, facts)
+
+    async def open(self, request: Request, wid: str) -> Response:
+        """`GET /v0/watch/{wid}`"""
+        sse.check_accepts(request)
+        Query(request.query).done()
+        told = request.headers.get("last-event-id")
+        cursor = cursors.decode_untrusted(told, "last-event-id") if told else None
+        if request.method == "HEAD":
+            return sse.response(_Nothing())
+        return sse.response(await self._watch.open_session(wid, cursor))
+
+    async def box(self, request: Request, box: str, rest: str) -> Response:
+        """`GET /v0/boxes/{box}/watch`"""
+        sse.check_accepts(request)
+        told = request.headers.get("last-event-id")
+        plan = plan_of_query(box, request.query, told, self._watch.node_bytes_max)
+        views = await self._watch.look_at(plan, lenient=False)
+        if request.method == "HEAD":
+            return sse.response(_Nothing())
+        return sse.response(self._watch.opened(plan, views))
+
+    async def not_a_socket(self, request: Request) -> Response:
+        """`GET /v0/ws` by somebody who does not ask for a WebSocket."""
+        raise InvalidRequest("upgrade: this address speaks WebSocket only", field="upgrade")
+
+
+class _Nothing:
+    """The body of an answer to HEAD."""
+
+    async def run(self, sink: Sink) -> None:
+        raise AssertionError("a HEAD has no body")
+
+    def close(self) -> None:
+        pass

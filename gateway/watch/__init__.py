@@ -1,0 +1,10 @@
+"""Watching boxes: many readers of one append (v0-api §7).
+
+cursors   the text of a cursor over many boxes          pure
+plan      what a watch request may say                  pure
+page      one answer of a shard, worded once            pure
+merge     one stream's place in each of its boxes       pure
+feeds     one live read a box and encoding, shared by everyone who watches it
+stream    one watcher: backlog, then live, heartbeats, slow readers
+sessions  streams that can be found again, kept by the shards
+"""

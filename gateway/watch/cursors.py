@@ -1,0 +1,93 @@
+"""The text of a cursor over many boxes: base64url of a JSON map, box -> seq (v0-api §7.2). Pure.
+
+A seq alone does not say which life of its box it belongs to: a box that was deleted and made again may have
+grown past it. So the low bits of the box's generation follow each seq, written in the four characters that
+JSON calls white space, two bits each:
+
+    {"orders":4711·········,"users":12·········}        · is one of space, tab, line feed, carriage return
+
+Any reader of JSON sees the plain map. A cursor that was taken apart and put together by somebody else has
+lost the bits and is taken at its word.
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import NamedTuple
+
+import orjson
+
+from gateway.watch.page import Place
+from streams.protocol.appends import SEQ_MAX
+from streams.protocol.errors import InvalidRequest
+from streams.protocol.names import shown
+
+#: Two bits each: 24 bits. A generation is a time in milliseconds, made larger if need be: two lives of a box
+#: have the same bits if they began a multiple of 4.66 hours apart to the millisecond.
+_MARK_CHARS = 12
+_SYMBOLS = b" \t\n\r"
+#: 256 names of 255 bytes, their seqs and marks, and base64 on top: no cursor of ours is longer.
+_TEXT_BYTES_MAX = 256 * 1024
+
+_entries = re.compile(rb'"([^"\\]+)":([0-9]+)([ \t\n\r]*)[,}]').findall
+
+
+class Told(NamedTuple):
+    """Where a client says it is in one box. Without a mark, in whatever life the box has."""
+
+    seq: int
+    mark: bytes = b""
+
+    def is_of(self, generation: int | None) -> bool:
+        return not self.mark or generation is None or self.mark == _mark(generation)
+
+
+Cursor = dict[str, Told]
+
+
+@lru_cache(maxsize=65_536)
+def _mark(generation: int) -> bytes:
+    return bytes(_SYMBOLS[generation >> 2 * at & 3] for at in range(_MARK_CHARS))
+
+
+def encode(places: Iterable[tuple[str, Place]]) -> bytes:
+    """A box's name needs no escaping: `names.py` sees to that."""
+    entries = [
+        b'"%b":%d%b' % (box.encode(), place.seq, b"" if place.generation is None else _mark(place.generation))
+        for box, place in places
+    ]
+    return urlsafe_b64encode(b"{%b}" % b",".join(entries)).rstrip(b"=")
+
+
+def decode_untrusted(text: str, field: str) -> Cursor:
+    """Raises `InvalidRequest` alone."""
+    try:
+        if len(text) > _TEXT_BYTES_MAX:
+            raise ValueError
+        raw = urlsafe_b64decode(text.encode("ascii") + b"=" * (-len(text) % 4))
+        seqs = _checked(orjson.loads(raw))
+    except ValueError:  # of ASCII, of base64, of JSON and of the map
+        raise InvalidRequest(
+            f"{field}: {shown(text)} is not a cursor this server gave", field=field
+        ) from None
+    marks = {box.decode(): mark for box, _, mark in _entries(raw) if len(mark) == _MARK_CHARS}
+    return {box: Told(seq, marks.get(box, b"")) for box, seq in seqs.items()}
+
+
+def from_map(seqs: dict[str, int], field: str) -> Cursor:
+    try:
+        return {box: Told(seq) for box, seq in _checked(seqs).items()}
+    except ValueError:
+        raise InvalidRequest(f"{field}: must map boxes to seqs", field=field) from None
+
+
+def _checked(seqs: object) -> dict[str, int]:
+    if not isinstance(seqs, dict):
+        raise ValueError
+    for seq in seqs.values():
+        if type(seq) is not int or not 0 <= seq <= SEQ_MAX:
+            raise ValueError
+    return seqs

@@ -1,0 +1,131 @@
+"""What a watch request may say, checked and with its defaults (v0-api §7.1, §7.4). Pure."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from gateway.watch import cursors
+from gateway.watch.page import Encoding
+from streams.protocol.appends import check_seq, decode_json
+from streams.protocol.errors import InvalidRequest
+from streams.protocol.names import check_box_name, check_text
+from streams.protocol.query import Query
+from streams.protocol.requests import DIFF_LIMIT_MAX, NODES_MAX
+
+BOXES_MAX = 256
+_LIMIT_DEFAULT = 256
+_BYTES_DEFAULT, _BYTES_FOR_ZERO, _BYTES_MAX = 256 * 1024, 1024 * 1024, 8 * 1024 * 1024
+_HEARTBEAT_MS, _HEARTBEAT_MS_MIN, _HEARTBEAT_MS_MAX = 15_000, 1_000, 60_000
+
+_Count = Annotated[int, Meta(ge=0)]
+
+
+class _Start(msgspec.Struct, forbid_unknown_fields=True):
+    from_seq: _Count | None = None
+    tail: bool = False
+
+
+class _Options(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    node: str | list[str] | None = None
+    limit: _Count = _LIMIT_DEFAULT
+    max_batch_bytes: _Count = _BYTES_DEFAULT
+    heartbeat_ms: _Count = _HEARTBEAT_MS
+    include_meta: bool = True
+    include_tags: bool = False
+    include_data: bool = True
+    consistency: Literal["eventual", "strong"] = "eventual"
+
+
+class _WatchBody(_Options, forbid_unknown_fields=True, kw_only=True):
+    boxes: dict[str, _Start]
+    cursor: str | dict[str, int] | None = None
+
+
+_decode_body = msgspec.json.Decoder(_WatchBody).decode
+
+#: Where to start in a box: after this seq, or None for its head.
+Start = cursors.Told | None
+
+
+class Plan(msgspec.Struct, frozen=True):
+    starts: dict[str, Start]
+    encoding: Encoding
+    heartbeat_ms: int
+
+
+def plan_of_body(body: bytes, node_bytes_max: int) -> Plan:
+    request: _WatchBody = decode_json(_decode_body, body or b"{}")
+    if not 1 <= len(request.boxes) <= BOXES_MAX:
+        raise InvalidRequest(
+            f"boxes: has {len(request.boxes)} names, from 1 to {BOXES_MAX} are allowed", field="boxes"
+        )
+    starts: dict[str, Start] = {}
+    for box, start in request.boxes.items():
+        check_box_name(box)
+        if start.tail and start.from_seq is not None:
+            raise InvalidRequest(f"boxes.{box}.tail: cannot be given together with from_seq", field="boxes")
+        from_seq = check_seq(start.from_seq or 0, f"boxes.{box}.from_seq")
+        starts[box] = None if start.tail else cursors.Told(from_seq)
+    if request.cursor is not None:
+        given = request.cursor
+        resumed = (
+            cursors.decode_untrusted(given, "cursor")
+            if isinstance(given, str)
+            else cursors.from_map(given, "cursor")
+        )
+        starts.update({box: told for box, told in resumed.items() if box in starts})
+    return Plan(starts, _encoding(request, node_bytes_max), _heartbeat(request.heartbeat_ms))
+
+
+def plan_of_query(box: str, query: str, last_event_id: str | None, node_bytes_max: int) -> Plan:
+    """Of the one-step watch. Its cursor is all in `Last-Event-ID`: what a browser says it has had."""
+    check_box_name(box)
+    asked = Query(query)
+    from_seq = asked.number("from_seq")
+    tail = bool(asked.flag("tail", False))
+    if tail and from_seq is not None:
+        raise InvalidRequest("tail: cannot be given together with from_seq", field="tail")
+    node = asked.text("node")
+    consistency = asked.text("consistency") or "eventual"
+    if consistency not in ("eventual", "strong"):
+        raise InvalidRequest("consistency: must be eventual or strong", field="consistency")
+    limit, size, heartbeat_ms = (asked.number(n) for n in ("limit", "max_batch_bytes", "heartbeat_ms"))
+    options = _Options(
+        node=node,
+        limit=_LIMIT_DEFAULT if limit is None else limit,
+        max_batch_bytes=_BYTES_DEFAULT if size is None else size,
+        heartbeat_ms=_HEARTBEAT_MS if heartbeat_ms is None else heartbeat_ms,
+        include_meta=bool(asked.flag("include_meta", True)),
+        include_tags=bool(asked.flag("include_tags", False)),
+        include_data=bool(asked.flag("include_data", True)),
+        consistency="strong" if consistency == "strong" else "eventual",
+    )
+    asked.done()
+    start: Start = None if tail else cursors.Told(from_seq or 0)
+    if last_event_id:
+        start = cursors.decode_untrusted(last_event_id, "last-event-id").get(box, start)
+    return Plan({box: start}, _encoding(options, node_bytes_max), _heartbeat(options.heartbeat_ms))
+
+
+def _heartbeat(asked_ms: int) -> int:
+    return min(max(asked_ms, _HEARTBEAT_MS_MIN), _HEARTBEAT_MS_MAX)
+
+
+def _encoding(options: _Options, node_bytes_max: int) -> Encoding:
+    nodes = [options.node] if isinstance(options.node, str) else options.node or []
+    if len(nodes) > NODES_MAX:
+        raise InvalidRequest(f"node: has {len(nodes)} names, at most {NODES_MAX} are allowed", field="node")
+    for node in nodes:
+        check_text(node, "node", bytes_max=node_bytes_max)
+    return Encoding(
+        limit=min(options.limit or _LIMIT_DEFAULT, DIFF_LIMIT_MAX),
+        max_bytes=min(options.max_batch_bytes or _BYTES_FOR_ZERO, _BYTES_MAX),
+        nodes=tuple(sorted({node for node in nodes if node})),
+        include_tags=options.include_tags,
+        include_meta=options.include_meta,
+        include_data=options.include_data,
+        strong=options.consistency == "strong",
+    )

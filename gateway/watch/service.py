@@ -1,0 +1,307 @@
+"""What all streams of a gateway share: feeds, sessions, the count of connections, and their common end."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from typing import Protocol
+
+import msgspec
+import structlog
+import trio
+
+from gateway import sse
+from gateway.dispatch import Dispatch
+from gateway.http import Sink
+from gateway.watch.cursors import Cursor
+from gateway.watch.feeds import Feeds
+from gateway.watch.merge import Merge, Track
+from gateway.watch.page import ANOTHER_LIFE, Encoding, Place
+from gateway.watch.plan import Plan
+from gateway.watch.sessions import SavedTrack, Session, SessionState, SessionStore
+from gateway.watch.stream import STALL_S, SseWording, Stream, Wording
+from streams.protocol import wire
+from streams.protocol.errors import (
+    BoxNotFound,
+    Busy,
+    InvalidRequest,
+    ShuttingDown,
+    StreamsError,
+    Throttled,
+    Uncertain,
+)
+
+log = structlog.get_logger()
+
+#: How old saved cursors may be when a gateway dies, and so how much a client without an id is told twice.
+_SAVE_EVERY_S = 5.0
+#: How long the shard that keeps a session may take to start again, and how often it is asked.
+_OPEN_S_MAX, _OPEN_RETRY_S = 10.0, 0.05
+_TAKEN_OVER = "another connection has taken this session over"
+#: What a stream that ends may take to save its cursors, and another to wait for that.
+_CLOSE_S_MAX = 2.0
+
+
+class BoxView(msgspec.Struct):
+    """What a watcher is told of a box before it starts."""
+
+    head_seq: int
+    earliest_seq: int
+    generation: int
+    config: _ConfigView
+
+
+class _ConfigView(msgspec.Struct):
+    durability: str
+
+
+_decode_view = msgspec.json.Decoder(BoxView).decode
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class Ends(Protocol):
+    """What is ended when the gateway drains: a stream, a WebSocket."""
+
+    def end(self) -> None: ...
+
+
+class Watch:
+    def __init__(
+        self, dispatch: Dispatch, *, connections_max: int, node_bytes_max: int, stall_s: float = STALL_S
+    ) -> None:
+        self.node_bytes_max = node_bytes_max
+        self.feeds = Feeds(dispatch)
+        self.sessions = SessionStore(dispatch)
+        self._dispatch = dispatch
+        self._connections_max = connections_max
+        self._connections = 0
+        self.stall_s = stall_s
+        self._streams: set[Ends] = set()
+        self._open: dict[str, SessionBody] = {}
+        self._is_draining = False
+
+    def __repr__(self) -> str:
+        return f"<Watch {self._connections} connections, {len(self._open)} sessions open>"
+
+    @property
+    def connections(self) -> int:
+        return self._connections
+
+    async def run(
+        self, draining: trio.Event, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self.feeds.run)
+            task_status.started()
+            await draining.wait()
+            self._is_draining = True
+            for stream in list(self._streams):
+                stream.end()
+            await trio.sleep_forever()
+
+    # -- connections
+
+    def take_connection(self) -> None:
+        """Whoever takes one gives it back, however its stream ends."""
+        if self._is_draining:
+            raise ShuttingDown
+        if self._connections_max and self._connections >= self._connections_max:
+            raise Throttled(
+                f"{self._connections} event streams are open; close some", limit="sse_connections"
+            )
+        self._connections += 1
+
+    def give_connection(self) -> None:
+        self._connections -= 1
+
+    def track(self, stream: Ends) -> None:
+        self._streams.add(stream)
+        if self._is_draining:
+            stream.end()
+
+    def forget(self, stream: Ends) -> None:
+        self._streams.discard(stream)
+
+    # -- boxes
+
+    async def look_at(self, plan: Plan, *, lenient: bool) -> dict[str, BoxView]:
+        """Every box of the plan as it is now. Raises `BoxNotFound` for one that is not there; `lenient` drops
+        it, unless none is left."""
+        views: dict[str, BoxView | StreamsError] = {}
+
+        async def look(box: str) -> None:
+            try:
+                head = wire.RequestHead(box, "touch=false")
+                views[box] = _decode_view((await self._dispatch.to_owner(wire.OP_GET_STATE, head, b"")).body)
+            except StreamsError as error:
+                views[box] = error
+
+        async with trio.open_nursery() as nursery:
+            for box in plan.starts:
+                nursery.start_soon(look, box)
+        found: dict[str, BoxView] = {}
+        missing: StreamsError | None = None
+        for box in plan.starts:
+            view = views[box]
+            if isinstance(view, BoxView):
+                _check_strong(box, view, plan.encoding)
+                found[box] = view
+            elif isinstance(view, BoxNotFound) and lenient:
+                missing = view
+            else:
+                raise view
+        if missing is not None and not found:
+            raise missing
+        return found
+
+    # -- bodies
+
+    async def create_session(self, plan: Plan, views: dict[str, BoxView]) -> str:
+        boxes = {box: SavedTrack(*_place_in(plan, box, view), view.head_seq) for box, view in views.items()}
+        state = SessionState(boxes=boxes, encoding=plan.encoding, heartbeat_ms=plan.heartbeat_ms)
+        return await self.sessions.create(state)
+
+    async def open_session(self, wid: str, told: Cursor | None) -> SessionBody:
+        self.take_connection()
+        try:
+            before = self._open.get(wid)
+            if before is not None:
+                before.stream.end(_TAKEN_OVER)
+                with trio.move_on_after(_CLOSE_S_MAX):
+                    await before.closed.wait()
+            session = await self._take(wid)
+            if told is not None:
+                await self._resume(session, told)
+        except BaseException:
+            self.give_connection()
+            raise
+        stream = self.stream(session.merge, session.encoding, session.heartbeat_ms)
+        body = self._open[wid] = SessionBody(self, stream, session)
+        return body
+
+    async def _take(self, wid: str) -> Session:
+        """A browser that is answered 503 never comes back, so a shard that starts again is waited for."""
+        until_s = trio.current_time() + _OPEN_S_MAX
+        while True:
+            try:
+                return await self.sessions.take(wid)
+            except (Busy, Uncertain):
+                if trio.current_time() > until_s:
+                    raise
+                await trio.sleep(_OPEN_RETRY_S)
+
+    async def _resume(self, session: Session, told: Cursor) -> None:
+        lives: dict[str, int] = {}
+        strangers = session.merge.strangers(told) if session.was_cut_off else []
+        if strangers:
+            asked = Plan(dict.fromkeys(strangers), session.encoding, session.heartbeat_ms)
+            with suppress(BoxNotFound):  # when none of them is there
+                views = await self.look_at(asked, lenient=True)
+                lives = {box: view.generation for box, view in views.items()}
+        session.merge.resume(told, may_advance=session.was_cut_off, lives=lives)
+
+    def opened(self, plan: Plan, views: dict[str, BoxView]) -> PlainBody:
+        """A stream without a session."""
+        self.take_connection()
+        return PlainBody(self, self.stream(merge_of(plan, views), plan.encoding, plan.heartbeat_ms))
+
+    def stream(
+        self, merge: Merge, encoding: Encoding, heartbeat_ms: int, wording: Wording | None = None
+    ) -> Stream:
+        wording = wording or SseWording(now_ms)
+        return Stream(self.feeds, merge, encoding, wording, heartbeat_ms=heartbeat_ms, stall_s=self.stall_s)
+
+    def closed(self, body: SessionBody) -> None:
+        if self._open.get(body.session.wid) is body:
+            del self._open[body.session.wid]
+
+
+class PlainBody:
+    """A one-step watch (v0-api §7.4): nothing of it is left when it ends."""
+
+    def __init__(self, watch: Watch, stream: Stream) -> None:
+        self.stream = stream
+        self._watch = watch
+
+    async def run(self, sink: Sink) -> None:
+        sink.put(sse.opening(self.stream.merge.id()))
+        self._watch.track(self.stream)
+        await self.stream.run(sink)
+
+    def close(self) -> None:
+        self._watch.forget(self.stream)
+        self._watch.give_connection()
+
+
+class SessionBody(PlainBody):
+    """The open stream of a session: it saves where it is, now and then and at its end."""
+
+    def __init__(self, watch: Watch, stream: Stream, session: Session) -> None:
+        super().__init__(watch, stream)
+        self.session = session
+        self.closed = trio.Event()
+        self._is_ours = True
+
+    async def run(self, sink: Sink) -> None:
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._keep_saving)
+                await super().run(sink)
+                nursery.cancel_scope.cancel()
+        finally:
+            # The connection may be gone and this task cancelled; where it got to is worth two seconds.
+            with trio.CancelScope(deadline=trio.current_time() + _CLOSE_S_MAX, shield=True):
+                await self._save(is_open=False)
+
+    async def _keep_saving(self) -> None:
+        while self._is_ours:
+            await self._save(is_open=True)
+            await trio.sleep(_SAVE_EVERY_S)
+        self.stream.end(_TAKEN_OVER)
+
+    async def _save(self, *, is_open: bool) -> None:
+        if not self._is_ours:
+            return
+        try:
+            self._is_ours = await self._watch.sessions.save(self.session, is_open=is_open)
+        except StreamsError as error:  # its shard is away; the next save finds it
+            log.debug("a session could not be saved", error=error.message)
+
+    def close(self) -> None:
+        super().close()
+        self._watch.closed(self)
+        self.closed.set()
+
+
+def starts_shown(plan: Plan, views: dict[str, BoxView]) -> dict[str, dict[str, int]]:
+    return {
+        box: {
+            "from_seq": _place_in(plan, box, view).seq,
+            "head_seq": view.head_seq,
+            "earliest_seq": view.earliest_seq,
+        }
+        for box, view in views.items()
+    }
+
+
+def merge_of(plan: Plan, views: dict[str, BoxView]) -> Merge:
+    return Merge(Track(box, _place_in(plan, box, view), view.head_seq) for box, view in views.items())
+
+
+def _place_in(plan: Plan, box: str, view: BoxView) -> Place:
+    start = plan.starts[box]
+    if start is None:
+        return Place(view.head_seq, view.generation)
+    return Place(start.seq, view.generation if start.is_of(view.generation) else ANOTHER_LIFE)
+
+
+def _check_strong(box: str, view: BoxView, encoding: Encoding) -> None:
+    if encoding.strong and view.config.durability == "memory":
+        raise InvalidRequest(
+            f"consistency: {box} is a memory box, nothing in it is ever on the disk; use eventual",
+            field="consistency",
+            box=box,
+        )

@@ -1,0 +1,93 @@
+"""Watchers of one box and one writer, in the generator's process: how long until everyone has an append.
+
+Closed loop: the next append goes when every watcher has the last one, so what is measured is one append's way
+to all of them and never a queue of earlier ones. A delivery's latency runs from the first byte of the append
+sent to the moment its watcher's bytes have been read here, and we read one watcher after the other: with many
+watchers, part of the figure is ours.
+
+A stalled watcher opens its stream and never reads. It is there from the start when the plan says so; its
+receive buffer is as small as the kernel allows, so that it is really stalled after some hundred records.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+from time import monotonic_ns
+from typing import Any
+
+from loadtests.generator import DRAIN_S, SILENCE_S, LoadFailed, Tally, append_body, http_request
+
+_RECEIVE_BYTES = 64 * 1024
+_CAUGHT_UP = b"event: caught-up"
+#: Longer than any marker: what is kept of a watcher's last bytes, in case a marker was cut in two.
+_TAIL_BYTES = 64
+
+
+class WatchLoad:
+    def __init__(self, plan: dict[str, Any]) -> None:
+        self._tally = Tally(plan)
+        self._port, self._box = plan["port"], plan["box"]
+        self._epoll = select.epoll()
+        self._tails: dict[int, bytes] = {}
+        self._socks: dict[int, socket.socket] = {}
+        self._stalled = [self._open(receive_bytes=4096) for _ in range(plan.get("stalled", 0))]
+        for _ in range(plan["watchers"]):
+            sock = self._open()
+            self._socks[sock.fileno()] = sock
+            self._tails[sock.fileno()] = b""
+            self._epoll.register(sock, select.EPOLLIN)
+        self._writer = socket.create_connection(("127.0.0.1", self._port), timeout=SILENCE_S)
+        self._writer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        body = append_body(1, 1, record_bytes=plan["record_bytes"])
+        if plan.get("data_bytes"):
+            body = b'{"records":[{"data":"%b"}]}' % (b"x" * plan["data_bytes"])
+        self._append = http_request(f"/v0/boxes/{self._box}", body)
+
+    def _open(self, receive_bytes: int = 0) -> socket.socket:
+        sock = socket.socket()
+        if receive_bytes:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        sock.connect(("127.0.0.1", self._port))
+        sock.sendall(
+            f"GET /v0/boxes/{self._box}/watch?tail=true HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode()
+        )
+        sock.setblocking(False)
+        return sock
+
+    def run(self) -> dict[str, Any]:
+        tally = self._tally
+        self._wait_for(_CAUGHT_UP, 0)
+        seq = 0
+        while not tally.is_over and tally.may_send(len(self._append)):
+            seq += 1
+            sent_ns = monotonic_ns()
+            self._writer.sendall(self._append)
+            self._wait_for(b'"to_seq":%d,' % seq, sent_ns)
+            answer = self._writer.recv(_RECEIVE_BYTES)
+            if not answer.startswith(b"HTTP/1.1 20"):
+                tally.failed(answer)
+        tally.end(monotonic_ns())
+        return tally.result()
+
+    def _wait_for(self, marker: bytes, sent_ns: int) -> None:
+        """Until every watcher has been sent the marker once."""
+        missing = len(self._socks)
+        found = {fd for fd, tail in self._tails.items() if marker in tail}
+        missing -= len(found)
+        while missing:
+            events = self._epoll.poll(SILENCE_S if sent_ns == 0 else max(DRAIN_S, SILENCE_S))
+            if not events:
+                raise LoadFailed(f"{missing} watchers were not sent {marker!r}")
+            for fd, _ in events:
+                data = self._socks[fd].recv(_RECEIVE_BYTES)
+                if not data:
+                    raise LoadFailed("the server ended a stream")
+                seen = self._tails[fd] + data
+                self._tails[fd] = seen[-_TAIL_BYTES:]
+                if fd not in found and marker in seen:
+                    found.add(fd)
+                    missing -= 1
+                    if sent_ns:
+                        now_ns = monotonic_ns()
+                        self._tally.answered(now_ns, now_ns - sent_ns, 1)

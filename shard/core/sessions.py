@@ -1,0 +1,91 @@
+"""Watch sessions, kept for the gateways: what one puts here, any of them finds again (v0-api §7.1).
+
+A session is a name and a text that only gateways understand. Nothing of it is logged: a session that dies
+with its shard costs its watcher a new `POST /v0/watch`, and nobody a record.
+
+Rules of the file
+- Time is an argument. A session that was not touched for its time to live is gone; as the time to live is one
+  for all, the oldest is always the first in the dict, and every call removes what is due there.
+- `epoch` grows each time a session is taken. Only the holder of the newest epoch may say where it is.
+
+Bounds: `sessions_max` sessions and `_STATE_BYTES_MAX` of text.
+"""
+
+from __future__ import annotations
+
+from streams.protocol.commands import KeepSession, PutSession, SessionCommand, SessionKept, TakeSession
+from streams.protocol.errors import NotFound, SeqMismatch, StreamsError, Throttled
+
+#: A session of eight boxes takes about 500 bytes, so this is no limit to ten thousand of them; one of 256
+#: long names takes 100 KB, and ten thousand of those would not fit into a small machine.
+_STATE_BYTES_MAX = 256 * 1024 * 1024
+
+
+class _Session:
+    __slots__ = ("epoch", "gone_ms", "state")
+
+    def __init__(self, epoch: int, state: bytes, gone_ms: int) -> None:
+        self.epoch = epoch
+        self.state = state
+        self.gone_ms = gone_ms
+
+
+class Sessions:
+    def __init__(self, sessions_max: int) -> None:
+        #: 0 is no limit.
+        self._max = sessions_max
+        self._sessions: dict[str, _Session] = {}
+        self._bytes = 0
+
+    def __repr__(self) -> str:
+        return f"<Sessions {len(self._sessions)}, {self._bytes} B>"
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def handle(self, command: SessionCommand, now_ms: int) -> SessionKept | StreamsError:
+        self._forget(now_ms)
+        if isinstance(command, PutSession):
+            return self._put(command, now_ms)
+        session = self._sessions.get(command.wid)
+        if session is None:
+            return NotFound("wid: there is no such session (any more); make one with POST /v0/watch")
+        if isinstance(command, TakeSession):
+            session.epoch += 1
+            self._touch(command.wid, session, session.state, now_ms + command.ttl_ms)
+            return SessionKept(session.epoch, session.state)
+        return self._keep(command, session, now_ms)
+
+    def _put(self, command: PutSession, now_ms: int) -> SessionKept | StreamsError:
+        if (self._max and len(self._sessions) >= self._max) or (
+            self._bytes + len(command.state) > _STATE_BYTES_MAX
+        ):
+            return Throttled(
+                f"there are {len(self._sessions)} watch sessions; close some or let them lapse",
+                limit="watch_sessions",
+            )
+        session = _Session(command.epoch, b"", 0)
+        self._touch(command.wid, session, command.state, now_ms + command.ttl_ms)
+        return SessionKept(session.epoch)
+
+    def _keep(self, command: KeepSession, session: _Session, now_ms: int) -> SessionKept | StreamsError:
+        if command.epoch != session.epoch:
+            return SeqMismatch("wid: another connection has taken this session over")
+        self._touch(command.wid, session, command.state, now_ms + command.ttl_ms)
+        return SessionKept(session.epoch)
+
+    def _touch(self, wid: str, session: _Session, state: bytes, gone_ms: int) -> None:
+        self._sessions.pop(wid, None)  # it goes to the end: the front is what lapses next
+        self._sessions[wid] = session
+        self._bytes += len(state) - len(session.state)
+        session.state = state
+        session.gone_ms = gone_ms
+
+    def _forget(self, now_ms: int) -> None:
+        while self._sessions:
+            wid = next(iter(self._sessions))
+            session = self._sessions[wid]
+            if session.gone_ms > now_ms:
+                return
+            del self._sessions[wid]
+            self._bytes -= len(session.state)

@@ -1,0 +1,87 @@
+"""Goal: a session is found by every gateway while it lives, belongs to one of them, and lapses in its time
+(§7.1, §7.2, §12)."""
+
+from __future__ import annotations
+
+import pytest
+
+from shard.core import sessions as module
+from shard.core.machine import Machine
+from shard.core.sessions import Sessions
+from streams.protocol import requests, wire
+from streams.protocol.appends import RecordLimits
+from streams.protocol.commands import KeepSession, PutSession, SessionKept, TakeSession
+from streams.protocol.errors import NotFound, SeqMismatch, Throttled
+
+TTL_MS = 100
+
+
+def put(wid: str, state: bytes = b"{}", epoch: int = 0) -> PutSession:
+    return PutSession(wid, state, TTL_MS, epoch)
+
+
+def test_what_was_put_is_taken() -> None:
+    sessions = Sessions(0)
+    assert sessions.handle(put("w", b'{"a":1}'), 0) == SessionKept(0)
+    assert sessions.handle(TakeSession("w", TTL_MS), 1) == SessionKept(1, b'{"a":1}')
+
+
+def test_only_the_last_taker_may_keep_it() -> None:
+    sessions = Sessions(0)
+    sessions.handle(put("w"), 0)
+    for epoch in (1, 2):
+        assert sessions.handle(TakeSession("w", TTL_MS), 0) == SessionKept(epoch, b"{}")
+    assert isinstance(sessions.handle(KeepSession("w", 1, b"[1]", TTL_MS), 0), SeqMismatch)
+    assert sessions.handle(KeepSession("w", 2, b"[2]", TTL_MS), 0) == SessionKept(2)
+    assert sessions.handle(TakeSession("w", TTL_MS), 0) == SessionKept(3, b"[2]")
+
+
+def test_a_session_lapses_and_every_touch_puts_that_off() -> None:
+    sessions = Sessions(0)
+    sessions.handle(put("lapses"), 0)
+    sessions.handle(put("kept"), 0)
+    sessions.handle(KeepSession("kept", 0, b"{}", TTL_MS), 60)
+    assert isinstance(sessions.handle(TakeSession("lapses", TTL_MS), 100), NotFound)
+    assert sessions.handle(TakeSession("kept", TTL_MS), 159) == SessionKept(1, b"{}")
+    assert isinstance(sessions.handle(TakeSession("kept", TTL_MS), 259), NotFound)
+    assert len(sessions) == 0
+
+
+def test_the_limit_counts_living_sessions() -> None:
+    sessions = Sessions(2)
+    for wid in ("a", "b"):
+        sessions.handle(put(wid), 0)
+    refusal = sessions.handle(put("c"), 99)
+    assert isinstance(refusal, Throttled) and refusal.detail["limit"] == "watch_sessions"
+    assert sessions.handle(put("c"), 100) == SessionKept(0)
+
+
+def test_their_text_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_STATE_BYTES_MAX", 10)
+    sessions = Sessions(0)
+    sessions.handle(put("a", b"123456"), 0)
+    assert isinstance(sessions.handle(put("b", b"12345"), 0), Throttled)
+    sessions.handle(KeepSession("a", 0, b"1", TTL_MS), 0)
+    assert sessions.handle(put("b", b"12345"), 0) == SessionKept(0)
+
+
+def test_a_session_put_back_keeps_its_epoch() -> None:
+    sessions = Sessions(0)
+    sessions.handle(put("w", epoch=7), 0)
+    assert sessions.handle(KeepSession("w", 7, b"{}", TTL_MS), 0) == SessionKept(7)
+
+
+def test_sessions_through_the_machine_and_the_wire() -> None:
+    machine = Machine(sessions_max=1)
+
+    def ask(op: int, query: str, body: bytes = b"") -> bytes:
+        head = wire.head_encoder.encode(wire.RequestHead("wid_x", query))
+        outcome = machine.handle(requests.decode_command(op, head, body, RecordLimits()), 0)
+        assert not outcome.changes
+        assert isinstance(outcome.reply, SessionKept), outcome.reply
+        return requests.encode_reply(outcome.reply)
+
+    assert ask(wire.OP_PUT_SESSION, "ttl_ms=100&epoch=3", b'{"a":1}') == b'{"epoch":3,"state":null}'
+    assert ask(wire.OP_TAKE_SESSION, "ttl_ms=100") == b'{"epoch":4,"state":{"a":1}}'
+    assert ask(wire.OP_KEEP_SESSION, "ttl_ms=100&epoch=4", b"{}") == b'{"epoch":4,"state":null}'
+    assert repr(machine.sessions) == "<Sessions 1, 2 B>"
