@@ -39,6 +39,7 @@ SUBSTITUTIONS = [
         (r"\baclose\b", "close"),
         (r"\basleep\b", "sleep"),
         (r"\bashielded\b", "shielded"),
+        (r"\bain_thread\b", "in_thread"),
         (r"\bclient\._async\b", "client._sync"),
         (r"\btasks may use\b", "threads may use"),
         (r"\bThe task was told to end\b", "The thread was told to end"),

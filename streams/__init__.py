@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from streams.client._async.client import AsyncClient
     from streams.client._sync.client import Client
     from streams.client.answers import BoxDeleted, CaughtUp, Entry, Job, Record, Tombstone
+    from streams.client.framing import Restored
     from streams.client.retry import Retry
     from streams.client.working import Nack
     from streams.direct import ShardWriter
@@ -35,6 +36,7 @@ _HOMES = {
     "Nack": "streams.client.working",
     "Record": "streams.client.answers",
     "Refused": "streams.protocol.errors",
+    "Restored": "streams.client.framing",
     "Retry": "streams.client.retry",
     "ShardWriter": "streams.direct",
     "StreamsError": "streams.protocol.errors",
@@ -53,6 +55,7 @@ __all__ = [
     "Nack",
     "Record",
     "Refused",
+    "Restored",
     "Retry",
     "ShardWriter",
     "StreamsError",

@@ -12,9 +12,12 @@ import time
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
+import anyio.to_thread
+
+T = TypeVar("T")
 
 
 async def asleep(seconds: float) -> None:
@@ -170,3 +173,13 @@ def ashielded(seconds: float) -> AbstractContextManager[object]:
 def shielded(seconds: float) -> AbstractContextManager[object]:
     """Threads are not told to end; see `ashielded`."""
     return nullcontext()
+
+
+async def ain_thread(work: Callable[..., T], *args: Any) -> T:
+    """What blocks, out of the way of the other tasks."""
+    return await anyio.to_thread.run_sync(lambda: work(*args))
+
+
+def in_thread(work: Callable[..., T], *args: Any) -> T:
+    """A thread may block."""
+    return work(*args)

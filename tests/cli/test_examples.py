@@ -90,7 +90,7 @@ BEFORE = {
 }
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if name not in ("streams serve", "streams watch")])
+@pytest.mark.parametrize("name", [name for name in ALL if name != "streams serve"])
 def test_each_example_of_a_command_works_as_typed(name: str, environ: dict[str, str], tmp_path: Path) -> None:
     assert examples_of(ALL[name]), f"{name} has no example"
     if name in BEFORE:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncIterator, Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from streams.client import answers
 from streams.client._async.producer import AsyncProducer
 from streams.client._async.reader import AsyncReader
+from streams.client._async.snapshots import AsyncBoxSnapshots, AsyncStoredSnapshots, Dump, Load
 from streams.client._async.watch import AsyncBoxWatch
 from streams.client.answers import Entry, Record, Tombstone
 from streams.client.batching import Bounds
 from streams.client.retry import Retry
+from streams.client.stores import Store, open_store
 from streams.protocol.boxes import BoxConfig
 from streams.protocol.names import check_box_name, check_group_name
 
@@ -238,6 +241,17 @@ class AsyncBox:
     async def position(self) -> answers.Position:
         """Where its end is."""
         return await self.client.get(f"{self.path}/tail", answers.Position)
+
+    def snapshots(self, *, dump: Dump | None = None, load: Load | None = None) -> AsyncBoxSnapshots:
+        """States of what reads this box, kept in the box; JSON unless `dump` and `load` say otherwise."""
+        return AsyncBoxSnapshots(self, dump=dump, load=load)
+
+    def stored_snapshots(
+        self, place: str | Path | Store, *, dump: Dump | None = None, load: Load | None = None
+    ) -> AsyncStoredSnapshots:
+        """The same kept in a folder, or in an object store by its URL."""
+        store = open_store(place) if isinstance(place, str | Path) else place
+        return AsyncStoredSnapshots(self, store, dump=dump, load=load)
 
     # -- the box itself
 

@@ -105,6 +105,8 @@ class AsyncWatch:
                             attempt = 0
                             for box, item in self._items_of(event):
                                 yield box, item
+                        if not self.cursors:  # every box was deleted
+                            return
                 raise AnswerLost("the server ended the stream")
             except NotFound:  # the session was forgotten; the next one begins where we are
                 self._url = self._last_id = ""
@@ -137,7 +139,7 @@ class AsyncWatch:
                 return [(found.box, record) for record in found.records]
             case "tombstone":
                 gap = decode(event.data, _Gap)
-                self.cursors[gap.box] = gap.gap_to
+                self.cursors[gap.box] = gap.earliest_seq - 1  # of a box made anew, its first is next
                 return [(gap.box, gap)]
             case "caught-up":
                 caught_up = decode(event.data, CaughtUp)
@@ -160,14 +162,11 @@ class AsyncBoxWatch:
         self._watch = watch
         self._box = box
         self._items = aiter(watch)
+        #: The seq up to which everything has been handed out; None while that is not known.
+        self.cursor = watch.cursors.get(box)
 
     def __repr__(self) -> str:
-        return f"<AsyncBoxWatch {self._box} at {self._watch.cursors.get(self._box)}>"
-
-    @property
-    def cursor(self) -> int | None:
-        """The seq up to which everything has been received."""
-        return self._watch.cursors.get(self._box)
+        return f"<AsyncBoxWatch {self._box} at {self.cursor}>"
 
     def __aiter__(self) -> AsyncBoxWatch:
         return self
@@ -177,7 +176,11 @@ class AsyncBoxWatch:
             _, item = await anext(self._items)
             if isinstance(item, BoxDeleted):
                 raise BoxNotFound(f"box {self._box} was deleted", box=self._box)
-            if not isinstance(item, CaughtUp):
+            if isinstance(item, Record):
+                self.cursor = item.seq
+                return item
+            if isinstance(item, Tombstone):
+                self.cursor = item.earliest_seq - 1
                 return item
 
     async def aclose(self) -> None:

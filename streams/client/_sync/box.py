@@ -5,16 +5,19 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from streams.client import answers
 from streams.client._sync.producer import Producer
 from streams.client._sync.reader import Reader
+from streams.client._sync.snapshots import BoxSnapshots, Dump, Load, StoredSnapshots
 from streams.client._sync.watch import BoxWatch
 from streams.client.answers import Entry, Record, Tombstone
 from streams.client.batching import Bounds
 from streams.client.retry import Retry
+from streams.client.stores import Store, open_store
 from streams.protocol.boxes import BoxConfig
 from streams.protocol.names import check_box_name, check_group_name
 
@@ -239,6 +242,17 @@ class Box:
     def position(self) -> answers.Position:
         """Where its end is."""
         return self.client.get(f"{self.path}/tail", answers.Position)
+
+    def snapshots(self, *, dump: Dump | None = None, load: Load | None = None) -> BoxSnapshots:
+        """States of what reads this box, kept in the box; JSON unless `dump` and `load` say otherwise."""
+        return BoxSnapshots(self, dump=dump, load=load)
+
+    def stored_snapshots(
+        self, place: str | Path | Store, *, dump: Dump | None = None, load: Load | None = None
+    ) -> StoredSnapshots:
+        """The same kept in a folder, or in an object store by its URL."""
+        store = open_store(place) if isinstance(place, str | Path) else place
+        return StoredSnapshots(self, store, dump=dump, load=load)
 
     # -- the box itself
 

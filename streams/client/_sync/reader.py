@@ -48,6 +48,9 @@ class Reader:
         self._options["limit"] = page_records
         self.cursor = from_seq or 0
         self.generation: int | None = None
+        #: Of the last answer: the first seq that is there, and whether there was no more.
+        self.earliest_seq = 0
+        self._was_caught_up = False
         #: Where a reading ends that is not endless: the head when it began.
         self._until: int | None = None
         self._is_started = False
@@ -76,6 +79,11 @@ class Reader:
             raise ValueError("a reader without a group has nowhere to commit to; give it one")
         self._group.commit(self.cursor)
 
+    @property
+    def is_caught_up(self) -> bool:
+        """All there was, when the server was last asked, has been handed out."""
+        return self._was_caught_up and not self._items
+
     def _is_at_end(self) -> bool:
         return not self._is_endless and self._until is not None and self.cursor >= self._until
 
@@ -102,6 +110,8 @@ class Reader:
             self._until = page.head_seq
         self._is_started = True
         self.generation = page.generation
+        self.earliest_seq = page.earliest_seq
+        self._was_caught_up = page.caught_up
         if page.tombstone is not None:
             self._items.append(page.tombstone)
         self._items.extend(page.records)

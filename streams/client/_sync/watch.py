@@ -106,6 +106,8 @@ class Watch:
                             attempt = 0
                             for box, item in self._items_of(event):
                                 yield box, item
+                        if not self.cursors:  # every box was deleted
+                            return
                 raise AnswerLost("the server ended the stream")
             except NotFound:  # the session was forgotten; the next one begins where we are
                 self._url = self._last_id = ""
@@ -138,7 +140,7 @@ class Watch:
                 return [(found.box, record) for record in found.records]
             case "tombstone":
                 gap = decode(event.data, _Gap)
-                self.cursors[gap.box] = gap.gap_to
+                self.cursors[gap.box] = gap.earliest_seq - 1  # of a box made anew, its first is next
                 return [(gap.box, gap)]
             case "caught-up":
                 caught_up = decode(event.data, CaughtUp)
@@ -161,14 +163,11 @@ class BoxWatch:
         self._watch = watch
         self._box = box
         self._items = iter(watch)
+        #: The seq up to which everything has been handed out; None while that is not known.
+        self.cursor = watch.cursors.get(box)
 
     def __repr__(self) -> str:
-        return f"<BoxWatch {self._box} at {self._watch.cursors.get(self._box)}>"
-
-    @property
-    def cursor(self) -> int | None:
-        """The seq up to which everything has been received."""
-        return self._watch.cursors.get(self._box)
+        return f"<BoxWatch {self._box} at {self.cursor}>"
 
     def __iter__(self) -> BoxWatch:
         return self
@@ -178,7 +177,11 @@ class BoxWatch:
             _, item = next(self._items)
             if isinstance(item, BoxDeleted):
                 raise BoxNotFound(f"box {self._box} was deleted", box=self._box)
-            if not isinstance(item, CaughtUp):
+            if isinstance(item, Record):
+                self.cursor = item.seq
+                return item
+            if isinstance(item, Tombstone):
+                self.cursor = item.earliest_seq - 1
                 return item
 
     def close(self) -> None:
