@@ -28,7 +28,7 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from streams.client import answers
-from streams.client._sync.client import DEFAULT_URL, Client
+from streams.client._sync.client import Client
 from streams.client._sync.producer import Producer
 from streams.client.answers import Appended, BoxState, Entry, Placement
 from streams.client.batching import Bounds
@@ -127,7 +127,7 @@ class _Link:
 class ShardWriter:
     """Appends straight to the shards that own the boxes."""
 
-    def __init__(self, url: str = DEFAULT_URL, *, key: str | None = None, retry: Retry | None = None) -> None:
+    def __init__(self, url: str | None = None, *, key: str | None = None, retry: Retry | None = None) -> None:
         self.retry = retry or Retry()
         self._client = Client(url, key=key, retry=self.retry)
         self._lock = threading.Lock()

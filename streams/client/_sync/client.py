@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Iterator, Mapping
@@ -35,13 +36,14 @@ class Client:
             client.box("orders").append({"item": "tea"})
 
     Connections are made when they are needed and kept; one client is enough for a whole program, and all its
-    threads may use it. `retry` says how long requests are repeated that can be.
+    threads may use it. Without `url` and `key` it is the server that STREAMS_URL and STREAMS_KEY name.
+    `retry` says how long requests are repeated that can be.
     """
 
-    def __init__(self, url: str = DEFAULT_URL, *, key: str | None = None, retry: Retry | None = None) -> None:
-        self.url = url.rstrip("/")
+    def __init__(self, url: str | None = None, *, key: str | None = None, retry: Retry | None = None) -> None:
+        self.url = (url or os.environ.get("STREAMS_URL") or DEFAULT_URL).rstrip("/")
         self.retry = retry or Retry()
-        self._transport = Transport(self.url, key)
+        self._transport = Transport(self.url, key or os.environ.get("STREAMS_KEY"))
 
     def __repr__(self) -> str:
         return f"<Client {self.url}>"
