@@ -5,8 +5,8 @@ to all of them and never a queue of earlier ones. A delivery's latency runs from
 sent to the moment its watcher's bytes have been read here, and we read one watcher after the other: with many
 watchers, part of the figure is ours.
 
-A stalled watcher opens its stream and never reads. It is there from the start when the plan says so; its
-receive buffer is as small as the kernel allows, so that it is really stalled after some hundred records.
+A stalled watcher asks for the box from its start and never reads. What is there, `first_seq` records, must be
+more than the kernel will hold for it (3 MB were seen), so that it is stalled before the clock starts.
 """
 
 from __future__ import annotations
@@ -31,34 +31,31 @@ class WatchLoad:
         self._epoll = select.epoll()
         self._tails: dict[int, bytes] = {}
         self._socks: dict[int, socket.socket] = {}
-        self._stalled = [self._open(receive_bytes=4096) for _ in range(plan.get("stalled", 0))]
+        self._first_seq = plan.get("first_seq", 0)
+        self._stalled = [self._open("from_seq=0", receive_bytes=4096) for _ in range(plan.get("stalled", 0))]
         for _ in range(plan["watchers"]):
-            sock = self._open()
+            sock = self._open("tail=true")
             self._socks[sock.fileno()] = sock
             self._tails[sock.fileno()] = b""
             self._epoll.register(sock, select.EPOLLIN)
         self._writer = socket.create_connection(("127.0.0.1", self._port), timeout=SILENCE_S)
         self._writer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         body = append_body(1, 1, record_bytes=plan["record_bytes"])
-        if plan.get("data_bytes"):
-            body = b'{"records":[{"data":"%b"}]}' % (b"x" * plan["data_bytes"])
         self._append = http_request(f"/v0/boxes/{self._box}", body)
 
-    def _open(self, receive_bytes: int = 0) -> socket.socket:
+    def _open(self, query: str, *, receive_bytes: int = 0) -> socket.socket:
         sock = socket.socket()
         if receive_bytes:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
         sock.connect(("127.0.0.1", self._port))
-        sock.sendall(
-            f"GET /v0/boxes/{self._box}/watch?tail=true HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode()
-        )
+        sock.sendall(f"GET /v0/boxes/{self._box}/watch?{query} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
         sock.setblocking(False)
         return sock
 
     def run(self) -> dict[str, Any]:
         tally = self._tally
         self._wait_for(_CAUGHT_UP, 0)
-        seq = 0
+        seq = self._first_seq
         while not tally.is_over and tally.may_send(len(self._append)):
             seq += 1
             sent_ns = monotonic_ns()

@@ -7,6 +7,7 @@ has to be moved when a payload is used, and one long read through old data does 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 
 from shard.core.sealed import Segment
 from streams.protocol.records import Batch
@@ -26,6 +27,10 @@ class PayloadCache:
         if segment.loaded(at) is None:
             segment.load(at, batch)
             self.note(segment, at, batch)
+
+    def add_all(self, payloads: Iterable[tuple[Segment, int, Batch]]) -> None:
+        for segment, at, batch in payloads:
+            self.add(segment, at, batch)
 
     def note(self, segment: Segment, at: int, batch: Batch) -> None:
         """Counts a payload that was loaded by others."""

@@ -36,9 +36,9 @@ from shard.cache import PayloadCache
 from shard.committer import Committer, CommitterStatistics
 from shard.core.changes import ShardState
 from shard.core.machine import Machine, Missing, Outcome
-from shard.core.sealed import NotLoaded, Segment
 from shard.core.upkeep import HotPolicy, SealPolicy
-from shard.fetcher import READ_BYTES, Done, Fetcher
+from shard.fetcher import READ_BYTES, Brought, Done, Fetcher
+from shard.retention import Retention, names_in
 from shard.storage import frames
 from shard.storage.snapshot import Snapshots
 from shard.storage.store import Name, SegmentStore
@@ -49,7 +49,6 @@ from streams.protocol.commands import Command, Diff, Follow, GetRecord, GetState
 from streams.protocol.errors import StreamsError
 from streams.protocol.forwards import Collect
 from streams.protocol.queues import AwaitMoves, Claim, ClaimedTogether, ClaimTogether, ReleaseHolder
-from streams.protocol.records import Batch
 
 log = structlog.get_logger()
 
@@ -65,6 +64,9 @@ _UNSEALED_FACTOR = 2
 _PINNED_FACTOR = 2
 _PINNED_FILES_MIN = 4
 
+#: Boxes that a snapshot takes in one step: about half a millisecond.
+_SNAPSHOT_BOXES = 64
+
 _READS = (Diff, GetRecord, GetState, GetTail, ListBoxes, Collect)
 
 #: The longest the shard goes without looking at its clock.
@@ -79,10 +81,6 @@ class Ticket(Protocol):
 
 #: A reply on hold: the lsn it waits for, its age, who gets it.
 _Parked = tuple[int, int, Ticket, Reply | StreamsError]
-
-
-#: A payload that is kept for a command which needs more than one.
-Held = tuple[Segment, int, Batch]
 
 
 class EngineSettings(NamedTuple):
@@ -130,7 +128,9 @@ class Engine:
             sync_interval_ms=settings.sync_interval_ms,
         )
         self._cache = PayloadCache(settings.cache_bytes)
-        self._fetcher = Fetcher(machine, store, self._cache, post=self._token.run_sync_soon)
+        self._fetcher = Fetcher(
+            machine, store, self._cache, post=self._token.run_sync_soon, on_failed=self._on_failed
+        )
         #: Writes to a box of which one waits for the fetcher, in the order in which they came.
         self._behind: dict[str, deque[tuple[Command, Ticket]]] = {}
         self._upkeep = Upkeep(
@@ -173,10 +173,7 @@ class Engine:
         self._snapshot_wanted = trio.Event()
         self._bytes_at_snapshot = 0
         self._lsn_at_snapshot = 0
-        #: For the snapshots on disk, oldest first: the oldest lsn each one needs, and the segments it names
-        #: (None when that is not known: a snapshot of an earlier life).
-        self._needs = [0, needs_lsn]
-        self._named: list[set[Name] | None] = [None, None]
+        self._retention = Retention(needs_lsn)
 
     def __repr__(self) -> str:
         parked = len(self._until_logged) + len(self._until_durable)
@@ -229,13 +226,19 @@ class Engine:
             self._relieved = trio.Event() if self._relieved.is_set() else self._relieved
             await self._relieved.wait()
 
-    def submit(self, command: Command, ticket: Ticket, held: list[Held] | None = None) -> None:
+    def submit(self, command: Command, ticket: Ticket) -> None:
         """Handles a command. The ticket is answered now or when the reply's promise is kept. Whoever submits
         calls `flush` when it has no more for now."""
         if self._behind and not isinstance(command, _READS) and _box_of(command) in self._behind:
             self._behind[_box_of(command)].append((command, ticket))
             return
+        self._handle(command, ticket, [])
+
+    def _handle(self, command: Command, ticket: Ticket, held: Brought) -> None:
+        """`held`: what was fetched for this command so far."""
         now_ms = self._now_ms()
+        if held:
+            self._cache.add_all(held)
         outcome = self.machine.handle(command, now_ms)
         if outcome.changes:
             self._log(outcome, sync=outcome.until_durable)
@@ -263,50 +266,37 @@ class Engine:
 
     # -- commands that need what is not in memory
 
-    def _fetch(self, command: Command, ticket: Ticket, missing: Missing, held: list[Held] | None) -> None:
-        held = [] if held is None else held
+    def _fetch(self, command: Command, ticket: Ticket, missing: Missing, held: Brought) -> None:
         if isinstance(command, _READS):
             done = partial(self._read_again, command, ticket, held)
         else:
             self._behind.setdefault(_box_of(command), deque())
             done = partial(self._write_again, command, ticket, held)
-        self._bring_in(missing, command.max_bytes if isinstance(command, Diff) else 0, done, held)
+        self._bring_in(missing, command.max_bytes if isinstance(command, Diff) else 0, done)
 
-    def _bring_in(
-        self, missing: Missing, bytes_wanted: int, done: Done, held: list[Held] | None = None
-    ) -> None:
-        """Fetches, and then calls `done`. What was fetched before for the same command is in `held`, and is
-        put back if the cache has dropped it: so each fetch brings the command nearer to its end."""
+    def _bring_in(self, missing: Missing, bytes_wanted: int, done: Done) -> None:
+        self._fetcher.fetch(missing, max(READ_BYTES, bytes_wanted), done)
 
-        def arrived(error: StreamsError | None) -> None:
-            if held is not None and error is None and isinstance(missing, NotLoaded):
-                batch = missing.segment.loaded(missing.at)
-                if batch is not None:
-                    held.append((missing.segment, missing.at, batch))
-                for segment, at, payload in held:
-                    self._cache.add(segment, at, payload)
-            done(error)
-
-        self._fetcher.fetch(missing, max(READ_BYTES, bytes_wanted), arrived)
-
-    def _read_again(
-        self, command: Command, ticket: Ticket, held: list[Held], error: StreamsError | None
+    def _again(
+        self, command: Command, ticket: Ticket, held: Brought, error: StreamsError | None, brought: Brought
     ) -> None:
         if error is not None:
             ticket.answer(error, 0.0, 0.0)
         else:
-            self.submit(command, ticket, held)
+            self._handle(command, ticket, held + brought)
+
+    def _read_again(
+        self, command: Command, ticket: Ticket, held: Brought, error: StreamsError | None, brought: Brought
+    ) -> None:
+        self._again(command, ticket, held, error, brought)
         self._after_report([])
 
     def _write_again(
-        self, command: Command, ticket: Ticket, held: list[Held], error: StreamsError | None
+        self, command: Command, ticket: Ticket, held: Brought, error: StreamsError | None, brought: Brought
     ) -> None:
         box = _box_of(command)
         behind = self._behind.pop(box)
-        if error is not None:
-            ticket.answer(error, 0.0, 0.0)
-        else:
-            self.submit(command, ticket, held)
+        self._again(command, ticket, held, error, brought)
         while behind and box not in self._behind:
             self.submit(*behind.popleft())
         if behind:  # one of them has to wait in its turn, and the rest stays behind it
@@ -399,7 +389,7 @@ class Engine:
                 self._wake_claims(box)
             waiting = self._reads.pop(box, None)
             if waiting is not None:
-                still = [read for read in waiting if not self._try_read(read, read.command)]
+                still = [read for read in waiting if not self._try_read(read, read.command, [])]
                 if still:
                     self._reads.setdefault(box, []).extend(still)
                     self._note_strong(still)
@@ -418,16 +408,18 @@ class Engine:
             del self._strong[box]
         return due
 
-    def _try_read(self, read: _WaitingRead, command: Diff | Collect | AwaitMoves) -> bool:
-        """Whether the read is over."""
+    def _try_read(self, read: _WaitingRead, command: Diff | Collect | AwaitMoves, held: Brought) -> bool:
+        """Whether the read is over, or waits for the fetcher."""
         if read.done:
             return True
+        if held:
+            self._cache.add_all(held)
         outcome = self.machine.handle(command, self._now_ms())
         if outcome.changes:
             self._log(outcome, sync=outcome.until_durable)
         if outcome.needs:
+            done = partial(self._read_on, read, command, held)
             bytes_wanted = command.max_bytes if isinstance(command, Diff) else 0
-            done = partial(self._read_on, read, command)
             self._bring_in(outcome.needs[0], bytes_wanted, done)
             return True
         if outcome.reply is None:
@@ -437,13 +429,18 @@ class Engine:
         return True
 
     def _read_on(
-        self, read: _WaitingRead, command: Diff | Collect | AwaitMoves, error: StreamsError | None
+        self,
+        read: _WaitingRead,
+        command: Diff | Collect | AwaitMoves,
+        held: Brought,
+        error: StreamsError | None,
+        brought: Brought,
     ) -> None:
         """A read that waited for more has what it needs of it."""
         if error is not None:
             read.done = True
             read.ticket.answer(error, 0.0, 0.0)
-        elif not self._try_read(read, command):  # what there was is gone again
+        elif not self._try_read(read, command, held + brought):  # what there was is gone again
             self._reads.setdefault(command.box, []).append(read)
         self._after_report([])
 
@@ -457,17 +454,18 @@ class Engine:
                 return
 
     def _serve(
-        self, box: str, waiting: list[Waiting[Ticket]], *, is_over: bool, held: list[Held] | None = None
+        self, box: str, waiting: list[Waiting[Ticket]], *, is_over: bool, held: Brought | None = None
     ) -> bool:
         """Asks for all of them in one pass. Who gets no answer waits on; whether that was nobody."""
+        if held:
+            self._cache.add_all(held)
         together = ClaimTogether(box=box, claims=tuple(each.claim for each in waiting), is_over=is_over)
         outcome = self.machine.handle(together, self._now_ms())
         if outcome.changes:
             self._log(outcome, sync=outcome.until_durable)
         if outcome.needs:
-            held = [] if held is None else held
-            done = partial(self._serve_again, box, waiting, is_over, held)
-            self._bring_in(outcome.needs[0], 0, done, held)
+            done = partial(self._serve_again, box, waiting, is_over, held or [])
+            self._bring_in(outcome.needs[0], 0, done)
             return False
         reply = outcome.reply
         assert reply is not None, "a pass is always answered"
@@ -487,8 +485,9 @@ class Engine:
         box: str,
         waiting: list[Waiting[Ticket]],
         is_over: bool,
-        held: list[Held],
+        held: Brought,
         error: StreamsError | None,
+        brought: Brought,
     ) -> None:
         """What a pass needed is there, or is not to be had."""
         waiting = [each for each in waiting if not each.is_done]
@@ -496,7 +495,7 @@ class Engine:
             self._claims.done(box, waiting)
             for each in waiting:
                 each.ticket.answer(error, 0.0, 0.0)
-        elif waiting and self._serve(box, waiting, is_over=is_over, held=held) and not is_over:
+        elif waiting and self._serve(box, waiting, is_over=is_over, held=held + brought) and not is_over:
             self._wake_claims(box)
         self._after_report([])
 
@@ -541,7 +540,7 @@ class Engine:
         while self._read_deadlines and self._read_deadlines[0][0] <= now_ms:
             _, _, read = heapq.heappop(self._read_deadlines)
             if not read.done:
-                self._try_read(read, msgspec.structs.replace(read.command, wait_ms=0))
+                self._try_read(read, msgspec.structs.replace(read.command, wait_ms=0), [])
                 waiting = self._reads.get(read.command.box)
                 if waiting is not None:
                     waiting[:] = [other for other in waiting if other is not read]
@@ -564,7 +563,7 @@ class Engine:
             with trio.move_on_after(self._settings.snapshot_interval_ms / 1000):
                 await self._snapshot_wanted.wait()
             self._snapshot_wanted = trio.Event()
-            if self.machine.lsn == self._lsn_at_snapshot and self._named[0] == self._named[1]:
+            if self.machine.lsn == self._lsn_at_snapshot and self._retention.is_settled:
                 continue  # nothing has changed, and no segment waits for the older snapshot to go
             try:
                 await self._take_snapshot()
@@ -573,25 +572,24 @@ class Engine:
                 return
 
     async def _take_snapshot(self) -> None:
-        """State now, on disk once all of it is durable in the log; then old log files may go."""
-        state = self.machine.snapshot()
-        named = set(map(Name.of, self.machine.segments()))
+        """State now, on disk once all of it is durable in the log; then old files may go."""
         self._bytes_at_snapshot = self._wal.bytes_written
-        self._lsn_at_snapshot = state.lsn
+        capture = self.machine.begin_snapshot()
+        self._lsn_at_snapshot = capture.lsn
+        try:
+            while capture.step(_SNAPSHOT_BOXES):
+                await trio.lowlevel.checkpoint()
+        finally:
+            self.machine.end_snapshot()
+        state = capture.state()
         if not await self.wait_durable(state.lsn):
             return
-        await trio.to_thread.run_sync(self._write_snapshot, state)
-        self._needs = [self._needs[-1], state.needs_lsn]
-        self._named = [self._named[-1], named]
-        if self._named[0] is not None:
-            self._upkeep.sweep(self._named[0] | named)
-        # The older snapshot must stay usable too, should the newer one turn out to be damaged.
-        needed_lsn = min(self._needs)
-        through = 0
-        for file in self._wal.files()[:-1]:
-            if file.last_lsn >= needed_lsn:
-                break
-            through = file.number
+        named = await trio.to_thread.run_sync(self._write_snapshot, state)
+        self._retention.written(state.needs_lsn, named)
+        still_named = self._retention.named()
+        if still_named is not None:
+            self._upkeep.sweep(still_named)
+        through = self._retention.released(self._wal.files()[:-1])
         if through:
             self._committer.release(through)
 
@@ -615,8 +613,9 @@ class Engine:
         files = self._wal.files()[: -max(_PINNED_FILES_MIN, kept)]
         return files[-1].last_lsn if files else 0
 
-    def _write_snapshot(self, state: ShardState) -> None:
+    def _write_snapshot(self, state: ShardState) -> set[Name]:
         self._snapshots.write(state.lsn, frames.encode_state(state))
+        return names_in(state)
 
 
 def _box_of(command: Command) -> str:
@@ -624,7 +623,7 @@ def _box_of(command: Command) -> str:
     return getattr(command, "box", "")
 
 
-def _ignore(error: StreamsError | None) -> None:
+def _ignore(error: StreamsError | None, brought: Brought) -> None:
     """For what is fetched ahead of need: whoever needs it will be told."""
 
 

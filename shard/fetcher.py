@@ -6,9 +6,14 @@
 Whoever needs a payload that somebody else is fetching waits for that one. Neighbours are read together, as
 many as the reader is likely to want next.
 
+What was brought in for a command may have been forgotten again when it needs one thing more: a cache can be
+smaller than what one command looks at. So whoever waits is handed the payloads, and keeps them until it is
+answered (`PayloadCache.add_all` puts them back).
+
 Bounds: requests that wait are at most as many as are in flight, which the links bound; one read brings in at
-most `bytes_max` (or one batch). Reads from the cold store have threads of their own, so that a slow store
-does not hold up reads from this disk.
+most `bytes_max` (or one batch), and a command holds on to no more than it looks at: a reader to about twice
+what it asked for (8 MiB at most), a writer to three reads. Reads from the cold store have threads of their
+own, so that a slow store does not hold up reads from this disk.
 """
 
 from __future__ import annotations
@@ -39,15 +44,28 @@ _COLD_THREADS = 4
 #: What is brought in for whoever needs one batch and says no more.
 READ_BYTES = 256 * 1024
 
-Done = Callable[[StreamsError | None], None]
+#: Payloads and their places.
+Brought = list[tuple[Segment, int, Batch]]
+
+Done = Callable[[StreamsError | None, Brought], None]
 
 
 class Fetcher:
-    def __init__(self, machine: Machine, store: SegmentStore, cache: PayloadCache, *, post: Post) -> None:
+    def __init__(
+        self,
+        machine: Machine,
+        store: SegmentStore,
+        cache: PayloadCache,
+        *,
+        post: Post,
+        on_failed: Callable[[BaseException], None],
+    ) -> None:
+        """`on_failed` is told of what can only be a bug: who waits for that thread would wait for ever."""
         self._machine = machine
         self._store = store
         self._cache = cache
         self._post = post
+        self._on_failed = on_failed
         self._waiting: dict[tuple[Name, int], list[Done]] = {}
         self._hot: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._cold: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -61,7 +79,7 @@ class Fetcher:
         for number in range(_HOT_THREADS + _COLD_THREADS):
             backlog = self._hot if number < _HOT_THREADS else self._cold
             thread = threading.Thread(
-                target=_run, args=(backlog,), name=f"segment-read-{number}", daemon=True
+                target=self._run, args=(backlog,), name=f"segment-read-{number}", daemon=True
             )
             self._threads.append(thread)
             thread.start()
@@ -90,12 +108,20 @@ class Fetcher:
 
     # -- in a thread
 
+    def _run(self, backlog: SimpleQueue[Callable[[], None] | None]) -> None:
+        while (work := backlog.get()) is not None:
+            try:
+                work()
+            except BaseException as error:
+                log.error("a thread that reads segments failed", exc_info=error)
+                self._post(self._on_failed, error)
+                return
+
     def _read(self, segment: Segment, at: int, bytes_max: int) -> None:
-        name = Name.of(segment)
         try:
-            batches = self._store.read(name, at, bytes_max=bytes_max)
-        except (Corrupt, OSError, Unreachable) as trouble:
-            self._post(self._not_loaded, name, at, trouble)
+            batches = self._store.read(Name.of(segment), at, bytes_max=bytes_max)
+        except (Corrupt, Unreachable) as trouble:
+            self._post(self._not_loaded, segment, at, trouble)
             return
         self._post(self._loaded, segment, at, batches)
 
@@ -104,8 +130,8 @@ class Fetcher:
         try:
             for segment in segments:
                 found.append((segment, self._store.find_tags(Name.of(segment), match)))
-        except (Corrupt, OSError, Unreachable) as trouble:
-            self._post(self._not_found, trouble, done)
+        except (Corrupt, Unreachable) as trouble:
+            self._post(self._not_found, segments, trouble, done)
             return
         self._post(self._found, found, match, done)
 
@@ -113,17 +139,17 @@ class Fetcher:
 
     def _loaded(self, segment: Segment, at: int, batches: Sequence[Batch]) -> None:
         self.reads += 1
-        for offset, batch in enumerate(batches):
-            self._cache.add(segment, at + offset, batch)
-        self._tell(Name.of(segment), at, None)
+        brought = [(segment, at + offset, batch) for offset, batch in enumerate(batches)]
+        self._cache.add_all(brought)
+        self._tell(Name.of(segment), at, None, brought)
         self._cache.shrink()  # after those who wait have had what they wanted
 
-    def _not_loaded(self, name: Name, at: int, trouble: Exception) -> None:
-        self._tell(name, at, _as_error(trouble))
+    def _not_loaded(self, segment: Segment, at: int, trouble: Exception) -> None:
+        self._tell(Name.of(segment), at, self._as_error([segment], trouble), [])
 
-    def _tell(self, name: Name, at: int, error: StreamsError | None) -> None:
+    def _tell(self, name: Name, at: int, error: StreamsError | None, brought: Brought) -> None:
         for done in self._waiting.pop((name, at)):
-            done(error)
+            done(error, brought)
 
     def _found(
         self, found: list[tuple[Segment, tuple[Sequence[int], Sequence[int]]]], match: Match, done: Done
@@ -133,20 +159,21 @@ class Fetcher:
             box = self._machine.generations.get(segment.generation)
             if box is not None:
                 box.found_tags[segment.serial, match] = tagged
-        done(None)
+        done(None, [])
+        self._cache.shrink()
 
-    def _not_found(self, trouble: Exception, done: Done) -> None:
-        done(_as_error(trouble))
+    def _not_found(self, segments: Sequence[Segment], trouble: Exception, done: Done) -> None:
+        done(self._as_error(segments, trouble), [])
 
-
-def _as_error(trouble: Exception) -> StreamsError:
-    if isinstance(trouble, Unreachable):
-        log.warning("the cold store could not be read", reason=str(trouble))
-        return ColdStoreUnavailable(f"{trouble}; nothing is lost, try again later")
-    log.error("a segment could not be read", reason=str(trouble))
-    return DataDamaged(str(trouble))
-
-
-def _run(backlog: SimpleQueue[Callable[[], None] | None]) -> None:
-    while (work := backlog.get()) is not None:
-        work()
+    def _as_error(self, segments: Sequence[Segment], trouble: Exception) -> StreamsError | None:
+        """None when there is no trouble after all: a segment has made place for another one meanwhile, or is
+        gone with its box, and whoever asks again will see."""
+        for segment in segments:
+            box = self._machine.generations.get(segment.generation)
+            if box is None or segment not in box.log.segments:
+                return None
+        if isinstance(trouble, Unreachable):
+            log.warning("the cold store could not be read", reason=str(trouble))
+            return ColdStoreUnavailable(f"{trouble}; nothing is lost, try again later")
+        log.error("a segment could not be read", reason=str(trouble))
+        return DataDamaged(str(trouble))

@@ -7,18 +7,22 @@ unsealed batches take more memory than they should, as fast as it goes.
 
 What a crash leaves: a segment that no change names. It is dropped like every file that neither the machine
 nor one of the two snapshots names; until then its number may be given again, and its file is written over.
+
+Rules of the file
+- A file goes only when the change that made it superfluous is durable: until then a crash could bring back a
+  machine that needs it.
+- A segment that turns out to be damaged is left as it is, and told; the rest of the shard goes on.
 """
 
 from __future__ import annotations
 
 import errno
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import contextmanager
-from typing import Protocol
+from time import monotonic
+from typing import Any, Protocol
 
 import structlog
 import trio
-import trio.lowlevel
 
 from shard.cache import PayloadCache
 from shard.compaction import find_superseded, survey
@@ -52,6 +56,9 @@ _FULL_PAUSE_S = 5.0
 #: How often to look when there was nothing to do.
 _PAUSE_S = 0.25
 
+#: Boxes looked at in one go when unnamed files are dropped: a fraction of a millisecond.
+_SWEEP_BOXES = 256
+
 #: Payloads stay in memory when a segment is sealed, unless they are so many that counting them takes long.
 _BATCHES_KEPT_MAX = 256
 
@@ -59,6 +66,15 @@ _BATCHES_KEPT_MAX = 256
 class Logger(Protocol):
     def __call__(self, outcome: Outcome) -> None:
         """Notes changes of the machine for the log, and hands them over."""
+
+
+class InThread(Protocol):
+    def __call__(self, work: Callable[..., Any], *args: Any) -> Awaitable[Any]:
+        """Does work that waits for a disk or a network, and returns what it returns."""
+
+
+def _in_thread(work: Callable[..., Any], *args: Any) -> Awaitable[Any]:
+    return trio.to_thread.run_sync(work, *args)
 
 
 class Upkeep:
@@ -76,6 +92,8 @@ class Upkeep:
         pinned_lsn: Callable[[], int],
         unsealed_bytes_max: int,
         bytes_per_s: int,
+        in_thread: InThread = _in_thread,
+        sleep: Callable[[float], Awaitable[None]] = trio.sleep,
     ) -> None:
         self._machine = machine
         self._store = store
@@ -88,6 +106,8 @@ class Upkeep:
         self._pinned_lsn = pinned_lsn
         self._unsealed_bytes_max = unsealed_bytes_max
         self._bytes_per_s = bytes_per_s
+        self._in_thread = in_thread
+        self._sleep = sleep
         self.sealed = 0
         self.kept = 0
         self.rewritten = 0
@@ -111,22 +131,17 @@ class Upkeep:
         while True:
             try:
                 if not await self.step():
-                    await trio.sleep(_PAUSE_S)
+                    await self._sleep(_PAUSE_S)
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise  # the same disk as the log's: it cannot be trusted any more
                 log.error("the disk is full: segments cannot be written", error=str(error))
-                await trio.sleep(_FULL_PAUSE_S)
+                await self._sleep(_FULL_PAUSE_S)
 
     async def step(self) -> bool:
         """Does the next piece of work; whether there was any."""
         if self._named is not None:
-            # Between two pieces of work there is no segment that is written and not named yet.
-            named, self._named = self._named | set(map(Name.of, self._machine.segments())), None
-            try:
-                await trio.to_thread.run_sync(self._store.remove_unnamed, named)
-            except Unreachable as trouble:
-                log.warning("segments could not be dropped from the cold store yet", reason=str(trouble))
+            await self._sweep()
         plan = plan_seal(
             self._machine,
             self._policy,
@@ -139,41 +154,51 @@ class Upkeep:
             return True
         if isinstance(plan, ToKeep):
             self._keep(plan)
-            await trio.lowlevel.checkpoint()
+            await self._sleep(0)
             return True
         box = plan_compaction(self._machine, now_ms=self._now_ms())
         if box is not None:
-            with self._passing_over_damage(box, self._machine.compactable):
-                await self._compact(box)
+            await self._compact(box)
             return True
         rewrite = plan_rewrite(self._machine, self._policy)
         if rewrite is not None:
-            with self._passing_over_damage(rewrite.box, self._machine.dented):
-                await self._rewrite(rewrite)
+            await self._rewrite(rewrite)
             return True
-        if self._store.has_cold and trio.current_time() >= self._cold_again_at:
+        if self._store.has_cold and monotonic() >= self._cold_again_at:
             move = plan_move(self._machine, self._hot)
             if move is not None:
-                with self._passing_over_damage(move[0], self._machine.movable):
-                    await self._move(*move)
+                await self._move(*move)
                 return True
         return False
 
-    @contextmanager
-    def _passing_over_damage(self, box: Box, listed: dict[int, Box]) -> Iterator[None]:
-        """A box with a damaged segment is left as it is; whoever reads from it is told."""
-        try:
-            yield
-        except Corrupt as damage:
-            listed.pop(box.generation, None)
-            log.error("a segment is damaged", box=box.name, path=damage.path, message=str(damage))
-
     # -- the pieces
+
+    async def _sweep(self) -> None:
+        """Drops files that nobody names. Between two pieces of work there is no segment that is written and
+        not named yet."""
+        assert self._named is not None
+        named, self._named = self._named, None
+        cold: set[Name] = set()
+        # Meanwhile others only ever let go of segments, so what is there at the end was met on the way.
+        for number, box in enumerate(list(self._machine.generations.values()), 1):
+            for segment in box.log.segments:
+                named.add(Name.of(segment))
+                if segment.is_cold:
+                    cold.add(Name.of(segment))
+            if number % _SWEEP_BOXES == 0:
+                await self._sleep(0)
+        # What the machine does not name any more, it may name again until the log says so for good.
+        if not await self._wait_durable(self._machine.lsn):
+            return
+        try:
+            await self._in_thread(self._store.remove_unnamed, named, cold)
+        except Unreachable as trouble:
+            log.warning("segments could not be dropped from the cold store yet", reason=str(trouble))
 
     async def _seal(self, plan: ToSeal) -> None:
         generation = plan.box.generation
         segment = await self._write(generation, plan.serial, plan.batches)
-        if self._machine.generations.get(generation) is plan.box:
+        if self._is_stored(plan.box):
             self._commit(changes.SegmentSealed(generation, plan.serial, segment.to_bytes()))
             self.sealed += 1
             self._keep_payloads(plan)
@@ -187,16 +212,24 @@ class Upkeep:
                     self._cache.add(sealed[-1], at, batch)
             self._cache.shrink()
 
+    def _is_stored(self, box: Box) -> bool:
+        """Whether a box is still there, and not one in memory by now, of which the log says nothing."""
+        return self._machine.generations.get(box.generation) is box and not box.is_memory
+
     def _keep(self, plan: ToKeep) -> None:
         made: Made = []
         for batch in plan.batches:
-            self._stage(changes.BatchKept(plan.box.generation, batch), made)
+            made += self._machine.upkeep(changes.BatchKept(plan.box.generation, batch)).changes
         self._log_outcome(Outcome(made, None))
         self.kept += len(plan.batches)
 
     async def _rewrite(self, plan: ToRewrite) -> None:
         generation = plan.box.generation
-        segment = await self._write(generation, plan.serial, self._live(plan))
+        try:
+            segment = await self._write(generation, plan.serial, self._live(plan))
+        except Corrupt as damage:
+            self._put_aside(plan.box, damage)
+            return
         if plan.still_stands(self._machine):
             serials = [part.segment.serial for part in plan.parts]
             columns = segment.to_bytes()
@@ -218,16 +251,22 @@ class Upkeep:
     async def _compact(self, box: Box) -> None:
         """Deletes what newer records with the same tag have superseded."""
         given = survey(box, durable_lsn=self._machine.durable_lsn)
-        box.compacted_seq = max(
-            (given.tail[-1].last_seq if given.tail else 0), box.log.sealed_seq, box.compacted_seq
+        before, box.compacted_seq = (
+            box.compacted_seq,
+            max((given.tail[-1].last_seq if given.tail else 0), box.log.sealed_seq, box.compacted_seq),
         )
         found = find_superseded(given, self._store)
         while True:
             try:
-                superseded = await trio.to_thread.run_sync(next, found, None)
+                superseded = await self._in_thread(next, found, None)
             except Unreachable as trouble:  # a part of the box is in a store that does not answer
                 log.warning("a box could not be compacted", box=box.name, reason=str(trouble))
                 self._machine.compactable.pop(box.generation, None)
+                box.compacted_seq = before
+                return
+            except Corrupt as damage:
+                self._put_aside(box, damage)
+                box.compacted_seq = before
                 return
             if superseded is None or self._machine.generations.get(box.generation) is not box:
                 return
@@ -240,34 +279,36 @@ class Upkeep:
         """A copy in the cold store, proven; then the machine's word, durable; then the file here goes."""
         name = Name.of(segment)
         try:
-            await trio.to_thread.run_sync(self._store.copy_to_cold, name)
+            await self._in_thread(self._store.copy_to_cold, name)
         except Unreachable as trouble:
-            self._cold_again_at = trio.current_time() + _COLD_PAUSE_S
+            self._cold_again_at = monotonic() + _COLD_PAUSE_S
             log.warning("the cold store cannot take segments now", reason=str(trouble))
             return
-        if self._machine.generations.get(box.generation) is not box or segment not in box.log.segments:
+        except Corrupt as damage:
+            self._put_aside(box, damage)
+            return
+        if not self._is_stored(box) or segment not in box.log.segments:
             return  # dead by now; it is dropped with its stub and its copy
         self._commit(changes.SegmentMoved(box.generation, segment.serial))
         if await self._wait_durable(self._machine.lsn):
-            await trio.to_thread.run_sync(self._store.drop_hot, name)
+            await self._in_thread(self._store.drop_hot, name)
             self.moved += 1
         await self._rest(segment.total_bytes)
 
+    def _put_aside(self, box: Box, damage: Corrupt) -> None:
+        """Nothing is done about a damaged box until it changes; who reads what is damaged is told."""
+        log.error("a segment is damaged", box=box.name, path=damage.path, reason=str(damage))
+        machine = self._machine
+        for waiting in (machine.dented, machine.compactable, machine.movable):
+            waiting.pop(box.generation, None)
+
     async def _write(self, generation: int, serial: int, batches: Iterable[Batch]) -> Segment:
-        return await trio.to_thread.run_sync(self._store.write, generation, serial, batches)
+        segment: Segment = await self._in_thread(self._store.write, generation, serial, batches)
+        return segment
 
-    def _commit(self, change: changes.Change) -> None:
-        made: Made = []
-        self._stage(change, made)
-        self._log_outcome(Outcome(made, None))
-
-    def _stage(self, change: changes.Change, made: Made) -> None:
-        lsn = self._machine.lsn + 1
-        self._machine.apply(change, lsn)
-        made.append((lsn, change))
+    def _commit(self, change: changes.UpkeepChange) -> None:
+        self._log_outcome(self._machine.upkeep(change))
 
     async def _rest(self, written_bytes: int) -> None:
-        if self._bytes_per_s and not self.is_pressed:
-            await trio.sleep(written_bytes / self._bytes_per_s)
-        else:
-            await trio.lowlevel.checkpoint()
+        hurries = not self._bytes_per_s or self.is_pressed
+        await self._sleep(0 if hurries else written_bytes / self._bytes_per_s)

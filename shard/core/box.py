@@ -11,7 +11,6 @@ Invariants
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -25,7 +24,7 @@ from shard.core.origins import Origin
 from shard.core.outbox import Outbox
 from shard.core.queue import Queue
 from shard.core.router import RouterOutbox
-from shard.core.sealed import NotLoaded, Segment, TagsNotLoaded
+from shard.core.sealed import Segment, TagsNotLoaded
 from shard.core.tags import Tags
 from streams.protocol.boxes import BoxConfig
 from streams.protocol.commands import Append, Diff, Match, Records, Tombstone
@@ -450,10 +449,8 @@ class Box:
 
     def replaced(self, change: changes.SegmentsReplaced) -> None:
         """Segments were written anew without what was dead in them."""
-        segment = None
-        if change.columns:
-            segment = Segment.from_bytes(self.generation, change.serial, change.columns)
-            self.last_serial = max(self.last_serial, change.serial)
+        self.last_serial = max(self.last_serial, change.serial)
+        segment = Segment.from_bytes(self.generation, change.serial, change.columns)
         self.log.replace(change.serials, segment)
 
     def configured(self, change: changes.BoxConfigured, lsn: int) -> None:
@@ -491,7 +488,7 @@ class Box:
             live_bytes=log.bytes,
             deleted=log.deleted.serialize(),
             holes=[(hole.first_seq, hole.last_seq) for hole in log.holes],
-            batches=array("Q", [batch.lsn for batch in log.tail if batch.dead < batch.count]).tobytes(),
+            batches=log.tail.lsns(),
             last_serial=self.last_serial,
             segments=[
                 changes.SegmentFacts(
@@ -600,13 +597,7 @@ class _Page:
             first = max(0, from_seq - batch.first_seq)
             last = min(batch.count - 1, upto_seq - batch.first_seq)
             for run_first, run_last in log.runs(batch, first, last):
-                try:
-                    payload = batch.payload
-                except NotLoaded:
-                    if reached < from_seq:
-                        raise
-                    return reached  # a short page now; what is missing here begins the next one
-                shown_to = self._take(payload, run_first, run_last)
+                shown_to = self._take(batch.payload, run_first, run_last)
                 if shown_to < run_last:
                     return max(reached, batch.first_seq + shown_to)
                 reached = batch.first_seq + run_last

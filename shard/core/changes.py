@@ -159,7 +159,7 @@ class SegmentsReplaced(msgspec.Struct, frozen=True):
 
     generation: int
     serials: list[int]
-    #: The new one; without columns when nothing was live any more.
+    #: The new one. (Segments in which nothing is live are gone without a change of their own.)
     serial: int
     columns: bytes
 
@@ -342,7 +342,7 @@ class BoxFacts(msgspec.Struct, kw_only=True):
     #: A 64-bit roaring bitmap.
     deleted: bytes
     holes: list[tuple[int, int]]
-    #: The lsns of the unsealed live batches, as u64s.
+    #: The lsns of the unsealed batches, as u64s; 0 stands for one with nothing live.
     batches: bytes
     last_serial: int = 0
     segments: list[SegmentFacts] = []
@@ -417,3 +417,6 @@ Change = (
     | RouterRegistered
     | RouterDropped
 )
+
+#: What background work brings about, none of it because somebody asked.
+UpkeepChange = SegmentSealed | SegmentsReplaced | SegmentMoved | BatchKept | RecordsDeleted

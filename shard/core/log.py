@@ -20,6 +20,8 @@ Rules of the file
 
 Invariants (`check`)
 - ORDER: batches are sorted and do not overlap; all sealed ones come before those in the tail.
+- FRONT: only the first segment has let go of batches at its front: a snapshot does not name those, it says
+  `earliest_seq`, which lies behind them.
 - FLOORS: cap_floor, ttl_floor <= earliest_seq <= head_seq + 1; visible_seq <= head_seq.
 - COUNT: `count` and `bytes` are exactly those of the live records.
 """
@@ -349,15 +351,14 @@ class Log:
             self.segments.append(segment)
         self._settle()
 
-    def replace(self, old: Sequence[int], segment: Segment | None) -> None:
-        """Neighbouring segments, by their serials, give way to one with what was live in them, if anything
-        was."""
+    def replace(self, old: Sequence[int], segment: Segment) -> None:
+        """Neighbouring segments, by their serials, give way to one with what was live in them."""
         first = next(at for at, each in enumerate(self.segments) if each.serial == old[0])
         gone = self.segments[first : first + len(old)]
         assert [each.serial for each in gone] == list(old), "ORDER"
         live = (sum(each.count for each in gone), sum(each.bytes for each in gone))
-        assert live == ((segment.count, segment.bytes) if segment is not None else (0, 0)), "COUNT"
-        self.segments[first : first + len(old)] = [] if segment is None else [segment]
+        assert live == (segment.count, segment.bytes), "COUNT"
+        self.segments[first : first + len(old)] = [segment]
         self.deleted.remove_range(gone[0].first_seq, gone[-1].last_seq + 1)
 
     # -- after a snapshot
@@ -366,8 +367,9 @@ class Log:
         """Gives back a segment that the snapshot names, and says what is dead in it. They come in order."""
         for at, count, size in dead:
             segment.kill(at, count, size)
-        segment.drop_before(self.earliest_seq)
-        segment.settle()
+        if not self.segments:
+            segment.drop_before(self.earliest_seq)
+            segment.settle()
         segment.touched = 0
         self.segments.append(segment)
 
@@ -613,8 +615,9 @@ class Log:
             return
         self.tail.check()
         count = size = last = 0
-        for segment in self.segments:
+        for at, segment in enumerate(self.segments):
             assert segment.count and segment.first_seq > last, "ORDER"
+            assert at == 0 or segment.front == 0, "FRONT"
             segment.check()
             last = segment.last_seq
             size += segment.bytes

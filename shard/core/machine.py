@@ -34,6 +34,7 @@ from sortedcontainers import SortedDict
 
 from shard.core import changes
 from shard.core.box import RESERVE_SEQS, Box
+from shard.core.capture import Capture
 from shard.core.changes import Change, SegmentFacts, ShardState
 from shard.core.forwarding import Forwarding
 from shard.core.groups import GroupHandlers
@@ -136,6 +137,8 @@ class Machine:
         self.sessions = Sessions(sessions_max)
         self._keys = 0
         self._deleted_lsn = 0
+        #: The snapshot that is being taken.
+        self._capture: Capture | None = None
         # Visibility that waits: in lsn order, because lsns are given in order.
         self._until_logged: deque[_Pending] = deque()
         self._until_durable: deque[_Pending] = deque()
@@ -205,6 +208,8 @@ class Machine:
 
     def apply(self, change: Change, lsn: int) -> None:
         """Makes a fact true. `lsn` is 0 for facts that are never logged (memory boxes)."""
+        if self._capture is not None:
+            self._capture.before(change)
         if lsn:
             assert lsn == self.lsn + 1, "LSN"
             self.lsn = lsn
@@ -301,6 +306,12 @@ class Machine:
                 self._jobs.restate(box, made)
         self._log(changes.ShardStopped(now_ms), made)
         return Outcome(made, None, self.lsn, True)
+
+    def upkeep(self, change: changes.UpkeepChange) -> Outcome:
+        """Makes a change that background work has come to. Of a box in memory the log is told nothing."""
+        made: Made = []
+        self._stage(change, self.generations[change.generation], made)
+        return Outcome(made, None)
 
     # -- helpers of handlers, those in `jobs.py` and `groups.py` included
 
@@ -546,7 +557,8 @@ class Machine:
                         True,
                         command.return_seqs,
                     )
-                    return self._answer(box, reply, made, known.lsn)
+                    # The write may have been one in memory, which the class of today has yet to make good.
+                    return self._answer(box, reply, made, max(known.lsn, box.config_lsn))
             self._expire(box, now_ms, made)
         box.check_conditions(command)
         if command.idempotency_key is not None and self._keys >= KEYS_MAX:
@@ -738,16 +750,18 @@ class Machine:
         self._keys -= len(box.keys)
         if self.unsealed.pop(change.generation, None) is not None:
             self.unsealed_bytes -= box.log.tail.held_bytes
-        self.due.pop(change.generation, None)
-        self.dented.pop(change.generation, None)
-        self.compactable.pop(change.generation, None)
-        self.movable.pop(change.generation, None)
+        self._leave_alone(change.generation)
         self.forwarding.box_deleted(box, lsn)
         self.moves.close(box)
         if not box.config.auto_create:
             self.not_recreated[box.name] = None
             if len(self.not_recreated) > NOT_RECREATED_MAX:
                 del self.not_recreated[next(iter(self.not_recreated))]
+
+    def _leave_alone(self, generation: int) -> None:
+        """There is nothing to be done about this box any more."""
+        for waiting in (self.due, self.dented, self.compactable, self.movable):
+            waiting.pop(generation, None)
 
     def _apply_appended(self, change: changes.BatchAppended, lsn: int) -> None:
         box = self.generations[change.generation]
@@ -842,7 +856,7 @@ class Machine:
             change.batch.lsn = lsn
             box.log.give_back(change.batch)
             return
-        box.log.tail.batches[at].lsn = lsn
+        box.log.tail.relog(at, lsn)
         if self.unsealed.pop(box.generation, None) is not None:
             self.unsealed[box.generation] = box
 
@@ -885,7 +899,7 @@ class Machine:
         )
         box.emptied_ms = at_ms
         del self.generations[old.generation]
-        self.dented.pop(old.generation, None)
+        self._leave_alone(old.generation)
         self._deadline_of.pop(old.generation, None)
         self._keys -= len(old.keys)
         self.forwarding.box_reborn(old, box)
@@ -900,20 +914,30 @@ class Machine:
 
     def snapshot(self) -> ShardState:
         """Everything but payloads, as of `self.lsn`. Shares nothing with the machine."""
-        boxes = [box.facts(leases_kept=self.stopped_clean) for box in self.boxes.values()]
-        oldest = [box.log.tail.oldest for box in self.unsealed.values()]
-        lsns = [batch.lsn for batch in oldest if batch is not None]
-        return ShardState(
+        capture = self.begin_snapshot()
+        capture.step(len(self.boxes))
+        self.end_snapshot()
+        return capture.state()
+
+    def begin_snapshot(self) -> Capture:
+        """The same in steps, while the machine goes on; `end_snapshot` follows, whatever came of it."""
+        assert self._capture is None, "one snapshot at a time"
+        state = ShardState(
             lsn=self.lsn,
-            needs_lsn=min([*lsns, self.lsn + 1]),
+            needs_lsn=self.lsn + 1,
             boot_id=self.boot_id,
             stopped_clean=self.stopped_clean,
             last_generation=self.last_generation,
             not_recreated=list(self.not_recreated),
-            boxes=boxes,
+            boxes=[],
             routers=list(self.routers.routers.values()),
             last_router_number=self.routers.last_number,
         )
+        self._capture = Capture(state, self.generations)
+        return self._capture
+
+    def end_snapshot(self) -> None:
+        self._capture = None
 
     def restore(self, state: ShardState) -> Wanted:
         """Takes over a snapshot. Returns what it names and does not hold."""
@@ -933,7 +957,8 @@ class Machine:
             self.generations[box.generation] = box
             self._keys += len(box.keys)
             for lsn in array("Q", facts.batches):
-                wanted.batches[lsn] = box
+                if lsn:
+                    wanted.batches[lsn] = box
             wanted.segments.extend((box, segment) for segment in facts.segments)
             self._note_reservation(box, state.lsn)
         return wanted

@@ -10,6 +10,7 @@ Rules of the file
 Invariants
 - ORDER: batches are sorted and do not overlap; one that is entirely dead holds no payload.
 - HELD: `held_bytes` and `records` are those of the batches from the front on.
+- COPIES: what is kept of the batches in columns is what they say themselves.
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ _NO_ENCODING = 0
 
 
 class Tail:
-    __slots__ = ("_firsts", "_front", "_husks", "batches", "held_bytes", "records")
+    __slots__ = ("_firsts", "_front", "_husks", "_lsns", "batches", "held_bytes", "records")
 
     def __init__(self) -> None:
         self.batches: list[Batch] = []
+        # Of each batch the first seq and the lsn, in a form that can be searched and copied at once.
         self._firsts: array[int] = array("Q")
+        self._lsns: array[int] = array("Q")
         self._front = 0
         self._husks = 0
         #: What its batches cost in memory.
@@ -71,6 +74,10 @@ class Tail:
             return self._front
         return at if self.batches[at].last_seq >= seq else at + 1
 
+    def lsns(self) -> bytes:
+        """Of the batches from the front on, as u64s; 0 for a husk."""
+        return self._lsns[self._front :].tobytes()
+
     def from_ts(self, ts: int) -> int:
         return bisect_left(self.batches, ts, self._front, key=lambda batch: batch.last_ts)
 
@@ -80,8 +87,13 @@ class Tail:
         assert not self._firsts or batch.first_seq > self._firsts[-1], "ORDER"
         self.batches.append(batch)
         self._firsts.append(batch.first_seq)
+        self._lsns.append(batch.lsn)
         self.held_bytes += batch.bytes_in_memory
         self.records += batch.count
+
+    def relog(self, at: int, lsn: int) -> None:
+        """A batch was logged again, under this lsn."""
+        self.batches[at].lsn = self._lsns[at] = lsn
 
     def drop_before(self, seq: int) -> tuple[int, int]:
         """Batches that end below `seq` go. Returns how many live records and bytes went with them."""
@@ -109,6 +121,7 @@ class Tail:
         batch = self.batches[at]
         husk = _husk(batch.first_seq, batch.count, batch.last_ts)
         self.batches[at] = husk
+        self._lsns[at] = 0
         self.held_bytes += husk.bytes_in_memory - batch.bytes_in_memory
         self._husks += 1
 
@@ -129,9 +142,7 @@ class Tail:
             self._pass_over(batch)
             self._front += 1
         if self._front >= _COMPACT_AT and self._front * 2 >= len(self.batches):
-            del self.batches[: self._front]
-            del self._firsts[: self._front]
-            self._front = 0
+            self._cut(self._front)
             return
         # The list keeps its slots until it is cut, but not the payloads.
         for at in range(self._front - 1, -1, -1):
@@ -142,13 +153,23 @@ class Tail:
     def take_upto(self, seq: int) -> list[Batch]:
         """Takes out everything at or below `seq`, where a batch ends, and returns what was not dead."""
         end = self.from_seq(seq + 1)
-        taken = [batch for batch in self.batches[self._front : end] if batch.dead < batch.count]
-        self._keep(self.batches[end:])
-        return taken
+        gone = self.batches[self._front : end]
+        for batch in gone:
+            self._pass_over(batch)
+        self._cut(end)
+        return [batch for batch in gone if batch.dead < batch.count]
+
+    def _cut(self, end: int) -> None:
+        """What lies before `end` is accounted for; its places go."""
+        del self.batches[:end]
+        del self._firsts[:end]
+        del self._lsns[:end]
+        self._front = 0
 
     def _keep(self, batches: list[Batch]) -> None:
         self.batches = batches
         self._firsts = array("Q", [batch.first_seq for batch in batches])
+        self._lsns = array("Q", [batch.lsn for batch in batches])
         self._front = 0
         self._husks = sum(batch.encoding == _NO_ENCODING for batch in batches)
         self.held_bytes = sum(batch.bytes_in_memory for batch in batches)
@@ -164,6 +185,7 @@ class Tail:
             assert batch.first_seq > last, "ORDER"
             last = batch.last_seq
             assert batch.dead < batch.count or batch.encoding == _NO_ENCODING, "ORDER"
+        assert list(self._lsns[self._front :]) == [batch.lsn for batch in self], "COPIES"
         assert self._husks == sum(batch.encoding == _NO_ENCODING for batch in self), "ORDER"
         assert self.held_bytes == sum(batch.bytes_in_memory for batch in self), "HELD"
         assert self.records == sum(batch.count for batch in self), "HELD"

@@ -73,8 +73,8 @@ class ToRewrite(NamedTuple):
     parts: list[Part]
 
     def still_stands(self, machine: Machine) -> bool:
-        """Whether nothing has died in what was read."""
-        if machine.generations.get(self.box.generation) is not self.box:
+        """Whether nothing has died in what was read, and the box is still one that is stored."""
+        if machine.generations.get(self.box.generation) is not self.box or self.box.is_memory:
             return False
         present = set(map(id, self.box.log.segments))
         return all(
@@ -88,8 +88,9 @@ def plan_seal(
     """The next box to seal, or to keep. `pinned_lsn`: log up to here should become free. `is_pressed`: the
     unsealed batches take too much memory."""
     for box in list(islice(machine.due.values(), _LOOK_MAX)):
-        if box.log.tail.records < policy.records and box.log.tail.held_bytes < policy.bytes:
-            del machine.due[box.generation]  # much of it is gone meanwhile
+        tail = box.log.tail
+        if box.is_memory or (tail.records < policy.records and tail.held_bytes < policy.bytes):
+            del machine.due[box.generation]  # it is in memory alone, or much of it is gone, meanwhile
             continue
         plan = _seal(machine, box, policy)
         if plan is not None:
@@ -136,7 +137,7 @@ def plan_rewrite(machine: Machine, policy: SealPolicy) -> ToRewrite | None:
         if not machine.dented:
             return None
         generation, box = next(iter(machine.dented.items()))
-        run = _run_to_rewrite(box.log.segments, policy)
+        run = [] if box.is_memory else _run_to_rewrite(box.log.segments, policy)
         if run:
             return ToRewrite(box, box.last_serial + 1, [_part(box, segment) for segment in run])
         del machine.dented[generation]
@@ -162,7 +163,7 @@ def plan_move(machine: Machine, policy: HotPolicy) -> tuple[Box, Segment] | None
         generation, box = next(iter(machine.movable.items()))
         hot = [segment for segment in box.log.segments if not segment.is_cold]
         newer_bytes = sum(segment.total_bytes for segment in hot[1:])
-        if len(hot) > policy.segments and newer_bytes >= policy.bytes:
+        if len(hot) > policy.segments and newer_bytes >= policy.bytes and not box.is_memory:
             return box, hot[0]
         del machine.movable[generation]
     return None

@@ -337,6 +337,9 @@ class FolderCold(_Cold):
             with self._translated(name):
                 if self._disk.exists(path):
                     self._disk.unlink(path)
+                # What a crash has left of a put.
+                if name not in self._putting and self._disk.exists(path + _TEMPORARY):
+                    self._disk.unlink(path + _TEMPORARY)
                 # Also if it was gone: an earlier call may have failed between the two.
                 self._disk.fsync_dir(parent_of(path))
         except ColdMissing:

@@ -22,7 +22,7 @@ Invariants:
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from xxhash import xxh3_64, xxh3_64_intdigest
@@ -31,6 +31,8 @@ from shard.storage.files import Buffer, Corrupt, DiskLike, parent_of
 
 FORMAT_VERSION = 1
 KEPT_MAX = 2
+#: So much is written at once, and synced, so that a commit of the log never queues behind a whole snapshot.
+STEP_BYTES = 1 << 20
 
 _MAGIC = b"streams\x53"
 _HEAD = struct.Struct("<8sIIQQQ")
@@ -86,7 +88,11 @@ class Snapshots:
         temporary = f"{self._directory}/{lsn:020d}.tmp"
         handle = disk.create(temporary)
         try:
-            disk.pwritev(handle, [_header(lsn, parts), *parts], 0)
+            offset = 0
+            for step in _steps([_header(lsn, parts), *parts]):
+                if offset:
+                    disk.fdatasync(handle)
+                offset += disk.pwritev(handle, step, offset)
             disk.fsync(handle)
         finally:
             disk.close(handle)
@@ -111,6 +117,20 @@ class Snapshots:
 
     def _path(self, lsn: int) -> str:
         return f"{self._directory}/{lsn:020d}.snap"
+
+
+def _steps(buffers: Sequence[Buffer]) -> Iterator[list[Buffer]]:
+    """Runs of buffers, each of `STEP_BYTES` or a little more but for the last."""
+    step: list[Buffer] = []
+    size = 0
+    for buffer in buffers:
+        step.append(buffer)
+        size += len(buffer)
+        if size >= STEP_BYTES:
+            yield step
+            step, size = [], 0
+    if step:
+        yield step
 
 
 def _header(lsn: int, parts: Sequence[Buffer]) -> bytes:

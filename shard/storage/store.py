@@ -20,9 +20,10 @@ Rules of the file
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from errno import ENOENT
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from shard.core.changes import SegmentFacts
 from shard.core.sealed import Segment
@@ -35,6 +36,8 @@ from streams.protocol.records import Batch
 
 if TYPE_CHECKING:  # it brings a library along that only a server with a cold store needs
     from shard.storage.cold import ColdStore
+
+T = TypeVar("T")
 
 #: An index has 52 bytes a batch, so this is about 13 MB.
 _INDEX_BATCHES_MAX = 250_000
@@ -100,11 +103,12 @@ class SegmentStore:
         from shard.storage.cold import measure
 
         assert self._cold is not None
-        index = self._index(name)
-        segments.write_stub(self._disk, self._directory, index)
         path = self._path(name.file)
-        size, checksum = measure(self._disk, path)
-        with self._translated():
+        with self._reading(name):
+            index = self._index(name)
+            size, checksum = measure(self._disk, path)
+        segments.write_stub(self._disk, self._directory, index)
+        with self._reading(name):
             self._cold.put(_cold_name(name), path, size=size, checksum=checksum)
             self._cold.verify(_cold_name(name), size=size, checksum=checksum)
 
@@ -112,10 +116,11 @@ class SegmentStore:
         """The copy in the cold store is the segment now."""
         segmentindex.remove_segment(self._disk, self._directory, name.file)
 
-    def remove_unnamed(self, named: set[Name]) -> int:
-        """Drops segments that nobody names any more, here and in the cold store; how many there were. What
-        the cold store does not let go now is tried again the next time."""
-        kept = {name.file for name in named} | {name.stub for name in named}
+    def remove_unnamed(self, named: Set[Name], cold: Set[Name] = frozenset()) -> int:
+        """Drops segments that nobody names any more, here and in the cold store, and the files here of those
+        that are `cold`; how many there were. What the cold store does not let go now is tried again the next
+        time."""
+        kept = {name.file for name in named - cold} | {name.stub for name in named}
         removed = 0
         for file in segmentindex.list_segments(self._disk, self._directory):
             if file not in kept:
@@ -148,35 +153,48 @@ class SegmentStore:
 
     def read(self, name: Name, at: int, *, bytes_max: int) -> list[Batch]:
         """Batches from `at` on, so many as fit into `bytes_max`, but one at least."""
-        index = self._index(name)
-        with self._translated():
+
+        def read() -> list[Batch]:
+            index = self._index(name)
             return segments.read_batches(self._source(name), index, at, len(index) - 1, bytes_max=bytes_max)
 
+        return self._wherever_it_is(name, read)
+
     def read_all(self, name: Name) -> Iterator[Batch]:
-        index = self._index(name)
-        source = self._source(name)
+        with self._reading(name):
+            index = self._index(name)
         at = 0
         while at < len(index):
-            with self._translated():
-                batches = segments.read_batches(source, index, at, len(index) - 1)
+            with self._reading(name):
+                batches = segments.read_batches(self._source(name), index, at, len(index) - 1)
             yield from batches
             at += len(batches)
 
     def find_tags(self, name: Name, match: Match) -> tuple[Sequence[int], Sequence[int]]:
         """Seqs of the records whose tag matches, and their bytes."""
-        index = self._index(name)
-        with self._translated():
-            return tagindex.find_tags(self._source(name), index, match)
+        return self._wherever_it_is(
+            name, lambda: tagindex.find_tags(self._source(name), self._index(name), match)
+        )
 
     def walk_tags(self, name: Name) -> Iterator[tuple[str, Sequence[int], Sequence[int]]]:
         """Every tag with the seqs and the bytes of its records."""
-        with self._translated():
+        with self._reading(name):
             yield from tagindex.walk_tags(self._source(name), self._index(name))
+
+    def _wherever_it_is(self, name: Name, read: Callable[[], T]) -> T:
+        """A file can go to the cold store between the look for it and the read; then another look helps."""
+        with self._reading(name):
+            try:
+                return read()
+            except FileNotFoundError:
+                return read()
 
     def _source(self, name: Name) -> Source:
         path = self._path(name.file)
         if self._disk.exists(path):
             return FileSource(self._disk, path)
+        if not self._disk.exists(self._path(name.stub)):
+            raise FileNotFoundError(ENOENT, "neither the segment nor its stub is there", path)
         if self._cold is None:
             reason = "the segment is in a cold store, and none is set (STREAMS_COLD_DIR)"
             raise Unreachable(f"{path}: {reason}")
@@ -190,15 +208,32 @@ class SegmentStore:
     def _index(self, name: Name) -> SegmentIndex:
         # Threads may do this at once: each step is one operation of a dict, and a lost entry is read again.
         index = self._indexes.pop(name, None)
-        if index is None:
-            if self._disk.exists(self._path(name.file)):
-                index = segmentindex.open_segment(FileSource(self._disk, self._path(name.file)))
-            else:
-                index = segmentindex.open_stub(FileSource(self._disk, self._path(name.stub)))
+        if index is not None:
+            self._indexes[name] = index
+            return index
+        if self._disk.exists(self._path(name.file)):
+            index = segmentindex.open_segment(FileSource(self._disk, self._path(name.file)))
+        else:
+            index = segmentindex.open_stub(FileSource(self._disk, self._path(name.stub)))
         self._indexes[name] = index
-        while len(self._indexes) > 1 and sum(map(len, list(self._indexes.values()))) > _INDEX_BATCHES_MAX:
-            self._indexes.pop(next(iter(self._indexes)), None)
+        kept = list(self._indexes.items())
+        excess = sum(len(each) for _, each in kept) - _INDEX_BATCHES_MAX
+        for old, its_index in kept[:-1]:
+            if excess <= 0:
+                break
+            self._indexes.pop(old, None)
+            excess -= len(its_index)
         return index
+
+    @contextmanager
+    def _reading(self, name: Name) -> Iterator[None]:
+        """A segment that cannot be read is damaged as far as anyone can tell; that is no reason to end the
+        shard, as a disk that cannot be written is."""
+        try:
+            with self._translated():
+                yield
+        except OSError as error:
+            raise Corrupt(self._path(name.file), 0, f"it cannot be read ({error.strerror})") from error
 
     @contextmanager
     def _translated(self) -> Iterator[None]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pyroaring import BitMap64
 
 from shard.core import changes
 from shard.core.sealed import NotLoaded, Segment
@@ -58,16 +59,6 @@ def test_a_payload_that_is_not_in_memory_is_asked_for_and_nothing_is_done(driver
     (missing,) = outcome.needs
     assert isinstance(missing, NotLoaded) and missing.segment.first_seqs[missing.at] == 4
     assert driver.seqs(4, limit=4) == [5, 6, 7, 8]
-
-
-def test_a_page_ends_where_memory_ends_and_the_next_one_goes_on(driver: Driver) -> None:
-    machines.SHELF.load_all(driver.machine, driver.machine.boxes["b"].generation)
-    (segment,) = driver.machine.segments()
-    segment.forget(3)
-    page = driver.machine.handle(commands.Diff(box="b"), driver.now_ms).reply
-    assert isinstance(page, commands.Records)
-    assert machines.seqs_of(page) == list(range(1, 10)) and page.next_from_seq == 9
-    assert driver.seqs(9) == list(range(10, 19))
 
 
 def test_a_list_does_not_wait_for_payloads() -> None:
@@ -439,6 +430,7 @@ def test_a_change_to_stored_that_is_cut_off_leaves_an_empty_memory_box() -> None
     for lsn in range(start, driver.machine.lsn):
         again = Driver(machines.replayed(driver.log[:lsn]))
         again.log = driver.log[:lsn]
+        again.machine.check()
         again.start("boot")
         assert again.state().config.durability == "memory" and again.state().head_seq == 0
     assert driver.reborn().seqs() == [1, 2]
@@ -462,3 +454,213 @@ def test_segments_and_batches_say_what_they_are(driver: Driver) -> None:
     assert "1..3 of" in repr(segment.batch(0))
     assert isinstance(segment, Segment) and len(segment.to_bytes()) == 32 * 6
     assert "6 batches" in repr(filled().machine.boxes["b"].log.tail)
+
+
+def test_a_batch_that_is_dead_inside_a_later_segment_stays_dead_from_restart_to_restart() -> None:
+    driver = sealed(filled(batches=2))
+    driver.append({"data": "dead", "tag": "other"})
+    driver.append({"data": "alive", "tag": "t9"})
+    assert driver.seal()
+    driver.delete(tag="other")
+    expected = driver.read(0)
+    for _ in range(3):
+        driver = driver.reborn(state=driver.machine.snapshot())
+        assert driver.read(0) == expected
+        assert driver.state().count == 7
+
+
+# -- what dies in segments, and around them
+
+
+def by_batch(*tags: str, size: int = 3, **config: Any) -> Driver:
+    """A batch for each tag."""
+    driver = Driver()
+    driver.put(durability="fsync", **config)
+    for tag in tags:
+        driver.append(*({"data": at, "tag": tag} for at in range(size)))
+        driver.now_ms += 10
+    return driver
+
+
+def test_a_batch_with_nothing_live_is_not_sealed() -> None:
+    driver = by_batch("a", "b", "c")
+    driver.delete(tag="b")
+    sealed(driver)
+    (segment,) = driver.machine.segments()
+    assert list(segment.first_seqs) == [1, 7]
+    assert driver.seqs() == [1, 2, 3, 7, 8, 9]
+    assert facts_of(driver.reborn(state=driver.machine.snapshot()).machine) == facts_of(driver.machine)
+
+
+def test_a_batch_that_dies_while_its_neighbours_are_sealed_is_dead_and_they_are_not() -> None:
+    driver = by_batch("a", "b", "c")
+    box = driver.machine.boxes["b"]
+    segment = machines.SHELF.write(box.generation, 1, list(box.log.tail))
+    driver.delete(tag="b")
+    driver.commit(changes.SegmentSealed(box.generation, 1, segment.to_bytes()))
+    driver.forget()
+    assert driver.seqs() == [1, 2, 3, 7, 8, 9]
+    assert facts_of(driver.reborn().machine) == facts_of(driver.machine)
+
+
+def test_a_trim_up_to_where_all_is_dead_takes_the_segment_with_it() -> None:
+    driver = sealed(by_batch("a", "b"))
+    driver.append("tail")
+    driver.delete(tag="b")
+    driver.delete(4)
+    assert list(driver.machine.segments()) == [] and driver.seqs() == [7]
+
+
+def test_an_eviction_past_a_dead_batch_says_how_new_the_newest_lost_record_was() -> None:
+    driver = sealed(by_batch("a", "b"))
+    driver.append({"data": 1, "tag": "c"}, {"data": 2, "tag": "c"})
+    driver.append("d")
+    sealed(driver)
+    driver.delete(tag="c")
+    driver.put(cap_records=1)
+    assert driver.seqs() == [9]
+    assert driver.machine.boxes["b"].log.evicted_ts == 1_010
+
+
+@pytest.mark.parametrize("by", ["cap_records", "cap_bytes"])
+@pytest.mark.parametrize("left", range(1, 12))
+def test_a_cap_passes_over_whole_segments(by: str, left: int) -> None:
+    plain, other = Driver(), Driver()
+    for driver, seals in ((plain, False), (other, True)):
+        driver.put(durability="fsync")
+        for at in range(4):
+            driver.append(at, at, at)
+            if seals:
+                sealed(driver)
+        size = driver.state().bytes // 12
+        driver.put(**{by: left if by == "cap_records" else left * size})
+    assert by == "cap_bytes" or len(other.seqs()) == left
+    assert other.read(0) == plain.read(0) and other.state() == plain.state()
+
+
+def test_a_write_that_trims_and_is_over_the_cap_evicts_what_the_trim_has_left() -> None:
+    plain, other = Driver(), Driver()
+    for driver, seals in ((plain, False), (other, True)):
+        driver.put(durability="fsync", cap_records=12)
+        for _ in range(4):
+            driver.append(1, 2, 3)
+        if seals:
+            sealed(driver)
+        driver.append(*range(8), trim_before_seq=3)
+        driver.append(*range(11), trim_before_seq=12)
+    assert other.read(0) == plain.read(0) and other.state() == plain.state()
+    assert other.state().count == 12
+
+
+def test_a_payload_is_noted_as_used_until_somebody_asks(driver: Driver) -> None:
+    driver.read(0, limit=1)
+    (segment,) = driver.machine.segments()
+    assert segment.was_used(0) and not segment.was_used(0) and not segment.was_used(1)
+
+
+def test_boxes_in_memory_are_left_alone_by_upkeep() -> None:
+    driver = sealed(filled(batches=4))
+    driver.append(*({"data": at, "tag": "t0"} for at in range(20)))
+    driver.machine.due_records = 10
+    driver.append("due")
+    driver.put(durability="memory")
+    driver.delete(tag="t0")
+    machine = driver.machine
+    assert plan_rewrite(machine, POLICY) is None
+    assert plan_move(machine, HotPolicy(0, 0)) is None
+    assert plan_seal(machine, POLICY, now_ms=10**9, is_pressed=True) is None
+    assert machine.due == {}
+
+
+def test_a_rewrite_is_given_up_when_the_box_went_to_memory_meanwhile(driver: Driver) -> None:
+    driver.delete(tag="t0")
+    plan = plan_rewrite(driver.machine, POLICY)
+    assert plan is not None and plan.still_stands(driver.machine)
+    driver.put(durability="memory")
+    assert not plan.still_stands(driver.machine)
+
+
+def test_what_upkeep_does_to_a_box_in_memory_is_not_logged() -> None:
+    driver = Driver()
+    driver.put(durability="memory")
+    driver.append({"data": 1, "tag": "t"}, {"data": 2, "tag": "t"})
+    box = driver.machine.boxes["b"]
+    change = box.plan_deletes(BitMap64([1]), {}, driver.now_ms)
+    assert driver.machine.upkeep(change).changes == []
+    assert driver.seqs() == [2]
+    assert driver.reborn().machine.boxes["b"].log.count == 0
+
+
+def test_a_restart_leaves_no_work_to_do_for_boxes_that_begin_anew() -> None:
+    driver = sealed(filled(compact="tag"))
+    driver.machine.due_records = 1
+    driver.append("due")
+    driver.put(durability="memory")
+    driver.start("another life")
+    machine = driver.machine
+    assert machine.due == machine.dented == machine.movable == machine.compactable == {}
+
+
+def test_a_look_for_work_ends_after_so_many_boxes(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver()
+    for box in ("one", "two"):
+        driver.put(box, durability="fsync")
+        driver.append("x", box=box)
+        driver.seal(box)
+    monkeypatch.setattr("shard.core.upkeep._LOOK_MAX", 1)
+    for _ in range(2):
+        assert plan_rewrite(driver.machine, POLICY) is None
+        assert plan_move(driver.machine, HotPolicy(4, 0)) is None
+    assert driver.machine.dented == driver.machine.movable == {}
+
+
+def test_a_due_box_that_is_still_on_its_way_to_the_disk_is_not_in_the_way_of_others() -> None:
+    driver = Driver()
+    driver.machine.due_records = 2
+    for box in ("staged", "durable"):
+        driver.put(box, durability="fsync")
+    driver.append(1, box="staged")
+    driver.append(1, 2, box="durable")
+    driver.delete(2, box="staged")
+    driver.do(driver.write(2, 3, box="staged"))
+    machine = driver.machine
+    machine.due = {box.generation: box for box in (machine.boxes["staged"], machine.boxes["durable"])}
+    plan = plan_seal(machine, SealPolicy(2, 1 << 20, 10**9), now_ms=0)
+    assert isinstance(plan, ToSeal) and plan.box.name == "durable"
+
+
+def test_a_dented_segment_that_does_not_fit_to_its_small_neighbour_is_written_anew_alone() -> None:
+    driver = Driver()
+    driver.put(durability="fsync")
+    driver.append("small")
+    driver.seal()
+    driver.append(*({"data": at, "tag": str(at % 2)} for at in range(14)))
+    driver.seal()
+    driver.delete(tag="0")
+    plan = plan_rewrite(driver.machine, SealPolicy(7, 100_000, 1))
+    assert plan is not None and [part.segment.serial for part in plan.parts] == [2]
+
+
+def test_a_snapshot_of_a_tail_with_a_dead_batch_in_it_brings_back_the_others() -> None:
+    driver = by_batch("a", "b", "c")
+    driver.delete(tag="b")
+    again = driver.reborn(state=driver.machine.snapshot())
+    assert again.seqs() == [1, 2, 3, 7, 8, 9] and facts_of(again.machine) == facts_of(driver.machine)
+
+
+def test_a_memory_box_whose_batches_are_dead_is_stored_without_them() -> None:
+    driver = Driver()
+    driver.put(durability="memory")
+    for tag in ("a", "b", "c"):
+        driver.append({"data": tag, "tag": tag})
+    driver.delete(tag="b")
+    driver.put(durability="fsync")
+    assert driver.seqs() == [1, 3] == driver.reborn().seqs()
+    again = driver.reborn(state=driver.machine.snapshot())
+    assert again.seqs() == [1, 3]
+
+
+def test_a_box_that_is_compacted_is_looked_at_after_a_restart() -> None:
+    driver = filled(compact="tag")
+    again = driver.reborn(state=driver.machine.snapshot())
+    assert plan_compaction(again.machine, now_ms=driver.now_ms) is again.machine.boxes["b"]

@@ -8,7 +8,11 @@ whole run repeated byte for byte:
     commit          Committer._commit_group: append, report logged; sync if someone waits for it
     sync, pause     Committer._sync, _use_the_pause
     do_file_work    the files thread: zeros for the next file, release of old ones
-    snapshot        Engine._take_snapshot, in its two halves, between which anything may happen
+    snapshot        Engine._take_snapshot, box by box; between two of them, and before it is written, anything
+                    may happen
+    do_upkeep       `Upkeep.step` itself: what it has a thread do is done here, and between that and what
+                    comes of it anything may happen
+    reads           the fetcher and the cache themselves, without their threads
 """
 
 from __future__ import annotations
@@ -16,28 +20,45 @@ from __future__ import annotations
 import errno
 import heapq
 import json
+from array import array
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Coroutine, Generator, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 from pyroaring import BitMap64
 
-from shard.core.changes import RecordsEvicted, SeqsReserved, ShardState
-from shard.core.machine import Machine, Outcome
+from shard.cache import PayloadCache
+from shard.core.capture import Capture
+from shard.core.changes import RecordsEvicted, SeqsReserved
+from shard.core.log import Span
+from shard.core.machine import Machine, Made, Missing, Outcome
+from shard.core.sealed import NotLoaded
+from shard.core.upkeep import HotPolicy, SealPolicy
+from shard.fetcher import Brought, Fetcher
 from shard.recovery import Recovered, recover
+from shard.retention import Retention, names_in
 from shard.storage import frames
+from shard.storage.cold import FolderCold
 from shard.storage.snapshot import Snapshots
-from shard.storage.store import SegmentStore
+from shard.storage.store import Name, SegmentStore
 from shard.storage.wal import HEADER_BYTES, FrameParts, Wal
+from shard.upkeep import Upkeep
 from streams.protocol import commands
 from streams.protocol.appends import RecordLimits, parse_append
-from streams.protocol.errors import StreamsError
-from streams.protocol.records import Columns
+from streams.protocol.errors import ColdStoreUnavailable, DataDamaged, StreamsError
+from streams.protocol.records import Batch, Columns
 from tests.crash.promises import LEVEL_OF, BoxBook, Level, Promises
 from tests.support.faultdisk import FaultDisk
 
 FILE_BYTES = HEADER_BYTES + 2500
+#: Log files that may be pinned by unsealed batches.
+PINNED_FILES = 3
+#: So little of everything that a run of a few dozen steps seals, rewrites, moves and forgets all the time.
+SEAL = SealPolicy(records=8, bytes=3_000, age_ms=50)
+HOT = HotPolicy(segments=2, bytes=0)
+CACHE_BYTES = 2_000
 
 #: What a command brings about without having been asked to: its reply does not promise that.
 BY_THE_WAY = (RecordsEvicted, SeqsReserved)
@@ -88,6 +109,28 @@ class Parked:
     level: Level = field(compare=False)
     own: tuple[int, ...] = field(compare=False)
     stood_at: int = field(compare=False)
+    config_lsn: int = field(compare=False)
+
+
+class _Turn:
+    """What a coroutine waits for: somebody who does the work and sends what it returned."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self.work = work
+
+    def __await__(self) -> Generator[_Turn, Any, Any]:
+        return (yield self)
+
+
+class _InlineFetcher(Fetcher):
+    """Reads at once, in the thread of whoever asks."""
+
+    def _submit(self, is_cold: bool, work: Callable[[], None]) -> None:
+        work()
+
+
+def _at_once(work: Callable[..., None], *args: Any) -> None:
+    work(*args)
 
 
 class Life:
@@ -96,16 +139,39 @@ class Life:
     def __init__(self, disk: FaultDisk, world: World) -> None:
         self.disk = disk
         self.world = world
-        self.machine, self.wal, self.snapshots, self.found = recovered(disk)
+        self.machine, self.wal, self.snapshots, self.store, self.found = recovered(disk)
         world.settled(self.found.last_lsn)
-        self._needs = [0, self.found.needs_lsn]
+        self.cache = PayloadCache(CACHE_BYTES)
+        self._fetcher = _InlineFetcher(
+            self.machine, self.store, self.cache, post=_at_once, on_failed=lambda error: None
+        )
+        self.upkeep = Upkeep(
+            self.machine,
+            self.store,
+            self.cache,
+            SEAL,
+            HOT,
+            now_ms=lambda: world.clock.now_ms,
+            log_outcome=lambda outcome: self._hand_over(outcome, sync=False),
+            wait_durable=self._wait_durable,
+            pinned_lsn=self._pinned_lsn,
+            unsealed_bytes_max=1 << 20,
+            bytes_per_s=0,
+            in_thread=_in_thread,
+            sleep=_no_sleep,
+        )
+        self._step: Coroutine[_Turn, Any, bool] | None = None
+        self._turn: _Turn | None = None
+        self._retention = Retention(self.found.needs_lsn)
+        self._capture: Capture | None = None
         self._backlog: list[tuple[list[FrameParts], bool, bool]] = []
         self._until_logged: list[Parked] = []
         self._until_durable: list[Parked] = []
         self._unsynced = False
         self._file_work: deque[int | bool] = deque([True])
-        self._state: ShardState | None = None
         self.answers = 0
+        #: Segment files and stubs that were swept.
+        self.removed = 0
         #: Whether the commit thread is at work; if the disk fails then, the log takes nothing any more.
         self.is_writing = False
 
@@ -113,12 +179,16 @@ class Life:
         return f"<Life {self.machine!r}, {len(self._backlog)} submissions waiting>"
 
     def begin(self) -> None:
+        self.store.remove_leftovers()
         outcome = self.machine.start(boot_id=self.world.boot_id, now_ms=self.world.clock.now_ms)
         self._hand_over(outcome, sync=True)
         self.commit()
 
     def end(self) -> None:
         """In order, as on SIGTERM."""
+        self.drop_upkeep()
+        if self._capture is not None:
+            self.finish_snapshot()
         self._hand_over(self.machine.stop(self.world.clock.now_ms), sync=True)
         self.commit()
         self.begin_snapshot()
@@ -134,11 +204,12 @@ class Life:
         """Handles a command; the reply may not have left yet."""
         now_ms = self.world.clock.now_ms
         before = self.world.promises.current(getattr(command, "box", ""))
-        outcome = self.machine.handle(command, now_ms)
+        outcome = self._handle(command, now_ms)
         assert outcome.reply is not None, "nobody waits in here"
-        self._hand_over(outcome, sync=outcome.until_durable)
         book = self.world.promises.issued(command, outcome, now_ms) or before
         level = LEVEL_OF[book.config.durability] if book is not None else Level.NOTHING
+        if isinstance(outcome.reply, ColdStoreUnavailable | DataDamaged):
+            return outcome.reply  # which says nothing of the box
         parked = Parked(
             outcome.waits_for_lsn,
             self.world.number(),
@@ -148,6 +219,7 @@ class Life:
             level,
             tuple(lsn for lsn, change in outcome.changes if not isinstance(change, BY_THE_WAY)),
             self.machine.lsn,
+            book.configs[-1][0] if book is not None else 0,
         )
         if not outcome.waits_for_lsn:
             self._answer(parked)
@@ -155,9 +227,38 @@ class Life:
             heapq.heappush(self._until_durable if outcome.until_durable else self._until_logged, parked)
         return outcome.reply
 
+    def _handle(self, command: commands.Command, now_ms: int) -> Outcome:
+        """Again and again, until the machine has all that it needs from segments."""
+        made: Made = []
+        held: Brought = []
+        while True:
+            self.cache.add_all(held)
+            outcome = self.machine.handle(command, now_ms)
+            self.cache.shrink()
+            made += outcome.changes
+            self._hand_over(outcome, sync=outcome.until_durable)
+            if outcome.needs:
+                error = self._fetch(outcome.needs[0], held)
+                if error is None:
+                    continue
+                outcome = outcome._replace(reply=error)
+            return outcome._replace(changes=made)
+
+    def _fetch(self, missing: Missing, held: Brought) -> StreamsError | None:
+        came: list[StreamsError | None] = []
+
+        def done(error: StreamsError | None, brought: Brought) -> None:
+            came.append(error)
+            held.extend(brought)
+
+        self._fetcher.fetch(missing, 1_000, done)
+        return came[0]
+
     def tick(self) -> None:
         outcome = self.machine.tick(self.world.clock.now_ms)
         self._hand_over(outcome, sync=False)
+        for missing in outcome.needs:
+            self._fetch(missing, [])
 
     def _hand_over(self, outcome: Outcome, *, sync: bool) -> None:
         if not outcome.changes:
@@ -170,7 +271,13 @@ class Life:
     def _answer(self, parked: Parked) -> None:
         self.answers += 1
         self.world.promises.told(
-            parked.command, parked.reply, parked.book, parked.level, parked.own, parked.stood_at
+            parked.command,
+            parked.reply,
+            parked.book,
+            parked.level,
+            parked.own,
+            parked.stood_at,
+            parked.config_lsn,
         )
 
     # -- the commit thread
@@ -239,41 +346,103 @@ class Life:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
 
+    # -- upkeep
+
+    def do_upkeep(self) -> bool:
+        """The next stretch of it: a piece of work begins, or what it waits for is done. Whether it found
+        anything to do."""
+        if self._step is None:
+            self._step = self.upkeep.step()
+            return self._go_on(None)
+        assert self._turn is not None
+        try:
+            came = self._turn.work()
+        except Exception as error:
+            return self._go_on(None, error)
+        self.removed += came if type(came) is int else 0
+        return self._go_on(came)
+
+    def _go_on(self, came: Any, error: Exception | None = None) -> bool:
+        assert self._step is not None
+        try:
+            self._turn = self._step.send(came) if error is None else self._step.throw(error)
+        except StopIteration as end:
+            self._step = None
+            return bool(end.value)
+        return True
+
+    def drop_upkeep(self) -> None:
+        """As when the engine is stopped: a thread ends what it is at, and nothing comes of it."""
+        if self._step is not None and self._turn is not None:
+            self._turn.work()
+            self._step.close()
+            self._step = None
+
+    async def _wait_durable(self, lsn: int) -> bool:
+        await _Turn(lambda: self._make_durable(lsn))
+        return True
+
+    def _make_durable(self, lsn: int) -> None:
+        while self.machine.durable_lsn < lsn:
+            self.commit()
+            self.sync()
+
+    def _pinned_lsn(self) -> int:
+        files = self.wal.files()[:-PINNED_FILES]
+        return files[-1].last_lsn if files else 0
+
     # -- snapshots
 
     @property
     def is_taking_snapshot(self) -> bool:
-        return self._state is not None
+        return self._capture is not None
 
     def begin_snapshot(self) -> None:
-        self._state = self.machine.snapshot()
+        self._capture = self.machine.begin_snapshot()
+
+    def advance_snapshot(self) -> None:
+        assert self._capture is not None
+        self._capture.step(1)
 
     def finish_snapshot(self) -> None:
-        state, self._state = self._state, None
-        assert state is not None
-        while self.machine.durable_lsn < state.lsn:
-            self.commit()
-            self.sync()
+        capture, self._capture = self._capture, None
+        assert capture is not None
+        capture.step(len(self.machine.boxes) + 100)
+        self.machine.end_snapshot()
+        state = capture.state()
+        self._make_durable(state.lsn)
         self.snapshots.write(state.lsn, frames.encode_state(state))
-        self._needs = [self._needs[-1], state.needs_lsn]
-        needed_lsn = min(self._needs)
-        through = 0
-        for file in self.wal.files()[:-1]:
-            if file.last_lsn >= needed_lsn:
-                break
-            through = file.number
+        self._retention.written(state.needs_lsn, names_in(state))
+        named = self._retention.named()
+        if named is not None:
+            self.upkeep.sweep(named)
+        through = self._retention.released(self.wal.files()[:-1])
         if through:
             self._file_work.append(through)
 
 
-def recovered(disk: FaultDisk) -> tuple[Machine, Wal, Snapshots, Recovered]:
-    machine = Machine()
+async def _in_thread(work: Callable[..., Any], *args: Any) -> Any:
+    return await _Turn(lambda: work(*args))
+
+
+async def _no_sleep(_seconds: float) -> None:
+    await _Turn(lambda: None)
+
+
+def new_disk() -> FaultDisk:
+    """With a data directory, and a folder that is the cold store."""
+    return FaultDisk("/data", "/cold")
+
+
+def recovered(disk: FaultDisk) -> tuple[Machine, Wal, Snapshots, SegmentStore, Recovered]:
+    machine = Machine(due_records=SEAL.records, due_bytes=SEAL.bytes)
     wal = Wal(disk, "/data/wal", file_bytes=FILE_BYTES)
     snapshots = Snapshots(disk, "/data/snapshot")
-    *_, found = recover(machine, wal, snapshots, SegmentStore(disk, "/data/segments").open)
+    store = SegmentStore(disk, "/data/segments", FolderCold("/cold", disk))
+    *_, found = recover(machine, wal, snapshots, store.open)
     assert isinstance(found, Recovered)
     assert found.skipped_snapshots == [], "a crash never damages a snapshot"
-    return machine, wal, snapshots, found
+    return machine, wal, snapshots, store, found
 
 
 def replayed(world: World, last_lsn: int) -> Machine:
@@ -286,7 +455,7 @@ def replayed(world: World, last_lsn: int) -> Machine:
     return twin
 
 
-def fingerprint(machine: Machine) -> dict[str, object]:
+def fingerprint(machine: Machine, store: SegmentStore) -> dict[str, object]:
     """Everything that is stored, payloads too. Of a memory box only what is stored of it."""
     found: dict[str, object] = {
         "": (machine.lsn, machine.last_generation, machine.boot_id, machine.stopped_clean),
@@ -299,14 +468,24 @@ def fingerprint(machine: Machine) -> dict[str, object]:
             continue
         facts = msgspec.to_builtins(box.facts(), builtin_types=(bytes,))
         facts["deleted"] = list(BitMap64.deserialize(facts["deleted"]))
+        facts["batches"] = [lsn for lsn in array("Q", facts["batches"]) if lsn]
+        for segment in facts["segments"]:
+            segment[3] = None  # whether it is cold: that is found out anew, from the files
         log = box.log
         text = b",".join(
-            span.payload.text_as(first, last, tags=True, meta=True, data=True)
+            payload_of(span, store).text_as(first, last, tags=True, meta=True, data=True)
             for span in log.spans()
             for first, last in log.runs(span, 0, span.count - 1)
         )
         found[name] = (facts, bytes(text))
     return found
+
+
+def payload_of(span: Span, store: SegmentStore) -> Batch:
+    try:
+        return span.payload
+    except NotLoaded as missing:
+        return store.read(Name.of(missing.segment), missing.at, bytes_max=1)[0]
 
 
 def columns(datas: Iterable[dict[str, object]]) -> Columns:

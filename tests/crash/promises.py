@@ -7,6 +7,9 @@ the machine what is true.
     issued   the machine has handled it; its changes have lsns and may be lost
     told     its reply has left the shard; from here on it is a promise, as strong as the box's class makes it
 
+What happens to a box in memory has no lsn and is gone with the life (`IN_MEMORY`), unless the box becomes a
+stored one: then all of it stands or falls with the frame that says so.
+
 After a life ended and the log was found to end at lsn L, `survived(L)` holds every promise against L, forgets
 what was lost in good order, and `compare` holds the rest against what readers get.
 """
@@ -32,6 +35,9 @@ class Level(IntEnum):
     KILL = 1
     POWER_CUT = 2
 
+
+#: Behind every lsn.
+IN_MEMORY = 1 << 62
 
 LEVEL_OF = {"memory": Level.NOTHING, "disk": Level.KILL, "fsync": Level.POWER_CUT}
 
@@ -62,6 +68,8 @@ class Told:
     level: Level
     earliest_seq: int
     head_seq: int
+    #: Seqs that were read across and not shown: those records are gone, and stay it.
+    gone: frozenset[int] = frozenset()
 
 
 @dataclass
@@ -92,10 +100,6 @@ class BoxBook:
         return self.config.durability == "memory"
 
     @property
-    def level(self) -> Level:
-        return LEVEL_OF[self.config.durability]
-
-    @property
     def deleted(self) -> set[int]:
         return set().union(*(seqs for _, seqs in self.deletes))
 
@@ -119,6 +123,36 @@ class BoxBook:
         later = [config for at, config in self.configs if at > lsn]
         before = [config for at, config in self.configs if at <= lsn][-1:]
         return at_ms + min(config.idempotency_window_ms for config in before + later) >= now_ms
+
+    def configured(self, lsn: int, config: BoxConfig) -> None:
+        token, was_memory = self.token, self.is_memory
+        self.configs.append((lsn, config))
+        if self.is_memory:
+            self.memory_token = token
+        elif was_memory:
+            self._stored_by(lsn)
+            self.fences.append((lsn, token))
+
+    def _stored_by(self, lsn: int) -> None:
+        """What was in memory is in the log now, and this is the frame that makes it count."""
+        for record in self.records.values():
+            record.lsn = min(record.lsn, lsn)
+        self.deletes = [(min(at, lsn), seqs) for at, seqs in self.deletes]
+        self.keys = {
+            key: (first, last, at_ms, min(at, lsn)) for key, (first, last, at_ms, at) in self.keys.items()
+        }
+
+    def began_anew(self, generation: int) -> None:
+        """A memory box after a restart: the name and the config of the old one, and nothing else."""
+        self.generation = generation
+        for kept in (self.records, self.deletes, self.fences, self.keys, self.holes, self.told, self.known):
+            kept.clear()
+
+    def compacted(self, seq: int) -> bool:
+        """Whether a newer record with the same tag may have superseded this one."""
+        tag = self.records[seq].tag
+        newer = (record for record in self.records.values() if record.seq > seq)
+        return self.config.compact == "tag" and tag is not None and any(record.tag == tag for record in newer)
 
     def forget_after(self, lsn: int) -> None:
         self.memory_token = ""
@@ -161,15 +195,13 @@ class Promises:
                     change.name, change.generation, lsn, [(lsn, change.config)]
                 )
             elif isinstance(change, changes.BoxConfigured):
-                self.books[change.generation].configs.append((lsn, change.config))
+                self.books[change.generation].configured(lsn, change.config)
             elif isinstance(change, changes.BoxDeleted):
                 self.books[change.generation].deleted_lsn = lsn
                 self.deletions[name] = lsn
             elif isinstance(change, changes.TokenFenced):
-                book = self.books[change.generation]
-                # By a fence, or because a memory box that has one becomes a stored one.
-                token = command.token if isinstance(command, commands.SetFence) else book.memory_token
-                book.fences.append((lsn, token))
+                assert isinstance(command, commands.SetFence)
+                self.books[change.generation].fences.append((lsn, command.token))
             elif isinstance(change, changes.RecordsDeleted):
                 assert isinstance(command, commands.DeleteRecords) and before is not None
                 before.deletes.append((lsn, _asked_for(before, command)))
@@ -179,8 +211,12 @@ class Promises:
             book.memory_token = outcome.reply.token if book.is_memory else ""
         if isinstance(command, commands.Append) and isinstance(outcome.reply, commands.Appended):
             assert book is not None
-            if not outcome.reply.deduped and not book.is_memory:
-                self._appended(book, command, outcome.reply, outcome.changes[-1][0], now_ms)
+            if not outcome.reply.deduped:
+                lsn = IN_MEMORY if book.is_memory else outcome.changes[-1][0]
+                self._appended(book, command, outcome.reply, lsn, now_ms)
+        if isinstance(outcome.reply, commands.RecordsDeleted) and book is not None and book.is_memory:
+            assert isinstance(command, commands.DeleteRecords)
+            book.deletes.append((IN_MEMORY, _asked_for(book, command)))
         return book
 
     def _appended(
@@ -207,9 +243,10 @@ class Promises:
         level: Level,
         lsns: Iterable[int],
         lsn: int,
+        config_lsn: int = 0,
     ) -> None:
         """The reply has left. `level` is the class of the box when the command was handled, `lsns` are those
-        of its own changes, `lsn` is where the machine stood."""
+        of its own changes, `lsn` is where the machine stood, `config_lsn` what gave the box its class."""
         what = f"{type(command).__name__} of {getattr(command, 'box', '')}"
         if isinstance(reply, BoxNotFound) or (isinstance(reply, commands.BoxGone) and not reply.deleted):
             name = getattr(command, "box", "")
@@ -226,15 +263,22 @@ class Promises:
             self._promise(book.created_lsn, Level.POWER_CUT, f"the creation of {book.name}")
         for own in lsns:
             self._promise(own, level, what)
-        if book.is_memory:
-            return
+        if level is Level.NOTHING:
+            # Nothing is promised of its records, but that they are no more than that: a power cut must not
+            # bring back a box that is stored, and of which somebody saw what it was in memory.
+            self._promise(config_lsn, Level.POWER_CUT, f"the class of {book.name}, by {what}")
         if isinstance(reply, commands.Appended):
             for seq in range(reply.first_seq, reply.last_seq + 1):
                 self._shown(book, seq, book.records[seq].data, level, what)
         elif isinstance(reply, commands.Records):
+            assert isinstance(command, commands.Diff)
+            shown = set()
             for record in json.loads(b"[" + reply.records + b"]"):
+                shown.add(record["$seq"])
                 self._shown(book, record["$seq"], record["data"], level, what)
-            book.told.append(Told(lsn, level, reply.earliest_seq, reply.head_seq))
+            crossed = {seq for seq in book.records if command.from_seq < seq <= reply.next_from_seq}
+            gone = frozenset(crossed - shown)
+            book.told.append(Told(lsn, level, reply.earliest_seq, reply.head_seq, gone))
         elif isinstance(reply, commands.BoxState | commands.RecordsDeleted):
             book.told.append(Told(lsn, level, reply.earliest_seq, reply.head_seq))
 
@@ -269,7 +313,7 @@ class Promises:
         book = self.alive()[name]
         assert generation > book.generation, f"{name} came back as the same box"
         del self.books[book.generation]
-        book.generation = generation
+        book.began_anew(generation)
         self.books[generation] = book
 
 

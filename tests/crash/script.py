@@ -21,8 +21,12 @@ BOXES: dict[str, BoxPatch] = {
     "disk-cap": BoxPatch(durability="disk", cap_bytes=900),
     "disk-ttl": BoxPatch(durability="disk", ttl_ms=60),
     "memory": BoxPatch(durability="memory"),
+    "memory-keyed": BoxPatch(durability="memory", compact="tag"),
+    "fsync-keyed": BoxPatch(durability="fsync", compact="tag"),
     "shifty": BoxPatch(durability="disk", auto_create=False),
 }
+#: Those that get most of what is done, so that they have segments.
+BUSY = ("fsync", "disk", "shifty")
 TAGS = ("red", "reddish", "blue", None)
 NODES = ("n1", "n2", None)
 
@@ -37,9 +41,9 @@ class Script:
             (10, self.append_with_key),
             (8, self.repeat_key),
             (8, self.read),
-            (5, self.delete_records),
+            (9, self.delete_records),
             (4, self.fence),
-            (4, self.configure),
+            (6, self.configure),
             (2, self.delete_box),
             (3, self.put),
             (3, self.look),
@@ -55,7 +59,7 @@ class Script:
         for _ in range(rng.choice((1, 1, 2, 4))):
             weights = [weight for weight, _ in self._actions]
             (_, act) = rng.choices(self._actions, weights)[0]
-            act(rng.choice(list(BOXES)))
+            act(rng.choice(BUSY if rng.random() < 0.5 else list(BOXES)))
         life.world.clock.now_ms += rng.choice((0, 0, 1, 3, 20))
         if rng.random() < 0.7:
             life.commit(rng.choice((1, 2, 100)))
@@ -67,12 +71,16 @@ class Script:
             self.quiet_time()
         if rng.random() < 0.5:
             life.do_file_work()
-        if rng.random() < 0.04:
+        for _ in range(rng.choice((0, 1, 4, 12))):
+            life.do_upkeep()
+        if rng.random() < 0.02:
             self.clear()
         if rng.random() < 0.25 and not life.is_taking_snapshot:
             life.begin_snapshot()
         elif rng.random() < 0.4 and life.is_taking_snapshot:
             life.finish_snapshot()
+        elif life.is_taking_snapshot:
+            life.advance_snapshot()
 
     def quiet_time(self) -> None:
         """Nobody writes for so long that disk boxes give back what they reserved."""
@@ -172,8 +180,10 @@ class Script:
 
     def configure(self, box: str) -> None:
         rng = self.rng
+        if rng.random() < 0.4:
+            box = "shifty"
         if box == "shifty":
-            patch = BoxPatch(durability=rng.choice(("disk", "fsync")))
+            patch = BoxPatch(durability=rng.choice(("disk", "fsync", "memory")))
         elif box.endswith("cap"):
             patch = BoxPatch(cap_records=rng.choice((3, 6, 0)))
         else:

@@ -135,11 +135,12 @@ _NameChange = tuple[str | None, str | None, _Inode | None]
 
 
 class FaultDisk:
-    def __init__(self, root: str = "/data") -> None:
+    def __init__(self, *roots: str) -> None:
+        """`roots` are directories that are there; "/data" unless others are given."""
         self.operations = 0
         self.history: list[str] = []
-        self._names: dict[str, _Inode | None] = {root: None}
-        self._durable_names: dict[str, _Inode | None] = {root: None}
+        self._names: dict[str, _Inode | None] = dict.fromkeys(roots or ("/data",))
+        self._durable_names = dict(self._names)
         self._pending_names: dict[str, list[_NameChange]] = {}
         self._handles: dict[int, tuple[_Inode, bool, str]] = {}
         self._locked: set[str] = set()
@@ -202,6 +203,10 @@ class FaultDisk:
         assert not inode.pending
         inode.content[offset] ^= bits
         inode.durable[offset] ^= bits
+
+    def paths(self, under: str) -> list[str]:
+        """Every file below a directory, sorted."""
+        return sorted(path for path, inode in self._names.items() if inode and path.startswith(f"{under}/"))
 
     def peek(self, path: str) -> bytes:
         return bytes(self._file(path).content)
@@ -385,7 +390,7 @@ def _twins(names: dict[str, _Inode | None], twin: Callable[[_Inode], _Inode]) ->
     known: dict[int, _Inode] = {}
     for path, inode in sorted(names.items(), key=lambda item: item[0]):
         parent = os.path.dirname(path)
-        if parent in names or not twins:
+        if parent in twins or parent == "/":
             if inode is not None and id(inode) not in known:
                 known[id(inode)] = twin(inode)
             twins[path] = known[id(inode)] if inode is not None else None

@@ -1,0 +1,62 @@
+"""What the two snapshots on the disk still need: of the log, and of the segments.
+
+    snapshots      older         newer
+    needs lsn      412           870           so the log goes up to 411
+    names          {1, 2, 3}     {2, 4}        so the segments {1, 2, 3, 4} stay, beside those that are live
+
+The older one must stay usable too, should the newer one turn out to be damaged. What a snapshot of an earlier
+life names is not known here; nothing is dropped until it has made place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from shard.core.changes import ShardState
+from shard.storage.store import Name
+from shard.storage.wal import WalFile
+
+
+class Retention:
+    def __init__(self, needs_lsn: int) -> None:
+        """`needs_lsn`: of the snapshot that was recovered from, 0 when there was none."""
+        self._needs = [0, needs_lsn]
+        self._named: list[set[Name] | None] = [None, None]
+
+    def __repr__(self) -> str:
+        return f"<Retention of the log from lsn {min(self._needs)} on>"
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether one more snapshot would change nothing here."""
+        return self._named[0] == self._named[1]
+
+    def written(self, needs_lsn: int, named: set[Name]) -> None:
+        """A snapshot is on the disk, and the oldest one has made place for it."""
+        self._needs = [self._needs[-1], needs_lsn]
+        self._named = [self._named[-1], named]
+
+    def named(self) -> set[Name] | None:
+        """Segments that a snapshot names; None when that is not known."""
+        older, newer = self._named
+        return None if older is None or newer is None else older | newer
+
+    def released(self, files: Iterable[WalFile]) -> int:
+        """The number of the last log file that is not needed any more; 0 when there is none. The file that is
+        being written is not to be among them."""
+        needed_lsn = min(self._needs)
+        through = 0
+        for file in files:
+            if file.last_lsn >= needed_lsn:
+                break
+            through = file.number
+        return through
+
+
+def names_in(state: ShardState) -> set[Name]:
+    """The segments that a snapshot names."""
+    return {
+        Name(facts.generation, segment.first_seq, segment.serial)
+        for facts in state.boxes
+        for segment in facts.segments
+    }

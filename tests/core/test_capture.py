@@ -1,0 +1,84 @@
+"""Goal: a snapshot that is taken in steps is one of the moment it began, whatever happens meanwhile.
+
+Method: the state at the first step is kept; random commands and upkeep go on between the steps; what comes
+out is compared with what was kept.
+"""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shard.core.changes import ShardState
+from streams.protocol import commands
+from tests.support.machines import Driver, facts_of, random_command, sampled
+
+
+def as_facts(state: ShardState) -> object:
+    boxes = sorted(state.boxes, key=lambda facts: facts.name)
+    return msgspec.to_builtins(msgspec.structs.replace(state, boxes=boxes), builtin_types=(bytes,))
+
+
+@sampled(40)
+@given(seed=st.integers(0, 2**32))
+def test_a_snapshot_taken_in_steps_is_that_of_its_first_moment(seed: int) -> None:
+    rng = random.Random(seed)
+    driver = Driver()
+    driver.start("boot")
+    for number in range(30):
+        driver.do(random_command(rng, driver, number))
+        driver.some_upkeep(rng)
+        driver.sync()
+    expected, before = driver.machine.snapshot(), facts_of(driver.machine)
+    log = list(driver.log)
+    capture = driver.machine.begin_snapshot()
+    for number in range(30, 60):
+        driver.do(random_command(rng, driver, number))
+        driver.now_ms += rng.randrange(40)
+        if rng.random() < 0.3:
+            driver.tick()
+        driver.sync()
+        driver.some_upkeep(rng)
+        if rng.random() < 0.1:
+            capture.step(1)
+    while capture.step(1):
+        pass
+    driver.machine.end_snapshot()
+    assert as_facts(capture.state()) == as_facts(expected)
+    again = Driver(driver.machine, driver.now_ms)
+    again.log = log
+    assert facts_of(again.reborn(expected.lsn, capture.state()).machine) == before
+
+
+def test_boxes_that_are_made_or_deleted_meanwhile_do_not_change_the_snapshot() -> None:
+    driver = Driver()
+    driver.put("stays", durability="fsync")
+    driver.put("goes", durability="fsync")
+    capture = driver.machine.begin_snapshot()
+    assert repr(capture) == "<Capture at lsn 2, 2 boxes left>"
+    driver.put("comes", durability="fsync")
+    driver.append("x", box="comes")
+    driver.append("x", box="stays")
+    driver.do(commands.DeleteBox("goes"))
+    assert not capture.step(100)
+    driver.machine.end_snapshot()
+    assert sorted((facts.name, facts.head_seq) for facts in capture.state().boxes) == [
+        ("goes", 0),
+        ("stays", 0),
+    ]
+
+
+def test_one_snapshot_is_taken_at_a_time_and_only_a_whole_one_is_given_out() -> None:
+    driver = Driver()
+    driver.put()
+    capture = driver.machine.begin_snapshot()
+    with pytest.raises(AssertionError):
+        driver.machine.begin_snapshot()
+    with pytest.raises(AssertionError):
+        capture.state()
+    driver.machine.end_snapshot()
+    assert driver.machine.snapshot().lsn == capture.lsn

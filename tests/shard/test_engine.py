@@ -1,0 +1,689 @@
+"""Goal: with real threads and real files nobody can tell where a record is: reads wait for the disk without
+holding up others, writes keep their order, memory stays bounded, and trouble reaches only those it concerns.
+
+Method: the engine over a machine, a log and segments in a temporary directory. A store with gates holds a
+thread inside a read or a write until the test says so; tests wait for answers, never for time to pass.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+import shard.upkeep
+from shard.core.machine import Machine
+from shard.core.sealed import Segment
+from shard.core.upkeep import HotPolicy, SealPolicy
+from shard.engine import Engine, EngineSettings
+from shard.recovery import Recovered, recover
+from shard.storage import segments
+from shard.storage.cold import FolderCold
+from shard.storage.files import Disk
+from shard.storage.snapshot import Snapshots
+from shard.storage.store import Name, SegmentStore, Unreachable
+from shard.storage.wal import Wal
+from streams.protocol import commands
+from streams.protocol.boxes import BoxPatch
+from streams.protocol.commands import Command, Reply
+from streams.protocol.errors import ColdStoreUnavailable, DataDamaged, StreamsError
+from streams.protocol.records import Batch
+from tests.support.machines import columns, records_of, seqs_of
+
+#: An answer that takes this long is not late, it is missing.
+PATIENCE_S = 30.0
+#: Nothing is sealed but on request: by age, which the test's clock decides.
+NEVER_MS = 10**12
+
+
+class Gate:
+    """Holds threads until it is opened, and tells when one has come."""
+
+    def __init__(self) -> None:
+        self._open = threading.Event()
+        self._open.set()
+        self.reached = threading.Event()
+
+    def shut(self) -> None:
+        self.reached.clear()
+        self._open.clear()
+
+    def open(self) -> None:
+        self._open.set()
+
+    def pass_through(self) -> None:
+        self.reached.set()
+        assert self._open.wait(PATIENCE_S)
+
+    async def wait_reached(self) -> None:
+        assert await trio.to_thread.run_sync(self.reached.wait, PATIENCE_S)
+
+
+class GatedStore(SegmentStore):
+    """A real store whose reads and writes can be held up, and counted."""
+
+    def __init__(self, directory: Path, cold: Path | None = None) -> None:
+        disk = Disk()
+        super().__init__(disk, str(directory), FolderCold(str(cold), disk) if cold else None)
+        self.reading, self.writing = Gate(), Gate()
+        self.reads: list[tuple[Name, int]] = []
+        self.fails_with: Exception | None = None
+
+    def read(self, name: Name, at: int, *, bytes_max: int) -> list[Batch]:
+        self.reads.append((name, at))
+        self.reading.pass_through()
+        if self.fails_with is not None:
+            raise self.fails_with
+        return super().read(name, at, bytes_max=bytes_max)
+
+    def write(
+        self,
+        generation: int,
+        serial: int,
+        batches: Iterable[Batch],
+        pause: Callable[[int], None] = segments.no_pause,
+    ) -> Segment:
+        self.writing.pass_through()
+        return super().write(generation, serial, batches, pause)
+
+
+class Ticket:
+    """Somebody who waits for a reply; `order` is shared, so that it tells who was answered first."""
+
+    def __init__(self, order: list[Ticket]) -> None:
+        self._order = order
+        self._came = trio.Event()
+        self._reply: Reply | StreamsError | None = None
+
+    def answer(self, reply: Reply | StreamsError, fsync_ms: float, wal_append_ms: float) -> None:
+        assert self._reply is None, "answered twice"
+        self._reply = reply
+        self._order.append(self)
+        self._came.set()
+
+    @property
+    def is_answered(self) -> bool:
+        return self._reply is not None
+
+    async def reply(self) -> Any:
+        with trio.fail_after(PATIENCE_S):
+            await self._came.wait()
+        return self._reply
+
+
+class Desk:
+    """An engine and those who ask it."""
+
+    def __init__(self, engine: Engine, machine: Machine, store: GatedStore, clock: list[int]) -> None:
+        self.engine = engine
+        self.machine = machine
+        self.store = store
+        self.clock = clock
+        self.order: list[Ticket] = []
+
+    def send(self, command: Command) -> Ticket:
+        ticket = Ticket(self.order)
+        self.engine.submit(command, ticket)
+        self.engine.flush()
+        return ticket
+
+    async def ask(self, command: Command) -> Any:
+        return await self.send(command).reply()
+
+    async def put(self, box: str = "b", **config: Any) -> None:
+        reply = await self.ask(commands.PutBox(box, BoxPatch(**{"durability": "fsync", **config})))
+        assert isinstance(reply, commands.BoxPut), reply
+
+    async def append(self, *records: Any, box: str = "b", **more: Any) -> commands.Appended:
+        reply = await self.ask(commands.Append(box=box, columns=columns(*records), **more))
+        assert isinstance(reply, commands.Appended), reply
+        return reply
+
+    async def read(self, from_seq: int = 0, *, box: str = "b", **more: Any) -> commands.Records:
+        reply = await self.ask(commands.Diff(box=box, from_seq=from_seq, **more))
+        assert isinstance(reply, commands.Records), reply
+        return reply
+
+    async def seal(self, box: str = "b") -> None:
+        """Until all of a box that can be sealed is."""
+        self.clock[0] += 2 * NEVER_MS
+        await self.until(lambda: not self.machine.boxes[box].log.tail.records)
+        self.clock[0] -= 2 * NEVER_MS
+
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        """For what tells nobody when it happens."""
+        with trio.fail_after(PATIENCE_S):
+            while not is_so():  # noqa: ASYNC110 (there is no event to wait for)
+                await trio.sleep(0.002)
+
+    def forget(self) -> None:
+        """Every sealed payload leaves memory."""
+        cache = self.engine._cache
+        bytes_max, cache.bytes_max = cache.bytes_max, 0
+        cache.shrink()
+        cache.shrink()  # once more for those that had been used
+        cache.bytes_max = bytes_max
+        assert cache.bytes == 0
+
+    def segments(self, box: str = "b") -> list[Segment]:
+        return self.machine.boxes[box].log.segments
+
+
+@pytest.fixture(autouse=True)
+def eager_upkeep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work is looked for all the time, and no box is too small for a segment."""
+    monkeypatch.setattr(shard.upkeep, "_PAUSE_S", 0.002)
+    monkeypatch.setattr("shard.core.upkeep.SMALL_BYTES", 0)
+
+
+Open = Callable[..., Any]
+
+
+@pytest.fixture
+def open_desk(tmp_path: Path) -> Open:
+    """`async with open_desk(...) as desk`: an engine on this directory, as a start of the shard makes it."""
+
+    @asynccontextmanager
+    async def make(*, cold: Path | None = None, fails: bool = False, **settings: Any) -> AsyncIterator[Desk]:
+        disk = Disk()
+        store = GatedStore(tmp_path / "segments", cold)
+        seal = settings.setdefault("seal", SealPolicy(10_000, 1 << 26, NEVER_MS))
+        machine = Machine(due_records=seal.records, due_bytes=seal.bytes)
+        wal = Wal(disk, f"{tmp_path}/wal", file_bytes=1 << 20)
+        snapshots = Snapshots(disk, f"{tmp_path}/snapshot")
+        *_, found = recover(machine, wal, snapshots, store.open)
+        assert isinstance(found, Recovered)
+        clock = [1_000_000]
+        engine = Engine(
+            machine,
+            wal,
+            snapshots,
+            store,
+            now_ms=lambda: clock[0],
+            settings=EngineSettings(**{"upkeep_bytes_per_s": 0, "snapshot_interval_ms": 10**8, **settings}),
+            needs_lsn=found.needs_lsn,
+        )
+        desk = Desk(engine, machine, store, clock)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(lambda task_status: engine.run(boot_id="boot", task_status=task_status))
+            try:
+                yield desk
+            finally:
+                store.reading.open()
+                store.writing.open()
+                nursery.cancel_scope.cancel()
+        assert (engine.failure is not None) == fails, engine.failure
+        if not fails:
+            await engine.stop()
+
+    return make
+
+
+# -- reads
+
+
+async def test_two_readers_of_what_is_sealed_share_one_read_of_the_disk(open_desk: Open) -> None:
+    async with open_desk() as desk:
+        await desk.put()
+        await desk.append(*range(20))
+        await desk.seal()
+        desk.forget()
+        desk.store.reading.shut()
+        first, second = desk.send(commands.Diff(box="b")), desk.send(commands.Diff(box="b", from_seq=5))
+        await desk.store.reading.wait_reached()
+        third = desk.send(commands.GetRecord("b", 7))
+        desk.store.reading.open()
+        assert seqs_of(await first.reply()) == list(range(1, 21))
+        assert seqs_of(await second.reply()) == list(range(6, 21))
+        assert json.loads((await third.reply()).record)["data"] == 6
+        assert len(desk.store.reads) == 1
+
+
+async def test_a_read_that_waits_for_the_disk_holds_up_nobody_else(open_desk: Open) -> None:
+    async with open_desk() as desk:
+        await desk.put()
+        await desk.append("sealed")
+        await desk.seal()
+        desk.forget()
+        desk.store.reading.shut()
+        waiting = desk.send(commands.Diff(box="b"))
+        await desk.store.reading.wait_reached()
+        assert (await desk.append("meanwhile")).first_seq == 2
+        assert seqs_of(await desk.read(1)) == [2]
+        await desk.put("other")
+        assert (await desk.append("x", box="other")).first_seq == 1
+        assert not waiting.is_answered
+        desk.store.reading.open()
+        assert seqs_of(await waiting.reply()) == [1, 2], "it shows what there is when it is answered"
+
+
+async def test_neighbours_are_brought_in_together(open_desk: Open) -> None:
+    async with open_desk() as desk:
+        await desk.put()
+        for number in range(50):
+            await desk.append(number)
+        await desk.seal()
+        desk.forget()
+        assert len(records_of(await desk.read(0))) == 50
+        assert len(desk.store.reads) == 1
+
+
+async def test_the_cache_stays_within_its_bound_however_much_is_read(open_desk: Open) -> None:
+    cache_bytes = 64 * 1024
+    async with open_desk(cache_bytes=cache_bytes, seal=SealPolicy(20, 1 << 26, NEVER_MS)) as desk:
+        await desk.put()
+        for number in range(100):
+            await desk.append(*({"data": "x" * 400, "tag": str(number)} for _ in range(10)))
+        await desk.seal()
+        cache = desk.engine._cache
+        assert desk.machine.boxes["b"].log.bytes > 5 * cache_bytes
+        read: list[int] = []
+        while len(read) < 1000:
+            read += seqs_of(await desk.read(len(read), limit=30))
+            loaded = sum(
+                batch.bytes_in_memory
+                for segment in desk.segments()
+                for at in range(len(segment))
+                if (batch := segment.loaded(at)) is not None
+            )
+            assert loaded == cache.bytes <= cache_bytes
+        assert read == list(range(1, 1001))
+
+
+async def test_a_page_that_is_larger_than_the_cache_is_read_all_the_same(open_desk: Open) -> None:
+    async with open_desk(cache_bytes=1_000, seal=SealPolicy(4, 1 << 26, NEVER_MS)) as desk:
+        await desk.put()
+        for number in range(40):
+            await desk.append({"data": "x" * 300, "tag": str(number)})
+        await desk.seal()
+        assert len(desk.segments()) >= 3
+        desk.forget()
+        assert seqs_of(await desk.read(0, limit=1000)) == list(range(1, 41))
+        # A delete looks at the tags of all, and one with a seq at the batch it cuts through.
+        both = commands.DeleteRecords("b", before_seq=30, match=commands.Match("2", True))
+        assert (await desk.ask(both)).deleted == 10
+        assert desk.engine._cache.bytes <= 1_000
+
+
+async def test_a_long_poll_goes_on_across_sealed_data(open_desk: Open) -> None:
+    async with open_desk() as desk:
+        await desk.put()
+        await desk.append(*({"data": at, "tag": "dull"} for at in range(10)))
+        await desk.seal()
+        desk.forget()
+        poll = commands.Diff(box="b", wait_ms=20_000, match=commands.Match("rare"))
+        waiting = desk.send(poll)
+        await desk.until(lambda: len(desk.store.reads) == 1)
+        assert not waiting.is_answered, "nothing matches"
+        desk.forget()
+        await desk.append({"data": "no", "tag": "dull"})
+        desk.forget()
+        await desk.append({"data": "yes", "tag": "rare"})
+        assert seqs_of(await waiting.reply()) == [12]
+
+
+async def test_a_long_poll_whose_time_is_up_while_it_waits_for_the_disk_is_answered_once(
+    open_desk: Open,
+) -> None:
+    async with open_desk() as desk:
+        await desk.put()
+        await desk.append(*({"data": at, "tag": "dull"} for at in range(10)))
+        await desk.seal()
+        desk.forget()
+        poll = commands.Diff(box="b", wait_ms=5_000, match=commands.Match("rare"))
+        waiting = desk.send(poll)
+        await desk.until(lambda: desk.engine._reads != {})
+        desk.forget()
+        desk.store.reading.shut()
+        await desk.append({"data": "no", "tag": "dull"})
+        await desk.store.reading.wait_reached()
+        desk.clock[0] += 6_000
+        desk.engine._timer_changed.set()
+        await desk.until(lambda: desk.engine._read_deadlines == [])
+        desk.store.reading.open()
+        reply = await waiting.reply()
+        assert (reply.records, reply.next_from_seq) == (b"", 11)
+
+
+# -- writes
+
+
+async def test_writes_behind_one_that_waits_for_the_disk_keep_their_order(open_desk: Open) -> None:
+    async with open_desk() as desk:
+        await desk.put(cap_records=10)
+        await desk.put("other")
+        await desk.append(*({"data": at, "tag": "old"} for at in range(10)))
+        await desk.seal()
+        desk.forget()
+        desk.store.reading.shut()
+        writes = [
+            desk.send(commands.Append(box="b", columns=columns({"data": text, "tag": "new"})))
+            for text in ("one", "two", "three")
+        ]
+        await desk.store.reading.wait_reached()
+        writes.append(desk.send(commands.DeleteRecords("b", match=commands.Match("new"))))
+        assert (await desk.append("x", box="other")).first_seq == 1
+        assert not any(write.is_answered for write in writes)
+        desk.store.reading.open()
+        replies = [await write.reply() for write in writes]
+        assert [reply.first_seq for reply in replies[:3]] == [11, 12, 13]
+        assert replies[3].deleted == 3, "the delete came last"
+        assert [ticket for ticket in desk.order if ticket in writes] == writes
+
+
+async def test_a_write_that_cannot_have_what_it_needs_is_refused_and_those_behind_it_go_on(
+    open_desk: Open,
+) -> None:
+    async with open_desk() as desk:
+        await desk.put(cap_records=10)
+        await desk.append(*range(10))
+        await desk.seal()
+        desk.forget()
+        desk.store.reading.shut()
+        desk.store.fails_with = Unreachable("the store is away")
+        write = desk.send(commands.Append(box="b", columns=columns("needs the disk")))
+        await desk.store.reading.wait_reached()
+        behind = desk.send(commands.SetFence("b", "token"))
+        desk.store.reading.open()
+        assert isinstance(await write.reply(), ColdStoreUnavailable)
+        assert isinstance(await behind.reply(), commands.FenceSet)
+        desk.store.fails_with = None
+        assert (await desk.append("again", fencing_token="token")).first_seq == 11
+
+
+# -- pressure
+
+
+async def test_writers_who_are_faster_than_sealing_are_held_up_until_it_has_caught_up(
+    open_desk: Open,
+) -> None:
+    seal = SealPolicy(10, 1 << 26, NEVER_MS)
+    async with open_desk(cache_bytes=20_000, seal=seal) as desk:
+        await desk.put()
+        desk.store.writing.shut()
+        while not desk.engine.is_congested:
+            await desk.append("x" * 1_000)
+        relieved: list[bool] = []
+
+        async def wait() -> None:
+            await desk.engine.wait_relieved()
+            relieved.append(desk.engine.is_congested)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait)
+            await desk.store.writing.wait_reached()
+            await trio.testing.wait_all_tasks_blocked()
+            assert relieved == []
+            desk.store.writing.open()
+            with trio.fail_after(PATIENCE_S):
+                await desk.until(lambda: relieved != [])
+        assert relieved == [False]
+        head = desk.machine.boxes["b"].log.head_seq
+        assert len(records_of(await desk.read(0, limit=1000))) == head
+
+
+# -- trouble
+
+
+async def test_a_disk_that_cannot_take_a_segment_ends_the_shard(
+    open_desk: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_desk(fails=True) as desk:
+        await desk.put()
+        await desk.append("x")
+
+        def broken(*_: Any, **__: Any) -> Any:
+            raise OSError(errno.EIO, "Input/output error")
+
+        monkeypatch.setattr(desk.store, "write", broken)
+        desk.clock[0] += 2 * NEVER_MS
+        with trio.fail_after(PATIENCE_S):
+            await desk.engine.failed.wait()
+        assert isinstance(desk.engine.failure, OSError)
+
+
+async def test_a_disk_that_is_full_is_tried_again_and_nobody_is_held_up(
+    open_desk: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shard.upkeep._FULL_PAUSE_S", 0.0)
+    async with open_desk() as desk:
+        await desk.put()
+        await desk.append("x")
+        write, refused = desk.store.write, []
+
+        def full(*arguments: Any, **options: Any) -> Any:
+            if len(refused) < 3:
+                refused.append(True)
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return write(*arguments, **options)
+
+        monkeypatch.setattr(desk.store, "write", full)
+        desk.clock[0] += 2 * NEVER_MS
+        with trio.fail_after(PATIENCE_S):
+            await desk.until(lambda: desk.machine.boxes["b"].log.segments != [])
+        assert len(refused) == 3 and seqs_of(await desk.read(0)) == [1]
+
+
+async def test_a_reading_thread_that_fails_for_no_known_reason_ends_the_shard(
+    open_desk: Open, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever waits for it would wait for ever."""
+    async with open_desk(fails=True) as desk:
+        await desk.put()
+        await desk.append("x")
+        await desk.seal()
+        desk.forget()
+        desk.store.fails_with = ZeroDivisionError("a bug")
+        desk.send(commands.Diff(box="b"))
+        with trio.fail_after(PATIENCE_S):
+            await desk.engine.failed.wait()
+
+
+def path_of(desk: Desk, segment: Segment) -> Path:
+    return Path(desk.store._path(Name.of(segment).file))
+
+
+def hide(path: Path) -> Callable[[], object]:
+    """Takes a file away; what is returned brings it back."""
+    kept = path.rename(path.with_suffix(".kept"))
+    return lambda: kept.rename(path)
+
+
+def damage(desk: Desk, at: int, box: str = "b") -> str:
+    """Flips a bit in the middle of a segment's batches; the path of the file."""
+    path = path_of(desk, desk.segments(box)[at])
+    content = bytearray(path.read_bytes())
+    content[200] ^= 4
+    path.write_bytes(content)
+    return str(path)
+
+
+async def test_damage_is_told_to_those_who_need_what_is_damaged_and_to_nobody_else(open_desk: Open) -> None:
+    async with open_desk(seal=SealPolicy(5, 1 << 26, NEVER_MS)) as desk:
+        await desk.put()
+        for _ in range(3):
+            await desk.append(*("x" * 50 for _ in range(5)))
+            await desk.seal()
+        await desk.append("unsealed")
+        desk.forget()
+        path = damage(desk, 1)
+        assert seqs_of(await desk.read(0, limit=5)) == [1, 2, 3, 4, 5]
+        assert seqs_of(await desk.read(10)) == [11, 12, 13, 14, 15, 16]
+        told = await desk.ask(commands.Diff(box="b", from_seq=5, limit=2))
+        assert isinstance(told, DataDamaged)
+        for fact in (path, "at byte", "streams verify", "streams repair"):
+            assert fact in str(told)
+        assert isinstance(await desk.ask(commands.GetRecord("b", 7)), DataDamaged)
+        assert isinstance(await desk.ask(commands.Diff(box="b", from_seq=0)), DataDamaged), "never a gap"
+        assert (await desk.append("on")).first_seq == 17
+
+
+async def test_a_segment_file_that_is_gone_is_told_like_damage(open_desk: Open) -> None:
+    async with open_desk() as desk:
+        await desk.put()
+        await desk.append("x")
+        await desk.seal()
+        desk.forget()
+        path = path_of(desk, desk.segments()[0])
+        bring_back = hide(path)
+        told = await desk.ask(commands.Diff(box="b"))
+        assert isinstance(told, DataDamaged) and str(path) in str(told)
+        bring_back()
+        assert seqs_of(await desk.read(0)) == [1]
+
+
+async def test_upkeep_that_meets_damage_leaves_the_box_alone_and_goes_on(open_desk: Open) -> None:
+    async with open_desk(seal=SealPolicy(6, 1 << 26, NEVER_MS)) as desk:
+        for box in ("b", "whole"):
+            await desk.put(box)
+            await desk.append(*({"data": "x" * 50, "tag": str(at % 2)} for at in range(6)), box=box)
+            await desk.seal(box)
+        desk.forget()
+        damage(desk, 0)
+        for box in ("b", "whole"):
+            await desk.ask(commands.DeleteRecords(box, match=commands.Match("1")))
+        await desk.until(lambda: desk.segments("whole")[0].serial == 2)
+        await desk.until(lambda: desk.machine.dented == {})
+        assert desk.segments("b")[0].serial == 1
+        assert seqs_of(await desk.read(0, box="whole")) == [1, 3, 5]
+        assert isinstance(await desk.ask(commands.Diff(box="b")), DataDamaged)
+
+
+async def test_compaction_and_moves_that_meet_damage_leave_the_box_alone(
+    open_desk: Open, tmp_path: Path
+) -> None:
+    cold = tmp_path / "cold"
+    cold.mkdir()
+    async with open_desk(cold=cold, hot=HotPolicy(10, 0)) as desk:
+        await desk.put()
+        await desk.append(*({"data": at, "tag": "same"} for at in range(4)))
+        await desk.seal()
+        path = path_of(desk, desk.segments()[0])
+        bring_back = hide(path)
+        desk.store._indexes.clear()
+        await desk.ask(commands.PutBox("b", BoxPatch(compact="tag")))
+        await desk.until(lambda: desk.machine.compactable == {})
+        desk.engine._upkeep._hot = HotPolicy(0, 0)
+        desk.machine.movable[desk.machine.boxes["b"].generation] = desk.machine.boxes["b"]
+        await desk.until(lambda: desk.machine.movable == {})
+        assert desk.segments()[0].is_cold is False
+        bring_back()
+        assert len(records_of(await desk.read(0))) == 4
+        await desk.append({"data": "new", "tag": "same"})
+        desk.clock[0] += 20_000  # a box that is quiet for a while is looked at again
+        await desk.until(lambda: desk.machine.boxes["b"].log.count == 1)
+
+
+async def test_a_read_whose_segment_makes_place_for_another_meanwhile_finds_that_one(
+    open_desk: Open,
+) -> None:
+    async with open_desk(seal=SealPolicy(6, 1 << 26, NEVER_MS)) as desk:
+        await desk.put()
+        await desk.append(*({"data": at, "tag": str(at % 2)} for at in range(6)))
+        await desk.seal()
+        desk.forget()
+        (old,) = desk.segments()
+        desk.store.reading.shut()
+        waiting = desk.send(commands.Diff(box="b"))
+        await desk.store.reading.wait_reached()
+        await desk.ask(commands.DeleteRecords("b", match=commands.Match("1")))
+        await desk.until(lambda: desk.segments() != [old])
+        hide(path_of(desk, old))
+        desk.store._indexes.clear()
+        desk.store.reading.open()
+        assert seqs_of(await waiting.reply()) == [1, 3, 5]
+
+
+async def test_a_delete_by_tag_that_cannot_look_into_a_segment_deletes_nothing(open_desk: Open) -> None:
+    async with open_desk() as desk:
+        await desk.put()
+        await desk.append({"data": 1, "tag": "t"})
+        await desk.seal()
+        hide(path_of(desk, desk.segments()[0]))
+        desk.store._indexes.clear()
+        told = await desk.ask(commands.DeleteRecords("b", match=commands.Match("t")))
+        assert isinstance(told, DataDamaged)
+        assert (await desk.ask(commands.GetState("b"))).count == 1
+
+
+# -- the cold store
+
+
+async def test_records_that_went_cold_are_read_from_there(open_desk: Open, tmp_path: Path) -> None:
+    cold = tmp_path / "cold"
+    cold.mkdir()
+    async with open_desk(cold=cold, hot=HotPolicy(1, 0), seal=SealPolicy(5, 1 << 26, NEVER_MS)) as desk:
+        await desk.put()
+        for _ in range(4):
+            await desk.append(*range(5))
+            await desk.seal()
+        await desk.until(lambda: [segment.is_cold for segment in desk.segments()] == [True] * 3 + [False])
+        await desk.until(lambda: len(list((tmp_path / "segments").rglob("*.seg"))) == 1)
+        desk.forget()
+        assert seqs_of(await desk.read(0)) == list(range(1, 21))
+        assert (await desk.ask(commands.DeleteRecords("b", before_seq=8))).deleted == 7
+        cold.rename(tmp_path / "away")
+        desk.forget()
+        told = await desk.ask(commands.Diff(box="b"))
+        assert isinstance(told, ColdStoreUnavailable)
+        assert seqs_of(await desk.read(15)) == [16, 17, 18, 19, 20]
+        assert (await desk.append("on")).first_seq == 21
+        (tmp_path / "away").rename(cold)
+        assert seqs_of(await desk.read(0)) == list(range(8, 22))
+
+
+async def test_a_file_that_goes_cold_between_the_look_and_the_read_is_found_there(
+    open_desk: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cold = tmp_path / "cold"
+    cold.mkdir()
+    async with open_desk(cold=cold, hot=HotPolicy(10, 0)) as desk:
+        await desk.put()
+        await desk.append("x")
+        await desk.seal()
+        desk.forget()
+        name = Name.of(desk.segments()[0])
+        desk.store.copy_to_cold(name)
+        looks: Iterator[bool] = iter([True, True])
+        exists = Disk.exists
+
+        def just_gone(disk: Disk, path: str) -> bool:
+            if path.endswith(".seg") and next(looks, False):
+                segments.remove_segment(disk, desk.store._directory, name.file)
+                return True
+            return exists(disk, path)
+
+        monkeypatch.setattr(Disk, "exists", just_gone)
+        assert seqs_of(await desk.read(0)) == [1]
+
+
+# -- snapshots
+
+
+async def test_a_snapshot_is_of_one_moment_although_writes_go_on_while_it_is_taken(
+    open_desk: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shard.engine._SNAPSHOT_BOXES", 1)
+    async with open_desk(snapshot_wal_bytes=4096) as desk:
+        boxes = [f"box-{number}" for number in range(20)]
+        for box in boxes:
+            await desk.put(box)
+        for number in range(60):
+            sent = [desk.send(commands.Append(box=box, columns=columns(number))) for box in boxes]
+            await trio.lowlevel.checkpoint()
+        await sent[-1].reply()
+        await desk.until(lambda: desk.engine._lsn_at_snapshot > 100)
+        states = {box: await desk.ask(commands.GetState(box)) for box in boxes}
+    async with open_desk() as desk:
+        for box in boxes:
+            again = await desk.ask(commands.GetState(box))
+            assert (again.head_seq, again.count) == (states[box].head_seq, states[box].count) == (60, 60)
+            assert [record["data"] for record in records_of(await desk.read(0, box=box))] == list(range(60))
