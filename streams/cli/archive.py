@@ -26,6 +26,8 @@ from streams.cli.verbs import Target, connected, example
 _PAGE_BYTES: Final = 8 << 20
 _WRITE_BYTES: Final = 4 << 20
 _WRITE_RECORDS: Final = 5000
+#: A write is repeated for this share of the time that its box remembers keys.
+_WINDOW_SHARE: Final = 0.8
 _TAIL_BYTES: Final = 4 << 20
 
 
@@ -183,15 +185,19 @@ class _Place:
 
 
 def _import(box: Any, file: IO[bytes], place: _Place | None, data_only: bool, keep_ts: bool) -> int:
+    from streams.client.retry import Retry
+
     at = place.load() if place is not None else _start()
     if place is not None:
         _check_pending(box, at, place)
         file.seek(at["offset"])
+    window_ms = box.idempotency_window_ms()
+    retry = Retry(total_s=60.0 if window_ms is None else min(60.0, window_ms / 1000 * _WINDOW_SHARE))
     with output.progress(f"importing into {box.name}", None) as step:
         for records, length in _writes(file, at["count"], data_only, keep_ts):
             if place is not None:
                 place.save({**at, "pending_since_ms": at.get("pending_since_ms") or int(time.time() * 1000)})
-            box.append_encoded(records, key=f"{at['key']}-{at['offset']}")
+            box.append_encoded(records, key=f"{at['key']}-{at['offset']}", retry=retry)
             at |= {
                 "offset": at["offset"] + length,
                 "count": at["count"] + len(records),
@@ -208,7 +214,7 @@ def _check_pending(box: Any, at: dict[str, Any], place: _Place) -> None:
     if since_ms is None:
         return
     window_ms = box.idempotency_window_ms()
-    if window_ms is None or time.time() * 1000 - since_ms < window_ms * 0.8:
+    if window_ms is None or time.time() * 1000 - since_ms < window_ms * _WINDOW_SHARE:
         return
     from streams.protocol.errors import Uncertain
 

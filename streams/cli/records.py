@@ -315,7 +315,9 @@ def tail(
 
     with target.client(is_patient=True) as client:
         found = client.box(box)
-        items = [item for item in found.tail(last) if isinstance(item, Record)]
+        items = [
+            item for item in found.tail(last, match=match_of(match), node=node) if isinstance(item, Record)
+        ]
         start = items[0].seq - 1 if items else found.position().head_seq
         options = {"from_seq": start, "match": match_of(match), "node": node}
         count, _ = print_pages(found, options, limit=limit, data_only=data_only, follow=follow)

@@ -306,6 +306,28 @@ def test_work_runs_a_command_for_each_job(shell: Shell, client: streams.Client) 
     assert shell("queue", "work", "chores", "--exec", "true", "--drain").returncode == 5
 
 
+def test_ctrl_c_lets_the_job_at_work_finish(shell: Shell, client: streams.Client) -> None:
+    queue = client.queue("slow-chores")
+    queue.create(lease_ms=300)
+    queue.append_batch(["a", "b"])
+    # The command ends when the test lets it: it waits for somebody to write into the pipe.
+    os.mkfifo(shell.folder / "gate")
+    command = "echo begun > begun; cat gate; echo done > done"
+    working = shell.start(
+        "queue", "work", "slow-chores", "--exec", command, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    eventually((shell.folder / "begun").exists)
+    working.send_signal(signal.SIGINT)
+    (other,) = queue.claim("rival", max=2, lease_ms=60_000)
+    assert other.data == "b", "no other job is begun"
+    assert queue.claim("rival", wait_ms=1200) == [], "four leases long the job stays with its worker"
+    (shell.folder / "gate").write_text("go\n")
+    out, talk = working.communicate(timeout=60)
+    assert working.returncode == 0 and b"Traceback" not in talk
+    assert json.loads(out.splitlines()[-1]) == {"done": 1, "given_back": 0, "lost": 0}
+    assert (shell.folder / "done").exists()
+
+
 def test_acking_what_is_not_yours_is_refused(shell: Shell, client: streams.Client) -> None:
     queue = client.queue("owned")
     queue.create()

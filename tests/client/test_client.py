@@ -97,6 +97,8 @@ def test_the_tail_is_the_last_records_that_are_there(client: streams.Client, nam
     assert data(box.tail(3)) == [70, 80, 90]
     assert len(box.tail(1000)) == 10
     assert box.tail(0) == []
+    box.append_batch([streams.Entry("odd", tag="odd"), 1, 2])
+    assert data(box.tail(1, match="odd")) == ["odd"]
 
 
 def test_a_reader_is_told_of_what_was_lost(client: streams.Client, name: str) -> None:

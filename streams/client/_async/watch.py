@@ -108,16 +108,21 @@ class AsyncWatch:
                         if not self.cursors:  # every box was deleted
                             return
                 raise AnswerLost("the server ended the stream")
-            except NotFound:  # the session was forgotten; the next one begins where we are
+            except NotFound as error:  # the session was forgotten; the next one begins where we are
                 self._url = self._last_id = ""
+                await self._pause(AnswerLost(error.message), attempt)
             except StreamsError as error:
                 if not isinstance(error, Busy | Uncertain):
                     raise
-                pause_s = FOREVER.pause_s(
-                    error, attempt=attempt, spent_s=0.0, is_repeatable=True, luck=random.random()
-                )
-                await asleep(pause_s or 0.0)
+                await self._pause(error, attempt)
             attempt += 1
+
+    @staticmethod
+    async def _pause(error: StreamsError, attempt: int) -> None:
+        luck = random.random()
+        await asleep(
+            FOREVER.pause_s(error, attempt=attempt, spent_s=0.0, is_repeatable=True, luck=luck) or 0.0
+        )
 
     async def _begin(self) -> None:
         starts = {

@@ -10,7 +10,7 @@ import uuid
 from typing import TYPE_CHECKING
 
 from streams.client.answers import Job
-from streams.client.concurrency import AsyncBell, AsyncCrew, AsyncFlag, ashielded
+from streams.client.concurrency import AsyncBell, AsyncCrew, AsyncFlag, ashielded, asleep
 from streams.client.retry import FOREVER
 from streams.client.working import AsyncHandler, Nack, WorkerStatistics, delay_ms
 from streams.protocol.errors import StreamsError
@@ -24,6 +24,7 @@ log = logging.getLogger("streams.worker")
 _WAIT_MS = 2_000
 #: Leases are extended so often within their length: two may fail and the third still comes in time.
 _EXTENSIONS_PER_LEASE = 4
+_LAST_PAUSE_S = 0.05
 #: For giving a job back when the worker is told to end at once.
 _GIVE_BACK_S = 2.0
 #: More jobs than that cannot be extended in one request.
@@ -103,12 +104,12 @@ class AsyncWorker:
                 await self._handler(job)
             except Nack as verdict:
                 await self._give_back(job, verdict.delay_ms)
-                self._given_back += 1
+                self._count(given_back=1)
             except Exception:
                 # It is not ours, and it must not end the worker: whatever it is, the job is to be tried
                 # again.
                 log.exception("the handler of job %d of %s raised", job.seq, self._queue.name)
-                self._failed += 1
+                self._count(failed=1)
                 await self._give_back(job, delay_ms(job.deliveries))
             except BaseException:  # the worker is told to end at once
                 with ashielded(_GIVE_BACK_S):
@@ -126,13 +127,20 @@ class AsyncWorker:
             settled = await self._queue.ack(self.node, [job])
         except StreamsError as error:
             log.error("job %d of %s is done, but the ack failed: %s", job.seq, self._queue.name, error)
-            self._lost += 1
+            self._count(lost=1)
             return
         if settled.skipped:
             log.warning("job %d of %s is done, but its lease was over", job.seq, self._queue.name)
-            self._lost += 1
+            self._count(lost=1)
         else:
-            self._done += 1
+            self._count(done=1)
+
+    def _count(self, *, done: int = 0, given_back: int = 0, failed: int = 0, lost: int = 0) -> None:
+        with self._lock:
+            self._done += done
+            self._given_back += given_back
+            self._failed += failed
+            self._lost += lost
 
     async def _give_back(self, job: Job, after_ms: int) -> None:
         try:
@@ -143,7 +151,11 @@ class AsyncWorker:
 
     async def _keep_leases(self, lease_ms: int) -> None:
         pause_s = lease_ms / 1000 / _EXTENSIONS_PER_LEASE
-        while not await self._finished.wait(pause_s) or self._held:
+        while True:
+            if await self._finished.wait(pause_s):
+                if not self._held:
+                    return
+                await asleep(_LAST_PAUSE_S)  # `run` was interrupted, and handlers are finishing
             with self._lock:
                 held = list(self._held.values())
             if not held:

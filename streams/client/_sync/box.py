@@ -218,14 +218,20 @@ class Box:
         """The same with each record as the bytes that came."""
         return self.client.call("POST", f"{self.path}/diff", answers.RawPage, options, retry=retry)
 
-    def tail(self, count: int = 10) -> list[Record | Tombstone]:
-        """The last `count` records that are there. A tombstone is among them when records were lost so
-        late."""
+    def tail(
+        self,
+        count: int = 10,
+        *,
+        match: str | list[str] | None = None,
+        node: str | list[str] | None = None,
+    ) -> list[Record | Tombstone]:
+        """The last `count` records that are there, and match. A tombstone is among them when records were
+        lost so late."""
         state = self.state()
         wanted = _TAIL_MARGIN * count
         while True:
             start = max(state.head_seq - wanted, state.earliest_seq - 1, 0)
-            found = [item for item in self.read(start)]
+            found = [item for item in self.read(start, match=match, node=node)]
             records = [item for item in found if isinstance(item, Record)]
             if len(records) >= count or start < state.earliest_seq:
                 break

@@ -11,7 +11,7 @@ import uuid
 from typing import TYPE_CHECKING
 
 from streams.client.answers import Job
-from streams.client.concurrency import Bell, Crew, Flag, shielded
+from streams.client.concurrency import Bell, Crew, Flag, shielded, sleep
 from streams.client.retry import FOREVER
 from streams.client.working import Handler, Nack, WorkerStatistics, delay_ms
 from streams.protocol.errors import StreamsError
@@ -25,6 +25,7 @@ log = logging.getLogger("streams.worker")
 _WAIT_MS = 2_000
 #: Leases are extended so often within their length: two may fail and the third still comes in time.
 _EXTENSIONS_PER_LEASE = 4
+_LAST_PAUSE_S = 0.05
 #: For giving a job back when the worker is told to end at once.
 _GIVE_BACK_S = 2.0
 #: More jobs than that cannot be extended in one request.
@@ -104,12 +105,12 @@ class Worker:
                 self._handler(job)
             except Nack as verdict:
                 self._give_back(job, verdict.delay_ms)
-                self._given_back += 1
+                self._count(given_back=1)
             except Exception:
                 # It is not ours, and it must not end the worker: whatever it is, the job is to be tried
                 # again.
                 log.exception("the handler of job %d of %s raised", job.seq, self._queue.name)
-                self._failed += 1
+                self._count(failed=1)
                 self._give_back(job, delay_ms(job.deliveries))
             except BaseException:  # the worker is told to end at once
                 with shielded(_GIVE_BACK_S):
@@ -127,13 +128,20 @@ class Worker:
             settled = self._queue.ack(self.node, [job])
         except StreamsError as error:
             log.error("job %d of %s is done, but the ack failed: %s", job.seq, self._queue.name, error)
-            self._lost += 1
+            self._count(lost=1)
             return
         if settled.skipped:
             log.warning("job %d of %s is done, but its lease was over", job.seq, self._queue.name)
-            self._lost += 1
+            self._count(lost=1)
         else:
-            self._done += 1
+            self._count(done=1)
+
+    def _count(self, *, done: int = 0, given_back: int = 0, failed: int = 0, lost: int = 0) -> None:
+        with self._lock:
+            self._done += done
+            self._given_back += given_back
+            self._failed += failed
+            self._lost += lost
 
     def _give_back(self, job: Job, after_ms: int) -> None:
         try:
@@ -144,7 +152,11 @@ class Worker:
 
     def _keep_leases(self, lease_ms: int) -> None:
         pause_s = lease_ms / 1000 / _EXTENSIONS_PER_LEASE
-        while not self._finished.wait(pause_s) or self._held:
+        while True:
+            if self._finished.wait(pause_s):
+                if not self._held:
+                    return
+                sleep(_LAST_PAUSE_S)  # `run` was interrupted, and handlers are finishing
             with self._lock:
                 held = list(self._held.values())
             if not held:
