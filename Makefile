@@ -31,7 +31,7 @@ check: .venv/.dev ## Style, types and import rules.
 	$(BIN)/lint-imports
 
 sweep: .venv/.dev ## Every crash point instead of a sample; takes long.
-	STREAMS_SWEEP=full $(BIN)/pytest $(PYTEST_ARGS) tests/storage tests/crash
+	STREAMS_SWEEP=full $(BIN)/pytest $(PYTEST_ARGS) tests/storage tests/crash tests/client/test_producer.py
 
 bench: .venv/.dev ## Measure a server on this machine.
 	$(BIN)/python -m loadtests.bench $(ARGS)
