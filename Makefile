@@ -1,7 +1,7 @@
 # Needs make and Python 3.11 or newer; everything else is installed into .venv.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check sweep scale bench docs clean
+.PHONY: help setup run test check sweep scale bench docs twin clean
 
 ifndef PYTHON
 PYTHON := $(shell for each in python3.11 python3.12 python3.13 python3.14 python3 python; do \
@@ -31,7 +31,7 @@ check: .venv/.dev ## Style, types and import rules.
 	$(BIN)/lint-imports
 
 sweep: .venv/.dev ## Every crash point instead of a sample; takes long.
-	STREAMS_SWEEP=full $(BIN)/pytest $(PYTEST_ARGS) tests/storage tests/crash
+	STREAMS_SWEEP=full $(BIN)/pytest $(PYTEST_ARGS) tests/storage tests/crash tests/client/test_producer.py
 
 scale: .venv/.dev ## Five million records in one box: bounded memory, exact, quick to start.
 	STREAMS_SCALE=full $(BIN)/pytest -q -s tests/cluster/test_scale.py
@@ -39,8 +39,12 @@ scale: .venv/.dev ## Five million records in one box: bounded memory, exact, qui
 bench: .venv/.dev ## Measure a server on this machine.
 	$(BIN)/python -m loadtests.bench $(ARGS)
 
+twin: .venv/.dev ## Write the client for threads again from the one for tasks.
+	$(BIN)/python -m scripts.twin
+
 docs: .venv/.dev ## Write the generated reference pages again.
 	$(BIN)/streams config --markdown > docs/reference/settings.md
+	$(BIN)/python -m scripts.cli_page > docs/reference/cli.md
 
 clean: ## Remove .venv and caches. Data is never removed: that is ./streams-data, and it is yours.
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage build dist

@@ -22,8 +22,9 @@ from typing import Any
 
 from loadtests import machine, report
 from loadtests import rows as plain
+from loadtests.producers import PRODUCER_CASES
 from loadtests.routing import ROUTER_CASES
-from loadtests.rows import ROOT, Bench, Case, CaseFailed, Measured, Row, Sizes
+from loadtests.rows import ROOT, Bench, Case, CaseFailed, CaseSkipped, Measured, Row, Sizes
 from streams.config import SETTINGS
 from streams.testing import ServerFailed
 
@@ -31,7 +32,7 @@ SECONDS, SECONDS_QUICK = 4.0, 0.5
 EXIT_BELOW_FLOOR, EXIT_FAILED = 1, 2
 
 #: In this order. The last one ends the server that the others share.
-CASES: tuple[Case, ...] = (*plain.CASES[:-1], *ROUTER_CASES, plain.CASES[-1])
+CASES: tuple[Case, ...] = (*plain.CASES[:-1], *ROUTER_CASES, *PRODUCER_CASES, plain.CASES[-1])
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -93,8 +94,8 @@ def _setting(text: str) -> tuple[str, str]:
     return name, value
 
 
-def measure(bench: Bench, case: Case, repeat: int) -> tuple[list[Measured], str]:
-    """What was measured, and what went wrong."""
+def measure(bench: Bench, case: Case, repeat: int) -> tuple[list[Measured], str, str]:
+    """What was measured, what went wrong, and why it was not tried."""
     found: list[Measured] = []
     try:
         for _ in range(repeat):
@@ -102,13 +103,15 @@ def measure(bench: Bench, case: Case, repeat: int) -> tuple[list[Measured], str]
             measured = case.measure(bench, case)
             measured.detail["speed"] = round((before + machine.speed()) / 2, 2)
             found.append(measured)
+    except CaseSkipped as skipped:
+        return [], "", str(skipped)
     except (CaseFailed, ServerFailed, OSError) as error:
         bench.close(well=False)
-        return found, str(error)
-    return found, ""
+        return found, str(error), ""
+    return found, "", ""
 
 
-def summary(row: Row, found: list[Measured], error: str) -> dict[str, Any]:
+def summary(row: Row, found: list[Measured], error: str, skipped: str = "") -> dict[str, Any]:
     """One row of the result."""
     figures = [each.figures[row.key] for each in found]
     figure = statistics.median(figures) if figures else None
@@ -124,6 +127,7 @@ def summary(row: Row, found: list[Measured], error: str) -> dict[str, Any]:
         "meets_floor": None if figure is None else row.meets(row.floor, figure),
         "meets_aim": None if figure is None else row.meets(row.aim, figure),
         "error": error,
+        "skipped": skipped,
         "speed": statistics.median([each.detail["speed"] for each in found]) if found else None,
         "detail": [each.detail for each in found],
     }
@@ -131,6 +135,8 @@ def summary(row: Row, found: list[Measured], error: str) -> dict[str, Any]:
 
 def shown_briefly(rows: list[dict[str, Any]]) -> str:
     """The line of progress: figures, and who used the cores meanwhile."""
+    if rows[0]["skipped"]:
+        return f"skipped: {rows[0]['skipped']}"
     texts = [f"{report.number(row['figure']) or 'failed'} {row['unit']}" for row in rows]
     if rows[0]["error"]:
         return f"{', '.join(texts)} ({rows[0]['error'].strip().splitlines()[-1]})"
@@ -155,8 +161,8 @@ def run(asked: argparse.Namespace) -> dict[str, Any]:
             for case in asked.cases:
                 wanted = [row for row in case.rows if _wanted(row, asked.rows)]
                 progress.begin(case.rows[0].title)
-                found, error = measure(bench, case, asked.repeat)
-                added = [summary(row, found, error) for row in wanted]
+                found, error, skipped = measure(bench, case, asked.repeat)
+                added = [summary(row, found, error, skipped) for row in wanted]
                 rows += added
                 progress.end(shown_briefly(added))
         bench.close()

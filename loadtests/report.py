@@ -63,6 +63,8 @@ def number(value: float | None) -> str:
 
 
 def verdict(row: dict[str, Any]) -> str:
+    if row.get("skipped"):
+        return f"skipped: {row['skipped']}"
     if row["figure"] is None:
         return "failed"
     if row["floor"] is None:

@@ -43,6 +43,10 @@ class CaseFailed(Exception):
     """A case could not be measured. The run goes on with the next one."""
 
 
+class CaseSkipped(Exception):
+    """A peer that is not installed here. The message says what is missing."""
+
+
 @dataclass(frozen=True)
 class Row:
     """One line of the table. Without a floor it is there for information."""

@@ -33,7 +33,11 @@ _FRAME_BYTES_MAX: Final = 1 << 30
 #: Variables with our prefix that are not settings: how our own processes and tests talk to each other.
 CHILD_CONFIG_VARIABLE: Final = "STREAMS_CHILD_CONFIG"
 READY_FD_VARIABLE: Final = "STREAMS_READY_FD"
-_NOT_SETTINGS: Final = frozenset({CHILD_CONFIG_VARIABLE, READY_FD_VARIABLE, "STREAMS_SWEEP"})
+#: Which server the command line talks to.
+CLIENT_VARIABLES: Final = ("STREAMS_URL", "STREAMS_KEY", "STREAMS_CONTEXT")
+_NOT_SETTINGS: Final = frozenset(
+    {CHILD_CONFIG_VARIABLE, READY_FD_VARIABLE, "STREAMS_SWEEP", *CLIENT_VARIABLES}
+)
 
 Kind = Literal["text", "path", "count", "bytes", "ms", "flag", "choice", "secret"]
 Origin = Literal["default", "environment", "flag"]

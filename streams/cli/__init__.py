@@ -16,25 +16,54 @@ import click
 from streams import __version__
 from streams.cli import output
 
-#: verb -> the module with its `command`. Modules import what they need inside the command.
+#: verb -> the module with its `command`, or module:name. Modules import what they need inside the command.
 COMMANDS: Final[dict[str, str]] = {
     "serve": "streams.cli.serve",
-    "config": "streams.cli.config",
+    "append": "streams.cli.records:append",
+    "read": "streams.cli.records:read",
+    "tail": "streams.cli.records:tail",
+    "watch": "streams.cli.records:watch",
+    "delete": "streams.cli.records:delete",
+    "ls": "streams.cli.boxes:ls",
+    "box": "streams.cli.boxes",
+    "queue": "streams.cli.queues",
+    "group": "streams.cli.groups",
+    "router": "streams.cli.routers",
+    "export": "streams.cli.archive:export",
+    "import": "streams.cli.archive:import_",
     "backup": "streams.cli.backup",
     "restore": "streams.cli.restore",
     "verify": "streams.cli.verify",
     "repair": "streams.cli.repair",
+    "status": "streams.cli.status:status",
+    "top": "streams.cli.top",
+    "doctor": "streams.cli.status:doctor",
+    "bench": "streams.cli.bench",
+    "config": "streams.cli.config",
+    "context": "streams.cli.contexts",
+    "completion": "streams.cli.completion",
 }
 
 
+class _Ended(Exception):
+    """Ended from outside: Ctrl-C, or nobody reads what is printed. click would have its own say on either."""
+
+
 class _Verbs(click.Group):
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except (KeyboardInterrupt, BrokenPipeError) as error:
+            raise _Ended from error
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = importlib.import_module(COMMANDS[cmd_name]).command
+        module, _, name = COMMANDS[cmd_name].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), name or "command")
         return command
 
 
@@ -54,7 +83,11 @@ def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     help="Show the version.",
 )
 def cli() -> None:
-    """A persistent event engine: named append-only logs behind a clean JSON HTTP API."""
+    """A persistent event engine: named append-only logs behind a clean JSON HTTP API.
+
+    Data goes to standard output, talk to standard error. Exit codes: 0 done, 1 a bug, 2 refused, 3 busy,
+    4 uncertain, 5 nothing to show.
+    """
 
 
 def run(argv: Sequence[str]) -> int:
@@ -64,6 +97,9 @@ def run(argv: Sequence[str]) -> int:
     except click.ClickException as error:
         error.show()
         return error.exit_code
+    except _Ended as ended:
+        is_unread = isinstance(ended.__cause__, BrokenPipeError)
+        return output.give_up_quietly() if is_unread else output.EXIT_INTERRUPTED
     except (click.Abort, KeyboardInterrupt):
         return output.EXIT_INTERRUPTED
     except Exception as error:

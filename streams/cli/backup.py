@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from streams.cli import output
+from streams.cli.verbs import example
 from streams.config import Config, ConfigError, load
 
 if TYPE_CHECKING:
     from shard.backup import Backup, Target
 
 
+@example("streams backup backups", "streams backup backups --list")
 @click.command("backup")
 @click.argument("target")
 @click.option("--data-dir", metavar="DIR", help="Data directory of the server. [STREAMS_DATA_DIR]")

@@ -8,7 +8,8 @@ from typing import Any
 import click
 
 from streams.cli import output
-from streams.config import SETTINGS, ConfigError, load, origins, unknown_variables
+from streams.cli.verbs import example
+from streams.config import SETTINGS, ConfigError, check_may_serve, load, origins, unknown_variables
 
 
 def settings_page() -> str:
@@ -40,14 +41,44 @@ def settings_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-@click.command("config")
+@click.group("config", invoke_without_command=True, short_help="Settings of a server.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 @click.option("--markdown", is_flag=True, help="Print the reference page of all settings instead.")
-def command(as_json: bool, markdown: bool) -> None:
-    """List every setting, its value, and where that is from."""
-    if markdown:
-        click.echo(settings_page(), nl=False)
+@click.pass_context
+def command(ctx: click.Context, as_json: bool, markdown: bool) -> None:
+    """Settings of a server that would be started here: `streams config` alone shows them."""
+    if ctx.invoked_subcommand is not None:
         return
+    if markdown:
+        output.print_text(settings_page().removesuffix("\n"))
+        return
+    _show(as_json)
+
+
+@example("streams config show", "STREAMS_PORT=5000 streams config show --json")
+@command.command("show")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def show(as_json: bool) -> None:
+    """List every setting, its value, and where that is from."""
+    _show(as_json)
+
+
+@example("STREAMS_SHARDS=2 streams config check")
+@command.command("check")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def check(as_json: bool) -> None:
+    """Say whether a server would start with the settings that are here; exit code 2 when not."""
+    try:
+        check_may_serve(load(os.environ))
+    except ConfigError as error:
+        raise output.Refusal(str(error)) from error
+    strange = list(unknown_variables(os.environ))
+    for warning in strange:
+        output.warn(warning)
+    output.show_facts({"settings": "good", "warnings": len(strange)}, as_json=as_json)
+
+
+def _show(as_json: bool) -> None:
     try:
         config, where = load(os.environ), origins(os.environ)
     except ConfigError as error:

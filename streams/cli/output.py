@@ -1,10 +1,16 @@
-"""The only printer of the command line: tables, JSON, errors and exit codes."""
+"""The only printer of the command line: tables, JSON, lines, progress, questions, errors and exit codes.
+
+Data goes to standard output, talk to standard error. On a terminal data is a table; anywhere else, and with
+`--json`, it is one JSON value a line.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Sequence
-from typing import IO, Any, Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import IO, Any, Final, Protocol
 
 import click
 
@@ -20,6 +26,46 @@ EXIT_NOTHING: Final = 5
 EXIT_DAMAGED: Final = 6
 EXIT_INTERRUPTED: Final = 130
 
+#: What to do about an error, by its code. Every code has one: a test sees to it.
+NEXT_STEPS: Final[dict[str, str]] = {
+    "unreachable": (
+        "start a server with `streams serve`, or name another one with --url or `streams context use`"
+    ),
+    "answer_lost": (
+        "look whether it happened (`streams tail BOX`), or repeat an append with the same --idempotency-key"
+    ),
+    "not_an_answer": "check the address with `streams context show`; it must be that of a streams server",
+    "closed": "start the command again",
+    "moved": "start the command again; the map of shards has changed",
+    "invalid_request": "change what the message names; --help shows what is expected",
+    "batch_too_large": "send fewer records at a time (--batch-records)",
+    "record_too_large": "make the record smaller, or raise STREAMS_MAX_RECORD_BYTES on the server",
+    "unauthorized": "give a key with --key, STREAMS_KEY or `streams context add --key`",
+    "forbidden": "use a key with the scope that the message names",
+    "box_not_found": "`streams ls` lists the boxes; `streams box create NAME` makes one",
+    "router_not_found": "`streams router ls` lists the routers",
+    "group_not_found": "`streams group ls BOX` lists the groups; `streams group commit` makes one",
+    "not_found": "check the name or the seq; a record may have been deleted",
+    "method_not_allowed": "client and server may be of different versions; compare with `streams status`",
+    "not_acceptable": "client and server may be of different versions; compare with `streams status`",
+    "router_cycle": "drop one of the routers in the cycle, or add the router with --allow-cycle",
+    "box_exists_incompatible": "that setting cannot change; make another box, or drop this one first",
+    "box_not_empty": "leave out --if-empty, or trim the box first",
+    "not_a_queue": "queues are made with `streams box create NAME --type queue`",
+    "seq_mismatch": "somebody else was faster; read again (`streams box show BOX`) and decide anew",
+    "fencing_token_mismatch": "another writer has taken over; stop, or take the fence back",
+    "payload_too_large": "send less at a time, or raise STREAMS_MAX_BODY_BYTES on the server",
+    "unsupported_media_type": "client and server may be of different versions; compare with `streams status`",
+    "box_full": "trim the box, raise its cap (`streams box edit`), or let it discard old records",
+    "throttled": "wait and repeat; `detail.limit`, if there is one, names a setting of the server",
+    "internal": "look for the request in the server's log, and report it",
+    "not_ready": "wait until the server has replayed its log; `streams status` shows how far it is",
+    "shutting_down": "wait until the server is started again",
+    "shard_unavailable": "wait a moment and repeat; `streams doctor` shows which shard is away",
+    "cold_store_unavailable": "check the object store that STREAMS_COLD_DIR names; nothing is lost",
+    "data_damaged": "see the server's log for the file, then `streams verify`",
+}
+
 
 class Refusal(click.ClickException):
     """What was asked cannot be done as asked; the message says what to change."""
@@ -31,16 +77,47 @@ class Refusal(click.ClickException):
             click.echo(f"streams: {line}", err=True, file=file)
 
 
+class Nothing(click.ClickException):
+    """There is nothing to show."""
+
+    exit_code = EXIT_NOTHING
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        click.echo(f"streams: {self.message}", err=True, file=file)
+
+
+# -- talk
+
+
 def warn(message: str) -> None:
     click.echo(f"streams: warning: {message}", err=True)
+
+
+def note(message: str) -> None:
+    """For the person at the terminal; a script is told by the exit code and the data."""
+    if sys.stderr.isatty():
+        click.echo(message, err=True)
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Asks before something is gone for ever. Where nobody can answer, `--yes` must have been given."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise Refusal(f"{question}\nthis cannot be undone; add --yes to do it without being asked")
+    if not click.confirm(f"{question} This cannot be undone.", err=True):
+        raise Refusal("nothing was done")
 
 
 def report(error: Exception) -> int:
     """Show an error nobody handled, and return the exit code of its family."""
     for family, code in ((Refused, EXIT_REFUSED), (Busy, EXIT_BUSY), (Uncertain, EXIT_UNCERTAIN)):
         if isinstance(error, family):
-            click.echo(f"streams: {_message(error)}", err=True)
+            _show_error(error)
             return code
+    if isinstance(error, StreamsError) and error.code in ("not_an_answer", "closed"):
+        _show_error(error)
+        return EXIT_REFUSED
     import traceback
 
     traceback.print_exception(error)
@@ -50,8 +127,25 @@ def report(error: Exception) -> int:
     return EXIT_BUG
 
 
-def _message(error: StreamsError) -> str:
-    return f"{error.message} ({error.code})"
+def _show_error(error: StreamsError) -> None:
+    click.echo(f"streams: {error.message} ({error.code})", err=True)
+    step = NEXT_STEPS.get(error.code)
+    if step is not None:
+        click.echo(f"streams: next: {step}", err=True)
+
+
+def give_up_quietly() -> int:
+    """Whoever read our output is gone, as `head` is when it has enough. What is still buffered goes
+    nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return EXIT_DONE
+
+
+# -- data
+
+
+def is_for_people(as_json: bool) -> bool:
+    return not as_json and sys.stdout.isatty()
 
 
 def size(count: int) -> str:
@@ -75,19 +169,142 @@ def print_json(value: object) -> None:
     click.echo(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode())
 
 
+def print_line(value: object) -> None:
+    """One value as one line of JSON."""
+    import msgspec
+
+    write_lines([msgspec.json.encode(value)])
+
+
+def write_lines(lines: Iterable[bytes]) -> None:
+    """Lines as they are, flushed: a pipe sees them at once."""
+    out = sys.stdout.buffer
+    out.write(b"".join([line + b"\n" for line in lines]))
+    out.flush()
+
+
+def print_text(text: str) -> None:
+    click.echo(text)
+
+
+def show_rows(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], *, as_json: bool) -> int:
+    """A table of these columns on a terminal; elsewhere each row whole, one a line. How many there were."""
+    count = 0
+    if not is_for_people(as_json):
+        for row in rows:
+            print_line(row)
+            count += 1
+        return count
+    shown = [[_cell(row.get(column)) for column in columns] for row in rows]
+    if shown:
+        print_table(columns, shown)
+    return len(shown)
+
+
+def show_facts(facts: Mapping[str, Any], *, as_json: bool) -> None:
+    """One thing: its facts below each other on a terminal, one line of JSON elsewhere."""
+    if not is_for_people(as_json):
+        print_line(facts)
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for name, value in facts.items():
+        if isinstance(value, Mapping):
+            for inner, of_it in value.items():
+                table.add_row(f"{name}.{inner}", _cell(of_it), style=None)
+        else:
+            table.add_row(name, _cell(value))
+    Console(markup=False).print(table)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.1f}"
+    if isinstance(value, str):
+        return value
+    import msgspec
+
+    return msgspec.json.encode(value).decode()
+
+
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Fitted to a terminal by rich; elsewhere one line a row, columns padded, good for grep."""
     if sys.stdout.isatty():
-        from rich import box
         from rich.console import Console
-        from rich.table import Table
 
-        table = Table(*headings, box=box.SIMPLE_HEAD)
-        for row in rows:
-            table.add_row(*row)
-        Console(markup=False).print(table)
+        Console(markup=False).print(_table(headings, rows))
         return
     widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
     for row in (headings, *rows):
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
         click.echo("  ".join(cells).rstrip())
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(*headings, box=box.SIMPLE_HEAD)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+# -- what moves
+
+
+class Progress(Protocol):
+    def __call__(self, done: int) -> None: ...
+
+
+@contextmanager
+def progress(title: str, total: int | None) -> Iterator[Progress]:
+    """A bar on standard error, if that is a terminal: `step(done)` says how far it is."""
+    if not sys.stderr.isatty():
+        yield lambda done: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=total)
+        yield lambda done: bar.update(task, completed=done)
+
+
+class Screen(Protocol):
+    def __call__(self, headings: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None: ...
+
+
+@contextmanager
+def screen(*, as_json: bool) -> Iterator[Screen]:
+    """A table that is drawn again in place on a terminal; elsewhere a line of JSON for each row of each
+    drawing."""
+    if not is_for_people(as_json):
+        yield lambda headings, rows: write_lines(_encoded(rows))
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    with Live(console=Console(markup=False), auto_refresh=False, screen=True) as live:
+
+        def draw(headings: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
+            cells = [[_cell(row.get(heading)) for heading in headings] for row in rows]
+            live.update(_table(headings, cells), refresh=True)
+
+        yield draw
+
+
+def _encoded(rows: Sequence[Mapping[str, Any]]) -> list[bytes]:
+    import msgspec
+
+    return [msgspec.json.encode(row) for row in rows]

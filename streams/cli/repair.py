@@ -12,6 +12,7 @@ import click
 
 from streams.cli import output
 from streams.cli.backup import configured
+from streams.cli.verbs import example
 from streams.cli.verify import manifest_of, offline_scope, verify
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from streams.config import Config
 
 
+@example("streams repair --data-dir restored --yes")
 @click.command("repair")
 @click.option("--data-dir", metavar="DIR", help="Data directory of the server. [STREAMS_DATA_DIR]")
 @click.option("--cold-dir", metavar="PLACE", help="Its cold store. [STREAMS_COLD_DIR]")

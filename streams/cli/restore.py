@@ -13,6 +13,7 @@ import click
 
 from streams.cli import output
 from streams.cli.backup import configured, opened
+from streams.cli.verbs import example
 
 if TYPE_CHECKING:
     from gateway.datadir import DataDir
@@ -34,6 +35,7 @@ def _moment(ctx: click.Context, param: click.Parameter, text: str | None) -> int
         ) from None
 
 
+@example("streams restore backups --data-dir restored")
 @click.command("restore")
 @click.argument("source")
 @click.option("--backup", "id", metavar="ID", default="", help="Which one; the newest unless given.")

@@ -10,6 +10,7 @@ import click
 
 from streams import __version__
 from streams.cli import output
+from streams.cli.verbs import example
 from streams.config import SETTINGS, ConfigError, Setting, load, unknown_variables
 
 if TYPE_CHECKING:
@@ -72,12 +73,14 @@ def _serve(as_json: bool, **flags: str | bool | None) -> None:
         raise output.Refusal(str(error)) from error
 
 
-command = click.Command(
-    "serve",
-    callback=_serve,
-    params=[
-        *map(_option, SETTINGS),
-        click.Option(["--json", "as_json"], is_flag=True, help="The same as --log-format json."),
-    ],
-    help="Run a server in the foreground until SIGTERM or Ctrl-C.",
+command = example("streams serve", "streams serve --port 5000 --shards 2 --data-dir ./data")(
+    click.Command(
+        "serve",
+        callback=_serve,
+        params=[
+            *map(_option, SETTINGS),
+            click.Option(["--json", "as_json"], is_flag=True, help="The same as --log-format json."),
+        ],
+        help="Run a server in the foreground until SIGTERM or Ctrl-C.",
+    )
 )

@@ -11,6 +11,7 @@ import click
 
 from streams.cli import output
 from streams.cli.backup import configured
+from streams.cli.verbs import example
 
 if TYPE_CHECKING:
     from gateway.datadir import DataDir
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from streams.config import Config
 
 
+@example("streams verify")
 @click.command("verify")
 @click.option("--data-dir", metavar="DIR", help="Data directory of the server. [STREAMS_DATA_DIR]")
 @click.option("--cold-dir", metavar="PLACE", help="Its cold store, if it is stopped. [STREAMS_COLD_DIR]")

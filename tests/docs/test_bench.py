@@ -39,7 +39,12 @@ def test_every_row_is_measured_and_reported(tmp_path: Path) -> None:
     expected = [row for case in bench.CASES for row in case.rows]
     assert [row["key"] for row in run["rows"]] == [row.key for row in expected]
     for row, found in zip(expected, run["rows"], strict=True):
-        assert found["error"] == "" and found["figure"] is not None, found
+        assert found["error"] == "", found
+        if found["skipped"]:  # a peer that is not installed
+            assert row.key in ("producer-redis", "producer-nats") and "not installed" in found["skipped"]
+            assert found["skipped"] in ran.stdout
+            continue
+        assert found["figure"] is not None, found
         assert found["floor"] == row.floor and found["aim"] == row.aim
         assert isinstance(found["meets_floor"], bool) == (row.floor is not None)
         assert row.title in ran.stdout

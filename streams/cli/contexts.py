@@ -1,0 +1,95 @@
+"""`streams context`: servers by name, so that no command needs a `--url`."""
+
+from __future__ import annotations
+
+import click
+
+from streams.cli import output
+from streams.cli.contexts_file import LOCAL, Context, load, save
+from streams.cli.verbs import example, yes_option
+
+
+@click.group("context", short_help="Servers by name.")
+def command() -> None:
+    """Give servers names, and say which one commands talk to."""
+
+
+@example("streams context ls")
+@command.command("ls")
+@click.option("--json", "as_json", is_flag=True, help="JSON lines, also on a terminal.")
+def ls(as_json: bool) -> None:
+    """List the servers that have a name."""
+    contexts = load()
+    rows = [
+        {
+            "name": name,
+            "url": context.url,
+            "key": "(set)" if context.key else "",
+            "in_use": name == contexts.current,
+        }
+        for name, context in contexts.by_name.items()
+    ]
+    output.show_rows(("name", "url", "key", "in_use"), rows, as_json=as_json)
+
+
+@example(
+    "streams context add staging http://127.0.0.1:4000",
+    "streams context add prod https://streams.example --key s3cret",
+)
+@command.command("add")
+@click.argument("name")
+@click.argument("url")
+@click.option("--key", default="", help="API key; kept in a file that only you can read.")
+@click.option("--use", is_flag=True, help="Talk to it from now on.")
+def add(name: str, url: str, key: str, use: bool) -> None:
+    """Name a server, or change one that has this name."""
+    if not url.startswith(("http://", "https://")):
+        raise output.Refusal(f"{url!r} must start with http:// or https://")
+    contexts = load()
+    contexts.by_name[name] = Context(url.rstrip("/"), key)
+    if use:
+        contexts.current = name
+    save(contexts)
+    output.note(
+        f"{name} is {url}" + ("" if use else f"; `streams context use {name}` talks to it from now on")
+    )
+
+
+@example("streams context use local")
+@command.command("use")
+@click.argument("name")
+def use(name: str) -> None:
+    """Talk to this server from now on."""
+    contexts = load()
+    if name not in contexts.by_name:
+        raise output.Refusal(f"there is no context {name!r}; known are {', '.join(contexts.by_name)}")
+    contexts.current = name
+    save(contexts)
+    output.note(f"commands talk to {contexts.by_name[name].url}")
+
+
+@example("streams context show")
+@command.command("show")
+@click.option("--json", "as_json", is_flag=True, help="JSON, also on a terminal.")
+def show(as_json: bool) -> None:
+    """Show the server that commands talk to."""
+    contexts = load()
+    context = contexts.by_name[contexts.current]
+    facts = {"name": contexts.current, "url": context.url, "key": "(set)" if context.key else ""}
+    output.show_facts(facts, as_json=as_json)
+
+
+@example("streams context rm staging --yes")
+@command.command("rm")
+@click.argument("name")
+@yes_option
+def rm(name: str, yes: bool) -> None:
+    """Forget a name. The server is not touched."""
+    contexts = load()
+    if name == LOCAL or name not in contexts.by_name:
+        raise output.Refusal(f"there is no context {name!r} that could be removed; see `streams context ls`")
+    output.confirm(f"Forget {name} ({contexts.by_name[name].url}) and its key?", yes=yes)
+    del contexts.by_name[name]
+    if contexts.current == name:
+        contexts.current = LOCAL
+    save(contexts)

@@ -1,0 +1,14 @@
+"""The Python client: `streams.Client` for plain code, `streams.AsyncClient` for trio and asyncio.
+
+    answers      what the server says, as types; what you append, as `Entry`
+    errors       what can go wrong between a client and a server, beside the server's own errors
+    retry        whether and when to repeat a request; pure
+    batching     when a batch is full or due; pure
+    events       server-sent events out of bytes; pure
+    concurrency  waiting and running side by side, for tasks and for threads
+    transport    the only file that knows the HTTP library
+    _async/      the client itself
+    _sync/       its twin for threads, written by `make twin` from `_async/` and never edited
+
+It imports `streams.protocol` and nothing else of ours.
+"""

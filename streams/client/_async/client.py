@@ -1,0 +1,246 @@
+"""A server as its clients see it: boxes, queues, routers, and how it is."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import AsyncIterator, Mapping
+from types import TracebackType
+from typing import Any, TypeVar
+from urllib.parse import quote, urlencode
+
+import msgspec
+
+from streams.client import answers
+from streams.client._async.box import AsyncBox
+from streams.client._async.queue import AsyncQueue
+from streams.client._async.watch import AsyncWatch
+from streams.client.concurrency import asleep
+from streams.client.errors import AnswerLost, NotAnAnswer, error_of
+from streams.client.retry import Retry
+from streams.client.transport import ANSWER_S, AsyncTransport
+from streams.protocol.errors import BoxNotFound, Busy, StreamsError, Uncertain
+from streams.protocol.names import check_router_name
+
+DEFAULT_URL = "http://127.0.0.1:4000"
+
+T = TypeVar("T")
+
+
+class AsyncClient:
+    """A streams server.
+
+        async with AsyncClient("http://127.0.0.1:4000") as client:
+            await client.box("orders").append({"item": "tea"})
+
+    Connections are made when they are needed and kept; one client is enough for a whole program, and all its
+    tasks may use it. Without `url` and `key` it is the server that STREAMS_URL and STREAMS_KEY name.
+    `retry` says how long requests are repeated that can be.
+    """
+
+    def __init__(self, url: str | None = None, *, key: str | None = None, retry: Retry | None = None) -> None:
+        self.url = (url or os.environ.get("STREAMS_URL") or DEFAULT_URL).rstrip("/")
+        self.retry = retry or Retry()
+        self._transport = AsyncTransport(self.url, key or os.environ.get("STREAMS_KEY"))
+
+    def __repr__(self) -> str:
+        return f"<AsyncClient {self.url}>"
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        await self._transport.aclose()
+
+    # -- boxes and routers
+
+    def box(self, name: str) -> AsyncBox:
+        """The box of this name, whether it exists or not; nothing is sent."""
+        return AsyncBox(self, name)
+
+    def queue(self, name: str) -> AsyncQueue:
+        """The same for a box that is a queue."""
+        return AsyncQueue(self, name)
+
+    async def boxes(self, prefix: str = "", *, page_size: int = 1000) -> AsyncIterator[answers.BoxSummary]:
+        """All boxes whose name begins so, sorted by name."""
+        cursor: str | None = ""
+        while cursor is not None:
+            page = await self.get(
+                "/v0/boxes", answers.BoxPage, {"prefix": prefix, "page_size": page_size, "cursor": cursor}
+            )
+            for box in page.boxes:
+                yield box
+            cursor = page.next_cursor
+
+    async def put_router(
+        self,
+        name: str,
+        source: str,
+        dest: str,
+        *,
+        match: str | list[str] | None = None,
+        from_seq: int | None = None,
+        preserve_node: bool = True,
+        preserve_tag: bool = True,
+        create_dest: bool = True,
+        allow_cycle: bool = False,
+    ) -> answers.Router:
+        """Copies what is appended to `source` into `dest`, from now on or from `from_seq`; changes a router
+        that is there."""
+        body: dict[str, Any] = {
+            "source": source,
+            "dest": dest,
+            "filter": match,
+            "preserve_node": preserve_node,
+            "preserve_tag": preserve_tag,
+            "create_dest": create_dest,
+            "allow_cycle": allow_cycle,
+        }
+        if from_seq is not None:
+            body["from_seq"] = from_seq
+        return await self.call("PUT", _router_path(name), answers.Router, body)
+
+    async def router(self, name: str) -> answers.Router:
+        """Its definition, and how far it is."""
+        return await self.get(_router_path(name), answers.Router)
+
+    async def routers(
+        self, prefix: str = "", *, source: str = "", dest: str = ""
+    ) -> AsyncIterator[answers.Router]:
+        asked = {"prefix": prefix, "source": source, "dest": dest, "page_size": 1000}
+        cursor: str | None = ""
+        while cursor is not None:
+            page = await self.get("/v0/routers", answers.RouterPage, {**asked, "cursor": cursor})
+            for router in page.routers:
+                yield router
+            cursor = page.next_cursor
+
+    async def drop_router(self, name: str) -> bool:
+        """Whether there was one. Copies that were made stay."""
+        return (await self.call("DELETE", _router_path(name), answers.RouterDropped)).deleted
+
+    def watch(
+        self,
+        boxes: Mapping[str, int | None],
+        *,
+        node: str | None = None,
+        include_tags: bool = True,
+        strong: bool = False,
+    ) -> AsyncWatch:
+        """What is in these boxes and comes to them, as (box, item), over one connection that is made again
+        when it is lost. A box starts after the seq that is given for it; None is at its end."""
+        return AsyncWatch(self, boxes, node=node, include_tags=include_tags, strong=strong)
+
+    # -- the server
+
+    async def health(self) -> answers.Health:
+        return await self.get("/v0/health", answers.Health)
+
+    async def ready(self) -> answers.Ready:
+        """Waits, as long as requests are repeated, until all shards serve."""
+        return await self.get("/v0/ready", answers.Ready)
+
+    async def placement(self) -> answers.Placement:
+        return await self.get("/v0/placement", answers.Placement)
+
+    # -- requests
+
+    async def get(
+        self,
+        path: str,
+        kind: type[T],
+        params: Mapping[str, object] | None = None,
+        *,
+        retry: Retry | None = None,
+    ) -> T:
+        """`params` that are empty are left out."""
+        query = urlencode({name: value for name, value in (params or {}).items() if value != ""})
+        return await self.call("GET", f"{path}?{query}" if query else path, kind, retry=retry)
+
+    async def find(self, path: str, kind: type[T]) -> T | None:
+        """None when there is no such box."""
+        try:
+            return await self.call("GET", path, kind)
+        except BoxNotFound:
+            return None
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        kind: type[T],
+        body: object = None,
+        *,
+        is_repeatable: bool = True,
+        retry: Retry | None = None,
+    ) -> T:
+        """One request, with a JSON body or without, and its answer."""
+        sent = None if body is None else msgspec.json.encode(body)
+        raw = await self.send(method, path, sent, is_repeatable=is_repeatable, retry=retry)
+        try:
+            return answers.decode(raw, kind)
+        except msgspec.DecodeError as error:
+            raise NotAnAnswer(f"{self.url}{path} answered what is not understood: {error}") from error
+
+    async def send(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        *,
+        is_repeatable: bool = True,
+        retry: Retry | None = None,
+    ) -> bytes:
+        """The same with bytes. Repeats what may be repeated; what it raises at last is true of all attempts:
+        an error that says "nothing happened" is told as uncertain when an earlier attempt was."""
+        policy = retry or self.retry
+        began_s = time.monotonic()
+        attempt = 0
+        was_uncertain = False
+        while True:
+            try:
+                return await self._attempt(method, path, body)
+            except StreamsError as error:
+                was_uncertain = was_uncertain or isinstance(error, Uncertain)
+                pause_s = policy.pause_s(
+                    error,
+                    attempt=attempt,
+                    spent_s=time.monotonic() - began_s,
+                    is_repeatable=is_repeatable,
+                    luck=random.random(),
+                )
+                if pause_s is None:
+                    if was_uncertain and isinstance(error, Busy):
+                        message = f"an attempt got no answer, and then: {error.message}"
+                        raise AnswerLost(message, **error.detail) from error
+                    raise
+            attempt += 1
+            await asleep(pause_s)
+
+    async def _attempt(self, method: str, path: str, body: bytes | None) -> bytes:
+        headers = {"content-type": "application/json"} if body is not None else None
+        answer = await self._transport.send(method, path, body, headers=headers, answer_s=ANSWER_S)
+        if 200 <= answer.status < 300:
+            return answer.body
+        raise error_of(
+            answer.status,
+            answer.body,
+            retry_after=answer.headers.get("retry-after", ""),
+            url=self.url,
+        )
+
+    @property
+    def transport(self) -> AsyncTransport:
+        """For streams, which have their own way of going on."""
+        return self._transport
+
+
+def _router_path(name: str) -> str:
+    return f"/v0/routers/{quote(check_router_name(name), safe='')}"

@@ -1,0 +1,72 @@
+"""A queue: a box whose records are jobs, taken under leases (v0-api §8)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from streams.client import answers
+from streams.client._async.box import AsyncBox
+from streams.client._async.worker import AsyncWorker
+from streams.client.answers import Job
+from streams.client.retry import Retry
+from streams.client.working import AsyncHandler
+
+
+class AsyncQueue(AsyncBox):
+    """Everything of a box, and jobs. `create(max_deliveries=5, dead_letter="jobs.dead")` makes one."""
+
+    async def create(self, **config: Any) -> answers.BoxPut:
+        return await super().create(**{"type": "queue", **config})
+
+    async def claim(
+        self,
+        node: str,
+        *,
+        max: int = 1,
+        lease_ms: int | None = None,
+        wait_ms: int = 0,
+        retry: Retry | None = None,
+    ) -> list[Job]:
+        """Up to `max` jobs, which are this node's until their deadline; waits up to `wait_ms` for the
+        first."""
+        body: dict[str, Any] = {"node": node, "max": max, "wait_ms": wait_ms}
+        if lease_ms is not None:
+            body["lease_ms"] = lease_ms
+        path = f"{self.path}/claim"
+        return (await self.client.call("POST", path, answers.Claimed, body, retry=retry)).claimed
+
+    async def ack(self, node: str, jobs: Sequence[Job]) -> answers.Settled:
+        """These jobs are done, and gone. After an answer that was lost, a job that the first attempt has
+        acked is among the skipped."""
+        return await self._settle("ack", node, jobs)
+
+    async def nack(self, node: str, jobs: Sequence[Job], *, delay_ms: int = 0) -> answers.Settled:
+        """These jobs are for others, after the delay."""
+        return await self._settle("nack", node, jobs, delay_ms=delay_ms)
+
+    async def extend(self, node: str, jobs: Sequence[Job], *, lease_ms: int) -> answers.Settled:
+        """These jobs stay this node's for so long from now."""
+        return await self._settle("extend", node, jobs, lease_ms=lease_ms)
+
+    async def _settle(self, action: str, node: str, jobs: Sequence[Job], **more: Any) -> answers.Settled:
+        body = {"node": node, "seqs": [job.seq for job in jobs], "lease_ids": [job.lease_id for job in jobs]}
+        return await self.client.call("POST", f"{self.path}/{action}", answers.Settled, {**body, **more})
+
+    async def requeue(self, dead_letters: str, *, max: int = 100) -> int:
+        """Moves jobs back that died here; how many."""
+        body = {"from": dead_letters, "max": max}
+        path = f"{self.path}/requeue"
+        answer = await self.client.call("POST", path, answers.Requeued, body, is_repeatable=False)
+        return answer.requeued
+
+    def worker(
+        self,
+        handler: AsyncHandler,
+        *,
+        node: str | None = None,
+        concurrency: int = 1,
+        lease_ms: int | None = None,
+    ) -> AsyncWorker:
+        """Calls `handler(job)` for each job, `concurrency` at once: `await worker.run()`."""
+        return AsyncWorker(self, handler, node=node, concurrency=concurrency, lease_ms=lease_ms)

@@ -1,0 +1,327 @@
+# Written by `make twin` from ../_async/box.py. Do not edit.
+"""One box: append, read, delete, its settings and its groups."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from streams.client import answers
+from streams.client._sync.producer import Producer
+from streams.client._sync.reader import Reader
+from streams.client._sync.snapshots import BoxSnapshots, Dump, Load, StoredSnapshots
+from streams.client._sync.watch import BoxWatch
+from streams.client.answers import Entry, Record, Tombstone
+from streams.client.batching import Bounds
+from streams.client.retry import Retry
+from streams.client.stores import Store, open_store
+from streams.protocol.boxes import BoxConfig
+from streams.protocol.names import check_box_name, check_group_name
+
+if TYPE_CHECKING:
+    from streams.client._sync.client import Client
+
+#: How far `tail` looks back at first, for each record that is wanted: a few may have been deleted.
+_TAIL_MARGIN = 2
+
+
+class Box:
+    """A named append-only log. Making this object sends nothing; a box is made by its first write, or
+    `create`."""
+
+    def __init__(self, client: Client, name: str) -> None:
+        self.client = client
+        self.name = check_box_name(name)
+        self.path = f"/v0/boxes/{quote(name, safe='')}"
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name} at {self.client.url}>"
+
+    # -- writing
+
+    def append(
+        self,
+        data: Any,
+        *,
+        tag: str | None = None,
+        node: str | None = None,
+        meta: dict[str, Any] | None = None,
+        ts: int | None = None,
+        **options: Any,
+    ) -> answers.Appended:
+        """Appends one record; `options` are those of `append_batch`."""
+        return self.append_batch([Entry(data, tag, node, meta, ts)], **options)
+
+    def append_batch(
+        self,
+        entries: Iterable[Entry | Any],
+        *,
+        idempotency_key: str | None = None,
+        match_seq: int | None = None,
+        fencing_token: str | None = None,
+        trim_before_seq: int | None = None,
+        create: bool | None = None,
+        config: Mapping[str, Any] | None = None,
+        disable_backpressure: bool = False,
+        retry: Retry | None = None,
+    ) -> answers.Appended:
+        """Appends all of them, with seqs in a row, or none. What is not an `Entry` is the data of one.
+
+        A write whose answer is lost is repeated with the same key, its own or one that is made up, so it is
+        never doubled.
+        """
+        fields: dict[str, Any] = {
+            "match_seq": match_seq,
+            "fencing_token": fencing_token,
+            "trim_before_seq": trim_before_seq,
+            "create": create,
+            "config": config,
+            "disable_backpressure": disable_backpressure or None,
+        }
+        return self.append_encoded(
+            [answers.encode_entry(entry) for entry in entries],
+            key=idempotency_key or uuid.uuid4().hex,
+            fields={name: value for name, value in fields.items() if value is not None},
+            retry=retry,
+        )
+
+    def append_encoded(
+        self,
+        records: list[bytes],
+        *,
+        key: str,
+        fields: Mapping[str, Any] | None = None,
+        retry: Retry | None = None,
+    ) -> answers.Appended:
+        """The same with each record as the JSON of an `Entry`."""
+        body = answers.append_body(records, key, fields)
+        path = f"{self.path}?return_seqs=false"
+        return answers.decode(
+            self.client.send("POST", path, body, retry=retry),
+            answers.Appended,
+        )
+
+    def idempotency_window_ms(self) -> int | None:
+        """How long the box remembers keys; None when there is no such box yet."""
+        state = self.client.find(self.path + "?touch=false", answers.BoxState)
+        return state.config.idempotency_window_ms if state is not None else None
+
+    def producer(
+        self,
+        *,
+        batch_records: int = Bounds.batch_records,
+        batch_bytes: int = Bounds.batch_bytes,
+        linger_ms: float = Bounds.linger_ms,
+        held_records: int = Bounds.held_records,
+        held_bytes: int = Bounds.held_bytes,
+        settle_s: float = 60.0,
+    ) -> Producer:
+        """Many records, in batches, in the background; see `Producer`."""
+        bounds = Bounds(
+            batch_records=batch_records,
+            batch_bytes=batch_bytes,
+            linger_ms=linger_ms,
+            held_records=held_records,
+            held_bytes=held_bytes,
+        )
+        return Producer(self, bounds, settle_s=settle_s)
+
+    def delete(
+        self, match: str | list[str] | None = None, *, before_seq: int | None = None
+    ) -> answers.Deleted:
+        """Deletes, for ever, records with this tag (`["tag", "Glob", "user-*"]` for all that begin so) and,
+        or, before this seq. A delete by tag alone is not repeated when its answer is lost: it would take what
+        has come since."""
+        asked = {"match": match, "before_seq": before_seq}
+        body = {name: value for name, value in asked.items() if value is not None}
+        is_repeatable = before_seq is not None
+        return self.client.call(
+            "POST", f"{self.path}/delete", answers.Deleted, body, is_repeatable=is_repeatable
+        )
+
+    # -- reading
+
+    def read(
+        self,
+        from_seq: int | None = None,
+        *,
+        from_ts: int | None = None,
+        group: str | None = None,
+        match: str | list[str] | None = None,
+        node: str | list[str] | None = None,
+        include_tags: bool = True,
+        include_meta: bool = True,
+        include_data: bool = True,
+        page_records: int = 1000,
+    ) -> Reader:
+        """What follows `from_seq` (or is not older than `from_ts`, or follows the group's cursor), up to what
+        is the end when the reading begins. Yields `Record` and, where records were lost, `Tombstone`."""
+        return Reader(
+            self,
+            from_seq=from_seq,
+            from_ts=from_ts,
+            group=group,
+            match=match,
+            node=node,
+            include_tags=include_tags,
+            include_meta=include_meta,
+            include_data=include_data,
+            page_records=page_records,
+        )
+
+    def follow(
+        self,
+        from_seq: int | None = None,
+        *,
+        from_ts: int | None = None,
+        group: str | None = None,
+        match: str | list[str] | None = None,
+        node: str | list[str] | None = None,
+        include_tags: bool = True,
+        include_meta: bool = True,
+        include_data: bool = True,
+        page_records: int = 1000,
+    ) -> Reader:
+        """The same, and then what comes, for ever; it waits for a server that is away."""
+        return Reader(
+            self,
+            from_seq=from_seq,
+            from_ts=from_ts,
+            group=group,
+            match=match,
+            node=node,
+            include_tags=include_tags,
+            include_meta=include_meta,
+            include_data=include_data,
+            page_records=page_records,
+            is_endless=True,
+        )
+
+    def watch(
+        self, from_seq: int | None = None, *, node: str | None = None, include_tags: bool = True
+    ) -> BoxWatch:
+        """What follows `from_seq` (None: what comes from now on), pushed by the server as it happens; the
+        connection is made again when it is lost. Yields `Record` and `Tombstone`."""
+        return BoxWatch(
+            self.client.watch({self.name: from_seq}, node=node, include_tags=include_tags), self.name
+        )
+
+    def page(self, from_seq: int = 0, *, retry: Retry | None = None, **options: Any) -> answers.Page:
+        """One answer to a read, with the options of the HTTP call (`limit`, `max_bytes`, `wait_ms`, …)."""
+        body = {"from_seq": from_seq, **options}
+        return self.client.call("POST", f"{self.path}/diff", answers.Page, body, retry=retry)
+
+    def raw_page(self, *, retry: Retry | None = None, **options: Any) -> answers.RawPage:
+        """The same with each record as the bytes that came."""
+        return self.client.call("POST", f"{self.path}/diff", answers.RawPage, options, retry=retry)
+
+    def tail(
+        self,
+        count: int = 10,
+        *,
+        match: str | list[str] | None = None,
+        node: str | list[str] | None = None,
+    ) -> list[Record | Tombstone]:
+        """The last `count` records that are there, and match. A tombstone is among them when records were
+        lost so late."""
+        state = self.state()
+        wanted = _TAIL_MARGIN * count
+        while True:
+            start = max(state.head_seq - wanted, state.earliest_seq - 1, 0)
+            found = [item for item in self.read(start, match=match, node=node)]
+            records = [item for item in found if isinstance(item, Record)]
+            if len(records) >= count or start < state.earliest_seq:
+                break
+            wanted *= 4
+        if len(records) <= count:
+            return found
+        first = records[-count].seq if count else state.head_seq + 1
+        return [item for item in found if (item.seq if isinstance(item, Record) else item.gap_to) >= first]
+
+    def record(self, seq: int) -> Record:
+        """One record; `NotFound` when it is gone or never was."""
+        return (self.client.get(f"{self.path}/records/{seq}", answers.OneRecord)).record
+
+    def position(self) -> answers.Position:
+        """Where its end is."""
+        return self.client.get(f"{self.path}/tail", answers.Position)
+
+    def snapshots(self, *, dump: Dump | None = None, load: Load | None = None) -> BoxSnapshots:
+        """States of what reads this box, kept in the box; JSON unless `dump` and `load` say otherwise."""
+        return BoxSnapshots(self, dump=dump, load=load)
+
+    def stored_snapshots(
+        self, place: str | Path | Store, *, dump: Dump | None = None, load: Load | None = None
+    ) -> StoredSnapshots:
+        """The same kept in a folder, or in an object store by its URL."""
+        store = open_store(place) if isinstance(place, str | Path) else place
+        return StoredSnapshots(self, store, dump=dump, load=load)
+
+    # -- the box itself
+
+    def create(self, **config: Any) -> answers.BoxPut:
+        """Makes the box, or changes the settings that are given. Settings are those of the reference."""
+        return self.client.call("PUT", self.path, answers.BoxPut, config)
+
+    #: A box that is there is changed in the same way.
+    configure = create
+
+    def config(self) -> BoxConfig:
+        return (self.state()).config
+
+    def state(self, *, touch: bool = False) -> answers.BoxState:
+        """`touch` counts it as reading, for the priority of the box."""
+        return self.client.get(self.path, answers.BoxState, {"touch": "true" if touch else "false"})
+
+    def exists(self) -> bool:
+        return self.client.find(self.path + "?touch=false", answers.BoxState) is not None
+
+    def drop(self, *, if_empty: bool = False) -> answers.BoxDropped:
+        """Deletes the box with all that belongs to it, for ever."""
+        path = f"{self.path}?if_empty={'true' if if_empty else 'false'}"
+        return self.client.call("DELETE", path, answers.BoxDropped)
+
+    def fence(self, token: str, *, if_token: str | None = None) -> None:
+        """From now on a write needs this token; an empty one ends that."""
+        body = {"token": token} | ({"if_token": if_token} if if_token is not None else {})
+        self.client.call("PUT", f"{self.path}/fence", dict[str, Any], body, is_repeatable=if_token is None)
+
+    # -- groups
+
+    def group(self, name: str) -> Group:
+        """A cursor that the box keeps for its readers."""
+        return Group(self, name)
+
+    def groups(self, prefix: str = "") -> Iterator[answers.Group]:
+        cursor: str | None = ""
+        while cursor is not None:
+            asked = {"prefix": prefix, "page_size": 1000, "cursor": cursor}
+            page = self.client.get(f"{self.path}/groups", answers.GroupPage, asked)
+            for group in page.groups:
+                yield group
+            cursor = page.next_cursor
+
+
+class Group:
+    def __init__(self, box: Box, name: str) -> None:
+        self._box = box
+        self.name = check_group_name(name)
+        self._path = f"{box.path}/groups/{quote(name, safe='')}"
+
+    def __repr__(self) -> str:
+        return f"<Group {self.name} of {self._box.name}>"
+
+    def commit(self, cursor: int, *, if_cursor: int | None = None) -> None:
+        """Remembers the seq up to which all is dealt with. `SeqMismatch` when it is not `if_cursor` now."""
+        body = {"cursor": cursor} | ({"if_cursor": if_cursor} if if_cursor is not None else {})
+        self._box.client.call("PUT", self._path, dict[str, Any], body, is_repeatable=if_cursor is None)
+
+    def state(self) -> answers.Group:
+        return self._box.client.get(self._path, answers.Group)
+
+    def drop(self) -> bool:
+        """Whether there was one."""
+        return (self._box.client.call("DELETE", self._path, answers.GroupDropped)).deleted

@@ -1,0 +1,118 @@
+# Written by `make twin` from ../_async/reader.py. Do not edit.
+"""A reader that keeps its place: pages in, records out, and on again after whatever happened to the
+server."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from streams.client.answers import Page, Record, Tombstone
+from streams.client.retry import FOREVER, Retry
+from streams.protocol.errors import GroupNotFound
+
+if TYPE_CHECKING:
+    from streams.client._sync.box import Box
+
+#: How long one request of an endless reader waits for something new. The server allows 30 s.
+_WAIT_MS = 25_000
+
+
+class Reader:
+    """Yields what is in a box, in order, each once.
+
+    `cursor` is the seq up to which everything has been handed out: where another reader would go on. With a
+    group, `commit` saves it on the server; do that after an item is dealt with, and a reader that dies in
+    between reads it again.
+    """
+
+    def __init__(
+        self,
+        box: Box,
+        *,
+        from_seq: int | None = None,
+        from_ts: int | None = None,
+        group: str | None = None,
+        is_endless: bool = False,
+        page_records: int = 1000,
+        **options: Any,
+    ) -> None:
+        if sum(start is not None for start in (from_seq, from_ts, group)) > 1:
+            raise ValueError("from_seq, from_ts and group say the same thing; give one")
+        self._box = box
+        self._from_ts = from_ts
+        self._group = box.group(group) if group is not None else None
+        self._is_endless = is_endless
+        self._retry: Retry | None = FOREVER if is_endless else None
+        self._options = {name: value for name, value in options.items() if value is not None}
+        self._options["limit"] = page_records
+        self.cursor = from_seq or 0
+        self.generation: int | None = None
+        #: Of the last answer: the first seq that is there, and whether there was no more.
+        self.earliest_seq = 0
+        self._was_caught_up = False
+        #: Where a reading ends that is not endless: the head when it began.
+        self._until: int | None = None
+        self._is_started = False
+        self._page_end = self.cursor
+        self._items: deque[Record | Tombstone] = deque()
+
+    def __repr__(self) -> str:
+        return f"<Reader of {self._box.name} at {self.cursor}, {len(self._items)} items at hand>"
+
+    def __iter__(self) -> Reader:
+        return self
+
+    def __next__(self) -> Record | Tombstone:
+        while not self._items:
+            self.cursor = self._page_end
+            if self._is_at_end():
+                raise StopIteration
+            self._fetch()
+        item = self._items.popleft()
+        if isinstance(item, Record):
+            self.cursor = item.seq
+        return item
+
+    def commit(self) -> None:
+        if self._group is None:
+            raise ValueError("a reader without a group has nowhere to commit to; give it one")
+        self._group.commit(self.cursor)
+
+    @property
+    def is_caught_up(self) -> bool:
+        """All there was, when the server was last asked, has been handed out."""
+        return self._was_caught_up and not self._items
+
+    def _is_at_end(self) -> bool:
+        return not self._is_endless and self._until is not None and self.cursor >= self._until
+
+    def _fetch(self) -> None:
+        if not self._is_started and self._group is not None:
+            try:
+                self.cursor = self._page_end = (self._group.state()).cursor
+            except GroupNotFound:
+                pass  # it is made by the first commit
+        options = dict(self._options)
+        if not self._is_started and self._from_ts is not None:
+            options["from_ts"] = self._from_ts
+        else:
+            options["from_seq"] = self.cursor
+        if self.generation is not None:
+            options["generation"] = self.generation
+        if self._is_endless:
+            options["wait_ms"] = _WAIT_MS
+        self._take(self._box.client.call("POST", f"{self._box.path}/diff", Page, options, retry=self._retry))
+
+    def _take(self, page: Page) -> None:
+        is_other_life = self.generation is not None and page.generation != self.generation
+        if self._until is None or is_other_life:
+            self._until = page.head_seq
+        self._is_started = True
+        self.generation = page.generation
+        self.earliest_seq = page.earliest_seq
+        self._was_caught_up = page.caught_up
+        if page.tombstone is not None:
+            self._items.append(page.tombstone)
+        self._items.extend(page.records)
+        self._page_end = page.next_from_seq

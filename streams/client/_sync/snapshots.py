@@ -1,0 +1,178 @@
+# Written by `make twin` from ../_async/snapshots.py. Do not edit.
+"""Snapshot and follow: begin with a saved state instead of the first record, then go live without gap or
+repeat.
+
+    snapshots = client.box("orders").snapshots()                 # kept in the box itself
+    snapshots = client.box("orders").stored_snapshots("s3://b/orders")  # outside: an object store, a folder
+
+    for item in snapshots.restore_and_follow():
+        if isinstance(item, Restored):
+            state = item.state or {}
+        else:
+            apply(item, state)
+        if enough_has_come:
+            snapshots.save(state, item.seq)
+
+Saving trims what the state covers, so a reader that is behind can be overtaken: records that it has not seen
+are gone, and nobody tells, for they were deleted on purpose. It notices (a part of a snapshot covers more
+than it has seen; the first seq of the box is after the next one) and is given the newer state, as another
+`Restored`.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from streams.client.answers import Record, Tombstone
+from streams.client.concurrency import in_thread
+from streams.client.framing import TAG, Assembler, Part, Restored, entries_of, part_of, writes_of
+from streams.client.stores import Store
+
+if TYPE_CHECKING:
+    from streams.client._sync.box import Box
+
+#: Snapshots that are kept outside: the newest may be the one that turns out bad.
+KEPT = 3
+
+Dump = Callable[[Any], bytes]
+Load = Callable[[bytes], Any]
+
+
+class BoxSnapshots:
+    """States kept in the box itself: one record, or several when it is big (`framing.py`)."""
+
+    def __init__(self, box: Box, *, dump: Dump | None, load: Load | None) -> None:
+        self._box = box
+        self._dump: Dump = dump or msgspec.json.encode
+        self._load: Load = load or msgspec.json.decode
+
+    def __repr__(self) -> str:
+        return f"<BoxSnapshots of {self._box.name}>"
+
+    def save(self, state: Any, seq: int) -> None:
+        """Saves the state of everything up to `seq`, which must be the last record, and trims what it covers.
+        All at once, but for a state of over ten megabytes, whose last step is the one that counts.
+        `SeqMismatch` when something came since: apply it, and save again."""
+        entries = entries_of(uuid.uuid4().hex, seq, self._dump(state))
+        for part, is_first, is_last in writes_of(entries):
+            self._box.append_batch(
+                part,
+                match_seq=seq + 1 if is_first else None,
+                trim_before_seq=seq + 1 if is_last else None,
+            )
+
+    def load(self) -> Restored:
+        """The newest state that is whole."""
+        assembler = Assembler()
+        newest = Restored(None, 0)
+        if not self._box.exists():
+            return newest
+        for item in self._box.read(match=TAG):
+            if isinstance(item, Record) and (part := part_of(item)) is not None:
+                content = assembler.add(part, item.data)
+                if content is not None:
+                    newest = Restored(self._load(content), part.covers)
+        return newest
+
+    def restore_and_follow(self) -> Iterator[Restored | Record | Tombstone]:
+        """The newest state, then every record after it, for ever. Parts of snapshots are not shown."""
+        restored = self.load()
+        yield restored
+        seen = restored.seq
+        assembler = Assembler()
+        #: What comes between the parts of a snapshot that has overtaken us; it goes after the new state.
+        held: list[Record | Tombstone] | None = None
+        reader = self._box.follow(seen)
+        for item in reader:
+            part = part_of(item) if isinstance(item, Record) else None
+            if part is None:
+                if held is not None:
+                    held.append(item)
+                else:
+                    yield item
+                    seen = _end_of(item)
+            else:
+                assert isinstance(item, Record)
+                content = assembler.add(part, item.data)
+                if _overtakes(part, seen):
+                    held = [] if held is None else held
+                    if content is not None:
+                        yield Restored(self._load(content), part.covers)
+                        seen = part.covers
+            # The write that trims is the one that completes. So when all there is has been read and the
+            # snapshot is not whole, nothing was trimmed for it, and what was held is simply next.
+            if held is not None and (not _overtakes(part, seen) or reader.is_caught_up):
+                for each in held:
+                    yield each
+                    seen = _end_of(each)
+                held = None
+
+
+def _end_of(item: Record | Tombstone) -> int:
+    """The seq after which all is still to come. After a tombstone that is where the box begins now, which in
+    a box that was made anew is its first record."""
+    return item.seq if isinstance(item, Record) else item.earliest_seq - 1
+
+
+def _overtakes(part: Part | None, seen: int) -> bool:
+    return part is None or part.covers > seen
+
+
+class StoredSnapshots:
+    """States kept outside, by the seq they cover: `00000000000000000042-<generation>.snapshot`."""
+
+    def __init__(self, box: Box, store: Store, *, dump: Dump | None, load: Load | None) -> None:
+        self._box = box
+        self._store = store
+        self._dump: Dump = dump or msgspec.json.encode
+        self._load: Load = load or msgspec.json.decode
+
+    def __repr__(self) -> str:
+        return f"<StoredSnapshots of {self._box.name} in {self._store!r}>"
+
+    def save(self, state: Any, seq: int, *, trim: bool = False) -> None:
+        """Saves the state of everything up to `seq`; then, with `trim`, deletes what it covers. A crash in
+        between leaves both, which does no harm."""
+        generation = (self._box.state()).generation
+        name = f"{seq:020}-{generation}.snapshot"
+        in_thread(self._store.put, name, self._dump(state))
+        for old in (self._names(generation))[:-KEPT]:
+            in_thread(self._store.drop, old)
+        if trim:
+            self._box.delete(before_seq=seq + 1)
+
+    def load(self) -> Restored:
+        """The newest state of this life of the box."""
+        if not self._box.exists():
+            return Restored(None, 0)
+        generation = (self._box.state()).generation
+        for name in reversed(self._names(generation)):
+            content = in_thread(self._store.get, name)
+            if content is not None:  # else somebody has dropped it since, and there is a newer one
+                return Restored(self._load(content), int(name.partition("-")[0]))
+        return Restored(None, 0)
+
+    def restore_and_follow(self) -> Iterator[Restored | Record | Tombstone]:
+        """The newest state, then every record after it, for ever."""
+        restored = self.load()
+        yield restored
+        seen = restored.seq
+        reader = self._box.follow(seen)
+        for item in reader:
+            start = item.seq if isinstance(item, Record) else item.gap_from
+            if start > seen + 1 and reader.earliest_seq > seen + 1:
+                newer = self.load()
+                if newer.seq > seen:
+                    yield newer
+                    seen = newer.seq
+            if _end_of(item) > seen or isinstance(item, Tombstone):
+                yield item
+                seen = _end_of(item)
+
+    def _names(self, generation: int) -> list[str]:
+        ours = f"-{generation}.snapshot"
+        return [name for name in in_thread(self._store.names) if name.endswith(ours)]

@@ -1,0 +1,191 @@
+# Written by `make twin` from ../_async/watch.py. Do not edit.
+"""Boxes as the server pushes them (v0-api §7), over a connection that is made again when it is lost.
+
+A session remembers on the server how far it got. What was on its way when a connection was lost is asked for
+again by the id of the last event that came; when the session itself is gone, a new one begins where we are.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Generator, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from streams.client.answers import BoxDeleted, CaughtUp, Record, Tombstone, decode
+from streams.client.concurrency import sleep
+from streams.client.errors import AnswerLost, error_of
+from streams.client.events import Event, EventReader
+from streams.client.retry import FOREVER
+from streams.protocol.errors import BoxNotFound, Busy, NotFound, StreamsError, Uncertain
+
+if TYPE_CHECKING:
+    from streams.client._sync.client import Client
+
+Item = Record | Tombstone | CaughtUp | BoxDeleted
+
+HEARTBEAT_MS = 5_000
+#: Three heartbeats that did not come.
+_SILENCE_S = 15.0
+
+
+class _Session(msgspec.Struct):
+    stream_url: str
+    boxes: dict[str, Any] = {}
+
+
+class _Records(msgspec.Struct):
+    box: str
+    records: list[Record]
+    to_seq: int
+
+
+class _Gap(Tombstone, frozen=True, kw_only=True):
+    box: str
+
+
+class _Fault(msgspec.Struct):
+    code: Any
+    error: str = ""
+
+
+class Watch:
+    """Yields (box, item): records and tombstones in the order of each box, and marks: `CaughtUp` when all
+    there was of a box has been shown, `BoxDeleted` when it is gone; the rest goes on."""
+
+    def __init__(
+        self,
+        client: Client,
+        boxes: Mapping[str, int | None],
+        *,
+        node: str | None,
+        include_tags: bool,
+        strong: bool,
+    ) -> None:
+        self._client = client
+        #: Box -> the seq after which it goes on; None: at its end, which is learnt when a session is made.
+        self.cursors: dict[str, int | None] = dict(boxes)
+        self._options: dict[str, Any] = {"heartbeat_ms": HEARTBEAT_MS, "include_tags": include_tags}
+        if node is not None:
+            self._options["node"] = node
+        if strong:
+            self._options["consistency"] = "strong"
+        self._url = ""
+        self._last_id = ""
+        self._items = self._run()
+
+    def __repr__(self) -> str:
+        return f"<Watch {self.cursors}>"
+
+    def __iter__(self) -> Iterator[tuple[str, Item]]:
+        return self._items
+
+    def close(self) -> None:
+        self._items.close()
+
+    def _run(self) -> Generator[tuple[str, Item], None]:
+        attempt = 0
+        while self.cursors:
+            try:
+                if not self._url:
+                    self._begin()
+                headers = {"accept": "text/event-stream"}
+                if self._last_id:
+                    headers["last-event-id"] = self._last_id
+                transport = self._client.transport
+                with transport.stream("GET", self._url, headers=headers, silence_s=_SILENCE_S) as (
+                    answer,
+                    pieces,
+                ):
+                    if answer.status != 200:
+                        raise error_of(answer.status, answer.body, url=self._client.url)
+                    events = EventReader()
+                    for piece in pieces:
+                        for event in events.feed(piece):
+                            attempt = 0
+                            for box, item in self._items_of(event):
+                                yield box, item
+                        if not self.cursors:  # every box was deleted
+                            return
+                raise AnswerLost("the server ended the stream")
+            except NotFound as error:  # the session was forgotten; the next one begins where we are
+                self._url = self._last_id = ""
+                self._pause(AnswerLost(error.message), attempt)
+            except StreamsError as error:
+                if not isinstance(error, Busy | Uncertain):
+                    raise
+                self._pause(error, attempt)
+            attempt += 1
+
+    @staticmethod
+    def _pause(error: StreamsError, attempt: int) -> None:
+        luck = random.random()
+        sleep(FOREVER.pause_s(error, attempt=attempt, spent_s=0.0, is_repeatable=True, luck=luck) or 0.0)
+
+    def _begin(self) -> None:
+        starts = {
+            box: {"tail": True} if seq is None else {"from_seq": seq} for box, seq in self.cursors.items()
+        }
+        body = {"boxes": starts, **self._options}
+        session = self._client.call("POST", "/v0/watch", _Session, body, retry=FOREVER)
+        for box, start in session.boxes.items():
+            self.cursors[box] = start["from_seq"]
+        self._url = session.stream_url
+
+    def _items_of(self, event: Event) -> list[tuple[str, Item]]:
+        if event.id:
+            self._last_id = event.id
+        match event.name:
+            case "record":
+                found = decode(event.data, _Records)
+                self.cursors[found.box] = found.to_seq
+                return [(found.box, record) for record in found.records]
+            case "tombstone":
+                gap = decode(event.data, _Gap)
+                self.cursors[gap.box] = gap.earliest_seq - 1  # of a box made anew, its first is next
+                return [(gap.box, gap)]
+            case "caught-up":
+                caught_up = decode(event.data, CaughtUp)
+                return [(caught_up.box, caught_up)]
+            case "box-deleted":
+                deleted = decode(event.data, BoxDeleted)
+                self.cursors.pop(deleted.box, None)
+                return [(deleted.box, deleted)]
+            case "error":
+                fault = decode(event.data, _Fault)
+                raise AnswerLost(f"the server ended the stream: {fault.error or fault.code}")
+            case _:
+                return []  # of a newer server
+
+
+class BoxWatch:
+    """One box of a watch: `Record` and `Tombstone`, until the box is deleted, which is `BoxNotFound`."""
+
+    def __init__(self, watch: Watch, box: str) -> None:
+        self._watch = watch
+        self._box = box
+        self._items = iter(watch)
+        #: The seq up to which everything has been handed out; None while that is not known.
+        self.cursor = watch.cursors.get(box)
+
+    def __repr__(self) -> str:
+        return f"<BoxWatch {self._box} at {self.cursor}>"
+
+    def __iter__(self) -> BoxWatch:
+        return self
+
+    def __next__(self) -> Record | Tombstone:
+        while True:
+            _, item = next(self._items)
+            if isinstance(item, BoxDeleted):
+                raise BoxNotFound(f"box {self._box} was deleted", box=self._box)
+            if isinstance(item, Record):
+                self.cursor = item.seq
+                return item
+            if isinstance(item, Tombstone):
+                self.cursor = item.earliest_seq - 1
+                return item
+
+    def close(self) -> None:
+        self._watch.close()

@@ -1,0 +1,185 @@
+"""Waiting, and running things side by side: for tasks (trio, asyncio) and, with the same names, for threads.
+
+The client is written once, for tasks; its twin for threads is that text with `Async` taken out. What cannot
+be the same text is here. State that both kinds touch is guarded by a plain lock that is never held over a
+wait, which costs a task nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager, nullcontext
+from types import TracebackType
+from typing import Any, TypeVar
+
+import anyio
+import anyio.to_thread
+
+T = TypeVar("T")
+
+
+async def asleep(seconds: float) -> None:
+    await anyio.sleep(seconds)
+
+
+def sleep(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+class AsyncFlag:
+    """Set once; waited for by any number."""
+
+    __slots__ = ("_event",)
+
+    def __init__(self) -> None:
+        self._event = anyio.Event()
+
+    def set(self) -> None:
+        self._event.set()
+
+    def is_set(self) -> bool:
+        return self._event.is_set()
+
+    async def wait(self, timeout_s: float | None = None) -> bool:
+        """Whether it was set in time."""
+        with anyio.move_on_after(timeout_s):
+            await self._event.wait()
+        return self._event.is_set()
+
+
+class Flag:
+    """Set once; waited for by any number."""
+
+    __slots__ = ("_event",)
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def set(self) -> None:
+        self._event.set()
+
+    def is_set(self) -> bool:
+        return self._event.is_set()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Whether it was set in time."""
+        return self._event.wait(timeout_s)
+
+
+class AsyncBell:
+    """Rung any number of times; each wait ends at the first ring since the last wait ended."""
+
+    __slots__ = ("_event",)
+
+    def __init__(self) -> None:
+        self._event = anyio.Event()
+
+    def ring(self) -> None:
+        self._event.set()
+
+    async def wait(self, timeout_s: float | None = None) -> None:
+        with anyio.move_on_after(timeout_s):
+            await self._event.wait()
+        if self._event.is_set():
+            self._event = anyio.Event()
+
+
+class Bell:
+    """Rung any number of times; each wait ends at the first ring since the last wait ended."""
+
+    __slots__ = ("_event",)
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def ring(self) -> None:
+        self._event.set()
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        self._event.wait(timeout_s)
+        self._event.clear()
+
+
+class AsyncCrew:
+    """Tasks that end with the block. The first failure ends the others and is raised."""
+
+    def __init__(self) -> None:
+        self._group = anyio.create_task_group()
+
+    async def __aenter__(self) -> AsyncCrew:
+        await self._group.__aenter__()
+        return self
+
+    def start(self, work: Callable[..., Coroutine[Any, Any, Any]], *args: object) -> None:
+        self._group.start_soon(work, *args)
+
+    def cancel(self) -> None:
+        """Ends the tasks where they wait."""
+        self._group.cancel_scope.cancel()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        try:
+            return await self._group.__aexit__(kind, error, trace)
+        except BaseExceptionGroup as group:
+            if len(group.exceptions) == 1:
+                raise group.exceptions[0] from None
+            raise
+
+
+class Crew:
+    """Threads that end with the block, which waits for them. The first failure is raised there. A thread
+    cannot be ended from outside: who uses it has a flag that its work looks at."""
+
+    def __init__(self) -> None:
+        self._threads: list[threading.Thread] = []
+        self._failure: BaseException | None = None
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def start(self, work: Callable[..., Any], *args: object) -> None:
+        thread = threading.Thread(target=self._run, args=(work, args), daemon=True, name=f"streams {work!r}")
+        self._threads = [each for each in self._threads if each.is_alive()]
+        self._threads.append(thread)
+        thread.start()
+
+    def _run(self, work: Callable[..., Any], args: tuple[object, ...]) -> None:
+        try:
+            work(*args)
+        except BaseException as failure:
+            self._failure = self._failure or failure
+
+    def cancel(self) -> None:
+        """Nothing: see the flag of who uses it."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for thread in self._threads:
+            thread.join()
+        if self._failure is not None and error is None:
+            raise self._failure
+
+
+def ashielded(seconds: float) -> AbstractContextManager[object]:
+    """For giving back what must be given back, even when the task was told to end; within this time."""
+    return anyio.move_on_after(seconds, shield=True)
+
+
+def shielded(seconds: float) -> AbstractContextManager[object]:
+    """Threads are not told to end; see `ashielded`."""
+    return nullcontext()
+
+
+async def ain_thread(work: Callable[..., T], *args: Any) -> T:
+    """What blocks, out of the way of the other tasks."""
+    return await anyio.to_thread.run_sync(lambda: work(*args))
+
+
+def in_thread(work: Callable[..., T], *args: Any) -> T:
+    """A thread may block."""
+    return work(*args)

@@ -1,0 +1,153 @@
+"""The only file that knows the HTTP library. It sends one request once, and says what became of it:
+
+an `Answer`, whatever its status; `Unreachable` when nothing was sent; `AnswerLost` when something was and no
+whole answer came. It never repeats and never follows: `retry.py` decides that.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import httpx2
+
+from streams import __version__
+from streams.client.errors import AnswerLost, NotAnAnswer, Unreachable
+from streams.protocol.errors import InvalidRequest, StreamsError
+
+#: The gateway gives up on a shard after 60 s and says so; whoever waits longer gets that answer.
+ANSWER_S = 65.0
+CONNECT_S = 5.0
+#: Connections that a client keeps. Each is one request at a time: readers, workers and producers have one
+#: each.
+CONNECTIONS_MAX = 256
+
+#: Nothing of the request can have left when one of these is raised.
+_NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+def _options(url: str, key: str | None) -> dict[str, Any]:
+    if not url.startswith(("http://", "https://")):
+        raise InvalidRequest(f"url: {url!r} must start with http:// or https://", field="url")
+    headers = {"user-agent": f"streams-python/{__version__}", "accept-encoding": "identity"}
+    if key:
+        headers["authorization"] = f"Bearer {key}"
+    return {
+        "base_url": url,
+        "headers": headers,
+        "trust_env": False,
+        "limits": httpx2.Limits(max_connections=CONNECTIONS_MAX, max_keepalive_connections=CONNECTIONS_MAX),
+        # Reading the machine's certificates takes longer than many a command; plain HTTP needs none.
+        "verify": True if url.startswith("https://") else _no_tls(),
+    }
+
+
+@lru_cache(maxsize=1)
+def _no_tls() -> ssl.SSLContext:
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
+def _timeout(answer_s: float) -> httpx2.Timeout:
+    return httpx2.Timeout(answer_s, connect=CONNECT_S, pool=CONNECT_S)
+
+
+def _translated(error: Exception, url: str) -> StreamsError:
+    what = f"{error}" or type(error).__name__
+    if isinstance(error, _NOT_SENT):
+        return Unreachable(f"{url} cannot be reached ({what})", url=url)
+    if isinstance(error, httpx2.UnsupportedProtocol | httpx2.LocalProtocolError | httpx2.InvalidURL):
+        return NotAnAnswer(f"{url}: {what}", url=url)
+    return AnswerLost(f"{url}: no answer came ({what})", url=url)
+
+
+class AsyncTransport:
+    def __init__(self, url: str, key: str | None = None) -> None:
+        self.url = url
+        self._http = httpx2.AsyncClient(**_options(url, key))
+
+    def __repr__(self) -> str:
+        return f"<AsyncTransport {self.url}>"
+
+    async def send(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        answer_s: float = ANSWER_S,
+    ) -> Answer:
+        try:
+            found = await self._http.request(
+                method, path, content=body, headers=headers, timeout=_timeout(answer_s)
+            )
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+            raise _translated(error, self.url) from error
+        return Answer(found.status_code, found.headers, found.content)
+
+    @asynccontextmanager
+    async def stream(
+        self, method: str, path: str, *, headers: Mapping[str, str] | None = None, silence_s: float = ANSWER_S
+    ) -> AsyncIterator[tuple[Answer, AsyncIterator[bytes]]]:
+        """The head of an answer, and its body as it comes. With a status that is no success the body is in
+        the answer. `AnswerLost` after `silence_s` without a byte."""
+        try:
+            async with self._http.stream(method, path, headers=headers, timeout=_timeout(silence_s)) as found:
+                body = b"" if found.is_success else await found.aread()
+                yield Answer(found.status_code, found.headers, body), found.aiter_raw()
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+            raise _translated(error, self.url) from error
+
+    async def aclose(self) -> None:
+        await self._http.aclose()
+
+
+class Transport:
+    def __init__(self, url: str, key: str | None = None) -> None:
+        self.url = url
+        self._http = httpx2.Client(**_options(url, key))
+
+    def __repr__(self) -> str:
+        return f"<Transport {self.url}>"
+
+    def send(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        answer_s: float = ANSWER_S,
+    ) -> Answer:
+        try:
+            found = self._http.request(
+                method, path, content=body, headers=headers, timeout=_timeout(answer_s)
+            )
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+            raise _translated(error, self.url) from error
+        return Answer(found.status_code, found.headers, found.content)
+
+    @contextmanager
+    def stream(
+        self, method: str, path: str, *, headers: Mapping[str, str] | None = None, silence_s: float = ANSWER_S
+    ) -> Iterator[tuple[Answer, Iterator[bytes]]]:
+        """The head of an answer, and its body as it comes. With a status that is no success the body is in
+        the answer. `AnswerLost` after `silence_s` without a byte."""
+        try:
+            with self._http.stream(method, path, headers=headers, timeout=_timeout(silence_s)) as found:
+                body = b"" if found.is_success else found.read()
+                yield Answer(found.status_code, found.headers, body), found.iter_raw()
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+            raise _translated(error, self.url) from error
+
+    def close(self) -> None:
+        self._http.close()

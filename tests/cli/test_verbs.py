@@ -1,0 +1,391 @@
+"""What the commands promise beyond their examples: exit codes, streams, questions, constant memory, clean
+ends.
+
+Method: the real command against a real server, in a process of its own where signals, pipes and memory
+matter.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import streams
+from streams.testing import Server, running_server
+from tests.support.commands import Ran, in_process
+from tests.support.crashing import eventually
+
+STREAMS = (sys.executable, "-P", "-m", "streams")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with running_server(shards=2) as found:
+        yield found
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[streams.Client]:
+    with streams.Client(server.url) as found:
+        yield found
+
+
+class Shell:
+    """Runs `streams` as someone would who has this server."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("STREAMS_")}
+        self.environ = {**kept, "STREAMS_URL": url, "XDG_CONFIG_HOME": str(folder)}
+        self.folder = folder
+
+    def __call__(self, *words: str, given: bytes = b"") -> Ran:
+        return in_process(words, self.environ, self.folder, given)
+
+    def lines(self, *words: str, given: bytes = b"") -> list[Any]:
+        ran = self(*words, given=given)
+        assert ran.returncode == 0, ran.stderr.decode()
+        return [json.loads(line) for line in ran.stdout.splitlines()]
+
+    def start(self, *words: str, **how: Any) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([*STREAMS, *words], env=self.environ, cwd=self.folder, **how)
+
+
+@pytest.fixture
+def shell(server: Server, tmp_path: Path) -> Shell:
+    return Shell(server.url, tmp_path)
+
+
+# -- exit codes
+
+
+def test_refused_is_two_and_says_what_to_do(shell: Shell) -> None:
+    ran = shell("read", "no-such-box")
+    assert ran.returncode == 2 and ran.stdout == b""
+    assert b"no-such-box" in ran.stderr and b"(box_not_found)" in ran.stderr and b"streams ls" in ran.stderr
+
+
+def test_nobody_there_is_three_and_told_at_once(tmp_path: Path) -> None:
+    ran = Shell("http://127.0.0.1:9", tmp_path)("ls")
+    assert ran.returncode == 3
+    assert b"127.0.0.1:9" in ran.stderr and b"streams serve" in ran.stderr
+
+
+def test_an_answer_that_is_lost_is_four(tmp_path: Path) -> None:
+    """A server that takes every request and answers none."""
+    import socket
+    import threading
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def take() -> None:
+            try:
+                while True:
+                    sock, _ = listener.accept()
+                    sock.recv(65536)
+                    sock.close()
+            except OSError:
+                return
+
+        threading.Thread(target=take, daemon=True).start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        ran = Shell(url, tmp_path)("queue", "redrive", "jobs", "--from", "dead")
+        listener.shutdown(socket.SHUT_RDWR)
+    assert ran.returncode == 4 and b"(answer_lost)" in ran.stderr and b"next:" in ran.stderr
+
+
+def test_nothing_to_show_is_five(shell: Shell, client: streams.Client) -> None:
+    client.box("empty").create()
+    for words in (("read", "empty"), ("ls", "no-such-prefix"), ("router", "ls"), ("append", "empty", "-")):
+        ran = shell(*words)
+        assert ran.returncode == 5 and ran.stdout == b"" and ran.stderr, words
+
+
+def test_what_is_gone_for_ever_is_asked_for_or_needs_yes(shell: Shell, client: streams.Client) -> None:
+    client.box("precious").append(1)
+    for words in (
+        ("box", "rm", "precious"),
+        ("delete", "precious", "--before", "2"),
+        ("box", "trim", "precious", "--keep", "0"),
+    ):
+        ran = shell(*words)
+        assert ran.returncode == 2 and b"--yes" in ran.stderr, words
+        assert client.box("precious").state().count == 1
+    assert shell("box", "rm", "precious", "--yes").returncode == 0
+    assert not client.box("precious").exists()
+    assert shell("box", "rm", "precious", "--yes").returncode == 5
+
+
+# -- records
+
+
+def test_lines_go_in_and_come_out_as_they_are(shell: Shell) -> None:
+    given = b'{"a": 1.0}\n\n1e400\n"text"\n[12345678901234567890123]\n'
+    (said,) = shell.lines("append", "exact", "-", given=given)
+    assert (said["count"], said["first_seq"], said["last_seq"]) == (4, 1, 4)
+    ran = shell("read", "exact", "--data")
+    assert ran.stdout == b'{"a": 1.0}\n1e400\n"text"\n[12345678901234567890123]\n'
+    assert [line["$seq"] for line in shell.lines("tail", "exact", "-n", "2")] == [3, 4]
+
+
+def test_a_line_that_is_not_json_is_named(shell: Shell) -> None:
+    ran = shell("append", "bad-lines", "-", given=b"1\n2\nthree\n")
+    assert ran.returncode == 2 and b"line 3" in ran.stderr and b"three" in ran.stderr
+    ran = shell("append", "bad-lines", "three")
+    assert ran.returncode == 2 and b"DATA" in ran.stderr and b"quotes" in ran.stderr
+
+
+def test_whole_records_and_text_can_be_given(shell: Shell) -> None:
+    shell.lines("append", "whole", "-", "--records", given=b'{"data": 1, "tag": "t"}\n')
+    shell.lines("append", "whole", "-", "--text", "--tag", "x", given=b"one line\n")
+    found = shell.lines("read", "whole")
+    assert [(line["data"], line["$tag"]) for line in found] == [(1, "t"), ("one line", "x")]
+    assert [line["data"] for line in shell.lines("read", "whole", "--match", "x*")] == ["one line"]
+
+
+def test_loss_is_told_on_standard_error(shell: Shell, client: streams.Client) -> None:
+    client.box("capped").create(cap_records=2)
+    for n in range(5):
+        client.box("capped").append(n)
+    ran = shell("read", "capped", "--data")
+    assert ran.stdout == b"3\n4\n" and b"records 1 to 3 are gone (cap)" in ran.stderr
+    client.box("capped").delete(before_seq=5)
+    gaps = shell.lines("box", "gaps", "capped")
+    assert gaps == [{"from": 1, "to": 4, "reason": "cap"}]
+
+
+def test_a_group_moves_with_commit(shell: Shell, client: streams.Client) -> None:
+    client.box("grouped").append_batch([1, 2, 3])
+    client.box("grouped").group("g").commit(0)
+    words = ("read", "grouped", "--group", "g", "--data")
+    assert shell.lines(*words, "-n", "2", "--commit") == [1, 2]
+    assert shell.lines(*words, "--commit") == [3]
+    assert shell(*words).returncode == 5
+
+
+def test_follow_prints_what_comes_and_ends_cleanly_on_ctrl_c(shell: Shell, client: streams.Client) -> None:
+    client.box("live").append(1)
+    following = shell.start("tail", "live", "-f", "--data", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert following.stdout is not None and following.stderr is not None
+    assert following.stdout.readline() == b"1\n"
+    client.box("live").append(2)
+    assert following.stdout.readline() == b"2\n"
+    following.send_signal(signal.SIGINT)
+    assert following.wait(60) == 130
+    assert following.stderr.read() == b""
+    following.stdout.close()
+    following.stderr.close()
+
+
+def test_a_reader_that_has_enough_is_no_error(shell: Shell, client: streams.Client) -> None:
+    client.box("long").append_batch(list(range(10_000)))
+    line = f"{' '.join(STREAMS)} read long --data | head -1"
+    ran = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", line], env=shell.environ, capture_output=True, timeout=120
+    )
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, b"0\n", b"")
+
+
+def test_ctrl_c_in_the_middle_of_an_append_keeps_what_was_taken(shell: Shell, client: streams.Client) -> None:
+    appending = shell.start(
+        "append", "cut", "-", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert appending.stdin is not None and appending.stderr is not None and appending.stdout is not None
+    appending.stdin.write(b"1\n2\n3\n")
+    appending.stdin.flush()
+    eventually(lambda: client.box("cut").exists() and client.box("cut").state().count == 3)
+    appending.send_signal(signal.SIGINT)
+    assert appending.wait(60) == 130
+    assert b"Traceback" not in appending.stderr.read()
+    for pipe in (appending.stdin, appending.stdout, appending.stderr):
+        pipe.close()
+    assert [item.data for item in client.box("cut").read()] == [1, 2, 3]  # type: ignore[union-attr]
+
+
+def _peak_kib(command: list[str], environ: dict[str, str], **how: Any) -> int:
+    """The most memory that the command ever had, as the kernel counted it."""
+    with subprocess.Popen(command, env=environ, **how) as process:
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    return int(usage.ru_maxrss)
+
+
+def test_memory_does_not_grow_with_the_input_or_the_box(
+    shell: Shell, client: streams.Client, tmp_path: Path
+) -> None:
+    peaks: dict[str, list[int]] = {"append": [], "read": []}
+    for count in (20_000, 200_000):
+        source = tmp_path / f"{count}.ndjson"
+        with open(source, "wb") as file:
+            file.writelines(b'{"n": %d, "pad": "%b"}\n' % (n, b"x" * 200) for n in range(count))
+        with open(source, "rb") as file, open(os.devnull, "wb") as nowhere:
+            command = [*STREAMS, "append", f"flood.{count}", "-"]
+            peaks["append"].append(_peak_kib(command, shell.environ, stdin=file, stdout=nowhere))
+        assert client.box(f"flood.{count}").state().count == count
+        with open(os.devnull, "wb") as nowhere:
+            command = [*STREAMS, "read", f"flood.{count}"]
+            peaks["read"].append(_peak_kib(command, shell.environ, stdout=nowhere))
+        client.box(f"flood.{count}").drop()
+    # 180,000 more records of 230 bytes are 40 MB more; what is held on the way is bounded by 16 MiB.
+    for verb, (small, large) in peaks.items():
+        assert large - small < 20 * 1024, f"{verb}: {small} KiB for a tenth, {large} KiB for all"
+
+
+# -- archives
+
+
+def test_an_export_goes_on_where_it_was_cut(shell: Shell, client: streams.Client) -> None:
+    client.box("source").append_batch([streams.Entry(n, tag=f"t{n}", meta={"m": n}) for n in range(10)])
+    assert shell.lines("export", "source", "-o", "out.ndjson")[0]["records"] == 10
+    path = shell.folder / "out.ndjson"
+    whole = path.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:4]) + lines[4][:7])
+    assert shell("export", "source", "-o", "out.ndjson").returncode == 2
+    assert shell.lines("export", "source", "-o", "out.ndjson", "--resume")[0]["records"] == 6
+    assert path.read_bytes() == whole
+    assert shell.lines("import", "restored", "out.ndjson")[0]["records"] == 10
+    found = shell.lines("read", "restored")
+    assert [(line["data"], line["$tag"], line["meta"]) for line in found] == [
+        (n, f"t{n}", {"m": n}) for n in range(10)
+    ]
+
+
+def test_an_import_that_was_killed_goes_on_and_doubles_nothing(
+    shell: Shell, client: streams.Client, tmp_path: Path
+) -> None:
+    """Killed between the write and its note: the note says that a write is pending, with its key."""
+    source = tmp_path / "in.ndjson"
+    source.write_bytes(b"".join(b'{"data": %d}\n' % n for n in range(12_000)))
+    importing = shell.start("import", "imported", "in.ndjson", stdout=subprocess.DEVNULL)
+    eventually(lambda: client.box("imported").exists() and client.box("imported").state().count >= 5000)
+    importing.kill()
+    importing.wait(60)
+    note = list(tmp_path.glob("in.ndjson.import-*"))
+    if note:  # else it was done before it was killed
+        assert shell("import", "imported", "in.ndjson").returncode == 2
+        assert shell.lines("import", "imported", "in.ndjson", "--resume")[0]["records"] == 12_000
+    assert [item.data for item in client.box("imported").read()] == list(range(12_000))  # type: ignore[union-attr]
+    assert not list(tmp_path.glob("in.ndjson.import-*"))
+
+
+def test_an_import_whose_outcome_nobody_can_know_any_more_is_uncertain(
+    shell: Shell, client: streams.Client, tmp_path: Path
+) -> None:
+    import hashlib
+
+    client.box("unknown").create()
+    (tmp_path / "in.ndjson").write_bytes(b'{"data": 1}\n')
+    note = tmp_path / f"in.ndjson.import-{hashlib.sha256(b'unknown').hexdigest()[:8]}"
+    note.write_text('{"offset": 0, "count": 0, "key": "k", "pending_since_ms": 1}')
+    ran = shell("import", "unknown", "in.ndjson", "--resume")
+    assert ran.returncode == 4 and b"streams tail unknown" in ran.stderr
+    assert client.box("unknown").state().count == 0
+
+
+# -- queues and the rest
+
+
+def test_work_runs_a_command_for_each_job(shell: Shell, client: streams.Client) -> None:
+    queue = client.queue("chores")
+    queue.create(max_deliveries=1, dead_letter="chores.dead")
+    queue.append_batch(["a", "b"])
+    ran = shell("queue", "work", "chores", "--exec", "cat >> seen; echo $STREAMS_JOB_SEQ >> seqs", "--drain")
+    assert ran.returncode == 0, ran.stderr
+    assert (shell.folder / "seen").read_text() == '"a"\n"b"\n'
+    assert (shell.folder / "seqs").read_text() == "1\n2\n"
+    assert shell("queue", "work", "chores", "--exec", "true", "--drain").returncode == 5
+
+
+def test_ctrl_c_lets_the_job_at_work_finish(shell: Shell, client: streams.Client) -> None:
+    queue = client.queue("slow-chores")
+    queue.create(lease_ms=300)
+    queue.append_batch(["a", "b"])
+    # The command ends when the test lets it: it waits for somebody to write into the pipe.
+    os.mkfifo(shell.folder / "gate")
+    command = "echo begun > begun; cat gate; echo done > done"
+    working = shell.start(
+        "queue", "work", "slow-chores", "--exec", command, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    eventually((shell.folder / "begun").exists)
+    working.send_signal(signal.SIGINT)
+    (other,) = queue.claim("rival", max=2, lease_ms=60_000)
+    assert other.data == "b", "no other job is begun"
+    assert queue.claim("rival", wait_ms=1200) == [], "four leases long the job stays with its worker"
+    (shell.folder / "gate").write_text("go\n")
+    out, talk = working.communicate(timeout=60)
+    assert working.returncode == 0 and b"Traceback" not in talk
+    assert json.loads(out.splitlines()[-1]) == {"done": 1, "given_back": 0, "lost": 0}
+    assert (shell.folder / "done").exists()
+
+
+def test_acking_what_is_not_yours_is_refused(shell: Shell, client: streams.Client) -> None:
+    queue = client.queue("owned")
+    queue.create()
+    queue.append(1)
+    (job,) = shell.lines("queue", "claim", "owned", "--node", "w1")
+    assert shell("queue", "ack", "owned", str(job["$seq"]), "--node", "w2").returncode == 2
+    words = ("queue", "ack", "owned", str(job["$seq"]), "--node", "w1", "--lease-id", job["lease_id"])
+    assert shell.lines(*words) == [{"acked": 1, "skipped": []}]
+
+
+def test_box_settings_have_units_and_edit_needs_a_box(shell: Shell, client: streams.Client) -> None:
+    words = ("--ttl", "7d", "--cap-bytes", "1.5MiB", "--no-auto-create", "--timestamping", "client-prefer")
+    (made,) = shell.lines("box", "create", "tuned", *words)
+    config = made["config"]
+    assert (config["ttl_ms"], config["cap_bytes"], config["auto_create"]) == (604_800_000, 1_572_864, False)
+    assert config["timestamping"] == {"mode": "client-prefer", "uncapped": False}
+    assert shell("box", "edit", "never-made", "--ttl", "1s").returncode == 2
+    assert not client.box("never-made").exists()
+    assert shell("box", "edit", "tuned").returncode == 2
+    assert b"7y" in shell("box", "edit", "tuned", "--ttl", "7y").stderr
+
+
+def test_doctor_says_what_is_wrong_and_what_to_do(tmp_path: Path) -> None:
+    with running_server(tmp_path / "data", shards=2) as server:
+        shell = Shell(server.url, tmp_path)
+        assert {row["result"] for row in shell.lines("doctor")} == {"well"}
+    ran = shell("doctor")
+    assert ran.returncode == 3
+    (row,) = [json.loads(line) for line in ran.stdout.splitlines()]
+    assert (row["check"], row["result"]) == ("address", "wrong") and "streams serve" in row["next"]
+
+
+def test_contexts_say_which_server(shell: Shell, server: Server) -> None:
+    del shell.environ["STREAMS_URL"]
+    assert shell("context", "add", "here", server.url, "--use").returncode == 0
+    assert shell.lines("status")[0]["url"] == server.url
+    assert oct((shell.folder / "streams" / "contexts.json").stat().st_mode)[-3:] == "600"
+    assert shell("status", "--context", "nowhere").returncode == 2
+    assert shell("context", "add", "bad", "localhost:4000").returncode == 2
+    assert shell("context", "rm", "here", "--yes").returncode == 0
+    assert [row["name"] for row in shell.lines("context", "ls")] == ["local"]
+
+
+def test_a_terminal_gets_a_table_and_json_when_it_asks(shell: Shell, client: streams.Client) -> None:
+    client.box("seen-by-people").append(1)
+    for words, wanted in (
+        (("ls", "seen-by"), "durability"),
+        (("ls", "seen-by", "--json"), '"durability":"disk"'),
+    ):
+        ours, theirs = pty.openpty()
+        running = shell.start(*words, stdin=theirs, stdout=theirs, stderr=theirs)
+        os.close(theirs)
+        text = b""
+        try:
+            while piece := os.read(ours, 65536):
+                text += piece
+        except OSError:  # the other end is closed
+            pass
+        os.close(ours)
+        assert running.wait(60) == 0 and wanted in text.decode(), text
+        assert ("{" in text.decode()) == ("--json" in words)
