@@ -44,6 +44,7 @@ from shard.storage.sources import FileSource
 from shard.storage.store import Name, SegmentStore, Unreachable, segment_of
 from shard.storage.wal import FILE_BYTES, Frame
 from shard.transfer import ShardBuilder, end_life, parts_of
+from shard.verify import name_of
 from streams.protocol.records import Batch
 
 if TYPE_CHECKING:
@@ -244,10 +245,8 @@ class _Patient:
         """All that the snapshot names and that is whole has been given back."""
         for generation in {box.generation for box in wanted.values()} | {each for each, _ in missing}:
             box, facts = self.machine.generations[generation], facts_of[generation]
-            self._wounded[generation] = box
             serials = {serial for each, serial in missing if each == generation}
             self._lose(box, _lost_ranges(box, facts, serials), "a segment or a frame of the log is damaged")
-        for box in self._wounded.values():
             recount(box.log)
         self.machine.hydrated()
 
@@ -285,42 +284,73 @@ class _Patient:
             change = frames.decode(frame.kind, frame.version, frame.content)
         except frames.UnknownFrame as error:
             raise CannotRepair(f"{self._source}/wal: {error}; use the version that wrote it") from error
-        self._refuse_half_restated(change)
         try:
-            self._make_way(change)
+            change = self._make_way(change)
             self.machine.lsn = frame.lsn - 1
             self.machine.apply(change, frame.lsn)
         except _DOES_NOT_APPLY:
             self._apply_what_can_be(change)
         self.machine.lsn = frame.lsn
 
-    def _refuse_half_restated(self, change: Change) -> None:
-        """A box that leaves memory is written to the log whole: `BoxRestated`, its batches, its config. When
-        a part of that is missing, what the box held is not known, and nothing is made up."""
-        box = self.machine.generations.get(getattr(change, "generation", 0))
-        if box is None or not box.is_memory:
-            return
-        is_lost = isinstance(change, BatchAppended) or (isinstance(change, BatchKept) and not box.log.awaited)
-        if is_lost or (isinstance(change, changes.BoxConfigured) and box.log.awaited):
-            raise CannotRepair(
-                f"{self._source}/wal: it is damaged where the class of box {box.name} changes from memory; "
-                "put a backup in place"
-            )
-
-    def _make_way(self, change: Change) -> None:
-        """Says what missing frames must have said."""
+    def _make_way(self, change: Change) -> Change:
+        """Says what missing frames must have said. Returns what the change is, now that they are missing."""
         if isinstance(change, changes.BoxCreated):
+            self._seen_after_gap.add(change.generation)
             old = self.machine.boxes.get(change.name)
             if old is not None and not old.is_memory:  # it was deleted in between
                 self.machine.apply(changes.BoxDeleted(old.generation), 0)
         elif isinstance(change, BatchAppended):
-            box = self.machine.generations[change.generation]
             self._seen_after_gap.add(change.generation)
-            head_seq = box.log.head_seq
-            last_missing = _begins_at(change) - 1
-            if last_missing > head_seq:
-                self._lose(box, [(head_seq + 1, last_missing)], "a frame of the log is damaged")
-                box.log.head_seq = last_missing
+            self._lose_before(change.generation, _begins_at(change))
+        elif isinstance(change, BatchKept):
+            box = self.machine.generations[change.generation]
+            if box.is_memory and not box.log.awaited:  # what it had in memory was to be stored: see below
+                self._lose_before(change.generation, change.batch.first_seq)
+                return BatchAppended(change.generation, change.batch, box.last_append_ms)
+        elif isinstance(change, changes.BoxConfigured):
+            box = self.machine.generations[change.generation]
+            if box.log.awaited:  # what it had in memory was stored, and not all of that is whole
+                self._lose(box, _uncovered(box), "a frame of the log is damaged")
+                recount(box.log)
+        elif isinstance(change, changes.SegmentSealed):
+            self._seal_before(change)
+        return change
+
+    def _lose_before(self, generation: int, first_seq: int) -> None:
+        """Between the head of a box and its next batch there is nothing, unless that is lost."""
+        box = self.machine.generations[generation]
+        head_seq = box.log.head_seq
+        if first_seq > head_seq + 1:
+            self._lose(box, [(head_seq + 1, first_seq - 1)], "a frame of the log is damaged")
+            box.log.head_seq = first_seq - 1
+
+    def _seal_before(self, change: changes.SegmentSealed) -> None:
+        """Batches are sealed in order. If older ones are not, the frame that said so is missing, and their
+        file is there: it holds what they hold. If it is not, they would be taken for sealed: lost."""
+        box = self.machine.generations[change.generation]
+        log = box.log
+        first_seq = Segment.from_bytes(change.generation, change.serial, change.columns).first_seq
+        while (oldest := log.tail.oldest) is not None and oldest.first_seq < first_seq:
+            found = self._segment_of(change.generation, log.sealed_seq, oldest.first_seq, first_seq)
+            if found is None:
+                older = [batch for batch in log.tail if batch.first_seq < first_seq]
+                self._lose(box, [(each.first_seq, each.last_seq) for each in older], "its segment is missing")
+                return
+            sealed = changes.SegmentSealed(change.generation, found.serial, found.to_bytes())
+            self.machine.apply(sealed, 0)
+
+    def _segment_of(self, generation: int, sealed_seq: int, seq: int, before_seq: int) -> Segment | None:
+        """The newest segment file of a box that holds `seq`, and nothing up to `sealed_seq` or from
+        `before_seq` on."""
+        found: Segment | None = None
+        for file in segmentindex.list_segments(self._disk, self._segments):
+            name = name_of(file)
+            if name.generation == generation and sealed_seq < name.first_seq <= seq:
+                index = self._index(name)
+                if index is not None and seq <= index.last_seq < before_seq:
+                    candidate = segment_of(index)
+                    found = candidate if found is None or candidate.serial > found.serial else found
+        return found
 
     def _apply_what_can_be(self, change: Change) -> None:
         """What it takes away is gone, even if how much that is cannot be told yet. The rest is left out."""
@@ -358,6 +388,7 @@ class _Patient:
                 box.log.head_seq = last_seq
 
     def _lose(self, box: Box, ranges: list[tuple[int, int]], why: str) -> None:
+        self._wounded[box.generation] = box
         add_holes(box.log, ranges)
         self.losses += [Loss(box.name, box.generation, first, last, why) for first, last in ranges]
 
@@ -369,8 +400,6 @@ class _Patient:
             for segment in list(box.log.segments):
                 self._look_at(box, segment)
             lost = self._lost.get(box.generation, {})
-            if box.log.awaited:  # it came from memory, and a batch that should have followed is damaged
-                self._lose(box, _uncovered(box), "a frame of the log is damaged")
             if lost or box.generation in self._wounded:
                 why = "a batch of a segment is damaged"
                 holes = remeasure(box.log, self._read, lost)
@@ -452,6 +481,8 @@ def _uncovered(box: Box) -> list[tuple[int, int]]:
         if span.first_seq > next_seq:
             ranges.append((next_seq, span.first_seq - 1))
         next_seq = max(next_seq, span.last_seq + 1)
+    if next_seq <= box.log.head_seq:
+        ranges.append((next_seq, box.log.head_seq))
     return ranges
 
 

@@ -127,10 +127,11 @@ def _named(disk: DiskLike, scope: Scope, machine: Machine | None) -> list[Name]:
         return [Name.of(segment) for segment in machine.segments()]
     files = segmentindex.list_segments(disk, f"{scope.directory}/segments")
     stubs = segmentindex.list_stubs(disk, f"{scope.directory}/segments")
-    return sorted({_name_of(file) for file in (*files, *stubs)})
+    return sorted({name_of(file) for file in (*files, *stubs)})
 
 
-def _name_of(file: str) -> Name:
+def name_of(file: str) -> Name:
+    """Which segment a file or a stub in the segments directory is, or stands for."""
     generation, _, rest = file.partition("/")
     first_seq, _, serial = rest.partition(".")[0].partition("-")
     return Name(int(generation), int(first_seq), int(serial))

@@ -295,7 +295,7 @@ class GroupDeleted(msgspec.Struct, frozen=True):
 # A snapshot: the same facts, folded up. Payloads stay in the log; a batch is named by its lsn.
 
 
-class SegmentFacts(msgspec.Struct, array_like=True):
+class SegmentFacts(msgspec.Struct, array_like=True, gc=False):
     serial: int
     first_seq: int
     #: (position, records, bytes) for batches in which something is dead.
@@ -319,7 +319,7 @@ class LineFacts(msgspec.Struct, kw_only=True):
     moves: Sequence[tuple[int, int, int]]
 
 
-class BoxFacts(msgspec.Struct, kw_only=True):
+class BoxFacts(msgspec.Struct, kw_only=True, gc=False):
     name: str
     generation: int
     config: BoxConfig

@@ -60,8 +60,9 @@ from streams.protocol.errors import (
     Throttled,
 )
 
-#: Boxes looked at in one tick; the rest are due in the next one, at once.
-TICK_BOXES_MAX = 256
+#: Boxes looked at in one tick, half a millisecond of work; the rest are due in the next one, at once. After a
+#: burst of writes to many disk boxes all of them give back what they reserved at about the same time.
+TICK_BOXES_MAX = 64
 
 #: A disk box that has not been written to for this long gives back the seqs it has reserved, so that a power
 #: cut does not make it tell of a loss that cannot have happened.

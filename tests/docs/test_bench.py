@@ -30,7 +30,7 @@ def test_every_row_is_measured_and_reported(tmp_path: Path) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     run = json.loads(file.read_text())
