@@ -27,8 +27,9 @@ Rules of the file:
   2. Nothing is written behind an old tail: it is cut off durably, and new frames begin a new file.
   3. After a failed write or sync nothing is written, synced or promised again by this object.
   4. A payload is never copied, unless it is so small that a copy is cheaper than one more buffer.
-  5. One thread at a time appends and syncs. `prepare_next` and `release` may run on one other thread; what
-     they share is a deque of spares and a dict of files, each changed by single steps.
+  5. One thread at a time appends and syncs; `run_sync` alone may run beside it. `prepare_next` and `release`
+     may run on one other thread; what they share is a deque of spares and a dict of files, each changed by
+     single steps.
 
 Invariants:
   contiguous-lsn     frames carry first_lsn, first_lsn + 1, …, through all files, with no gap and no repeat.
