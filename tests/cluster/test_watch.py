@@ -333,8 +333,8 @@ async def test_a_thousand_watchers_share_one_serialisation_of_each_append(tmp_pa
                 nursery.start_soon(link.run)
             await nursery.start(service.run, trio.Event())
             async with running_front(api.handle, patience_s=4 * PATIENCE_S) as running:
-                while not all(link.is_up for link in links):  # noqa: ASYNC110 - a link has no event for it
-                    await trio.sleep(0.01)
+                for link in links:
+                    await link.came_up()
                 done = trio.Event()
                 accounts: list[list[int]] = []
                 ready: list[None] = []
