@@ -22,6 +22,8 @@ from typing import Any, Final, Literal, NoReturn
 
 import orjson
 
+from streams.protocol.keys import MalformedKey, entries_of_list, parse_ring
+
 PREFIX: Final = "STREAMS_"
 
 #: A shard's number is one byte of the slot map (`gateway/placement.py`).
@@ -289,11 +291,15 @@ class Config:
     api_keys: str = _setting(
         "secret",
         "",
-        "Keys that clients must present, comma-separated. Not supported by this version.",
+        "Keys that clients must present, comma-separated: secret[:scopes[:prefixes]], such as "
+        "s3cret:read+write:orders.|audit.",
         default_shown="unset",
     )
     api_keys_file: str = _setting(
-        "text", "", "File with such keys, one a line. Not supported by this version.", default_shown="unset"
+        "text",
+        "",
+        "File with such keys, one a line; read again on SIGHUP. Keys of both are good.",
+        default_shown="unset",
     )
     allow_insecure_no_auth: bool = _setting(
         "flag", False, "Serve without keys on an address that other machines can reach."
@@ -320,6 +326,20 @@ class Config:
         "Open event streams and WebSockets on this server, shared evenly by its gateways; 0 is no limit.",
         most=10**9,
     )
+
+    max_sse_connections_per_key: int = _setting(
+        "count", 1000, "The same for each key; 0 is no limit.", most=10**9
+    )
+    max_inflight_per_key: int = _setting(
+        "count",
+        1000,
+        "Requests of one key under way at a time, shared evenly by the gateways; 0 is no limit.",
+        most=10**9,
+    )
+
+    @property
+    def has_keys(self) -> bool:
+        return bool(self.api_keys or self.api_keys_file)
 
     def to_json(self) -> str:
         """All but secrets, which no child needs."""
@@ -448,16 +468,14 @@ def is_loopback(address: str) -> bool:
 
 
 def check_may_serve(config: Config) -> None:
-    """Refuse to serve openly where keys were asked for, or where strangers could reach us."""
-    if config.api_keys or config.api_keys_file:
-        variable = "STREAMS_API_KEYS" if config.api_keys else "STREAMS_API_KEYS_FILE"
-        raise ConfigError(
-            [
-                f"{variable} is set, but keys are not supported by this version: it would serve everyone. "
-                f"Unset it and keep STREAMS_HOST on 127.0.0.1"
-            ]
-        )
-    if not is_loopback(config.host) and not config.allow_insecure_no_auth:
+    """Refuse keys that cannot be read, and to serve openly where strangers could reach us. The file with keys
+    is not looked at here."""
+    if config.api_keys:
+        try:
+            parse_ring(entries_of_list(config.api_keys))
+        except MalformedKey as error:
+            raise ConfigError([f"STREAMS_API_KEYS: {error}"]) from None
+    if not config.has_keys and not is_loopback(config.host) and not config.allow_insecure_no_auth:
         raise ConfigError([refusal_to_serve_openly(config.host)])
 
 
@@ -479,6 +497,7 @@ class ChildArgs:
     placement   the slot map as JSON (gateways)
     sockets     the shards' socket paths by shard number (gateways)
     directory   the folder in the data directory that is the shard's (shards)
+    keys_file   where the keys are, as digests, when keys are asked for; read again on SIGHUP
     """
 
     config: Config
@@ -489,6 +508,7 @@ class ChildArgs:
     placement: str
     sockets: tuple[str, ...]
     directory: str = ""
+    keys_file: str = ""
 
     @classmethod
     def parse(cls, argv: Sequence[str], environ: Mapping[str, str]) -> ChildArgs:
@@ -501,6 +521,7 @@ class ChildArgs:
         parser.add_argument("--directory", default="")
         parser.add_argument("--placement", default="")
         parser.add_argument("--sockets", default="[]")
+        parser.add_argument("--keys-file", default="")
         known = parser.parse_args(list(argv))
         if CHILD_CONFIG_VARIABLE not in environ:
             raise ConfigError(
@@ -515,6 +536,7 @@ class ChildArgs:
             directory=known.directory,
             placement=known.placement,
             sockets=tuple(orjson.loads(known.sockets)),
+            keys_file=known.keys_file,
         )
 
 

@@ -19,6 +19,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from streams.protocol.access import Grant
+
 HEADER = struct.Struct("<IBBHQI")
 HEADER_BYTES = HEADER.size
 _AFTER_LENGTH = HEADER_BYTES - 4
@@ -86,6 +88,9 @@ class RequestHead(msgspec.Struct, array_like=True, gc=False):
     query: str = ""
     form: int = 0
     idempotency_key: str = ""
+    #: What the key of the request allows, where the shard has to look at it: at names and options that only
+    #: it reads out of a body. A shard believes a gateway, and puts in its own for a peer that has a key.
+    grant: Grant | None = None
 
 
 #: Values of `RequestHead.form`: how the body is written.
