@@ -50,6 +50,7 @@ async def run(arguments: ChildArgs) -> int:
         body_bytes_max=config.max_body_bytes,
         version=__version__,
         sockets=arguments.sockets,
+        addresses=arguments.addresses,
         draining=draining,
         watch=watch,
         guard=guard,

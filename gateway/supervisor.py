@@ -4,7 +4,7 @@ It owns the lock on the data directory, every listening socket and every child, 
 fresh interpreters, never forks of this one. Each is told, by arguments, descriptors and signals only:
 
     arguments   --index N --listen-fd F (one or more) --parent-fd P --ready-fd R
-                shards also: --directory NAME; gateways also: --placement JSON --sockets JSON
+                shards also: --directory NAME; gateways also: --placement JSON --sockets JSON --addresses JSON
                 with keys on, also: --keys-file PATH (`keyfile.py`)
     environment STREAMS_CHILD_CONFIG: the whole `Config` as JSON (it would make `ps` unreadable)
     lock        the descriptor of LOCK is inherited and simply stays open
@@ -43,7 +43,7 @@ from gateway.keyfile import KeyFile, read_keys
 from gateway.manifest import Manifest
 from gateway.reports import lines
 from gateway.resharding import reshard
-from gateway.sockets import listen_tcp, listen_unix, url_of
+from gateway.sockets import address_of, listen_tcp, listen_unix, url_of
 from streams import logs
 from streams.config import (
     CHILD_CONFIG_VARIABLE,
@@ -177,7 +177,8 @@ class Supervisor:
             stack.callback(self._empty_run_dir)
             if ring is not None:
                 self._keys = KeyFile(self.config, ring)
-            self._plan(manifest, listeners, self._listen_for_gateways(stack))
+            unix = self._listen_for_gateways(stack)
+            self._plan(manifest, listeners, unix, self._listen_for_peers(stack))
             announce(self)
             with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
                 await self._serve(listeners, signals)
@@ -230,16 +231,51 @@ class Supervisor:
         paths = [self.config.shard_socket(index) for index in range(self.config.shards)]
         return [stack.enter_context(closing(listen_unix(path))) for path in paths]
 
-    def _plan(self, manifest: Manifest, listeners: list[socket.socket], unix: list[socket.socket]) -> None:
+    def _listen_for_peers(self, stack: ExitStack) -> list[list[socket.socket]]:
+        """For each shard its TCP sockets, all on one port; none unless they are asked for."""
+        host, first = self.config.shard_host, self.config.shard_port
+        if not host:
+            return [[] for _ in range(self.config.shards)]
+        found: list[list[socket.socket]] = []
+        for index in range(self.config.shards):
+            try:
+                listeners = listen_tcp(host, first + index if first else 0)
+            except OSError as error:
+                port = f" port {first + index}" if first else ""
+                raise CannotServe(
+                    f"cannot listen for clients of shard {index} on {host}{port}: {error.strerror or error}. "
+                    "Choose another address with STREAMS_SHARD_HOST or STREAMS_SHARD_PORT"
+                ) from error
+            found.append([stack.enter_context(closing(listener)) for listener in listeners])
+        return found
+
+    def _plan(
+        self,
+        manifest: Manifest,
+        listeners: list[socket.socket],
+        unix: list[socket.socket],
+        tcp: list[list[socket.socket]],
+    ) -> None:
         placement = manifest.placement
         keys = () if self._keys is None else ("--keys-file", str(self._keys.path))
         shard = (*self._commands.shard, *keys)
+        addresses: list[str] = []
+        if self.config.shard_host:
+            shard = (*shard, "--placement", placement.to_json())
+            addresses = [address_of(self.config.shard_host, each[0].getsockname()[1]) for each in tcp]
         self._shards = [
-            Child("shard", index, (*shard, "--directory", folder), [listener], folder=folder)
-            for index, (listener, folder) in enumerate(zip(unix, manifest.directories, strict=True))
+            Child("shard", index, (*shard, "--directory", folder), [listener, *more], folder=folder)
+            for index, (listener, more, folder) in enumerate(
+                zip(unix, tcp, manifest.directories, strict=True)
+            )
         ]
         paths = [str(self.config.shard_socket(index)) for index in range(placement.shards)]
-        more = ("--placement", placement.to_json(), "--sockets", orjson.dumps(paths).decode(), *keys)
+        more = (
+            *("--placement", placement.to_json()),
+            *("--sockets", orjson.dumps(paths).decode()),
+            *("--addresses", orjson.dumps(addresses).decode()),
+            *keys,
+        )
         self._gateways = [
             Child("gateway", index, (*self._commands.gateway, *more), listeners)
             for index in range(self.config.gateways)

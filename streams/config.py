@@ -285,6 +285,19 @@ class Config:
         "How fast each shard seals and rewrites segments while there is no hurry; 0 is no limit.",
         most=1 << 40,
     )
+    shard_host: str = _setting(
+        "text",
+        "",
+        "Address on which shards listen for clients on other machines that write to them directly; it needs "
+        "keys.",
+        default_shown="unset",
+    )
+    shard_port: int = _setting(
+        "count",
+        4100,
+        "Port of shard 0 there; the others follow. 0 picks free ones.",
+        most=65535 - SHARDS_MAX,
+    )
     drain_ms: int = _setting(
         "ms", 10_000, "How long requests under way may take to finish when the server stops.", most=600_000
     )
@@ -475,6 +488,10 @@ def check_may_serve(config: Config) -> None:
             parse_ring(entries_of_list(config.api_keys))
         except MalformedKey as error:
             raise ConfigError([f"STREAMS_API_KEYS: {error}"]) from None
+    if config.shard_host and not config.has_keys:
+        raise ConfigError(
+            [f"STREAMS_SHARD_HOST is {config.shard_host}, and there are no keys; clients of shards need one"]
+        )
     if not config.has_keys and not is_loopback(config.host) and not config.allow_insecure_no_auth:
         raise ConfigError([refusal_to_serve_openly(config.host)])
 
@@ -491,12 +508,13 @@ class ChildArgs:
     """What the supervisor tells a shard or a gateway when it starts one.
 
     index       which shard or gateway this is
-    listen_fds  listening sockets, inherited; a shard has exactly one
+    listen_fds  listening sockets, inherited; of a shard, the first is its Unix socket, the others are TCP
     parent_fd   read end of a pipe; end of file means the supervisor is gone and the child must stop
     ready_fd    write end of a pipe for the lines `progress 0.42`, `ready` and `error <message>`
-    placement   the slot map as JSON (gateways)
+    placement   the slot map as JSON (gateways, and shards that listen on TCP)
     sockets     the shards' socket paths by shard number (gateways)
     directory   the folder in the data directory that is the shard's (shards)
+    addresses   the shards' TCP addresses by shard number, if they have some (gateways)
     keys_file   where the keys are, as digests, when keys are asked for; read again on SIGHUP
     """
 
@@ -509,6 +527,7 @@ class ChildArgs:
     sockets: tuple[str, ...]
     directory: str = ""
     keys_file: str = ""
+    addresses: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, argv: Sequence[str], environ: Mapping[str, str]) -> ChildArgs:
@@ -521,6 +540,7 @@ class ChildArgs:
         parser.add_argument("--directory", default="")
         parser.add_argument("--placement", default="")
         parser.add_argument("--sockets", default="[]")
+        parser.add_argument("--addresses", default="[]")
         parser.add_argument("--keys-file", default="")
         known = parser.parse_args(list(argv))
         if CHILD_CONFIG_VARIABLE not in environ:
@@ -537,6 +557,7 @@ class ChildArgs:
             placement=known.placement,
             sockets=tuple(orjson.loads(known.sockets)),
             keys_file=known.keys_file,
+            addresses=tuple(orjson.loads(known.addresses)),
         )
 
 

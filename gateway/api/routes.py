@@ -61,6 +61,7 @@ class Api:
         body_bytes_max: int,
         version: str,
         sockets: tuple[str, ...],
+        addresses: tuple[str, ...] = (),
         draining: trio.Event,
         watch: Watch,
         guard: Guard | None = None,
@@ -74,7 +75,7 @@ class Api:
         routers = Routers(registrar, body_bytes_max)
         self.sockets = Sockets(watch, dispatch, guard)
         watches = Watches(watch, body_bytes_max)
-        ops = Ops(dispatch, version=version, sockets=sockets)
+        ops = Ops(dispatch, version=version, sockets=sockets, addresses=addresses)
         work = WorkStreams(dispatch, draining, watch)
         queues = Queues(dispatch, body_bytes_max, work)
         groups = Groups(dispatch, body_bytes_max)

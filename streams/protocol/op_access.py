@@ -55,9 +55,11 @@ INTERNAL: frozenset[int] = frozenset(
 )
 
 
-def check_op(grant: Grant, op: int, box: str) -> None:
-    scopes = OPS.get(op)
-    if scopes is None:
+def check_known(op: int) -> None:
+    if op not in OPS:
         raise Forbidden(f"op: {op} is not for peers with a key", field="op")
-    grant.require(scopes)
+
+
+def check_op(grant: Grant, op: int, box: str) -> None:
+    grant.require(OPS[op])
     grant.require_name(box)

@@ -361,6 +361,8 @@ def decode_command(
 ) -> Command:
     """The command that a message asks for. Raises `InvalidRequest` and its like, nothing else. `grant` is
     what the peer's own key allows; it is checked here, and before anything else is said of the message."""
+    if grant is not None:
+        op_access.check_known(op)
     if op == wire.OP_FOLLOW:
         try:
             follow_head = wire.follow_head_decoder.decode(head)
@@ -371,8 +373,6 @@ def decode_command(
         return _follow(follow_head)
     decode = _DECODERS.get(op)
     if decode is None:
-        if grant is not None:
-            op_access.check_op(grant, op, "")
         if op in forwards.DECODERS:
             return forwards.DECODERS[op](head, body)
         raise InvalidRequest(f"op {op} is not known here")
