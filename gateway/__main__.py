@@ -1,7 +1,7 @@
 """One gateway process: parse arguments, connect to the shards, serve, drain. Nothing else.
 
-SIGTERM, or the end of the supervisor, drains it; a terminal's SIGINT is the supervisor's business. SIGHUP is
-taken and has nothing to re-read yet.
+SIGTERM, or the end of the supervisor, drains it; a terminal's SIGINT is the supervisor's business. SIGHUP has
+it read the keys again.
 """
 
 from __future__ import annotations
@@ -11,15 +11,18 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from functools import partial
 
 import structlog
 import trio
 
 from gateway.api.routes import Api
+from gateway.auth import Guard, read_ring
 from gateway.carrier import Carrier
 from gateway.dispatch import Dispatch
 from gateway.edge import FrontLimits, FrontName, serve_front
+from gateway.limits import share_of
 from gateway.links import Link
 from gateway.placement import Placement
 from gateway.registrar import Registrar
@@ -40,17 +43,20 @@ async def run(arguments: ChildArgs) -> int:
     draining = trio.Event()
     watch = Watch(
         dispatch,
-        # A gateway's share of the server's limit, rounded up: the kernel spreads connections over them.
-        connections_max=-(-config.max_sse_connections // config.gateways),
+        connections_max=share_of(config.max_sse_connections, config.gateways),
+        connections_per_key_max=share_of(config.max_sse_connections_per_key, config.gateways),
         node_bytes_max=config.max_node_bytes,
     )
+    guard = _guard(arguments)
     api = Api(
         dispatch,
         body_bytes_max=config.max_body_bytes,
         version=__version__,
         sockets=arguments.sockets,
+        addresses=arguments.addresses,
         draining=draining,
         watch=watch,
+        guard=guard,
     )
     limits = FrontLimits(body_bytes_max=config.max_body_bytes, drain_s=config.drain_ms / 1000)
     front: FrontName = "hypercorn" if config.front == "hypercorn" else "edge"
@@ -60,7 +66,7 @@ async def run(arguments: ChildArgs) -> int:
         if arguments.index == 0:  # one of each is enough, and two would be in each other's way
             nursery.start_soon(Carrier(dispatch).run)
             nursery.start_soon(Registrar(dispatch).run)
-        nursery.start_soon(_watch_signals, draining)
+        nursery.start_soon(_watch_signals, draining, partial(_read_keys_again, arguments, guard, watch))
         nursery.start_soon(_watch_parent, arguments.parent_fd, draining)
         await nursery.start(watch.run, draining)
         async with trio.open_nursery() as fronts:
@@ -75,6 +81,7 @@ async def run(arguments: ChildArgs) -> int:
                         limits=limits,
                         front=front,
                         socket_handler=api.sockets.serve,
+                        admit=None if guard is None else guard.admit,
                     )
                 )
             gc.collect()
@@ -86,11 +93,33 @@ async def run(arguments: ChildArgs) -> int:
     return 0
 
 
-async def _watch_signals(draining: trio.Event) -> None:
+def _guard(arguments: ChildArgs) -> Guard | None:
+    """None when no keys are asked for. A file of keys that cannot be read ends this process: it must never
+    serve openly by accident."""
+    if not arguments.keys_file:
+        return None
+    config = arguments.config
+    return Guard(
+        read_ring(arguments.keys_file),
+        probe_auth=config.probe_auth,
+        in_flight_per_key_max=share_of(config.max_inflight_per_key, config.gateways),
+    )
+
+
+def _read_keys_again(arguments: ChildArgs, guard: Guard | None, watch: Watch) -> None:
+    if guard is not None:
+        guard.ring = read_ring(arguments.keys_file)
+        ended = watch.keys_changed(guard.ring)
+        log.info("keys read again", keys=len(guard.ring.keys), streams_ended=ended)
+
+
+async def _watch_signals(draining: trio.Event, read_keys_again: Callable[[], None]) -> None:
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGHUP) as signals:
         async for number in signals:
             if number == signal.SIGTERM:
                 draining.set()
+            else:
+                read_keys_again()
 
 
 async def _watch_parent(parent_fd: int, draining: trio.Event) -> None:

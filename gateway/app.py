@@ -34,7 +34,7 @@ from gateway.edge_rules import (
     split_target,
 )
 from gateway.errors import response_for
-from gateway.http import Buffer, Handler, Live, Request, Response, Socket, SocketHandler, Stalled
+from gateway.http import Admit, Buffer, Handler, Live, Request, Response, Socket, SocketHandler, Stalled
 from gateway.hyper import ABORT
 from streams.protocol.errors import InvalidRequest, StreamsError
 
@@ -49,13 +49,14 @@ def build_app(
     budget: BodyBudget | None = None,
     draining: trio.Event | None = None,
     socket_handler: SocketHandler | None = None,
+    admit: Admit | None = None,
 ) -> QuartTrio:
     limits = limits or FrontLimits()
     if budget is None:
         budget = BodyBudget(limits.body_bytes_in_flight_max)
     if draining is None:
         draining = trio.Event()
-    return _App(handler, limits, budget, draining, socket_handler)
+    return _App(handler, limits, budget, draining, socket_handler, admit)
 
 
 class _App(QuartTrio):
@@ -66,10 +67,12 @@ class _App(QuartTrio):
         budget: BodyBudget,
         draining: trio.Event,
         socket_handler: SocketHandler | None,
+        admit: Admit | None = None,
     ) -> None:
         super().__init__("gateway", static_folder=None)
         self.asgi_http_class = Exchange  # type: ignore[assignment]  # it wants an _App, as here
         self.handler = handler
+        self.admit = admit
         self.limits = limits
         self.budget = budget
         self.draining = draining
@@ -135,7 +138,7 @@ class Exchange(TrioASGIHTTPConnection):
         headers = _headers_of(self.scope)
         try:
             path, query = self._check_head(headers)
-            body = await self._read_body(headers, receive)
+            body = await self._read_body(headers, query, receive)
         except StreamsError as error:
             await self._refuse(refusal(error, headers, started_ns), receive, send)
             return
@@ -178,8 +181,11 @@ class Exchange(TrioASGIHTTPConnection):
             check_host(headers.get("host"))
         return split_target(self._method, target.decode("ascii"))
 
-    async def _read_body(self, headers: Mapping[str, str], receive: ASGIReceiveCallable) -> bytearray:
-        """The whole body, its bytes taken from the budget; the caller gives them back."""
+    async def _read_body(
+        self, headers: dict[str, str], query: str, receive: ASGIReceiveCallable
+    ) -> bytearray:
+        """The whole body, its bytes taken from the budget; the caller gives them back. A stranger's is not
+        waited for."""
         limits, budget = self.app.limits, self.app.budget
         check_body_length(content_length_of(headers.get("content-length")), limits)
         body = bytearray()
@@ -199,6 +205,8 @@ class Exchange(TrioASGIHTTPConnection):
                     body += part
                     if not message.get("more_body", False):
                         return body
+                    if self.app.admit is not None:
+                        self.app.admit(headers, query)
             except BaseException:
                 budget.give(len(body))
                 raise

@@ -13,6 +13,7 @@ from gateway.http import Buffer
 from gateway.links import Link
 from gateway.placement import Placement
 from streams.protocol import wire
+from streams.protocol.access import Grant
 from streams.protocol.errors import InvalidRequest, ShardUnavailable, StreamsError
 from streams.protocol.names import shown
 from streams.protocol.query import Query
@@ -49,23 +50,24 @@ class Dispatch:
                 nursery.start_soon(ask, at, link)
         return answers
 
-    async def list_boxes(self, query: str) -> dict[str, Any]:
-        """One page over all shards, sorted by name (v0-api §2.3). A shard that is away makes it fail: a
-        list with names missing would be a silent loss."""
+    async def list_boxes(self, query: str, grant: Grant | None = None) -> dict[str, Any]:
+        """One page over all shards, sorted by name (v0-api §2.3), of what the grant covers. A shard that is
+        away makes it fail: a list with names missing would be a silent loss."""
         asked = Query(query)
         prefix = asked.text("prefix") or ""
         size = asked.number("page_size", low=1, high=PAGE_SIZE_MAX) or PAGE_SIZE_DEFAULT
         after = name_of(asked.text("cursor"))
         asked.done()
-        each = urlencode({"prefix": prefix, "after": after, "page_size": size})
         found: list[dict[str, Any]] = []
         more = False
-        for answer in await self.to_all(wire.OP_LIST_BOXES, wire.RequestHead(query=each)):
-            if isinstance(answer, StreamsError):
-                raise answer
-            page = orjson.loads(answer.body)
-            found += page["boxes"]
-            more = more or page["more"]
+        for visible in (prefix,) if grant is None else grant.within(prefix):
+            each = urlencode({"prefix": visible, "after": after, "page_size": size})
+            for answer in await self.to_all(wire.OP_LIST_BOXES, wire.RequestHead(query=each)):
+                if isinstance(answer, StreamsError):
+                    raise answer
+                page = orjson.loads(answer.body)
+                found += page["boxes"]
+                more = more or page["more"]
         found.sort(key=lambda box: str(box["box"]))
         shown_boxes = found[:size]
         result: dict[str, Any] = {"boxes": shown_boxes}

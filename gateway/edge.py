@@ -21,7 +21,7 @@ from gateway.app import build_app
 from gateway.edge_connection import Connection
 from gateway.edge_rules import BodyBudget, FrontLimits, log
 from gateway.h1 import HeadMemory, HeadWriter
-from gateway.http import Handler, SocketHandler
+from gateway.http import Admit, Handler, SocketHandler
 from gateway.hyper import HypercornServer
 
 __all__ = ["Front", "FrontLimits", "FrontName", "FrontStatistics", "serve_front"]
@@ -52,6 +52,7 @@ async def serve_front(
     limits: FrontLimits | None = None,
     front: FrontName = "edge",
     socket_handler: SocketHandler | None = None,
+    admit: Admit | None = None,
     task_status: trio.TaskStatus[Front] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serves until `draining` is set and every connection has ended, at most `limits.drain_s` later.
@@ -59,7 +60,7 @@ async def serve_front(
     `listener` is bound and listening; it is closed here when draining starts.
     """
     limits = limits or FrontLimits()
-    await Front(listener, handler, draining, limits, front, socket_handler).run(task_status)
+    await Front(listener, handler, draining, limits, front, socket_handler, admit).run(task_status)
 
 
 class Front:
@@ -74,8 +75,10 @@ class Front:
         limits: FrontLimits,
         name: FrontName,
         socket_handler: SocketHandler | None = None,
+        admit: Admit | None = None,
     ) -> None:
         self.handler = handler
+        self.admit = admit
         self.limits = limits
         self.name = name
         self.budget = BodyBudget(limits.body_bytes_in_flight_max)
@@ -92,7 +95,14 @@ class Front:
         self._connections_total = 0
         self._handed_over_total = 0
         self._empty = trio.Event()
-        app = build_app(handler, limits, budget=self.budget, draining=draining, socket_handler=socket_handler)
+        app = build_app(
+            handler,
+            limits,
+            budget=self.budget,
+            draining=draining,
+            socket_handler=socket_handler,
+            admit=admit,
+        )
         self._hypercorn = HypercornServer(app, limits)
 
     def __repr__(self) -> str:

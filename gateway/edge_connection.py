@@ -228,12 +228,19 @@ class Connection:
 
     async def _read_body(self, head: Head) -> bytearray:
         if head.length == CHUNKED:
+            self._admit(head)
             return await self._read_chunked_body(head)
         try:
+            self._admit(head)
             return await self._read_long_body(head, head.length)
         except BaseException:
             self._front.budget.give(head.length)
             raise
+
+    def _admit(self, head: Head) -> None:
+        """A stranger's body is not waited for."""
+        if self._front.admit is not None:
+            self._front.admit(head.headers, head.query)
 
     async def _read_long_body(self, head: Head, length: int) -> bytearray:
         """Straight from the kernel into its place: no copy, no join, however long."""

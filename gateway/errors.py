@@ -64,6 +64,8 @@ def error_response(
         wait_ms = (detail or {}).get("retry_after_ms")
         wait_s = -(-wait_ms // 1000) if isinstance(wait_ms, int) else RETRY_AFTER_S[code]
         response.headers.append((b"retry-after", b"%d" % max(1, wait_s)))
+    if code == "unauthorized":
+        response.headers.append((b"www-authenticate", b"Bearer"))
     if code == "method_not_allowed" and detail and "allow" in detail:
         response.headers.append((b"allow", ", ".join(detail["allow"]).encode()))
     return response

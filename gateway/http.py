@@ -7,7 +7,11 @@ sends the `Response`. A handler knows neither front.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from streams.protocol.access import Grant
+    from streams.protocol.keys import Key
 
 #: One buffer of a response body. Bodies are lists of buffers so that a shard's bytes are never copied
 #: just to stand next to ours.
@@ -21,7 +25,7 @@ class Request:
     Header names are lower case; a header sent twice has its values joined with ", ".
     """
 
-    __slots__ = ("body", "headers", "method", "path", "query", "started_ns")
+    __slots__ = ("body", "headers", "key", "method", "path", "query", "started_ns")
 
     def __init__(
         self,
@@ -38,6 +42,22 @@ class Request:
         self.headers = headers
         self.body = body
         self.started_ns = started_ns
+        #: Whose request it is; None when this gateway asks for no keys.
+        self.key: Key | None = None
+
+    @property
+    def grant(self) -> Grant | None:
+        return None if self.key is None else self.key.grant
+
+    @property
+    def passed_on(self) -> Grant | None:
+        """What the shard has to look at itself."""
+        return None if self.key is None else self.key.passed_on
+
+    def require_name(self, name: str, field: str) -> None:
+        """Raises `Forbidden` for a name out of the body that the key may not use."""
+        if self.key is not None:
+            self.key.grant.require_name(name, field)
 
     def __repr__(self) -> str:
         return f"<Request {self.method} {self.path} {len(self.body)} B>"
@@ -117,6 +137,9 @@ class Socket(Protocol):
 
     async def send(self, text: bytes) -> None: ...
 
+
+#: Looks at the head of a request whose body is still to come, and raises if it is not worth reading.
+Admit = Callable[[dict[str, str], str], object]
 
 #: Serves one WebSocket. It is given the request's headers and a way to accept; what it raises before that is
 #: answered as to any request. Its return closes the socket.

@@ -79,3 +79,11 @@ def url_of(host: str, port: int) -> str:
     elif ":" in host:
         host = f"[{host}]"
     return f"http://{host}:{port}"
+
+
+def address_of(host: str, port: int) -> str:
+    """host:port for clients on other machines. A listener on every address has no name of its own: they know
+    by which one they reach this machine."""
+    if host in ("", "0.0.0.0", "::"):
+        host = ""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

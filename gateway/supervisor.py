@@ -4,14 +4,15 @@ It owns the lock on the data directory, every listening socket and every child, 
 fresh interpreters, never forks of this one. Each is told, by arguments, descriptors and signals only:
 
     arguments   --index N --listen-fd F (one or more) --parent-fd P --ready-fd R
-                shards also: --directory NAME; gateways also: --placement JSON --sockets JSON
+                shards also: --directory NAME; gateways also: --placement JSON --sockets JSON --addresses JSON
+                with keys on, also: --keys-file PATH (`keyfile.py`)
     environment STREAMS_CHILD_CONFIG: the whole `Config` as JSON (it would make `ps` unreadable)
     lock        the descriptor of LOCK is inherited and simply stays open
     parent-fd   end of file on it means that we are gone: stop as on SIGTERM
     ready-fd    lines from the child: `progress 0.42` while replaying, `ready` once, `error <why>` at the end
     SIGTERM     gateway: stop accepting, finish what is under way, exit 0; shard: final snapshot, exit 0
     SIGINT      ignored by children: a terminal sends it to all of us, and only the supervisor decides
-    SIGHUP      gateway: read keys again; shard: ignored
+    SIGHUP      read the keys file again; sent when it has changed, and never before `ready`
     exit code   3 from a shard: its data is damaged, a restart cannot help; anything else: restarted
 
 Listening sockets stay open here, so connections queue while a child restarts. They close when we stop, and a
@@ -38,10 +39,11 @@ import structlog
 import trio
 
 from gateway.datadir import CannotServe, DataDir, write_atomically
+from gateway.keyfile import KeyFile, read_keys
 from gateway.manifest import Manifest
 from gateway.reports import lines
 from gateway.resharding import reshard
-from gateway.sockets import listen_tcp, listen_unix, url_of
+from gateway.sockets import address_of, listen_tcp, listen_unix, url_of
 from streams import logs
 from streams.config import (
     CHILD_CONFIG_VARIABLE,
@@ -99,6 +101,8 @@ class Child:
     folder: str = ""
     process: trio.Process | None = None
     ready_at: float | None = None
+    #: Which keys it was started with, or told of since.
+    keys_version: int = 0
     reason: str = ""
     gave_up: bool = False
     settled: trio.Event = field(default_factory=trio.Event)
@@ -140,6 +144,7 @@ class Supervisor:
         self._stop = trio.Event()
         self._hurry = trio.Event()
         self._lock_fd = -1
+        self._keys: KeyFile | None = None
         self._starter_fd = int(environ[READY_FD_VARIABLE]) if environ.get(READY_FD_VARIABLE) else None
         self._url = ""
         self._port = 0
@@ -150,6 +155,7 @@ class Supervisor:
     async def run(self, *, announce: Callable[[Supervisor], None] = lambda _: None) -> None:
         """Raises `CannotServe` or `ConfigError` before anything was started."""
         check_may_serve(self.config)
+        ring = read_keys(self.config)
         with ExitStack() as stack:
             directory = stack.enter_context(closing(DataDir(self.config.data_dir.absolute())))
             await _lock(directory)
@@ -169,7 +175,10 @@ class Supervisor:
             )
             self._make_run_dir()
             stack.callback(self._empty_run_dir)
-            self._plan(manifest, listeners, self._listen_for_gateways(stack))
+            if ring is not None:
+                self._keys = KeyFile(self.config, ring)
+            unix = self._listen_for_gateways(stack)
+            self._plan(manifest, listeners, unix, self._listen_for_peers(stack))
             announce(self)
             with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
                 await self._serve(listeners, signals)
@@ -211,7 +220,7 @@ class Supervisor:
                 "port with STREAMS_PORT or --port (0 picks a free one)"
             ) from error
         bound = [listener.getsockname()[0] for listener in listeners]
-        if not all(map(is_loopback, bound)) and not self.config.allow_insecure_no_auth:
+        if not (self.config.has_keys or self.config.allow_insecure_no_auth or all(map(is_loopback, bound))):
             for listener in listeners:
                 listener.close()
             raise CannotServe(refusal_to_serve_openly(f"{self.config.host} ({', '.join(bound)})"))
@@ -222,14 +231,51 @@ class Supervisor:
         paths = [self.config.shard_socket(index) for index in range(self.config.shards)]
         return [stack.enter_context(closing(listen_unix(path))) for path in paths]
 
-    def _plan(self, manifest: Manifest, listeners: list[socket.socket], unix: list[socket.socket]) -> None:
+    def _listen_for_peers(self, stack: ExitStack) -> list[list[socket.socket]]:
+        """For each shard its TCP sockets, all on one port; none unless they are asked for."""
+        host, first = self.config.shard_host, self.config.shard_port
+        if not host:
+            return [[] for _ in range(self.config.shards)]
+        found: list[list[socket.socket]] = []
+        for index in range(self.config.shards):
+            try:
+                listeners = listen_tcp(host, first + index if first else 0)
+            except OSError as error:
+                port = f" port {first + index}" if first else ""
+                raise CannotServe(
+                    f"cannot listen for clients of shard {index} on {host}{port}: {error.strerror or error}. "
+                    "Choose another address with STREAMS_SHARD_HOST or STREAMS_SHARD_PORT"
+                ) from error
+            found.append([stack.enter_context(closing(listener)) for listener in listeners])
+        return found
+
+    def _plan(
+        self,
+        manifest: Manifest,
+        listeners: list[socket.socket],
+        unix: list[socket.socket],
+        tcp: list[list[socket.socket]],
+    ) -> None:
         placement = manifest.placement
+        keys = () if self._keys is None else ("--keys-file", str(self._keys.path))
+        shard = (*self._commands.shard, *keys)
+        addresses: list[str] = []
+        if self.config.shard_host:
+            shard = (*shard, "--placement", placement.to_json())
+            addresses = [address_of(self.config.shard_host, each[0].getsockname()[1]) for each in tcp]
         self._shards = [
-            Child("shard", index, (*self._commands.shard, "--directory", folder), [listener], folder=folder)
-            for index, (listener, folder) in enumerate(zip(unix, manifest.directories, strict=True))
+            Child("shard", index, (*shard, "--directory", folder), [listener, *more], folder=folder)
+            for index, (listener, more, folder) in enumerate(
+                zip(unix, tcp, manifest.directories, strict=True)
+            )
         ]
         paths = [str(self.config.shard_socket(index)) for index in range(placement.shards)]
-        more = ("--placement", placement.to_json(), "--sockets", orjson.dumps(paths).decode())
+        more = (
+            *("--placement", placement.to_json()),
+            *("--sockets", orjson.dumps(paths).decode()),
+            *("--addresses", orjson.dumps(addresses).decode()),
+            *keys,
+        )
         self._gateways = [
             Child("gateway", index, (*self._commands.gateway, *more), listeners)
             for index in range(self.config.gateways)
@@ -265,13 +311,24 @@ class Supervisor:
     async def _obey(self, signals: AsyncIterator[int]) -> None:
         async for number in signals:
             if number == signal.SIGHUP:
-                for gateway in self._gateways:
-                    if gateway.ready_at is not None:
-                        gateway.signal(signal.SIGHUP)
+                self._reload_keys()
             elif not self._stop.is_set():
                 self._stop.set()
             elif number == signal.SIGINT:
                 self._hurry.set()
+
+    def _reload_keys(self) -> None:
+        """What was wrong with the new keys is in the log; then the old ones stay good."""
+        if self._keys is not None and self._keys.reload():
+            for child in self._shards + self._gateways:
+                self._tell_of_keys(child)
+
+    def _tell_of_keys(self, child: Child) -> None:
+        """One that is starting may have read the old ones; it is told when it is ready, and able to hear."""
+        if self._keys is None or child.ready_at is None or child.keys_version == self._keys.version:
+            return
+        child.keys_version = self._keys.version
+        child.signal(signal.SIGHUP)
 
     async def _announce_ready(self) -> None:
         for child in self._shards + self._gateways:
@@ -371,6 +428,7 @@ class Supervisor:
     async def _one_life(self, child: Child) -> int:
         """Start it, listen to it, and return its exit code; a signal is negative, as in `subprocess`."""
         child.ready_at, child.reason = None, ""
+        child.keys_version = 0 if self._keys is None else self._keys.version
         ours, theirs = os.pipe(), os.pipe()
         (report_fd, their_report_fd), (their_parent_fd, parent_fd) = ours, theirs
         try:
@@ -426,6 +484,7 @@ class Supervisor:
                 if word == "ready":
                     child.ready_at = trio.current_time()
                     child.settled.set()
+                    self._tell_of_keys(child)
                     log.debug("ready", child=child.name)
                 elif word == "error":
                     child.reason = rest

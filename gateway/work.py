@@ -20,8 +20,11 @@ from gateway import sse
 from gateway.dispatch import Dispatch
 from gateway.errors import RETRY_AFTER_S, STATUS_OF
 from gateway.http import Response, Sink, Stalled
+from gateway.limits import Slot
+from gateway.watch.service import Watch
 from streams.protocol import wire
 from streams.protocol.errors import StreamsError
+from streams.protocol.keys import Key
 
 #: A claim of a stream waits this long; a comment is sent when it found nothing, so that the line stays open.
 HEARTBEAT_MS = 15_000
@@ -32,23 +35,32 @@ _END_S = 2.0
 
 
 class WorkStreams:
-    """The open `/work` streams of a gateway. How many there can be is bounded with the connections."""
+    """The open `/work` streams of a gateway. They count as event streams do (v0-api §12)."""
 
-    def __init__(self, dispatch: Dispatch, draining: trio.Event) -> None:
+    def __init__(self, dispatch: Dispatch, draining: trio.Event, watch: Watch) -> None:
         self._dispatch = dispatch
         self._draining = draining
+        self._watch = watch
         self._numbers = itertools.count(1)
 
-    async def open(self, box: str, query: str) -> Response:
+    async def open(self, box: str, query: str, key: Key | None = None) -> Response:
         """A stream that has leased nothing yet. Raises what is wrong with the request or the box."""
-        work = _Work(self._dispatch, self._draining, box, query, next(self._numbers))
-        await work.end()  # there is nothing to end yet, but the shard looks at all that it is told
+        slot = self._watch.take_slot(key)
+        work = _Work(self._dispatch, self._draining, slot, box, query, next(self._numbers))
+        try:
+            await work.end()  # there is nothing to end yet, but the shard looks at all that it is told
+        except BaseException:
+            slot.give()
+            raise
         return sse.response(work)
 
 
 class _Work:
-    def __init__(self, dispatch: Dispatch, draining: trio.Event, box: str, query: str, number: int) -> None:
+    def __init__(
+        self, dispatch: Dispatch, draining: trio.Event, slot: Slot, box: str, query: str, number: int
+    ) -> None:
         self._dispatch = dispatch
+        self._slot = slot
         self._draining = draining
         self._box = box
         self._query = f"{query}&stream={number}" if query else f"stream={number}"
@@ -62,6 +74,7 @@ class _Work:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._end_when_draining, nursery.cancel_scope)
+                self._slot.on_revoked(nursery.cancel_scope.cancel)
                 try:
                     await self._keep_pushing(sink)
                 except Stalled as error:  # kept, for a nursery would wrap it
@@ -78,6 +91,7 @@ class _Work:
 
     def close(self) -> None:
         """Whatever was leased was leased in `run`, which has seen to it."""
+        self._slot.give()
 
     async def end(self) -> None:
         await self._dispatch.to_owner(wire.OP_WORK_END, wire.RequestHead(self._box, self._query), b"")

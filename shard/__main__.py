@@ -1,7 +1,8 @@
 """One shard process: parse arguments, recover, serve, stop in order. Nothing else.
 
 Exit codes: 0 stopped in order · 1 the log could not be written, or a bug · 2 bad arguments · 3 damaged data.
-SIGTERM, or the end of the supervisor, stops it; a terminal's SIGINT is the supervisor's business.
+SIGTERM, or the end of the supervisor, stops it; a terminal's SIGINT is the supervisor's business. SIGHUP has
+it read the keys of its TCP peers again.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from shard.committer import CommitFailed
 from shard.core.machine import Machine
 from shard.core.upkeep import HotPolicy, SealPolicy
 from shard.engine import Engine, EngineSettings
+from shard.peers import Peers
 from shard.recovery import Progress, Recovered, recover
 from shard.server import Server
 from shard.storage.files import Corrupt, Disk, remove_tree
@@ -81,6 +83,15 @@ def engine_settings(config: Config) -> EngineSettings:
     )
 
 
+def peers_of(arguments: ChildArgs) -> Peers:
+    return Peers(
+        shard=arguments.index,
+        keys_file=arguments.keys_file,
+        placement=arguments.placement,
+        body_bytes_max=arguments.config.max_body_bytes,
+    )
+
+
 def open_cold_store(location: str, disk: Disk) -> ColdStore | None:
     if not location:
         return None
@@ -113,7 +124,9 @@ class Shard:
         self._wal = Wal(disk, f"{directory}/wal", file_bytes=config.wal_file_bytes)
         self._snapshots = Snapshots(disk, f"{directory}/snapshot")
         self._store = SegmentStore(disk, f"{directory}/segments", open_cold_store(config.cold_dir, disk))
-        self._server = Server(socket.socket(fileno=arguments.listen_fds[0]), limits_of(config))
+        listener, *tcp = [socket.socket(fileno=fd) for fd in arguments.listen_fds]
+        self._peers = peers_of(arguments) if tcp else None
+        self._server = Server(listener, limits_of(config), tcp, self._peers)
         self._server.describe = self._describe
 
     def _describe(self) -> dict[str, object]:
@@ -222,9 +235,12 @@ class Shard:
         return EXIT_FAILED
 
     async def _watch_signals(self, stopping: trio.Event) -> None:
-        with trio.open_signal_receiver(signal.SIGTERM) as signals:
-            async for _ in signals:
-                stopping.set()
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGHUP) as signals:
+            async for number in signals:
+                if number == signal.SIGTERM:
+                    stopping.set()
+                elif self._peers is not None:
+                    self._peers.read_keys_again()
 
     async def _watch_parent(self, stopping: trio.Event) -> None:
         await trio.lowlevel.wait_readable(self._arguments.parent_fd)

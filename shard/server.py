@@ -1,5 +1,7 @@
 """The shard's sockets: decodes commands, hands them to the engine, writes replies as they get ready.
 
+A connection on the Unix socket is ours. One over TCP has a `Peer`, which says who it is (`peers.py`).
+
 It decides nothing. One task a connection reads; whatever one wake-up brings is handled in one go, and the
 replies it produces leave in one `sendmsg`. Replies that get ready later are sent together after the
 committer's report that released them.
@@ -11,11 +13,12 @@ is read from while the log cannot keep up (`Engine.is_congested`). One message i
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 
 import msgspec
@@ -23,6 +26,7 @@ import structlog
 import trio
 
 from shard.engine import Engine
+from shard.peers import HELLO_BYTES_MAX, HELLO_S, Peer, Peers
 from streams.protocol import requests, wire
 from streams.protocol.appends import RecordLimits
 from streams.protocol.commands import Command, Page, Records, Reply
@@ -35,6 +39,7 @@ _UNSENT_BYTES_MAX = 64 * 1024 * 1024
 _SENDMSG_BUFFERS_MAX = 512
 #: Messages after which a long wake-up hands on what it has, so that log, gateway and shard work at once.
 _FLUSH_EVERY = 8
+_EXHAUSTED_WAIT_S = 0.1
 _PEER_CREDENTIALS = struct.Struct("3i")
 
 _encode_head = wire.head_encoder.encode
@@ -42,10 +47,19 @@ _PLAIN_READ = _encode_head(wire.ReplyHead())
 
 
 class Server:
-    """Serves one listening Unix socket. Until it has an engine it answers that it is not ready."""
+    """Serves one listening Unix socket, and TCP ones if there are `peers`. Until it has an engine it answers
+    that it is not ready."""
 
-    def __init__(self, listener: socket.socket, limits: RecordLimits) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        limits: RecordLimits,
+        tcp: Sequence[socket.socket] = (),
+        peers: Peers | None = None,
+    ) -> None:
         self._listener = listener
+        self._tcp = tcp
+        self._peers = peers
         self._limits = limits
         self._connections: set[_Connection] = set()
         self._dirty: list[_Connection] = []
@@ -62,26 +76,46 @@ class Server:
         engine.after_answers = self.flush
 
     async def run(self) -> None:
-        self._listener.setblocking(False)
-        listener = trio.socket.from_stdlib_socket(self._listener)
         async with trio.open_nursery() as nursery:
-            while True:
-                accepted, _ = await listener.accept()
-                sock = socket.socket(fileno=accepted.detach())
-                sock.setblocking(False)
-                if not _is_same_user(sock):
-                    log.warning("refused a connection of another user")
-                    sock.close()
-                    continue
-                nursery.start_soon(self._serve, sock)
+            nursery.start_soon(self._accept, self._listener, nursery, None)
+            for listener in self._tcp:
+                assert self._peers is not None
+                nursery.start_soon(self._accept, listener, nursery, self._peers)
 
-    async def _serve(self, sock: socket.socket) -> None:
-        connection = _Connection(self, sock, self._limits)
+    async def _accept(self, on: socket.socket, nursery: trio.Nursery, peers: Peers | None) -> None:
+        on.setblocking(False)
+        listener = trio.socket.from_stdlib_socket(on)
+        while True:
+            try:
+                accepted, _ = await listener.accept()
+            except OSError as error:
+                if peers is None or error.errno in (errno.EBADF, errno.EINVAL):
+                    raise
+                # The fault of one connection, or too many of them: in both cases others must not suffer.
+                log.warning("cannot accept a connection over TCP", error=str(error))
+                await trio.sleep(_EXHAUSTED_WAIT_S)
+                continue
+            sock = socket.socket(fileno=accepted.detach())
+            sock.setblocking(False)
+            if peers is None and not _is_same_user(sock):
+                log.warning("refused a connection of another user")
+                sock.close()
+                continue
+            peer = None if peers is None else peers.accept(sock)
+            if peers is not None and peer is None:
+                sock.close()
+                continue
+            nursery.start_soon(self._serve, sock, peer)
+
+    async def _serve(self, sock: socket.socket, peer: Peer | None) -> None:
+        connection = _Connection(self, sock, self._limits, peer)
         self._connections.add(connection)
         try:
             await connection.run()
         finally:
             self._connections.discard(connection)
+            if peer is not None and self._peers is not None:
+                self._peers.forget(peer)
             sock.close()
 
     def note_dirty(self, connection: _Connection) -> None:
@@ -141,6 +175,7 @@ class _Connection:
     __slots__ = (
         "_holders",
         "_limits",
+        "_peer",
         "_server",
         "_sock",
         "_unsent",
@@ -150,8 +185,11 @@ class _Connection:
         "writable",
     )
 
-    def __init__(self, server: Server, sock: socket.socket, limits: RecordLimits) -> None:
+    def __init__(
+        self, server: Server, sock: socket.socket, limits: RecordLimits, peer: Peer | None = None
+    ) -> None:
         self._server = server
+        self._peer = peer
         self._sock = sock
         self._limits = limits
         self._unsent: deque[bytes | memoryview] = deque()
@@ -165,6 +203,8 @@ class _Connection:
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._keep_sending)
+            if self._peer is not None:
+                nursery.start_soon(self._expect_hello, self._peer, nursery.cancel_scope)
             try:
                 await self._keep_receiving()
             except (OSError, wire.WireError) as error:
@@ -174,9 +214,15 @@ class _Connection:
                 self._release_all()
                 nursery.cancel_scope.cancel()
 
+    async def _expect_hello(self, peer: Peer, scope: trio.CancelScope) -> None:
+        await trio.sleep(HELLO_S)
+        if peer.key is None:
+            log.warning("a connection over TCP said no hello in time")
+            scope.cancel()
+
     async def _keep_receiving(self) -> None:
         sock, server = self._sock, self._server
-        receiver = wire.Receiver()
+        receiver = wire.Receiver() if self._peer is None else wire.Receiver(HELLO_BYTES_MAX)
         while True:
             await trio.lowlevel.wait_readable(sock)
             try:
@@ -194,11 +240,19 @@ class _Connection:
                 await self._sent_some()
             if server.engine is not None and server.engine.is_congested:
                 await server.engine.wait_relieved()
+            if self._peer is not None:
+                if self._peer.key is None:  # it was greeted, and told that its key is no good
+                    return
+                receiver.message_bytes_max = self._peer.message_bytes_max
 
     def _handle(self, message: wire.Message) -> None:
         server = self._server
         ticket = _Ticket(self, message.op, message.id)
-        if message.op == wire.OP_STATS or message.op == wire.OP_HELLO:
+        peer = self._peer
+        if peer is not None and peer.key is None:
+            self._greet(peer, message, ticket)
+            return
+        if peer is None and (message.op == wire.OP_STATS or message.op == wire.OP_HELLO):
             self.reply(message.op, message.id, 0, _PLAIN_READ, msgspec.json.encode(server.describe()))
             return
         if server.engine is None:
@@ -207,11 +261,14 @@ class _Connection:
                 error = ShuttingDown()
             ticket.answer(error, 0.0, 0.0)
             return
-        if message.op in wire.EXPORT_OPS:
+        if peer is None and message.op in wire.EXPORT_OPS:
             server.engine.exports.ask(message.op, message.body, partial(self._answer_export, message))
             return
         try:
-            command = requests.decode_command(message.op, message.head, message.body, self._limits)
+            if peer is None:
+                command = requests.decode_command(message.op, message.head, message.body, self._limits)
+            else:
+                command = peer.command_of(message, self._limits)
         except StreamsError as error:
             ticket.answer(error, 0.0, 0.0)
             return
@@ -221,6 +278,12 @@ class _Connection:
             self._release(command, server.engine, ticket)
             return
         server.engine.submit(command, ticket)
+
+    def _greet(self, peer: Peer, message: wire.Message, ticket: _Ticket) -> None:
+        try:
+            self.reply(message.op, message.id, 0, _PLAIN_READ, peer.greet(message))
+        except StreamsError as error:
+            ticket.answer(error, 0.0, 0.0)
 
     def _answer_export(self, message: wire.Message, answer: dict[str, object] | StreamsError) -> None:
         if isinstance(answer, StreamsError):

@@ -22,6 +22,8 @@ from typing import Any, Final, Literal, NoReturn
 
 import orjson
 
+from streams.protocol.keys import MalformedKey, entries_of_list, parse_ring
+
 PREFIX: Final = "STREAMS_"
 
 #: A shard's number is one byte of the slot map (`gateway/placement.py`).
@@ -283,17 +285,34 @@ class Config:
         "How fast each shard seals and rewrites segments while there is no hurry; 0 is no limit.",
         most=1 << 40,
     )
+    shard_host: str = _setting(
+        "text",
+        "",
+        "Address on which shards listen for clients on other machines that write to them directly; it needs "
+        "keys.",
+        default_shown="unset",
+    )
+    shard_port: int = _setting(
+        "count",
+        4100,
+        "Port of shard 0 there; the others follow. 0 picks free ones.",
+        most=65535 - SHARDS_MAX,
+    )
     drain_ms: int = _setting(
         "ms", 10_000, "How long requests under way may take to finish when the server stops.", most=600_000
     )
     api_keys: str = _setting(
         "secret",
         "",
-        "Keys that clients must present, comma-separated. Not supported by this version.",
+        "Keys that clients must present, comma-separated: secret[:scopes[:prefixes]], such as "
+        "s3cret:read+write:orders.|audit.",
         default_shown="unset",
     )
     api_keys_file: str = _setting(
-        "text", "", "File with such keys, one a line. Not supported by this version.", default_shown="unset"
+        "text",
+        "",
+        "File with such keys, one a line; read again on SIGHUP. Keys of both are good.",
+        default_shown="unset",
     )
     allow_insecure_no_auth: bool = _setting(
         "flag", False, "Serve without keys on an address that other machines can reach."
@@ -320,6 +339,20 @@ class Config:
         "Open event streams and WebSockets on this server, shared evenly by its gateways; 0 is no limit.",
         most=10**9,
     )
+
+    max_sse_connections_per_key: int = _setting(
+        "count", 1000, "The same for each key; 0 is no limit.", most=10**9
+    )
+    max_inflight_per_key: int = _setting(
+        "count",
+        1000,
+        "Requests of one key under way at a time, shared evenly by the gateways; 0 is no limit.",
+        most=10**9,
+    )
+
+    @property
+    def has_keys(self) -> bool:
+        return bool(self.api_keys or self.api_keys_file)
 
     def to_json(self) -> str:
         """All but secrets, which no child needs."""
@@ -448,16 +481,18 @@ def is_loopback(address: str) -> bool:
 
 
 def check_may_serve(config: Config) -> None:
-    """Refuse to serve openly where keys were asked for, or where strangers could reach us."""
-    if config.api_keys or config.api_keys_file:
-        variable = "STREAMS_API_KEYS" if config.api_keys else "STREAMS_API_KEYS_FILE"
+    """Refuse keys that cannot be read, and to serve openly where strangers could reach us. The file with keys
+    is not looked at here."""
+    if config.api_keys:
+        try:
+            parse_ring(entries_of_list(config.api_keys))
+        except MalformedKey as error:
+            raise ConfigError([f"STREAMS_API_KEYS: {error}"]) from None
+    if config.shard_host and not config.has_keys:
         raise ConfigError(
-            [
-                f"{variable} is set, but keys are not supported by this version: it would serve everyone. "
-                f"Unset it and keep STREAMS_HOST on 127.0.0.1"
-            ]
+            [f"STREAMS_SHARD_HOST is {config.shard_host}, and there are no keys; clients of shards need one"]
         )
-    if not is_loopback(config.host) and not config.allow_insecure_no_auth:
+    if not config.has_keys and not is_loopback(config.host) and not config.allow_insecure_no_auth:
         raise ConfigError([refusal_to_serve_openly(config.host)])
 
 
@@ -473,12 +508,14 @@ class ChildArgs:
     """What the supervisor tells a shard or a gateway when it starts one.
 
     index       which shard or gateway this is
-    listen_fds  listening sockets, inherited; a shard has exactly one
+    listen_fds  listening sockets, inherited; of a shard, the first is its Unix socket, the others are TCP
     parent_fd   read end of a pipe; end of file means the supervisor is gone and the child must stop
     ready_fd    write end of a pipe for the lines `progress 0.42`, `ready` and `error <message>`
-    placement   the slot map as JSON (gateways)
+    placement   the slot map as JSON (gateways, and shards that listen on TCP)
     sockets     the shards' socket paths by shard number (gateways)
     directory   the folder in the data directory that is the shard's (shards)
+    addresses   the shards' TCP addresses by shard number, if they have some (gateways)
+    keys_file   where the keys are, as digests, when keys are asked for; read again on SIGHUP
     """
 
     config: Config
@@ -489,6 +526,8 @@ class ChildArgs:
     placement: str
     sockets: tuple[str, ...]
     directory: str = ""
+    keys_file: str = ""
+    addresses: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, argv: Sequence[str], environ: Mapping[str, str]) -> ChildArgs:
@@ -501,6 +540,8 @@ class ChildArgs:
         parser.add_argument("--directory", default="")
         parser.add_argument("--placement", default="")
         parser.add_argument("--sockets", default="[]")
+        parser.add_argument("--addresses", default="[]")
+        parser.add_argument("--keys-file", default="")
         known = parser.parse_args(list(argv))
         if CHILD_CONFIG_VARIABLE not in environ:
             raise ConfigError(
@@ -515,6 +556,8 @@ class ChildArgs:
             directory=known.directory,
             placement=known.placement,
             sockets=tuple(orjson.loads(known.sockets)),
+            keys_file=known.keys_file,
+            addresses=tuple(orjson.loads(known.addresses)),
         )
 
 

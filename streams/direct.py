@@ -1,5 +1,6 @@
-"""The shard wire from a plain blocking socket, without the gateway: for Spark tasks and heavy producers on
-the server's machine. No event loop is needed.
+"""The shard wire from a plain blocking socket, without the gateway: for Spark tasks and heavy producers. No
+event loop is needed. On the server's machine it uses the shards' Unix sockets; from another one their TCP
+addresses, if the server has some (`STREAMS_SHARD_HOST`), with the key that it uses over HTTP.
 
     with ShardWriter("http://127.0.0.1:4000") as writer:
         writer.append("orders", [{"item": "tea"}])
@@ -25,7 +26,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Final
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
 
 from streams.client import answers
 from streams.client._sync.client import Client
@@ -35,7 +36,7 @@ from streams.client.batching import Bounds
 from streams.client.errors import AnswerLost, Unreachable
 from streams.client.retry import Retry
 from streams.protocol import wire
-from streams.protocol.errors import BY_CODE, BoxNotFound, Busy, StreamsError, Uncertain
+from streams.protocol.errors import BY_CODE, BoxNotFound, Busy, Refused, StreamsError, Uncertain
 from streams.protocol.names import check_box_name
 from streams.protocol.requests import failure_decoder
 from streams.protocol.slots import slot_of
@@ -54,11 +55,12 @@ class Moved(Busy):
 
 
 class _Link:
-    """One connection to one shard."""
+    """One connection to one shard, at the path of a Unix socket or at host:port."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, key: str = "") -> None:
         self.lock = threading.Lock()
         self._path = path
+        self._key = key
         self._sock: socket.socket | None = None
         self._receiver = wire.Receiver()
         self._ids = 0
@@ -73,17 +75,16 @@ class _Link:
     def connect(self) -> None:
         """`Unreachable` when there is nobody. The hello is answered by the shard itself: that a connection
         was accepted proves nothing, for the supervisor keeps the socket while a shard is starting again."""
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.settimeout(_CONNECT_S)
         try:
-            with _connectable(self._path) as path:
-                sock.connect(path)
+            sock = _connected(self._path)
         except OSError as error:
-            sock.close()
             raise Unreachable(f"{self._path}: {error.strerror or error}", path=self._path) from error
         self._sock, self._receiver = sock, wire.Receiver()
         try:
-            self.call(wire.OP_HELLO, b"", b"", answer_s=_CONNECT_S)
+            self.call(wire.OP_HELLO, b"", self._key.encode(), answer_s=_CONNECT_S)
+        except Refused:
+            self.close()
+            raise
         except Uncertain as error:  # a hello changes nothing
             raise Unreachable(f"{self._path}: {error.message}", path=self._path) from error
 
@@ -127,9 +128,19 @@ class _Link:
 class ShardWriter:
     """Appends straight to the shards that own the boxes."""
 
-    def __init__(self, url: str | None = None, *, key: str | None = None, retry: Retry | None = None) -> None:
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        key: str | None = None,
+        retry: Retry | None = None,
+        over_tcp: bool | None = None,
+    ) -> None:
+        """`over_tcp` says how to reach the shards; left out, by their Unix sockets where they can be seen."""
         self.retry = retry or Retry()
         self._client = Client(url, key=key, retry=self.retry)
+        self._key = key or os.environ.get("STREAMS_KEY") or ""
+        self._over_tcp = over_tcp
         self._lock = threading.Lock()
         self._placement: Placement | None = None
         self._slots = b""
@@ -225,9 +236,9 @@ class ShardWriter:
         slot = slot_of(box)
         for _ in range(3):
             placement = self._known_placement()
-            path = placement.sockets[self._slots[slot]]
+            path, key = self._way_to(placement, self._slots[slot])
             with self._lock:
-                link = self._links.setdefault(path, _Link(path))
+                link = self._links.setdefault(path, _Link(path, key))
             with link.lock:
                 if link.is_up:
                     return link
@@ -238,6 +249,19 @@ class ShardWriter:
             with link.lock:
                 link.close()
         raise Busy("the map of shards keeps changing; try again")
+
+    def _way_to(self, placement: Placement, shard: int) -> tuple[str, str]:
+        """Where the shard is, and the key to say there; a Unix socket wants none."""
+        path = placement.sockets[shard]
+        if self._over_tcp is False or (self._over_tcp is None and os.path.exists(path)):
+            return path, ""
+        if not placement.addresses:
+            raise Unreachable(
+                f"{path} is on another machine, and the shards do not listen on TCP (STREAMS_SHARD_HOST)",
+                path=path,
+            )
+        host, _, port = placement.addresses[shard].rpartition(":")
+        return f"{host or urlsplit(self._client.url).hostname}:{port}", self._key
 
     def _known_placement(self) -> Placement:
         with self._lock:
@@ -284,6 +308,24 @@ def _send_all(sock: socket.socket, head: bytes, body: bytes) -> None:
         sent = len(head)
     if sent < len(head) + len(body):
         sock.sendall(memoryview(body)[sent - len(head) :])
+
+
+def _connected(path: str) -> socket.socket:
+    """A connection to a path, or to host:port."""
+    if not path.startswith("/"):
+        host, _, port = path.rpartition(":")
+        sock = socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return sock
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.settimeout(_CONNECT_S)
+    try:
+        with _connectable(path) as short:
+            sock.connect(short)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 @contextmanager

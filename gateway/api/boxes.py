@@ -21,7 +21,7 @@ class Boxes:
 
     async def _forward(self, op: int, request: Request, box: str, *, with_body: bool) -> Response:
         body = b"" if not with_body else await uncompressed(request, self._body_bytes_max)
-        head = wire.RequestHead(box, request.query)
+        head = wire.RequestHead(box, request.query, grant=request.passed_on)
         return from_shard(request, await self._dispatch.to_owner(op, head, body))
 
     async def put(self, request: Request, box: str, rest: str) -> Response:
@@ -40,6 +40,8 @@ class Boxes:
         origins = [str(origin) for origin in facts["routers_removed"]]
         await self._registrar.box_deleted(origins)
         names = {router[0] for router in map(router_of, origins) if router is not None}
+        if request.grant is not None:
+            names = set(filter(request.grant.covers, names))
         return from_facts(request, {**facts, "routers_removed": sorted(names)})
 
     async def fence(self, request: Request, box: str, rest: str) -> Response:
@@ -47,4 +49,4 @@ class Boxes:
         return await self._forward(wire.OP_SET_FENCE, request, box, with_body=True)
 
     async def list(self, request: Request) -> Response:
-        return from_facts(request, await self._dispatch.list_boxes(request.query))
+        return from_facts(request, await self._dispatch.list_boxes(request.query, request.grant))

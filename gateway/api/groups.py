@@ -11,6 +11,7 @@ from gateway.http import Request, Response
 from streams.protocol import wire
 from streams.protocol.errors import InvalidRequest
 from streams.protocol.names import shown
+from streams.protocol.query import Query
 
 
 class Groups:
@@ -37,8 +38,7 @@ class Groups:
 
 
 def _head(request: Request, box: str, rest: str) -> wire.RequestHead:
-    if request.query:
-        raise InvalidRequest(f"query: {shown(request.query)} is not known here", field="query")
+    Query(request.query).done()
     try:
         group = unquote(rest, errors="strict")
     except UnicodeDecodeError:

@@ -11,10 +11,18 @@ from streams.protocol.errors import NotReady
 
 
 class Ops:
-    def __init__(self, dispatch: Dispatch, *, version: str, sockets: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        dispatch: Dispatch,
+        *,
+        version: str,
+        sockets: tuple[str, ...],
+        addresses: tuple[str, ...] = (),
+    ) -> None:
         self._dispatch = dispatch
         self._version = version
         self._sockets = sockets
+        self._addresses = addresses
         self._started_ns = time.monotonic_ns()
 
     async def health(self, request: Request) -> Response:
@@ -40,5 +48,6 @@ class Ops:
         )
 
     async def placement(self, request: Request) -> Response:
-        """Which shard owns which slots, for clients that talk to shards directly."""
-        return from_facts(request, {**self._dispatch.placement.to_dict(), "sockets": list(self._sockets)})
+        """Which shard owns which slots and where it listens, for clients that talk to shards directly."""
+        facts = {**self._dispatch.placement.to_dict(), "sockets": self._sockets, "addresses": self._addresses}
+        return from_facts(request, facts)

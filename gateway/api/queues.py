@@ -39,12 +39,13 @@ class Queues:
 
     async def work(self, request: Request, box: str, rest: str) -> Response:
         sse.check_accepts(request)
-        return await self._work.open(box, request.query)
+        return await self._work.open(box, request.query, request.key)
 
     async def requeue(self, request: Request, box: str, rest: str) -> Response:
         """Dead letters move back: planned where they are, carried like any copy, and waited for here."""
         is_ndjson(request, allowed=False)
         asked = decode_requeue(bytes(await uncompressed(request, self._body_bytes_max)), box)
+        request.require_name(asked.from_box, "from")
         ask = self._dispatch.to_owner
         await ask(wire.OP_REQUIRE_QUEUE, wire.RequestHead(box, request.query), b"")
         source = asked.from_box

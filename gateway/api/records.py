@@ -9,6 +9,7 @@ from gateway.http import Request, Response
 from streams.protocol import wire
 from streams.protocol.errors import InvalidRequest
 from streams.protocol.names import shown
+from streams.protocol.query import Query
 
 
 class Records:
@@ -21,7 +22,8 @@ class Records:
         body = request.body
         if "content-encoding" in request.headers:
             body = await uncompressed(request, self._body_bytes_max)
-        head = wire.RequestHead(box, request.query, form, request.headers.get("idempotency-key", ""))
+        grant = None if request.key is None else request.key.passed_on
+        head = wire.RequestHead(box, request.query, form, request.headers.get("idempotency-key", ""), grant)
         return from_shard(request, await self._dispatch.to_owner(wire.OP_APPEND, head, body))
 
     async def diff(self, request: Request, box: str, rest: str) -> Response:
@@ -39,8 +41,7 @@ class Records:
         return from_shard(request, await self._dispatch.to_owner(op, head, body))
 
     async def one(self, request: Request, box: str, rest: str) -> Response:
-        if request.query:
-            raise InvalidRequest(f"query: {shown(request.query)} is not known here", field="query")
+        Query(request.query).done()
         if not (rest.isascii() and rest.isdigit() and len(rest) <= 20):
             raise InvalidRequest(f"seq: {shown(rest)} is not a seq", field="seq")
         head = wire.RequestHead(box, f"seq={rest}")

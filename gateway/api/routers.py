@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from gateway.api.answers import from_facts
 from gateway.content import is_ndjson, uncompressed
 from gateway.dispatch import cursor_of, name_of
 from gateway.http import Request, Response
 from gateway.registrar import Registrar
 from streams.protocol import requests
-from streams.protocol.errors import InvalidRequest, RouterNotFound
-from streams.protocol.names import check_box_name, check_router_name, shown
+from streams.protocol.access import Grant
+from streams.protocol.errors import RouterNotFound
+from streams.protocol.names import check_box_name, check_router_name
 from streams.protocol.query import Query
 from streams.protocol.requests import PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX
-from streams.protocol.routers import ListRouters, Router
+from streams.protocol.routers import ListRouters, Route, Router
 
 
 class Routers:
@@ -28,6 +31,11 @@ class Routers:
         check_router_name(name)
         body = await uncompressed(request, self._body_bytes_max)
         route, from_seq = requests.parse_router(bytes(body))
+        _check_ends(request, route)
+        if request.grant is not None and request.grant.prefixes:
+            existing = await self._registrar.get(name)
+            if existing is not None:  # it would be replaced
+                _check_ends(request, existing.route)
         put = await self._registrar.put(name, route, from_seq)
         facts = {**put.router.shown(), "created": put.created}
         return from_facts(request, facts, 201 if put.created else 200)
@@ -37,6 +45,7 @@ class Routers:
         router = await self._registrar.get(check_router_name(name))
         if router is None:
             raise RouterNotFound(f"router {name} does not exist", router=name)
+        _check_ends(request, router.route)
         return from_facts(request, {**router.shown(), **await self._state(router)})
 
     async def _state(self, router: Router) -> dict[str, Any]:
@@ -54,6 +63,7 @@ class Routers:
         _no_query(request)
         router = await self._registrar.get(check_router_name(name))
         if router is not None:
+            _check_ends(request, router.route)
             await self._registrar.drop(router)
         return from_facts(request, {"router": name, "deleted": router is not None})
 
@@ -68,13 +78,41 @@ class Routers:
             after=name_of(query.text("cursor")),
         )
         query.done()
-        page = await self._registrar.page(question)
-        facts: dict[str, Any] = {"routers": [router.shown() for router in page.routers]}
-        if page.more:
-            facts["next_cursor"] = cursor_of(page.routers[-1].name)
+        found, more = await _page(self._registrar, question, request.grant)
+        facts: dict[str, Any] = {"routers": [router.shown() for router in found]}
+        if more:
+            facts["next_cursor"] = cursor_of(found[-1].name)
         return from_facts(request, facts)
 
 
+async def _page(
+    registrar: Registrar, question: ListRouters, grant: Grant | None
+) -> tuple[list[Router], bool]:
+    """Routers that may be shown, and whether there are more. With prefixes there is no telling how many
+    pages of the register hold one page of ours; routers are few (STREAMS_MAX_ROUTERS)."""
+    if grant is None or not grant.prefixes:
+        page = await registrar.page(question)
+        return page.routers, page.more
+    found: list[Router] = []
+    for prefix in grant.within(question.prefix):
+        asked = msgspec.structs.replace(question, prefix=prefix, limit=PAGE_SIZE_MAX)
+        while len(found) <= question.limit:
+            page = await registrar.page(asked)
+            found += [each for each in page.routers if _is_covered(grant, each.route)]
+            if not page.more:
+                break
+            asked = msgspec.structs.replace(asked, after=page.routers[-1].name)
+    return found[: question.limit], len(found) > question.limit
+
+
+def _is_covered(grant: Grant, route: Route) -> bool:
+    return grant.covers(route.source) and grant.covers(route.dest)
+
+
+def _check_ends(request: Request, route: Route) -> None:
+    request.require_name(route.source, "source")
+    request.require_name(route.dest, "dest")
+
+
 def _no_query(request: Request) -> None:
-    if request.query:
-        raise InvalidRequest(f"query: {shown(request.query)} is not known here", field="query")
+    Query(request.query).done()

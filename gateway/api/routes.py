@@ -6,12 +6,13 @@ The hot addresses, those under a box, are found with two string operations; the 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Generic, NamedTuple, TypeVar
 from urllib.parse import unquote
 
 import trio
 
+from gateway.access import RULES, Rule, route_of
 from gateway.api.boxes import Boxes
 from gateway.api.groups import Groups
 from gateway.api.ops import Ops
@@ -20,6 +21,7 @@ from gateway.api.records import Records
 from gateway.api.routers import Routers
 from gateway.api.sockets import Sockets
 from gateway.api.watch import Watches
+from gateway.auth import Guard
 from gateway.content import compress
 from gateway.dispatch import Dispatch
 from gateway.edge_rules import request_id_of
@@ -36,7 +38,15 @@ BoxHandler = Callable[[Request, str, str], Awaitable[Response]]
 RouterHandler = Callable[[Request, str], Awaitable[Response]]
 PlainHandler = Callable[[Request], Awaitable[Response]]
 
-_H = TypeVar("_H")
+_H = TypeVar("_H", bound=Callable[..., Awaitable[Response]])
+
+
+class Routed(NamedTuple, Generic[_H]):
+    """Who answers, and what is asked of a key before."""
+
+    handler: _H
+    rule: Rule
+
 
 _BOX_PREFIX = "/v0/boxes/"
 _ROUTER_PREFIX = "/v0/routers/"
@@ -51,21 +61,26 @@ class Api:
         body_bytes_max: int,
         version: str,
         sockets: tuple[str, ...],
+        addresses: tuple[str, ...] = (),
         draining: trio.Event,
         watch: Watch,
+        guard: Guard | None = None,
     ) -> None:
+        self.guard = guard
+        #: Method and address of everything that is answered, as in `gateway/access.py`.
+        self.routes: list[str] = []
         registrar = Registrar(dispatch)
         boxes = Boxes(dispatch, registrar, body_bytes_max)
         records = Records(dispatch, body_bytes_max)
         routers = Routers(registrar, body_bytes_max)
-        self.sockets = Sockets(watch, dispatch)
-        self._watches = watches = Watches(watch, body_bytes_max)
-        ops = Ops(dispatch, version=version, sockets=sockets)
-        work = WorkStreams(dispatch, draining)
+        self.sockets = Sockets(watch, dispatch, guard)
+        watches = Watches(watch, body_bytes_max)
+        ops = Ops(dispatch, version=version, sockets=sockets, addresses=addresses)
+        work = WorkStreams(dispatch, draining, watch)
         queues = Queues(dispatch, body_bytes_max, work)
         groups = Groups(dispatch, body_bytes_max)
         #: Action after the box's name, with a slash where more must follow -> method -> handler.
-        self._under_box: dict[str, dict[str, BoxHandler]] = {
+        under_box: dict[str, dict[str, BoxHandler]] = {
             "": {"PUT": boxes.put, "GET": boxes.state, "DELETE": boxes.delete, "POST": records.append},
             "diff": {"POST": records.diff},
             "delete": {"POST": records.delete},
@@ -82,12 +97,12 @@ class Api:
             "groups/": {"PUT": groups.commit, "GET": groups.state, "DELETE": groups.delete},
             "watch": {"GET": watches.box},
         }
-        self._under_routers: dict[str, RouterHandler] = {
+        under_routers: dict[str, RouterHandler] = {
             "PUT": routers.put,
             "GET": routers.get,
             "DELETE": routers.delete,
         }
-        self._plain: dict[str, dict[str, PlainHandler]] = {
+        plain: dict[str, dict[str, PlainHandler]] = {
             "/v0/boxes": {"GET": boxes.list},
             "/v0/routers": {"GET": routers.list},
             "/v0/placement": {"GET": ops.placement},
@@ -96,6 +111,21 @@ class Api:
             **{path: {"GET": ops.health} for path in ("/v0/health", "/health", "/healthz")},
             **{path: {"GET": ops.ready} for path in ("/v0/ready", "/readyz")},
         }
+        self._under_box = {
+            action: self._ruled(f"{_BOX_PREFIX}{{box}}{_shape(action)}", methods)
+            for action, methods in under_box.items()
+        }
+        self._under_routers = self._ruled(f"{_ROUTER_PREFIX}{{router}}", under_routers)
+        self._under_watch = self._ruled(f"{_WATCH_PREFIX}{{wid}}", {"GET": watches.open})
+        self._plain = {path: self._ruled(path, methods) for path, methods in plain.items()}
+
+    def _ruled(self, template: str, methods: Mapping[str, _H]) -> dict[str, Routed[_H]]:
+        ruled: dict[str, Routed[_H]] = {}
+        for method, handler in methods.items():
+            route = route_of(method, template)
+            self.routes.append(route)
+            ruled[method] = Routed(handler, RULES[route])
+        return ruled
 
     async def handle(self, request: Request) -> Response:
         request_id = request_id_of(request.headers)
@@ -110,6 +140,14 @@ class Api:
         return response
 
     def _answer(self, request: Request) -> Awaitable[Response]:
+        try:
+            return self._route(request)
+        except StreamsError:
+            if self.guard is not None:  # a stranger is not told which addresses there are
+                self.guard.identify(request, takes_token=False)
+            raise
+
+    def _route(self, request: Request) -> Awaitable[Response]:
         path = request.path
         if path.startswith(_BOX_PREFIX):
             name, _, action = path[len(_BOX_PREFIX) :].partition("/")
@@ -118,21 +156,42 @@ class Api:
             action, slash, rest = action.partition("/")
             methods = self._under_box.get(action + slash)
             if methods is not None and name and bool(rest) == bool(slash) and "/" not in rest:
-                return self._pick(methods, request)(request, name, rest)
+                under_box = self._pick(methods, request)
+                if self.guard is not None:
+                    return self._guarded(self.guard, under_box, request, name, rest)
+                return under_box.handler(request, name, rest)
         elif path.startswith(_ROUTER_PREFIX) and path != _ROUTER_PREFIX:
-            name = path[len(_ROUTER_PREFIX) :]
-            return self._pick(self._under_routers, request)(request, _decoded(name, "router"))
+            name = _decoded(path[len(_ROUTER_PREFIX) :], "router")
+            under_routers = self._pick(self._under_routers, request)
+            if self.guard is not None:
+                return self._guarded(self.guard, under_routers, request, name)
+            return under_routers.handler(request, name)
         else:
             plain = self._plain.get(path)
             if plain is not None:
-                return self._pick(plain, request)(request)
+                routed = self._pick(plain, request)
+                if self.guard is not None:
+                    return self._guarded(self.guard, routed, request)
+                return routed.handler(request)
             wid = path.removeprefix(_WATCH_PREFIX)
             if wid != path and wid and "/" not in wid:
-                return self._pick({"GET": self._watches.open}, request)(request, wid)
+                under_watch = self._pick(self._under_watch, request)
+                if self.guard is not None:
+                    return self._guarded(self.guard, under_watch, request, wid)
+                return under_watch.handler(request, wid)
         raise NotFound(f"{shown(path)}: there is nothing at this address", path=path[:256])
 
+    async def _guarded(self, guard: Guard, routed: Routed[_H], request: Request, *names: str) -> Response:
+        rule = routed.rule
+        if not guard.is_open(rule):
+            request.key = key = guard.identify(request, takes_token=rule.takes_token)
+            rule.check(key.grant, names[0] if names else "")
+            with guard.in_flight.one_of(key):
+                return await routed.handler(request, *names)
+        return await routed.handler(request, *names)
+
     @staticmethod
-    def _pick(methods: dict[str, _H], request: Request) -> _H:
+    def _pick(methods: Mapping[str, Routed[_H]], request: Request) -> Routed[_H]:
         handler = methods.get("GET" if request.method == "HEAD" else request.method)
         if handler is None:
             allow = sorted({*methods, *(["HEAD"] if "GET" in methods else [])})
@@ -140,6 +199,10 @@ class Api:
                 f"{request.method[:16]}: not allowed here; use {' or '.join(allow)}", allow=allow
             )
         return handler
+
+
+def _shape(action: str) -> str:
+    return f"/{action}{{}}" if action.endswith("/") else f"/{action}" if action else ""
 
 
 def _decoded(segment: str, field: str = "box") -> str:

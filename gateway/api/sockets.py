@@ -30,14 +30,17 @@ import structlog
 import trio
 
 from gateway.api.answers import from_shard
+from gateway.auth import Guard
 from gateway.dispatch import Dispatch
 from gateway.http import Request, Socket, Stalled
 from gateway.watch.plan import BOXES_MAX, Plan, plan_of_body
 from gateway.watch.service import Watch, merge_of, starts_shown
 from gateway.watch.stream import Stream
 from streams.protocol import wire
+from streams.protocol.access import READ, WRITE
 from streams.protocol.appends import decode_json
 from streams.protocol.errors import Forbidden, InvalidRequest, StreamsError
+from streams.protocol.keys import Key
 
 log = structlog.get_logger()
 
@@ -52,18 +55,21 @@ _NOT_OF_AN_APPEND = frozenset(("op", "request_id", "box", "return_seqs"))
 
 
 class Sockets:
-    def __init__(self, watch: Watch, dispatch: Dispatch) -> None:
+    def __init__(self, watch: Watch, dispatch: Dispatch, guard: Guard | None = None) -> None:
         self._watch = watch
         self._dispatch = dispatch
+        self._guard = guard
 
     async def serve(self, headers: dict[str, str], accept: Callable[[], Awaitable[Socket]]) -> None:
         _check_origin(headers)
-        self._watch.take_connection()
+        key = None if self._guard is None else self._guard.admit(headers)
+        slot = self._watch.take_slot(key)
         try:
-            connection = SocketConnection(self._watch, self._dispatch, await accept())
+            connection = SocketConnection(self._watch, self._dispatch, await accept(), key)
+            slot.on_revoked(connection.end)
             await connection.run()
         finally:
-            self._watch.give_connection()
+            slot.give()
 
 
 def _check_origin(headers: dict[str, str]) -> None:
@@ -138,9 +144,10 @@ class SocketWording:
 
 
 class SocketConnection:
-    def __init__(self, watch: Watch, dispatch: Dispatch, socket: Socket) -> None:
+    def __init__(self, watch: Watch, dispatch: Dispatch, socket: Socket, key: Key | None = None) -> None:
         self._watch = watch
         self._dispatch = dispatch
+        self._key = key
         self._socket = socket
         self._sink = SocketSink()
         self._scope = trio.CancelScope()
@@ -197,6 +204,7 @@ class SocketConnection:
 
     async def _subscribe(self, fields: Fields, wording: SocketWording) -> bytes:
         plan = plan_of_body(_watch_body(fields), self._watch.node_bytes_max)
+        self._check(READ, *plan.starts)
         for box in plan.starts:
             if box in self._subscribed:
                 raise InvalidRequest(f"boxes: {box} is subscribed on this socket already", field="boxes")
@@ -229,14 +237,21 @@ class SocketConnection:
 
     async def _publish(self, fields: Fields, wording: SocketWording) -> bytes:
         box = _text(fields, "box")
+        self._check(WRITE, box)
         query = ""
         if "return_seqs" in fields:
             query = f"return_seqs={'true' if _flag(fields, 'return_seqs') else 'false'}"
         body = {name: raw for name, raw in fields.items() if name not in _NOT_OF_AN_APPEND}
         request = Request("POST", "", query, {}, b"", time.perf_counter_ns())
-        head = wire.RequestHead(box, query)
+        head = wire.RequestHead(box, query, grant=None if self._key is None else self._key.passed_on)
         answer = await self._dispatch.to_owner(wire.OP_APPEND, head, msgspec.json.encode(body))
         return wording.event(b"ack", b"".join(from_shard(request, answer).parts), b"")
+
+    def _check(self, scope: int, *boxes: str) -> None:
+        if self._key is not None:
+            self._key.grant.require(scope)
+            for box in boxes:
+                self._key.grant.require_name(box)
 
     async def _ping(self, fields: Fields, wording: SocketWording) -> bytes:
         await trio.lowlevel.checkpoint()

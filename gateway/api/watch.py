@@ -27,8 +27,10 @@ class Watches:
         is_ndjson(request, allowed=False)
         body = await uncompressed(request, self._body_bytes_max)
         plan = plan_of_body(bytes(body), self._watch.node_bytes_max)
+        for name in plan.starts:
+            request.require_name(name, "boxes")
         views = await self._watch.look_at(plan, lenient=lenient)
-        wid = await self._watch.create_session(plan, views)
+        wid = await self._watch.create_session(plan, views, request.key)
         facts = {
             "wid": wid,
             "stream_url": f"/v0/watch/{wid}",
@@ -45,7 +47,7 @@ class Watches:
         cursor = cursors.decode_untrusted(told, "last-event-id") if told else None
         if request.method == "HEAD":
             return sse.response(_Nothing())
-        return sse.response(await self._watch.open_session(wid, cursor))
+        return sse.response(await self._watch.open_session(wid, cursor, request.key))
 
     async def box(self, request: Request, box: str, rest: str) -> Response:
         """`GET /v0/boxes/{box}/watch`"""
@@ -55,7 +57,7 @@ class Watches:
         views = await self._watch.look_at(plan, lenient=False)
         if request.method == "HEAD":
             return sse.response(_Nothing())
-        return sse.response(self._watch.opened(plan, views))
+        return sse.response(self._watch.opened(plan, views, request.key))
 
     async def not_a_socket(self, request: Request) -> Response:
         """`GET /v0/ws` by somebody who does not ask for a WebSocket."""

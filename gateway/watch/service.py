@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hmac
 import time
 from contextlib import suppress
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -13,6 +15,7 @@ import trio
 from gateway import sse
 from gateway.dispatch import Dispatch
 from gateway.http import Sink
+from gateway.limits import Slot, StreamSlots
 from gateway.watch.cursors import Cursor
 from gateway.watch.feeds import Feeds
 from gateway.watch.merge import Merge, Track
@@ -24,12 +27,13 @@ from streams.protocol import wire
 from streams.protocol.errors import (
     BoxNotFound,
     Busy,
+    Forbidden,
     InvalidRequest,
     ShuttingDown,
     StreamsError,
-    Throttled,
     Uncertain,
 )
+from streams.protocol.keys import Key, KeyRing
 
 log = structlog.get_logger()
 
@@ -37,6 +41,7 @@ log = structlog.get_logger()
 _SAVE_EVERY_S = 5.0
 #: How long the shard that keeps a session may take to start again, and how often it is asked.
 _OPEN_S_MAX, _OPEN_RETRY_S = 10.0, 0.05
+_REVOKED = "the key of this stream is not valid any more"
 _TAKEN_OVER = "another connection has taken this session over"
 #: What a stream that ends may take to save its cursors, and another to wait for that.
 _CLOSE_S_MAX = 2.0
@@ -70,25 +75,30 @@ class Ends(Protocol):
 
 class Watch:
     def __init__(
-        self, dispatch: Dispatch, *, connections_max: int, node_bytes_max: int, stall_s: float = STALL_S
+        self,
+        dispatch: Dispatch,
+        *,
+        connections_max: int,
+        node_bytes_max: int,
+        connections_per_key_max: int = 0,
+        stall_s: float = STALL_S,
     ) -> None:
         self.node_bytes_max = node_bytes_max
         self.feeds = Feeds(dispatch)
         self.sessions = SessionStore(dispatch)
         self._dispatch = dispatch
-        self._connections_max = connections_max
-        self._connections = 0
+        self._slots = StreamSlots(connections_max, connections_per_key_max)
         self.stall_s = stall_s
         self._streams: set[Ends] = set()
         self._open: dict[str, SessionBody] = {}
         self._is_draining = False
 
     def __repr__(self) -> str:
-        return f"<Watch {self._connections} connections, {len(self._open)} sessions open>"
+        return f"<Watch {len(self._slots)} connections, {len(self._open)} sessions open>"
 
     @property
     def connections(self) -> int:
-        return self._connections
+        return len(self._slots)
 
     async def run(
         self, draining: trio.Event, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
@@ -104,18 +114,15 @@ class Watch:
 
     # -- connections
 
-    def take_connection(self) -> None:
+    def take_slot(self, key: Key | None) -> Slot:
         """Whoever takes one gives it back, however its stream ends."""
         if self._is_draining:
             raise ShuttingDown
-        if self._connections_max and self._connections >= self._connections_max:
-            raise Throttled(
-                f"{self._connections} event streams are open; close some", limit="sse_connections"
-            )
-        self._connections += 1
+        return self._slots.take(key)
 
-    def give_connection(self) -> None:
-        self._connections -= 1
+    def keys_changed(self, ring: KeyRing) -> int:
+        """Ends the streams of keys that are gone. How many those were."""
+        return self._slots.revoke_all_but(ring)
 
     def track(self, stream: Ends) -> None:
         self._streams.add(stream)
@@ -159,35 +166,42 @@ class Watch:
 
     # -- bodies
 
-    async def create_session(self, plan: Plan, views: dict[str, BoxView]) -> str:
+    async def create_session(self, plan: Plan, views: dict[str, BoxView], key: Key | None = None) -> str:
         boxes = {box: SavedTrack(*_place_in(plan, box, view), view.head_seq) for box, view in views.items()}
-        state = SessionState(boxes=boxes, encoding=plan.encoding, heartbeat_ms=plan.heartbeat_ms)
+        state = SessionState(
+            boxes=boxes,
+            encoding=plan.encoding,
+            heartbeat_ms=plan.heartbeat_ms,
+            owner=key.digest if key is not None else "",
+        )
         return await self.sessions.create(state)
 
-    async def open_session(self, wid: str, told: Cursor | None) -> SessionBody:
-        self.take_connection()
+    async def open_session(self, wid: str, told: Cursor | None, key: Key | None = None) -> SessionBody:
+        slot = self.take_slot(key)
         try:
             before = self._open.get(wid)
             if before is not None:
+                _check_owner(before.session, key)
                 before.stream.end(_TAKEN_OVER)
                 with trio.move_on_after(_CLOSE_S_MAX):
                     await before.closed.wait()
-            session = await self._take(wid)
+            session = await self._take(wid, key)
+            _check_owner(session, key)
             if told is not None:
                 await self._resume(session, told)
         except BaseException:
-            self.give_connection()
+            slot.give()
             raise
         stream = self.stream(session.merge, session.encoding, session.heartbeat_ms)
-        body = self._open[wid] = SessionBody(self, stream, session)
+        body = self._open[wid] = SessionBody(self, stream, slot, session)
         return body
 
-    async def _take(self, wid: str) -> Session:
+    async def _take(self, wid: str, key: Key | None) -> Session:
         """A browser that is answered 503 never comes back, so a shard that starts again is waited for."""
         until_s = trio.current_time() + _OPEN_S_MAX
         while True:
             try:
-                return await self.sessions.take(wid)
+                return await self.sessions.take(wid, key.digest if key is not None else "")
             except (Busy, Uncertain):
                 if trio.current_time() > until_s:
                     raise
@@ -203,10 +217,10 @@ class Watch:
                 lives = {box: view.generation for box, view in views.items()}
         session.merge.resume(told, may_advance=session.was_cut_off, lives=lives)
 
-    def opened(self, plan: Plan, views: dict[str, BoxView]) -> PlainBody:
+    def opened(self, plan: Plan, views: dict[str, BoxView], key: Key | None = None) -> PlainBody:
         """A stream without a session."""
-        self.take_connection()
-        return PlainBody(self, self.stream(merge_of(plan, views), plan.encoding, plan.heartbeat_ms))
+        slot = self.take_slot(key)
+        return PlainBody(self, self.stream(merge_of(plan, views), plan.encoding, plan.heartbeat_ms), slot)
 
     def stream(
         self, merge: Merge, encoding: Encoding, heartbeat_ms: int, wording: Wording | None = None
@@ -222,9 +236,11 @@ class Watch:
 class PlainBody:
     """A one-step watch (v0-api §7.4): nothing of it is left when it ends."""
 
-    def __init__(self, watch: Watch, stream: Stream) -> None:
+    def __init__(self, watch: Watch, stream: Stream, slot: Slot) -> None:
         self.stream = stream
         self._watch = watch
+        self._slot = slot
+        slot.on_revoked(partial(stream.end, _REVOKED))
 
     async def run(self, sink: Sink) -> None:
         sink.put(sse.opening(self.stream.merge.id()))
@@ -233,14 +249,14 @@ class PlainBody:
 
     def close(self) -> None:
         self._watch.forget(self.stream)
-        self._watch.give_connection()
+        self._slot.give()
 
 
 class SessionBody(PlainBody):
     """The open stream of a session: it saves where it is, now and then and at its end."""
 
-    def __init__(self, watch: Watch, stream: Stream, session: Session) -> None:
-        super().__init__(watch, stream)
+    def __init__(self, watch: Watch, stream: Stream, slot: Slot, session: Session) -> None:
+        super().__init__(watch, stream, slot)
         self.session = session
         self.closed = trio.Event()
         self._is_ours = True
@@ -274,6 +290,16 @@ class SessionBody(PlainBody):
         super().close()
         self._watch.closed(self)
         self.closed.set()
+
+
+def _check_owner(session: Session, key: Key | None) -> None:
+    """A session is for the key that made it (v0-api §11), and for boxes that the key may still read."""
+    if key is None:
+        return
+    if not hmac.compare_digest(session.owner, key.digest):
+        raise Forbidden("wid: this session was made with another key", field="wid")
+    for box in session.merge.tracks:
+        key.grant.require_name(box, "wid")
 
 
 def starts_shown(plan: Plan, views: dict[str, BoxView]) -> dict[str, dict[str, int]]:

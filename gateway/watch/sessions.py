@@ -11,6 +11,7 @@ A shard that dies forgets the sessions it kept. Open streams put theirs back; th
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -40,6 +41,8 @@ class SessionState(msgspec.Struct, kw_only=True):
     heartbeat_ms: int
     #: Saved while a stream was open: it may have got further than this says.
     is_open: bool = False
+    #: Digest of the key that made it; empty when no key was asked for.
+    owner: str = ""
 
     def merge(self) -> Merge:
         tracks = [
@@ -78,6 +81,10 @@ class Session:
         return self._state.encoding
 
     @property
+    def owner(self) -> str:
+        return self._state.owner
+
+    @property
     def was_cut_off(self) -> bool:
         return self._state.is_open
 
@@ -88,6 +95,7 @@ class Session:
             encoding=self._state.encoding,
             heartbeat_ms=self._state.heartbeat_ms,
             is_open=is_open,
+            owner=self._state.owner,
         )
         return msgspec.json.encode(state)
 
@@ -107,7 +115,8 @@ class SessionStore:
         for step in range(shards):
             wid = self._name_on((self._next_shard + step) % shards)
             try:
-                await self._call(wire.OP_PUT_SESSION, wid, {}, msgspec.json.encode(state))
+                owner = {"owner": state.owner}
+                await self._call(wire.OP_PUT_SESSION, wid, owner, msgspec.json.encode(state))
             except Busy as error:
                 refusal = error
                 continue
@@ -115,11 +124,12 @@ class SessionStore:
             return wid
         raise refusal
 
-    async def take(self, wid: str) -> Session:
-        """The session is this stream's from now on. Raises `NotFound` when there is none of that name."""
+    async def take(self, wid: str, owner: str = "") -> Session:
+        """The session is this stream's from now on. Raises `NotFound` when there is none of that name, and
+        `Forbidden` when another key made it."""
         if not (wid.startswith("wid_") and wid.isascii() and len(wid) <= _WID_CHARS_MAX):
             raise NotFound("wid: this is not the name of a session; make one with POST /v0/watch")
-        taken = _decode((await self._call(wire.OP_TAKE_SESSION, wid, {}, b"")).body)
+        taken = _decode((await self._call(wire.OP_TAKE_SESSION, wid, {"owner": owner}, b"")).body)
         assert taken.state is not None
         return Session(wid, taken.epoch, taken.state)
 
@@ -131,7 +141,8 @@ class SessionStore:
         except SeqMismatch:
             return False
         except NotFound:  # its shard has started anew
-            await self._call(wire.OP_PUT_SESSION, session.wid, {"epoch": session.epoch}, state)
+            put: dict[str, int | str] = {"epoch": session.epoch, "owner": session.owner}
+            await self._call(wire.OP_PUT_SESSION, session.wid, put, state)
         return True
 
     def _name_on(self, shard: int) -> str:
@@ -141,7 +152,7 @@ class SessionStore:
             if self._dispatch.placement.shard_of(wid) == shard:
                 return wid
 
-    async def _call(self, op: int, wid: str, more: dict[str, int], body: bytes) -> wire.Message:
-        given = {"ttl_ms": SESSION_TTL_MS, **more}
+    async def _call(self, op: int, wid: str, more: Mapping[str, int | str], body: bytes) -> wire.Message:
+        given: dict[str, int | str] = {"ttl_ms": SESSION_TTL_MS, **more}
         query = "&".join(f"{name}={value}" for name, value in given.items())
         return await self._dispatch.to_owner(op, wire.RequestHead(wid, query), body)

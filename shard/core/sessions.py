@@ -14,7 +14,7 @@ Bounds: `sessions_max` sessions and `_STATE_BYTES_MAX` of text.
 from __future__ import annotations
 
 from streams.protocol.commands import KeepSession, PutSession, SessionCommand, SessionKept, TakeSession
-from streams.protocol.errors import NotFound, SeqMismatch, StreamsError, Throttled
+from streams.protocol.errors import Forbidden, NotFound, SeqMismatch, StreamsError, Throttled
 
 #: A session of eight boxes takes about 500 bytes, so this is no limit to ten thousand of them; one of 256
 #: long names takes 100 KB, and ten thousand of those would not fit into a small machine.
@@ -22,12 +22,13 @@ _STATE_BYTES_MAX = 256 * 1024 * 1024
 
 
 class _Session:
-    __slots__ = ("epoch", "gone_ms", "state")
+    __slots__ = ("epoch", "gone_ms", "owner", "state")
 
-    def __init__(self, epoch: int, state: bytes, gone_ms: int) -> None:
+    def __init__(self, epoch: int, state: bytes, gone_ms: int, owner: str) -> None:
         self.epoch = epoch
         self.state = state
         self.gone_ms = gone_ms
+        self.owner = owner
 
 
 class Sessions:
@@ -51,6 +52,8 @@ class Sessions:
         if session is None:
             return NotFound("wid: there is no such session (any more); make one with POST /v0/watch")
         if isinstance(command, TakeSession):
+            if command.owner != session.owner:  # before the epoch moves: its own stream must not notice
+                return Forbidden("wid: this session was made with another key", field="wid")
             session.epoch += 1
             self._touch(command.wid, session, session.state, now_ms + command.ttl_ms)
             return SessionKept(session.epoch, session.state)
@@ -64,7 +67,7 @@ class Sessions:
                 f"there are {len(self._sessions)} watch sessions; close some or let them lapse",
                 limit="watch_sessions",
             )
-        session = _Session(command.epoch, b"", 0)
+        session = _Session(command.epoch, b"", 0, command.owner)
         self._touch(command.wid, session, command.state, now_ms + command.ttl_ms)
         return SessionKept(session.epoch)
 

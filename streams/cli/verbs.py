@@ -89,7 +89,7 @@ def connected(function: F) -> F:
     called.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]
     options = (
         click.option("--url", metavar="URL", help="Server to talk to."),
-        click.option("--key", metavar="KEY", help="API key."),
+        click.option("--key", "--token", "key", metavar="KEY", help="API key."),
         click.option("--context", metavar="NAME", help="Server by the name given to `streams context add`."),
         click.option("--json", "as_json", is_flag=True, help="JSON lines, also on a terminal."),
     )

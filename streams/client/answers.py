@@ -284,6 +284,8 @@ class Placement(msgspec.Struct, frozen=True):
     slots: list[tuple[int, int, int]]
     version: int
     sockets: list[str] = []
+    #: host:port of each shard for other machines; empty when it listens on this one alone.
+    addresses: list[str] = []
 
 
 def decode(body: bytes, kind: type[T]) -> T:

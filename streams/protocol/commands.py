@@ -107,13 +107,17 @@ class PutSession(msgspec.Struct, frozen=True):
     state: bytes
     ttl_ms: int
     epoch: int = 0
+    #: Whose it is: the digest of a key, or nothing where no keys are asked for.
+    owner: str = ""
 
 
 class TakeSession(msgspec.Struct, frozen=True):
-    """The session goes to whoever asks last; its epoch tells the one before that it is no longer theirs."""
+    """The session goes to whoever asks last, of those whose it is; its epoch tells the one before that it is
+    no longer theirs."""
 
     wid: str
     ttl_ms: int
+    owner: str = ""
 
 
 class KeepSession(msgspec.Struct, frozen=True):

@@ -23,7 +23,7 @@ class Query:
                 query, keep_blank_values=True, strict_parsing=True, max_num_fields=64, errors="strict"
             )
         except ValueError:
-            raise InvalidRequest(f"query: {shown(query)} is not a list of name=value") from None
+            raise InvalidRequest("query: is not a list of name=value", field="query") from None
         for name, value in pairs:
             if name in self._values:
                 raise InvalidRequest(f"{name}: given twice in the query", field=name)

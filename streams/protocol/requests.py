@@ -13,7 +13,8 @@ import msgspec
 import orjson
 from msgspec import Meta
 
-from streams.protocol import commands, forwards, queue_requests, wire
+from streams.protocol import commands, forwards, op_access, queue_requests, wire
+from streams.protocol.access import Grant, check_append, check_patch
 from streams.protocol.appends import (
     RecordLimits,
     check_idempotency_key,
@@ -144,6 +145,8 @@ def _append(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Comman
     if head.form == wire.FORM_NDJSON:
         return _append_lines(head, body, limits)
     parsed = parse_append(body, limits)
+    if head.grant is not None:
+        check_append(head.grant, parsed.config, parsed.trim_before_seq)
     return_seqs = True
     if head.query:
         query = Query(head.query)
@@ -179,6 +182,8 @@ def _append_lines(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> 
     config_text = query.text("config")
     query.done()
     config = decode_json(_decode_patch, config_text.encode()) if config_text else None
+    if head.grant is not None:
+        check_append(head.grant, config, trim_before_seq)
     return commands.Append(
         box=head.box,
         columns=parse_append_lines(body, node, limits),
@@ -226,7 +231,10 @@ def _diff(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Command:
 
 def _put_box(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Command:
     _checked(head).done()
-    return commands.PutBox(head.box, decode_json(_decode_patch, body or b"{}"))
+    patch: BoxPatch = decode_json(_decode_patch, body or b"{}")
+    if head.grant is not None:
+        check_patch(head.grant, patch)
+    return commands.PutBox(head.box, patch)
 
 
 def _get_state(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Command:
@@ -292,15 +300,16 @@ def _set_fence(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Com
 def _put_session(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Command:
     query = Query(head.query)
     ttl_ms, epoch = query.number("ttl_ms") or 0, query.number("epoch") or 0
+    owner = query.text("owner") or ""
     query.done()
-    return commands.PutSession(head.box, body, ttl_ms, epoch)
+    return commands.PutSession(head.box, body, ttl_ms, epoch, owner)
 
 
 def _take_session(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Command:
     query = Query(head.query)
-    ttl_ms = query.number("ttl_ms") or 0
+    ttl_ms, owner = query.number("ttl_ms") or 0, query.text("owner") or ""
     query.done()
-    return commands.TakeSession(head.box, ttl_ms)
+    return commands.TakeSession(head.box, ttl_ms, owner)
 
 
 def _keep_session(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Command:
@@ -347,13 +356,21 @@ _DECODERS: dict[int, Callable[[wire.RequestHead, bytes, RecordLimits], Command]]
 }
 
 
-def decode_command(op: int, head: bytes, body: bytes, limits: RecordLimits) -> Command:
-    """The command that a message asks for. Raises `InvalidRequest` and its like, nothing else."""
+def decode_command(
+    op: int, head: bytes, body: bytes, limits: RecordLimits, grant: Grant | None = None
+) -> Command:
+    """The command that a message asks for. Raises `InvalidRequest` and its like, nothing else. `grant` is
+    what the peer's own key allows; it is checked here, and before anything else is said of the message."""
+    if grant is not None:
+        op_access.check_known(op)
     if op == wire.OP_FOLLOW:
         try:
-            return _follow(wire.follow_head_decoder.decode(head))
+            follow_head = wire.follow_head_decoder.decode(head)
         except msgspec.DecodeError as error:
             raise InvalidRequest(f"head: {error}") from None
+        if grant is not None:
+            op_access.check_op(grant, op, follow_head.box)
+        return _follow(follow_head)
     decode = _DECODERS.get(op)
     if decode is None:
         if op in forwards.DECODERS:
@@ -363,6 +380,9 @@ def decode_command(op: int, head: bytes, body: bytes, limits: RecordLimits) -> C
         request_head = wire.request_head_decoder.decode(head)
     except msgspec.DecodeError as error:
         raise InvalidRequest(f"head: {error}") from None
+    if grant is not None:
+        op_access.check_op(grant, op, request_head.box)
+        request_head.grant = grant
     return decode(request_head, body, limits)
 
 

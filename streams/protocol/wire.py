@@ -19,6 +19,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from streams.protocol.access import Grant
+
 HEADER = struct.Struct("<IBBHQI")
 HEADER_BYTES = HEADER.size
 _AFTER_LENGTH = HEADER_BYTES - 4
@@ -86,6 +88,9 @@ class RequestHead(msgspec.Struct, array_like=True, gc=False):
     query: str = ""
     form: int = 0
     idempotency_key: str = ""
+    #: What the key of the request allows, where the shard has to look at it: at names and options that only
+    #: it reads out of a body. A shard believes a gateway, and puts in its own for a peer that has a key.
+    grant: Grant | None = None
 
 
 #: Values of `RequestHead.form`: how the body is written.
@@ -162,14 +167,14 @@ class Receiver:
     for message in receiver.received(n): ...
     """
 
-    __slots__ = ("_buffer", "_end", "_max", "_start", "_view")
+    __slots__ = ("_buffer", "_end", "_start", "_view", "message_bytes_max")
 
     def __init__(self, message_bytes_max: int = MESSAGE_BYTES_MAX) -> None:
         self._buffer = bytearray(_READ_BYTES)
         self._view = memoryview(self._buffer)
         self._start = 0
         self._end = 0
-        self._max = message_bytes_max
+        self.message_bytes_max = message_bytes_max
 
     def __repr__(self) -> str:
         return f"<Receiver {self._end - self._start} of {len(self._buffer)} B>"
@@ -188,7 +193,11 @@ class Receiver:
         while end - start >= HEADER_BYTES:
             length, kind, flags, op, id, head_bytes = HEADER.unpack_from(view, start)
             total = length + 4
-            if length < _AFTER_LENGTH or head_bytes > length - _AFTER_LENGTH or total > self._max:
+            if (
+                length < _AFTER_LENGTH
+                or head_bytes > length - _AFTER_LENGTH
+                or total > self.message_bytes_max
+            ):
                 raise WireError(f"message of {total} bytes with a head of {head_bytes} is not possible here")
             if end - start < total:
                 break

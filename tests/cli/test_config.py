@@ -177,9 +177,14 @@ def test_only_an_address_of_this_machine_alone_may_be_open(address: str, loopbac
 
 
 @pytest.mark.parametrize("variable", ["STREAMS_API_KEYS", "STREAMS_API_KEYS_FILE"])
-def test_keys_stop_a_version_that_would_not_check_them(variable: str) -> None:
-    with pytest.raises(ConfigError, match=f"{variable} is set, but keys are not supported by this version"):
-        check_may_serve(load({variable: "x", "STREAMS_ALLOW_INSECURE_NO_AUTH": "1"}))
+def test_with_keys_any_address_may_be_served(variable: str) -> None:
+    check_may_serve(load({variable: "a-secret-of-some-length"}, {"host": "0.0.0.0"}))
+
+
+def test_a_malformed_key_is_refused_without_showing_it() -> None:
+    with pytest.raises(ConfigError, match=r"^STREAMS_API_KEYS: entry 2: ") as caught:
+        check_may_serve(load({"STREAMS_API_KEYS": "a-secret-of-some-length,user:hunter2"}))
+    assert "hunter2" not in str(caught.value)
 
 
 def test_config_lists_each_setting_with_its_origin_and_no_secret(

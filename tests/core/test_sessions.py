@@ -11,9 +11,18 @@ from shard.core.sessions import Sessions
 from streams.protocol import requests, wire
 from streams.protocol.appends import RecordLimits
 from streams.protocol.commands import KeepSession, PutSession, SessionKept, TakeSession
-from streams.protocol.errors import NotFound, SeqMismatch, Throttled
+from streams.protocol.errors import Forbidden, NotFound, SeqMismatch, Throttled
 
 TTL_MS = 100
+
+
+def test_a_session_is_taken_only_by_whose_it_is_and_its_holder_does_not_notice() -> None:
+    sessions = Sessions(0)
+    sessions.handle(PutSession("w", b"{}", TTL_MS, 0, "mine"), 0)
+    assert sessions.handle(TakeSession("w", TTL_MS, "mine"), 0) == SessionKept(1, b"{}")
+    for owner in ("", "another's"):
+        assert isinstance(sessions.handle(TakeSession("w", TTL_MS, owner), 0), Forbidden)
+    assert sessions.handle(KeepSession("w", 1, b"[]", TTL_MS), 0) == SessionKept(1)
 
 
 def put(wid: str, state: bytes = b"{}", epoch: int = 0) -> PutSession:

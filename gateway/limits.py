@@ -1,0 +1,127 @@
+"""How much of a gateway one key, and all together, may hold at a time (v0-api §12). Knows no box.
+
+A slot is taken by whoever starts something and given back by the same code in a `finally` or a `close`,
+however it ended; giving twice does nothing. Limits of a server are divided evenly by its gateways, rounded
+up: the kernel spreads connections over them. 0 is no limit.
+
+Bounds: a count for each key that holds something, and none for others; keys are at most `KEYS_MAX`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from streams.protocol.errors import Throttled
+from streams.protocol.keys import Key, KeyRing
+
+Ends = Callable[[], None]
+
+
+def share_of(limit: int, gateways: int) -> int:
+    return -(-limit // gateways)
+
+
+class Slot:
+    """One open stream."""
+
+    __slots__ = ("_end", "_is_revoked", "_slots", "key")
+
+    def __init__(self, slots: StreamSlots, key: Key | None) -> None:
+        self.key = key
+        self._slots: StreamSlots | None = slots
+        self._end: Ends | None = None
+        self._is_revoked = False
+
+    def __repr__(self) -> str:
+        return f"<Slot {'taken' if self._slots else 'given back'}{', revoked' * self._is_revoked}>"
+
+    def on_revoked(self, end: Ends) -> None:
+        """How to end what holds this slot when its key is taken away; at once if that has happened."""
+        self._end = end
+        if self._is_revoked:
+            end()
+
+    def revoke(self) -> None:
+        self._is_revoked = True
+        if self._end is not None:
+            self._end()
+
+    def give(self) -> None:
+        slots, self._slots = self._slots, None
+        if slots is not None:
+            slots.given(self)
+
+
+class StreamSlots:
+    """Event streams and WebSockets, counted over all keys and for each."""
+
+    def __init__(self, total_max: int = 0, per_key_max: int = 0) -> None:
+        self._total_max = total_max
+        self._per_key_max = per_key_max
+        self._taken: set[Slot] = set()
+        self._by_key: Counter[str] = Counter()
+
+    def __repr__(self) -> str:
+        return f"<StreamSlots {len(self._taken)} of {self._total_max or 'any number'}>"
+
+    def __len__(self) -> int:
+        return len(self._taken)
+
+    def take(self, key: Key | None) -> Slot:
+        if self._total_max and len(self._taken) >= self._total_max:
+            raise Throttled(f"{len(self._taken)} event streams are open; close some", limit="sse_connections")
+        if key is not None:
+            count = self._by_key[key.digest]
+            if self._per_key_max and count >= self._per_key_max:
+                raise Throttled(
+                    f"{count} event streams of this key are open; close some",
+                    limit="sse_connections_per_key",
+                )
+            self._by_key[key.digest] += 1
+        slot = Slot(self, key)
+        self._taken.add(slot)
+        return slot
+
+    def given(self, slot: Slot) -> None:
+        self._taken.discard(slot)
+        if slot.key is not None:
+            _count_down(self._by_key, slot.key)
+
+    def revoke_all_but(self, ring: KeyRing) -> int:
+        """Ends what was opened with a key that is gone or allows something else now. How many those were."""
+        revoked = [slot for slot in self._taken if slot.key is not None and not ring.holds(slot.key)]
+        for slot in revoked:
+            slot.revoke()
+        return len(revoked)
+
+
+class InFlight:
+    """Requests under way, for each key."""
+
+    def __init__(self, per_key_max: int = 0) -> None:
+        self._max = per_key_max
+        self._by_key: Counter[str] = Counter()
+
+    def __repr__(self) -> str:
+        return f"<InFlight {self._by_key.total()} of {len(self._by_key)} keys>"
+
+    @contextmanager
+    def one_of(self, key: Key) -> Iterator[None]:
+        count = self._by_key[key.digest]
+        if self._max and count >= self._max:
+            raise Throttled(
+                f"{count} requests of this key are in flight; wait for some", limit="inflight_per_key"
+            )
+        self._by_key[key.digest] = count + 1
+        try:
+            yield
+        finally:
+            _count_down(self._by_key, key)
+
+
+def _count_down(counts: Counter[str], key: Key) -> None:
+    counts[key.digest] -= 1
+    if not counts[key.digest]:
+        del counts[key.digest]

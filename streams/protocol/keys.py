@@ -1,0 +1,152 @@
+"""API keys: how they are written down, and the ring that a presented one is looked for in (v0-api §11). Pure.
+
+    secret[:scopes[:prefixes]]      s3cret    s3cret:rw    s3cret:read+write:orders.|audit.
+
+Rules of the file
+- A secret is turned into its SHA-256 digest where it is read, and only the digest is kept.
+- A complaint says which entry is wrong and never shows a part of it: whoever has a colon in a secret has
+  written the end of it where scopes belong.
+- A presented secret is compared with every key, in constant time each, so that the time of an answer tells
+  nothing of how near it came.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Iterable
+
+import msgspec
+
+from streams.protocol.access import ALL, LETTERS, SCOPES, Grant
+
+#: Each request is compared with every key, at about 0.2 µs a key.
+KEYS_MAX = 1000
+SECRET_CHARS_MAX = 512
+PREFIXES_MAX = 64
+#: Shorter secrets are taken, with a warning: they can be guessed.
+SECRET_CHARS_GOOD = 16
+
+_secret = re.compile(r"[!-~]+").fullmatch
+_prefix = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}").fullmatch
+
+
+class MalformedKey(ValueError):
+    """An entry that is no key. The message does not show it."""
+
+
+class Key(msgspec.Struct, frozen=True):
+    """A key without its secret. The digest is its identity; it stays out of logs and answers too."""
+
+    digest: str
+    grant: Grant = Grant()
+
+    @property
+    def passed_on(self) -> Grant | None:
+        """What a shard has to look at for this key; nothing when the key allows everything."""
+        return None if self.grant.is_whole else self.grant
+
+    def __repr__(self) -> str:
+        return f"<Key {self.grant}>"
+
+
+def digest_of(secret: str) -> str:
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+class KeyRing(msgspec.Struct, frozen=True):
+    keys: tuple[Key, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<KeyRing of {len(self.keys)}>"
+
+    def find(self, secret: str) -> Key | None:
+        presented = digest_of(secret)
+        found: Key | None = None
+        for key in self.keys:
+            if hmac.compare_digest(key.digest, presented):
+                found = key
+        return found
+
+    def holds(self, key: Key) -> bool:
+        """Whether it is still here and still allows the same."""
+        return key in self.keys
+
+    def to_json(self) -> bytes:
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def from_json(cls, text: bytes) -> KeyRing:
+        return msgspec.json.decode(text, type=cls)
+
+
+def bearer_of(header: str | None) -> str | None:
+    """The secret in an `Authorization` header, if it has one."""
+    if header is None:
+        return None
+    scheme, _, secret = header.partition(" ")
+    return secret.strip(" ") or None if scheme.lower() == "bearer" else None
+
+
+def entries_of_list(text: str) -> list[tuple[str, str]]:
+    """Comma-separated entries, each with what to call it."""
+    return [(f"entry {number}", entry.strip()) for number, entry in enumerate(text.split(","), 1)]
+
+
+def entries_of_lines(text: str) -> list[tuple[str, str]]:
+    """One entry a line; empty lines and lines that start with # are passed over."""
+    lines = [(f"line {number}", line.strip()) for number, line in enumerate(text.splitlines(), 1)]
+    return [(name, line) for name, line in lines if line and not line.startswith("#")]
+
+
+def parse_ring(entries: Iterable[tuple[str, str]]) -> tuple[KeyRing, list[str]]:
+    """The ring, and a warning for each weak key. Raises `MalformedKey`."""
+    keys: dict[str, Key] = {}
+    warnings: list[str] = []
+    for name, entry in entries:
+        secret, _, rest = entry.partition(":")
+        scopes, _, prefixes = rest.partition(":")
+        if _secret(secret) is None or "," in secret:
+            raise MalformedKey(f"{name}: the secret must be visible ASCII without a colon or comma")
+        if len(secret) > SECRET_CHARS_MAX:
+            raise MalformedKey(f"{name}: the secret is longer than {SECRET_CHARS_MAX} characters")
+        key = Key(digest_of(secret), Grant(_scopes(name, scopes), _prefixes(name, prefixes)))
+        if key.digest in keys:
+            raise MalformedKey(f"{name}: the same secret stands in an entry before it")
+        keys[key.digest] = key
+        if len(secret) < SECRET_CHARS_GOOD:
+            warnings.append(f"{name}: the secret has fewer than {SECRET_CHARS_GOOD} characters")
+    if len(keys) > KEYS_MAX:
+        raise MalformedKey(f"there are {len(keys)} keys; at most {KEYS_MAX} are compared with")
+    return KeyRing(tuple(keys.values())), warnings
+
+
+def _scopes(name: str, text: str) -> int:
+    if not text:
+        return ALL
+    scopes = 0
+    for part in text.split("+"):
+        if part in SCOPES:
+            scopes |= SCOPES[part]
+        elif part and all(letter in LETTERS for letter in part):
+            for letter in part:
+                scopes |= LETTERS[letter]
+        else:
+            raise MalformedKey(
+                f"{name}: what follows the secret must be scopes joined with +: read, write, delete, admin, "
+                "or their letters r, w, d, a (a secret itself cannot have a colon in it)"
+            )
+    return scopes
+
+
+def _prefixes(name: str, text: str) -> tuple[str, ...]:
+    if not text:
+        return ()
+    parts = text.split("|")
+    if len(parts) > PREFIXES_MAX or not all(map(_prefix, parts)):
+        raise MalformedKey(
+            f"{name}: what follows the scopes must be at most {PREFIXES_MAX} beginnings of box names, "
+            "joined with |"
+        )
+    return tuple(dict.fromkeys(parts))

@@ -1,0 +1,65 @@
+"""What each op of the shard wire asks of a peer that came with a key (v0-api §11, architecture §3). Pure.
+
+Peers on the Unix sockets are ours and are asked nothing. A peer on the TCP listener has a grant, and every
+one of its messages passes `check_op`. An op without a line here is refused to it: a new op stays closed until
+somebody has said what it needs. Names inside a body are looked at by the op's decoder (`RequestHead.grant`).
+"""
+
+from __future__ import annotations
+
+from streams.protocol import wire
+from streams.protocol.access import ADMIN, DELETE, READ, WRITE, Grant
+from streams.protocol.errors import Forbidden
+
+#: op -> the scopes it takes. All of these name their box in the head.
+OPS: dict[int, int] = {
+    wire.OP_PUT_BOX: ADMIN,
+    wire.OP_GET_STATE: READ,
+    wire.OP_DELETE_BOX: DELETE,
+    wire.OP_APPEND: WRITE,
+    wire.OP_DIFF: READ,
+    wire.OP_GET_RECORD: READ,
+    wire.OP_GET_TAIL: READ,
+    wire.OP_DELETE_RECORDS: DELETE,
+    wire.OP_SET_FENCE: WRITE,
+    wire.OP_FOLLOW: READ,
+    wire.OP_CLAIM: READ | WRITE,
+    wire.OP_ACK: WRITE,
+    wire.OP_NACK: WRITE,
+    wire.OP_EXTEND: WRITE,
+    wire.OP_WORK: READ | WRITE,
+    wire.OP_WORK_END: READ | WRITE,
+    wire.OP_COMMIT_GROUP: WRITE,
+    wire.OP_GET_GROUP: READ,
+    wire.OP_LIST_GROUPS: READ,
+    wire.OP_DELETE_GROUP: DELETE,
+}
+
+#: Ours alone: sessions, routers, moves, exports and lists are for gateways and tools on this machine.
+INTERNAL: frozenset[int] = frozenset(
+    (
+        wire.OP_STATS,
+        wire.OP_LIST_BOXES,
+        wire.OP_PUT_SESSION,
+        wire.OP_TAKE_SESSION,
+        wire.OP_KEEP_SESSION,
+        wire.OP_COLLECT,
+        wire.OP_CARRIED,
+        wire.OP_FORWARD,
+        wire.OP_FORWARDING,
+        wire.OP_REQUIRE_QUEUE,
+        wire.OP_PLAN_REQUEUE,
+        wire.OP_AWAIT_MOVES,
+        *wire.EXPORT_OPS,
+    )
+)
+
+
+def check_known(op: int) -> None:
+    if op not in OPS:
+        raise Forbidden(f"op: {op} is not for peers with a key", field="op")
+
+
+def check_op(grant: Grant, op: int, box: str) -> None:
+    grant.require(OPS[op])
+    grant.require_name(box)

@@ -1,0 +1,460 @@
+"""Keys (§11): every address of the server, against every set of scopes, with names inside and outside the
+key's prefixes, in the path and in the body.
+
+Method: the addresses are those that a gateway answers (`Api.routes`), and what is expected of each is its
+rule in `gateway/access.py`, held against the contract's own table below. A new address without a rule stops
+the gateway of these tests from starting; one with a rule the contract does not know fails here. A request
+is refused before it is understood, so most are sent with an empty body: whatever else is wrong with them, it
+must not be 401 or 403 for a key that suffices.
+"""
+
+import functools
+import json
+import socket
+
+import pytest
+import trio
+
+from gateway.access import RULES, route_of
+from gateway.api.routes import Api as GatewayApi
+from gateway.dispatch import Dispatch
+from gateway.placement import even
+from gateway.watch.service import Watch
+from streams.protocol.access import ADMIN, ALL, DELETE, READ, SCOPES, WRITE, words
+from tests.contract.conftest import COMBOS, Api
+from tests.support.sockets import Refused, WebSocket
+
+SUBSETS = range(1, ALL + 1)
+IN, ALSO_IN, OUT = "in.x", "also:in", "out.x"
+
+
+def secret(scopes, *, confined=False):
+    return f"secret-of-{scopes}-{'confined' if confined else 'free'}-0123456789"
+
+
+KEYS = ",".join(
+    [f"{secret(scopes)}:{'+'.join(words(scopes))}" for scopes in SUBSETS]
+    + [f"{secret(scopes, confined=True)}:{'+'.join(words(scopes))}:in.|also:" for scopes in SUBSETS]
+)
+FREE, CONFINED = secret(ALL), secret(ALL, confined=True)
+
+#: §11, as it stands there, with what the contract leaves open: requeue is a claim and an append in one, an
+#: append that trims deletes records, the map of shards and the socket take any key.
+CONTRACT = {
+    READ: """
+        GET /v0/boxes/{box}                 GET /v0/boxes/{box}/tail        GET /v0/boxes/{box}/records/{seq}
+        GET /v0/boxes/{box}/groups          GET /v0/boxes/{box}/groups/{group}
+        GET /v0/boxes/{box}/watch           GET /v0/boxes                   GET /v0/routers
+        GET /v0/routers/{router}            POST /v0/boxes/{box}/diff       POST /v0/watch
+        GET /v0/watch/{wid}
+    """,
+    WRITE: """
+        POST /v0/boxes/{box}                POST /v0/boxes/{box}/ack        POST /v0/boxes/{box}/nack
+        POST /v0/boxes/{box}/extend         PUT /v0/boxes/{box}/groups/{group}
+        PUT /v0/boxes/{box}/fence
+    """,
+    READ | WRITE: """
+        POST /v0/boxes/{box}/claim          GET /v0/boxes/{box}/work        POST /v0/boxes/{box}/requeue
+    """,
+    DELETE: """
+        DELETE /v0/boxes/{box}              DELETE /v0/routers/{router}
+        DELETE /v0/boxes/{box}/groups/{group}                               POST /v0/boxes/{box}/delete
+    """,
+    ADMIN: """
+        PUT /v0/boxes/{box}                 PUT /v0/routers/{router}
+    """,
+    0: """
+        GET /v0/ws                          GET /v0/placement
+    """,
+    None: """
+        GET /v0/health      GET /health     GET /healthz    GET /v0/ready   GET /readyz
+    """,
+}
+SCOPES_OF = {
+    f"{method} {path}": scopes
+    for scopes, text in CONTRACT.items()
+    for method, path in zip(text.split()[::2], text.split()[1::2], strict=True)
+}
+
+#: A good body for each address whose body names boxes; `BOX` stands for the name that is tried.
+BODIES = {
+    ("PUT /v0/boxes/{box}", "dead_letter"): {"type": "queue", "dead_letter": "BOX"},
+    ("POST /v0/boxes/{box}", "config.dead_letter"): {
+        "records": [{"data": 1}],
+        "config": {"type": "queue", "dead_letter": "BOX"},
+    },
+    ("POST /v0/boxes/{box}/requeue", "from"): {"from": "BOX"},
+    ("PUT /v0/routers/{router}", "source"): {"source": "BOX", "dest": "in.other"},
+    ("PUT /v0/routers/{router}", "dest"): {"source": "in.other", "dest": "BOX"},
+    ("POST /v0/watch", "boxes.*"): {"boxes": {"in.other": {}, "BOX": {}}},
+}
+
+
+@functools.cache
+def routes():
+    dispatch = Dispatch(even(1), [])
+    watch = Watch(dispatch, connections_max=0, node_bytes_max=128)
+    return GatewayApi(
+        dispatch, body_bytes_max=1, version="", sockets=(), draining=trio.Event(), watch=watch
+    ).routes
+
+
+def address(route, name=IN):
+    method, _, template = route.partition(" ")
+    for parameter in ("box", "router"):
+        template = template.replace(f"{{{parameter}}}", name)
+    return method, template.replace("{seq}", "1").replace("{group}", "g").replace(
+        "{wid}", "wid_none"
+    ).replace("{}", "1")
+
+
+@pytest.fixture
+def locked(fleet, combo):
+    """A server that asks for keys, and says in its log all that it ever says."""
+    server = fleet(combo.front, api_keys=KEYS, log="debug")
+    with combo.client(server.url) as client:
+        yield Api(client, server, combo)
+
+
+@pytest.fixture(params=["edge", "hypercorn"])
+def locked_h1(request, fleet):
+    """The same over HTTP/1.1 alone."""
+    combo = next(combo for combo in COMBOS if combo.front == request.param and combo.protocol == "h1")
+    server = fleet(combo.front, api_keys=KEYS, log="debug")
+    with combo.client(server.url) as client:
+        yield Api(client, server, combo)
+
+
+def bearer(key):
+    return {"Authorization": f"Bearer {key}"}
+
+
+def status_of(api, route, key=None, *, name=IN, body=None, params=None, headers=None, error=None):
+    """The status of one request; a stream is closed as soon as it has one."""
+    method, path = address(route, name)
+    sent = {**({} if key is None else bearer(key)), **(headers or {})}
+    content = None
+    if body is not None or method in ("PUT", "POST"):
+        sent.setdefault("Content-Type", "application/json")
+        content = body if isinstance(body, bytes) else json.dumps(body if body is not None else {}).encode()
+    with api.client.stream(method, path, content=content, params=params, headers=sent) as answer:
+        if answer.headers["content-type"].startswith("text/event-stream"):
+            return answer.status_code
+        text = answer.read()
+        if answer.status_code in (401, 403):
+            found = json.loads(text)["error"]
+            assert found["code"] == {401: "unauthorized", 403: "forbidden"}[answer.status_code]
+            assert "secret-of" not in text.decode() and KEYS not in text.decode()
+            if error is not None:
+                error.append(found)
+        if answer.status_code == 401:
+            assert answer.headers["www-authenticate"] == "Bearer"
+        return answer.status_code
+
+
+# -- the table ------------------------------------------------------------------------------------------
+
+
+def test_every_address_has_a_rule_and_every_rule_an_address():
+    """§11"""
+    assert sorted(routes()) == sorted(RULES)
+
+
+def test_the_rules_are_those_of_the_contract():
+    """§11, the table"""
+    assert SCOPES_OF.keys() == RULES.keys(), "the contract's table does not know an address, or the other way"
+    for route, scopes in SCOPES_OF.items():
+        rule = RULES[route]
+        if scopes is None:
+            assert rule.is_probe or rule.is_open, route
+        else:
+            assert (rule.scopes, rule.is_open, rule.is_probe) == (scopes, False, False), route
+        if "{box}" in route or "{router}" in route:
+            assert rule.names_path, route
+
+
+def test_an_address_without_a_rule_stops_the_gateway():
+    with pytest.raises(LookupError, match="has no rule"):
+        route_of("GET", "/v0/boxes/{box}/nobody-thought-of-it")
+
+
+# -- who are you ----------------------------------------------------------------------------------------
+
+
+def test_no_address_answers_a_stranger(locked):
+    """§11: no key, a wrong key, half a header; probes alone are open (§13)."""
+    wrong = [{}, bearer("x" * 40), {"Authorization": f"Basic {FREE}"}, {"Authorization": "Bearer"}]
+    for route in routes():
+        is_probe = SCOPES_OF[route] is None
+        for headers in wrong:
+            assert (status_of(locked, route, headers=headers) == 401) != is_probe, (route, headers)
+
+
+def test_what_is_nowhere_is_not_told_to_a_stranger(locked):
+    """§11"""
+    for method, path in [("GET", "/v0/nothing"), ("PATCH", "/v0/boxes/in.x"), ("GET", "/v0/boxes/%ff")]:
+        locked.refused(locked.send(method, path), 401, "unauthorized")
+    locked.refused(locked.send("GET", "/v0/nothing", headers=bearer(FREE)), 404, "not_found")
+    locked.refused(locked.send("PATCH", "/v0/boxes/in.x", headers=bearer(FREE)), 405, "method_not_allowed")
+
+
+def test_the_scheme_is_read_in_any_case_and_head_is_a_get(locked):
+    """§11"""
+    response = locked.send("HEAD", "/v0/boxes", headers={"Authorization": f"bEaReR   {secret(READ)}"})
+    assert response.status_code == 200
+    assert locked.send("HEAD", "/v0/boxes", headers=bearer(secret(WRITE))).status_code == 403
+
+
+def test_two_authorizations_are_none(locked):
+    """§11"""
+    headers = [("Authorization", f"Bearer {FREE}"), ("Authorization", f"Bearer {FREE}")]
+    assert locked.client.get("/v0/boxes", headers=headers).status_code == 401
+
+
+def test_a_body_of_a_stranger_is_not_waited_for(locked_h1):
+    """§11: what is too much for one read is refused before it is all there."""
+    head = "POST /v0/boxes/in.body HTTP/1.1\r\nHost: x\r\nContent-Length: 10000000\r\n"
+    for authorization, answered in [
+        ("", b"HTTP/1.1 401 "),
+        (f"Authorization: Bearer {FREE}x\r\n", b"HTTP/1.1 401 "),
+    ]:
+        with socket.create_connection(("127.0.0.1", locked_h1.server.port), 30) as connection:
+            connection.sendall(f"{head}{authorization}\r\n".encode() + b" " * 300_000)
+            assert connection.recv(100).startswith(answered)
+
+
+# -- scopes ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("scopes", SUBSETS, ids=lambda scopes: "+".join(words(scopes)))
+def test_an_address_answers_exactly_the_keys_with_its_scopes(locked, scopes):
+    """§11: all addresses x all sets of scopes."""
+    for route in routes():
+        needed = SCOPES_OF[route]
+        told = []
+        status = status_of(locked, route, secret(scopes), error=told)
+        if needed is None or needed & ~scopes == 0:
+            assert status not in (401, 403), route
+        else:
+            assert status == 403, route
+            assert told[0]["detail"]["missing"] == words(needed & ~scopes)
+
+
+@pytest.mark.parametrize("scope", SCOPES.values(), ids=SCOPES)
+def test_each_front_asks_for_scopes(locked, scope):
+    """§11, over every way to reach the server."""
+    for route in routes():
+        needed = SCOPES_OF[route]
+        suffices = needed is None or needed & ~scope == 0
+        assert (status_of(locked, route, secret(scope)) != 403) == suffices, route
+
+
+@pytest.mark.parametrize("route", [route for route, rule in RULES.items() if rule.scopes_body])
+def test_what_a_body_asks_for_takes_its_own_scope(locked, box, route):
+    """§11: a config inside an append is admin; a trim deletes."""
+    values = {"config": {"cap_records": 7}, "trim_before_seq": 0}
+    for field, scope in RULES[route].scopes_body:
+        body = {"records": [{"data": 1}], field: values[field]}
+        name = f"in.{box}.{field}"
+        for key in (secret(RULES[route].scopes), secret(ALL & ~scope)):
+            assert status_of(locked, route, key, name=name, body=body) == 403
+            lines = {"Content-Type": "application/x-ndjson"}
+            params = {field: json.dumps(values[field])}
+            sent = {"name": name, "body": b'{"data":1}', "params": params, "headers": lines}
+            assert status_of(locked, route, key, **sent) == 403
+        assert status_of(locked, "GET /v0/boxes/{box}", FREE, name=name) == 404, "it was written"
+        assert status_of(locked, route, secret(RULES[route].scopes | scope), name=name, body=body) == 201
+
+
+# -- prefixes -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("route", [route for route, rule in RULES.items() if rule.names_path])
+def test_a_name_in_the_path_must_be_within_the_prefixes(locked, route):
+    """§11"""
+    for name in (OUT, "in", "In.x", "xin.x", "ou%74.x"):
+        assert status_of(locked, route, CONFINED, name=name) == 403, name
+    for name in (IN, ALSO_IN, "%69n.x"):
+        assert status_of(locked, route, CONFINED, name=name) not in (401, 403), name
+    assert status_of(locked, route, FREE, name=OUT) not in (401, 403)
+
+
+@pytest.mark.parametrize(
+    ("route", "field"), [(route, field) for route, rule in RULES.items() for field in rule.names_body]
+)
+def test_a_name_in_the_body_must_be_within_the_prefixes(locked, box, route, field):
+    """§11: watch boxes, router ends, dead_letter, where a requeue takes from."""
+
+    def body(name):
+        return json.dumps(BODIES[route, field]).replace("BOX", name).encode()
+
+    name = f"in.{box}.{field.replace('*', 'all')}"
+    told = []
+    assert status_of(locked, route, CONFINED, name=name, body=body(OUT), error=told) == 403
+    assert told[0]["detail"]["field"].split(".")[0] == field.split(".")[0]
+    assert status_of(locked, route, CONFINED, name=name, body=body(f"in.{box}.named")) not in (401, 403)
+    assert status_of(locked, route, FREE, name=f"{name}.2", body=body(f"out.{box}")) not in (401, 403)
+
+
+def test_compressing_a_body_hides_no_name(locked, box):
+    """§11, §0.2"""
+    import gzip
+
+    body = gzip.compress(json.dumps({"source": "in.a", "dest": OUT}).encode())
+    sent = {"name": f"in.{box}", "body": body, "headers": {"Content-Encoding": "gzip"}}
+    assert status_of(locked, "PUT /v0/routers/{router}", CONFINED, **sent) == 403
+
+
+def test_a_name_twice_in_a_body_hides_nothing(locked, box):
+    """§11: what is checked is what is used."""
+    for ends in (f'"dest":"in.b","dest":"{OUT}"', f'"dest":"{OUT}","dest":"in.b"'):
+        body = f'{{"source":"in.a",{ends}}}'.encode()
+        status = status_of(locked, "PUT /v0/routers/{router}", CONFINED, name=f"in.{box}", body=body)
+        made = locked.send("GET", f"/v0/routers/in.{box}", headers=bearer(FREE))
+        assert status == 403 or made.json()["dest"] == "in.b"
+
+
+def named(response, what):
+    assert response.status_code == 200, response.text
+    return [each[what] for each in response.json()[{"box": "boxes", "router": "routers"}[what]]]
+
+
+def test_lists_show_what_is_within_the_prefixes_page_by_page(locked, box):
+    """§11, §2.3, §6.3"""
+    tail = box[-12:]
+    inside = sorted(f"{start}.{tail}.{n}" for start in ("in", "also:in") for n in range(3))
+    for name in (*inside, f"out.{tail}", f"in2.{tail}"):
+        assert locked.send("PUT", f"/v0/boxes/{name}", {}, headers=bearer(FREE)).status_code == 201
+    found, cursor = [], None
+    while cursor or not found:
+        params = {"page_size": 2, **({"cursor": cursor} if cursor else {})}
+        response = locked.send("GET", "/v0/boxes", params=params, headers=bearer(CONFINED))
+        found += named(response, "box")
+        cursor = response.json().get("next_cursor")
+    assert found == sorted(found) and all(name.startswith(("in.", "also:")) for name in found)
+    assert [name for name in found if tail in name] == inside
+    for prefix, expected in [
+        ("in.", inside[3:]),
+        (f"also:in.{tail}.1", [inside[1]]),
+        ("out", []),
+        ("i", inside[3:]),
+    ]:
+        response = locked.send(
+            "GET", "/v0/boxes", params={"prefix": prefix, "page_size": 1000}, headers=bearer(CONFINED)
+        )
+        assert [name for name in named(response, "box") if tail in name] == expected
+
+
+def test_routers_show_only_where_name_and_both_ends_are_within_the_prefixes(locked, box):
+    """§11, §6"""
+    tail = box[-12:]
+    ends = {
+        f"in.{tail}.good": (f"in.{tail}.a", f"in.{tail}.b"),
+        f"in.{tail}.leads-out": (f"in.{tail}.a", f"out.{tail}.b"),
+        f"in.{tail}.comes-in": (f"out.{tail}.a", f"in.{tail}.b"),
+        f"out.{tail}.name": (f"in.{tail}.a", f"in.{tail}.b"),
+    }
+    for router, (source, dest) in ends.items():
+        response = locked.send(
+            "PUT", f"/v0/routers/{router}", {"source": source, "dest": dest}, headers=bearer(FREE)
+        )
+        assert response.status_code == 201, response.text
+    response = locked.send("GET", "/v0/routers", params={"page_size": 1}, headers=bearer(CONFINED))
+    shown = named(response, "router")
+    while "next_cursor" in response.json():
+        params = {"page_size": 1, "cursor": response.json()["next_cursor"]}
+        response = locked.send("GET", "/v0/routers", params=params, headers=bearer(CONFINED))
+        shown += named(response, "router")
+    assert [name for name in shown if tail in name] == [f"in.{tail}.good"]
+    for router in ends:
+        allowed = router.endswith("good")
+        for method in ("GET", "DELETE"):
+            response = locked.send(method, f"/v0/routers/{router}", headers=bearer(CONFINED))
+            assert (response.status_code == 200) == allowed, (method, router)
+            assert allowed or response.status_code == 403
+    over = {"source": f"in.{tail}.a", "dest": f"in.{tail}.c"}
+    response = locked.send("PUT", f"/v0/routers/in.{tail}.leads-out", over, headers=bearer(CONFINED))
+    locked.refused(response, 403, "forbidden", "dest")
+    gone = locked.send("DELETE", f"/v0/boxes/in.{tail}.a", headers=bearer(CONFINED)).json()
+    assert gone["routers_removed"] == [f"in.{tail}.leads-out"]  # not the one whose name is outside
+
+
+# -- streams and sockets --------------------------------------------------------------------------------
+
+
+def test_a_token_in_the_query_opens_event_streams_and_nothing_else(locked):
+    """§11"""
+    for route in routes():
+        rule = RULES[route]
+        status = status_of(locked, route, params={"token": FREE})
+        if rule.takes_token:
+            assert status not in (401, 403), route
+            assert status_of(locked, route, params={"token": FREE + "x"}) == 401, route
+            assert status_of(locked, route, params={"token": secret(DELETE)}) == 403, route
+        elif SCOPES_OF[route] is not None:
+            assert status == 401, route
+            assert status_of(locked, route, FREE, params={"token": FREE}) == 400, route
+
+
+def test_a_session_opens_for_the_key_that_made_it_and_no_other(locked, box):
+    """§11, §7.2; the stream that is open does not notice that others have tried."""
+    name = f"in.{box}"
+    locked.send("PUT", f"/v0/boxes/{name}", {}, headers=bearer(FREE))
+    made = locked.send("POST", "/v0/watch", {"boxes": {name: {}}}, headers=bearer(secret(READ)))
+    url = locked.ok(made)["stream_url"]
+    for other in (FREE, CONFINED):
+        locked.refused(locked.send("GET", url, headers=bearer(other)), 403, "forbidden")
+    with locked.events(url, params={"token": secret(READ)}) as events:
+        assert events.next().name == "caught-up"
+        for other in (FREE, CONFINED):
+            locked.refused(locked.send("GET", url, headers=bearer(other)), 403, "forbidden")
+        locked.send("POST", f"/v0/boxes/{name}", {"records": [{"data": 1}]}, headers=bearer(FREE))
+        assert events.records(1)[0]["data"] == 1
+
+
+def test_a_socket_asks_for_a_key_and_for_scopes_command_by_command(locked_h1, box):
+    """§7.5, §11"""
+
+    def socket_of(key):
+        return WebSocket(locked_h1.server.port, **({} if key is None else bearer(key)))
+
+    for key in (None, "x" * 30):
+        with pytest.raises(Refused) as caught:
+            socket_of(key)
+        assert (caught.value.status, caught.value.error["code"]) == (401, "unauthorized")
+    inside, publish = f"in.{box}", {"op": "publish", "records": [{"data": 1}]}
+    configured = {**publish, "config": {"cap_records": 3}}
+
+    def code(socket, message):
+        answer = socket.ask(message)
+        return answer["code"] if answer["op"] == "error" else answer["op"]
+
+    with socket_of(secret(WRITE, confined=True)) as writer:
+        assert code(writer, {**publish, "box": f"out.{box}"}) == "forbidden"
+        assert code(writer, {**configured, "box": inside}) == "forbidden"
+        assert code(writer, {**publish, "box": inside, "trim_before_seq": 0}) == "forbidden"
+        assert code(writer, {**publish, "box": inside}) == "ack"
+        assert code(writer, {"op": "subscribe", "box": inside}) == "forbidden"
+    with socket_of(secret(READ, confined=True)) as reader:
+        assert code(reader, {**publish, "box": inside}) == "forbidden"
+        assert code(reader, {"op": "subscribe", "box": f"out.{box}"}) == "forbidden"
+        assert code(reader, {"op": "subscribe", "boxes": {inside: {}, f"out.{box}": {}}}) == "forbidden"
+        assert code(reader, {"op": "subscribe", "box": inside}) == "subscribed"
+
+
+# -- the log --------------------------------------------------------------------------------------------
+
+
+def test_no_key_token_or_payload_reaches_the_log(locked_h1):
+    """§11: at the chattiest level, through all that goes well and wrong, here and in the tests before."""
+    payload = "the-payload-of-a-record"
+    body = {"records": [{"data": payload, "tag": payload}], "node": payload, "match": payload}
+    for route in routes():
+        for key in (None, FREE):
+            status_of(locked_h1, route, key, body=body)
+        status_of(locked_h1, route, FREE, body=payload.encode())
+        status_of(locked_h1, route, params={"token": FREE, payload: payload})
+    assert locked_h1.send("GET", "/v0/boxes", headers=bearer(FREE)).status_code == 200
+    log = locked_h1.server.log_text()
+    assert "secret-of" not in log and payload not in log

@@ -1,0 +1,73 @@
+"""Slots are counted over all keys and for each, and come back however they are given (v0-api §12)."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.limits import InFlight, StreamSlots, share_of
+from streams.protocol.errors import Throttled
+from streams.protocol.keys import Key, KeyRing
+
+ONE, OTHER = Key("1" * 64), Key("2" * 64)
+
+
+def limit_of(caught: pytest.ExceptionInfo[Throttled]) -> str:
+    return str(caught.value.detail["limit"])
+
+
+def test_streams_are_limited_in_all_and_for_each_key() -> None:
+    slots = StreamSlots(total_max=3, per_key_max=2)
+    held = [slots.take(ONE), slots.take(ONE)]
+    with pytest.raises(Throttled) as caught:
+        slots.take(ONE)
+    assert limit_of(caught) == "sse_connections_per_key"
+    held.append(slots.take(OTHER))
+    for key in (OTHER, None):
+        with pytest.raises(Throttled) as caught:
+            slots.take(key)
+        assert limit_of(caught) == "sse_connections"
+    held[0].give()
+    held[0].give()  # twice is once
+    assert len(slots) == 2
+    held[0] = slots.take(ONE)
+    for slot in held:
+        slot.give()
+    assert len(slots) == 0 and repr(slots) == "<StreamSlots 0 of 3>"
+
+
+def test_zero_is_no_limit() -> None:
+    slots, in_flight = StreamSlots(), InFlight()
+    assert len([slots.take(ONE) for _ in range(50)]) == len(slots) == 50
+    with in_flight.one_of(ONE), in_flight.one_of(ONE):
+        assert repr(in_flight) == "<InFlight 2 of 1 keys>"
+
+
+def test_a_share_is_rounded_up_so_that_a_limit_is_never_nothing() -> None:
+    assert [share_of(limit, 4) for limit in (0, 1, 4, 5)] == [0, 1, 1, 2]
+
+
+def test_a_key_that_is_gone_ends_its_streams_now_or_when_they_begin() -> None:
+    slots = StreamSlots()
+    ended: list[str] = []
+    kept, gone, opening = slots.take(ONE), slots.take(OTHER), slots.take(OTHER)
+    slots.take(None)
+    kept.on_revoked(lambda: ended.append("kept"))
+    gone.on_revoked(lambda: ended.append("gone"))
+    assert slots.revoke_all_but(KeyRing((ONE,))) == 2
+    assert ended == ["gone"] and repr(gone) == "<Slot taken, revoked>"
+    opening.on_revoked(lambda: ended.append("opening"))
+    assert ended == ["gone", "opening"]
+
+
+def test_requests_in_flight_are_limited_for_each_key_and_forgotten_when_they_fail() -> None:
+    in_flight = InFlight(per_key_max=1)
+    with pytest.raises(KeyError), in_flight.one_of(ONE):
+        with in_flight.one_of(OTHER):
+            pass
+        with pytest.raises(Throttled) as caught, in_flight.one_of(ONE):
+            raise AssertionError("two are too many")
+        assert limit_of(caught) == "inflight_per_key"
+        raise KeyError
+    with in_flight.one_of(ONE):
+        pass
+    assert repr(in_flight) == "<InFlight 0 of 0 keys>"

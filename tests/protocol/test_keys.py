@@ -1,0 +1,177 @@
+"""Keys as they are written down and looked for (v0-api §11), and what a grant covers.
+
+Method: tables for what is legal and what is not; hypothesis for what must hold of any grant.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streams.protocol import op_access, wire
+from streams.protocol.access import ADMIN, ALL, DELETE, READ, WRITE, Grant
+from streams.protocol.errors import Forbidden
+from streams.protocol.keys import (
+    KEYS_MAX,
+    PREFIXES_MAX,
+    Key,
+    KeyRing,
+    MalformedKey,
+    bearer_of,
+    digest_of,
+    entries_of_lines,
+    entries_of_list,
+    parse_ring,
+)
+
+SECRET = "hunter2-hunter2-hunter2"
+
+
+def only(entry: str) -> Key:
+    ring, _ = parse_ring([("entry 1", entry)])
+    assert len(ring.keys) == 1
+    return ring.keys[0]
+
+
+@pytest.mark.parametrize(
+    ("written", "scopes", "prefixes"),
+    [
+        ("", ALL, ()),
+        (":", ALL, ()),
+        ("::", ALL, ()),
+        (":read", READ, ()),
+        (":read+write", READ | WRITE, ()),
+        (":r+w+d+a", ALL, ()),
+        (":rw", READ | WRITE, ()),
+        (":rw+delete", READ | WRITE | DELETE, ()),
+        (":a:", ADMIN, ()),
+        ("::orders.", ALL, ("orders.",)),
+        (":r:orders.|audit|orders.", READ, ("orders.", "audit")),
+        (":w:tenant:7:", WRITE, ("tenant:7:",)),
+    ],
+)
+def test_scopes_and_prefixes_follow_the_secret(written: str, scopes: int, prefixes: tuple[str, ...]) -> None:
+    key = only(SECRET + written)
+    assert key.grant == Grant(scopes, prefixes)
+    assert key.digest == digest_of(SECRET)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "",
+        ":read",
+        f"{SECRET}:hunter2",
+        f"{SECRET}:read+",
+        f"{SECRET}:READ",
+        f"{SECRET}:rx",
+        f"{SECRET}:read:-hunter2",
+        f"{SECRET}:read:a||hunter2",
+        f"{SECRET}:read:hunter2/",
+        f"{SECRET}:read:" + "|".join(f"hunter2{n}" for n in range(PREFIXES_MAX + 1)),
+        "hunter2 with spaces",
+        "hunter2\N{SNOWMAN}",
+        "hunter2,and-a-comma",
+        "hunter2" * 100,
+    ],
+)
+def test_a_malformed_entry_is_refused_by_its_place_and_never_shown(entry: str) -> None:
+    with pytest.raises(MalformedKey) as caught:
+        parse_ring([("entry 3", entry)])
+    assert str(caught.value).startswith("entry 3: ")
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_secret_stands_in_one_entry_only() -> None:
+    with pytest.raises(MalformedKey, match=r"^entry 2: the same secret"):
+        parse_ring(entries_of_list(f"{SECRET}:r, {SECRET}:w"))
+
+
+def test_there_are_not_more_keys_than_a_request_can_be_compared_with() -> None:
+    entries = [(f"entry {n}", f"{SECRET}{n}") for n in range(KEYS_MAX + 1)]
+    assert len(parse_ring(entries[1:])[0].keys) == KEYS_MAX
+    with pytest.raises(MalformedKey, match=str(KEYS_MAX)):
+        parse_ring(entries)
+
+
+def test_short_secrets_are_warned_about_and_taken() -> None:
+    ring, warnings = parse_ring(entries_of_list(f"short,{SECRET}"))
+    assert len(ring.keys) == 2
+    assert warnings == ["entry 1: the secret has fewer than 16 characters"]
+
+
+def test_a_file_has_one_entry_a_line_and_room_for_remarks() -> None:
+    text = f"# ours\n\n  {SECRET}:r  \r\n#{SECRET}x\nother-{SECRET}::in.\n"
+    assert entries_of_lines(text) == [("line 3", f"{SECRET}:r"), ("line 5", f"other-{SECRET}::in.")]
+
+
+def test_a_ring_finds_the_key_of_a_secret_and_keeps_no_secret() -> None:
+    ring, _ = parse_ring(entries_of_list(f"{SECRET}:r,{SECRET}2:w:in."))
+    found = ring.find(f"{SECRET}2")
+    assert found is not None and found.grant == Grant(WRITE, ("in.",))
+    for wrong in ("", SECRET[:-1], f"{SECRET}3", "\N{SNOWMAN}", "\ud800", digest_of(SECRET)):
+        assert ring.find(wrong) is None
+    text = ring.to_json()
+    assert SECRET.encode() not in text and SECRET not in repr(ring) + repr(ring.keys[0])
+    assert found.digest not in repr(found)
+    assert KeyRing.from_json(text) == ring
+
+
+def test_a_ring_holds_a_key_only_as_it_was() -> None:
+    ring, _ = parse_ring(entries_of_list(f"{SECRET}:r"))
+    assert ring.holds(only(f"{SECRET}:r"))
+    assert not ring.holds(only(f"{SECRET}:rw"))
+    assert not ring.holds(only(f"{SECRET}x:r"))
+
+
+@pytest.mark.parametrize(
+    ("header", "secret"),
+    [
+        (None, None),
+        ("", None),
+        ("Bearer", None),
+        ("Bearer ", None),
+        ("Basic abc", None),
+        ("Bearer abc", "abc"),
+        ("bearer  abc ", "abc"),
+        ("Bearer abc, Bearer abc", "abc, Bearer abc"),
+    ],
+)
+def test_a_bearer_is_read(header: str | None, secret: str | None) -> None:
+    assert bearer_of(header) == secret
+
+
+def test_only_a_key_without_bounds_is_not_passed_on() -> None:
+    assert only(SECRET).passed_on is None
+    assert only(f"{SECRET}::in.").passed_on == Grant(ALL, ("in.",))
+    assert only(f"{SECRET}:rwd").passed_on == Grant(READ | WRITE | DELETE)
+
+
+def test_a_refusal_names_what_is_missing() -> None:
+    with pytest.raises(Forbidden, match="lacks write and admin"):
+        Grant(READ | DELETE).require(READ | WRITE | ADMIN)
+    with pytest.raises(Forbidden, match="dest: 'out' is outside"):
+        Grant(ALL, ("in",)).require_name("out", "dest")
+    Grant().require_name("anything")
+
+
+_names = st.text(alphabet="ab.", max_size=4)
+
+
+@given(prefixes=st.lists(_names.filter(bool), max_size=4), asked=_names, names=st.lists(_names))
+def test_what_a_list_asks_for_is_what_the_grant_covers_once(
+    prefixes: list[str], asked: str, names: list[str]
+) -> None:
+    grant = Grant(ALL, tuple(prefixes))
+    parts = grant.within(asked)
+    assert list(parts) == sorted(parts)
+    for name in names:
+        expected = name.startswith(asked) and grant.covers(name)
+        assert sum(name.startswith(part) for part in parts) == int(expected)
+
+
+def test_every_op_is_either_open_to_keys_or_ours_alone() -> None:
+    ops = {value for name, value in vars(wire).items() if name.startswith("OP_")} - {wire.OP_HELLO}
+    assert ops == op_access.OPS.keys() | op_access.INTERNAL
+    assert not op_access.OPS.keys() & op_access.INTERNAL

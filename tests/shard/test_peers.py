@@ -1,0 +1,81 @@
+"""Strangers on the TCP socket of a shard are bounded in time and number (`shard/peers.py`).
+
+Method: the real server over real sockets in this process, with a clock that jumps when nothing happens.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+import shard.peers
+from shard.peers import HELLO_S, Peers
+from shard.server import Server
+from streams.protocol import wire
+from streams.protocol.appends import RecordLimits
+from streams.protocol.keys import entries_of_list, parse_ring
+
+SECRET = "a-secret-of-some-length"
+PLACEMENT = json.dumps({"slots": [[0, 4096, 0]]})
+
+
+@asynccontextmanager
+async def listening(tmp_path: Path) -> AsyncIterator[tuple[str, int]]:
+    keys = tmp_path / "keys.json"
+    keys.write_bytes(parse_ring(entries_of_list(SECRET))[0].to_json())
+    peers = Peers(shard=0, keys_file=str(keys), placement=PLACEMENT, body_bytes_max=1 << 20)
+    unix = socket.socket(socket.AF_UNIX)
+    unix.bind(str(tmp_path / "shard.sock"))
+    unix.listen()
+    with unix, socket.create_server(("127.0.0.1", 0)) as tcp:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(Server(unix, RecordLimits(), [tcp], peers).run)
+            yield "127.0.0.1", tcp.getsockname()[1]
+            nursery.cancel_scope.cancel()
+
+
+async def test_who_says_no_hello_is_cut_off_in_time(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with listening(tmp_path) as address:
+        silent, slow, good = [await trio.open_tcp_stream(*address) for _ in range(3)]
+        hello = wire.frame(wire.REQUEST, 0, wire.OP_HELLO, 1, b"", len(SECRET)) + SECRET.encode()
+        await good.send_all(hello)
+        assert await good.receive_some()
+        began = trio.current_time()
+        await slow.send_all(hello[:10])
+        assert await silent.receive_some() == b"" and await slow.receive_some() == b""
+        assert HELLO_S <= trio.current_time() - began < 2 * HELLO_S
+        with trio.move_on_after(10 * HELLO_S):
+            await good.receive_some()
+            raise AssertionError("a peer with a key may be silent")
+
+
+async def test_there_are_only_so_many_and_one_that_leaves_makes_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard.peers, "PEERS_MAX", 2)
+    hello = wire.frame(wire.REQUEST, 0, wire.OP_HELLO, 1, b"", len(SECRET)) + SECRET.encode()
+
+    async def greeted(stream: trio.SocketStream) -> bool:
+        try:
+            await stream.send_all(hello)
+            return bool(await stream.receive_some())
+        except trio.BrokenResourceError:
+            return False
+
+    with trio.fail_after(30):
+        async with listening(tmp_path) as address:
+            first, second, third = [await trio.open_tcp_stream(*address) for _ in range(3)]
+            assert await greeted(first) and await greeted(second)
+            assert not await greeted(third)
+            await first.aclose()
+            while not await greeted(await trio.open_tcp_stream(*address)):
+                await trio.lowlevel.checkpoint()
