@@ -51,6 +51,7 @@ from shard.waiting import Waiting, WaitingClaims
 from streams.protocol.commands import Command, Diff, Follow, GetRecord, GetState, GetTail, ListBoxes, Reply
 from streams.protocol.errors import StreamsError
 from streams.protocol.forwards import Collect
+from streams.protocol.histogram import Histogram
 from streams.protocol.queues import AwaitMoves, Claim, ClaimedTogether, ClaimTogether, ReleaseHolder
 
 log = structlog.get_logger()
@@ -229,6 +230,18 @@ class Engine:
 
     def statistics(self) -> CommitterStatistics:
         return self._committer.statistics()
+
+    @property
+    def fsync_times(self) -> Histogram:
+        return self._committer.fsync_times
+
+    @property
+    def waiting_reads(self) -> int:
+        return sum(map(len, self._reads.values()))
+
+    @property
+    def cache_bytes(self) -> int:
+        return self._cache.bytes
 
     # -- commands
 

@@ -17,6 +17,7 @@ import struct
 from collections import deque
 from collections.abc import Callable
 from functools import lru_cache, partial
+from time import monotonic_ns
 
 import msgspec
 import structlog
@@ -27,7 +28,9 @@ from streams.protocol import requests, wire
 from streams.protocol.appends import RecordLimits
 from streams.protocol.commands import Command, Page, Records, Reply
 from streams.protocol.errors import NotReady, ShuttingDown, StreamsError
+from streams.protocol.histogram import Histogram
 from streams.protocol.queues import Claim, ReleaseHolder
+from streams.protocol.reports import ShardReport
 
 log = structlog.get_logger()
 
@@ -53,6 +56,10 @@ class Server:
         self.progress = 0.0
         self.draining = False
         self.describe: Callable[[], dict[str, object]] = dict
+        #: Asks for a report, which comes at once or later.
+        self.report: Callable[[Callable[[ShardReport], None]], None] = lambda answer: None
+        #: From the wake-up that brought an append to its acknowledgement.
+        self.ack_times = Histogram()
 
     def __repr__(self) -> str:
         return f"<Server {len(self._connections)} connections, {'ready' if self.engine else 'replaying'}>"
@@ -102,12 +109,13 @@ class Server:
 class _Ticket:
     """Where the reply to one message goes."""
 
-    __slots__ = ("connection", "id", "op")
+    __slots__ = ("began_ns", "connection", "id", "op")
 
     def __init__(self, connection: _Connection, op: int, id: int) -> None:
         self.connection = connection
         self.op = op
         self.id = id
+        self.began_ns = connection.woken_ns
 
     def answer(self, reply: Reply | StreamsError, fsync_ms: float, wal_append_ms: float) -> None:
         if isinstance(reply, StreamsError):
@@ -121,6 +129,8 @@ class _Ticket:
             head = _encode_head(wire.ReplyHead(records_scanned=reply.records_scanned))
         else:
             head = _head_of_write(requests.status_of(reply), fsync_ms, wal_append_ms)
+            if self.op == wire.OP_APPEND:
+                self.connection.acked(self.began_ns)
         self.connection.reply(self.op, self.id, 0, head, requests.encode_reply(reply))
 
 
@@ -147,6 +157,7 @@ class _Connection:
         "_unsent_bytes",
         "is_dirty",
         "is_open",
+        "woken_ns",
         "writable",
     )
 
@@ -158,6 +169,8 @@ class _Connection:
         self._unsent_bytes = 0
         self.is_dirty = False
         self.is_open = True
+        #: When the messages came that are being handled: one look at the clock for all of them.
+        self.woken_ns = 0
         self.writable = trio.Event()
         #: (box, stream of the peer) -> the number that jobs leased to this stream are held under.
         self._holders: dict[tuple[str, int], int] = {}
@@ -185,6 +198,7 @@ class _Connection:
                 continue
             if count == 0:
                 return
+            self.woken_ns = monotonic_ns()
             for number, message in enumerate(receiver.received(count), 1):
                 self._handle(message)
                 if number % _FLUSH_EVERY == 0:
@@ -200,6 +214,9 @@ class _Connection:
         ticket = _Ticket(self, message.op, message.id)
         if message.op == wire.OP_STATS or message.op == wire.OP_HELLO:
             self.reply(message.op, message.id, 0, _PLAIN_READ, msgspec.json.encode(server.describe()))
+            return
+        if message.op == wire.OP_REPORT:
+            server.report(partial(self._answer_report, message))
             return
         if server.engine is None:
             error: StreamsError = NotReady(replay_progress=round(server.progress, 4))
@@ -221,6 +238,13 @@ class _Connection:
             self._release(command, server.engine, ticket)
             return
         server.engine.submit(command, ticket)
+
+    def _answer_report(self, message: wire.Message, report: ShardReport) -> None:
+        self.reply(message.op, message.id, 0, _PLAIN_READ, msgspec.json.encode(report))
+        self._server.flush()
+
+    def acked(self, began_ns: int) -> None:
+        self._server.ack_times.observe((monotonic_ns() - began_ns) / 1e9)
 
     def _answer_export(self, message: wire.Message, answer: dict[str, object] | StreamsError) -> None:
         if isinstance(answer, StreamsError):

@@ -321,6 +321,13 @@ class Config:
         most=10**9,
     )
 
+    metrics_boxes: int = _setting(
+        "count",
+        1000,
+        "Boxes, and routers, that the metrics show one by one; of others only totals are shown.",
+        most=100_000,
+    )
+
     def to_json(self) -> str:
         """All but secrets, which no child needs."""
         values = {s.name: getattr(self, s.name) for s in SETTINGS if s.kind != "secret"}

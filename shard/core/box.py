@@ -382,8 +382,10 @@ class Box:
 
     # -- applying
 
-    def appended(self, change: changes.BatchAppended, lsn: int) -> None:
+    def appended(self, change: changes.BatchAppended, lsn: int) -> int:
+        """How many records had to go to stay within the caps."""
         batch = change.batch
+        lost = 0
         batch.lsn = lsn
         if not self.log.tail.records:
             self.unsealed_since_ms = change.at_ms
@@ -395,7 +397,7 @@ class Box:
             self.log.delete_before(change.trim_before_seq, cut_bytes=change.trim_cut_bytes)
             self.floor_lsn = lsn
         if change.evict_before_seq:
-            self.log.evict_before(
+            lost = self.log.evict_before(
                 change.evict_before_seq,
                 "cap",
                 cut_bytes=change.evict_cut_bytes,
@@ -407,6 +409,7 @@ class Box:
             self.keys[change.idempotency_key] = Key(batch.first_seq, batch.last_seq, change.at_ms, lsn)
         if self.keys:
             self._forget_keys(change.at_ms)
+        return lost
 
     def _forget_keys(self, now_ms: int) -> None:
         oldest_ms = now_ms - self.config.idempotency_window_ms
