@@ -24,6 +24,7 @@ from gateway.dispatch import Dispatch
 from gateway.edge import FrontLimits, FrontName, serve_front
 from gateway.links import Link
 from gateway.placement import Placement
+from gateway.pressure import GatewayPressure
 from gateway.registrar import Registrar
 from gateway.reporting import SelfReport
 from gateway.watch.service import Watch
@@ -36,7 +37,8 @@ log = structlog.get_logger()
 async def run(arguments: ChildArgs) -> int:
     config = arguments.config
     links = [Link(shard, path) for shard, path in enumerate(arguments.sockets)]
-    dispatch = Dispatch(Placement.from_json(arguments.placement), links)
+    dispatch = Dispatch(Placement.from_json(arguments.placement), links, config.thresholds)
+    pressure = GatewayPressure(dispatch, config.thresholds)
     draining = trio.Event()
     watch = Watch(
         dispatch,
@@ -49,7 +51,7 @@ async def run(arguments: ChildArgs) -> int:
         for gateway in range(config.gateways)
         if gateway != arguments.index
     ]
-    report = SelfReport(arguments.index, dispatch, watch)
+    report = SelfReport(arguments.index, dispatch, watch, pressure)
     collector = Collector(
         dispatch,
         here=report,
@@ -79,6 +81,7 @@ async def run(arguments: ChildArgs) -> int:
             nursery.start_soon(Registrar(dispatch).run)
         if others:
             nursery.start_soon(peers.serve, peers.socket_of(config.run_dir, arguments.index), report)
+        nursery.start_soon(pressure.run)
         nursery.start_soon(_watch_signals, draining)
         nursery.start_soon(_watch_parent, arguments.parent_fd, draining)
         await nursery.start(watch.run, draining)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from gateway.dispatch import Dispatch
 from gateway.edge import Front
+from gateway.pressure import GatewayPressure
 from gateway.watch.service import Watch
 from streams import process
 from streams.protocol.reports import GatewayReport
 
 
 class SelfReport:
-    def __init__(self, gateway: int, dispatch: Dispatch, watch: Watch) -> None:
+    def __init__(self, gateway: int, dispatch: Dispatch, watch: Watch, pressure: GatewayPressure) -> None:
         self._gateway = gateway
         self._dispatch = dispatch
         self._watch = watch
+        self._pressure = pressure
         #: As many as there are listening sockets.
         self.fronts: list[Front] = []
         #: Requests answered, by status: as many keys as there are statuses in `errors.py`, and a few.
@@ -28,6 +30,7 @@ class SelfReport:
         return GatewayReport(
             gateway=self._gateway,
             process=process.report(),
+            pressure=self._pressure.report(),
             connections=sum(front.connections for front in fronts),
             connections_accepted=sum(front.connections_total for front in fronts),
             body_bytes=sum(front.body_bytes_in_flight for front in fronts),

@@ -115,7 +115,9 @@ class Shard:
         self._wal = Wal(disk, f"{directory}/wal", file_bytes=config.wal_file_bytes)
         self._snapshots = Snapshots(disk, f"{directory}/snapshot")
         self._store = SegmentStore(disk, f"{directory}/segments", open_cold_store(config.cold_dir, disk))
-        self._server = Server(socket.socket(fileno=arguments.listen_fds[0]), limits_of(config))
+        self._server = Server(
+            socket.socket(fileno=arguments.listen_fds[0]), limits_of(config), config.thresholds
+        )
         self._server.describe = self._describe
         self._server.report = self._report_unready
 
@@ -214,7 +216,9 @@ class Shard:
                     shard=self._arguments.index,
                     rows_max=self._config.metrics_boxes,
                     ack_times=self._server.ack_times,
+                    pressure=self._server.pressure,
                 )
+                nursery.start_soon(self._server.pressure.run, engine)
                 nursery.start_soon(reporter.run)
                 self._server.begin(engine)
                 self._server.report = reporter.ask

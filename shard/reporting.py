@@ -13,6 +13,7 @@ import trio
 from shard.core.census import Census
 from shard.core.machine import Machine
 from shard.engine import Engine
+from shard.pressure import ShardPressure
 from streams import process
 from streams.protocol import reports
 from streams.protocol.histogram import Histogram
@@ -26,13 +27,21 @@ Answer = Callable[[ShardReport], None]
 
 class Reporter:
     def __init__(
-        self, machine: Machine, engine: Engine, *, shard: int, rows_max: int, ack_times: Histogram
+        self,
+        machine: Machine,
+        engine: Engine,
+        *,
+        shard: int,
+        rows_max: int,
+        ack_times: Histogram,
+        pressure: ShardPressure,
     ) -> None:
         self._machine = machine
         self._engine = engine
         self._shard = shard
         self._rows_max = rows_max
         self._ack_times = ack_times
+        self._pressure = pressure
         self._waiting: list[Answer] = []
         self._asked = trio.Event()
 
@@ -63,6 +72,7 @@ class Reporter:
             ready=True,
             replay_progress=1.0,
             process=process.report(),
+            pressure=self._pressure.report(engine),
             totals=census.totals,
             tally=machine.tally,
             wal=reports.WalReport(

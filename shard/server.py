@@ -24,11 +24,13 @@ import structlog
 import trio
 
 from shard.engine import Engine
+from shard.pressure import ShardPressure
 from streams.protocol import requests, wire
 from streams.protocol.appends import RecordLimits
-from streams.protocol.commands import Command, Page, Records, Reply
+from streams.protocol.commands import Append, Command, Page, Records, Reply
 from streams.protocol.errors import NotReady, ShuttingDown, StreamsError
 from streams.protocol.histogram import Histogram
+from streams.protocol.pressure import THROTTLING, Thresholds
 from streams.protocol.queues import Claim, ReleaseHolder
 from streams.protocol.reports import ShardReport
 
@@ -41,13 +43,16 @@ _FLUSH_EVERY = 8
 _PEER_CREDENTIALS = struct.Struct("3i")
 
 _encode_head = wire.head_encoder.encode
+_SKIPS = b"disable_backpressure"
 _PLAIN_READ = _encode_head(wire.ReplyHead())
 
 
 class Server:
     """Serves one listening Unix socket. Until it has an engine it answers that it is not ready."""
 
-    def __init__(self, listener: socket.socket, limits: RecordLimits) -> None:
+    def __init__(
+        self, listener: socket.socket, limits: RecordLimits, thresholds: Thresholds | None = None
+    ) -> None:
         self._listener = listener
         self._limits = limits
         self._connections: set[_Connection] = set()
@@ -55,6 +60,7 @@ class Server:
         self.engine: Engine | None = None
         self.progress = 0.0
         self.draining = False
+        self.pressure = ShardPressure(thresholds or Thresholds())
         self.describe: Callable[[], dict[str, object]] = dict
         #: Asks for a report, which comes at once or later.
         self.report: Callable[[Callable[[ShardReport], None]], None] = lambda answer: None
@@ -215,6 +221,11 @@ class _Connection:
         if message.op == wire.OP_STATS or message.op == wire.OP_HELLO:
             self.reply(message.op, message.id, 0, _PLAIN_READ, msgspec.json.encode(server.describe()))
             return
+        if message.op == wire.OP_PING:
+            server.pressure.told(message.body[0] if message.body else 0)
+            level = b"" if server.engine is None else bytes((server.pressure.gauge.level,))
+            self.reply(message.op, message.id, 0, _PLAIN_READ, level)
+            return
         if message.op == wire.OP_REPORT:
             server.report(partial(self._answer_report, message))
             return
@@ -224,6 +235,10 @@ class _Connection:
                 error = ShuttingDown()
             ticket.answer(error, 0.0, 0.0)
             return
+        throttles = server.pressure.gauge.level == THROTTLING and message.op == wire.OP_APPEND
+        if throttles and _SKIPS not in message.body and _SKIPS not in message.head:
+            ticket.answer(server.pressure.refuse(), 0.0, 0.0)  # without parsing it: that is most of its price
+            return
         if message.op in wire.EXPORT_OPS:
             server.engine.exports.ask(message.op, message.body, partial(self._answer_export, message))
             return
@@ -231,6 +246,9 @@ class _Connection:
             command = requests.decode_command(message.op, message.head, message.body, self._limits)
         except StreamsError as error:
             ticket.answer(error, 0.0, 0.0)
+            return
+        if throttles and isinstance(command, Append) and not command.disable_backpressure:
+            ticket.answer(server.pressure.refuse(), 0.0, 0.0)
             return
         if message.op == wire.OP_WORK:
             command = self._held(command, server.engine)

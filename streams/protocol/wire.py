@@ -71,6 +71,7 @@ OP_EXPORT = 80
 OP_EXPORT_RENEW = 81
 OP_EXPORT_END = 82
 OP_REPORT = 120
+OP_PING = 121
 
 #: Not commands of the machine: see `shard/exports.py`.
 EXPORT_OPS = frozenset((OP_EXPORT, OP_EXPORT_RENEW, OP_EXPORT_END))
