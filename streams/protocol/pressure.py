@@ -25,7 +25,7 @@ WINDOW = 4
 RETRY_AFTER_MS_MIN, RETRY_AFTER_MS_MAX = 100, 5_000
 
 #: Appends under way to one shard: with fewer a shard would wait for its gateway; and as good as no limit.
-LIMIT_MIN, LIMIT_MAX = 8, 4096
+LIMIT_MIN, LIMIT_MAX = 16, 4096
 
 
 class Thresholds(NamedTuple):
