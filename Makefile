@@ -1,7 +1,7 @@
 # Needs make and Python 3.11 or newer; everything else is installed into .venv.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check sweep scale bench docs twin clean
+.PHONY: help setup run test check sweep scale bench overload docs twin clean
 
 ifndef PYTHON
 PYTHON := $(shell for each in python3.11 python3.12 python3.13 python3.14 python3 python; do \
@@ -14,7 +14,7 @@ PYTEST_ARGS ?= -q -n 2 --dist loadfile
 ARGS ?=
 
 help: ## Show this.
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: .venv/.dev ## Install everything for work on the code.
 
@@ -39,12 +39,16 @@ scale: .venv/.dev ## Five million records in one box: bounded memory, exact, qui
 bench: .venv/.dev ## Measure a server on this machine.
 	$(BIN)/python -m loadtests.bench $(ARGS)
 
+overload: .venv/.dev ## Offer a server twice what it can take for a minute.
+	$(BIN)/python -m loadtests.overload $(ARGS)
+
 twin: .venv/.dev ## Write the client for threads again from the one for tasks.
 	$(BIN)/python -m tests.support.twin
 
 docs: .venv/.dev ## Write the generated reference pages again.
 	$(BIN)/streams config --markdown > docs/reference/settings.md
 	$(BIN)/python -m tests.support.cli_page > docs/reference/cli.md
+	$(BIN)/python -m tests.support.metrics_page > docs/reference/metrics.md
 
 clean: ## Remove .venv and caches. Data is never removed: that is ./streams-data, and it is yours.
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage build dist

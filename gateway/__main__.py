@@ -17,15 +17,19 @@ from functools import partial
 import structlog
 import trio
 
+from gateway import peers
 from gateway.api.routes import Api
 from gateway.auth import Guard, read_ring
 from gateway.carrier import Carrier
+from gateway.collector import Collector
 from gateway.dispatch import Dispatch
 from gateway.edge import FrontLimits, FrontName, serve_front
 from gateway.limits import share_of
 from gateway.links import Link
 from gateway.placement import Placement
+from gateway.pressure import GatewayPressure
 from gateway.registrar import Registrar
+from gateway.reporting import SelfReport
 from gateway.watch.service import Watch
 from streams import __version__, logs
 from streams.config import ChildArgs, ConfigError
@@ -39,7 +43,8 @@ _LINKS_S_MAX = 5.0
 async def run(arguments: ChildArgs) -> int:
     config = arguments.config
     links = [Link(shard, path) for shard, path in enumerate(arguments.sockets)]
-    dispatch = Dispatch(Placement.from_json(arguments.placement), links)
+    dispatch = Dispatch(Placement.from_json(arguments.placement), links, config.thresholds)
+    pressure = GatewayPressure(dispatch, config.thresholds)
     draining = trio.Event()
     watch = Watch(
         dispatch,
@@ -48,6 +53,20 @@ async def run(arguments: ChildArgs) -> int:
         node_bytes_max=config.max_node_bytes,
     )
     guard = _guard(arguments)
+    others = [
+        Link(gateway, str(peers.socket_of(config.run_dir, gateway)))
+        for gateway in range(config.gateways)
+        if gateway != arguments.index
+    ]
+    report = SelfReport(arguments.index, dispatch, watch, pressure)
+    collector = Collector(
+        dispatch,
+        here=report,
+        others=others,
+        version=__version__,
+        data_dir=config.data_dir,
+        rows_max=config.metrics_boxes,
+    )
     api = Api(
         dispatch,
         body_bytes_max=config.max_body_bytes,
@@ -57,22 +76,28 @@ async def run(arguments: ChildArgs) -> int:
         draining=draining,
         watch=watch,
         guard=guard,
+        collector=collector,
+        answered=report.answered,
+        logs_access=config.log == "debug",
     )
     limits = FrontLimits(body_bytes_max=config.max_body_bytes, drain_s=config.drain_ms / 1000)
     front: FrontName = "hypercorn" if config.front == "hypercorn" else "edge"
     async with trio.open_nursery() as nursery:
-        for link in links:
+        for link in links + others:
             nursery.start_soon(link.run)
         if arguments.index == 0:  # one of each is enough, and two would be in each other's way
             nursery.start_soon(Carrier(dispatch).run)
             nursery.start_soon(Registrar(dispatch).run)
+        if others:
+            nursery.start_soon(peers.serve, peers.socket_of(config.run_dir, arguments.index), report)
+        nursery.start_soon(pressure.run)
         nursery.start_soon(_watch_signals, draining, partial(_read_keys_again, arguments, guard, watch))
         nursery.start_soon(_watch_parent, arguments.parent_fd, draining)
         await nursery.start(watch.run, draining)
         async with trio.open_nursery() as fronts:
             for fd in arguments.listen_fds:
                 listener = socket.socket(fileno=fd)
-                await fronts.start(
+                served = await fronts.start(
                     partial(
                         serve_front,
                         listener,
@@ -84,6 +109,7 @@ async def run(arguments: ChildArgs) -> int:
                         admit=None if guard is None else guard.admit,
                     )
                 )
+                report.fronts.append(served)
             gc.collect()
             gc.freeze()
             gc.set_threshold(50_000, 50, 100)

@@ -95,6 +95,9 @@ RULES: Final[dict[str, Rule]] = {
     "GET /v0/ws": _ANY,
     # Whoever writes to shards directly needs the map, whatever else the key allows.
     "GET /v0/placement": _ANY,
+    "GET /v0/metrics": Rule(scopes=READ, is_whole=True),
+    "GET /metrics": Rule(scopes=READ, is_whole=True),
+    "GET /v0/status": Rule(scopes=READ, is_whole=True),
     "GET /v0/health": _PROBE,
     "GET /health": _PROBE,
     "GET /healthz": _PROBE,

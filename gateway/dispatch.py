@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 import orjson
 import trio
 
+from gateway.gate import Gate
 from gateway.http import Buffer
 from gateway.links import Link
 from gateway.placement import Placement
@@ -16,6 +17,7 @@ from streams.protocol import wire
 from streams.protocol.access import Grant
 from streams.protocol.errors import InvalidRequest, ShardUnavailable, StreamsError
 from streams.protocol.names import shown
+from streams.protocol.pressure import Thresholds
 from streams.protocol.query import Query
 from streams.protocol.requests import PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX
 
@@ -23,9 +25,11 @@ _encode_head = wire.head_encoder.encode
 
 
 class Dispatch:
-    def __init__(self, placement: Placement, links: list[Link]) -> None:
+    def __init__(self, placement: Placement, links: list[Link], thresholds: Thresholds | None = None) -> None:
         self.placement = placement
         self.links = links
+        #: By shard: where appends wait while there is too much to do.
+        self.gates = [Gate(thresholds or Thresholds()) for _ in links]
 
     def __repr__(self) -> str:
         return f"<Dispatch {self.placement!r}, {sum(link.is_up for link in self.links)} links up>"
@@ -33,6 +37,16 @@ class Dispatch:
     async def to_owner(self, op: int, head: wire.RequestHead, body: Buffer) -> wire.Message:
         link = self.links[self.placement.shard_of(head.box)]
         return await link.call(op, _encode_head(head), body)
+
+    async def append(self, head: wire.RequestHead, body: Buffer) -> tuple[wire.Message, float]:
+        """The same for an append, in its turn: its answer, and how long it waited for that, in seconds."""
+        shard = self.placement.shard_of(head.box)
+        gate = self.gates[shard]
+        waited_s = 0.0 if gate.try_enter() else await gate.enter(head.query, body)
+        try:
+            return await self.links[shard].call(wire.OP_APPEND, _encode_head(head), body), waited_s
+        finally:
+            gate.leave()
 
     async def to_all(self, op: int, head: wire.RequestHead) -> list[wire.Message | StreamsError]:
         """Every shard's answer, or what became of it, in the order of the shards."""

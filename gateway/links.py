@@ -56,6 +56,10 @@ class Link:
         state = "up" if self.is_up else "down"
         return f"<Link {self.shard} {state}, {len(self._waiting)} in flight>"
 
+    @property
+    def in_flight(self) -> int:
+        return len(self._waiting)
+
     # -- calling
 
     async def call(self, op: int, head: bytes, body: Buffer) -> wire.Message:

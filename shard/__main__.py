@@ -26,14 +26,16 @@ from shard.core.upkeep import HotPolicy, SealPolicy
 from shard.engine import Engine, EngineSettings
 from shard.peers import Peers
 from shard.recovery import Progress, Recovered, recover
+from shard.reporting import Answer, Reporter
 from shard.server import Server
 from shard.storage.files import Corrupt, Disk, remove_tree
 from shard.storage.snapshot import Snapshots
 from shard.storage.store import SegmentStore
 from shard.storage.wal import Wal
-from streams import logs
+from streams import logs, process
 from streams.config import ChildArgs, Config, ConfigError
 from streams.protocol.appends import RecordLimits
+from streams.protocol.reports import ShardReport
 
 if TYPE_CHECKING:
     from shard.storage.cold import ColdStore
@@ -126,8 +128,9 @@ class Shard:
         self._store = SegmentStore(disk, f"{directory}/segments", open_cold_store(config.cold_dir, disk))
         listener, *tcp = [socket.socket(fileno=fd) for fd in arguments.listen_fds]
         self._peers = peers_of(arguments) if tcp else None
-        self._server = Server(listener, limits_of(config), tcp, self._peers)
+        self._server = Server(listener, limits_of(config), config.thresholds, tcp, self._peers)
         self._server.describe = self._describe
+        self._server.report = self._report_unready
 
     def _describe(self) -> dict[str, object]:
         return {
@@ -139,6 +142,10 @@ class Shard:
             "replay_progress": 1.0 if self._server.engine else round(self._server.progress, 4),
             **self._machine.statistics(),
         }
+
+    def _report_unready(self, answer: Answer) -> None:
+        progress = round(self._server.progress, 4)
+        answer(ShardReport(shard=self._arguments.index, replay_progress=progress, process=process.report()))
 
     def _tell(self, line: str) -> None:
         try:
@@ -214,13 +221,25 @@ class Shard:
         async with trio.open_nursery() as nursery:
             await nursery.start(partial(engine.run, boot_id=boot_id()))
             if engine.failure is None:
+                reporter = Reporter(
+                    self._machine,
+                    engine,
+                    shard=self._arguments.index,
+                    rows_max=self._config.metrics_boxes,
+                    ack_times=self._server.ack_times,
+                    pressure=self._server.pressure,
+                )
+                nursery.start_soon(self._server.pressure.run, engine)
+                nursery.start_soon(reporter.run)
                 self._server.begin(engine)
+                self._server.report = reporter.ask
                 self._tell("ready")
             await _first(stopping, engine.failed)
             nursery.cancel_scope.cancel()
         if engine.failure is None:
             self._server.draining = True
             self._server.engine = None
+            self._server.report = self._report_unready
             try:
                 await engine.stop()
             except (OSError, CommitFailed) as error:

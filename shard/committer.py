@@ -34,6 +34,7 @@ from time import monotonic_ns
 from typing import Protocol
 
 from shard.storage.wal import FrameParts, Wal
+from streams.protocol.histogram import Histogram
 
 SYNC_INTERVAL_MS = 50
 #: 8 MiB are written in about 15 ms here: longer groups would only make the first in them wait.
@@ -141,6 +142,7 @@ class Committer:
         self._fsyncs = 0
         self.append_ms_last = 0.0
         self.fsync_ms_last = 0.0
+        self.fsync_times = Histogram()
 
     def __repr__(self) -> str:
         state = "failed" if self._failure else "running" if self._commit_thread.is_alive() else "stopped"
@@ -355,6 +357,7 @@ class Committer:
 
     def _report_durable(self, started_ns: int) -> None:
         self.fsync_ms_last = (monotonic_ns() - started_ns) / 1e6
+        self.fsync_times.observe(self.fsync_ms_last / 1000)
         self._fsyncs += 1
         self._post(self._on_durable, self._wal.durable_lsn, self.fsync_ms_last)
 

@@ -37,6 +37,7 @@ from shard.cache import PayloadCache
 from shard.committer import Committer, CommitterStatistics
 from shard.core.changes import ShardState
 from shard.core.machine import Machine, Missing, Outcome
+from shard.core.priority import HELD_UP_TO, Pacing
 from shard.core.upkeep import HotPolicy, SealPolicy
 from shard.exports import Exports
 from shard.fetcher import READ_BYTES, Brought, Done, Fetcher
@@ -51,6 +52,7 @@ from shard.waiting import Waiting, WaitingClaims
 from streams.protocol.commands import Command, Diff, Follow, GetRecord, GetState, GetTail, ListBoxes, Reply
 from streams.protocol.errors import StreamsError
 from streams.protocol.forwards import Collect
+from streams.protocol.histogram import Histogram
 from streams.protocol.queues import AwaitMoves, Claim, ClaimedTogether, ClaimTogether, ReleaseHolder
 
 log = structlog.get_logger()
@@ -191,6 +193,10 @@ class Engine:
         self._bytes_at_snapshot = 0
         self._lsn_at_snapshot = 0
         self._retention = Retention(needs_lsn)
+        #: Whether low-priority delivery is paced. Set by whoever measures (`pressure.py`).
+        self.paces = False
+        self.paced_total = 0
+        self._pacing = Pacing()
 
     def __repr__(self) -> str:
         parked = len(self._until_logged) + len(self._until_durable)
@@ -230,7 +236,24 @@ class Engine:
     def statistics(self) -> CommitterStatistics:
         return self._committer.statistics()
 
+    @property
+    def fsync_times(self) -> Histogram:
+        return self._committer.fsync_times
+
+    @property
+    def waiting_reads(self) -> int:
+        return sum(map(len, self._reads.values()))
+
+    @property
+    def cache_bytes(self) -> int:
+        return self._cache.bytes
+
     # -- commands
+
+    @property
+    def backlog_bytes(self) -> int:
+        """What the log has yet to write."""
+        return self._committer.backlog_bytes
 
     @property
     def is_congested(self) -> bool:
@@ -405,12 +428,43 @@ class Engine:
         for box in dict.fromkeys(boxes):
             if self._claims:
                 self._wake_claims(box)
-            waiting = self._reads.pop(box, None)
-            if waiting is not None:
-                still = [read for read in waiting if not self._try_read(read, read.command, [])]
-                if still:
-                    self._reads.setdefault(box, []).extend(still)
-                    self._note_strong(still)
+            if box in self._reads and not (self.paces and self._hold_back(box)):
+                self._wake_reads(box)
+
+    def _wake_reads(self, box: str) -> None:
+        waiting = self._reads.pop(box, None)
+        if waiting is not None:
+            still = [read for read in waiting if not self._try_read(read, read.command, [])]
+            if still:
+                self._reads.setdefault(box, []).extend(still)
+                self._note_strong(still)
+
+    # -- delivery under pressure (v0-api §9)
+
+    def _hold_back(self, name: str) -> bool:
+        """Whether the readers of this box are told later, in the order of priorities."""
+        box = self.machine.boxes.get(name)
+        if box is None or box.effective_priority(self._now_ms()) > HELD_UP_TO:
+            return False
+        self._pacing.hold(name, self._now_ms())
+        self.paced_total += 1
+        return True
+
+    @property
+    def held_back(self) -> int:
+        """Boxes whose readers are."""
+        return len(self._pacing)
+
+    def release_held(self, count: int) -> None:
+        now_ms = self._now_ms()
+        boxes = self.machine.boxes
+
+        def base_of(name: str) -> float:
+            return float(boxes[name].effective_priority(now_ms)) if name in boxes else 0.0
+
+        for name in self._pacing.release(count, now_ms, base_of):
+            self._wake_reads(name)
+        self._after_report([])
 
     def _note_strong(self, reads: list[_WaitingRead]) -> None:
         """A strong read is asked again when the disk has what its box has now."""

@@ -20,6 +20,7 @@ import struct
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
+from time import monotonic_ns
 
 import msgspec
 import structlog
@@ -27,11 +28,15 @@ import trio
 
 from shard.engine import Engine
 from shard.peers import HELLO_BYTES_MAX, HELLO_S, Peer, Peers
+from shard.pressure import ShardPressure
 from streams.protocol import requests, wire
 from streams.protocol.appends import RecordLimits
-from streams.protocol.commands import Command, Page, Records, Reply
+from streams.protocol.commands import Append, Command, Page, Records, Reply
 from streams.protocol.errors import NotReady, ShuttingDown, StreamsError
+from streams.protocol.histogram import Histogram
+from streams.protocol.pressure import THROTTLING, Thresholds
 from streams.protocol.queues import Claim, ReleaseHolder
+from streams.protocol.reports import ShardReport
 
 log = structlog.get_logger()
 
@@ -43,6 +48,7 @@ _EXHAUSTED_WAIT_S = 0.1
 _PEER_CREDENTIALS = struct.Struct("3i")
 
 _encode_head = wire.head_encoder.encode
+_SKIPS = b"disable_backpressure"
 _PLAIN_READ = _encode_head(wire.ReplyHead())
 
 
@@ -54,6 +60,7 @@ class Server:
         self,
         listener: socket.socket,
         limits: RecordLimits,
+        thresholds: Thresholds | None = None,
         tcp: Sequence[socket.socket] = (),
         peers: Peers | None = None,
     ) -> None:
@@ -66,7 +73,12 @@ class Server:
         self.engine: Engine | None = None
         self.progress = 0.0
         self.draining = False
+        self.pressure = ShardPressure(thresholds or Thresholds())
         self.describe: Callable[[], dict[str, object]] = dict
+        #: Asks for a report, which comes at once or later.
+        self.report: Callable[[Callable[[ShardReport], None]], None] = lambda answer: None
+        #: From the wake-up that brought an append to its acknowledgement.
+        self.ack_times = Histogram()
 
     def __repr__(self) -> str:
         return f"<Server {len(self._connections)} connections, {'ready' if self.engine else 'replaying'}>"
@@ -136,12 +148,13 @@ class Server:
 class _Ticket:
     """Where the reply to one message goes."""
 
-    __slots__ = ("connection", "id", "op")
+    __slots__ = ("began_ns", "connection", "id", "op")
 
     def __init__(self, connection: _Connection, op: int, id: int) -> None:
         self.connection = connection
         self.op = op
         self.id = id
+        self.began_ns = connection.woken_ns
 
     def answer(self, reply: Reply | StreamsError, fsync_ms: float, wal_append_ms: float) -> None:
         if isinstance(reply, StreamsError):
@@ -155,6 +168,8 @@ class _Ticket:
             head = _encode_head(wire.ReplyHead(records_scanned=reply.records_scanned))
         else:
             head = _head_of_write(requests.status_of(reply), fsync_ms, wal_append_ms)
+            if self.op == wire.OP_APPEND:
+                self.connection.acked(self.began_ns)
         self.connection.reply(self.op, self.id, 0, head, requests.encode_reply(reply))
 
 
@@ -182,6 +197,7 @@ class _Connection:
         "_unsent_bytes",
         "is_dirty",
         "is_open",
+        "woken_ns",
         "writable",
     )
 
@@ -196,6 +212,8 @@ class _Connection:
         self._unsent_bytes = 0
         self.is_dirty = False
         self.is_open = True
+        #: When the messages came that are being handled: one look at the clock for all of them.
+        self.woken_ns = 0
         self.writable = trio.Event()
         #: (box, stream of the peer) -> the number that jobs leased to this stream are held under.
         self._holders: dict[tuple[str, int], int] = {}
@@ -231,6 +249,7 @@ class _Connection:
                 continue
             if count == 0:
                 return
+            self.woken_ns = monotonic_ns()
             for number, message in enumerate(receiver.received(count), 1):
                 self._handle(message)
                 if number % _FLUSH_EVERY == 0:
@@ -255,11 +274,23 @@ class _Connection:
         if peer is None and (message.op == wire.OP_STATS or message.op == wire.OP_HELLO):
             self.reply(message.op, message.id, 0, _PLAIN_READ, msgspec.json.encode(server.describe()))
             return
+        if message.op == wire.OP_PING:
+            server.pressure.told(message.body[0] if message.body else 0)
+            level = b"" if server.engine is None else bytes((server.pressure.gauge.level,))
+            self.reply(message.op, message.id, 0, _PLAIN_READ, level)
+            return
+        if message.op == wire.OP_REPORT:
+            server.report(partial(self._answer_report, message))
+            return
         if server.engine is None:
             error: StreamsError = NotReady(replay_progress=round(server.progress, 4))
             if server.draining:
                 error = ShuttingDown()
             ticket.answer(error, 0.0, 0.0)
+            return
+        throttles = server.pressure.gauge.level == THROTTLING and message.op == wire.OP_APPEND
+        if throttles and _SKIPS not in message.body and _SKIPS not in message.head:
+            ticket.answer(server.pressure.refuse(), 0.0, 0.0)  # without parsing it: that is most of its price
             return
         if peer is None and message.op in wire.EXPORT_OPS:
             server.engine.exports.ask(message.op, message.body, partial(self._answer_export, message))
@@ -271,6 +302,9 @@ class _Connection:
                 command = peer.command_of(message, self._limits)
         except StreamsError as error:
             ticket.answer(error, 0.0, 0.0)
+            return
+        if throttles and isinstance(command, Append) and not command.disable_backpressure:
+            ticket.answer(server.pressure.refuse(), 0.0, 0.0)
             return
         if message.op == wire.OP_WORK:
             command = self._held(command, server.engine)
@@ -284,6 +318,13 @@ class _Connection:
             self.reply(message.op, message.id, 0, _PLAIN_READ, peer.greet(message))
         except StreamsError as error:
             ticket.answer(error, 0.0, 0.0)
+
+    def _answer_report(self, message: wire.Message, report: ShardReport) -> None:
+        self.reply(message.op, message.id, 0, _PLAIN_READ, msgspec.json.encode(report))
+        self._server.flush()
+
+    def acked(self, began_ns: int) -> None:
+        self._server.ack_times.observe((monotonic_ns() - began_ns) / 1e9)
 
     def _answer_export(self, message: wire.Message, answer: dict[str, object] | StreamsError) -> None:
         if isinstance(answer, StreamsError):

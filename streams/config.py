@@ -23,6 +23,7 @@ from typing import Any, Final, Literal, NoReturn
 import orjson
 
 from streams.protocol.keys import MalformedKey, entries_of_list, parse_ring
+from streams.protocol.pressure import Thresholds
 
 PREFIX: Final = "STREAMS_"
 
@@ -349,6 +350,28 @@ class Config:
         "Requests of one key under way at a time, shared evenly by the gateways; 0 is no limit.",
         most=10**9,
     )
+    pace_lag_ms: int = _setting(
+        "ms",
+        10,
+        "First threshold: when what is ready waits this long for its turn, low-priority delivery is paced "
+        "and appends take turns.",
+        most=60_000,
+    )
+    throttle_lag_ms: int = _setting(
+        "ms", 250, "Second threshold: when it waits this long, appends are answered 429.", most=60_000
+    )
+    pace_queue_bytes: int = _setting(
+        "bytes", 16 << 20, "First threshold by what a shard's log has yet to write.", most=1 << 30
+    )
+    throttle_queue_bytes: int = _setting(
+        "bytes", 32 << 20, "Second threshold by what a shard's log has yet to write.", most=1 << 30
+    )
+    metrics_boxes: int = _setting(
+        "count",
+        1000,
+        "Boxes, and routers, that the metrics show one by one; of others only totals are shown.",
+        most=100_000,
+    )
 
     @property
     def has_keys(self) -> bool:
@@ -364,6 +387,13 @@ class Config:
         """What `to_json` wrote in another process of the same server; not for foreign text."""
         values = orjson.loads(text)
         return cls(**{**values, "data_dir": Path(values["data_dir"])})
+
+    @property
+    def thresholds(self) -> Thresholds:
+        """From which pressure on what is done about it."""
+        return Thresholds(
+            self.pace_lag_ms, self.throttle_lag_ms, self.pace_queue_bytes, self.throttle_queue_bytes
+        )
 
     @property
     def run_dir(self) -> Path:

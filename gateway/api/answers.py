@@ -13,7 +13,7 @@ from streams.protocol import wire
 _decode_head = wire.reply_head_decoder.decode
 
 
-def from_shard(request: Request, message: wire.Message) -> Response:
+def from_shard(request: Request, message: wire.Message, throttle_wait_s: float = 0.0) -> Response:
     head = _decode_head(message.head)
     spent_ms = (time.perf_counter_ns() - request.started_ns) / 1e6
     costs = b',"performance":{"server_total_ms":%.3f' % spent_ms
@@ -21,6 +21,8 @@ def from_shard(request: Request, message: wire.Message) -> Response:
         costs += b',"fsync_ms":%.3f,"wal_append_ms":%.3f' % (head.fsync_ms, head.wal_append_ms)
     if head.records_scanned >= 0:
         costs += b',"records_scanned":%d' % head.records_scanned
+    if throttle_wait_s:
+        costs += b',"throttle_wait_ms":%.3f' % (throttle_wait_s * 1000)
     return Response(head.status, memoryview(message.body)[:-1], costs + b"}}")
 
 

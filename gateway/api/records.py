@@ -24,7 +24,8 @@ class Records:
             body = await uncompressed(request, self._body_bytes_max)
         grant = None if request.key is None else request.key.passed_on
         head = wire.RequestHead(box, request.query, form, request.headers.get("idempotency-key", ""), grant)
-        return from_shard(request, await self._dispatch.to_owner(wire.OP_APPEND, head, body))
+        answer, waited_s = await self._dispatch.append(head, body)
+        return from_shard(request, answer, waited_s)
 
     async def diff(self, request: Request, box: str, rest: str) -> Response:
         return await self._with_json(wire.OP_DIFF, request, box)

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Generic, NamedTuple, TypeVar
 from urllib.parse import unquote
 
+import structlog
 import trio
 
 from gateway.access import RULES, Rule, route_of
@@ -18,10 +19,12 @@ from gateway.api.groups import Groups
 from gateway.api.ops import Ops
 from gateway.api.queues import Queues
 from gateway.api.records import Records
+from gateway.api.reports import ReportPages
 from gateway.api.routers import Routers
 from gateway.api.sockets import Sockets
 from gateway.api.watch import Watches
 from gateway.auth import Guard
+from gateway.collector import Collector
 from gateway.content import compress
 from gateway.dispatch import Dispatch
 from gateway.edge_rules import request_id_of
@@ -32,6 +35,8 @@ from gateway.watch.service import Watch
 from gateway.work import WorkStreams
 from streams.protocol.errors import InvalidRequest, MethodNotAllowed, NotFound, StreamsError
 from streams.protocol.names import shown
+
+log = structlog.get_logger("gateway.access")
 
 #: A handler of an address under a box: (request, box, the rest of the path after the box).
 BoxHandler = Callable[[Request, str, str], Awaitable[Response]]
@@ -65,10 +70,16 @@ class Api:
         draining: trio.Event,
         watch: Watch,
         guard: Guard | None = None,
+        collector: Collector | None = None,
+        answered: dict[int, int] | None = None,
+        logs_access: bool = False,
     ) -> None:
         self.guard = guard
         #: Method and address of everything that is answered, as in `gateway/access.py`.
         self.routes: list[str] = []
+        #: Requests answered, by status.
+        self._answered = {} if answered is None else answered
+        self._logs_access = logs_access
         registrar = Registrar(dispatch)
         boxes = Boxes(dispatch, registrar, body_bytes_max)
         records = Records(dispatch, body_bytes_max)
@@ -111,6 +122,10 @@ class Api:
             **{path: {"GET": ops.health} for path in ("/v0/health", "/health", "/healthz")},
             **{path: {"GET": ops.ready} for path in ("/v0/ready", "/readyz")},
         }
+        if collector is not None:
+            reports = ReportPages(collector)
+            plain |= {path: {"GET": reports.metrics} for path in ("/v0/metrics", "/metrics")}
+            plain["/v0/status"] = {"GET": reports.status}
         self._under_box = {
             action: self._ruled(f"{_BOX_PREFIX}{{box}}{_shape(action)}", methods)
             for action, methods in under_box.items()
@@ -134,10 +149,32 @@ class Api:
         except StreamsError as error:
             spent_ms = (time.perf_counter_ns() - request.started_ns) / 1e6
             response = response_for(error, server_total_ms=spent_ms)
+        status = response.status
+        self._answered[status] = self._answered.get(status, 0) + 1
+        if self._logs_access:
+            self._log_access(request, request_id, status)
         response.headers.append((b"x-request-id", request_id.encode("latin-1")))
         if "accept-encoding" in request.headers:
             await compress(request, response)
         return response
+
+    @staticmethod
+    def _log_access(request: Request, request_id: str, status: int) -> None:
+        """Neither query nor headers nor the name of a session: whoever knows those may use them. Of a stream,
+        its beginning."""
+        path = request.path
+        if path.startswith(_WATCH_PREFIX):
+            path = f"{_WATCH_PREFIX}…"
+        took_ms = (time.perf_counter_ns() - request.started_ns) / 1e6
+        log.debug(
+            "answered",
+            request_id=request_id,
+            method=request.method,
+            path=path,
+            status=status,
+            took_ms=round(took_ms, 3),
+            body_bytes=len(request.body),
+        )
 
     def _answer(self, request: Request) -> Awaitable[Response]:
         try:

@@ -244,8 +244,8 @@ class SocketConnection:
         body = {name: raw for name, raw in fields.items() if name not in _NOT_OF_AN_APPEND}
         request = Request("POST", "", query, {}, b"", time.perf_counter_ns())
         head = wire.RequestHead(box, query, grant=None if self._key is None else self._key.passed_on)
-        answer = await self._dispatch.to_owner(wire.OP_APPEND, head, msgspec.json.encode(body))
-        return wording.event(b"ack", b"".join(from_shard(request, answer).parts), b"")
+        answer, waited_s = await self._dispatch.append(head, msgspec.json.encode(body))
+        return wording.event(b"ack", b"".join(from_shard(request, answer, waited_s).parts), b"")
 
     def _check(self, scope: int, *boxes: str) -> None:
         if self._key is not None:

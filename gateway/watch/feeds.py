@@ -18,6 +18,7 @@ ends with its next answer, at most `WAIT_MS` later.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,6 +30,7 @@ from gateway.watch.merge import Track
 from gateway.watch.page import Encoding, Page, Place
 from streams.protocol import wire
 from streams.protocol.errors import BoxNotFound, Busy, StreamsError, Uncertain
+from streams.protocol.histogram import Histogram
 
 log = structlog.get_logger()
 
@@ -69,6 +71,8 @@ class Feeds:
         self._nursery: trio.Nursery | None = None
         self._pages_worded = 0
         self.pages_delivered = 0
+        #: By shard: from an append to its page being handed out.
+        self.delivery_times = [Histogram() for _ in dispatch.links]
 
     def __repr__(self) -> str:
         return f"<Feeds {len(self._feeds)}>"
@@ -107,6 +111,13 @@ class Feeds:
         feed = self._feeds.get((track.box, encoding))
         if feed is not None:
             feed.tracks.pop(track, None)
+
+    def delivered(self, box: str, page: Page, count: int) -> None:
+        """A page that came live has been handed to so many watchers."""
+        self.pages_delivered += count
+        if page.record and page.reaches_head:
+            took_s = max(0.0, time.time() - page.appended_ms / 1000)
+            self.delivery_times[self._dispatch.placement.shard_of(box)].observe(took_s)
 
     def ended(self, feed: Feed) -> None:
         del self._feeds[(feed.box, feed.encoding)]
@@ -171,7 +182,7 @@ class Feed:
             count += 1
             if count % _TURN == 0:
                 await trio.lowlevel.checkpoint()
-        self._feeds.pages_delivered += count
+        self._feeds.delivered(self.box, page, count)
 
     async def _box_went(self) -> None:
         """Tells once. From here on the questions wait for the box to be made again."""

@@ -57,12 +57,23 @@ class Encoding(NamedTuple):
 class Page:
     """From one place to the next. `record` is the JSON of the records, b"" when there are none to show."""
 
-    __slots__ = ("_shared", "gap", "head_seq", "place", "record", "start_seq", "tombstone", "was")
+    __slots__ = (
+        "_shared",
+        "appended_ms",
+        "gap",
+        "head_seq",
+        "place",
+        "record",
+        "start_seq",
+        "tombstone",
+        "was",
+    )
 
     def __init__(self, box: str, was: Place, head: wire.PageHead, records: bytes) -> None:
         self.was = was
         self.place = Place(head.next_from_seq, head.generation)
         self.head_seq = head.head_seq
+        self.appended_ms = head.appended_ms
         self.gap = head.gap
         #: After what there is to tell of loss, and before the records.
         self.start_seq = was.seq

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from pyroaring import BitMap64
 
-from shard.core import changes, moves
+from shard.core import changes, moves, priority
 from shard.core.groups import Groups
 from shard.core.log import Hole, Log
 from shard.core.moves import Line
@@ -38,9 +38,6 @@ RESERVE_SEQS = 131_072
 #: Records one read may look at before it answers with what it has. Filters skip records; this bounds how
 #: long one read can hold the shard (about 5 ms).
 EXAMINE_MAX = 20_000
-
-#: Weight of recent consumption in the priority of a box, its half-life, and when it ends (v0-api §9).
-_RECENCY_WEIGHT, _RECENCY_HALF_LIFE_MS, _RECENCY_END_MS = 500.0, 30_000, 300_000
 
 
 class Key(NamedTuple):
@@ -303,14 +300,13 @@ class Box:
         return size_of
 
     def effective_priority(self, now_ms: int) -> float:
-        if self.config.priority is not None:
-            return float(self.config.priority)
-        if not self.config.auto_priority or self.last_read_ms is None:
-            return 0.0
-        idle_ms = max(0, now_ms - self.last_read_ms)
-        if idle_ms >= _RECENCY_END_MS:
-            return 0.0
-        return round(_RECENCY_WEIGHT * float(2.0 ** (-idle_ms / _RECENCY_HALF_LIFE_MS)), 3)
+        config = self.config
+        return priority.base(
+            config.priority,
+            is_automatic=config.auto_priority,
+            last_read_ms=self.last_read_ms,
+            now_ms=now_ms,
+        )
 
     # -- reading
 
@@ -382,8 +378,10 @@ class Box:
 
     # -- applying
 
-    def appended(self, change: changes.BatchAppended, lsn: int) -> None:
+    def appended(self, change: changes.BatchAppended, lsn: int) -> int:
+        """How many records had to go to stay within the caps."""
         batch = change.batch
+        lost = 0
         batch.lsn = lsn
         if not self.log.tail.records:
             self.unsealed_since_ms = change.at_ms
@@ -395,7 +393,7 @@ class Box:
             self.log.delete_before(change.trim_before_seq, cut_bytes=change.trim_cut_bytes)
             self.floor_lsn = lsn
         if change.evict_before_seq:
-            self.log.evict_before(
+            lost = self.log.evict_before(
                 change.evict_before_seq,
                 "cap",
                 cut_bytes=change.evict_cut_bytes,
@@ -407,6 +405,7 @@ class Box:
             self.keys[change.idempotency_key] = Key(batch.first_seq, batch.last_seq, change.at_ms, lsn)
         if self.keys:
             self._forget_keys(change.at_ms)
+        return lost
 
     def _forget_keys(self, now_ms: int) -> None:
         oldest_ms = now_ms - self.config.idempotency_window_ms

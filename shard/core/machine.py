@@ -59,6 +59,7 @@ from streams.protocol.errors import (
     StreamsError,
     Throttled,
 )
+from streams.protocol.reports import TallyReport
 
 #: Boxes looked at in one tick, half a millisecond of work; the rest are due in the next one, at once. After a
 #: burst of writes to many disk boxes all of them give back what they reserved at about the same time.
@@ -136,6 +137,8 @@ class Machine:
         self.boot_id = ""
         self.stopped_clean = True
         self.sessions = Sessions(sessions_max)
+        #: What was done in this life, for whoever looks on. Nothing here asks it.
+        self.tally = TallyReport()
         self._keys = 0
         self._deleted_lsn = 0
         #: The snapshot that is being taken.
@@ -293,6 +296,7 @@ class Machine:
                     lost = changes.SeqsLost(box.generation, box.log.head_seq + 1, box.reserved_seq)
                     self._stage(lost, box, made)
         self._log(changes.ShardStarted(boot_id, now_ms), made)
+        self.tally = TallyReport()
         for box in self.boxes.values():
             self._watch(box)
             self.forwarding.note(box)
@@ -646,6 +650,7 @@ class Machine:
         nothing = not reply.records and reply.tombstone is None and reply.next_from_seq == reply.head_seq
         if nothing and command.wait_ms:
             return Outcome(made, None)
+        self._count_read(reply)
         return self._answer(box, reply, made, rests_on)
 
     def _follow(self, command: commands.Follow, now_ms: int, made: Made) -> Outcome:
@@ -656,10 +661,18 @@ class Machine:
         if page is None:
             return Outcome(made, None)
         box.last_read_ms = now_ms
+        self._count_read(page)
         if command.strong:
             waits_for = box.floor_lsn if box.floor_lsn > self.durable_lsn else 0
             return Outcome(made, page, waits_for, True)
         return self._answer(box, page, made, box.floor_lsn)
+
+    def _count_read(self, reply: commands.Records) -> None:
+        tally = self.tally
+        tally.reads += 1
+        tally.records_read += reply.records_scanned
+        if reply.tombstone is not None:
+            tally.tombstones += 1
 
     def _session(self, command: commands.SessionCommand, now_ms: int, made: Made) -> Outcome:
         return Outcome(made, self.sessions.handle(command, now_ms))
@@ -771,7 +784,10 @@ class Machine:
         keys = len(box.keys)
         was_empty = box.log.count == 0
         held_bytes = self._held_bytes(box)
-        box.appended(change, lsn)
+        tally = self.tally
+        tally.records_evicted += box.appended(change, lsn)
+        tally.appends += 1
+        tally.records_appended += change.batch.count
         self._keys += len(box.keys) - keys
         self._note_unsealed(box, held_bytes)
         if change.trim_before_seq or change.evict_before_seq:
@@ -788,7 +804,7 @@ class Machine:
     def _apply_evicted(self, change: changes.RecordsEvicted, lsn: int) -> None:
         box = self.generations[change.generation]
         held_bytes = self._held_bytes(box)
-        box.evicted(change, lsn)
+        self.tally.records_evicted += box.evicted(change, lsn)
         self._note_unsealed(box, held_bytes)
         self._note_dented(box)
         if box.queue is not None:
@@ -799,7 +815,7 @@ class Machine:
     def _apply_records_deleted(self, change: changes.RecordsDeleted, lsn: int) -> None:
         box = self.generations[change.generation]
         held_bytes = self._held_bytes(box)
-        box.deleted(change, lsn)
+        self.tally.records_deleted += box.deleted(change, lsn)
         self._note_unsealed(box, held_bytes)
         self._note_dented(box)
         if box.queue is not None:
@@ -1006,6 +1022,11 @@ class Machine:
         stored = [box for box in self.boxes.values() if not box.is_memory and box.log.tail.records]
         assert {box.generation for box in stored} == set(self.unsealed), "UNSEALED"
         assert sum(box.log.tail.held_bytes for box in stored) == self.unsealed_bytes, "UNSEALED"
+
+    @property
+    def keys_kept(self) -> int:
+        """Idempotency keys that are remembered."""
+        return self._keys
 
     def statistics(self) -> dict[str, int]:
         return {

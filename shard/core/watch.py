@@ -44,6 +44,7 @@ def page_for(box: Box, command: Follow, durable_lsn: int) -> Page | None:
         earliest_seq=found.earliest_seq,
         tombstone=found.tombstone,
         records_scanned=found.records_scanned,
+        appended_ms=box.last_append_ms,
     )
 
 

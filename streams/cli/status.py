@@ -16,28 +16,64 @@ from streams.cli.verbs import Target, connected, example
 
 if TYPE_CHECKING:
     from streams.client._sync.client import Client
+    from streams.client.answers import ProcessStatus
 
 
 @example("streams status")
 @click.command("status", short_help="How the server is.")
 @connected
 def status(target: Target) -> None:
-    """Show the server's address, version, age, shards and boxes. Exit code 3 when it does not serve."""
+    """Show the server's address, version, pressure, what it holds, and each of its processes.
+
+    Exit code 3 when some of it does not serve.
+    """
+    from streams.protocol.errors import Busy
+
     with target.client() as client:
         began_s = time.monotonic()
-        health = client.health()
+        client.health()
         took_ms = (time.monotonic() - began_s) * 1000
-        ready = client.ready()
+        found = client.status()
+    processes = [_process(each) for each in (*found.shards, *found.gateways)]
     facts = {
         "url": client.url,
-        "status": ready.status,
-        "version": health.version,
-        "uptime_s": health.uptime_ms // 1000,
-        "shards": ready.shards,
-        "boxes": ready.boxes,
+        "status": found.status,
+        "version": found.version,
+        "pressure": found.pressure,
+        "shards": len(found.shards),
+        "gateways": len(found.gateways),
+        "boxes": found.boxes,
+        "records": found.records,
+        "bytes": found.bytes,
+        "sse_connections": found.sse_connections,
+        "watch_sessions": found.watch_sessions,
+        "resident_bytes": found.resident_bytes,
+        "disk_free_bytes": found.disk.free_bytes,
         "round_trip_ms": round(took_ms, 2),
     }
-    output.show_facts(facts, as_json=target.as_json)
+    if output.is_for_people(target.as_json):
+        output.show_facts(facts, as_json=False)
+        output.show_rows(tuple(processes[0]), processes, as_json=False)
+    else:
+        output.show_facts({**facts, "processes": processes}, as_json=True)
+    if found.status != "ready":
+        raise Busy(f"{client.url} is {found.status}: some of its processes do not serve")
+
+
+def _process(found: ProcessStatus) -> dict[str, Any]:
+    is_shard = found.shard is not None
+    return {
+        "process": f"shard-{found.shard:02d}" if is_shard else f"gateway-{found.gateway}",
+        "status": found.status,
+        "pid": str(found.pid) if found.pid else None,
+        "uptime_s": found.uptime_ms // 1000,
+        "pressure": found.pressure,
+        "lag_ms": found.lag_ms,
+        "resident_bytes": found.resident_bytes,
+        "cpu_s": round(found.cpu_ms / 1000, 1),
+        "boxes": found.boxes if is_shard else None,
+        "connections": None if is_shard else found.connections,
+    }
 
 
 @example("streams doctor")

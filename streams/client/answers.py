@@ -277,6 +277,48 @@ class Ready(msgspec.Struct, frozen=True):
     shards: int
 
 
+class Disk(msgspec.Struct, frozen=True):
+    bytes: int
+    free_bytes: int
+
+
+class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A shard or a gateway; of one that does not answer, only that it is away."""
+
+    status: str
+    shard: int | None = None
+    gateway: int | None = None
+    pid: int | None = None
+    uptime_ms: int = 0
+    resident_bytes: int = 0
+    cpu_ms: int = 0
+    lag_ms: float = 0.0
+    pressure: str = "none"
+    boxes: int = 0
+    records: int = 0
+    connections: int = 0
+    sse_connections: int = 0
+    wal_queue_bytes: int = 0
+    replay_progress: float = 1.0
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """`status` is ready, replaying or degraded; `pressure` none, pacing or throttling."""
+
+    status: str
+    version: str
+    pressure: str
+    boxes: int
+    records: int
+    bytes: int
+    sse_connections: int
+    watch_sessions: int
+    resident_bytes: int
+    disk: Disk
+    shards: list[ProcessStatus]
+    gateways: list[ProcessStatus]
+
+
 class Placement(msgspec.Struct, frozen=True):
     """Which shard owns which slots, and where the shards listen."""
 

@@ -221,6 +221,9 @@ class Records(msgspec.Struct, frozen=True, kw_only=True):
 class Page(Records, frozen=True, kw_only=True):
     """The answer to `Follow`. It travels as numbers and bare records, because a gateway words it."""
 
+    #: When the box was last appended to.
+    appended_ms: int = 0
+
 
 class OneRecord(msgspec.Struct, frozen=True):
     box: str

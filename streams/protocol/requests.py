@@ -449,6 +449,7 @@ def page_head(page: commands.Page) -> wire.PageHead:
         page.head_seq,
         page.earliest_seq,
         None if gap is None else (gap.gap_from, gap.gap_to, gap.reason),
+        page.appended_ms,
     )
 
 

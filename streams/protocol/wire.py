@@ -72,6 +72,8 @@ OP_DELETE_GROUP = 73
 OP_EXPORT = 80
 OP_EXPORT_RENEW = 81
 OP_EXPORT_END = 82
+OP_REPORT = 120
+OP_PING = 121
 
 #: Not commands of the machine: see `shard/exports.py`.
 EXPORT_OPS = frozenset((OP_EXPORT, OP_EXPORT_RENEW, OP_EXPORT_END))
@@ -132,6 +134,8 @@ class PageHead(msgspec.Struct, array_like=True, gc=False):
     earliest_seq: int
     #: gap_from, gap_to, reason, or None.
     gap: tuple[int, int, str] | None = None
+    #: When the box was last appended to, by the shard's clock.
+    appended_ms: int = 0
 
 
 class Message(NamedTuple):

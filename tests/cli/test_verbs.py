@@ -360,6 +360,13 @@ def test_doctor_says_what_is_wrong_and_what_to_do(tmp_path: Path) -> None:
     assert (row["check"], row["result"]) == ("address", "wrong") and "streams serve" in row["next"]
 
 
+def test_status_shows_the_server_and_each_of_its_processes(shell: Shell, server: Server) -> None:
+    (found,) = shell.lines("status")
+    assert (found["status"], found["url"]) == ("ready", server.url)
+    pids = {str(pid) for pid in (*server.shard_pids().values(), *server.gateway_pids().values())}
+    assert {each["pid"] for each in found["processes"]} == pids
+
+
 def test_contexts_say_which_server(shell: Shell, server: Server) -> None:
     del shell.environ["STREAMS_URL"]
     assert shell("context", "add", "here", server.url, "--use").returncode == 0

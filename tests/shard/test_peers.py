@@ -36,7 +36,7 @@ async def listening(tmp_path: Path) -> AsyncIterator[tuple[str, int]]:
     unix.listen()
     with unix, socket.create_server(("127.0.0.1", 0)) as tcp:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(Server(unix, RecordLimits(), [tcp], peers).run)
+            nursery.start_soon(Server(unix, RecordLimits(), None, [tcp], peers).run)
             yield "127.0.0.1", tcp.getsockname()[1]
             nursery.cancel_scope.cancel()
 

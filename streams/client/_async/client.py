@@ -147,6 +147,10 @@ class AsyncClient:
         """Waits, as long as requests are repeated, until all shards serve."""
         return await self.get("/v0/ready", answers.Ready)
 
+    async def status(self) -> answers.Status:
+        """Every process of the server, and what it holds."""
+        return await self.get("/v0/status", answers.Status)
+
     async def placement(self) -> answers.Placement:
         return await self.get("/v0/placement", answers.Placement)
 

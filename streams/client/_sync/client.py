@@ -146,6 +146,10 @@ class Client:
         """Waits, as long as requests are repeated, until all shards serve."""
         return self.get("/v0/ready", answers.Ready)
 
+    def status(self) -> answers.Status:
+        """Every process of the server, and what it holds."""
+        return self.get("/v0/status", answers.Status)
+
     def placement(self) -> answers.Placement:
         return self.get("/v0/placement", answers.Placement)
 

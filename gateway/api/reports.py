@@ -1,0 +1,55 @@
+"""Metrics and status (v0-api §13)."""
+
+from __future__ import annotations
+
+from gateway.api.answers import from_facts
+from gateway.collector import Collector
+from gateway.exposition import as_facts, as_text
+from gateway.http import Request, Response
+from gateway.status import status_of
+from streams.protocol.errors import NotAcceptable
+from streams.protocol.query import Query
+
+_TEXT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+
+
+class ReportPages:
+    def __init__(self, collector: Collector) -> None:
+        self._collector = collector
+
+    async def metrics(self, request: Request) -> Response:
+        Query(request.query).done()
+        is_json = wants_json(request.headers.get("accept", "*/*"))
+        reports = await self._collector.gather()
+        if is_json:
+            return from_facts(request, {"metrics": as_facts(reports)})
+        return Response(200, as_text(reports), content_type=_TEXT_TYPE)
+
+    async def status(self, request: Request) -> Response:
+        Query(request.query).done()
+        return from_facts(request, status_of(await self._collector.gather()))
+
+
+def wants_json(accept: str) -> bool:
+    """Whether JSON is asked for before text. Text is what Prometheus reads, and what `*/*` gets."""
+    text = _weight(accept, ("text/plain", "text/*", "*/*"))
+    json = _weight(accept, ("application/json", "application/*", "*/*"))
+    if not text and not json:
+        raise NotAcceptable("accept: metrics are text/plain or application/json", field="accept")
+    return json > text
+
+
+def _weight(accept: str, names: tuple[str, ...]) -> float:
+    """How much a type is wanted, by the most exact of its names that is there; 0 is not at all."""
+    weights: dict[str, float] = {}
+    for item in accept.lower().split(","):
+        kind, *parameters = (part.strip() for part in item.split(";"))
+        weight = 1.0
+        for parameter in parameters:
+            if parameter.startswith("q="):
+                try:
+                    weight = float(parameter[2:])
+                except ValueError:
+                    weight = 0.0
+        weights[kind] = max(weight, weights.get(kind, 0.0))
+    return next((weights[name] for name in names if name in weights), 0.0)

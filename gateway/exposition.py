@@ -1,0 +1,65 @@
+"""Metrics as they are sent: the text format of Prometheus, and JSON (v0-api §13). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from gateway.metrics import METRICS, Reports
+from streams.protocol.histogram import TIMES_S, HistogramFacts
+
+
+def as_text(reports: Reports) -> bytes:
+    """The text format of Prometheus, version 0.0.4."""
+    lines: list[str] = []
+    for metric in METRICS:
+        lines.append(f"# HELP {metric.name} {metric.help}")
+        lines.append(f"# TYPE {metric.name} {metric.kind}")
+        for values, value in metric.samples(reports):
+            labels = ",".join(
+                f'{label}="{_escaped(text)}"' for label, text in zip(metric.labels, values, strict=True)
+            )
+            if isinstance(value, HistogramFacts):
+                lines.extend(_histogram_lines(metric.name, labels, value))
+            else:
+                lines.append(f"{metric.name}{{{labels}}} {value}" if labels else f"{metric.name} {value}")
+    return ("\n".join(lines) + "\n").encode()
+
+
+def _histogram_lines(name: str, labels: str, facts: HistogramFacts) -> Iterator[str]:
+    so_far = 0
+    for bound, count in zip((*map(repr, TIMES_S), "+Inf"), facts.counts, strict=True):
+        so_far += count
+        yield f'{name}_bucket{{{labels},le="{bound}"}} {so_far}'
+    yield f"{name}_sum{{{labels}}} {facts.sum}"
+    yield f"{name}_count{{{labels}}} {so_far}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def as_facts(reports: Reports) -> list[dict[str, Any]]:
+    """The same for those who ask for JSON."""
+    return [
+        {
+            "name": metric.name,
+            "kind": metric.kind,
+            "help": metric.help,
+            "samples": [
+                {"labels": dict(zip(metric.labels, values, strict=True)), **_value(value)}
+                for values, value in metric.samples(reports)
+            ],
+        }
+        for metric in METRICS
+    ]
+
+
+def _value(value: int | float | HistogramFacts) -> dict[str, Any]:
+    if not isinstance(value, HistogramFacts):
+        return {"value": value}
+    so_far, buckets = 0, []
+    for bound, count in zip(TIMES_S, value.counts, strict=False):
+        so_far += count
+        buckets.append({"le": bound, "count": so_far})
+    return {"count": sum(value.counts), "sum": value.sum, "buckets": buckets}

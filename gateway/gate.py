@@ -1,0 +1,128 @@
+"""The way of appends to one shard: open while there is no pressure, a turnstile while there is (v0-api §9).
+
+    append ──► room? ──yes──► under way ──► shard
+                 └──no──► waits its turn ──► under way, or 429 with a time to come back
+
+How many may be under way is found by measuring (`streams/protocol/pressure.py`). So under a flood the queue
+stands here, where waiting costs nothing, and not in the event loop or the shard, where everybody would share
+it: reads, and appends that skip the throttle, go on as if there was no flood.
+
+Bounds: at most `WAITING_MAX` wait, none longer than twice the second threshold.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+
+import trio
+
+from gateway.http import Buffer
+from streams.protocol import pressure
+from streams.protocol.errors import Throttled
+from streams.protocol.pressure import Gauge, Limit, Thresholds
+
+#: At ten thousand appends a second these are served within a tenth of a second.
+WAITING_MAX = 1024
+
+#: Where a body says that it skips the throttle. It is not parsed here: one that has this elsewhere, as a
+#: field of its data, gets in as well, which it could have had by asking.
+_SKIPS_IN_BODY = re.compile(rb'"disable_backpressure"\s*:\s*true').search
+_SKIPS_IN_QUERY = "disable_backpressure=true"
+
+
+class _Waiter:
+    __slots__ = ("event", "is_refused", "since_s")
+
+    def __init__(self, since_s: float) -> None:
+        self.event = trio.Event()
+        self.since_s = since_s
+        self.is_refused = False
+
+
+class Gate:
+    __slots__ = ("_limit", "_throttle_s", "_waiting", "gauge", "paced", "throttled", "under_way", "was_used")
+
+    def __init__(self, thresholds: Thresholds) -> None:
+        self.gauge = Gauge(thresholds)
+        self._limit = Limit(thresholds)
+        self._throttle_s = thresholds.throttle_lag_ms / 1000
+        self._waiting: deque[_Waiter] = deque()
+        self.under_way = 0
+        #: Whether anybody came since the last sample.
+        self.was_used = False
+        self.paced = 0
+        self.throttled = 0
+
+    def __repr__(self) -> str:
+        return f"<Gate {self.under_way} of {self._limit.value} under way, {len(self._waiting)} waiting>"
+
+    @property
+    def is_busy(self) -> bool:
+        return self.was_used or bool(self._waiting) or self.gauge.level != pressure.NONE
+
+    def try_enter(self) -> bool:
+        """Whether an append may go at once. Who enters, in this way or the other, leaves."""
+        if self.under_way >= self._limit.value or self._waiting or self.gauge.level == pressure.THROTTLING:
+            return False
+        self.under_way += 1
+        self.was_used = True
+        return True
+
+    async def enter(self, query: str, body: Buffer) -> float:
+        """Waits for a turn; how long that took. Raises `Throttled`."""
+        self.was_used = True
+        if _SKIPS_IN_QUERY in query or _SKIPS_IN_BODY(body):
+            self.under_way += 1
+            await trio.lowlevel.checkpoint()
+            return 0.0
+        now_s = trio.current_time()
+        if self.gauge.level == pressure.THROTTLING or len(self._waiting) >= WAITING_MAX:
+            raise self._refusal(now_s)
+        if self._waiting and now_s - self._waiting[0].since_s >= self._throttle_s:
+            raise self._refusal(now_s)
+        waiter = _Waiter(now_s)
+        self._waiting.append(waiter)
+        self.paced += 1
+        self._let_in()
+        try:
+            await waiter.event.wait()
+        except BaseException:
+            if not waiter.event.is_set():
+                self._waiting.remove(waiter)
+            elif not waiter.is_refused:
+                self.leave()
+            raise
+        now_s = trio.current_time()
+        if waiter.is_refused:
+            raise self._refusal(now_s)
+        return now_s - waiter.since_s
+
+    def leave(self) -> None:
+        self.under_way -= 1
+        assert self.under_way >= 0, "who leaves has entered"
+        if self._waiting:
+            self._let_in()
+
+    def sample(self, lag_ms: float) -> None:
+        """Takes a measurement in; turns away who has waited for too long."""
+        self.gauge.sample(lag_ms)
+        self._limit.sample(lag_ms, self.under_way)
+        self.was_used = False
+        too_long_s = trio.current_time() - 2 * self._throttle_s
+        while self._waiting and self._waiting[0].since_s < too_long_s:
+            waiter = self._waiting.popleft()
+            waiter.is_refused = True
+            waiter.event.set()
+        self._let_in()
+
+    def _let_in(self) -> None:
+        while self._waiting and self.under_way < self._limit.value:
+            self.under_way += 1
+            self._waiting.popleft().event.set()
+
+    def _refusal(self, now_s: float) -> Throttled:
+        self.throttled += 1
+        waited_s = now_s - self._waiting[0].since_s if self._waiting else 0.0
+        wait_ms = pressure.retry_after_ms(max(waited_s * 1000, self.gauge.lag_ms))
+        return Throttled(f"the server is under pressure; try again in {wait_ms} ms", retry_after_ms=wait_ms)

@@ -1,0 +1,585 @@
+"""Every metric of a server: one table, from which text, JSON and the reference page come (v0-api §13). Pure.
+
+Names never change; a metric that means something else gets another name.
+
+Bounds: series by box and by router are those of the first `rows_max` names, and
+`streams_box_series_truncated` says that there are others; every other label has as many values as there are
+shards, processes or statuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal, NamedTuple
+
+from streams.protocol.histogram import HistogramFacts
+from streams.protocol.reports import (
+    BoxRow,
+    GatewayReport,
+    PressureReport,
+    ProcessReport,
+    QueueRow,
+    RouterRow,
+    ShardReport,
+)
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+
+class Reports(NamedTuple):
+    """All that is known of a server at one moment."""
+
+    version: str
+    #: Of shards that answer; one that is away is missing here and counted in `shards_total`.
+    shards: list[ShardReport]
+    gateways: list[GatewayReport]
+    shards_total: int
+    gateways_total: int
+    #: Of the file system that the data is on.
+    disk_bytes: int
+    disk_free_bytes: int
+    rows_max: int
+
+
+#: Values of the labels, in the order of `Metric.labels`, and what was measured.
+Sample = tuple[tuple[str, ...], int | float | HistogramFacts]
+
+
+class Metric(NamedTuple):
+    name: str
+    kind: Kind
+    labels: tuple[str, ...]
+    help: str
+    samples: Callable[[Reports], Iterable[Sample]]
+
+
+def _shards(value: Callable[[ShardReport], int | float | HistogramFacts]) -> Callable[[Reports], Any]:
+    def samples(reports: Reports) -> Iterator[Sample]:
+        for shard in reports.shards:
+            yield (str(shard.shard),), value(shard)
+
+    return samples
+
+
+def _gateways(value: Callable[[GatewayReport], int | float]) -> Callable[[Reports], Any]:
+    def samples(reports: Reports) -> Iterator[Sample]:
+        for gateway in reports.gateways:
+            yield (str(gateway.gateway),), value(gateway)
+
+    return samples
+
+
+def _named(reports: Reports) -> Iterator[tuple[str, ProcessReport, PressureReport]]:
+    for shard in reports.shards:
+        yield f"shard-{shard.shard:02d}", shard.process, shard.pressure
+    for gateway in reports.gateways:
+        yield f"gateway-{gateway.gateway}", gateway.process, gateway.pressure
+
+
+def _processes(value: Callable[[ProcessReport], int | float]) -> Callable[[Reports], Any]:
+    return lambda reports: (((name,), value(process)) for name, process, _ in _named(reports))
+
+
+def _pressures(value: Callable[[PressureReport], int | float]) -> Callable[[Reports], Any]:
+    return lambda reports: (((name,), value(pressure)) for name, _, pressure in _named(reports))
+
+
+def box_rows(reports: Reports) -> list[tuple[str, BoxRow]]:
+    """(shard, box) of the boxes that are shown one by one, by name."""
+    found = [(str(shard.shard), row) for shard in reports.shards for row in shard.boxes]
+    return sorted(found, key=lambda each: each[1].box)[: reports.rows_max]
+
+
+def _router_rows(reports: Reports) -> list[tuple[str, RouterRow]]:
+    found = [(str(shard.shard), row) for shard in reports.shards for row in shard.routers]
+    return sorted(found, key=lambda each: each[1].router)[: reports.rows_max]
+
+
+def _boxes(value: Callable[[BoxRow], int]) -> Callable[[Reports], Any]:
+    return lambda reports: (((shard, row.box), value(row)) for shard, row in box_rows(reports))
+
+
+def _queues(value: Callable[[QueueRow], int]) -> Callable[[Reports], Any]:
+    def samples(reports: Reports) -> Iterator[Sample]:
+        for shard, row in box_rows(reports):
+            if row.queue is not None:
+                yield (shard, row.box), value(row.queue)
+
+    return samples
+
+
+def _routers(value: Callable[[RouterRow], int]) -> Callable[[Reports], Any]:
+    return lambda reports: (((shard, row.router), value(row)) for shard, row in _router_rows(reports))
+
+
+def _up(reports: Reports) -> Iterator[Sample]:
+    ready = {shard.shard for shard in reports.shards if shard.ready}
+    for shard in range(reports.shards_total):
+        yield (str(shard),), int(shard in ready)
+
+
+def _by_class(reports: Reports) -> Iterator[Sample]:
+    for shard in reports.shards:
+        for durability, count in shard.totals.boxes.items():
+            yield (str(shard.shard), durability), count
+
+
+def _jobs(reports: Reports) -> Iterator[Sample]:
+    for shard in reports.shards:
+        jobs = shard.totals.jobs
+        for state in ("ready", "in_flight", "delayed", "dead_lettered"):
+            yield (str(shard.shard), state), getattr(jobs, state)
+
+
+def _truncated(reports: Reports) -> Iterator[Sample]:
+    shown = len(box_rows(reports)) + len(_router_rows(reports))
+    known = sum(len(shard.boxes) + len(shard.routers) for shard in reports.shards)
+    yield (), int(shown < known or any(shard.has_more for shard in reports.shards))
+
+
+def _statuses(reports: Reports) -> Iterator[Sample]:
+    for gateway in reports.gateways:
+        for status, count in sorted(gateway.requests.items()):
+            yield (str(gateway.gateway), str(status)), count
+
+
+def _in_flight(reports: Reports) -> Iterator[Sample]:
+    for gateway in reports.gateways:
+        for shard, count in enumerate(gateway.in_flight):
+            yield (str(gateway.gateway), str(shard)), count
+
+
+def _delivery(reports: Reports) -> Iterator[Sample]:
+    """By shard; what the gateways measured added up."""
+    for shard in range(reports.shards_total):
+        found = [gateway.delivery[shard] for gateway in reports.gateways if shard < len(gateway.delivery)]
+        counts = tuple(map(sum, zip(*(each.counts for each in found), strict=True)))
+        if counts:
+            yield (str(shard),), HistogramFacts(counts, sum(each.sum for each in found))
+
+
+_SHARD = ("shard",)
+_GATEWAY = ("gateway",)
+_PROCESS = ("process",)
+_BOX = ("shard", "box")
+_ROUTER = ("shard", "router")
+
+METRICS: tuple[Metric, ...] = (
+    Metric(
+        "streams_info",
+        "gauge",
+        ("version",),
+        "1; its label says which version runs.",
+        lambda reports: [((reports.version,), 1)],
+    ),
+    Metric(
+        "streams_shard_up", "gauge", _SHARD, "1 when the shard serves; 0 while it replays, or is away.", _up
+    ),
+    Metric(
+        "streams_shard_replay_ratio",
+        "gauge",
+        _SHARD,
+        "How much of its log a shard has replayed, 0 to 1.",
+        _shards(lambda s: s.replay_progress),
+    ),
+    Metric("streams_boxes", "gauge", ("shard", "durability"), "Boxes, by durability class.", _by_class),
+    Metric("streams_queues", "gauge", _SHARD, "Boxes that are queues.", _shards(lambda s: s.totals.queues)),
+    Metric(
+        "streams_records", "gauge", _SHARD, "Live records of all boxes.", _shards(lambda s: s.totals.records)
+    ),
+    Metric(
+        "streams_bytes",
+        "gauge",
+        _SHARD,
+        "Bytes of live records of all boxes, as `GET` of a box counts them.",
+        _shards(lambda s: s.totals.bytes),
+    ),
+    Metric(
+        "streams_segments",
+        "gauge",
+        _SHARD,
+        "Segment files, here and in the cold store.",
+        _shards(lambda s: s.totals.segments),
+    ),
+    Metric(
+        "streams_jobs",
+        "gauge",
+        ("shard", "state"),
+        "Jobs of all queues: ready, in_flight, delayed; dead_lettered are those moved away so far.",
+        _jobs,
+    ),
+    Metric(
+        "streams_routers",
+        "gauge",
+        _SHARD,
+        "Routers whose source is on this shard.",
+        _shards(lambda s: s.totals.routers),
+    ),
+    Metric(
+        "streams_routers_blocked",
+        "gauge",
+        _SHARD,
+        "Those of them whose destination does not take copies.",
+        _shards(lambda s: s.totals.routers_blocked),
+    ),
+    Metric(
+        "streams_routers_lag_records",
+        "gauge",
+        _SHARD,
+        "Records that all of them have yet to look at.",
+        _shards(lambda s: s.totals.router_lag),
+    ),
+    Metric(
+        "streams_box_head_seq",
+        "gauge",
+        _BOX,
+        "The seq of the newest record of a box.",
+        _boxes(lambda row: row.head_seq),
+    ),
+    Metric(
+        "streams_box_earliest_seq",
+        "gauge",
+        _BOX,
+        "The seq of its first live record.",
+        _boxes(lambda row: row.earliest_seq),
+    ),
+    Metric("streams_box_records", "gauge", _BOX, "Its live records.", _boxes(lambda row: row.records)),
+    Metric("streams_box_bytes", "gauge", _BOX, "Their bytes.", _boxes(lambda row: row.bytes)),
+    Metric(
+        "streams_queue_ready",
+        "gauge",
+        _BOX,
+        "Jobs of a queue that can be claimed.",
+        _queues(lambda queue: queue.ready),
+    ),
+    Metric(
+        "streams_queue_in_flight",
+        "gauge",
+        _BOX,
+        "Jobs that are leased.",
+        _queues(lambda queue: queue.in_flight),
+    ),
+    Metric(
+        "streams_queue_delayed",
+        "gauge",
+        _BOX,
+        "Jobs given back with a delay, or on their way to the dead letter box.",
+        _queues(lambda queue: queue.delayed),
+    ),
+    Metric(
+        "streams_queue_dead_lettered",
+        "gauge",
+        _BOX,
+        "Jobs that were moved to the dead letter box so far.",
+        _queues(lambda queue: queue.dead_lettered),
+    ),
+    Metric(
+        "streams_router_lag_records",
+        "gauge",
+        _ROUTER,
+        "Records that a router has yet to look at.",
+        _routers(lambda row: row.lag),
+    ),
+    Metric(
+        "streams_router_forwarded_total",
+        "counter",
+        _ROUTER,
+        "Copies it has made.",
+        _routers(lambda row: row.forwarded),
+    ),
+    Metric(
+        "streams_router_blocked",
+        "gauge",
+        _ROUTER,
+        "1 when its destination does not take copies.",
+        _routers(lambda row: int(row.is_blocked)),
+    ),
+    Metric(
+        "streams_box_series_truncated",
+        "gauge",
+        (),
+        "1 when there are more boxes or routers than are shown one by one (`STREAMS_METRICS_BOXES`).",
+        _truncated,
+    ),
+    Metric(
+        "streams_appends_total",
+        "counter",
+        _SHARD,
+        "Writes of records: appends, and batches that routers brought.",
+        _shards(lambda s: s.tally.appends),
+    ),
+    Metric(
+        "streams_records_appended_total",
+        "counter",
+        _SHARD,
+        "Records in them.",
+        _shards(lambda s: s.tally.records_appended),
+    ),
+    Metric(
+        "streams_reads_total",
+        "counter",
+        _SHARD,
+        "Pages read: diffs, long polls, and pages for watchers.",
+        _shards(lambda s: s.tally.reads),
+    ),
+    Metric(
+        "streams_records_read_total",
+        "counter",
+        _SHARD,
+        "Records examined for them.",
+        _shards(lambda s: s.tally.records_read),
+    ),
+    Metric(
+        "streams_records_evicted_total",
+        "counter",
+        _SHARD,
+        "Records lost to a cap or to the TTL.",
+        _shards(lambda s: s.tally.records_evicted),
+    ),
+    Metric(
+        "streams_records_deleted_total",
+        "counter",
+        _SHARD,
+        "Records deleted on request, acked jobs among them; not those of deleted boxes.",
+        _shards(lambda s: s.tally.records_deleted),
+    ),
+    Metric(
+        "streams_tombstones_total",
+        "counter",
+        _SHARD,
+        "Times a reader was told of records it has missed.",
+        _shards(lambda s: s.tally.tombstones),
+    ),
+    Metric(
+        "streams_watch_sessions",
+        "gauge",
+        _SHARD,
+        "Watch sessions, with an open stream or without.",
+        _shards(lambda s: s.watch_sessions),
+    ),
+    Metric(
+        "streams_waiting_reads",
+        "gauge",
+        _SHARD,
+        "Long polls and feeds that wait for a record.",
+        _shards(lambda s: s.waiting_reads),
+    ),
+    Metric(
+        "streams_wal_frames_total",
+        "counter",
+        _SHARD,
+        "Changes written to the log.",
+        _shards(lambda s: s.wal.frames),
+    ),
+    Metric(
+        "streams_wal_batches_total",
+        "counter",
+        _SHARD,
+        "Groups that they were written in.",
+        _shards(lambda s: s.wal.batches),
+    ),
+    Metric(
+        "streams_wal_fsyncs_total",
+        "counter",
+        _SHARD,
+        "Times the log was synced.",
+        _shards(lambda s: s.wal.fsyncs),
+    ),
+    Metric(
+        "streams_wal_bytes_total",
+        "counter",
+        _SHARD,
+        "Bytes written to the log.",
+        _shards(lambda s: s.wal.bytes),
+    ),
+    Metric(
+        "streams_wal_rotations_total",
+        "counter",
+        _SHARD,
+        "Log files begun.",
+        _shards(lambda s: s.wal.rotations),
+    ),
+    Metric(
+        "streams_wal_queue_bytes",
+        "gauge",
+        _SHARD,
+        "Bytes handed to the log and not yet written.",
+        _shards(lambda s: s.wal.queue_bytes),
+    ),
+    Metric(
+        "streams_wal_unsynced_frames",
+        "gauge",
+        _SHARD,
+        "Changes that are not on the disk yet.",
+        _shards(lambda s: s.wal.unsynced_frames),
+    ),
+    Metric(
+        "streams_fsync_seconds",
+        "histogram",
+        _SHARD,
+        "What a sync of the log took.",
+        _shards(lambda s: s.fsync),
+    ),
+    Metric(
+        "streams_append_ack_seconds",
+        "histogram",
+        _SHARD,
+        "From the arrival of an append at its shard to its acknowledgement.",
+        _shards(lambda s: s.ack),
+    ),
+    Metric(
+        "streams_delivery_seconds",
+        "histogram",
+        _SHARD,
+        "From an append to its page being handed to the watchers of its box, to the millisecond; one "
+        "observation a page.",
+        _delivery,
+    ),
+    Metric(
+        "streams_unsealed_bytes",
+        "gauge",
+        _SHARD,
+        "Memory of records that are in the log and not yet in segments.",
+        _shards(lambda s: s.unsealed_bytes),
+    ),
+    Metric(
+        "streams_cache_bytes",
+        "gauge",
+        _SHARD,
+        "Memory of records that were read from segments.",
+        _shards(lambda s: s.cache_bytes),
+    ),
+    Metric(
+        "streams_idempotency_keys",
+        "gauge",
+        _SHARD,
+        "Idempotency keys that are remembered.",
+        _shards(lambda s: s.idempotency_keys),
+    ),
+    Metric(
+        "streams_sse_connections",
+        "gauge",
+        _GATEWAY,
+        "Open event streams and WebSockets.",
+        _gateways(lambda g: g.sse_connections),
+    ),
+    Metric(
+        "streams_feeds",
+        "gauge",
+        _GATEWAY,
+        "Boxes, and ways to show them, that are followed for watchers.",
+        _gateways(lambda g: g.feeds),
+    ),
+    Metric(
+        "streams_pages_delivered_total",
+        "counter",
+        _GATEWAY,
+        "Pages handed to watchers, one each.",
+        _gateways(lambda g: g.pages_delivered),
+    ),
+    Metric(
+        "streams_http_connections",
+        "gauge",
+        _GATEWAY,
+        "Open HTTP connections.",
+        _gateways(lambda g: g.connections),
+    ),
+    Metric(
+        "streams_http_connections_accepted_total",
+        "counter",
+        _GATEWAY,
+        "HTTP connections so far.",
+        _gateways(lambda g: g.connections_accepted),
+    ),
+    Metric(
+        "streams_http_requests_total",
+        "counter",
+        ("gateway", "status"),
+        "Requests answered, by status.",
+        _statuses,
+    ),
+    Metric(
+        "streams_http_body_bytes",
+        "gauge",
+        _GATEWAY,
+        "Bodies of requests that are in memory.",
+        _gateways(lambda g: g.body_bytes),
+    ),
+    Metric(
+        "streams_requests_in_flight",
+        "gauge",
+        ("gateway", "shard"),
+        "Requests that a shard has yet to answer, long polls and feeds among them.",
+        _in_flight,
+    ),
+    Metric(
+        "streams_pressure_level",
+        "gauge",
+        _PROCESS,
+        "0: none; 1: low-priority delivery is paced; 2: appends are refused.",
+        _pressures(lambda p: p.level),
+    ),
+    Metric(
+        "streams_loop_lag_seconds",
+        "gauge",
+        _PROCESS,
+        "How long what is ready waits for its turn.",
+        _pressures(lambda p: p.lag_s),
+    ),
+    Metric(
+        "streams_throttled_total",
+        "counter",
+        _PROCESS,
+        "Appends refused because of pressure.",
+        _pressures(lambda p: p.throttled),
+    ),
+    Metric(
+        "streams_paced_total",
+        "counter",
+        _PROCESS,
+        "Shards: deliveries held back because of pressure; gateways: appends that waited for their turn.",
+        _pressures(lambda p: p.paced),
+    ),
+    Metric(
+        "streams_process_resident_bytes",
+        "gauge",
+        _PROCESS,
+        "Memory of a process.",
+        _processes(lambda p: p.resident_bytes),
+    ),
+    Metric(
+        "streams_process_cpu_seconds_total",
+        "counter",
+        _PROCESS,
+        "Processor time it has used.",
+        _processes(lambda p: p.cpu_s),
+    ),
+    Metric(
+        "streams_process_open_files",
+        "gauge",
+        _PROCESS,
+        "Files and sockets it has open.",
+        _processes(lambda p: p.open_files),
+    ),
+    Metric(
+        "streams_process_uptime_seconds",
+        "gauge",
+        _PROCESS,
+        "How long it has been running.",
+        _processes(lambda p: p.uptime_s),
+    ),
+    Metric(
+        "streams_disk_bytes",
+        "gauge",
+        (),
+        "Size of the file system that the data is on.",
+        lambda reports: [((), reports.disk_bytes)],
+    ),
+    Metric(
+        "streams_disk_free_bytes",
+        "gauge",
+        (),
+        "What is free of it.",
+        lambda reports: [((), reports.disk_free_bytes)],
+    ),
+)

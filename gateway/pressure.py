@@ -1,0 +1,78 @@
+"""Measures how hard a gateway and the way to each shard are pressed, and moves the gates (v0-api §9).
+
+A probe to each shard travels behind the appends on its link, so its round trip is what the next append would
+wait for. Probes also tell the shard how pressed this gateway is.
+
+Bounds: one probe to a shard at a time; forty a second while there are appends, four otherwise.
+"""
+
+from __future__ import annotations
+
+import trio
+
+from gateway.dispatch import Dispatch
+from gateway.links import Link
+from streams.protocol import pressure, wire
+from streams.protocol.errors import StreamsError
+from streams.protocol.reports import PressureReport
+
+#: When to look again for a shard that is away.
+_AWAY_S = 0.1
+
+
+class GatewayPressure:
+    def __init__(self, dispatch: Dispatch, thresholds: pressure.Thresholds) -> None:
+        self._dispatch = dispatch
+        self._gauge = pressure.Gauge(thresholds)
+        #: By shard: the last round trip, and since when the probe that is out has been.
+        self._round_trips_s = [0.0] * len(dispatch.links)
+        self._probed_s: list[float | None] = [None] * len(dispatch.links)
+        self._pause_s = pressure.SAMPLE_S
+
+    def __repr__(self) -> str:
+        return f"<GatewayPressure {self._gauge!r}>"
+
+    def report(self) -> PressureReport:
+        gates = self._dispatch.gates
+        return PressureReport(
+            level=max(self._gauge.level, *(gate.gauge.level for gate in gates)),
+            lag_s=round(self._gauge.lag_ms / 1000, 6),
+            throttled=sum(gate.throttled for gate in gates),
+            paced=sum(gate.paced for gate in gates),
+        )
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            for at, link in enumerate(self._dispatch.links):
+                nursery.start_soon(self._keep_probing, at, link)
+            await self._keep_sampling()
+
+    async def _keep_sampling(self) -> None:
+        while True:
+            began_s = trio.current_time()
+            await trio.sleep(self._pause_s)
+            now_s = trio.current_time()
+            lag_s = now_s - began_s - self._pause_s
+            self._gauge.sample(lag_s * 1000)
+            is_busy = self._gauge.level != pressure.NONE
+            for at, gate in enumerate(self._dispatch.gates):
+                is_busy = is_busy or gate.is_busy
+                gate.sample(1000 * max(lag_s, self._behind_s(at, now_s)))
+            self._pause_s = pressure.SAMPLE_S if is_busy else pressure.IDLE_SAMPLE_S
+
+    def _behind_s(self, at: int, now_s: float) -> float:
+        probed_s = self._probed_s[at]
+        return max(self._round_trips_s[at], 0.0 if probed_s is None else now_s - probed_s)
+
+    async def _keep_probing(self, at: int, link: Link) -> None:
+        while True:
+            self._probed_s[at] = began_s = trio.current_time()
+            pause_s = self._pause_s
+            try:
+                answer = await link.call(wire.OP_PING, b"", bytes((self._gauge.level,)))
+                # A shard that is not ready says so with nothing: what it does then is no pressure.
+                took_s = trio.current_time() - began_s if answer.body else 0.0
+            except StreamsError:
+                took_s, pause_s = 0.0, _AWAY_S
+            self._round_trips_s[at], self._probed_s[at] = took_s, None
+            await trio.sleep(pause_s)

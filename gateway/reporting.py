@@ -1,0 +1,43 @@
+"""What a gateway tells of itself. It asks its parts; it measures nothing."""
+
+from __future__ import annotations
+
+from gateway.dispatch import Dispatch
+from gateway.edge import Front
+from gateway.pressure import GatewayPressure
+from gateway.watch.service import Watch
+from streams import process
+from streams.protocol.reports import GatewayReport
+
+
+class SelfReport:
+    def __init__(self, gateway: int, dispatch: Dispatch, watch: Watch, pressure: GatewayPressure) -> None:
+        self._gateway = gateway
+        self._dispatch = dispatch
+        self._watch = watch
+        self._pressure = pressure
+        #: As many as there are listening sockets.
+        self.fronts: list[Front] = []
+        #: Requests answered, by status: as many keys as there are statuses in `errors.py`, and a few.
+        self.answered: dict[int, int] = {}
+
+    def __repr__(self) -> str:
+        return f"<SelfReport of gateway {self._gateway}, {sum(self.answered.values())} answered>"
+
+    def __call__(self) -> GatewayReport:
+        fronts = [front.statistics() for front in self.fronts]
+        feeds = self._watch.feeds.statistics()
+        return GatewayReport(
+            gateway=self._gateway,
+            process=process.report(),
+            pressure=self._pressure.report(),
+            connections=sum(front.connections for front in fronts),
+            connections_accepted=sum(front.connections_total for front in fronts),
+            body_bytes=sum(front.body_bytes_in_flight for front in fronts),
+            sse_connections=self._watch.connections,
+            feeds=feeds.feeds,
+            pages_delivered=feeds.pages_delivered,
+            requests=self.answered,
+            in_flight=[link.in_flight for link in self._dispatch.links],
+            delivery=[times.facts() for times in self._watch.feeds.delivery_times],
+        )

@@ -1,0 +1,71 @@
+"""Who is served first under pressure (v0-api §9). Pure; time is an argument.
+
+    P = the manual priority, or what recent consumption is worth, + what waiting is worth
+
+P orders delivery. It never changes the order of records, what is kept, or who sees it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+
+#: What consumption just now is worth, how soon half of that is gone, and when all of it is.
+RECENCY_WEIGHT, RECENCY_HALF_LIFE_MS, RECENCY_END_MS = 500.0, 30_000, 300_000
+#: What waiting is worth, and for how long it gets worth more.
+WAITING_PER_MS, WAITING_MS_MAX = 0.1, 10_000
+
+#: A box above this is never held back. Only a manual priority gets there: consumption alone does not.
+HELD_UP_TO = RECENCY_WEIGHT
+
+
+def base(manual: int | None, *, is_automatic: bool, last_read_ms: int | None, now_ms: int) -> float:
+    """P of a box whose readers have not waited."""
+    if manual is not None:
+        return float(manual)
+    if not is_automatic or last_read_ms is None:
+        return 0.0
+    idle_ms = max(0, now_ms - last_read_ms)
+    if idle_ms >= RECENCY_END_MS:
+        return 0.0
+    return round(RECENCY_WEIGHT * float(2.0 ** (-idle_ms / RECENCY_HALF_LIFE_MS)), 3)
+
+
+def after_waiting(base_priority: float, waited_ms: int) -> float:
+    return base_priority + WAITING_PER_MS * min(max(0, waited_ms), WAITING_MS_MAX)
+
+
+class Pacing:
+    """Boxes whose readers have something to be told and are held back.
+
+    Bound: boxes with readers that wait, which links and fronts bound.
+    """
+
+    def __init__(self) -> None:
+        #: Since when.
+        self._held: dict[str, int] = {}
+
+    def __repr__(self) -> str:
+        return f"<Pacing {len(self._held)} held>"
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def hold(self, box: str, now_ms: int) -> None:
+        """One that is held already goes on waiting."""
+        self._held.setdefault(box, now_ms)
+
+    def release(self, count: int, now_ms: int, base_of: Callable[[str], float]) -> list[str]:
+        """The first `count` by their P now; who has waited longer is first among equals."""
+
+        def rank(item: tuple[str, int]) -> tuple[float, int]:
+            box, since_ms = item
+            return after_waiting(base_of(box), now_ms - since_ms), -since_ms
+
+        if len(self._held) <= count:
+            released = sorted(self._held.items(), key=rank, reverse=True)
+        else:
+            released = heapq.nlargest(count, self._held.items(), key=rank)
+        for box, _ in released:
+            del self._held[box]
+        return [box for box, _ in released]

@@ -1,0 +1,71 @@
+"""Measures how hard this shard is pressed, and lets go of what it holds back (v0-api §9).
+
+Pressure is how long what is ready waits for its turn (the lag of the event loop) and how much the log has yet
+to write. Gateways tell how pressed they are with each probe: low-priority delivery is paced when either is.
+
+Bounds: boxes are let go in rounds of `_ROUND_BOXES`; what a gateway told counts for `_TOLD_S`.
+"""
+
+from __future__ import annotations
+
+import trio
+
+from shard.engine import Engine
+from streams.protocol import pressure
+from streams.protocol.errors import Throttled
+from streams.protocol.reports import PressureReport
+
+#: Boxes whose readers are served in one round, highest priority first; there are forty rounds a second.
+_ROUND_BOXES = 16
+#: Gateways probe forty times a second under load.
+_TOLD_S = 0.5
+
+
+class ShardPressure:
+    def __init__(self, thresholds: pressure.Thresholds) -> None:
+        self.gauge = pressure.Gauge(thresholds)
+        self.throttled = 0
+        self._told = pressure.NONE
+        self._told_until_s = 0.0
+
+    def __repr__(self) -> str:
+        return f"<ShardPressure {self.gauge!r}, told {self._told}>"
+
+    def told(self, level: int) -> None:
+        """By a gateway, of itself."""
+        now_s = trio.current_time()
+        if level >= self._told or now_s > self._told_until_s:
+            self._told = level
+            self._told_until_s = now_s + _TOLD_S
+
+    def refuse(self) -> Throttled:
+        self.throttled += 1
+        wait_ms = pressure.retry_after_ms(self.gauge.lag_ms)
+        return Throttled(f"the server is under pressure; try again in {wait_ms} ms", retry_after_ms=wait_ms)
+
+    async def run(self, engine: Engine) -> None:
+        pause_s = pressure.SAMPLE_S
+        lsn = 0
+        while True:
+            began_s = trio.current_time()
+            await trio.sleep(pause_s)
+            lag_s = trio.current_time() - began_s - pause_s
+            self.gauge.sample(lag_s * 1000, engine.backlog_bytes)
+            self._pace(engine)
+            is_busy = engine.machine.lsn != lsn or engine.paces or engine.held_back
+            lsn = engine.machine.lsn
+            pause_s = pressure.SAMPLE_S if is_busy else pressure.IDLE_SAMPLE_S
+
+    def _pace(self, engine: Engine) -> None:
+        is_told = self._told != pressure.NONE and trio.current_time() <= self._told_until_s
+        engine.paces = self.gauge.level != pressure.NONE or is_told
+        if engine.held_back:
+            engine.release_held(_ROUND_BOXES if engine.paces else engine.held_back)
+
+    def report(self, engine: Engine) -> PressureReport:
+        return PressureReport(
+            level=max(self.gauge.level, pressure.PACING if engine.paces else pressure.NONE),
+            lag_s=round(self.gauge.lag_ms / 1000, 6),
+            throttled=self.throttled,
+            paced=engine.paced_total,
+        )

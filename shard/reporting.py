@@ -1,0 +1,97 @@
+"""What a shard tells of itself: gathers it a little at a time and answers all who have asked meanwhile.
+
+Bounds: one walk over the boxes at a time, in steps of a quarter of a millisecond; whoever asks while it is
+under way shares its answer. Those who wait are requests in flight, which links and fronts bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+
+from shard.core.census import Census
+from shard.core.machine import Machine
+from shard.engine import Engine
+from shard.pressure import ShardPressure
+from streams import process
+from streams.protocol import reports
+from streams.protocol.histogram import Histogram
+from streams.protocol.reports import ShardReport
+
+#: Boxes counted in one step.
+_STEP_BOXES = 128
+
+Answer = Callable[[ShardReport], None]
+
+
+class Reporter:
+    def __init__(
+        self,
+        machine: Machine,
+        engine: Engine,
+        *,
+        shard: int,
+        rows_max: int,
+        ack_times: Histogram,
+        pressure: ShardPressure,
+    ) -> None:
+        self._machine = machine
+        self._engine = engine
+        self._shard = shard
+        self._rows_max = rows_max
+        self._ack_times = ack_times
+        self._pressure = pressure
+        self._waiting: list[Answer] = []
+        self._asked = trio.Event()
+
+    def __repr__(self) -> str:
+        return f"<Reporter of shard {self._shard}, {len(self._waiting)} waiting>"
+
+    def ask(self, answer: Answer) -> None:
+        self._waiting.append(answer)
+        self._asked.set()
+
+    async def run(self) -> None:
+        while True:
+            await self._asked.wait()
+            self._asked = trio.Event()
+            waiting, self._waiting = self._waiting, []
+            census = Census(self._machine, self._rows_max)
+            while census.step(_STEP_BOXES):
+                await trio.lowlevel.checkpoint()
+            report = self._report(census)
+            for answer in waiting:
+                answer(report)
+
+    def _report(self, census: Census) -> ShardReport:
+        machine, engine = self._machine, self._engine
+        committed = engine.statistics()
+        return ShardReport(
+            shard=self._shard,
+            ready=True,
+            replay_progress=1.0,
+            process=process.report(),
+            pressure=self._pressure.report(engine),
+            totals=census.totals,
+            tally=machine.tally,
+            wal=reports.WalReport(
+                frames=committed.frames,
+                batches=committed.groups,
+                fsyncs=committed.fsyncs,
+                bytes=committed.bytes_written,
+                rotations=committed.rotations,
+                queue_bytes=committed.backlog_bytes,
+                unsynced_frames=max(0, machine.lsn - machine.durable_lsn),
+            ),
+            fsync=engine.fsync_times.facts(),
+            ack=self._ack_times.facts(),
+            watch_sessions=len(machine.sessions),
+            waiting_reads=engine.waiting_reads,
+            unsealed_bytes=machine.unsealed_bytes,
+            cache_bytes=engine.cache_bytes,
+            idempotency_keys=machine.keys_kept,
+            boxes=census.boxes,
+            routers=census.routers,
+            has_more=census.has_more,
+        )

@@ -1,0 +1,136 @@
+"""What the processes of a server tell of themselves: the content of metrics and of the status (v0-api §13).
+
+A shard answers `OP_REPORT` with a `ShardReport`; a gateway makes a `GatewayReport` of itself and asks the
+others for theirs. Numbers only: no payload, no key, and of names only those of boxes and routers.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from streams.protocol.histogram import HistogramFacts
+
+
+class ProcessReport(msgspec.Struct, frozen=True, kw_only=True):
+    pid: int = 0
+    uptime_s: float = 0.0
+    resident_bytes: int = 0
+    cpu_s: float = 0.0
+    open_files: int = 0
+
+
+class PressureReport(msgspec.Struct, frozen=True, kw_only=True):
+    """How hard a process is pressed (v0-api §9)."""
+
+    #: 0 none, 1 low-priority delivery is paced, 2 appends are refused.
+    level: int = 0
+    lag_s: float = 0.0
+    throttled: int = 0
+    paced: int = 0
+
+
+class QueueRow(msgspec.Struct, frozen=True, array_like=True):
+    ready: int = 0
+    in_flight: int = 0
+    delayed: int = 0
+    dead_lettered: int = 0
+
+
+class BoxRow(msgspec.Struct, frozen=True, array_like=True):
+    box: str
+    head_seq: int
+    earliest_seq: int
+    records: int
+    bytes: int
+    queue: QueueRow | None = None
+
+
+class RouterRow(msgspec.Struct, frozen=True, array_like=True):
+    router: str
+    lag: int
+    forwarded: int
+    is_blocked: bool
+
+
+class BoxTotals(msgspec.Struct, kw_only=True):
+    """Of all boxes of a shard."""
+
+    #: By durability class.
+    boxes: dict[str, int] = {}
+    queues: int = 0
+    records: int = 0
+    bytes: int = 0
+    segments: int = 0
+    jobs: QueueRow = QueueRow()
+    #: Routers whose source is here, and what all of them have yet to forward.
+    routers: int = 0
+    routers_blocked: int = 0
+    router_lag: int = 0
+
+
+class TallyReport(msgspec.Struct, kw_only=True):
+    """What a shard has done since it started."""
+
+    appends: int = 0
+    records_appended: int = 0
+    reads: int = 0
+    records_read: int = 0
+    records_evicted: int = 0
+    records_deleted: int = 0
+    tombstones: int = 0
+
+
+class WalReport(msgspec.Struct, frozen=True, kw_only=True):
+    frames: int = 0
+    batches: int = 0
+    fsyncs: int = 0
+    bytes: int = 0
+    rotations: int = 0
+    queue_bytes: int = 0
+    #: How far the disk is behind what has been handed to the log, in positions of the log.
+    unsynced_frames: int = 0
+
+
+class ShardReport(msgspec.Struct, frozen=True, kw_only=True):
+    shard: int
+    ready: bool = False
+    replay_progress: float = 0.0
+    process: ProcessReport = ProcessReport()
+    pressure: PressureReport = PressureReport()
+    totals: BoxTotals = msgspec.field(default_factory=BoxTotals)
+    tally: TallyReport = msgspec.field(default_factory=TallyReport)
+    wal: WalReport = WalReport()
+    fsync: HistogramFacts = HistogramFacts()
+    ack: HistogramFacts = HistogramFacts()
+    watch_sessions: int = 0
+    waiting_reads: int = 0
+    unsealed_bytes: int = 0
+    cache_bytes: int = 0
+    idempotency_keys: int = 0
+    #: The first boxes and routers by name; `has_more` says that there are others.
+    boxes: list[BoxRow] = []
+    routers: list[RouterRow] = []
+    has_more: bool = False
+
+
+class GatewayReport(msgspec.Struct, frozen=True, kw_only=True):
+    gateway: int
+    ready: bool = True
+    process: ProcessReport = ProcessReport()
+    pressure: PressureReport = PressureReport()
+    connections: int = 0
+    connections_accepted: int = 0
+    sse_connections: int = 0
+    feeds: int = 0
+    pages_delivered: int = 0
+    body_bytes: int = 0
+    #: By status code.
+    requests: dict[int, int] = {}
+    #: By shard.
+    in_flight: list[int] = []
+    delivery: list[HistogramFacts] = []
+
+
+encode = msgspec.json.encode
+decode_shard = msgspec.json.Decoder(ShardReport).decode
+decode_gateway = msgspec.json.Decoder(GatewayReport).decode

@@ -1,0 +1,155 @@
+"""A server under pressure (v0-api §9): refusals say when to come back, nothing acked is lost, and it ends.
+
+Method: pressure is brought about, not waited for: by thresholds of zero, which are always met, and by
+stopping a shard's process, which is as behind as a shard can be.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import ssl
+import threading
+from collections.abc import Iterator
+
+import httpx2
+import pytest
+
+import streams
+from gateway.placement import even
+from streams.protocol.errors import Throttled
+from streams.testing import Server, running_server
+from tests.support.sse import Parser
+
+NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # never used; httpx2 would build one a client
+ONE = {"records": [{"data": 1}]}
+
+
+@pytest.fixture(scope="module")
+def throttling() -> Iterator[Server]:
+    with running_server(shards=1, throttle_lag_ms=0) as found:
+        yield found
+
+
+def client_of(server: Server) -> httpx2.Client:
+    return httpx2.Client(base_url=server.url, trust_env=False, timeout=60, verify=NO_TLS)
+
+
+def test_an_append_over_the_second_threshold_is_told_when_to_come_back(throttling: Server) -> None:
+    with client_of(throttling) as client:
+        answer = client.post("/v0/boxes/b", json=ONE)
+        assert answer.status_code == 429 and answer.json()["error"]["code"] == "throttled"
+        wait_ms = answer.json()["error"]["detail"]["retry_after_ms"]
+        assert wait_ms >= 100 and int(answer.headers["retry-after"]) == -(-wait_ms // 1000)
+        assert client.get("/v0/boxes/b").status_code == 404, "nothing was done"
+
+
+def test_an_append_that_skips_the_throttle_is_taken_and_everything_else_is_served(throttling: Server) -> None:
+    with client_of(throttling) as client:
+        skipping = {**ONE, "disable_backpressure": True}
+        assert client.post("/v0/boxes/s", json=skipping).status_code == 201
+        lines = client.post(
+            "/v0/boxes/s?disable_backpressure=true",
+            content=b'{"data":2}\n',
+            headers={"content-type": "application/x-ndjson"},
+        )
+        assert lines.status_code == 200, lines.text
+        read = client.post("/v0/boxes/s/diff", json={}).json()
+        assert [record["data"] for record in read["records"]] == [1, 2]
+        assert client.post("/v0/boxes/s/delete", json={"before_seq": 2}).status_code == 200
+        assert client.put("/v0/boxes/other", json={}).status_code == 201
+
+
+def test_a_writer_that_goes_around_the_gateway_is_throttled_too(throttling: Server) -> None:
+    writer = streams.ShardWriter(throttling.url, retry=streams.Retry(total_s=0))
+    with writer, pytest.raises(Throttled) as refused:
+        writer.append("direct", [{"n": 1}])
+    assert refused.value.detail["retry_after_ms"] >= 100
+
+
+def test_status_and_metrics_tell_of_the_pressure(throttling: Server) -> None:
+    with client_of(throttling) as client:
+        client.post("/v0/boxes/b", json=ONE)
+        assert client.get("/v0/status").json()["pressure"] == "throttling"
+        text = client.get("/v0/metrics").text
+    counts = [line.split()[-1] for line in text.splitlines() if line.startswith("streams_throttled_total{")]
+    assert sum(map(int, counts)) >= 1
+
+
+def test_paced_watchers_get_everything_in_order() -> None:
+    """Over the first threshold: a low-priority box is held back, and no record of it is lost."""
+    with running_server(shards=1, pace_lag_ms=0) as server, client_of(server) as client:
+        client.put("/v0/boxes/low", json={"priority": -1000})
+        client.put("/v0/boxes/high", json={"priority": 1000})
+        watched = {"boxes": {"low": {"from_seq": 0}, "high": {"from_seq": 0}}}
+        wid = client.post("/v0/watch", json=watched).json()["wid"]
+        got: dict[str, list[int]] = {"low": [], "high": []}
+        parser = Parser()
+        headers = {"accept": "text/event-stream"}
+        with client.stream("GET", f"/v0/watch/{wid}", headers=headers) as stream:
+            pieces = stream.iter_bytes()
+            live: set[str] = set()
+            while live != {"low", "high"}:
+                live |= {
+                    event.json["box"] for event in parser.feed(next(pieces)) if event.name == "caught-up"
+                }
+            for number in range(50):
+                for box in got:
+                    assert client.post(f"/v0/boxes/{box}", json={"records": [{"data": number}]}).is_success
+            while min(map(len, got.values())) < 50:
+                for event in parser.feed(next(pieces)):
+                    if event.name == "record":
+                        got[event.json["box"]] += [record["data"] for record in event.json["records"]]
+        assert got == {"low": list(range(50)), "high": list(range(50))}
+        status = client.get("/v0/status").json()
+        assert status["pressure"] == "pacing"
+        text = client.get("/v0/metrics").text
+        [held] = [
+            line for line in text.splitlines() if line.startswith('streams_paced_total{process="shard-00"}')
+        ]
+        assert int(held.split()[-1]) > 0
+
+
+def test_a_shard_that_stands_still_costs_its_writers_a_429_and_nobody_a_record() -> None:
+    """Writers to the other shard notice nothing; when the shard goes on, so do its writers."""
+    names = [f"box-{number}" for number in range(100)]
+    still, other = (next(name for name in names if even(2).shard_of(name) == shard) for shard in (0, 1))
+    with running_server(shards=2) as server, client_of(server) as client:
+        for box in (still, other):
+            assert client.post(f"/v0/boxes/{box}", json={**ONE, "config": {"durability": "fsync"}}).is_success
+        acked: list[int] = []
+        refused = threading.Event()
+
+        def write() -> None:
+            with client_of(server) as own:
+                answer = own.post(f"/v0/boxes/{still}", json=ONE)
+            if answer.status_code == 429:
+                assert answer.json()["error"]["detail"]["retry_after_ms"] >= 100
+                refused.set()
+            else:
+                assert answer.status_code == 200, answer.text
+                acked.append(answer.json()["first_seq"])
+
+        stopped = server.shard_pids()[0]
+        os.kill(stopped, signal.SIGSTOP)
+        threads: list[threading.Thread] = []
+        try:
+            while not refused.wait(0.05):  # the first ones hang on the shard, and it is noticed
+                threads.append(threading.Thread(target=write))
+                threads[-1].start()
+                assert len(threads) < 1000, "nobody was refused"
+            assert client.post(f"/v0/boxes/{other}", json=ONE).status_code == 200
+        finally:
+            os.kill(stopped, signal.SIGCONT)
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive()
+        assert acked, "those that were on their way are served"
+        while (answer := client.post(f"/v0/boxes/{still}", json=ONE)).status_code == 429:
+            pass
+        assert answer.status_code == 200
+        acked.append(answer.json()["first_seq"])
+        state = client.get(f"/v0/boxes/{still}").json()
+        assert sorted(acked) == list(range(2, state["head_seq"] + 1)), (
+            "each ack is a record, and each record has one"
+        )

@@ -1,0 +1,154 @@
+"""The gate before a shard (v0-api §9): turns in order, bounded waits, and nothing leaks however a wait ends.
+
+Method: real tasks on a clock that jumps; samples are given by hand.
+"""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from gateway.gate import WAITING_MAX, Gate
+from streams.protocol.errors import Throttled
+from streams.protocol.pressure import LIMIT_MIN, Thresholds
+
+LIMITS = Thresholds(pace_lag_ms=10, throttle_lag_ms=200)
+
+
+def narrow(used: int = LIMIT_MIN) -> Gate:
+    """A gate that lets the least through, and is full."""
+    gate = Gate(LIMITS)
+    gate.sample(50.0)
+    for _ in range(used):
+        assert gate.try_enter()
+    return gate
+
+
+async def test_who_waits_gets_in_when_another_leaves_in_the_order_of_coming(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    gate = narrow()
+    entered: list[int] = []
+
+    async def append(number: int) -> None:
+        assert await gate.enter("", b"{}") >= 0
+        entered.append(number)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(3):
+            nursery.start_soon(append, number)
+            await trio.testing.wait_all_tasks_blocked()
+        assert not gate.try_enter(), "nobody overtakes who waits"
+        for count in range(3):
+            assert entered == list(range(count))
+            gate.leave()
+            await trio.testing.wait_all_tasks_blocked()
+    assert (gate.under_way, gate.paced, gate.throttled) == (LIMIT_MIN, 3, 0)
+
+
+@pytest.mark.parametrize(
+    ("query", "body"),
+    [("", b'{"records":[],"disable_backpressure" : true}'), ("disable_backpressure=true", b"")],
+)
+async def test_who_skips_the_throttle_does_not_wait(query: str, body: bytes) -> None:
+    gate = narrow()
+    assert await gate.enter(query, body) == 0.0
+    assert gate.under_way == LIMIT_MIN + 1
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"disable_backpressure":false}', rb'{"data":"\"disable_backpressure\":true"}']
+)
+async def test_to_speak_of_skipping_is_not_to_skip(
+    body: bytes, autojump_clock: trio.testing.MockClock
+) -> None:
+    gate = narrow()
+    with trio.move_on_after(0.1) as scope:
+        await gate.enter("", body)
+    assert scope.cancelled_caught and gate.under_way == LIMIT_MIN
+
+
+async def test_nobody_waits_longer_than_twice_the_threshold(autojump_clock: trio.testing.MockClock) -> None:
+    gate = narrow()
+
+    async def keep_sampling() -> None:
+        while True:
+            await trio.sleep(0.025)
+            gate.sample(50.0)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(keep_sampling)
+        began_s = trio.current_time()
+        with pytest.raises(Throttled) as refused:
+            await gate.enter("", b"")
+        assert 0.4 <= trio.current_time() - began_s < 0.5
+        nursery.cancel_scope.cancel()
+    assert refused.value.detail["retry_after_ms"] >= 100
+    assert (gate.under_way, gate.throttled) == (LIMIT_MIN, 1)
+
+
+async def test_newcomers_are_refused_at_once_while_others_wait_for_too_long(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    gate = narrow()
+
+    async def append() -> None:
+        await gate.enter("", b"")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(append)
+        await trio.sleep(0.25)
+        with pytest.raises(Throttled) as refused:
+            await gate.enter("", b"")
+        assert refused.value.detail == {"retry_after_ms": 500}, "twice what the first one has waited"
+        nursery.cancel_scope.cancel()
+
+
+async def test_the_queue_is_bounded(autojump_clock: trio.testing.MockClock) -> None:
+    gate = narrow()
+
+    async def append() -> None:
+        await gate.enter("", b"")
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(WAITING_MAX):
+            nursery.start_soon(append)
+        await trio.testing.wait_all_tasks_blocked()
+        with pytest.raises(Throttled):
+            await gate.enter("", b"")
+        nursery.cancel_scope.cancel()
+    assert "0 waiting" in repr(gate)
+
+
+async def test_who_goes_away_while_waiting_leaves_nothing_behind(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    gate = narrow()
+    with trio.move_on_after(0.01):
+        await gate.enter("", b"")
+
+    async def append_and_go(scope: trio.CancelScope) -> None:
+        with scope:
+            await gate.enter("", b"")
+
+    async with trio.open_nursery() as nursery:
+        scope = trio.CancelScope()
+        nursery.start_soon(append_and_go, scope)
+        await trio.testing.wait_all_tasks_blocked()
+        gate.leave()  # its turn comes
+        scope.cancel()  # and it goes, in the same moment
+    for _ in range(gate.under_way):
+        gate.leave()
+    assert gate.under_way == 0 and gate.try_enter()
+
+
+async def test_pressure_that_is_over_is_forgotten(autojump_clock: trio.testing.MockClock) -> None:
+    gate = narrow()
+    for _ in range(10):
+        gate.sample(500.0)
+    with pytest.raises(Throttled):
+        await gate.enter("", b"")
+    assert gate.is_busy
+    for _ in range(80):
+        gate.sample(0.0)
+    assert all(gate.try_enter() for _ in range(1000))
