@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -20,9 +21,10 @@ import structlog
 
 from streams.protocol import wire
 from streams.protocol.appends import RecordLimits
-from streams.protocol.commands import Command
+from streams.protocol.commands import Append, Command
 from streams.protocol.errors import Busy, Unauthorized
 from streams.protocol.keys import Key, KeyRing
+from streams.protocol.op_access import boxes_of, check_bulk
 from streams.protocol.requests import decode_command
 from streams.protocol.slots import slot_of
 
@@ -125,10 +127,20 @@ class Peer:
         """What it asks for, if its key allows that. Raises what is wrong with it."""
         assert self.key is not None
         command = decode_command(message.op, message.head, message.body, limits, self.key.grant)
-        box: str = getattr(command, "box", "")
-        if not self._peers.owns(box):
-            raise Moved(box=box)
+        self._check_owned(boxes_of(command))
         return command
+
+    def check_writes(self, writes: Sequence[Append]) -> None:
+        """Packed columns, which are as many writes as there are boxes."""
+        assert self.key is not None
+        for write in writes:
+            check_bulk(self.key.grant, wire.OP_PUT_COLUMNS, write)
+        self._check_owned([write.box for write in writes])
+
+    def _check_owned(self, boxes: Sequence[str]) -> None:
+        for box in boxes:
+            if not self._peers.owns(box):
+                raise Moved(box=box)
 
     def cut_off(self) -> None:
         try:

@@ -29,14 +29,16 @@ import trio
 from shard.engine import Engine
 from shard.peers import HELLO_BYTES_MAX, HELLO_S, Peer, Peers
 from shard.pressure import ShardPressure
-from streams.protocol import requests, wire
+from streams.protocol import bulk_requests, requests, wire
 from streams.protocol.appends import RecordLimits
-from streams.protocol.commands import Append, Command, Page, Records, Reply
+from streams.protocol.bulk import BoxResult, ColumnsPut
+from streams.protocol.commands import Append, Appended, Command, Page, Records, Reply
 from streams.protocol.errors import NotReady, ShuttingDown, StreamsError
 from streams.protocol.histogram import Histogram
 from streams.protocol.pressure import THROTTLING, Thresholds
 from streams.protocol.queues import Claim, ReleaseHolder
 from streams.protocol.reports import ShardReport
+from streams.protocol.scans import Scanned
 
 log = structlog.get_logger()
 
@@ -164,6 +166,9 @@ class _Ticket:
             head = _encode_head(requests.page_head(reply))
             self.connection.reply(self.op, self.id, 0, head, reply.records)
             return
+        if type(reply) is Scanned:
+            self.connection.reply(self.op, self.id, 0, _encode_head(reply.head), reply.body)
+            return
         if type(reply) is Records:
             head = _encode_head(wire.ReplyHead(records_scanned=reply.records_scanned))
         else:
@@ -171,6 +176,41 @@ class _Ticket:
             if self.op == wire.OP_APPEND:
                 self.connection.acked(self.began_ns)
         self.connection.reply(self.op, self.id, 0, head, requests.encode_reply(reply))
+
+
+class _Gathering:
+    """The reply to packed columns: what becomes of each box, when all of them are told."""
+
+    __slots__ = ("_left", "_results", "_ticket")
+
+    def __init__(self, ticket: _Ticket, writes: list[Append]) -> None:
+        self._ticket = ticket
+        self._results = [BoxResult(write.box) for write in writes]
+        self._left = len(writes)
+
+    def take(self, at: int, reply: Reply | StreamsError, fsync_ms: float, wal_append_ms: float) -> None:
+        box = self._results[at].box
+        if isinstance(reply, StreamsError):
+            self._results[at] = BoxResult(box, error=(reply.code, reply.message, reply.detail))
+        else:
+            assert isinstance(reply, Appended)
+            self._results[at] = BoxResult(box, reply.first_seq, reply.last_seq, reply.created, reply.deduped)
+        self._left -= 1
+        if self._left == 0:
+            self._ticket.answer(ColumnsPut(self._results), fsync_ms, wal_append_ms)
+
+
+class _Part:
+    """Where the reply to the write of one box goes."""
+
+    __slots__ = ("_at", "_gathering")
+
+    def __init__(self, gathering: _Gathering, at: int) -> None:
+        self._gathering = gathering
+        self._at = at
+
+    def answer(self, reply: Reply | StreamsError, fsync_ms: float, wal_append_ms: float) -> None:
+        self._gathering.take(self._at, reply, fsync_ms, wal_append_ms)
 
 
 @lru_cache(maxsize=8)
@@ -288,7 +328,7 @@ class _Connection:
                 error = ShuttingDown()
             ticket.answer(error, 0.0, 0.0)
             return
-        throttles = server.pressure.gauge.level == THROTTLING and message.op == wire.OP_APPEND
+        throttles = server.pressure.gauge.level == THROTTLING and message.op in wire.WRITE_OPS
         if throttles and _SKIPS not in message.body and _SKIPS not in message.head:
             ticket.answer(server.pressure.refuse(), 0.0, 0.0)  # without parsing it: that is most of its price
             return
@@ -296,6 +336,9 @@ class _Connection:
             server.engine.exports.ask(message.op, message.body, partial(self._answer_export, message))
             return
         try:
+            if message.op == wire.OP_PUT_COLUMNS:
+                self._put_columns(message, server.engine, ticket)
+                return
             if peer is None:
                 command = requests.decode_command(message.op, message.head, message.body, self._limits)
             else:
@@ -325,6 +368,15 @@ class _Connection:
 
     def acked(self, began_ns: int) -> None:
         self._server.ack_times.observe((monotonic_ns() - began_ns) / 1e9)
+
+    def _put_columns(self, message: wire.Message, engine: Engine, ticket: _Ticket) -> None:
+        """As many writes as there are boxes, and one reply."""
+        writes = bulk_requests.decode_columns(message.head, message.body, self._limits)
+        if self._peer is not None:
+            self._peer.check_writes(writes)
+        gathering = _Gathering(ticket, writes)
+        for at, write in enumerate(writes):
+            engine.submit(write, _Part(gathering, at))
 
     def _answer_export(self, message: wire.Message, answer: dict[str, object] | StreamsError) -> None:
         if isinstance(answer, StreamsError):

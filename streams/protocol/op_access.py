@@ -7,11 +7,23 @@ somebody has said what it needs. Names inside a body are looked at by the op's d
 
 from __future__ import annotations
 
-from streams.protocol import wire
+from streams.protocol import bulk, wire
 from streams.protocol.access import ADMIN, DELETE, READ, WRITE, Grant
 from streams.protocol.errors import Forbidden
 
-#: op -> the scopes it takes. All of these name their box in the head.
+#: Of bulk clients: these name any number of boxes, or none.
+BULK_OPS: dict[int, int] = {
+    wire.OP_PUT_COLUMNS: WRITE,
+    wire.OP_SCAN: READ,
+    wire.OP_STATES: READ,
+    wire.OP_LOCATE: READ,
+    wire.OP_TXN_PUT: WRITE,
+    wire.OP_TXN_COMMIT: WRITE,
+    wire.OP_TXN_ABORT: WRITE,
+    wire.OP_TXN_LIST: READ,
+}
+
+#: op -> the scopes it takes. All but the bulk ones name their box in the head.
 OPS: dict[int, int] = {
     wire.OP_PUT_BOX: ADMIN,
     wire.OP_GET_STATE: READ,
@@ -33,6 +45,7 @@ OPS: dict[int, int] = {
     wire.OP_GET_GROUP: READ,
     wire.OP_LIST_GROUPS: READ,
     wire.OP_DELETE_GROUP: DELETE,
+    **BULK_OPS,
 }
 
 #: Ours alone: sessions, routers, moves, exports and lists are for gateways and tools on this machine.
@@ -53,6 +66,29 @@ INTERNAL: frozenset[int] = frozenset(
         *wire.EXPORT_OPS,
     )
 )
+
+
+def boxes_of(command: object) -> list[str]:
+    """The boxes that a command names."""
+    if isinstance(command, bulk.TxnPut):
+        return command.packed.boxes
+    if isinstance(command, bulk.States):
+        return command.boxes or []
+    if isinstance(command, bulk.Locate):
+        return [box for box, _ in command.wanted]
+    box = getattr(command, "box", None)
+    return [box] if isinstance(box, str) else []
+
+
+def check_bulk(grant: Grant, op: int, command: object) -> None:
+    """A commit and an abort name parcels, whose boxes were looked at when they were put."""
+    grant.require(OPS[op])
+    for box in boxes_of(command):
+        grant.require_name(box)
+    if isinstance(command, bulk.States) and command.boxes is None:
+        grant.require_name(command.prefix, "prefix")
+    if isinstance(command, bulk.TxnList) and grant.prefixes:
+        raise Forbidden("prefixes: this shows all writers, and the key is for some names only")
 
 
 def check_known(op: int) -> None:

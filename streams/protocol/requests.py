@@ -13,7 +13,7 @@ import msgspec
 import orjson
 from msgspec import Meta
 
-from streams.protocol import commands, forwards, op_access, queue_requests, wire
+from streams.protocol import bulk_requests, commands, forwards, op_access, queue_requests, wire
 from streams.protocol.access import Grant, check_append, check_patch
 from streams.protocol.appends import (
     RecordLimits,
@@ -375,6 +375,11 @@ def decode_command(
     if decode is None:
         if op in forwards.DECODERS:
             return forwards.DECODERS[op](head, body)
+        if op in bulk_requests.DECODERS:
+            bulk = bulk_requests.decode(op, head, body, limits)
+            if grant is not None:
+                op_access.check_bulk(grant, op, bulk)
+            return bulk
         raise InvalidRequest(f"op {op} is not known here")
     try:
         request_head = wire.request_head_decoder.decode(head)
@@ -474,6 +479,7 @@ _ENCODERS: dict[type[Any], Callable[[Any], bytes]] = {
     commands.FenceSet: _as_it_is,
     **queue_requests.ENCODERS,
     **dict.fromkeys(forwards.REPLIES, forwards.encode),
+    **dict.fromkeys(bulk_requests.REPLIES, bulk_requests.encode),
     commands.SessionKept: _session,
 }
 

@@ -72,8 +72,19 @@ OP_DELETE_GROUP = 73
 OP_EXPORT = 80
 OP_EXPORT_RENEW = 81
 OP_EXPORT_END = 82
+OP_PUT_COLUMNS = 84
+OP_SCAN = 85
+OP_STATES = 86
+OP_LOCATE = 87
+OP_TXN_PUT = 90
+OP_TXN_COMMIT = 91
+OP_TXN_ABORT = 92
+OP_TXN_LIST = 93
 OP_REPORT = 120
 OP_PING = 121
+
+#: What is refused when a shard cannot keep up.
+WRITE_OPS = frozenset((OP_APPEND, OP_PUT_COLUMNS, OP_TXN_PUT))
 
 #: Not commands of the machine: see `shard/exports.py`.
 EXPORT_OPS = frozenset((OP_EXPORT, OP_EXPORT_RENEW, OP_EXPORT_END))
