@@ -1,7 +1,7 @@
 # Needs make and Python 3.11 or newer; everything else is installed into .venv.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check sweep scale bench docs twin clean
+.PHONY: help setup run test check sweep scale bench load soak peers compare profile docs twin clean
 
 ifndef PYTHON
 PYTHON := $(shell for each in python3.11 python3.12 python3.13 python3.14 python3 python; do \
@@ -12,6 +12,9 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PYTEST_ARGS ?= -q -n 2 --dist loadfile
 ARGS ?=
+SCENARIO ?= mixed
+MINUTES ?= 10
+WORKLOAD ?= append-100
 
 help: ## Show this.
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +41,12 @@ scale: .venv/.dev ## Five million records in one box: bounded memory, exact, qui
 
 bench: .venv/.dev ## Measure a server on this machine.
 	$(BIN)/python -m loadtests.bench $(ARGS)
+
+load: .venv/.dev ## Load a server with all kinds of users, and check it (SCENARIO=tail SHAPE=spike SECONDS=60).
+	$(BIN)/python -m loadtests.load $(SCENARIO) $(if $(SHAPE),--shape $(SHAPE)) $(if $(SECONDS),--seconds $(SECONDS)) $(ARGS)
+
+soak: .venv/.dev ## The same for MINUTES=10, a shard killed every 30 s: nothing may be lost.
+	$(BIN)/python -m loadtests.load soak --seconds $$(($(MINUTES) * 60)) $(ARGS)
 
 twin: .venv/.dev ## Write the client for threads again from the one for tasks.
 	$(BIN)/python -m scripts.twin
