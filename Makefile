@@ -48,6 +48,12 @@ load: .venv/.dev ## Load a server with all kinds of users, and check it (SCENARI
 soak: .venv/.dev ## The same for MINUTES=10, a shard killed every 30 s: nothing may be lost.
 	$(BIN)/python -m loadtests.load soak --seconds $$(($(MINUTES) * 60)) $(ARGS)
 
+peers: .venv/.dev ## Unpack Redis, NATS and RabbitMQ into build/, to compare with.
+	$(BIN)/python -m loadtests.peers.install
+
+compare: .venv/.dev ## Measure us beside them, and write docs/reference/benchmarks.md; a quarter of an hour.
+	$(BIN)/python -m loadtests.peers.compare $(ARGS)
+
 twin: .venv/.dev ## Write the client for threads again from the one for tasks.
 	$(BIN)/python -m scripts.twin
 
