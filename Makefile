@@ -54,6 +54,9 @@ peers: .venv/.dev ## Unpack Redis, NATS and RabbitMQ into build/, to compare wit
 compare: .venv/.dev ## Measure us beside them, and write docs/reference/benchmarks.md; a quarter of an hour.
 	$(BIN)/python -m loadtests.peers.compare $(ARGS)
 
+profile: .venv/.dev ## Flame graphs of gateway and shards under a load (WORKLOAD=single, diff, watch …).
+	$(BIN)/python -m loadtests.profile $(WORKLOAD) $(ARGS)
+
 twin: .venv/.dev ## Write the client for threads again from the one for tasks.
 	$(BIN)/python -m scripts.twin
 

@@ -137,16 +137,15 @@ def test_without_any_peer_each_is_skipped_with_one_line_and_we_are_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(servers, "find", lambda program: None)
-    words = ["--quick", "--rounds", "2", "--seconds", "0.1", "--workloads", "append-1*"]
+    words = ["--quick", "--rounds", "2", "--seconds", "0.1", "--workloads", "append-1000"]
     assert compare.main([*words, "--out", str(tmp_path / "out"), "--data-dir", str(tmp_path / "data")]) == 0
     told = capsys.readouterr().err.splitlines()
     skipped = [line for line in told if line.startswith("skipped: ")]
     assert len(skipped) == len(servers.SERVERS) and all("is not installed" in line for line in skipped)
     text = (tmp_path / "out" / "benchmarks.md").read_text()
     assert "redis was left out" in text and "| streams, fsync | fsync | " in text
-    for name in ("append-1000.png", "append-1.png"):
-        assert (tmp_path / "out" / "benchmarks" / name).read_bytes().startswith(b"\x89PNG")
-        assert f"benchmarks/{name}" in text
+    assert (tmp_path / "out" / "benchmarks" / "append-1000.png").read_bytes().startswith(b"\x89PNG")
+    assert "benchmarks/append-1000.png" in text
     assert list((tmp_path / "data").iterdir()) == [], "data is left behind"
 
 
