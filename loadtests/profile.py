@@ -4,7 +4,8 @@
 
 One SVG a process in build/profile/, and the functions that take the most time, as text. Time is that of all
 threads that run (py-spy; waiting is not counted), so a process that is at its limit shows what it spends its
-core on, and one that is not shows how much of the time it worked at all. `--wall` counts waiting, too.
+core on, and one that is not shows how much of the time it worked at all. `--wall` counts waiting, too;
+`--gil` only the thread that holds the interpreter: a better picture on a machine that others use.
 """
 
 from __future__ import annotations
@@ -52,19 +53,19 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("workload", choices=WORKLOADS)
     add("--seconds", type=float, default=SECONDS, metavar="N", help="how long is recorded")
-    add("--wall", action="store_true", help="count waiting, too")
+    add("--wall", dest="mode", action="store_const", const="wall", default="busy", help="count waiting, too")
+    add("--gil", dest="mode", action="store_const", const="gil", help="count only who holds the interpreter")
     add("--out", type=Path, default=ROOT / "build" / "profile", metavar="DIR", help="where the graphs go")
     return parser.parse_args(argv)
 
 
-def record(pid: int, seconds: float, *, wall: bool) -> str:
+def record(pid: int, seconds: float, *, mode: str) -> str:
     """Folded stacks of one process: a line a stack, outermost first, and how often it was seen."""
     tool = Path(sys.executable).with_name("py-spy")
     with tempfile.NamedTemporaryFile(prefix="profile-", suffix=".txt") as file:
         words = [str(tool), "record", "--pid", str(pid), "--format", "raw", "--output", file.name]
         words += ["--duration", f"{seconds:.0f}", "--rate", str(RATE_HZ), "--threads", "--nonblocking"]
-        if wall:
-            words.append("--idle")
+        words += {"busy": [], "wall": ["--idle"], "gil": ["--gil"]}[mode]
         ran = subprocess.run(words, capture_output=True, text=True, timeout=seconds + 60)
         if ran.returncode != 0:
             raise CaseFailed(f"py-spy could not look at process {pid}: {ran.stderr.strip()[-300:]}")
@@ -159,13 +160,13 @@ def flame(title: str, stacks: dict[tuple[str, ...], int]) -> str:
 # ---------------------------------------------------------------------------------------------------
 
 
-def recorded(bench: Bench, pids: dict[str, int], seconds: float, *, wall: bool) -> dict[str, Any]:
+def recorded(bench: Bench, pids: dict[str, int], seconds: float, *, mode: str) -> dict[str, Any]:
     """All processes at the same time, while something else loads them."""
     found: dict[str, Any] = {}
 
     def one(who: str, pid: int) -> None:
         try:
-            found[who] = folded(record(pid, seconds, wall=wall))
+            found[who] = folded(record(pid, seconds, mode=mode))
         except (CaseFailed, OSError, subprocess.TimeoutExpired) as error:
             found[who] = error
 
@@ -198,7 +199,7 @@ def run(asked: argparse.Namespace, folder: Path) -> int:
         thread = threading.Thread(target=load)
         thread.start()
         _wait_for_load(pids)
-        stacks = recorded(bench, pids, asked.seconds, wall=asked.wall)
+        stacks = recorded(bench, pids, asked.seconds, mode=asked.mode)
         thread.join()
         bench.close()
     finally:

@@ -50,7 +50,7 @@ def test_a_process_that_cannot_be_looked_at_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(CaseFailed, match="py-spy could not look at process 999999999"):
-        profile.record(999999999, 1, wall=True)
+        profile.record(999999999, 1, mode="wall")
     asked = argparse.Namespace(workload="single", seconds=1.0, out=tmp_path)
     stacks = {"gateway-0": profile.folded(TEXT), "shard-0": CaseFailed("not allowed")}
     assert profile.tell(asked, "single-64-disk", Measured({"single-64-disk": 5.0}), stacks) == 2
