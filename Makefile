@@ -1,7 +1,7 @@
 # Needs make and Python 3.11 or newer; everything else is installed into .venv.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check sweep scale bench overload docs twin clean
+.PHONY: help setup run test check sweep scale bench overload load soak peers compare profile docs twin clean
 
 ifndef PYTHON
 PYTHON := $(shell for each in python3.11 python3.12 python3.13 python3.14 python3 python; do \
@@ -12,6 +12,9 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PYTEST_ARGS ?= -q -n 2 --dist loadfile
 ARGS ?=
+SCENARIO ?= mixed
+MINUTES ?= 10
+WORKLOAD ?= append-100
 
 help: ## Show this.
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +44,21 @@ bench: .venv/.dev ## Measure a server on this machine.
 
 overload: .venv/.dev ## Offer a server twice what it can take for a minute.
 	$(BIN)/python -m loadtests.overload $(ARGS)
+
+load: .venv/.dev ## Load a server with all kinds of users, and check it (SCENARIO=tail SHAPE=spike SECONDS=60).
+	$(BIN)/python -m loadtests.load $(SCENARIO) $(if $(SHAPE),--shape $(SHAPE)) $(if $(SECONDS),--seconds $(SECONDS)) $(ARGS)
+
+soak: .venv/.dev ## The same for MINUTES=10, a shard killed every 30 s: nothing may be lost.
+	$(BIN)/python -m loadtests.load soak --seconds $$(($(MINUTES) * 60)) $(ARGS)
+
+peers: .venv/.dev ## Unpack Redis, NATS and RabbitMQ into build/, to compare with.
+	$(BIN)/python -m loadtests.peers.install
+
+compare: .venv/.dev ## Measure us beside them, and write docs/reference/benchmarks.md; a quarter of an hour.
+	$(BIN)/python -m loadtests.peers.compare $(ARGS)
+
+profile: .venv/.dev ## Flame graphs of gateway and shards under a load (WORKLOAD=single, diff, watch …).
+	$(BIN)/python -m loadtests.profile $(WORKLOAD) $(ARGS)
 
 twin: .venv/.dev ## Write the client for threads again from the one for tasks.
 	$(BIN)/python -m tests.support.twin

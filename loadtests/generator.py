@@ -265,12 +265,16 @@ class HttpLoad:
         self._busy = 0
         count = min(plan["connections"], CONNECTIONS_MAX)
         for index in range(count):
-            sock = socket.create_connection(("127.0.0.1", plan["port"]), timeout=10)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock = self._open(plan)
             sock.setblocking(False)
             self._connections[sock.fileno()] = _Connection(sock, self._steps_of(plan, index, count))
             self._epoll.register(sock, _IN)
         self._tally = Tally(plan)
+
+    def _open(self, plan: dict[str, Any]) -> socket.socket:
+        sock = socket.create_connection(("127.0.0.1", plan["port"]), timeout=10)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return sock
 
     def _steps_of(self, plan: dict[str, Any], index: int, count: int) -> Any:
         """What a connection sends: all go round the same requests, each from another place."""
@@ -530,6 +534,14 @@ def load_of(plan: dict[str, Any]) -> Any:
         from loadtests.workers import WorkLoad
 
         return WorkLoad(plan)
+    if plan["kind"] == "peer":
+        from loadtests.peers.load import PeerLoad
+
+        return PeerLoad(plan)
+    if plan["kind"] == "deliver":
+        from loadtests.peers.load import DeliverLoad
+
+        return DeliverLoad(plan)
     return HttpLoad(plan) if plan["kind"] == "http" else WireLoad(plan)
 
 
@@ -548,4 +560,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # By its name, so that what other modules of it raise is caught here.
+    from loadtests import generator
+
+    sys.exit(generator.main())

@@ -37,8 +37,8 @@ class Shards:
         retry: Retry | None = None,
         over_tcp: bool | None = None,
     ) -> None:
-        """`url`: of a gateway, as for `streams.Client`. `over_tcp`: how to reach the shards; left out, by their
-        Unix sockets where they can be seen."""
+        """`url`: of a gateway, as for `streams.Client`. `over_tcp`: how to reach the shards; left out, by
+        their Unix sockets where they can be seen."""
         self.ways = Ways(url, key=key, retry=retry, over_tcp=over_tcp)
         self.retry = self.ways.retry
 

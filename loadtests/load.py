@@ -1,0 +1,270 @@
+"""`make load` and `make soak`: a server here, users on it, shards killed if asked, and what came of it.
+
+    .venv/bin/python -m loadtests.load mixed --seconds 60 --shape spike
+    .venv/bin/python -m loadtests.load tail --web            # locust's page, until Ctrl-C
+    .venv/bin/python -m loadtests.load soak --seconds 600
+
+The load itself is `loadtests/locustfile.py`. The exit code is 3 when a record was lost, doubled or reordered,
+1 when a request failed, 0 when all was well. The report is one HTML file with nothing outside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import html
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from loadtests import machine
+from loadtests.checking import slope_per_hour
+from streams.testing import Server, running_server
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+SAMPLE_S: Final = 2.0
+KILL_EVERY_S: Final = 30.0
+CALIBRATE_S: Final = 10.0
+SHARE: Final = 0.7
+#: Beside the run itself: start, the last check of everything, the report.
+SPARE_S: Final = 300.0
+SHAPES: Final = ("none", "ramp", "spike", "steady")
+
+PRODUCERS: Final = ("SingleProducer", "BatchProducer", "BulkProducer")
+EVERYONE: Final = (*PRODUCERS, "TailReader", "DiffPoller", "JobProducer", "QueueWorker")
+
+
+@dataclass(frozen=True)
+class Scenario:
+    users: tuple[str, ...]
+    what: str
+    shape: str = "none"
+    count: int = 20
+    seconds: float = 20.0
+    kills: bool = False
+    words: tuple[str, ...] = ()
+
+
+SCENARIOS: Final = {
+    "producers": Scenario(PRODUCERS, "writes of 1, 100 and 1000 records"),
+    "tail": Scenario(("BatchProducer", "TailReader"), "readers over server-sent events"),
+    "poll": Scenario(("BatchProducer", "DiffPoller"), "readers that ask with diff"),
+    "work": Scenario(("JobProducer", "QueueWorker"), "workers of two queues"),
+    "mixed": Scenario(EVERYONE, "a day in short: all of them, more and more", "ramp"),
+    "soak": Scenario(
+        (*EVERYONE, "Keeper"),
+        f"all of them at {SHARE:.0%} of what they can do, a shard killed every {KILL_EVERY_S:.0f} s",
+        count=26,
+        seconds=600.0,
+        kills=True,
+        words=("--faults", "--trim", "--calibrate", f"{CALIBRATE_S:g}", "--share", f"{SHARE:g}"),
+    ),
+}
+
+
+def arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtests.load",
+        description=(__doc__ or "").split("\n")[0],
+        epilog="scenarios: " + "; ".join(f"{name}: {each.what}" for name, each in SCENARIOS.items()),
+    )
+    add = parser.add_argument
+    add("scenario", nargs="?", default="mixed", choices=SCENARIOS)
+    add("--seconds", type=float, metavar="N", help="how long")
+    add("--users", type=int, metavar="N", help="how many users at most")
+    add("--shape", choices=SHAPES, help="how their number changes")
+    add("--durability", choices=["memory", "disk", "fsync"], default="disk", help="of all boxes")
+    add("--shards", type=int, metavar="N", help="of the server that is started")
+    add("--kill-every", type=float, metavar="S", help="kill -9 of a shard so often; 0: never")
+    add("--host", metavar="URL", help="load this server instead of one started here")
+    add("--web", action="store_true", help="locust's page on port 8089 instead of a run")
+    add("--out", type=Path, metavar="FILE", default=ROOT / "build" / "load.html", help="the report")
+    found = parser.parse_args(argv)
+    scenario = SCENARIOS[found.scenario]
+    found.seconds = found.seconds or scenario.seconds
+    found.users = found.users or scenario.count
+    found.shape = found.shape or scenario.shape
+    if found.kill_every is None:
+        found.kill_every = KILL_EVERY_S if scenario.kills else 0.0
+    if found.host and found.kill_every:
+        parser.error("--kill-every needs a server that is started here")
+    return found
+
+
+def command(asked: argparse.Namespace, url: str, verdict: Path) -> list[str]:
+    scenario = SCENARIOS[asked.scenario]
+    files = ["loadtests/locustfile.py"]
+    if asked.shape != "none" and not asked.web:
+        files.append(f"loadtests/shapes/{asked.shape}.py")
+    words = [sys.executable, "-m", "locust", "-f", ",".join(files), "--host", url]
+    words += ["--durability", asked.durability, "--users", str(asked.users), *scenario.words]
+    if asked.kill_every and "--faults" not in words:
+        words.append("--faults")
+    if asked.web:
+        words += ["--web-host", "127.0.0.1"]
+    else:
+        words += ["--headless", "--only-summary", "--spawn-rate", str(asked.users)]
+        words += ["--run-time", f"{asked.seconds:g}s", "--html", str(asked.out), "--verdict", str(verdict)]
+    return [*words, *scenario.users]
+
+
+# ---------------------------------------------------------------------------------------------------
+# Beside the load
+
+
+@dataclass
+class Beside:
+    """What goes on in the server while it is loaded: memory is looked at, shards are killed."""
+
+    server: Server
+    kill_every: float
+    kills: int = 0
+    #: (seconds, bytes) of all gateways, and of shards that have lived for half the time between kills:
+    #: each life begins small, so only equal ages can be compared.
+    gateway: list[tuple[float, float]] = field(default_factory=list)
+    shards: list[tuple[float, float]] = field(default_factory=list)
+    _is_over: threading.Event = field(default_factory=threading.Event)
+
+    def run(self) -> None:
+        began = time.monotonic()
+        next_kill = began + self.kill_every
+        born: dict[int, float] = {}
+        while not self._is_over.wait(SAMPLE_S):
+            now = time.monotonic()
+            pids = self.server.shard_pids()
+            born = {pid: born.get(pid, now) for pid in pids.values()}
+            self._sample(now - began, now, born)
+            if self.kill_every and now >= next_kill:
+                next_kill += self.kill_every
+                self._kill(pids)
+
+    def _sample(self, at: float, now: float, born: dict[int, float]) -> None:
+        try:
+            self.gateway.append(
+                (at, float(sum(map(machine.resident_bytes, self.server.gateway_pids().values()))))
+            )
+            self.shards += [
+                (at, float(machine.resident_bytes(pid)))
+                for pid, since in born.items()
+                if now - since >= self.kill_every / 2
+            ]
+        except (OSError, ValueError):
+            pass  # it has just ended
+
+    def _kill(self, pids: dict[int, int]) -> None:
+        if pids:
+            self.kills += 1
+            _, pid = sorted(pids.items())[self.kills % len(pids)]
+            os.kill(pid, signal.SIGKILL)
+
+    def end(self) -> None:
+        self._is_over.set()
+
+    def result(self) -> dict[str, Any]:
+        """The first third is left out: caches fill, code is loaded."""
+        found: dict[str, Any] = {"kills": self.kills}
+        for name, samples in (("gateway", self.gateway), ("shard", self.shards)):
+            kept = samples[len(samples) // 3 :]
+            if kept:
+                found[f"{name}_mb"] = round(kept[-1][1] / 1e6, 1)
+                found[f"{name}_mb_per_hour"] = round(slope_per_hour(kept) / 1e6, 1)
+                found[f"{name}_mb_range"] = [round(f(each for _, each in kept) / 1e6, 1) for f in (min, max)]
+        return found
+
+
+# ---------------------------------------------------------------------------------------------------
+# The report
+
+
+def sentences(verdict: dict[str, Any]) -> list[str]:
+    faults = ", ".join(f"{count} {kind}" for kind, count in verdict["faults"].items() if count)
+    lines = [
+        f"{verdict['acked']:,} records and {verdict['jobs_done']:,} jobs were checked: "
+        + (faults or "none lost, doubled or reordered")
+        + f". {verdict['retried']:,} requests were repeated.",
+    ]
+    beside = verdict.get("beside")
+    if beside:
+        lines.append(f"{beside['kills']} shards were killed.")
+        for name in ("gateway", "shard"):
+            if f"{name}_mb" in beside:
+                least, most = beside[f"{name}_mb_range"]
+                lines.append(
+                    f"Memory of a {name}: {beside[f'{name}_mb']:,} MB at the end, {least:,}-{most:,} MB, "
+                    f"slope {beside[f'{name}_mb_per_hour']:+,} MB an hour."
+                )
+    return [*lines, *verdict["told"]]
+
+
+def complete(report: Path, verdict: dict[str, Any]) -> None:
+    """Puts what was checked on top of locust's report, and leaves no reference to anything outside it."""
+    text = re.sub(r'<link rel="shortcut icon"[^>]*>', "", report.read_text())
+    colour = "#1b5e20" if verdict["is_good"] else "#b71c1c"
+    shown = "".join(f"<div>{html.escape(line)}</div>" for line in sentences(verdict))
+    block = (
+        f'<div style="background:{colour};color:#fff;font:15px sans-serif;padding:12px 24px">{shown}</div>'
+    )
+    begin = text.rindex("<body>") + len("<body>")
+    report.write_text(text[:begin] + block + text[begin:])
+
+
+def run(asked: argparse.Namespace, url: str, server: Server | None) -> int:
+    folder = Path(tempfile.mkdtemp(prefix="load-"))
+    file = folder / "verdict.json"
+    beside = Beside(server, asked.kill_every) if server else None
+    thread = threading.Thread(target=beside.run) if beside else None
+    try:
+        if thread:
+            thread.start()
+        code = subprocess.run(
+            command(asked, url, file), cwd=ROOT, timeout=None if asked.web else asked.seconds + SPARE_S
+        ).returncode
+        verdict = json.loads(file.read_text()) if file.exists() else None
+    finally:
+        if beside and thread:
+            beside.end()
+            thread.join()
+        shutil.rmtree(folder, ignore_errors=True)
+    if asked.web:
+        return 0
+    if verdict is None:
+        print("the load ended before anything was checked", file=sys.stderr)
+        return code or 1
+    if beside:
+        verdict["beside"] = beside.result()
+    asked.out.with_suffix(".json").write_text(json.dumps(verdict, indent=1) + "\n")
+    complete(asked.out, verdict)
+    for line in sentences(verdict):
+        print(line)
+    print(f"report: {asked.out}")
+    return code
+
+
+def main(argv: list[str] | None = None) -> int:
+    asked = arguments(argv)
+    asked.out = asked.out.absolute()
+    asked.out.parent.mkdir(parents=True, exist_ok=True)
+    if asked.host:
+        return run(asked, asked.host, None)
+    data_dir = Path(tempfile.mkdtemp(prefix="load-", dir=asked.out.parent))
+    settings = {"shards": asked.shards} if asked.shards else {}
+    try:
+        with running_server(data_dir, **settings) as server:
+            return run(asked, server.url, server)
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        shutil.rmtree(data_dir, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,334 @@
+"""What is compared: workloads, who does them, and with which promise. Each measurement takes some seconds.
+
+The plan is the same for all: one server, one process that loads it on the same machine, so many connections,
+records of 110 bytes in 8 boxes. What differs is the protocol. Redis is measured twice: by our loop, and by
+its own tool, which is written in C and spends less CPU on its bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from loadtests import rows
+from loadtests.peers.install import environment, find
+from loadtests.peers.load import wire_of
+from loadtests.peers.servers import NotInstalled, Running
+from loadtests.peers.wires import records
+from loadtests.rows import BOXES, DIFF_LIMIT, RECORD_BYTES, ROOT, Bench, Case, CaseFailed, Row
+
+READ_BOX_RECORDS: Final = 20_000
+OURS: Final = "streams"
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One server with one setting. `promise` is the class of ours that it is compared with."""
+
+    key: str
+    peer: str
+    setting: str
+    promise: str
+    title: str
+    #: What an answer means, in its makers' terms.
+    durability: str
+    tool: str = ""
+
+
+CONTENDERS: Final = (
+    Contender(
+        "streams-disk", OURS, "disk", "disk", "streams, disk", "written to the file; synced within 50 ms"
+    ),
+    Contender(
+        "redis-everysec",
+        "redis",
+        "everysec",
+        "disk",
+        "Redis Streams, everysec",
+        "appendonly, appendfsync everysec: written to the file, synced every second",
+    ),
+    Contender(
+        "redis-everysec-c",
+        "redis",
+        "everysec",
+        "disk",
+        "Redis Streams, everysec, redis-benchmark",
+        "the same, loaded by Redis' own tool in C",
+        tool="redis-benchmark",
+    ),
+    Contender(
+        "nats-file",
+        "nats",
+        "",
+        "disk",
+        "NATS JetStream, file",
+        "file store, one replica, synced every two minutes (its default)",
+    ),
+    Contender(
+        "rabbitmq-stream",
+        "rabbitmq",
+        "stream",
+        "disk",
+        "RabbitMQ stream",
+        "stream queue, one replica: written to the file, not synced",
+    ),
+    Contender(
+        "postgresql-off",
+        "postgresql",
+        "off",
+        "disk",
+        "PostgreSQL, async commit",
+        "synchronous_commit off: in memory, written and synced within 0.6 s; less than ours promises",
+    ),
+    Contender("streams-fsync", OURS, "fsync", "fsync", "streams, fsync", "synced before the answer"),
+    Contender(
+        "redis-always",
+        "redis",
+        "always",
+        "fsync",
+        "Redis Streams, always",
+        "appendonly, appendfsync always: synced before the answer",
+    ),
+    Contender(
+        "redis-always-c",
+        "redis",
+        "always",
+        "fsync",
+        "Redis Streams, always, redis-benchmark",
+        "the same, loaded by Redis' own tool in C",
+        tool="redis-benchmark",
+    ),
+    Contender(
+        "rabbitmq-quorum",
+        "rabbitmq",
+        "quorum",
+        "fsync",
+        "RabbitMQ quorum queue",
+        "quorum queue, one replica, publisher confirms: synced before the confirm",
+    ),
+    Contender(
+        "postgresql-on",
+        "postgresql",
+        "on",
+        "fsync",
+        "PostgreSQL, sync commit",
+        "synchronous_commit on: synced before the answer",
+    ),
+)
+
+
+@dataclass
+class Ground:
+    """Where it happens: our server, the peers that run, and how long each measurement takes."""
+
+    bench: Bench
+    peers: dict[str, Running] = field(default_factory=dict)
+
+    def load(self, contender: Contender, **plan: Any) -> dict[str, Any]:
+        """Runs the generator against a peer."""
+        sizes = self.bench.sizes
+        filled = {
+            "seconds": sizes.seconds,
+            "warm_up_s": sizes.warm_up_s,
+            "record_bytes": RECORD_BYTES,
+            "bytes_max": 4 * 2**30,
+            "peer": contender.peer,
+            "setting": contender.setting,
+            "port": self.peers[contender.peer].port,
+            **plan,
+        }
+        ran = subprocess.run(
+            [sys.executable, "-m", "loadtests.generator"],
+            input=json.dumps(filled).encode(),
+            capture_output=True,
+            cwd=ROOT,
+            timeout=sizes.seconds + 120,
+        )
+        try:
+            result: dict[str, Any] = json.loads(ran.stdout)
+        except ValueError:
+            raise CaseFailed(f"the generator ended with {ran.returncode}: {ran.stderr.decode()}") from None
+        if "error" in result or result["failures"]:
+            raise CaseFailed(str(result.get("error") or result["first_failure"]))
+        return result
+
+    @contextmanager
+    def boxes(self, contender: Contender, names: list[str]) -> Iterator[Any]:
+        wire = wire_of(
+            {
+                "peer": contender.peer,
+                "setting": contender.setting,
+                "port": self.peers[contender.peer].port,
+            }
+        )
+        wire.prepare(names)
+        try:
+            yield wire
+        finally:
+            wire.remove(names)
+
+
+Figures = dict[str, float]
+
+
+def appends(ground: Ground, contender: Contender, *, batch: int, connections: int) -> Figures:
+    plan = {"batch": batch, "connections": connections}
+    if contender.tool:
+        return {"rate": _redis_benchmark(ground, contender, batch=batch, connections=connections)}
+    if contender.peer == OURS:
+        case = Case((Row("rate", "", "records/s"),), rows.appends, {"durability": contender.setting, **plan})
+        result = rows.appends(ground.bench, case).detail
+    else:
+        names = [f"bench-{number}" for number in range(BOXES)]
+        with ground.boxes(contender, names):
+            result = ground.load(contender, kind="peer", send="append", boxes=names, **plan)
+    return {"rate": result["records_per_s"], **result["latency_ms"]}
+
+
+def _redis_benchmark(ground: Ground, contender: Contender, *, batch: int, connections: int) -> float:
+    """As many requests as take about the time of a measurement; it has no clock of its own."""
+    tool = find(contender.tool)
+    if not tool:
+        raise NotInstalled(f"{contender.tool} is not installed; try `make peers`")
+    [(tag, data)] = records(0, 1, RECORD_BYTES)
+    port = ground.peers["redis"].port
+    with ground.boxes(contender, ["bench-0"]):
+
+        def rate(count: int) -> float:
+            words = [tool, "-p", str(port), "-c", str(connections), "-P", str(batch), "-n", str(count)]
+            words += ["--csv", "XADD", "bench-0", "*", "tag", tag, "data", data]
+            ran = subprocess.run(words, capture_output=True, text=True, env=environment(), timeout=120)
+            found = re.findall(r'"([\d.]+)"', ran.stdout.splitlines()[-1]) if ran.stdout else []
+            if ran.returncode != 0 or not found:
+                raise CaseFailed(
+                    f"{tool} ended with {ran.returncode}: {ran.stdout[-500:]}{ran.stderr[-500:]}"
+                )
+            return float(found[0])
+
+        few = rate(max(20_000 if batch == 1 else 100_000, 2 * batch * connections))
+        return rate(max(batch * connections, round(few * ground.bench.sizes.seconds)))
+
+
+def reads(ground: Ground, contender: Contender, *, connections: int) -> Figures:
+    each = min(READ_BOX_RECORDS, ground.bench.sizes.diff_box_records)
+    if contender.peer == OURS:
+        case = Case((Row("rate", "", "records/s"),), rows.diffs, {"connections": connections})
+        return {"rate": rows.diffs(ground.bench, case).figures["rate"]}
+    names = [f"bench-{number}" for number in range(BOXES)]
+    with ground.boxes(contender, names) as wire:
+        wire.fill(names, each, RECORD_BYTES)
+        result = ground.load(
+            contender,
+            kind="peer",
+            send="read",
+            boxes=names,
+            box_records=each,
+            limit=DIFF_LIMIT,
+            connections=connections,
+        )
+    return {"rate": result["records_per_s"]}
+
+
+def delivers(ground: Ground, contender: Contender) -> Figures:
+    if contender.peer == OURS:
+        found: Figures = rows.watching(
+            ground.bench, Case((Row("watch-1-rate", "", "deliveries/s"),), rows.watching, {"watchers": 1})
+        ).detail["latency_ms"]
+        return found
+    with ground.boxes(contender, ["deliver"]):
+        result = ground.load(contender, kind="deliver", boxes=["deliver"])
+    return dict(result["latency_ms"])
+
+
+@dataclass(frozen=True)
+class Workload:
+    key: str
+    title: str
+    #: The figure that is compared; less is better when it is a time.
+    figure: str
+    measure: Callable[..., Figures]
+    plan: dict[str, int]
+    without: frozenset[str] = frozenset()
+    #: What each of them does, where that is not plain.
+    note: str = ""
+
+    @property
+    def is_time(self) -> bool:
+        return self.figure != "rate"
+
+    def is_for(self, contender: Contender) -> bool:
+        if contender.tool and (self.measure is not appends or self.is_time):
+            return False
+        return contender.key not in self.without and contender.peer not in self.without
+
+
+WORKLOADS: Final = (
+    Workload(
+        "append-1000",
+        "Appends, batches of 1000, 16 connections (records/s)",
+        "rate",
+        appends,
+        {"batch": 1000, "connections": 16},
+        note="Redis: pipelines of 1000 XADD. JetStream: 1000 publishes, then their acks. RabbitMQ: 1000 "
+        "publishes, "
+        "then their confirms. PostgreSQL: one COPY of 1000 rows into a table with a `json` column.",
+    ),
+    Workload(
+        "append-1",
+        "Single appends, 64 connections (records/s)",
+        "rate",
+        appends,
+        {"batch": 1, "connections": 64},
+        note="PostgreSQL: a prepared INSERT.",
+    ),
+    Workload(
+        "append-p50",
+        "Single append, 1 connection, p50 (ms)",
+        "p50",
+        appends,
+        {"batch": 1, "connections": 1},
+    ),
+    Workload(
+        "append-p99",
+        "Single append, 1 connection, p99 (ms)",
+        "p99",
+        appends,
+        {"batch": 1, "connections": 1},
+    ),
+    Workload(
+        "read-1000",
+        "Reads of pages of 1000 from memory, 4 connections (records/s)",
+        "rate",
+        reads,
+        {"connections": 4},
+        without=frozenset({"rabbitmq", "streams-fsync", "redis-always", "redis-always-c", "postgresql-on"}),
+        note="streams: diff. Redis: XRANGE. JetStream: a pull consumer without acks. PostgreSQL: SELECT … "
+        "WHERE seq > $1 "
+        "ORDER BY seq LIMIT 1000. RabbitMQ's streams have no pages.",
+    ),
+    Workload(
+        "deliver-p50",
+        "From an append to a reader that waits, p50 (ms)",
+        "p50",
+        delivers,
+        {},
+        without=frozenset({"rabbitmq-stream", "streams-fsync", "redis-always", "postgresql-on"}),
+        note="streams: server-sent events. Redis: XREAD BLOCK. JetStream: a push consumer. RabbitMQ: a "
+        "consumer of a "
+        "quorum queue, which syncs first. PostgreSQL: LISTEN, then SELECT.",
+    ),
+    Workload(
+        "deliver-p99",
+        "From an append to a reader that waits, p99 (ms)",
+        "p99",
+        delivers,
+        {},
+        without=frozenset({"rabbitmq-stream", "streams-fsync", "redis-always", "postgresql-on"}),
+    ),
+)

@@ -1,0 +1,292 @@
+"""The page that `make compare` writes, and its plots. Everything on it comes from one run, but for the
+sentences that say why: those are in `WHY` and `IN_THE_WAY`, and stand only beside figures that need them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+from loadtests import report
+from loadtests.peers.measuring import CONTENDERS, OURS, WORKLOADS, Contender, Workload
+
+#: Why we lose a workload when we do.
+WHY: Final = {
+    "append-1000": "The records of a batch are checked and rendered by Python, about 0.5 µs each in one "
+    "shard.",
+    "append-1": "A request costs about 150 µs of Python in two processes, HTTP head and answer included, "
+    "however "
+    "small it is. Peers in C and Go spend 10 to 40 µs. Send batches: 100 records in a request cost little "
+    "more "
+    "than one.",
+    "append-p50": "A record goes through two Python processes and back: HTTP is parsed in the gateway, the "
+    "shard "
+    "appends. Each hop between processes costs a wake-up on both sides.",
+    "append-p99": "As for the p50; the slowest hundredth meets the garbage collector and the log's own "
+    "thread.",
+    "read-1000": "A page is spliced from stored bytes, and goes through the gateway once more on its way.",
+    "deliver-p50": "An event takes three hops: gateway, shard, gateway. Redis and NATS wake the reader from "
+    "the "
+    "thread that took the write.",
+    "deliver-p99": "As for the p50.",
+}
+
+#: What stands between us and an aim that was not met, by the profile.
+IN_THE_WAY: Final = {
+    "append-1000-disk": "The shard: checking each record as JSON and rendering it take most of its core, and "
+    "the "
+    "load generator has a good part of the other one.",
+    "append-1000-fsync": "As for disk, and the wait for the disk.",
+    "append-100-disk": "Work per request, not per record: parsing the head, a hop to the shard and back, an "
+    "answer.",
+    "single-64-disk": "The gateway is at its limit: all of a request but the append itself is done there, in "
+    "one core.",
+    "single-64-fsync": "As for disk; every group also waits for the disk.",
+    "single-1-disk-p50": "Four wake-ups of sleeping processes for one record, each 30 to 60 µs here.",
+    "single-1-fsync-p50": "As for disk, and one sync of the disk.",
+    "diff-1000": "Copies: a page of 120 kB is read from the shard's socket and written to the client's by "
+    "Python.",
+    "watch-1-p50": "Three hops between processes, each with a wake-up.",
+    "watch-100-p50": "A hundred sockets are written one after the other, and read so by the load generator.",
+    "direct-1000": "The shard's own work on the records of a batch; the generator competes for the cores.",
+}
+
+_COLOURS: Final = {"disk": "#3b6ea5", "fsync": "#a55d3b"}
+
+
+def number(value: float) -> str:
+    if value < 1:
+        return f"{value:.3f}"
+    return report.number(value)
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.0f}×" if value >= 10 else f"{value:.1f}×" if value >= 0.95 else f"{value:.2f}×"
+
+
+def _shown(result: dict[str, Any], workload: Workload) -> list[tuple[Contender, dict[str, Any]]]:
+    found = result["summary"][workload.key]
+    return [(each, found[each.key]) for each in CONTENDERS if each.key in found]
+
+
+def text(result: dict[str, Any]) -> str:
+    facts = result["machine"]
+    lines = [
+        "# Benchmarks",
+        "",
+        "Written by `make compare`; do not edit. How fast streams is beside what you would use instead, "
+        "measured on "
+        "one machine in one run: "
+        f"{facts['cores']} cores ({facts['cpu']}), {facts['memory_gib']} GiB, Linux {facts['kernel']}, "
+        f"Python "
+        f"{facts['python']}, data on {facts['filesystem']}, {result['at']}. Run it on yours: `make peers "
+        f"compare`, "
+        "a quarter of an hour.",
+        "",
+        f"Everything shares the machine: server, peers that wait, and the process that loads. "
+        f"{result['rounds']} rounds "
+        f"of {result['seconds']:g} s for each measurement, all contenders in turns; a figure is the median "
+        f"of the "
+        "rounds, and least to most of them is its spread. Two runs agree within that; a claim finer than "
+        "that is none. "
+        f"Others used {facts['cores_used_by_others']} cores when it began, and the processor ran at "
+        f"{facts['speed']:.2f} of the best speed seen on one of its kind.",
+        *(["", "**A quick run: sizes are tiny and figures mean nothing.**"] if result["quick"] else []),
+        "",
+        "## Ratios",
+        "",
+        "Streams over the peer of the same promise; for times the other way round. **Above 1 streams is "
+        "better.**",
+        "",
+        *_ratios(result),
+        "",
+        "![ratios](benchmarks/ratios.png)",
+        "",
+        "## Where we lose",
+        "",
+        *_losses(result),
+        "",
+        "## Figures",
+        *_figures(result),
+        "",
+        "## What an answer promises",
+        "",
+        "| | version | when a write is answered |",
+        "|---|---|---|",
+        *(
+            f"| {each.title} | {result['versions'].get(each.peer, '')} | {each.durability} |"
+            for each in CONTENDERS
+            if not each.tool and (each.peer == OURS or each.peer in result["versions"])
+        ),
+        "",
+        *_skipped(result),
+        "All are set up as they come, but for where their data is, how durable they are, and 1 GB of shared "
+        "buffers and "
+        "8 GB of log for PostgreSQL. The same process loads all of them with the same loop, with bytes that "
+        "were made "
+        "before the clock started; `redis-benchmark` is Redis' own, with its pipeline as large as our batch.",
+        "",
+        "## Our own aims",
+        "",
+        *_aims(result),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _peers(result: dict[str, Any]) -> list[Contender]:
+    present = {key for found in result["summary"].values() for key in found}
+    return [each for each in CONTENDERS if each.peer != OURS and each.key in present]
+
+
+def _ratios(result: dict[str, Any]) -> list[str]:
+    lines = []
+    for promise in ("disk", "fsync"):
+        peers = [each for each in _peers(result) if each.promise == promise]
+        if not peers:
+            continue
+        lines += [
+            f"| against {promise} | " + " | ".join(each.title for each in peers) + " |",
+            "|---|" + "---|" * len(peers),
+        ]
+        for workload in WORKLOADS:
+            found = result["summary"][workload.key]
+            cells = []
+            for each in peers:
+                row = found.get(each.key)
+                if row and row["ratio"] is not None:
+                    least, most = row["ratios"]
+                    cells.append(f"**{_ratio(row['ratio'])}** ({_ratio(least)}–{_ratio(most)})")
+                else:
+                    cells.append("–")
+            if any(cell != "–" for cell in cells):
+                lines.append(f"| {workload.title} | " + " | ".join(cells) + " |")
+        lines.append("")
+    return lines[:-1] if lines else ["No peer is installed here."]
+
+
+def _losses(result: dict[str, Any]) -> list[str]:
+    lines = []
+    for workload in WORKLOADS:
+        lost = [
+            f"{each.title} ({_ratio(row['ratio'])})"
+            for each, row in _shown(result, workload)
+            if row["ratio"] is not None and row["ratio"] < 0.95
+        ]
+        if lost:
+            lines.append(f"- **{workload.title}**, to {', '.join(lost)}. {WHY[workload.key]}")
+    return lines or ["Nowhere, in this run."]
+
+
+def _figures(result: dict[str, Any]) -> list[str]:
+    lines = []
+    for workload in WORKLOADS:
+        shown = _shown(result, workload)
+        if not shown:
+            continue
+        lines += ["", f"### {workload.title}", ""]
+        if workload.note:
+            lines += [workload.note, ""]
+        lines += ["| | promise | figure | spread | streams is |", "|---|---|---|---|---|"]
+        for each, row in shown:
+            ratio = "" if row["ratio"] is None else f"{_ratio(row['ratio'])}"
+            spread = f"{number(row['least'])}–{number(row['most'])}"
+            lines.append(f"| {each.title} | {each.promise} | {number(row['median'])} | {spread} | {ratio} |")
+        lines += ["", f"![{workload.title}](benchmarks/{workload.key}.png)"]
+    return lines
+
+
+def _skipped(result: dict[str, Any]) -> list[str]:
+    lines = [f"- {name} was left out: {why}" for name, why in result["skipped"].items()]
+    return [*lines, ""] if lines else []
+
+
+def _aims(result: dict[str, Any]) -> list[str]:
+    lines = [
+        "The same run, by the rows of `make bench`: server and load generator share the cores. *Speed* is "
+        "that of the "
+        "processor meanwhile, as a share of the best seen on one of its kind.",
+        "",
+        "| | figure | spread | floor | aim | speed | |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    missed = []
+    for row in result["aims"]:
+        title, figure, unit, spread, floor, aim, speed, verdict = report.cells(row)
+        lines.append(f"| {title} | {figure} {unit} | {spread} | {floor} | {aim} | {speed} | {verdict} |")
+        if row["figure"] is not None and not row["meets_aim"]:
+            missed.append(f"- **{title}**: {IN_THE_WAY[row['key']]}")
+    if missed:
+        lines += ["", "What stands between us and the aims that this run did not meet:", "", *missed]
+    return lines
+
+
+def plots(result: dict[str, Any], folder: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for workload in WORKLOADS:
+        if shown := _shown(result, workload):
+            _plot(pyplot, workload, shown, folder / f"{workload.key}.png")
+    _plot_ratios(pyplot, result, folder / "ratios.png")
+
+
+def _save(pyplot: Any, figure: Any, path: Path) -> None:
+    """The same run makes the same bytes: no date and no program in the file."""
+    figure.tight_layout()
+    figure.savefig(path, dpi=100, metadata={"Software": None})
+    pyplot.close(figure)
+
+
+def _plot(pyplot: Any, workload: Workload, shown: list[tuple[Contender, dict[str, Any]]], path: Path) -> None:
+    figure, axes = pyplot.subplots(figsize=(8, 0.5 + 0.36 * len(shown)))
+    shown = shown[::-1]
+    medians = [row["median"] for _, row in shown]
+    errors = [
+        [row["median"] - row["least"] for _, row in shown],
+        [row["most"] - row["median"] for _, row in shown],
+    ]
+    bars = axes.barh(
+        [each.title for each, _ in shown],
+        medians,
+        xerr=errors,
+        color=[_COLOURS[each.promise] for each, _ in shown],
+        error_kw={"ecolor": "#555", "capsize": 2},
+        height=0.7,
+    )
+    for (each, _), label in zip(shown, axes.get_yticklabels(), strict=True):
+        label.set_fontweight("bold" if each.peer == OURS else "normal")
+    axes.bar_label(bars, labels=[f" {number(value)}" for value in medians], padding=4, fontsize=8)
+    axes.set_title(workload.title + ("; less is better" if workload.is_time else ""), fontsize=10)
+    axes.margins(x=0.18)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.xaxis.set_major_formatter(lambda value, _: number(value) if value else "0")
+    _save(pyplot, figure, path)
+
+
+def _plot_ratios(pyplot: Any, result: dict[str, Any], path: Path) -> None:
+    points = [
+        (workload, each, row)
+        for workload in WORKLOADS
+        for each, row in _shown(result, workload)
+        if row["ratio"] is not None
+    ][::-1]
+    if not points:
+        return
+    figure, axes = pyplot.subplots(figsize=(8, 0.8 + 0.24 * len(points)))
+    for at, (_, each, row) in enumerate(points):
+        axes.plot(row["ratios"], [at, at], color=_COLOURS[each.promise], alpha=0.4, linewidth=5)
+        axes.plot(row["ratio"], at, "o", color=_COLOURS[each.promise])
+    axes.axvline(1, color="#888", linewidth=1)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(lambda value, _: _ratio(value))
+    axes.set_yticks(range(len(points)))
+    axes.set_yticklabels(
+        [f"{workload.title.split(' (')[0]}: {each.title}" for workload, each, _ in points], fontsize=7
+    )
+    axes.set_title("streams is so many times better; left of 1: worse", fontsize=9)
+    axes.margins(y=0.02)
+    axes.grid(axis="x", alpha=0.3)
+    _save(pyplot, figure, path)

@@ -1,0 +1,192 @@
+"""Starts and stops a peer: on a free port of loopback, its data in a folder beside ours, no setting but those
+that say where, how durable and how much memory. Processes are ended by the ids they were started with."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from loadtests.peers.install import environment, find
+
+START_S: Final = 60.0
+
+
+class NotInstalled(Exception):
+    """The message is one line that says what is missing."""
+
+
+@dataclass(frozen=True)
+class Running:
+    port: int
+    version: str
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return int(sock.getsockname()[1])
+
+
+def _need(program: str) -> str:
+    found = find(program)
+    if not found:
+        raise NotInstalled(f"{program} is not installed; try `make peers`")
+    return found
+
+
+def _version(words: list[str]) -> str:
+    ran = subprocess.run(words, capture_output=True, text=True, env=environment(), timeout=START_S)
+    found = re.search(r"\d+\.\d+(\.\d+)?", ran.stdout + ran.stderr)
+    return found[0] if found else "unknown"
+
+
+@contextmanager
+def _process(
+    words: list[str], port: int, folder: Path, *, more: dict[str, str] | None = None, user: str | None = None
+) -> Iterator[None]:
+    """Until it takes connections; ended in order, and killed if it does not end."""
+    with open(folder / "log", "wb") as log:
+        process = subprocess.Popen(
+            words,
+            env=environment() | (more or {}),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=folder,
+            **_as(user),
+        )
+    try:
+        deadline = time.monotonic() + START_S
+        while not _takes_connections(port):
+            if process.poll() is not None or time.monotonic() > deadline:
+                tail = (folder / "log").read_text(errors="replace")[-2000:]
+                raise OSError(f"{words[0]} did not start:\n{tail}")
+            time.sleep(0.1)
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(START_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _takes_connections(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), 1).close()
+    except OSError:
+        return False
+    return True
+
+
+@contextmanager
+def redis(folder: Path) -> Iterator[Running]:
+    """`appendfsync` is set while it runs, before each measurement."""
+    program, port = _need("redis-server"), free_port()
+    words = [program, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder)]
+    words += ["--appendonly", "yes", "--save", "", "--auto-aof-rewrite-percentage", "0"]
+    with _process(words, port, folder):
+        yield Running(port, _version([program, "--version"]))
+
+
+@contextmanager
+def nats(folder: Path) -> Iterator[Running]:
+    program, port = _need("nats-server"), free_port()
+    with _process([program, "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", str(folder)], port, folder):
+        yield Running(port, _version([program, "--version"]))
+
+
+@contextmanager
+def rabbitmq(folder: Path) -> Iterator[Running]:
+    """With an epmd of its own, so that it neither meets nor leaves one behind."""
+    program, epmd = _need("rabbitmq-server"), _need("epmd")
+    port, names, distribution = free_port(), free_port(), free_port()
+    (folder / "home").mkdir()
+    (folder / "enabled_plugins").write_text("[].\n")
+    (folder / "rabbitmq.conf").write_text(f"listeners.tcp.1 = 127.0.0.1:{port}\nlog.console = true\n")
+    more = {
+        "HOME": str(folder / "home"),
+        "ERL_EPMD_PORT": str(names),
+        "ERL_EPMD_ADDRESS": "127.0.0.1",
+        "RABBITMQ_CONF_ENV_FILE": "/dev/null",
+        "RABBITMQ_CONFIG_FILE": str(folder / "rabbitmq.conf"),
+        "RABBITMQ_ENABLED_PLUGINS_FILE": str(folder / "enabled_plugins"),
+        "RABBITMQ_MNESIA_BASE": str(folder / "mnesia"),
+        "RABBITMQ_LOG_BASE": str(folder / "log-files"),
+        "RABBITMQ_NODENAME": f"bench{port}@localhost",
+        "RABBITMQ_DIST_PORT": str(distribution),
+    }
+    found = re.search(r"rabbitmq_server-([\d.]+)", os.path.realpath(program))
+    with ExitStack() as stack:
+        (folder / "epmd").mkdir()
+        words = [epmd, "-port", str(names), "-address", "127.0.0.1"]
+        stack.enter_context(_process(words, names, folder / "epmd"))
+        stack.enter_context(_process([program], port, folder, more=more))
+        yield Running(port, found[1] if found else "unknown")
+
+
+@contextmanager
+def postgresql(folder: Path) -> Iterator[Running]:
+    """It refuses to run as root, and gets another user then."""
+    program, initdb, port = _need("postgres"), _need("initdb"), free_port()
+    user = _ordinary_user() if os.geteuid() == 0 else None
+    if user:
+        os.chown(folder, pwd.getpwnam(user).pw_uid, -1)
+        _let_pass(folder)
+    words = [initdb, "-D", str(folder / "data"), "-U", "streams", "-A", "trust", "-E", "UTF8", "--no-locale"]
+    made = subprocess.run(words, capture_output=True, text=True, cwd=folder, timeout=START_S, **_as(user))
+    if made.returncode != 0:
+        raise OSError(f"initdb failed:\n{made.stderr[-2000:]}")
+    words = [program, "-D", str(folder / "data"), "-p", str(port), "-k", str(folder), "-h", "127.0.0.1"]
+    words += ["-c", "max_connections=200", "-c", "max_wal_size=8GB", "-c", "shared_buffers=1GB"]
+    with _process(words, port, folder, user=user):
+        yield Running(port, _version([program, "--version"]))
+
+
+def _as(user: str | None) -> dict[str, Any]:
+    """For subprocess: that user and no group of ours."""
+    return {"user": user, "group": pwd.getpwnam(user).pw_gid, "extra_groups": []} if user else {}
+
+
+def _ordinary_user() -> str:
+    for name in ("postgres", "nobody"):
+        try:
+            pwd.getpwnam(name)
+            return name
+        except KeyError:
+            continue
+    raise NotInstalled("PostgreSQL does not run as root, and there is no user postgres or nobody")
+
+
+def _let_pass(folder: Path) -> None:
+    """Folders above, that are ours, must let that user through; those of others are as they are."""
+    for each in folder.parents:
+        found = each.stat()
+        if not found.st_mode & 0o001 and found.st_uid == os.geteuid():
+            if each == Path.home():
+                raise NotInstalled(f"PostgreSQL's user may not pass {each}; use --data-dir")
+            each.chmod(found.st_mode | 0o001)
+
+
+SERVERS: Final = {"redis": redis, "nats": nats, "rabbitmq": rabbitmq, "postgresql": postgresql}
+
+
+@contextmanager
+def running_peer(name: str, parent: Path) -> Iterator[Running]:
+    folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=parent))
+    try:
+        with SERVERS[name](folder) as running:
+            yield running
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

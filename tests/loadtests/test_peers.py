@@ -1,0 +1,236 @@
+"""The comparison counts what peers answer, says what is missing, and shows what we lose.
+
+Method: the bytes of each protocol as its server sends them, cut at every place; a stand-in for Redis that
+counts what it is sent; the command itself on a machine without any peer; the page from figures made up here.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadtests.generator import LoadFailed, Step
+from loadtests.peers import compare, install, page, servers
+from loadtests.peers.load import PeerLoad
+from loadtests.peers.measuring import CONTENDERS, WORKLOADS
+from loadtests.peers.wires import Amqp, Confirms, Count, Nats, Postgres, Redis, records
+
+
+def fed(count: Any, data: bytes, size: int) -> int:
+    for at in range(0, len(data), size):
+        count.feed(data[at : at + size])
+    missing: int = count.missing
+    return missing
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+def test_answers_are_counted_however_they_are_cut(size: int) -> None:
+    for wire, answer in (
+        (Redis(0, "always"), b"$15\r\n1700000000000-0\r\n"),
+        (Nats(0), b'MSG _INBOX.a 1 30\r\n{"stream":"b","seq":7}\r\n'),
+    ):
+        count = wire.count(3)
+        count.expect(3)
+        assert fed(count, answer * 3, size) == 0
+    rows = Postgres(0, "on").count(1000)
+    rows.expect(1000)
+    assert fed(rows, b"G\x00\x00\x00\x08" + b"C\x00\x00\x00\x0eCOPY 1000\x00" + Postgres.READY, size) == 0
+
+
+@pytest.mark.parametrize("size", [1, 5, 1000])
+def test_confirms_come_one_by_one_or_many_at_once(size: int) -> None:
+    def ack(tag: int, multiple: int) -> bytes:
+        payload = struct.pack(">HHQB", 60, 80, tag, multiple)
+        return struct.pack(">BHI", 1, 1, len(payload)) + payload + b"\xce"
+
+    heartbeat = struct.pack(">BHI", 8, 0, 0) + b"\xce"
+    count = Confirms()
+    count.expect(5)
+    assert fed(count, ack(2, 0) + heartbeat, size) == 4
+    assert fed(count, ack(4, 1), size) == 1
+    count.expect(1)
+    assert fed(count, ack(6, 0) + ack(5, 0), size) == 0
+
+
+def test_an_error_is_not_counted_as_an_answer() -> None:
+    for wire, answer in (
+        (Redis(0, "always"), b"-ERR unknown command\r\n"),
+        (Nats(0), b'MSG _INBOX.a 1 9\r\n{"error":{"code":503}}\r\n'),
+        (Postgres(0, "on"), b"E\x00\x00\x00\x10SERROR\x00VERROR\x00"),
+    ):
+        with pytest.raises(LoadFailed):
+            wire.count(1).feed(answer)
+    nack = struct.pack(">HHQB", 60, 120, 1, 0)
+    with pytest.raises(LoadFailed):
+        Confirms().feed(struct.pack(">BHI", 1, 1, len(nack)) + nack + b"\xce")
+
+
+def test_a_marker_is_not_made_of_the_ends_of_two() -> None:
+    count = Count(b"aa")
+    count.expect(2)
+    assert fed(count, b"aa" + b"aab", 2) == 0
+
+
+def test_every_peer_is_sent_the_same_records() -> None:
+    [(tag, data)] = records(0, 1, 110)
+    nats = Nats(0)
+    nats._inbox = b"_INBOX.x"
+    for wire in (Redis(0, "always"), nats, Amqp(0, "quorum"), Postgres(0, "on")):
+        steps: list[Step] = wire.appends(["b"], 1, 110)
+        assert [step.records for step in steps] == [1]
+        assert tag.encode() in steps[0].request and data.encode() in steps[0].request
+    assert Postgres(0, "on").appends(["b"], 3, 110)[0].request.count(b"\n") == 3
+    assert len(f'{{"data":{data},"tag":"{tag}"}}') == 110
+
+
+def stand_in_for_redis(listener: socket.socket, seen: list[int]) -> None:
+    """Answers each XADD, a few bytes at a time."""
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            return
+        with connection:
+            rest = b""
+            while data := connection.recv(65536):
+                whole, _, rest = (rest + data).rpartition(b"}\r\n")
+                count = whole.count(b"XADD")
+                seen.append(count)
+                answer = b"$3\r\n1-1\r\n" * count
+                for at in range(0, len(answer), 1001):
+                    connection.sendall(answer[at : at + 1001])
+
+
+def test_what_is_counted_is_what_the_server_has_answered() -> None:
+    seen: list[int] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=stand_in_for_redis, args=(listener, seen))
+        thread.start()
+        plan = {
+            "peer": "redis",
+            "setting": "always",
+            "send": "append",
+            "port": listener.getsockname()[1],
+            "boxes": ["a", "b"],
+            "batch": 50,
+            "connections": 1,
+            "record_bytes": 110,
+            "seconds": 60,
+            "requests_max": 21,
+        }
+        load = PeerLoad(plan)
+        result = load.run()
+        for connection in load._connections.values():
+            connection.sock.close()
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+    # The first answer starts the clock.
+    assert sum(seen) == 21 * 50 and result["records"] == 20 * 50 and result["failures"] == 0
+
+
+def test_without_any_peer_each_is_skipped_with_one_line_and_we_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(servers, "find", lambda program: None)
+    words = ["--quick", "--rounds", "2", "--seconds", "0.1", "--workloads", "append-1000"]
+    assert compare.main([*words, "--out", str(tmp_path / "out"), "--data-dir", str(tmp_path / "data")]) == 0
+    told = capsys.readouterr().err.splitlines()
+    skipped = [line for line in told if line.startswith("skipped: ")]
+    assert len(skipped) == len(servers.SERVERS) and all("is not installed" in line for line in skipped)
+    text = (tmp_path / "out" / "benchmarks.md").read_text()
+    assert "redis was left out" in text and "| streams, fsync | fsync | " in text
+    assert (tmp_path / "out" / "benchmarks" / "append-1000.png").read_bytes().startswith(b"\x89PNG")
+    assert "benchmarks/append-1000.png" in text
+    assert list((tmp_path / "data").iterdir()) == [], "data is left behind"
+
+
+def test_ratios_are_of_the_same_promise_and_above_one_is_better_for_us() -> None:
+    found: dict[str, dict[str, list[float]]] = {each.key: {} for each in WORKLOADS}
+    found["append-1000"] = {
+        "streams-disk": [100.0, 300.0, 200.0],
+        "redis-everysec": [50.0, 100.0, 100.0],
+        "streams-fsync": [10.0, 10.0, 10.0],
+        "redis-always": [20.0, 20.0, 20.0],
+    }
+    found["append-p50"] = {"streams-disk": [2.0], "redis-everysec": [1.0]}
+    summary = compare.summary(found)
+    assert summary["append-1000"]["redis-everysec"]["ratio"] == 2.0
+    assert summary["append-1000"]["redis-everysec"]["ratios"] == [2.0, 3.0]
+    assert summary["append-1000"]["redis-always"]["ratio"] == 0.5
+    assert summary["append-p50"]["redis-everysec"]["ratio"] == 0.5
+    assert summary["append-1000"]["streams-disk"]["ratio"] is None
+    assert summary["append-1000"]["streams-disk"]["median"] == 200.0
+
+
+def test_the_page_says_where_we_lose_and_why(tmp_path: Path) -> None:
+    found: dict[str, dict[str, list[float]]] = {
+        each.key: {
+            contender.key: [2.0, 2.0] if contender.peer == "streams" else [20.0, 40.0]
+            for contender in CONTENDERS
+            if each.is_for(contender)
+        }
+        for each in WORKLOADS
+    }
+    row = {
+        "key": "append-100-disk",
+        "title": "t",
+        "unit": "records/s",
+        "better": "more",
+        "figure": 5.0,
+        "spread": None,
+        "floor": 4.0,
+        "aim": 8.0,
+        "meets_floor": True,
+        "meets_aim": False,
+        "error": "",
+        "skipped": "",
+        "speed": 1.0,
+    }
+    result = {
+        "at": "2020-01-01",
+        "rounds": 2,
+        "seconds": 1.0,
+        "quick": True,
+        "machine": {
+            "cores": 2,
+            "cpu": "a cpu",
+            "memory_gib": 1,
+            "kernel": "6",
+            "python": "3.11",
+            "filesystem": "ext4",
+            "cores_used_by_others": 0.5,
+            "speed": 0.9,
+        },
+        "versions": dict.fromkeys(servers.SERVERS, "1.2.3"),
+        "skipped": {},
+        "summary": compare.summary(found),
+        "aims": [row],
+    }
+    text = page.text(result)
+    lost = text[text.index("## Where we lose") : text.index("## Figures")]
+    for workload in WORKLOADS:  # all rates are a tenth, all times ten times better
+        assert (workload.title in lost) is (page.WHY[workload.key] in lost) is not workload.is_time
+    assert "NATS JetStream, file (0.08×)" in lost
+    assert page.IN_THE_WAY["append-100-disk"] in text and "quick run" in text
+    page.plots(result, tmp_path)
+    assert (tmp_path / "ratios.png").exists()
+
+
+def test_every_workload_has_a_reason_and_every_aim_something_in_its_way() -> None:
+    assert page.WHY.keys() == {each.key for each in WORKLOADS}
+    assert page.IN_THE_WAY.keys() == set(compare.AIMS)
+
+
+def test_a_peer_that_cannot_be_had_is_told_with_the_line_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(install, "find", lambda program: "/bin/x" if program == "postgres" else None)
+    monkeypatch.setattr(install, "unpack", lambda names: "no such package")
+    assert install.main() == 1
+    told = capsys.readouterr().out
+    assert "postgres: /bin/x" in told and "apt-get install nats-server" in told
