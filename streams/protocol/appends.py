@@ -21,6 +21,7 @@ from streams.protocol.names import IDEMPOTENCY_KEY_CHARS_MAX, check_text, shown
 from streams.protocol.records import ABSENT, Columns
 
 SEQ_MAX = 2**64 - 1
+MILLIS_MAX = NON_NEGATIVE_MAX
 
 _Seq = Annotated[int, Meta(ge=0)]
 _Millis = Annotated[int, Meta(ge=0, le=NON_NEGATIVE_MAX)]
@@ -244,7 +245,7 @@ def _check_columns(
     if columns.metas is not None:
         for index, meta in enumerate(columns.metas):
             if meta is not None:
-                _check_meta(index, meta, limits)
+                check_meta(index, meta, limits)
     # No record can be over the limit when the whole body is within it.
     if body_bytes > limits.record_bytes_max:
         metas = columns.metas or [None] * count
@@ -287,8 +288,8 @@ def _joined_texts(
     return joined.encode()
 
 
-def _check_meta(index: int, meta: Raw, limits: RecordLimits) -> None:
-    field = f"records[{index}].meta"
+def check_meta(index: int, meta: Raw, limits: RecordLimits, box: str = "") -> None:
+    field = f"{box} records[{index}].meta" if box else f"records[{index}].meta"
     if len(meta) > limits.meta_bytes_max:
         raise RecordTooLarge(
             f"{field}: has {len(meta)} bytes, at most {limits.meta_bytes_max} are allowed", field=field

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import streams
-from streams import direct
+from streams.client._sync.client import Client
 from streams.client.answers import Placement
 from streams.client.errors import AnswerLost, Unreachable
 from streams.client.retry import NEVER, Retry
@@ -125,7 +125,7 @@ class Shards:
             listener.listen()
             self._listeners.append(listener)
             threading.Thread(target=self._serve, args=(shard, listener), daemon=True).start()
-        monkeypatch.setattr(direct.Client, "placement", lambda client: self.placement())
+        monkeypatch.setattr(Client, "placement", lambda client: self.placement())
 
     def placement(self) -> Placement:
         self.asked += 1

@@ -1,0 +1,163 @@
+"""One connection to one shard, from a plain blocking socket.
+
+Several requests may be on the way at once; answers come in the order in which they get ready, and each is
+kept for whoever asked.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+from streams.client.errors import AnswerLost, Unreachable
+from streams.protocol import wire
+from streams.protocol.errors import BY_CODE, Busy, StreamsError, Uncertain
+from streams.protocol.packed import Buffer
+from streams.protocol.requests import failure_decoder
+
+CONNECT_S: Final = 5.0
+#: As a gateway waits.
+ANSWER_S: Final = 60.0
+#: A Unix socket's path is at most 107 bytes; longer ones are reached through the directory's descriptor.
+_PATH_BYTES_MAX: Final = 107
+
+
+class Moved(Busy):
+    """The box belongs to another shard now; nothing was done."""
+
+    code = "moved"
+
+
+class Link:
+    """One connection to one shard. Whoever uses it holds its `lock`."""
+
+    def __init__(self, path: str) -> None:
+        self.lock = threading.Lock()
+        self._path = path
+        self._sock: socket.socket | None = None
+        self._receiver = wire.Receiver()
+        self._ids = 0
+        #: Requests without an answer yet, and answers that nobody has taken yet: together at most as many as
+        #: their senders have on the way.
+        self._asked: set[int] = set()
+        self._answers: dict[int, wire.Message] = {}
+        #: How often it was connected. An answer to a request of another connection will never come.
+        self.life = 0
+
+    def __repr__(self) -> str:
+        return f"<Link {self._path} {'up' if self._sock else 'down'}, {len(self._asked)} on the way>"
+
+    @property
+    def is_up(self) -> bool:
+        return self._sock is not None
+
+    def connect(self) -> None:
+        """`Unreachable` when there is nobody. The hello is answered by the shard itself: that a connection
+        was accepted proves nothing, for the supervisor keeps the socket while a shard is starting again."""
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.settimeout(CONNECT_S)
+        try:
+            with _connectable(self._path) as path:
+                sock.connect(path)
+        except OSError as error:
+            sock.close()
+            raise Unreachable(f"{self._path}: {error.strerror or error}", path=self._path) from error
+        self._sock, self._receiver = sock, wire.Receiver()
+        self._asked, self._answers = set(), {}
+        self.life += 1
+        try:
+            self.call(wire.OP_HELLO, b"", (), answer_s=CONNECT_S)
+        except Uncertain as error:  # a hello changes nothing
+            raise Unreachable(f"{self._path}: {error.message}", path=self._path) from error
+
+    def call(
+        self, op: int, head: bytes, body: Sequence[Buffer], *, answer_s: float = ANSWER_S
+    ) -> wire.Message:
+        """Raises what the shard raised, or `AnswerLost`. Without a connection, `Unreachable`."""
+        return self.wait(self.send(op, head, body, answer_s=answer_s), answer_s=answer_s)
+
+    def send(self, op: int, head: bytes, body: Sequence[Buffer], *, answer_s: float = ANSWER_S) -> int:
+        """Sends a request; its number is for `wait`."""
+        sock = self._sock
+        if sock is None:
+            raise Unreachable(f"{self._path}: not connected", path=self._path)
+        self._ids += 1
+        views = [memoryview(piece).cast("B") for piece in body]
+        frame = wire.frame(wire.REQUEST, 0, op, self._ids, head, sum(map(len, views)))
+        with self._broken_by_failure():
+            sock.settimeout(answer_s)
+            _send_all(sock, [memoryview(frame), *views])
+        self._asked.add(self._ids)
+        return self._ids
+
+    def wait(self, id: int, *, answer_s: float = ANSWER_S) -> wire.Message:
+        """The answer to a request, however many others come before it."""
+        sock = self._sock
+        if sock is None or (id not in self._asked and id not in self._answers):
+            raise AnswerLost(f"{self._path}: the connection was lost", path=self._path)
+        with self._broken_by_failure():
+            sock.settimeout(answer_s)
+            while id not in self._answers:
+                count = sock.recv_into(self._receiver.space())
+                if count == 0:
+                    raise ConnectionResetError("the shard closed the connection")
+                for message in self._receiver.received(count):
+                    if message.kind == wire.REPLY and message.id in self._asked:
+                        self._asked.remove(message.id)
+                        self._answers[message.id] = message
+        message = self._answers.pop(id)
+        if message.flags & wire.FAILED:
+            failure = failure_decoder.decode(message.body)
+            raise raised(failure.code, failure.message, failure.detail)
+        return message
+
+    @contextmanager
+    def _broken_by_failure(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, wire.WireError) as error:
+            self.close()
+            raise AnswerLost(f"{self._path}: no answer came ({error})", path=self._path) from error
+        except BaseException:  # in the middle of a message, nobody can go on here
+            self.close()
+            raise
+
+    def close(self) -> None:
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None
+
+
+def raised(code: str, message: str, detail: dict[str, object]) -> StreamsError:
+    """The error that a shard has told of."""
+    kind = Moved if code == Moved.code else BY_CODE.get(code, StreamsError)
+    return kind(message, **detail)
+
+
+def _send_all(sock: socket.socket, pieces: list[memoryview]) -> None:
+    """All in one call when the socket takes them; nothing is copied to be framed."""
+    sent = sock.sendmsg(pieces)
+    for piece in pieces:
+        if sent < len(piece):
+            sock.sendall(piece[sent:])
+            sent = 0
+        else:
+            sent -= len(piece)
+
+
+@contextmanager
+def _connectable(path: str) -> Iterator[str]:
+    """The path, or a shorter one to the same socket."""
+    if len(os.fsencode(path)) <= _PATH_BYTES_MAX:
+        yield path
+        return
+    folder, name = os.path.split(path)
+    descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{descriptor}/{name}"
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,90 @@
+"""`Parcel`: what one attempt of one task writes of a transaction, with several messages on the way."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+import msgspec
+
+from streams.direct.links import Link
+from streams.direct.shards import Shards, encode_put
+from streams.protocol import wire
+from streams.protocol.bulk import Put, Txn
+from streams.protocol.errors import Busy, Uncertain
+from streams.protocol.packed import Packed
+
+
+class _OnTheWay(NamedTuple):
+    link: Link
+    #: Of the connection that it was sent on.
+    life: int
+    id: int
+    chunk: int
+    packed: Packed
+
+
+class Parcel:
+    """Puts chunks of one parcel to one shard, at most `depth` of them without an answer.
+
+    What a lost connection leaves open is put again under its number, which the shard takes once. `close`
+    waits for the last answer and returns how many chunks there are, for the commit.
+    """
+
+    def __init__(self, shards: Shards, shard: int, txn: Txn, name: str, *, depth: int = 2) -> None:
+        self._shards = shards
+        self._shard = shard
+        self._txn = txn
+        self.name = name
+        self._depth = depth
+        self._sent: deque[_OnTheWay] = deque()
+        self.chunks = 0
+        self.records = 0
+        #: The epoch was committed by an earlier run: there is nothing to write.
+        self.is_done = False
+
+    def __repr__(self) -> str:
+        return (
+            f"<Parcel {self.name} to shard {self._shard}: {self.chunks} chunks, {len(self._sent)} on the way>"
+        )
+
+    def put(self, packed: Packed) -> None:
+        """Returns when at most `depth` chunks are without an answer. `packed` stays as it is until then."""
+        while len(self._sent) >= self._depth:
+            self._settle()
+        chunk = self.chunks
+        self.chunks += 1
+        self.records += packed.count
+        head = encode_put(self._txn, self.name, chunk, packed)
+        try:
+            link = self._shards.ways.to_shard(self._shard, packed.boxes)
+            with link.lock:
+                id = link.send(wire.OP_TXN_PUT, head, packed.buffers())
+                life = link.life
+        except (Busy, Uncertain):  # nothing is on the way: the patient road
+            self._note(self._shards.txn_put(self._shard, self._txn, self.name, chunk, packed))
+            return
+        self._sent.append(_OnTheWay(link, life, id, chunk, packed))
+
+    def _settle(self) -> None:
+        """Waits for the answer to the oldest chunk."""
+        sent = self._sent.popleft()
+        try:
+            with sent.link.lock:
+                if sent.link.life != sent.life:
+                    raise Uncertain("the connection was lost")
+                message = sent.link.wait(sent.id)
+        except (Busy, Uncertain):
+            answer = self._shards.txn_put(self._shard, self._txn, self.name, sent.chunk, sent.packed)
+        else:
+            answer = msgspec.msgpack.decode(message.body, type=Put)
+        self._note(answer)
+
+    def _note(self, answer: Put) -> None:
+        self.is_done = self.is_done or answer.is_done
+
+    def close(self) -> int:
+        """How many chunks the shard holds of this parcel."""
+        while self._sent:
+            self._settle()
+        return self.chunks

@@ -1,0 +1,217 @@
+"""`Shards`: many boxes and many records at a time, and transactions, straight to the shards.
+
+Every method blocks until it has its answer, and tries again like the rest of the client; each of these calls
+may be repeated. Where a shard is named, it is by its number in `placement()`; rows for boxes that this shard
+does not own are refused with `Moved` before anything is sent, and then the caller sorts them anew.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import TypeVar
+
+import msgspec
+
+from streams.client.answers import Placement
+from streams.client.retry import Retry
+from streams.direct.runs import ScanPage, read_page
+from streams.direct.ways import Ways
+from streams.protocol import bulk, scans, wire
+from streams.protocol.bulk import BoxPosition, BoxResult, Committed, Put, Txn, TxnState
+from streams.protocol.names import check_box_name
+from streams.protocol.packed import Buffer, Packed
+
+T = TypeVar("T")
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Shards:
+    def __init__(self, url: str | None = None, *, key: str | None = None, retry: Retry | None = None) -> None:
+        """`url`: of a gateway, as for `streams.Client`."""
+        self.ways = Ways(url, key=key, retry=retry)
+        self.retry = self.ways.retry
+
+    def __repr__(self) -> str:
+        return f"<Shards {self.ways!r}>"
+
+    def __enter__(self) -> Shards:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.ways.close()
+
+    # -- finding
+
+    def placement(self) -> Placement:
+        """The map of slots to shards, as it is known here."""
+        return self.ways.placement()
+
+    @property
+    def count(self) -> int:
+        return self.placement().shards
+
+    def shard_of(self, box: str) -> int:
+        return self.ways.owner(check_box_name(box))
+
+    def states(self, *, prefix: str = "", boxes: Sequence[str] | None = None) -> list[BoxPosition]:
+        """Where boxes stand, sorted by name: those with this prefix, or those of `boxes` that are there."""
+        found: list[BoxPosition] = []
+        for shard, names in self._by_shard(boxes):
+            after = ""
+            while True:
+                asked = bulk.States(prefix, after, bulk.STATES_MAX, names)
+                page = self._ask(wire.OP_STATES, shard, _encode(asked), (), bulk.Positions, names or ())
+                found += page.boxes
+                if not page.more:
+                    break
+                after = page.boxes[-1].box
+        return sorted(found, key=lambda position: position.box)
+
+    def locate(self, wanted: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+        """For each box its generation and the first seq with `$ts` at or after this time, `head_seq + 1` when
+        no record is that new. Boxes that are not there are left out."""
+        found: dict[str, tuple[int, int]] = {}
+        for shard, names in self._by_shard(list(wanted)):
+            for at in range(0, len(names or ()), bulk.LOCATE_MAX):
+                some = (names or [])[at : at + bulk.LOCATE_MAX]
+                asked = bulk.Locate([(name, wanted[name]) for name in some])
+                answer = self._ask(wire.OP_LOCATE, shard, _encode(asked), (), bulk.Located, some)
+                found.update(
+                    {name: place for name, place in zip(some, answer.seqs, strict=True) if place is not None}
+                )
+        return found
+
+    def _by_shard(self, boxes: Sequence[str] | None) -> list[tuple[int, list[str] | None]]:
+        if boxes is None:
+            return [(shard, None) for shard in range(self.count)]
+        names: dict[int, list[str]] = {}
+        for box in boxes:
+            names.setdefault(self.shard_of(box), []).append(box)
+        return [(shard, mine) for shard, mine in sorted(names.items())]
+
+    # -- reading
+
+    def scan(
+        self,
+        box: str,
+        *,
+        from_seq: int = 0,
+        to_seq: int = 0,
+        generation: int | None = None,
+        max_bytes: int = scans.BYTES_DEFAULT,
+        data: bool = True,
+        tags: bool = True,
+        nodes: bool = True,
+        meta: bool = True,
+    ) -> Iterator[ScanPage]:
+        """Records after `from_seq` and up to `to_seq` (0: the head when the scan began), a page of about
+        `max_bytes` at a time. A page that has a tombstone tells of loss before its first run."""
+        while True:
+            page = self.scan_page(
+                box,
+                from_seq=from_seq,
+                to_seq=to_seq,
+                generation=generation,
+                max_bytes=max_bytes,
+                data=data,
+                tags=tags,
+                nodes=nodes,
+                meta=meta,
+            )
+            to_seq = to_seq or page.head_seq
+            yield page
+            if page.next_from_seq >= min(to_seq, page.head_seq):
+                return
+            from_seq, generation = page.next_from_seq, page.generation
+
+    def scan_page(
+        self,
+        box: str,
+        *,
+        from_seq: int = 0,
+        to_seq: int = 0,
+        generation: int | None = None,
+        max_bytes: int = scans.BYTES_DEFAULT,
+        data: bool = True,
+        tags: bool = True,
+        nodes: bool = True,
+        meta: bool = True,
+    ) -> ScanPage:
+        """One page of a scan; the next begins at its `next_from_seq`."""
+        wanted = scans.DATA * data + scans.TAGS * tags + scans.NODES * nodes + scans.META * meta
+        head = _encode(scans.ScanHead(check_box_name(box), from_seq, to_seq, generation, max_bytes, wanted))
+
+        def ask() -> wire.Message:
+            link = self.ways.to_box(box)
+            with link.lock:
+                return link.call(wire.OP_SCAN, head, ())
+
+        message = self.ways.attempt(ask)
+        return read_page(box, message.head, message.body)
+
+    # -- writing
+
+    def put_columns(self, packed: Packed, *, idempotency_key: str | None = None) -> list[BoxResult]:
+        """Appends rows to boxes that one shard owns: a result for each box, in their order. A row that is not
+        valid refuses them all. Without a key one is made up, so that what is tried again is written once; an
+        empty one does without."""
+        key = uuid.uuid4().hex if idempotency_key is None else idempotency_key
+        shard = self.shard_of(packed.boxes[0])
+        head = _encode(packed.head(key))
+        answer = self._ask(wire.OP_PUT_COLUMNS, shard, head, packed.buffers(), bulk.ColumnsPut, packed.boxes)
+        return answer.results
+
+    def txn_put(self, shard: int, txn: Txn, parcel: str, chunk: int, packed: Packed) -> Put:
+        """Gives rows to a shard to hold. (`Parcel` numbers the chunks, and has several on the way.)"""
+        head = encode_put(txn, parcel, chunk, packed)
+        return self._ask(wire.OP_TXN_PUT, shard, head, packed.buffers(), Put, packed.boxes)
+
+    def txn_commit(
+        self, shard: int, txn: Txn, parcels: Sequence[tuple[str, int]], *, retry: Retry | None = None
+    ) -> Committed:
+        """Shows exactly these parcels, in this order; of each so many chunks must be held. Every shard that
+        boxes of the writer live on should be told, also those that have none of the parcels: then all of
+        them know that the epoch is over."""
+        head = _encode(bulk.TxnCommit(txn, list(parcels)))
+        return self._ask(wire.OP_TXN_COMMIT, shard, head, (), Committed, (), retry)
+
+    def txn_abort(self, shard: int, txn: Txn, parcels: Sequence[str] = ()) -> bulk.Aborted:
+        """Drops what the shard holds: these parcels, or all of the epoch."""
+        return self._ask(
+            wire.OP_TXN_ABORT, shard, _encode(bulk.TxnAbort(txn, list(parcels))), (), bulk.Aborted
+        )
+
+    def txn_list(self, shard: int, *, prefix: str = "") -> TxnState:
+        """What the shard holds, and the last epoch of each writer that it has committed."""
+        return self._ask(wire.OP_TXN_LIST, shard, _encode(bulk.TxnList(prefix)), (), TxnState)
+
+    def _ask(
+        self,
+        op: int,
+        shard: int,
+        head: bytes,
+        body: Sequence[Buffer],
+        kind: type[T],
+        boxes: Sequence[str] = (),
+        retry: Retry | None = None,
+    ) -> T:
+        def ask() -> wire.Message:
+            link = self.ways.to_shard(shard, boxes)
+            with link.lock:
+                return link.call(op, head, body)
+
+        message = self.ways.attempt(ask, retry, follows=False)
+        return msgspec.msgpack.decode(message.body, type=kind)
+
+
+def encode_put(txn: Txn, parcel: str, chunk: int, packed: Packed) -> bytes:
+    """The head of a put; its body is that of the packed columns."""
+    return _encode(bulk.TxnPutHead(txn, parcel, chunk, packed.head()))

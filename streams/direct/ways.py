@@ -1,0 +1,142 @@
+"""Which shard owns a box, the connections to all of them, and what is tried again.
+
+Which shard owns a box is asked of a gateway (`GET /v0/placement`). The map changes only while the whole
+server is down, and then every connection breaks. So the map is asked for *after* connecting, and the
+connection is used only when it still says the same: a box is never written to a shard that does not own it. A
+shard that says `moved` is believed too.
+
+One connection a shard; threads may share them. What a lost connection leaves open is repeated, for everything
+that is sent from here may be.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from streams.client._sync.client import Client
+from streams.client.answers import Placement
+from streams.client.errors import AnswerLost, Unreachable
+from streams.client.retry import Retry
+from streams.direct.links import Link, Moved
+from streams.protocol.errors import Busy, StreamsError, Uncertain
+from streams.protocol.slots import slot_of
+
+T = TypeVar("T")
+
+
+class Ways:
+    def __init__(self, url: str | None = None, *, key: str | None = None, retry: Retry | None = None) -> None:
+        self.retry = retry or Retry()
+        self._client = Client(url, key=key, retry=self.retry)
+        self._lock = threading.Lock()
+        self._placement: Placement | None = None
+        self._slots = b""
+        self._links: dict[str, Link] = {}
+
+    def __repr__(self) -> str:
+        up = sum(link.is_up for link in self._links.values())
+        return f"<Ways to {self.url}, {up} of {len(self._links)} shards connected>"
+
+    @property
+    def url(self) -> str:
+        return self._client.url
+
+    def close(self) -> None:
+        for link in list(self._links.values()):
+            with link.lock:
+                link.close()
+        self._client.close()
+
+    # -- the map
+
+    def placement(self) -> Placement:
+        with self._lock:
+            if self._placement is not None:
+                return self._placement
+        placement = self._client.placement()
+        slots = bytearray()
+        for start, end, shard in placement.slots:
+            slots += bytes([shard]) * (end - start)
+        with self._lock:
+            self._placement, self._slots = placement, bytes(slots)
+        return placement
+
+    def owner(self, box: str) -> int:
+        self.placement()
+        return self._slots[slot_of(box)]
+
+    def forget(self) -> None:
+        """Asks for the map again before it is used the next time."""
+        with self._lock:
+            self._placement = None
+
+    # -- the way
+
+    def to_box(self, box: str) -> Link:
+        return self._link(lambda: self._slots[slot_of(box)])
+
+    def to_shard(self, shard: int, boxes: Iterable[str] = ()) -> Link:
+        """A connection to this shard. `Moved` when it does not own all of these boxes."""
+        link = self._link(lambda: shard)
+        slots = self._slots
+        for box in boxes:
+            if slots[slot_of(box)] != shard:
+                raise Moved(f"{box} belongs to shard {slots[slot_of(box)]}, not to shard {shard}", box=box)
+        return link
+
+    def _link(self, choose: Callable[[], int]) -> Link:
+        """A connection that was made before the map was read which says that it is the right one."""
+        for _ in range(3):
+            placement = self.placement()
+            shard = choose()
+            if shard >= len(placement.sockets):
+                raise Moved(f"there is no shard {shard} (any more)", shard=shard)
+            path = placement.sockets[shard]
+            with self._lock:
+                link = self._links.setdefault(path, Link(path))
+            with link.lock:
+                if link.is_up:
+                    return link
+                link.connect()
+            self.forget()
+            if self.placement() == placement:
+                return link
+            with link.lock:
+                link.close()
+        raise Busy("the map of shards keeps changing; try again")
+
+    # -- trying again
+
+    def attempt(self, ask: Callable[[], T], retry: Retry | None = None, *, follows: bool = True) -> T:
+        """Asks until there is an answer, as the HTTP client does. What is asked may be repeated. Unless it
+        `follows` boxes that have moved, the caller is told of that at once."""
+        retry = retry or self.retry
+        began_s = time.monotonic()
+        number = 0
+        was_uncertain = False
+        while True:
+            try:
+                return ask()
+            except StreamsError as error:
+                was_uncertain = was_uncertain or isinstance(error, Uncertain)
+                if isinstance(error, Moved | Unreachable):
+                    self.forget()
+                if isinstance(error, Moved) and not follows and not was_uncertain:
+                    raise
+                pause_s = retry.pause_s(
+                    error,
+                    attempt=number,
+                    spent_s=time.monotonic() - began_s,
+                    is_repeatable=True,
+                    luck=random.random(),
+                )
+                if pause_s is None:
+                    if was_uncertain and isinstance(error, Busy):
+                        raise AnswerLost(f"an attempt got no answer, and then: {error.message}") from error
+                    raise
+            number += 1
+            time.sleep(pause_s)

@@ -1,0 +1,118 @@
+"""`ShardWriter`: the appends of HTTP, straight to the shards.
+
+with ShardWriter("http://127.0.0.1:4000") as writer:
+    writer.append("orders", [{"item": "tea"}])
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import Any
+from urllib.parse import urlencode
+
+from streams.client import answers
+from streams.client._sync.producer import Producer
+from streams.client.answers import Appended, BoxState, Entry
+from streams.client.batching import Bounds
+from streams.client.retry import Retry
+from streams.direct.shards import Shards
+from streams.protocol import wire
+from streams.protocol.bulk import BoxResult
+from streams.protocol.errors import BoxNotFound
+from streams.protocol.names import check_box_name
+from streams.protocol.packed import Packed
+
+
+class ShardWriter:
+    """Appends straight to the shards that own the boxes."""
+
+    def __init__(self, url: str | None = None, *, key: str | None = None, retry: Retry | None = None) -> None:
+        #: The same connections, for much at a time.
+        self.shards = Shards(url, key=key, retry=retry)
+        self.retry = self.shards.retry
+
+    def __repr__(self) -> str:
+        return f"<ShardWriter over {self.shards!r}>"
+
+    def __enter__(self) -> ShardWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.shards.close()
+
+    # -- writing
+
+    def append(
+        self, box: str, entries: Iterable[Entry | Any], *, idempotency_key: str | None = None, **fields: Any
+    ) -> Appended:
+        """As `Box.append_batch`: all or none, with seqs in a row, once. `fields` are those of the HTTP
+        body."""
+        return self.append_encoded(
+            box,
+            [answers.encode_entry(entry) for entry in entries],
+            key=idempotency_key or uuid.uuid4().hex,
+            fields=fields,
+        )
+
+    def append_encoded(
+        self,
+        box: str,
+        records: list[bytes],
+        *,
+        key: str,
+        fields: Mapping[str, Any] | None = None,
+        retry: Retry | None = None,
+    ) -> Appended:
+        """The same with each record as the JSON of an `Entry`."""
+        body = answers.append_body(records, key, fields)
+        message = self._call(wire.OP_APPEND, box, {"return_seqs": "false"}, body, retry or self.retry)
+        return answers.decode(message.body, Appended)
+
+    def put_columns(self, packed: Packed, *, idempotency_key: str | None = None) -> list[BoxResult]:
+        """As `Shards.put_columns`: many boxes of one shard in one message. Without a key one is made up."""
+        return self.shards.put_columns(packed, idempotency_key=idempotency_key or uuid.uuid4().hex)
+
+    def state(self, box: str) -> BoxState:
+        message = self._call(wire.OP_GET_STATE, box, {"touch": "false"}, b"", self.retry)
+        return answers.decode(message.body, BoxState)
+
+    def producer(self, box: str, *, settle_s: float = 60.0, **bounds: Any) -> Producer:
+        """As `Box.producer`, over the shard's own socket."""
+        return Producer(_DirectBox(self, check_box_name(box)), Bounds(**bounds), settle_s=settle_s)
+
+    def _call(self, op: int, box: str, query: Mapping[str, str], body: bytes, retry: Retry) -> wire.Message:
+        head = wire.head_encoder.encode(wire.RequestHead(check_box_name(box), urlencode(query)))
+
+        def ask() -> wire.Message:
+            link = self.shards.ways.to_box(box)
+            with link.lock:
+                return link.call(op, head, (body,))
+
+        return self.shards.ways.attempt(ask, retry)
+
+
+class _DirectBox:
+    """What a producer sends its batches to."""
+
+    def __init__(self, writer: ShardWriter, name: str) -> None:
+        self._writer = writer
+        self._name = name
+
+    def __repr__(self) -> str:
+        return f"<_DirectBox {self._name}>"
+
+    def append_encoded(self, records: list[bytes], *, key: str, retry: Retry | None = None) -> Appended:
+        return self._writer.append_encoded(self._name, records, key=key, retry=retry)
+
+    def idempotency_window_ms(self) -> int | None:
+        try:
+            return self._writer.state(self._name).config.idempotency_window_ms
+        except BoxNotFound:
+            return None

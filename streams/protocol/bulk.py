@@ -1,0 +1,192 @@
+"""What bulk clients ask of a shard and what they are told: states, positions by time, transactions.
+
+On the wire every one of these is a msgpack array, field by field; what is packed (`packed.py`) or stored
+(`scans.py`) travels in the body. Frozen, without behaviour.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from streams.protocol.packed import PackedHead
+
+#: Positions asked for, or states given, in one message.
+LOCATE_MAX = 10_000
+STATES_MAX = 10_000
+
+WRITER_BYTES_MAX = 256
+PARCEL_BYTES_MAX = 64
+#: Parcels in one commit: as many as a job has tasks.
+PARCELS_MAX = 100_000
+#: Chunks of one parcel: a number that fits into 32 bits with room to spare.
+CHUNK_MAX = 2**31 - 1
+EPOCH_MAX = 2**63 - 1
+
+
+# ---------------------------------------------------------------------------------------------------
+# Asked
+
+
+class States(msgspec.Struct, array_like=True, frozen=True):
+    """Boxes whose names start with `prefix`, after `after`; or these boxes, as far as they are there."""
+
+    prefix: str = ""
+    after: str = ""
+    limit: int = STATES_MAX
+    boxes: list[str] | None = None
+
+
+class Locate(msgspec.Struct, array_like=True, frozen=True):
+    """The first seq at or after a time, for each (box, ts)."""
+
+    wanted: list[tuple[str, int]]
+
+
+class Txn(msgspec.Struct, array_like=True, frozen=True):
+    """Which transaction: `epoch` counts those of one `writer`, upwards. `query` tells two runs apart that use
+    the same writer by mistake; with `reset` this one takes over from the other."""
+
+    writer: str
+    epoch: int
+    query: str = ""
+    reset: bool = False
+
+
+class TxnPutHead(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    txn: Txn
+    parcel: str
+    chunk: int
+    packed: PackedHead
+
+
+class TxnPut(TxnPutHead, frozen=True, gc=False):
+    """Rows to be held for a transaction. A chunk that is held already is not taken again."""
+
+    #: What the message brought beside its head: checked, and kept as it came.
+    body: bytes
+
+
+class TxnCommit(msgspec.Struct, array_like=True, frozen=True):
+    """Shows exactly these parcels, in this order: (parcel, how many chunks this shard has of it)."""
+
+    txn: Txn
+    parcels: list[tuple[str, int]]
+
+
+class TxnAbort(msgspec.Struct, array_like=True, frozen=True):
+    """Drops what is held: these parcels, or all of the transaction when there are none named."""
+
+    txn: Txn
+    parcels: list[str] = []
+
+
+class TxnList(msgspec.Struct, array_like=True, frozen=True):
+    """What is held, and what was committed last, of writers whose names start with `prefix`."""
+
+    prefix: str = ""
+
+
+BulkCommand = States | Locate | TxnPut | TxnCommit | TxnAbort | TxnList
+
+
+# ---------------------------------------------------------------------------------------------------
+# Told
+
+
+class BoxPosition(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Where a box stands. Loss lies below `evict_floor` (v0-api §4.2)."""
+
+    box: str
+    generation: int
+    earliest_seq: int
+    head_seq: int
+    evict_floor: int
+    count: int
+    bytes: int
+    type: str
+    durability: str
+    last_ts: int
+
+
+class Positions(msgspec.Struct, array_like=True, frozen=True):
+    boxes: list[BoxPosition]
+    more: bool = False
+
+
+class Located(msgspec.Struct, array_like=True, frozen=True):
+    """A (generation, seq) for each question; `head_seq + 1` when no record is that new. None where there is
+    no such box."""
+
+    seqs: list[tuple[int, int] | None]
+
+
+class BoxResult(msgspec.Struct, array_like=True, frozen=True):
+    """What became of a box's rows. With an error nothing of them was written, and the seqs are 0."""
+
+    box: str
+    first_seq: int = 0
+    last_seq: int = 0
+    created: bool = False
+    deduped: bool = False
+    #: (code, message, detail).
+    error: tuple[str, str, dict[str, Any]] | None = None
+
+
+class ColumnsPut(msgspec.Struct, array_like=True, frozen=True):
+    results: list[BoxResult]
+
+
+class Put(msgspec.Struct, array_like=True, frozen=True):
+    """`is_done`: the epoch was committed before, nothing was taken. `is_repeat`: the chunk was held."""
+
+    is_done: bool
+    is_repeat: bool
+    #: What this shard holds of the transaction.
+    held_bytes: int
+
+
+class Committed(msgspec.Struct, array_like=True, frozen=True):
+    """`is_done`: the epoch was committed before, and nothing has changed; its boxes are not told again."""
+
+    is_done: bool
+    records: int
+    #: (box, first seq, last seq).
+    boxes: list[tuple[str, int, int]]
+
+
+class Aborted(msgspec.Struct, array_like=True, frozen=True):
+    parcels: int
+    bytes: int
+
+
+class Mark(msgspec.Struct, array_like=True, frozen=True):
+    """The last epoch of a writer that was committed."""
+
+    writer: str
+    epoch: int
+    query: str
+    at_ms: int
+
+
+class Held(msgspec.Struct, array_like=True, frozen=True):
+    writer: str
+    epoch: int
+    query: str
+    parcels: int
+    chunks: int
+    records: int
+    bytes: int
+    #: Dropped then, unless there is another put.
+    expires_ms: int
+
+
+class TxnState(msgspec.Struct, array_like=True, frozen=True):
+    held: list[Held]
+    marks: list[Mark]
+    #: Whether there are more than are shown.
+    more: bool = False
+
+
+BulkReply = Positions | Located | ColumnsPut | Put | Committed | Aborted | TxnState
