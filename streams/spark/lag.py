@@ -1,7 +1,7 @@
 """How far streaming queries are, told to the server: a query is a consumer like any other.
 
-Written from the progress of each micro-batch, which is exact. What Spark tells the source itself comes a batch
-late, and for the last batch of an AvailableNow run never.
+Written from the progress of each micro-batch, which is exact. What Spark tells the source itself comes a
+batch late, and for the last batch of an AvailableNow run never.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ class Lag(StreamingQueryListener):
     """Commits the cursors of queries to a group of each box, and keeps how far each box is behind in
     `records_behind`."""
 
-    def __init__(self, url: str | None, group: str, *, key: str | None = None, query: str | None = None) -> None:
+    def __init__(
+        self, url: str | None, group: str, *, key: str | None = None, query: str | None = None
+    ) -> None:
         self._client = Client(url, key=key, retry=Retry(total_s=10))
         self._group = group
         self._query = query
@@ -40,7 +42,8 @@ class Lag(StreamingQueryListener):
         self.records_behind: dict[str, int] = {}
 
     def __repr__(self) -> str:
-        return f"<Lag of {self._query or 'all queries'} as group {self._group}, {len(self.records_behind)} boxes>"
+        of = self._query or "all queries"
+        return f"<Lag of {of} as group {self._group}, {len(self.records_behind)} boxes>"
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
         pass
@@ -75,11 +78,16 @@ class Lag(StreamingQueryListener):
 
 
 def follow_lag(
-    spark: SparkSession, *, group: str, url: str | None = None, key: str | None = None, query: str | None = None
+    spark: SparkSession,
+    *,
+    group: str,
+    url: str | None = None,
+    key: str | None = None,
+    query: str | None = None,
 ) -> Lag:
-    """From now on the cursors of streaming queries (all, or the one of this name or id) are those of `group` in
-    each box they read: `streams group ls`, the console and metrics show them. The listener that is returned
-    can be taken off with `spark.streams.removeListener`."""
+    """From now on the cursors of streaming queries (all, or the one of this name or id) are those of `group`
+    in each box they read: `streams group ls`, the console and metrics show them. The listener that is
+    returned can be taken off with `spark.streams.removeListener`."""
     listener = Lag(url, group, key=key, query=query)
     spark.streams.addListener(listener)
     return listener

@@ -1,9 +1,9 @@
-"""How far a reader is, what it takes next, and how that is cut into tasks. Pure: everything here is a function
-of its arguments, so a micro-batch that is planned again is planned the same.
+"""How far a reader is, what it takes next, and how that is cut into tasks. Pure: everything here is a
+function of its arguments, so a micro-batch that is planned again is planned the same.
 
-An offset is, for each box, the last seq *examined* and the box's generation: `{"orders": {"gen": 7, "seq": 41}}`.
-The generation is the box's identity. Without it a box that was deleted and made anew, and has already grown
-past the old cursor, would be read on from the middle.
+An offset is, for each box, the last seq *examined* and the box's generation: `{"orders": {"gen": 7, "seq":
+41}}`. The generation is the box's identity. Without it a box that was deleted and made anew, and has already
+grown past the old cursor, would be read on from the middle.
 
 Invariants
   order      `seq` never goes back within a generation

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streams.client._sync.client import Client
-from streams.client.answers import Entry
+from streams.client.answers import Entry, Tombstone
 from streams.client.retry import Retry
 from streams.direct import Shards
 from streams.protocol.errors import BoxNotFound
@@ -25,7 +25,8 @@ from streams.spark.gaps import Gap, GapError
 from streams.spark.offsets import Head, Offset, Place, Range
 from streams.spark.options import EARLIEST, EMIT, FAIL, LATEST, BadOption, Reading, Server
 
-#: Rows of small runs are put together up to this many: each batch costs Spark about as much as a thousand rows.
+#: Rows of small runs are put together up to this many: each batch costs Spark about as much as a thousand
+#: rows.
 _BATCH_ROWS = 10_000
 
 
@@ -52,13 +53,16 @@ def heads(shards: Shards, asked: Reading) -> dict[str, Head]:
             f"offsets of all are written with each micro-batch"
         )
     found = {
-        each.box: Head(each.generation, each.earliest_seq, each.head_seq, each.evict_floor, each.count, each.bytes)
+        each.box: Head(
+            each.generation, each.earliest_seq, each.head_seq, each.evict_floor, each.count, each.bytes
+        )
         for each in positions
     }
     missing = [box for box in asked.boxes if box not in found]
     if missing and asked.missing == "fail":
         raise BoxNotFound(
-            f"there is no box {', '.join(missing)}; missingBoxes=wait takes it when it comes, ignore does without",
+            f"there is no box {', '.join(missing)}; missingBoxes=wait takes it when it comes, ignore does "
+            f"without",
             boxes=missing,
         )
     return found
@@ -105,7 +109,9 @@ def _within(box: str, seq: int, head: Head, option: str) -> int:
 
 
 def _by_time(shards: Shards, asked: Reading, known: Mapping[str, Head]) -> Offset:
-    wanted = asked.starting_ms if isinstance(asked.starting_ms, dict) else dict.fromkeys(known, asked.starting_ms)
+    wanted = (
+        asked.starting_ms if isinstance(asked.starting_ms, dict) else dict.fromkeys(known, asked.starting_ms)
+    )
     found = {box: head.start for box, head in known.items()}
     for box, (gen, seq) in shards.locate({box: ms for box, ms in wanted.items() if box in known}).items():  # type: ignore[misc]
         if seq > known[box].head_seq and asked.when_none_so_new == "error":
@@ -147,22 +153,17 @@ def plan(
     teller = Teller(asked)
     for gap in lost:
         teller.tell(gap)
-    found = offsets.plan(
-        kept, partition_records=asked.partition_records, min_partitions=asked.min_partitions
-    )
+    found = offsets.plan(kept, partition_records=asked.partition_records, min_partitions=asked.min_partitions)
     tasks = [Task(ranges) for ranges in found]
     if lost and asked.on_gap == EMIT:
         tasks.insert(0, Task([], lost))
     return tasks
 
 
-def _gap_of(wanted: Range, tombstone: object) -> Gap | None:
+def _gap_of(wanted: Range, tombstone: Tombstone | None) -> Gap | None:
     """The part of a tombstone that concerns this range."""
     if tombstone is None:
         return None
-    from streams.client.answers import Tombstone
-
-    assert isinstance(tombstone, Tombstone)
     found = Gap(wanted.box, tombstone.gap_from, tombstone.gap_to, tombstone.reason, tombstone.missed_estimate)
     return found.within(wanted.after + 1, wanted.to)
 
@@ -235,6 +236,7 @@ def _pull_range(shards: Shards, asked: Reading, wanted: Range, schema: pa.Schema
             if asked.missing == "fail":
                 raise
             return
+        gap: Gap | None
         if page.generation != wanted.gen:
             # Another box has its name now. Its records are for the next plan; those of this one are gone.
             gap = Gap(wanted.box, at + 1, wanted.to, "recreated", None)

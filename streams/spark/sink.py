@@ -4,9 +4,9 @@
     epoch    which of its transactions: the micro-batch, `txnVersion`, or 1
     parcel   what one attempt of one task sent: a name never used before
 
-The commit lists the parcels of the tasks that Spark counts; whatever else was sent for the epoch (attempts that
-failed, twins of speculation, an application that died) is dropped by the shard in the same step. An epoch
-that was committed before changes nothing, however its rows are cut this time.
+The commit lists the parcels of the tasks that Spark counts; whatever else was sent for the epoch (attempts
+that failed, twins of speculation, an application that died) is dropped by the shard in the same step. An
+epoch that was committed before changes nothing, however its rows are cut this time.
 
 Names by batch, partition and chunk would not do: when an epoch runs again with other partitions, they name
 other rows, and rows come twice.
@@ -39,8 +39,8 @@ from streams.spark.columns import Packer, pieces
 from streams.spark.options import BadOption, Writing
 from streams.spark.reads import open_client, open_shards
 
-#: The only way in which Spark tells a task which micro-batch of which query it belongs to. Not public, but the
-#: same for years; a task that does not find them refuses to write rather than guess.
+#: The only way in which Spark tells a task which micro-batch of which query it belongs to. Not public, but
+#: the same for years; a task that does not find them refuses to write rather than guess.
 _BATCH_ID = "streaming.sql.batchId"
 _QUERY_ID = "sql.streaming.queryId"
 
@@ -94,7 +94,9 @@ def send(asked: Writing, txn: Txn, batches: Iterator[pa.RecordBatch]) -> Sent:
     """The rows of a task."""
     with open_shards(asked.server) as shards:
         target: _Append | _Hold = _Append(shards) if asked.delivery == "append" else _Hold(shards, txn)
-        packer = Packer(shards.shard_of, box=asked.box, default_node=asked.node, create=None if asked.create else False)
+        packer = Packer(
+            shards.shard_of, box=asked.box, default_node=asked.node, create=None if asked.create else False
+        )
         makers = _Maker(asked, shards) if asked.durability is not None else None
         rows = 0
         for batch in batches:
@@ -189,7 +191,8 @@ def commit(asked: Writing, messages: Sequence[Sent | None]) -> int:
     if undone:
         shown = "; ".join(f"shard {shard}: {error.message}" for shard, error in undone.items())
         raise PartialCommit(
-            f"epoch {txn.epoch} of writer {txn.writer} is not committed on {len(undone)} of {shards.count} shards "
+            f"epoch {txn.epoch} of writer {txn.writer} is not committed on {len(undone)} of {shards.count} "
+            f"shards "
             f"({shown}). Run the same again with the same txnAppId and txnVersion, or go on from the same "
             f"checkpoint: what is missing is added and nothing is doubled",
             writer=txn.writer,
@@ -242,7 +245,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
         batch, query = context.getLocalProperty(_BATCH_ID), context.getLocalProperty(_QUERY_ID)
         if batch is None or query is None:
             raise StreamsError(
-                "this Spark does not tell tasks which micro-batch they belong to; use foreachBatch and a batch "
+                "this Spark does not tell tasks which micro-batch they belong to; use foreachBatch and a "
+                "batch "
                 "write with txnAppId and txnVersion"
             )
         writer = self._asked.app_id if self._asked.app_id is not None else query

@@ -1,7 +1,8 @@
 """The data source `streams` as Spark sees it: what it is called, its columns, and its readers and writers.
 
-Spark makes these objects in Python processes of its own, pickles them and makes them again: nothing here holds
-a connection longer than a call, except the stream reader, which lives in one long process on the driver.
+Spark makes these objects in Python processes of its own, pickles them and makes them again: nothing here
+holds a connection longer than a call, except the stream reader, which lives in one long process on the
+driver.
 """
 
 from __future__ import annotations
@@ -76,6 +77,8 @@ class StreamsDataSource(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         asked = writing(self.options, STREAM_WRITE)
+        if overwrite:
+            raise BadOption("outputMode complete: a box is a log; use foreachBatch, or the mode append")
         check_columns(schema, asked)
         return StreamWriter(asked)
 
@@ -114,8 +117,9 @@ class BatchReader(DataSourceReader):
 
 
 class PushingReader(BatchReader):
-    """Takes filters on box, seq and ts from Spark. A class of its own: Spark fails every read of a reader that
-    has `pushFilters` while its conf `spark.sql.python.filterPushdown.enabled` is off, as it is by default."""
+    """Takes filters on box, seq and ts from Spark. A class of its own: Spark fails every read of a reader
+    that has `pushFilters` while its conf `spark.sql.python.filterPushdown.enabled` is off, as it is by
+    default."""
 
     def __init__(self, asked: Reading, schema: pa.Schema) -> None:
         super().__init__(asked, schema)

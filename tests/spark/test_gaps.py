@@ -29,7 +29,14 @@ def test_a_reader_is_told_of_the_part_that_it_misses() -> None:
 
 
 def test_a_tombstone_is_read_as_it_is() -> None:
-    tombstone = {"gap_from": 3, "gap_to": 9, "reason": "cap", "missed_estimate": 7, "earliest_seq": 10, "head_seq": 12}
+    tombstone = {
+        "gap_from": 3,
+        "gap_to": 9,
+        "reason": "cap",
+        "missed_estimate": 7,
+        "earliest_seq": 10,
+        "head_seq": 12,
+    }
     assert tombstone_gap("orders", tombstone) == LOST
     assert str(tombstone_gap("orders", {"gap_from": 1, "gap_to": 2, "reason": "ttl"})) == (
         "orders has lost records 1 to 2 (ttl)"

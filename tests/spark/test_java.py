@@ -11,7 +11,9 @@ from streams.spark import java
 from streams.spark.java import JavaNotFound, bundled_home, java_home, usable, version_of
 
 
-def made(folder: Path, version: str, *, modules: str = "java.base jdk.incubator.vector", release: bool = True) -> Path:
+def made(
+    folder: Path, version: str, *, modules: str = "java.base jdk.incubator.vector", release: bool = True
+) -> Path:
     """A folder that looks like a Java and says its version as one."""
     (folder / "bin").mkdir(parents=True)
     script = folder / "bin" / "java"
@@ -41,7 +43,9 @@ def test_a_java_on_the_path_that_is_too_old_is_passed_over(tmp_path: Path) -> No
     assert java_home({"PATH": str(old / "bin")}) != old
 
 
-@pytest.mark.parametrize(("version", "said"), [("11.0.2", "Java 11; Spark needs 17"), (None, "no bin/java in it")])
+@pytest.mark.parametrize(
+    ("version", "said"), [("11.0.2", "Java 11; Spark needs 17"), (None, "no bin/java in it")]
+)
 def test_a_java_home_that_cannot_do_is_an_error_and_not_passed_over(
     tmp_path: Path, version: str | None, said: str
 ) -> None:
@@ -50,7 +54,9 @@ def test_a_java_home_that_cannot_do_is_an_error_and_not_passed_over(
         java_home({"JAVA_HOME": str(home), "PATH": "/usr/bin"})
 
 
-def test_without_any_java_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_any_java_the_error_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(java, "bundled_home", lambda: None)
     with pytest.raises(JavaNotFound, match=r"streams-server\[spark\]"):
         java_home({"PATH": str(tmp_path)})

@@ -31,7 +31,9 @@ OFFSETS = st.dictionaries(BOXES, PLACES)
 def ahead(start: Offset, heads: Offset) -> Offset:
     """Heads that a server could have after `start`: in the same life a box never shrinks."""
     return {
-        box: Place(head.gen, start[box].seq + head.seq) if box in start and start[box].gen == head.gen else head
+        box: Place(head.gen, start[box].seq + head.seq)
+        if box in start and start[box].gen == head.gen
+        else head
         for box, head in heads.items()
     }
 
@@ -74,7 +76,11 @@ def test_batch_after_batch_covers_every_record_once(start: Offset, heads: Offset
         for each in ranges(at, end):
             seen.update((each.box, each.gen, seq) for seq in range(each.after + 1, each.to + 1))
         at = end
-    expected = {(each.box, each.gen, seq) for each in ranges(start, heads) for seq in range(each.after + 1, each.to + 1)}
+    expected = {
+        (each.box, each.gen, seq)
+        for each in ranges(start, heads)
+        for seq in range(each.after + 1, each.to + 1)
+    }
     assert set(seen) == expected and set(seen.values()) <= {1}
 
 
@@ -85,7 +91,10 @@ def test_a_small_box_does_not_starve_behind_a_big_one() -> None:
 
 
 def test_a_box_made_anew_is_read_from_its_beginning_and_told_as_loss() -> None:
-    start, end = {"a": Place(1, 40), "b": Place(1, 4)}, {"a": Place(2, 50), "b": Place(1, 9), "new": Place(1, 2)}
+    start, end = (
+        {"a": Place(1, 40), "b": Place(1, 4)},
+        {"a": Place(2, 50), "b": Place(1, 9), "new": Place(1, 2)},
+    )
     assert ranges(start, end) == [Range("a", 2, 0, 50), Range("b", 1, 4, 9), Range("new", 1, 0, 2)]
     (loss,) = losses(start, end)
     assert (loss.box, loss.first, loss.last, loss.reason) == ("a", 1, 50, "recreated")
