@@ -40,6 +40,7 @@ def name(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     from streams.spark.session import session
+    from tests.spark.numbered import Numbered
 
     # Short-lived: the second compiler and a collector for many cores only cost here.
     os.environ["SPARK_SUBMIT_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -50,6 +51,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             "spark.sql.shuffle.partitions": 2,
             "spark.default.parallelism": 2,
             "spark.sql.adaptive.enabled": "false",
+            # Each plan runs once: interpreting it is quicker than compiling it.
+            "spark.sql.codegen.wholeStage": "false",
+            "spark.sql.codegen.factoryMode": "NO_CODEGEN",
             "spark.driver.memory": "1g",
             "spark.local.dir": folder,
             "spark.sql.warehouse.dir": folder / "warehouse",
@@ -58,5 +62,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     )
     # What a test makes fail on purpose is not for the eye.
     found.sparkContext.setLogLevel("OFF")
+    found.dataSource.register(Numbered)
     yield found
     found.stop()
