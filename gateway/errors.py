@@ -25,6 +25,7 @@ STATUS_OF: dict[str, int] = {
     "box_exists_incompatible": 409,
     "box_not_empty": 409,
     "not_a_queue": 409,
+    "writer_conflict": 409,
     "seq_mismatch": 412,
     "fencing_token_mismatch": 412,
     "payload_too_large": 413,

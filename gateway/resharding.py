@@ -46,6 +46,7 @@ async def reshard(
         "sources": old.directories,
         "targets": targets,
         "slots": placement.ranges(),
+        "old_slots": old.placement.ranges(),
         "wal_file_bytes": wal_file_bytes,
     }
     log.info("moving boxes to another number of shards", shards_before=old.shards, shards=shards)

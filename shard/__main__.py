@@ -109,6 +109,8 @@ class Shard:
             shard=arguments.index,
             due_records=config.segment_max_events,
             due_bytes=config.segment_max_bytes,
+            txn_bytes_max=config.txn_bytes,
+            txn_ttl_ms=config.txn_ttl_ms,
         )
         self._wal = Wal(disk, f"{directory}/wal", file_bytes=config.wal_file_bytes)
         self._snapshots = Snapshots(disk, f"{directory}/snapshot")

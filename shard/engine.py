@@ -48,6 +48,7 @@ from shard.storage.store import Name, SegmentStore
 from shard.storage.wal import FrameParts, Wal
 from shard.upkeep import Upkeep
 from shard.waiting import Waiting, WaitingClaims
+from streams.protocol.bulk import Locate, States
 from streams.protocol.commands import Command, Diff, Follow, GetRecord, GetState, GetTail, ListBoxes, Reply
 from streams.protocol.errors import StreamsError
 from streams.protocol.forwards import Collect
@@ -71,7 +72,7 @@ _PINNED_FILES_MIN = 4
 #: hundred thousand boxes take about seven seconds in this way.
 _SNAPSHOT_BOXES, _SNAPSHOT_REST_S = 32, 0.002
 
-_READS = (Diff, GetRecord, GetState, GetTail, ListBoxes, Collect)
+_READS = (Diff, GetRecord, GetState, GetTail, ListBoxes, Collect, Locate, States)
 
 #: The longest the shard goes without looking at its clock.
 _TICK_S_MAX = 1.0

@@ -196,4 +196,5 @@ def write_export(
         builder.add(facts, parts.batches_of(facts))
     builder.add_not_recreated(parts.state.not_recreated)
     builder.add_routers(parts.state)
+    builder.add_marks(parts.state.marks)
     builder.finish(last_generation=parts.state.last_generation, boot_id=parts.state.boot_id, now_ms=now_ms)

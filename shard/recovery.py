@@ -10,11 +10,11 @@ It is a generator so that its caller can answer "not ready yet, this far" betwee
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Set
 from typing import NamedTuple
 
 from shard.core.box import Box
-from shard.core.changes import BatchAppended, BatchKept, Change, SegmentFacts
+from shard.core.changes import BatchAppended, BatchKept, Change, SegmentFacts, TxnHeld
 from shard.core.machine import Machine
 from shard.core.sealed import Segment
 from shard.storage import frames
@@ -59,11 +59,13 @@ def recover(
     loaded = snapshots.load_newest()
     snapshot_lsn = needs_lsn = 0
     wanted: dict[int, Box | None] = {}
+    held: set[int] = set()
     if loaded is not None:
         state = frames.decode_state(loaded.content)
         snapshot_lsn, needs_lsn = loaded.lsn, state.needs_lsn
         named = machine.restore(state)
         wanted = dict(named.batches)
+        held = set(named.held)
         for number, (owner, facts) in enumerate(named.segments):
             owner.log.attach(open_segment(owner.generation, facts), facts.dead)
             if number % _STEP_SEGMENTS == 0:
@@ -82,10 +84,15 @@ def recover(
                 )
                 change.batch.lsn = frame.lsn
                 box.log.hydrate(change.batch)
+            elif frame.lsn in held:
+                held.remove(frame.lsn)
+                change = _decode(wal, frame)
+                assert isinstance(change, TxnHeld), "a snapshot names chunks by the lsn of their frame"
+                machine.txns.give_back(change, frame.lsn)
         else:
             if hydrating:
                 hydrating = False
-                _finish_hydration(machine, wanted, wal)
+                _finish_hydration(machine, wanted.keys() | held, wal)
             change = _decode(wal, frame)
             machine.apply(change, frame.lsn)
             applied += 1
@@ -95,7 +102,7 @@ def recover(
             since_frames = since_bytes = 0
             yield Progress(read_bytes, max(wal.total_bytes, read_bytes))
     if hydrating:
-        _finish_hydration(machine, wanted, wal)
+        _finish_hydration(machine, wanted.keys() | held, wal)
     if settles:
         wal.settle()
     machine.recovered(machine.lsn)
@@ -110,7 +117,7 @@ def _decode(wal: Wal, frame: Frame) -> Change:
         raise Corrupt(wal.path_of(frame.file), frame.offset, str(error)) from None
 
 
-def _finish_hydration(machine: Machine, wanted: Mapping[int, object], wal: Wal) -> None:
+def _finish_hydration(machine: Machine, wanted: Set[int], wal: Wal) -> None:
     if wanted:
         first = min(wanted)
         oldest = wal.path_of(wal.files()[0].number)

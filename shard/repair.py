@@ -35,6 +35,7 @@ from shard.core.changes import BatchAppended, BatchKept, BoxFacts, Change, Segme
 from shard.core.machine import Machine
 from shard.core.sealed import Segment
 from shard.core.surgery import add_holes, live_runs, recount, remeasure, replace_segment, settle_rest
+from shard.core.txn import Mark
 from shard.storage import frames, segmentindex, segments
 from shard.storage.files import Corrupt, DiskLike
 from shard.storage.salvage import Gap, salvage
@@ -107,6 +108,7 @@ def repair_shard(
         builder.add(facts, parts.batches_of(facts))
     builder.add_not_recreated(parts.state.not_recreated)
     builder.add_routers(parts.state)
+    builder.add_marks(parts.state.marks)
     builder.finish(last_generation=machine.last_generation, boot_id=boot_id, now_ms=now_ms)
     builder.check()
     records = sum(facts.live_count for facts in parts.state.boxes)
@@ -139,6 +141,8 @@ class _Patient:
         #: Gaps behind the snapshot, of which it is not known whose records they held.
         self._unknown_bytes = 0
         self._seen_after_gap: set[int] = set()
+        #: The lsns of what the snapshot says is held for transactions.
+        self._held: set[int] = set()
 
     def __repr__(self) -> str:
         return f"<_Patient {self._source}: {self.machine!r}, {len(self.losses)} losses>"
@@ -154,6 +158,7 @@ class _Patient:
         if state is not None:
             named = self.machine.restore(state)
             wanted = dict(named.batches)
+            self._held = named.held
             missing = set(self._attach(named.segments))
         hydrating = True
         for found in salvage(self._disk, f"{self._source}/wal"):
@@ -233,6 +238,10 @@ class _Patient:
 
     def _hydrate(self, wanted: dict[int, Box], frame: Frame) -> None:
         box = wanted.pop(frame.lsn, None)
+        if frame.lsn in self._held:  # one that is damaged is missed when its transaction is committed
+            chunk = frames.decode(frame.kind, frame.version, frame.content)
+            assert isinstance(chunk, changes.TxnHeld)
+            self.machine.txns.give_back(chunk, frame.lsn)
         if box is not None:
             change = frames.decode(frame.kind, frame.version, frame.content)
             assert isinstance(change, BatchAppended | BatchKept)
@@ -304,7 +313,10 @@ class _Patient:
             self._lose_before(change.generation, _begins_at(change))
         elif isinstance(change, BatchKept):
             box = self.machine.generations[change.generation]
-            if box.is_memory and not box.log.awaited:  # what it had in memory was to be stored: see below
+            is_new = change.batch.first_seq > box.log.head_seq  # by a transaction of which a frame is missing
+            if is_new:
+                self._seen_after_gap.add(change.generation)
+            if is_new or (box.is_memory and not box.log.awaited):  # or it was to be stored: see below
                 self._lose_before(change.generation, change.batch.first_seq)
                 return BatchAppended(change.generation, change.batch, box.last_append_ms)
         elif isinstance(change, changes.BoxConfigured):
@@ -314,6 +326,10 @@ class _Patient:
                 recount(box.log)
         elif isinstance(change, changes.SegmentSealed):
             self._seal_before(change)
+        elif isinstance(change, changes.TxnCommitted):
+            for part in change.parts:
+                self._seen_after_gap.add(part.generation)
+                self._lose_before(part.generation, part.first_seq)
         return change
 
     def _lose_before(self, generation: int, first_seq: int) -> None:
@@ -354,10 +370,15 @@ class _Patient:
 
     def _apply_what_can_be(self, change: Change) -> None:
         """What it takes away is gone, even if how much that is cannot be told yet. The rest is left out."""
+        if isinstance(change, changes.TxnCommitted):
+            # Rows that were held are missing. Those of the batches are in the frames behind this one.
+            mark = Mark(change.epoch, change.query, change.at_ms)
+            self.machine.txns.note_mark(change.writer, mark)
+            return
         generation = getattr(change, "generation", 0)
         box = self.machine.generations.get(generation)
         if box is None:
-            if isinstance(change, BatchAppended):
+            if isinstance(change, BatchAppended | BatchKept):
                 batch = change.batch
                 why = "the frame that created the box is damaged"
                 self.losses.append(Loss("", generation, batch.first_seq, batch.last_seq, why))

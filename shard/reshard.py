@@ -27,6 +27,7 @@ import msgspec
 
 from shard.core.changes import BoxFacts
 from shard.core.machine import Machine
+from shard.marks import MarkMerge, owners_of
 from shard.storage import segmentindex
 from shard.storage.files import Corrupt, Disk, DiskLike
 from shard.storage.store import Name
@@ -70,11 +71,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     targets: list[str]
     #: The new map: runs of slots (start, end, shard), as in the manifest.
     slots: list[tuple[int, int, int]]
+    #: The old one.
+    old_slots: list[tuple[int, int, int]]
     wal_file_bytes: int = FILE_BYTES
 
     def owners(self) -> list[int]:
         """The new shard of each slot."""
-        owners = [shard for start, end, shard in self.slots for _ in range(start, end)]
+        owners = owners_of(self.slots)
         assert len(owners) == SLOTS and max(owners) < len(self.targets)
         return owners
 
@@ -98,6 +101,7 @@ class _Resharding:
         self._disk = disk
         self._plan = plan
         self._owners = plan.owners()
+        self._marks = MarkMerge(owners_of(plan.old_slots), self._owners)
         self._boot_id = boot_id
         self._now_ms = now_ms
         self._report = report
@@ -115,7 +119,8 @@ class _Resharding:
     def run(self) -> Moved:
         for number, name in enumerate(self._plan.sources):
             self._move_all(number, f"{self._plan.data_dir}/{name}")
-        for builder in self._builders:
+        for number, builder in enumerate(self._builders):
+            builder.add_marks(self._marks.of(number))
             builder.finish(last_generation=self._last_generation, boot_id=self._boot_id, now_ms=self._now_ms)
             builder.check()
         self._report(1.0)
@@ -136,6 +141,7 @@ class _Resharding:
         for builder, names in self._by_owner(parts.state.not_recreated):
             builder.add_not_recreated(names)
         self._builders[0].add_routers(parts.state)
+        self._marks.add(number, parts.state.marks)
         self._last_generation = max(self._last_generation, machine.last_generation)
 
     def _move(self, facts: BoxFacts, parts: Parts, source: str) -> None:

@@ -5,7 +5,7 @@
 
 Up to a time: of every box, records with a later `$ts` never were, and neither were boxes created later. What
 was deleted or evicted between that time and the backup stays so, and configs, fences and keys are those of
-the backup: a backup knows what is, not what was.
+the backup: a backup knows what is, not what was. Marks of transactions that were committed later are dropped.
 
 The caller has named the new folders as being built, and puts them in force when this returns.
 """
@@ -21,6 +21,7 @@ from shard.core.changes import SegmentFacts
 from shard.core.machine import Machine
 from shard.core.sealed import NotLoaded, Segment
 from shard.core.surgery import cut_after, live_runs
+from shard.marks import MarkMerge, owners_of
 from shard.storage import frames, segments
 from shard.storage.files import Corrupt, DiskLike, remove_tree
 from shard.storage.segmentindex import digest_of
@@ -90,6 +91,7 @@ class Restoring:
         ]
         self._stores = [SegmentStore(disk, builder.segments) for builder in self._builders]
         self._named: list[set[Name]] = [set() for _ in folders]
+        self._marks = MarkMerge(owners_of(backup.slots), slots)
         self._done_bytes = 0
         self._found = Restored(0, 0, 0, 0)
 
@@ -102,9 +104,11 @@ class Restoring:
             scratch = f"{self._data_dir}/{scratch_of(number)}"
             self._fetch_files(shard, scratch)
             machine = self._read(shard, scratch, number)
-            self._give(machine)
+            self._give(number, machine)
             last_generation = max(last_generation, machine.last_generation)
             remove_tree(self._disk, scratch)
+        for at, builder in enumerate(self._builders):
+            builder.add_marks(self._marks.of(at))
         for builder, store, named in zip(self._builders, self._stores, self._named, strict=True):
             builder.finish(last_generation=last_generation, boot_id=self._boot_id, now_ms=self._now_ms)
             store.remove_unnamed(named)  # what a cut has written anew
@@ -150,7 +154,7 @@ class Restoring:
 
     # -- giving out
 
-    def _give(self, machine: Machine) -> None:
+    def _give(self, number: int, machine: Machine) -> None:
         # The life it was taken from went on; here it ends in order, so it is not asked what that one lost.
         machine.stopped_clean = True
         end_life(machine, boot_id=self._boot_id, now_ms=self._now_ms)
@@ -166,6 +170,10 @@ class Restoring:
         for name in parts.state.not_recreated:
             self._builders[self._slots[slot_of(name)]].add_not_recreated([name])
         self._builders[0].add_routers(parts.state)
+        until_ms = self._until_ms
+        self._marks.add(
+            number, [mark for mark in parts.state.marks if until_ms is None or mark.at_ms <= until_ms]
+        )
         self._found = self._found._replace(
             boxes=self._found.boxes + len(boxes),
             records=self._found.records + sum(facts.live_count for facts in boxes),

@@ -23,11 +23,13 @@ import structlog
 import trio
 
 from shard.engine import Engine
-from streams.protocol import requests, wire
+from streams.protocol import bulk_requests, requests, wire
 from streams.protocol.appends import RecordLimits
-from streams.protocol.commands import Command, Page, Records, Reply
+from streams.protocol.bulk import BoxResult, ColumnsPut
+from streams.protocol.commands import Append, Appended, Command, Page, Records, Reply
 from streams.protocol.errors import NotReady, ShuttingDown, StreamsError
 from streams.protocol.queues import Claim, ReleaseHolder
+from streams.protocol.scans import Scanned
 
 log = structlog.get_logger()
 
@@ -117,11 +119,49 @@ class _Ticket:
             head = _encode_head(requests.page_head(reply))
             self.connection.reply(self.op, self.id, 0, head, reply.records)
             return
+        if type(reply) is Scanned:
+            self.connection.reply(self.op, self.id, 0, _encode_head(reply.head), reply.body)
+            return
         if type(reply) is Records:
             head = _encode_head(wire.ReplyHead(records_scanned=reply.records_scanned))
         else:
             head = _head_of_write(requests.status_of(reply), fsync_ms, wal_append_ms)
         self.connection.reply(self.op, self.id, 0, head, requests.encode_reply(reply))
+
+
+class _Gathering:
+    """The reply to packed columns: what becomes of each box, when all of them are told."""
+
+    __slots__ = ("_left", "_results", "_ticket")
+
+    def __init__(self, ticket: _Ticket, writes: list[Append]) -> None:
+        self._ticket = ticket
+        self._results = [BoxResult(write.box) for write in writes]
+        self._left = len(writes)
+
+    def take(self, at: int, reply: Reply | StreamsError, fsync_ms: float, wal_append_ms: float) -> None:
+        box = self._results[at].box
+        if isinstance(reply, StreamsError):
+            self._results[at] = BoxResult(box, error=(reply.code, reply.message, reply.detail))
+        else:
+            assert isinstance(reply, Appended)
+            self._results[at] = BoxResult(box, reply.first_seq, reply.last_seq, reply.created, reply.deduped)
+        self._left -= 1
+        if self._left == 0:
+            self._ticket.answer(ColumnsPut(self._results), fsync_ms, wal_append_ms)
+
+
+class _Part:
+    """Where the reply to the write of one box goes."""
+
+    __slots__ = ("_at", "_gathering")
+
+    def __init__(self, gathering: _Gathering, at: int) -> None:
+        self._gathering = gathering
+        self._at = at
+
+    def answer(self, reply: Reply | StreamsError, fsync_ms: float, wal_append_ms: float) -> None:
+        self._gathering.take(self._at, reply, fsync_ms, wal_append_ms)
 
 
 @lru_cache(maxsize=8)
@@ -211,6 +251,9 @@ class _Connection:
             server.engine.exports.ask(message.op, message.body, partial(self._answer_export, message))
             return
         try:
+            if message.op == wire.OP_PUT_COLUMNS:
+                self._put_columns(message, server.engine, ticket)
+                return
             command = requests.decode_command(message.op, message.head, message.body, self._limits)
         except StreamsError as error:
             ticket.answer(error, 0.0, 0.0)
@@ -221,6 +264,13 @@ class _Connection:
             self._release(command, server.engine, ticket)
             return
         server.engine.submit(command, ticket)
+
+    def _put_columns(self, message: wire.Message, engine: Engine, ticket: _Ticket) -> None:
+        """As many writes as there are boxes, and one reply."""
+        writes = bulk_requests.decode_columns(message.head, message.body, self._limits)
+        gathering = _Gathering(ticket, writes)
+        for at, write in enumerate(writes):
+            engine.submit(write, _Part(gathering, at))
 
     def _answer_export(self, message: wire.Message, answer: dict[str, object] | StreamsError) -> None:
         if isinstance(answer, StreamsError):

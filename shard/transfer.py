@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from shard.core.changes import BatchKept, BoxFacts, ShardState, ShardStopped
+from shard.core.changes import BatchKept, BoxFacts, MarkFacts, ShardState, ShardStopped
 from shard.core.machine import Machine
 from shard.recovery import OpenSegment, Recovered, recover
 from shard.storage import frames, segments
@@ -171,6 +171,7 @@ class ShardBuilder:
         self._not_recreated: dict[str, None] = {}
         self._routers: list[Router] = []
         self._last_router_number = 0
+        self._marks: list[MarkFacts] = []
         #: Folders in which names were made and are not durable yet; at most one for each box.
         self._folders: dict[str, None] = {}
         disk.mkdir(directory)
@@ -242,6 +243,11 @@ class ShardBuilder:
         self._routers += state.routers
         self._last_router_number = max(self._last_router_number, state.last_router_number)
 
+    def add_marks(self, marks: Iterable[MarkFacts]) -> None:
+        """Which epochs of transactions were committed. What is held for others stays behind: their commits
+        will be told so, and whoever wrote them writes them again."""
+        self._marks += marks
+
     def finish(self, *, last_generation: int, boot_id: str, now_ms: int) -> None:
         """Makes everything durable."""
         for folder in self._folders:
@@ -265,6 +271,7 @@ class ShardBuilder:
                 boxes=self._boxes,
                 routers=self._routers,
                 last_router_number=self._last_router_number,
+                marks=self._marks,
             )
             content = frames.encode_state(state)
             snapshots.write(lsn, content)

@@ -144,6 +144,11 @@ class Upkeep:
         """Does the next piece of work; whether there was any."""
         if self._named is not None:
             await self._sweep()
+        kept = self._machine.keep_held(self._pinned_lsn())
+        if kept is not None:
+            self._log_outcome(kept)
+            await self._sleep(0)
+            return True
         plan = plan_seal(
             self._machine,
             self._policy,

@@ -261,6 +261,20 @@ class Config:
         least=64 << 10,
         most=1 << 44,
     )
+    txn_bytes: int = _setting(
+        "bytes",
+        128 << 20,
+        "What each shard holds for transactions that are not committed yet, in memory and in its log.",
+        least=64 << 10,
+        most=1 << 40,
+    )
+    txn_ttl_ms: int = _setting(
+        "ms",
+        3_600_000,
+        "What is held for a transaction is dropped when nothing was put to it for this long.",
+        least=1_000,
+        most=30 * 86_400_000,
+    )
     cold_dir: str = _setting(
         "text",
         "",

@@ -27,9 +27,10 @@ from shard.core.router import RouterOutbox
 from shard.core.sealed import Segment, TagsNotLoaded
 from shard.core.tags import Tags
 from streams.protocol.boxes import BoxConfig
-from streams.protocol.commands import Append, Diff, Match, Records, Tombstone
+from streams.protocol.commands import Append, Diff, Match, Records, Scan, Tombstone
 from streams.protocol.errors import BoxFull, FencingTokenMismatch, InvalidRequest, RecordTooLarge, SeqMismatch
 from streams.protocol.records import Batch, render, resolve_times
+from streams.protocol.scans import RunWriter, Scanned, ScanPageHead
 
 #: Seqs reserved ahead of use in a disk box. At a million records a second a reservation is asked for about
 #: every 65 ms, more than the sync interval of 50 ms, so it is durable before it is needed.
@@ -184,7 +185,7 @@ class Box:
         trim_before_seq = command.trim_before_seq or 0
         evict_before_seq = 0
         if config.cap_records or config.cap_bytes:
-            evict_before_seq = self._fit(batch, trim_before_seq)
+            evict_before_seq = self.fit(batch.count, batch.live_bytes, trim_before_seq)
         if not trim_before_seq and not evict_before_seq:
             return changes.BatchAppended(self.generation, batch, now_ms, key)
         return changes.BatchAppended(
@@ -204,21 +205,21 @@ class Box:
         evicted_ts = self.log.newest_ts_before(before_seq)
         return changes.RecordsEvicted(self.generation, before_seq, reason, cut_bytes, evicted_ts, now_ms)
 
-    def _fit(self, batch: Batch, trim_before_seq: int) -> int:
-        """What must go so that `batch` fits, as the seq below which everything is evicted; 0 = nothing."""
+    def fit(self, new_count: int, new_bytes: int, trim_before_seq: int = 0) -> int:
+        """What must go so that a write fits, as the seq below which everything is evicted; 0 = nothing."""
         config, log = self.config, self.log
-        if (config.cap_records and batch.count > config.cap_records) or (
-            config.cap_bytes and batch.live_bytes > config.cap_bytes
+        if (config.cap_records and new_count > config.cap_records) or (
+            config.cap_bytes and new_bytes > config.cap_bytes
         ):
             raise RecordTooLarge(
-                f"records: a write of {batch.count} records and {batch.live_bytes} bytes can never fit into "
+                f"records: a write of {new_count} records and {new_bytes} bytes can never fit into "
                 f"{self.name} (cap_records {config.cap_records}, cap_bytes {config.cap_bytes})",
                 cap_records=config.cap_records,
                 cap_bytes=config.cap_bytes,
             )
         trimmed, trimmed_bytes = log.live_before(trim_before_seq)
-        count = log.count - trimmed + batch.count
-        size = log.bytes - trimmed_bytes + batch.live_bytes
+        count = log.count - trimmed + new_count
+        size = log.bytes - trimmed_bytes + new_bytes
         over = (config.cap_records and count > config.cap_records) or (
             config.cap_bytes and size > config.cap_bytes
         )
@@ -236,8 +237,8 @@ class Box:
         return log.floor_for_caps(
             config.cap_records,
             config.cap_bytes,
-            extra=batch.count - trimmed,
-            extra_bytes=batch.live_bytes - trimmed_bytes,
+            extra=new_count - trimmed,
+            extra_bytes=new_bytes - trimmed_bytes,
             above=trim_before_seq,
         )
 
@@ -317,8 +318,23 @@ class Box:
     def read(self, command: Diff, *, upto: int | None = None) -> Records:
         """What a reader at this cursor gets now (v0-api §4). Expired records have been evicted already.
         `upto` is given when this reader may see less than is visible."""
+        opened = self._open(command, self.log.visible_seq if upto is None else upto)
+        page = _Page(command, nodes_filtered=self.config.dedupe_node)
+        reached = page.fill(self.log, opened.from_seq + 1, opened.upto_seq)
+        return Records(
+            box=self.name,
+            records=page.text(),
+            next_from_seq=max(opened.from_seq, reached),
+            generation=self.generation,
+            head_seq=opened.head_seq,
+            earliest_seq=opened.earliest_seq,
+            tombstone=opened.tombstone,
+            records_scanned=page.examined,
+        )
+
+    def _open(self, command: Diff, head_seq: int) -> _Opened:
+        """Where a read begins and ends, and what it must be told first."""
         log = self.log
-        head_seq = log.visible_seq if upto is None else upto
         earliest_seq = min(log.earliest_seq, head_seq + 1)
         from_seq, tombstone = self._start(command, head_seq, earliest_seq)
         upto_seq = head_seq
@@ -339,18 +355,25 @@ class Box:
         if hole is not None:
             # One tombstone an answer: the hole is for the next one.
             upto_seq = min(upto_seq, hole.first_seq - 1)
-        page = _Page(command, nodes_filtered=self.config.dedupe_node)
-        reached = page.fill(log, from_seq + 1, upto_seq)
-        return Records(
-            box=self.name,
-            records=page.text(),
-            next_from_seq=max(from_seq, reached),
-            generation=self.generation,
-            head_seq=head_seq,
-            earliest_seq=earliest_seq,
-            tombstone=tombstone,
-            records_scanned=page.examined,
+        return _Opened(from_seq, upto_seq, head_seq, earliest_seq, tombstone)
+
+    def scan(self, command: Scan) -> Scanned:
+        """The same read as stored stretches, by bytes and without filters."""
+        opened = self._open(command, self.log.visible_seq)
+        upto_seq = min(opened.upto_seq, command.to_seq or opened.upto_seq)
+        runs = RunWriter(command.columns)
+        reached = _fill_runs(runs, self.log, opened.from_seq + 1, upto_seq, command.max_bytes)
+        gap = opened.tombstone
+        head = ScanPageHead(
+            max(opened.from_seq, reached),
+            self.generation,
+            opened.head_seq,
+            opened.earliest_seq,
+            None if gap is None else (gap.gap_from, gap.gap_to, gap.reason, gap.missed_estimate),
+            runs.heads,
         )
+        body = runs.body()  # which adds the last head
+        return Scanned(head, body)
 
     def _start(self, command: Diff, head_seq: int, earliest_seq: int) -> tuple[int, Tombstone | None]:
         """The cursor a read really starts from, and what it must be told first."""
@@ -569,6 +592,50 @@ class Box:
                 self.queue.restore(facts.queue)
         self.moves = {}
         moves.restore(self, facts.moves)
+
+
+def stand_in(created: changes.BoxCreated) -> Box:
+    """The box that a write would make, to check the write against."""
+    return Box(
+        name=created.name,
+        generation=created.generation,
+        config=created.config,
+        created_ms=created.at_ms,
+        reserved_seq=created.reserved_seq,
+    )
+
+
+class _Opened(NamedTuple):
+    """A read that has begun: what is left to show lies behind `from_seq` and not behind `upto_seq`."""
+
+    from_seq: int
+    upto_seq: int
+    head_seq: int
+    earliest_seq: int
+    tombstone: Tombstone | None
+
+
+def _fill_runs(runs: RunWriter, log: Log, from_seq: int, upto_seq: int, bytes_max: int) -> int:
+    """Takes live records from `from_seq` on, one at least. Returns the last seq that was looked at."""
+    left = bytes_max
+    is_first = True
+    for span in log.spans(from_seq):
+        if span.first_seq > upto_seq:
+            break
+        first = max(0, from_seq - span.first_seq)
+        last = min(span.count - 1, upto_seq - span.first_seq)
+        for run_first, run_last in log.runs(span, first, last):
+            batch = span.payload
+            top = batch.index_within_bytes(run_first, run_last, left)
+            if top < run_first and is_first:
+                top = run_first
+            if top >= run_first:
+                runs.add(batch, run_first, top)
+                left = max(0, left - batch.size(run_first, top))
+                is_first = False
+            if top < run_last:
+                return span.first_seq + top
+    return upto_seq
 
 
 class _Page:

@@ -8,7 +8,8 @@ step: with a hundred thousand boxes all at once would take half a second.
 
 Rules of the file
 - `Machine.apply` calls `before` for every change while a capture is under way.
-- A change alters the box of its `generation` and no other. What belongs to no box is taken at `begin`.
+- A change alters the box of its `generation` and no other, but for a commit, which names those it alters.
+  What belongs to no box is taken at `begin`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shard.core.box import Box
-from shard.core.changes import BoxFacts, Change, ShardState
+from shard.core.changes import BoxFacts, Change, ShardState, TxnCommitted
 
 
 class Capture:
@@ -34,9 +35,14 @@ class Capture:
 
     def before(self, change: Change) -> None:
         """A box is about to change; it is taken as it is, unless it was taken, or made, since `begin`."""
-        box = self._left.pop(getattr(change, "generation", 0), None)
-        if box is not None:
-            self._take(box)
+        if isinstance(change, TxnCommitted):
+            generations = [part.generation for part in change.parts]
+        else:
+            generations = [getattr(change, "generation", 0)]
+        for generation in generations:
+            box = self._left.pop(generation, None)
+            if box is not None:
+                self._take(box)
 
     def step(self, boxes_max: int) -> bool:
         """Takes some of the boxes; whether any are left."""

@@ -14,6 +14,7 @@ import msgspec
 from pyroaring import BitMap64
 
 from streams.protocol.boxes import BoxConfig
+from streams.protocol.packed import PackedHead
 from streams.protocol.records import Batch
 from streams.protocol.routers import Route, Router
 
@@ -291,6 +292,62 @@ class GroupDeleted(msgspec.Struct, frozen=True):
     group: str
 
 
+class TxnHeld(msgspec.Struct, frozen=True, gc=False):
+    """Rows are held for a transaction. They have no seqs and nobody sees them."""
+
+    writer: str
+    epoch: int
+    query: str
+    parcel: str
+    chunk: int
+    at_ms: int
+    packed: PackedHead
+    #: The columns themselves (`packed.py`).
+    body: bytes
+
+
+class TxnKept(TxnHeld, frozen=True, gc=False):
+    """The same written to the log again, so that the file with its first copy can go."""
+
+
+class TxnPart(msgspec.Struct, array_like=True, gc=False):
+    """What a commit does to one box."""
+
+    generation: int
+    box: str
+    #: How many records each batch has that its rows become, in order.
+    counts: list[int]
+    first_seq: int
+    #: What the times of its records are worked out from (`resolve_times`).
+    not_before: int
+    mode: str
+    uncapped: bool
+    #: As in `BatchAppended`, ahead of the first batch.
+    evict_before_seq: int = 0
+    evict_cut_bytes: int = 0
+    evicted_ts: int = 0
+
+
+class TxnCommitted(msgspec.Struct, frozen=True):
+    """Parcels that are held become records, in this order; all else of this epoch and of earlier ones is
+    dropped, and the writer is marked. One fact, so that a crash leaves all of it or nothing."""
+
+    writer: str
+    epoch: int
+    query: str
+    at_ms: int
+    parcels: list[str]
+    parts: list[TxnPart]
+
+
+class TxnDropped(msgspec.Struct, frozen=True):
+    """What is held of these parcels is gone; of all of the epoch, when none are named."""
+
+    writer: str
+    epoch: int
+    parcels: list[str] = []
+
+
 # ---------------------------------------------------------------------------------------------------
 # A snapshot: the same facts, folded up. Payloads stay in the log; a batch is named by its lsn.
 
@@ -358,6 +415,17 @@ class BoxFacts(msgspec.Struct, kw_only=True, gc=False):
     outboxes: list[tuple[str, Route, int, int]] = []
 
 
+class MarkFacts(msgspec.Struct, array_like=True, gc=False):
+    """The last epoch of a writer that was committed: for all boxes of the shard, or for those whose slots
+    have a bit in `slots`."""
+
+    writer: str
+    epoch: int
+    query: str
+    at_ms: int
+    slots: bytes = b""
+
+
 class ShardState(msgspec.Struct, kw_only=True):
     lsn: int
     #: The oldest lsn whose frame is needed besides those after `lsn`.
@@ -369,6 +437,10 @@ class ShardState(msgspec.Struct, kw_only=True):
     boxes: list[BoxFacts]
     routers: list[Router] = []
     last_router_number: int = 0
+    #: The lsns of the frames whose rows are held for transactions.
+    held: list[int] = []
+    #: Oldest first.
+    marks: list[MarkFacts] = []
 
 
 class BoxRestated(msgspec.Struct, frozen=True):
@@ -416,6 +488,10 @@ Change = (
     | OutboxMoved
     | RouterRegistered
     | RouterDropped
+    | TxnHeld
+    | TxnKept
+    | TxnCommitted
+    | TxnDropped
 )
 
 #: What background work brings about, none of it because somebody asked.

@@ -266,7 +266,7 @@ def _plan_copies(box: Box, command: forwards.Forward, known: Origin, now_ms: int
     assert batch.count == head.count, "a parcel holds what its label says"
     evict_before_seq = 0
     if box.config.cap_records or box.config.cap_bytes:
-        evict_before_seq = box._fit(batch, 0)
+        evict_before_seq = box.fit(batch.count, batch.live_bytes)
     return changes.BatchForwarded(
         box.generation,
         batch,

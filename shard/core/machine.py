@@ -33,9 +33,10 @@ import msgspec
 from sortedcontainers import SortedDict
 
 from shard.core import changes
-from shard.core.box import RESERVE_SEQS, Box
+from shard.core.box import RESERVE_SEQS, Box, stand_in
 from shard.core.capture import Capture
 from shard.core.changes import Change, SegmentFacts, ShardState
+from shard.core.committing import Committing
 from shard.core.forwarding import Forwarding
 from shard.core.groups import GroupHandlers
 from shard.core.jobs import Jobs
@@ -45,8 +46,10 @@ from shard.core.outcome import Missing as Missing
 from shard.core.outcome import Outcome as Outcome
 from shard.core.queue import Queue
 from shard.core.routers import Routers
+from shard.core.scanning import Scanning
 from shard.core.sealed import NotLoaded, Segment, TagsNotLoaded
 from shard.core.sessions import Sessions
+from shard.core.txn import Txns
 from shard.core.watch import page_for
 from streams.protocol import commands, forwards
 from streams.protocol.boxes import BoxConfig, BoxPatch, merge
@@ -90,6 +93,8 @@ class Wanted(NamedTuple):
     batches: dict[int, Box]
     #: To be given back through `log.attach`.
     segments: list[tuple[Box, SegmentFacts]]
+    #: The lsns of what is held for transactions: to be given back through `txns.give_back`.
+    held: set[int]
 
 
 class _Pending(NamedTuple):
@@ -109,6 +114,8 @@ class Machine:
         shard: int = 0,
         due_records: int = 10_000,
         due_bytes: int = 64 << 20,
+        txn_bytes_max: int = 128 << 20,
+        txn_ttl_ms: int = 3_600_000,
     ) -> None:
         self.boxes: SortedDict[str, Box] = SortedDict()
         self.generations: dict[int, Box] = {}
@@ -189,7 +196,9 @@ class Machine:
         }
         self._jobs = Jobs(self)
         self.moves = Moves(self)
-        for part in (self._jobs, self.moves, GroupHandlers(self)):
+        self.txns = Txns(self, bytes_max=txn_bytes_max, ttl_ms=txn_ttl_ms)
+        self._committing = Committing(self)
+        for part in (self._jobs, self.moves, GroupHandlers(self), Scanning(self), self._committing):
             self._handlers |= part.handlers
             self._appliers |= part.appliers
 
@@ -238,7 +247,11 @@ class Machine:
         return shown
 
     def next_deadline_ms(self) -> int | None:
-        due = [self._next_box_ms(), self.forwarding.outboxes.next_retry_ms()]
+        due = [
+            self._next_box_ms(),
+            self.forwarding.outboxes.next_retry_ms(),
+            self.txns.next_expiry_ms(),
+        ]
         return min((when for when in due if when is not None), default=None)
 
     def _next_box_ms(self) -> int | None:
@@ -277,6 +290,7 @@ class Machine:
                 woken.append(box.name)
             else:
                 self._watch(box)
+        self._committing.tick(now_ms, made)
         if self.forwarding.outboxes.retry(now_ms):
             woken.append(forwards.CARRIER)
         return Outcome(made, None, wakes=tuple(woken), needs=tuple(needs))
@@ -292,6 +306,8 @@ class Machine:
                 if box.is_disk and box.reserved_seq > box.log.head_seq:
                     lost = changes.SeqsLost(box.generation, box.log.head_seq + 1, box.reserved_seq)
                     self._stage(lost, box, made)
+        for kept in self.txns.take_unkept():
+            self._log(kept, made)
         self._log(changes.ShardStarted(boot_id, now_ms), made)
         for box in self.boxes.values():
             self._watch(box)
@@ -314,6 +330,16 @@ class Machine:
         """Makes a change that background work has come to. Of a box in memory the log is told nothing."""
         made: Made = []
         self._stage(change, self.generations[change.generation], made)
+        return Outcome(made, None)
+
+    def keep_held(self, pinned_lsn: int) -> Outcome | None:
+        """Logs a chunk that is held for a transaction again, so that the log up to `pinned_lsn` is not needed
+        for it. None when there is nothing to do."""
+        made: Made = []
+        kept = self.txns.to_keep(pinned_lsn)
+        if kept is None:
+            return None
+        self._log(kept, made)
         return Outcome(made, None)
 
     # -- helpers of handlers, those in `jobs.py` and `groups.py` included
@@ -585,14 +611,7 @@ class Machine:
                 f"box {command.box} does not exist and this write may not create it", box=command.box
             )
         created = self._plan_box(command.box, command.config, now_ms)
-        stand_in = Box(
-            name=created.name,
-            generation=created.generation,
-            config=created.config,
-            created_ms=now_ms,
-            reserved_seq=created.reserved_seq,
-        )
-        return created, stand_in
+        return created, stand_in(created)
 
     def _write(
         self,
@@ -604,11 +623,7 @@ class Machine:
     ) -> Outcome:
         batch = change.batch
         last_seq = batch.last_seq
-        reserves = box.is_disk and last_seq + RESERVE_SEQS // 2 > box.reserved_seq
-        if reserves:
-            # Ahead of the write, so that wherever the write is found after a crash, its ceiling is too.
-            reserved = changes.SeqsReserved(box.generation, last_seq + RESERVE_SEQS)
-            self._log(reserved, made)
+        reserves = self._reserve(box, last_seq, made)
         lsn = self._stage(change, box, made)
         if reserves:
             self._watch(box)  # a tick gives back what it will not have used
@@ -629,10 +644,23 @@ class Machine:
             self._until_logged.append(pending)
         return Outcome(made, reply, lsn, until_durable)
 
+    def _reserve(self, box: Box, last_seq: int, made: Made) -> bool:
+        """Reserves seqs of a disk box if a write up to `last_seq` asks for it. Ahead of the write, so that
+        wherever the write is found after a crash, its ceiling is too."""
+        if not box.is_disk or last_seq + RESERVE_SEQS // 2 <= box.reserved_seq:
+            return False
+        self._log(changes.SeqsReserved(box.generation, last_seq + RESERVE_SEQS), made)
+        return True
+
     def _must_wait_for_disk(self, box: Box, last_seq: int) -> bool:
         """Whether a write to a disk box has to wait for the disk after all: its ceiling is not durable yet,
         or an earlier write is waiting and must not be overtaken."""
         return last_seq > box.reserved_durable_seq or box.staged_durable_lsn > self.durable_lsn
+
+    def _show_when_durable(self, lsn: int, box: Box) -> None:
+        """Readers may have all that the box has now when this lsn is durable, and not before."""
+        box.staged_durable_lsn = lsn
+        self._until_durable.append(_Pending(lsn, box, box.log.head_seq, box.log.last_ts))
 
     def _diff(self, command: commands.Diff, now_ms: int, made: Made) -> Outcome:
         box = self._found(command.box, now_ms, made)
@@ -853,6 +881,7 @@ class Machine:
     def _apply_kept(self, change: changes.BatchKept, lsn: int) -> None:
         box = self.generations[change.generation]
         box.last_lsn = lsn
+        self.txns.kept(change.generation, change.batch.first_seq)
         at = box.log.tail.at(change.batch.first_seq)
         if at is None:
             assert box.is_memory, "only what is there is kept, or what was restated just before"
@@ -930,7 +959,7 @@ class Machine:
     def _new_capture(self) -> Capture:
         state = ShardState(
             lsn=self.lsn,
-            needs_lsn=self.lsn + 1,
+            needs_lsn=self.txns.oldest_lsn or self.lsn + 1,
             boot_id=self.boot_id,
             stopped_clean=self.stopped_clean,
             last_generation=self.last_generation,
@@ -938,6 +967,8 @@ class Machine:
             boxes=[],
             routers=list(self.routers.routers.values()),
             last_router_number=self.routers.last_number,
+            held=self.txns.held_lsns(),
+            marks=self.txns.mark_facts(),
         )
         return Capture(state, self.generations)
 
@@ -955,7 +986,8 @@ class Machine:
         for router in state.routers:
             self.routers.take_over(router)
         self.routers.last_number = state.last_router_number
-        wanted = Wanted({}, [])
+        self.txns.restore(state.marks)
+        wanted = Wanted({}, [], set(state.held))
         for facts in state.boxes:
             box = Box.from_facts(facts)
             self.boxes[box.name] = box
@@ -970,6 +1002,7 @@ class Machine:
 
     def hydrated(self) -> None:
         """All batches of the snapshot have been given back: settle what depends on them."""
+        self.txns.hydrated()
         for box in self.boxes.values():
             box.log.hydrated()
             self._note_unsealed(box, 0)
@@ -1001,6 +1034,7 @@ class Machine:
             if box.is_disk:
                 assert box.log.visible_seq <= box.reserved_seq, "CEILING"
         self.routers.check()
+        self.txns.check()
         assert self._keys == sum(len(box.keys) for box in self.boxes.values()), "KEYS"
         assert self.durable_lsn <= self.logged_lsn <= self.lsn, "LSN"
         stored = [box for box in self.boxes.values() if not box.is_memory and box.log.tail.records]
@@ -1014,6 +1048,9 @@ class Machine:
             "bytes": sum(box.log.bytes for box in self.boxes.values()),
             "idempotency_keys": self._keys,
             "routers": len(self.routers.routers),
+            "txn_epochs": len(self.txns.epochs),
+            "txn_bytes": self.txns.bytes,
+            "txn_marks": len(self.txns.marks),
             "lsn": self.lsn,
             "durable_lsn": self.durable_lsn,
         }

@@ -10,6 +10,7 @@ The content of a frame (the log adds length, lsn and checksum, see `wal.py`):
     RecordsDeleted  u64 generation · u64 before_seq · u64 cut_bytes · i64 at_ms · u32 batches ·
                     u64 bytes in each · 64-bit roaring bitmap, or nothing
     BatchKept       u64 generation · the batch likewise
+    TxnHeld, TxnKept  u32 length of the head · head (msgpack map without the body) · packed columns
     all others      one msgpack map, field by field
 
 Rules of the file
@@ -67,22 +68,28 @@ _KINDS: dict[type[Any], int] = {
     changes.GroupDeleted: 37,
     changes.MovesPlanned: 38,
     changes.MovesDone: 39,
+    changes.TxnHeld: 50,
+    changes.TxnCommitted: 51,
+    changes.TxnDropped: 52,
+    changes.TxnKept: 53,
 }
 APPENDED = _KINDS[changes.BatchAppended]
 FORWARDED = _KINDS[changes.BatchForwarded]
 _DELETED = _KINDS[changes.RecordsDeleted]
 _KEPT = _KINDS[changes.BatchKept]
+_HELD = {_KINDS[change]: change for change in (changes.TxnHeld, changes.TxnKept)}
 
 _APPENDED_HEAD = struct.Struct("<QqQQQQqH")
 _FORWARDED_HEAD = struct.Struct("<QQQH")
 _DELETED_HEAD = struct.Struct("<QQQqI")
 _GENERATION = struct.Struct("<Q")
+_LENGTH = struct.Struct("<I")
 
 _encode_plain = msgspec.msgpack.Encoder().encode
 _PLAIN_DECODERS: dict[int, Any] = {
     kind: msgspec.msgpack.Decoder(change).decode
     for change, kind in _KINDS.items()
-    if kind not in (APPENDED, FORWARDED, _DELETED, _KEPT)
+    if kind not in (APPENDED, FORWARDED, _DELETED, _KEPT, *_HELD)
 }
 
 
@@ -118,6 +125,9 @@ def encode(lsn: int, change: Change) -> tuple[int, int, int, Sequence[bytes]]:
             change.generation, change.before_seq, change.cut_bytes, change.at_ms, len(change.sizes)
         )
         return kind, VERSION, lsn, (head + array("Q", change.sizes).tobytes() + seqs,)
+    if isinstance(change, changes.TxnHeld):
+        rest = _encode_plain(msgspec.structs.replace(change, body=b""))
+        return kind, VERSION, lsn, (_LENGTH.pack(len(rest)) + rest, change.body)
     return kind, VERSION, lsn, (_encode_plain(change),)
 
 
@@ -140,6 +150,11 @@ def decode(kind: int, version: int, content: memoryview) -> Change:
     if kind == _KEPT:
         (generation,) = _GENERATION.unpack_from(content)
         return changes.BatchKept(generation, Batch.from_bytes(content[_GENERATION.size :]))
+    if kind in _HELD:
+        (length,) = _LENGTH.unpack_from(content)
+        at = _LENGTH.size + length
+        held = msgspec.msgpack.decode(content[_LENGTH.size : at], type=_HELD[kind])
+        return msgspec.structs.replace(held, body=bytes(content[at:]))
     decoder = _PLAIN_DECODERS.get(kind)
     if decoder is None:
         raise UnknownFrame(f"a frame has kind {kind}, which this server does not know")

@@ -168,6 +168,8 @@ class Mark(msgspec.Struct, array_like=True, frozen=True):
     epoch: int
     query: str
     at_ms: int
+    #: Only some boxes of the shard have it: they came from another shard, which had committed it.
+    is_partial: bool = False
 
 
 class Held(msgspec.Struct, array_like=True, frozen=True):

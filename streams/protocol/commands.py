@@ -10,8 +10,9 @@ from typing import Any
 
 import msgspec
 
-from streams.protocol import forwards
+from streams.protocol import forwards, scans
 from streams.protocol.boxes import BoxConfig, BoxPatch
+from streams.protocol.bulk import BulkCommand, BulkReply
 from streams.protocol.matches import Match as Match
 from streams.protocol.queues import GroupCommand, GroupReply, QueueCommand, QueueReply
 from streams.protocol.records import Columns
@@ -79,6 +80,13 @@ class Follow(Diff, frozen=True, kw_only=True):
     awaits_box: bool = False
 
 
+class Scan(Diff, frozen=True, kw_only=True):
+    """A read of stored records as buffers (`scans.py`), by bytes alone. `to_seq` 0 is the head."""
+
+    to_seq: int = 0
+    columns: int = scans.ALL
+
+
 class GetRecord(msgspec.Struct, frozen=True):
     box: str
     seq: int
@@ -140,6 +148,7 @@ Command = (
     | SetFence
     | QueueCommand
     | GroupCommand
+    | BulkCommand
     | forwards.Command
     | SessionCommand
 )
@@ -264,6 +273,8 @@ Reply = (
     | FenceSet
     | QueueReply
     | GroupReply
+    | BulkReply
+    | scans.Scanned
     | forwards.Reply
     | SessionKept
 )

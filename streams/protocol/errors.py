@@ -132,6 +132,12 @@ class NotAQueue(Refused):
     code = "not_a_queue"
 
 
+class WriterConflict(Refused):
+    """The writer of a transaction was last used by another query."""
+
+    code = "writer_conflict"
+
+
 class SeqMismatch(Refused):
     """The box is not at the position the request expects."""
 

@@ -203,10 +203,10 @@ class _Unpacking:
                 f"sizes: {list(head.sizes)} for {self._count} rows are not a body of {len(body)} bytes",
                 field="sizes",
             )
-        self._datas = self._json("data", data)
+        self._datas, self._ends = self._json("data", data)
         self._tags = self._texts(tag)
         self._nodes = self._texts(node)
-        self._metas = self._json("meta", meta) if meta else None
+        self._metas = self._json("meta", meta)[0] if meta else None
         self._times = self._numbers(ts)
         if head.node:
             check_text(head.node, "node", bytes_max=limits.node_bytes_max)
@@ -231,7 +231,8 @@ class _Unpacking:
             raise InvalidRequest(f"offsets: must begin with 0, not {offsets[0]}", field="offsets")
         return offsets
 
-    def _json(self, column: str, size: int) -> list[Raw]:
+    def _json(self, column: str, size: int) -> tuple[list[Raw], list[int]]:
+        """The values, and where each ends."""
         offsets = self._offsets()
         text = self._take(size)
         try:
@@ -241,9 +242,10 @@ class _Unpacking:
         except (ValueError, RecursionError):
             raws = []
         # Every value ends where its offset says: then each of them is one value, and whole.
-        if array("i", accumulate(map(len, raws), initial=0)) != offsets:
+        ends = list(accumulate(map(len, raws)))
+        if ends != offsets[1:].tolist():
             raise self._offender(column, offsets, text)
-        return raws
+        return raws, ends
 
     def _offender(self, column: str, offsets: array[int], text: bytes) -> InvalidRequest:
         """Which row it is that is not one JSON value."""
@@ -292,7 +294,10 @@ class _Unpacking:
 
     def _columns(self, box: str, first: int, end: int) -> Columns:
         limits = self._limits
-        columns = Columns(self._datas[first:end] if end - first < self._count else self._datas)
+        if end - first == self._count:
+            columns = Columns(self._datas, ends=array("I", self._ends))
+        else:
+            columns = Columns(self._datas[first:end])
         if self._tags is not None:
             columns.tags = self._joined(self._tags, first, end, "tag", limits.tag_bytes_max)
         columns.nodes = self._own_nodes(first, end)
@@ -372,3 +377,21 @@ class _Unpacking:
 
 def _shown(value: bytes) -> str:
     return shown(str(value, "utf-8", "replace"))
+
+
+def joined(pieces: Sequence[Columns]) -> Columns:
+    """The rows of several messages for one box, as one write."""
+    if len(pieces) == 1:
+        return pieces[0]
+    columns = Columns([raw for piece in pieces for raw in piece.datas])
+    if any(piece.tags is not None for piece in pieces):
+        columns.tags = b"\0".join(
+            [b"\0" * (piece.count - 1) if piece.tags is None else piece.tags for piece in pieces]
+        )
+    if any(piece.nodes is not None for piece in pieces):
+        columns.nodes = [node for piece in pieces for node in piece.nodes or [None] * piece.count]
+    if any(piece.metas is not None for piece in pieces):
+        columns.metas = [meta for piece in pieces for meta in piece.metas or [None] * piece.count]
+    if any(piece.times is not None for piece in pieces):
+        columns.times = [time for piece in pieces for time in piece.times or [None] * piece.count]
+    return columns

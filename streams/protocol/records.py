@@ -29,7 +29,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate, chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Raw
@@ -51,6 +51,8 @@ class Columns(msgspec.Struct, gc=False):
     nodes: list[str | None] | None = None
     metas: list[Raw | None] | None = None
     times: list[int | None] | None = None
+    #: Running total of the lengths of `datas`, where it is known already.
+    ends: array[int] | None = None
 
     @property
     def count(self) -> int:
@@ -266,6 +268,23 @@ class Batch:
             parts.append(part + b"}")
         return _COMMA.join(parts)
 
+    def plain_runs(self, first: int, last: int) -> list[tuple[int, int, int]]:
+        """Records first..last as stretches in which they differ in nothing but seq and data: (first, last,
+        bytes in front of the data). None of them when that cannot be told without taking records apart."""
+        irregular = (
+            self.count == 1 or self.times is not None or (self.nodes is not None and b"\0" in self.nodes)
+        )
+        if irregular or (self.stride == 1 and b'"meta":' in self.blob):
+            return []
+        fixed = len(b'{"$seq":') + len(_middle(self.first_ts, self.nodes, None))
+        runs: list[tuple[int, int, int]] = []
+        while first <= last:  # to where the seqs get one more digit
+            digits = len(str(self.first_seq + first))
+            end = min(last, 10**digits - 1 - self.first_seq)
+            runs.append((first, end, fixed + digits))
+            first = end + 1
+        return runs
+
     def part(self, first: int, last: int) -> Batch:
         """Records first..last (indexes, both included) as a batch of their own, byte for byte the same.
 
@@ -393,6 +412,30 @@ def _stored(text: bytes) -> list[_StoredRecord]:
             sys.setrecursionlimit(limit)
 
 
+class TakenApart(NamedTuple):
+    """Stored records by column. Absent metas and nodes are empty."""
+
+    seqs: list[int]
+    times: list[int]
+    datas: list[Raw]
+    nodes: list[str]
+    metas: list[Raw]
+
+
+def taken_apart(texts: Sequence[bytes | memoryview]) -> TakenApart:
+    """These stretches of records, each as `Batch.text` gives it."""
+    stored = _stored(b"[" + _COMMA.join(texts) + b"]")
+    raws = [bytes(record.node) for record in stored]
+    names = {raw: msgspec.json.decode(raw) if raw else "" for raw in set(raws)}
+    return TakenApart(
+        [record.seq for record in stored],
+        [record.ts for record in stored],
+        [record.data for record in stored],
+        [names[raw] for raw in raws],
+        [record.meta for record in stored],
+    )
+
+
 _decode_meta = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
@@ -484,7 +527,8 @@ def render(columns: Columns, *, first_seq: int, times: int | array[int]) -> Batc
         blob = _joined_records(first_seq, [middle] * count, columns.datas)
         stride = len(b'{"$seq":') + len(str(first_seq)) + len(middle) + len(b"},")
         if len(str(first_seq)) == len(str(first_seq + count - 1)) and stride <= _STRIDE_MAX:
-            ends = array("I", accumulate(map(len, columns.datas)))
+            # By way of a list: an array that takes from an iterator costs twice as much.
+            ends = columns.ends or array("I", list(accumulate(map(len, columns.datas))))
         else:
             ends, stride = _explicit_ends(first_seq, [len(middle)] * count, columns.datas)
     else:
@@ -566,4 +610,4 @@ def _explicit_ends(first_seq: int, middle_lengths: list[int], datas: list[Raw]) 
         fixed + len(str(seq)) + middle + len(data)
         for seq, (middle, data) in enumerate(zip(middle_lengths, datas, strict=True), first_seq)
     ]
-    return array("I", accumulate(lengths)), 1
+    return array("I", list(accumulate(lengths))), 1

@@ -13,7 +13,7 @@ import msgspec
 import orjson
 from msgspec import Meta
 
-from streams.protocol import commands, forwards, queue_requests, wire
+from streams.protocol import bulk_requests, commands, forwards, queue_requests, wire
 from streams.protocol.appends import (
     RecordLimits,
     check_idempotency_key,
@@ -358,6 +358,8 @@ def decode_command(op: int, head: bytes, body: bytes, limits: RecordLimits) -> C
     if decode is None:
         if op in forwards.DECODERS:
             return forwards.DECODERS[op](head, body)
+        if op in bulk_requests.DECODERS:
+            return bulk_requests.decode(op, head, body, limits)
         raise InvalidRequest(f"op {op} is not known here")
     try:
         request_head = wire.request_head_decoder.decode(head)
@@ -453,6 +455,7 @@ _ENCODERS: dict[type[Any], Callable[[Any], bytes]] = {
     commands.FenceSet: _as_it_is,
     **queue_requests.ENCODERS,
     **dict.fromkeys(forwards.REPLIES, forwards.encode),
+    **dict.fromkeys(bulk_requests.REPLIES, bulk_requests.encode),
     commands.SessionKept: _session,
 }
 

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from array import array
+from itertools import accumulate
+
 import msgspec
+from msgspec import Raw
+
+from streams.protocol.records import Batch, taken_apart
 
 BYTES_DEFAULT = 8 * 1024 * 1024
 BYTES_MAX = 16 * 1024 * 1024
+
+#: Shorter stretches are put together, at a third of a microsecond for each record: whoever reads them would
+#: otherwise have to make columns of a few records each.
+_SHORT_RECORDS = 32
+#: So many records of short stretches in one run, a few milliseconds of work.
+_TOGETHER_MAX = 10_000
 
 #: Which columns are wanted: a sum of these.
 DATA, TAGS, NODES, META = 1, 2, 4, 8
@@ -45,5 +57,106 @@ class ScanPageHead(msgspec.Struct, array_like=True, gc=False):
     runs: list[RunHead]
 
 
+class Scanned(msgspec.Struct, frozen=True, gc=False):
+    """The answer to a scan."""
+
+    head: ScanPageHead
+    body: bytes
+
+
 scan_head_decoder = msgspec.msgpack.Decoder(ScanHead)
 scan_page_head_decoder = msgspec.msgpack.Decoder(ScanPageHead)
+
+
+class RunWriter:
+    """Makes runs of stretches of batches. Long ones that are regular are taken as they are stored: nothing of
+    them is looked at. Others are taken apart."""
+
+    def __init__(self, columns: int) -> None:
+        self._columns = columns
+        self.heads: list[RunHead] = []
+        self._parts: list[bytes | memoryview] = []
+        self._short: list[tuple[Batch, int, int]] = []
+        self._short_records = 0
+
+    def __repr__(self) -> str:
+        return f"<RunWriter {len(self.heads)} runs, {self._short_records} records of short stretches>"
+
+    def add(self, batch: Batch, first: int, last: int) -> None:
+        """Records first..last (indexes) of a batch; in the order of their seqs."""
+        plain = batch.plain_runs(first, last) if last - first + 1 >= _SHORT_RECORDS else []
+        if not plain:
+            self._short.append((batch, first, last))
+            self._short_records += last - first + 1
+            if self._short_records >= _TOGETHER_MAX:
+                self._put_together()
+            return
+        self._put_together()
+        for run_first, run_last, prefix in plain:
+            self._take(batch, run_first, run_last, prefix)
+
+    def body(self) -> bytes:
+        self._put_together()
+        return b"".join(self._parts)
+
+    def _take(self, batch: Batch, first: int, last: int, prefix: int) -> None:
+        wanted = self._columns
+        assert batch.ends is not None, "a batch of one record is taken apart"
+        ends = values = tags = b""
+        base = batch.ends[first - 1] if first else 0
+        if wanted & DATA:
+            ends = batch.ends[first : last + 1].tobytes()
+            values = b"".join((batch.text(first, last), b","))
+        if wanted & TAGS and batch.tags is not None:
+            tags = batch.tags_of(first, last)
+        node = str(batch.nodes or b"", "utf-8") if wanted & NODES else ""
+        self._put(
+            RunHead(
+                last - first + 1,
+                batch.first_seq + first,
+                batch.first_ts,
+                prefix,
+                len(b"},"),
+                base,
+                batch.stride,
+                node,
+                (len(ends), len(values), 0, 0, len(tags), 0, 0, 0),
+            ),
+            [ends, values, tags],
+        )
+
+    def _put_together(self) -> None:
+        if not self._short:
+            return
+        wanted = self._columns
+        found = taken_apart([batch.text(first, last) for batch, first, last in self._short])
+        count = len(found.seqs)
+        is_row = found.seqs[-1] - found.seqs[0] == count - 1
+        seqs = b"" if is_row else array("q", found.seqs).tobytes()
+        times = b"" if found.times[0] == found.times[-1] else array("q", found.times).tobytes()
+        ends = values = tags = nodes = meta_ends = metas = b""
+        node = ""
+        if wanted & DATA:
+            ends, values = _packed_texts(found.datas)
+        if wanted & TAGS and any(batch.tags is not None for batch, _, _ in self._short):
+            tags = b"\0".join([batch.tags_of(first, last) for batch, first, last in self._short])
+        if wanted & NODES:
+            if found.nodes.count(found.nodes[0]) == count:
+                node = found.nodes[0]
+            else:
+                nodes = "\0".join(found.nodes).encode()
+        if wanted & META and any(map(len, found.metas)):
+            meta_ends, metas = _packed_texts(found.metas)
+        parts = [ends, values, seqs, times, tags, nodes, meta_ends, metas]
+        sizes = tuple(map(len, parts))
+        self._short, self._short_records = [], 0
+        self._put(RunHead(count, found.seqs[0], found.times[0], 0, 0, 0, 0, node, sizes), parts)  # type: ignore[arg-type]
+
+    def _put(self, head: RunHead, parts: list[bytes]) -> None:
+        self.heads.append(head)
+        self._parts += parts
+
+
+def _packed_texts(texts: list[Raw]) -> tuple[bytes, bytes]:
+    """Where each ends, and all of them one after the other."""
+    return array("I", list(accumulate(map(len, texts)))).tobytes(), b"".join(texts)

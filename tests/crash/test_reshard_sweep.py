@@ -30,6 +30,7 @@ PLAN = Plan(
     sources=["old-0", "old-1"],
     targets=["new-0", "new-1", "new-2"],
     slots=[(SLOTS * at // 3, SLOTS * (at + 1) // 3, at) for at in range(3)],
+    old_slots=[(0, SLOTS // 2, 0), (SLOTS // 2, SLOTS, 1)],
     wal_file_bytes=FILE_BYTES,
 )
 

@@ -41,6 +41,7 @@ def plan_of(root: str, sources: int, targets: int, version: int = 2) -> Plan:
         sources=[f"old-{at}" for at in range(sources)],
         targets=[f"new-{at}-v{version}" for at in range(targets)],
         slots=[(SLOTS * at // targets, SLOTS * (at + 1) // targets, at) for at in range(targets)],
+        old_slots=[(SLOTS * at // sources, SLOTS * (at + 1) // sources, at) for at in range(sources)],
         wal_file_bytes=FILE_BYTES,
     )
 
@@ -251,5 +252,5 @@ def test_every_fact_of_a_shard_is_known_to_whoever_moves_boxes() -> None:
     """Who adds one must say in `ShardBuilder.finish` and in `reshard` what becomes of it."""
     assert {field.name for field in msgspec.structs.fields(ShardState)} == {
         "lsn", "needs_lsn", "boot_id", "stopped_clean", "last_generation", "not_recreated", "boxes",
-        "routers", "last_router_number",
+        "routers", "last_router_number", "held", "marks",
     }  # fmt: skip

@@ -26,11 +26,12 @@ from shard.storage import frames
 from shard.storage.files import DiskLike
 from shard.storage.segments import build_index, write_segment
 from shard.storage.store import segment_of
-from streams.protocol import commands, forwards, queues, routers
+from streams.protocol import bulk, commands, forwards, queues, routers
 from streams.protocol.appends import RecordLimits, parse_append
 from streams.protocol.boxes import BoxPatch
 from streams.protocol.commands import Command
 from streams.protocol.errors import StreamsError
+from streams.protocol.packed import Packed, pack
 from streams.protocol.records import Batch, Columns
 from streams.protocol.routers import Route
 
@@ -274,8 +275,12 @@ class Driver:
 
     def some_upkeep(self, rng: random.Random) -> None:
         box = rng.choice(list(self.machine.boxes) or [""])
-        kind = rng.randrange(4)
-        if kind == 0 and box:
+        kind = rng.randrange(5)
+        if kind == 4:
+            kept = self.machine.keep_held(rng.randint(0, self.machine.logged_lsn))
+            if kept is not None:
+                self.keep(kept)
+        elif kind == 0 and box:
             self.seal(box, rng.choice((1, 2, 5, 1000)))
         elif kind == 1:
             self.rewrite(SealPolicy(rng.choice((4, 10, 40)), 100_000, 1))
@@ -320,11 +325,13 @@ def recovered(log: list[Frame], state: ShardState | None = None) -> Machine:
 def replayed(log: list[Frame], state: ShardState | None = None) -> Machine:
     machine = Machine()
     wanted: dict[int, Any] = {}
+    held: set[int] = set()
     snapshot_lsn = 0
     if state is not None:
         parts = b"".join(frames.encode_state(state))
         named = machine.restore(frames.decode_state(memoryview(parts)))
         wanted = dict(named.batches)
+        held = set(named.held)
         for box, facts in named.segments:
             box.log.attach(SHELF.open(box.generation, facts), facts.dead)
         snapshot_lsn = state.lsn
@@ -336,7 +343,13 @@ def replayed(log: list[Frame], state: ShardState | None = None) -> Machine:
             assert state is not None and frame.lsn >= state.needs_lsn, "needs_lsn covers every named batch"
             change.batch.lsn = frame.lsn
             box.log.hydrate(change.batch)
-    assert not wanted
+        elif frame.lsn in held:
+            assert state is not None and frame.lsn >= state.needs_lsn, "needs_lsn covers every named chunk"
+            held.remove(frame.lsn)
+            chunk = decoded(frame)
+            assert isinstance(chunk, changes.TxnHeld)
+            machine.txns.give_back(chunk, frame.lsn)
+    assert not wanted and not held
     machine.hydrated()
     for frame in log[snapshot_lsn:]:
         machine.apply(decoded(frame), frame.lsn)
@@ -401,6 +414,23 @@ def facts_of(machine: Machine) -> dict[str, Any]:
         "routers": (list(machine.routers.routers.values()), machine.routers.last_number),
         "keys": machine.statistics()["idempotency_keys"] if not _has_memory(machine) else None,
         "boxes": boxes,
+        "held": held_of(machine),
+        "marks": machine.txns.mark_facts(),
+    }
+
+
+def held_of(machine: Machine) -> dict[Any, Any]:
+    """What is held for transactions, down to its bytes and where the log has it."""
+    return {
+        key: (
+            epoch.query,
+            epoch.put_ms,
+            {
+                name: {at: (chunk.packed, chunk.body, chunk.at_ms, chunk.lsn) for at, chunk in chunks.items()}
+                for name, chunks in epoch.parcels.items()
+            },
+        )
+        for key, epoch in machine.txns.epochs.items()
     }
 
 
@@ -445,8 +475,8 @@ def random_command(rng: random.Random, driver: Driver, number: int) -> Command:
     head = known.log.head_seq if known is not None else 0
     if known is not None and known.queue is not None and rng.random() < 0.6:
         return random_queue_command(rng, known)
-    kinds = ("append", "put", "delete", "delete_box", "fence", "read", "forwarding", "group")
-    kind = rng.choices(kinds, weights=(56, 14, 10, 3, 5, 8, 20, 4))[0]
+    kinds = ("append", "put", "delete", "delete_box", "fence", "read", "forwarding", "group", "txn")
+    kind = rng.choices(kinds, weights=(56, 14, 10, 3, 5, 8, 20, 4, 20))[0]
     if kind == "append":
         records = [
             {
@@ -480,6 +510,8 @@ def random_command(rng: random.Random, driver: Driver, number: int) -> Command:
         return random_forwarding(rng, driver, box, number)
     if kind == "fence":
         return commands.SetFence(box, rng.choice(("", "t1", "t2")))
+    if kind == "txn":
+        return random_txn_command(rng, driver, number)
     if kind == "group":
         return random_group_command(rng, box, known.log.visible_seq if known is not None else 0)
     return commands.Diff(box=box, from_seq=max(0, head - rng.randrange(6)), nodes=frozenset({"n1", "n2"}))
@@ -565,6 +597,46 @@ def random_group_command(rng: random.Random, box: str, visible_seq: int) -> Comm
     if rng.random() < 0.3:
         return queues.DeleteGroup(box, group)
     return queues.CommitGroup(box, group, rng.randint(0, visible_seq))
+
+
+def random_txn_command(rng: random.Random, driver: Driver, number: int) -> Command:
+    """Puts of tasks p1 and p2, and of some that died; commits of what is held; now and then an abort."""
+    writer = rng.choice(("w1", "w2"))
+    marks = driver.machine.txns.marks.get(writer, ())
+    epoch = max((mark.epoch for mark in marks), default=0) + rng.choice((0, 1, 1, 1, 1, 2))
+    txn = bulk.Txn(writer, epoch, rng.choice(("query", "query", "query", "another")), rng.random() < 0.5)
+    held = driver.machine.txns.find(writer, epoch)
+    parcels = list(held.parcels.items()) if held is not None else []
+    kind = rng.choices(("put", "commit", "abort", "list"), weights=(10, 5, 1, 1))[0]
+    if kind == "put":
+        boxes = sorted(rng.sample("abcq", rng.randrange(1, 4)))
+        counts = [rng.randrange(1, 4) for _ in boxes]
+        rows = range(sum(counts))
+        packed = pack(
+            boxes,
+            counts,
+            [b'[%d,%d,"t"]' % (number, row) for row in rows],
+            tag=[rng.choice((b"", b"u-1", b"v")) for _ in rows] if rng.random() < 0.5 else None,
+            meta=[rng.choice((b"", b'{"m":2}')) for _ in rows] if rng.random() < 0.2 else None,
+            ts=[rng.randrange(-1, 3_000) for _ in rows] if rng.random() < 0.2 else None,
+            default_node=rng.choice(("", "n1")),
+            create=rng.choice((None, None, True, False)),
+        )
+        parcel = rng.choice(("p1", "p1", "p2", f"zombie-{number}"))
+        chunk = len(held.parcels.get(parcel, ())) if held is not None else 0
+        return put_of(txn, parcel, max(0, chunk - (rng.random() < 0.1)), packed)
+    if kind == "commit":
+        rng.shuffle(parcels)
+        some = [(name, len(chunks)) for name, chunks in parcels if not name.startswith("z")]
+        return bulk.TxnCommit(txn, some if rng.random() < 0.9 else [*some, ("never-put", 1)])
+    if kind == "abort":
+        return bulk.TxnAbort(txn, [name for name, _ in parcels[:1]])
+    return bulk.TxnList()
+
+
+def put_of(txn: bulk.Txn, parcel: str, chunk: int, packed: Packed) -> bulk.TxnPut:
+    """A put as it comes out of its message."""
+    return bulk.TxnPut(txn, parcel, chunk, packed.head(), b"".join(packed.buffers()))
 
 
 def random_patch(rng: random.Random, box: str = "") -> BoxPatch:

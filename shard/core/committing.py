@@ -1,0 +1,368 @@
+"""What the machine does with transactions: takes rows in, commits, aborts, lets expire. State is in `txn.py`.
+
+    put      ─► TxnHeld                                        answered when it is in the log file
+    commit   ─► BoxCreated … SeqsReserved … TxnCommitted, and BatchKept for each batch
+                ▲ all that can be refused is asked before        answered when it is on the disk
+    abort    ─► TxnDropped
+
+Rules of the file
+- A commit is worked out in full before the first of its changes is made: what one box refuses, or what has to
+  be fetched first, leaves everything as it was.
+- All boxes of a commit show it at once, when it is durable, whatever their class: a reader never sees a part
+  of it that a crash could take back. What boxes in memory get is in no log, and is shown at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from shard.core import changes
+from shard.core.box import Box, stand_in
+from shard.core.outcome import Made, Outcome
+from shard.core.txn import MARKS_MAX, Epoch, Mark, batches_of
+from streams.protocol import bulk, forwards
+from streams.protocol.errors import (
+    BatchTooLarge,
+    BoxNotFound,
+    FencingTokenMismatch,
+    NotFound,
+    StreamsError,
+    Throttled,
+    WriterConflict,
+)
+from streams.protocol.names import shown
+from streams.protocol.records import Batch, Columns
+
+if TYPE_CHECKING:
+    from shard.core.machine import Machine
+
+#: Rows of several chunks become one batch until it has this many records or bytes: few batches read faster,
+#: and none is so large that reading a little of it costs much.
+_BATCH_RECORDS, _BATCH_BYTES = 4_000, 1 << 20
+
+#: Epochs and marks that one list shows.
+_LISTED_MAX = 10_000
+
+#: Epochs that one tick lets expire.
+_EXPIRED_MAX = 16
+
+
+class _Planned(NamedTuple):
+    """What a commit does to one box, before the box is made if it has to be."""
+
+    name: str
+    box: Box | None
+    part: changes.TxnPart
+    pieces: list[Columns]
+
+
+class Committing:
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self.handlers: dict[type[Any], Callable[[Any, int, Made], Outcome]] = {
+            bulk.TxnPut: self._put,
+            bulk.TxnCommit: self._commit,
+            bulk.TxnAbort: self._abort,
+            bulk.TxnList: self._list,
+        }
+        self.appliers = machine.txns.appliers
+
+    # -- putting
+
+    def _put(self, command: bulk.TxnPut, now_ms: int, made: Made) -> Outcome:
+        txns, txn = self._machine.txns, command.txn
+        marks, refusal = self._known(txn, made)
+        if refusal is not None:
+            return refusal
+        done = _done(marks, txn.epoch)
+        if done is not None:
+            return self._when_durable(bulk.Put(True, False, 0), done.lsn, made)
+        epoch = txns.find(txn.writer, txn.epoch)
+        chunks = epoch.parcels.get(command.parcel, {}) if epoch is not None else {}
+        if command.chunk in chunks:
+            assert epoch is not None
+            lsn = chunks[command.chunk].lsn
+            waits_for = lsn if lsn > self._machine.logged_lsn else 0
+            return Outcome(made, bulk.Put(False, True, epoch.bytes), waits_for)
+        self._check_bounds(txn, epoch, len(command.body), now_ms)
+        self._check_names(command)
+        change = changes.TxnHeld(
+            txn.writer,
+            txn.epoch,
+            txn.query,
+            command.parcel,
+            command.chunk,
+            now_ms,
+            command.packed,
+            command.body,
+        )
+        lsn = self._machine._log(change, made)
+        held = txns.find(txn.writer, txn.epoch)
+        assert held is not None
+        return Outcome(made, bulk.Put(False, False, held.bytes), lsn)
+
+    def _known(self, txn: bulk.Txn, made: Made) -> tuple[list[Mark], Outcome | None]:
+        """The marks that count for this transaction, or a refusal: they are another query's."""
+        marks = self._machine.txns.marks.get(txn.writer, ())
+        foreign = [mark for mark in marks if mark.query != txn.query]
+        if foreign and not txn.reset:
+            error = WriterConflict(
+                f"query: {shown(txn.writer)} was last used by {shown(foreign[0].query)} (epoch "
+                f"{foreign[0].epoch}), not by {shown(txn.query)}; its epochs may mean something else. Use "
+                "another writer, or say reset to take it over",
+                writer=txn.writer,
+                query=foreign[0].query,
+                epoch=foreign[0].epoch,
+            )
+            return [], self._when_durable(error, max(mark.lsn for mark in foreign), made)
+        return [mark for mark in marks if mark.query == txn.query], None
+
+    def _when_durable(self, reply: bulk.BulkReply | StreamsError, lsn: int, made: Made) -> Outcome:
+        """An answer that rests on a change of this lsn."""
+        return Outcome(made, reply, lsn if lsn > self._machine.durable_lsn else 0, True)
+
+    def _check_bounds(self, txn: bulk.Txn, epoch: Epoch | None, size: int, now_ms: int) -> None:
+        txns = self._machine.txns
+        own = (epoch.bytes if epoch is not None else 0) + size
+        if own > txns.bytes_max:
+            raise BatchTooLarge(
+                f"epoch {txn.epoch} of {shown(txn.writer)} would hold {own} bytes here, at most "
+                f"{txns.bytes_max} can be held; split it into several epochs",
+                limit=txns.bytes_max,
+            )
+        if txns.bytes + size > txns.bytes_max:
+            raise Throttled(
+                f"{txns.bytes} bytes are held for transactions, at most {txns.bytes_max} can be; try again "
+                "when some of them are committed, aborted or expired",
+                limit="txn_bytes",
+            )
+        if txn.writer not in txns.marks and len(txns.marks) >= MARKS_MAX:
+            raise Throttled(
+                f"{len(txns.marks)} writers are remembered; use the same one for one job, or try again later",
+                limit="txn_writers",
+            )
+
+    def _check_names(self, command: bulk.TxnPut) -> None:
+        """A box that is not there and may not be made is told when its rows come, not at the end of a job."""
+        machine = self._machine
+        for name in command.packed.boxes:
+            if name not in machine.boxes and not _may_create(machine, name, command.packed.create):
+                raise BoxNotFound(f"box {name} does not exist and this write may not create it", box=name)
+
+    # -- committing
+
+    def _commit(self, command: bulk.TxnCommit, now_ms: int, made: Made) -> Outcome:
+        machine, txn = self._machine, command.txn
+        marks, refusal = self._known(txn, made)
+        if refusal is not None:
+            return refusal
+        done = _done(marks, txn.epoch)
+        if done is not None:
+            return self._when_durable(bulk.Committed(True, 0, []), done.lsn, made)
+        parcels = [parcel for parcel, chunks in command.parcels if chunks]
+        epoch = self._required(command)
+        rows = epoch.rows(parcels)
+        for name in [each for each in rows if any(_is_over(mark, each, txn.epoch) for mark in marks)]:
+            del rows[name]  # the shard that had this box then has committed the epoch
+        planned: list[_Planned] = []
+        for name, pieces in rows.items():
+            box: Box | None = machine.boxes.get(name)
+            try:
+                if box is None and not _may_create(machine, name, epoch.create_of(name)):
+                    raise BoxNotFound(f"box {name} does not exist (any more)", box=name)
+                planned.append(self._plan(name, box, pieces, now_ms, made))
+            except StreamsError as error:
+                if box is None:
+                    raise
+                return machine._answer(box, error.with_traceback(None), made, box.last_lsn)
+        self._check_room(planned)
+        return self._make(command, parcels, planned, now_ms, made)
+
+    def _required(self, command: bulk.TxnCommit) -> Epoch:
+        """What is held, if it is all that is named; that may be nothing."""
+        epoch = self._machine.txns.find(command.txn.writer, command.txn.epoch) or Epoch(command.txn.query)
+        for parcel, count in command.parcels:
+            chunks = epoch.parcels.get(parcel, {})
+            if sorted(chunks) != list(range(count)):
+                raise NotFound(
+                    f"parcel {shown(parcel)} of epoch {command.txn.epoch} of {shown(command.txn.writer)}: "
+                    f"{len(chunks)} chunks are held, not {count}; it has expired or was never put. Write "
+                    "the epoch again",
+                    parcel=parcel,
+                    chunks=len(chunks),
+                )
+        return epoch
+
+    def _plan(self, name: str, box: Box | None, pieces: list[Columns], now_ms: int, made: Made) -> _Planned:
+        machine = self._machine
+        if box is not None:
+            machine._expire(box, now_ms, made)
+            stands_for = box
+        else:
+            stands_for = stand_in(machine._plan_box(name, None, now_ms))
+        if stands_for.fencing_token:
+            raise FencingTokenMismatch(
+                f"{name} is fenced by a token; a transaction has none", box=name, field="fencing_token"
+            )
+        log, timestamping = stands_for.log, stands_for.config.timestamping
+        part = changes.TxnPart(
+            stands_for.generation,
+            name,
+            _gathered(pieces),
+            log.head_seq + 1,
+            log.last_ts,
+            timestamping.mode,
+            timestamping.uncapped,
+        )
+        config = stands_for.config
+        if config.cap_records or config.cap_bytes or timestamping.mode != "arrival":
+            batches = list(batches_of(part, pieces, now_ms))
+            if config.cap_records or config.cap_bytes:
+                size = sum(batch.live_bytes for batch in batches)
+                part.evict_before_seq = stands_for.fit(sum(part.counts), size)
+                part.evict_cut_bytes = log.measure_before(part.evict_before_seq)
+                part.evicted_ts = log.newest_ts_before(part.evict_before_seq)
+        return _Planned(name, box, part, pieces)
+
+    def _check_room(self, planned: Sequence[_Planned]) -> None:
+        machine = self._machine
+        new = sum(each.box is None for each in planned)
+        if machine.boxes_max and len(machine.boxes) + new > machine.boxes_max:
+            raise Throttled(
+                f"there are {len(machine.boxes)} boxes already, and {new} more would be needed; delete some "
+                "or raise the limit",
+                limit="boxes",
+            )
+
+    def _make(
+        self,
+        command: bulk.TxnCommit,
+        parcels: list[str],
+        planned: Sequence[_Planned],
+        now_ms: int,
+        made: Made,
+    ) -> Outcome:
+        machine, txn = self._machine, command.txn
+        stored: list[tuple[Box, changes.TxnPart]] = []
+        in_memory: list[tuple[Box, list[Batch], changes.TxnPart]] = []
+        for name, box, part, pieces in planned:
+            if box is None:
+                created = machine._plan_box(name, None, now_ms)
+                machine._log(created, made)
+                part.generation = created.generation
+                box = machine.generations[created.generation]
+            if box.is_memory:
+                in_memory.append((box, list(batches_of(part, pieces, now_ms)), part))
+                continue
+            machine._reserve(box, part.first_seq + sum(part.counts) - 1, made)
+            stored.append((box, part))
+        parts = [part for _, part in stored]
+        lsn = machine._log(
+            changes.TxnCommitted(txn.writer, txn.epoch, txn.query, now_ms, parcels, parts), made
+        )
+        for box, _ in stored:
+            machine._show_when_durable(lsn, box)
+            machine._watch(box)
+        for kept in machine.txns.take_unkept():
+            machine._log(kept, made)
+        wakes = self._append_in_memory(in_memory, now_ms, made)
+        told = [
+            (each.name, each.part.first_seq, each.part.first_seq + sum(each.part.counts) - 1)
+            for each in planned
+        ]
+        records = sum(sum(each.part.counts) for each in planned)
+        return Outcome(made, bulk.Committed(False, records, told), lsn, True, tuple(wakes))
+
+    def _append_in_memory(
+        self, boxes: Sequence[tuple[Box, list[Batch], changes.TxnPart]], now_ms: int, made: Made
+    ) -> list[str]:
+        machine = self._machine
+        wakes: list[str] = []
+        for box, batches, part in boxes:
+            cuts = (0, part.evict_before_seq, 0, part.evict_cut_bytes, part.evicted_ts)
+            for batch in batches:
+                machine._stage(changes.BatchAppended(box.generation, batch, now_ms, None, *cuts), box, made)
+                cuts = (0, 0, 0, 0, 0)
+            wakes.append(box.name)
+            if box.outboxes and machine.forwarding.note(box):
+                wakes.append(forwards.CARRIER)
+        return wakes
+
+    # -- dropping
+
+    def _abort(self, command: bulk.TxnAbort, now_ms: int, made: Made) -> Outcome:
+        txns, txn = self._machine.txns, command.txn
+        epoch = txns.find(txn.writer, txn.epoch)
+        if epoch is None:
+            return Outcome(made, bulk.Aborted(0, 0))
+        parcels = [each for each in epoch.parcels if not command.parcels or each in set(command.parcels)]
+        before = txns.bytes
+        if not parcels:
+            return Outcome(made, bulk.Aborted(0, 0))
+        named = parcels if len(parcels) < len(epoch.parcels) else []
+        lsn = self._machine._log(changes.TxnDropped(txn.writer, txn.epoch, named), made)
+        return Outcome(made, bulk.Aborted(len(parcels), before - txns.bytes), lsn)
+
+    def tick(self, now_ms: int, made: Made) -> None:
+        """Drops what nobody has put to for too long."""
+        for _ in range(_EXPIRED_MAX):
+            expired = self._machine.txns.expired(now_ms)
+            if expired is None:
+                return
+            self._machine._log(changes.TxnDropped(*expired), made)
+
+    # -- telling
+
+    def _list(self, command: bulk.TxnList, now_ms: int, made: Made) -> Outcome:
+        txns = self._machine.txns
+        held = [
+            bulk.Held(
+                writer,
+                number,
+                epoch.query,
+                len(epoch.parcels),
+                sum(map(len, epoch.parcels.values())),
+                sum(chunk.records for chunk in epoch.chunks()),
+                epoch.bytes,
+                epoch.put_ms + txns.ttl_ms,
+            )
+            for (writer, number), epoch in sorted(txns.epochs.items())
+            if writer.startswith(command.prefix)
+        ]
+        marks = [
+            bulk.Mark(writer, mark.epoch, mark.query, mark.at_ms, bool(mark.slots))
+            for writer, known in sorted(txns.marks.items())
+            if writer.startswith(command.prefix)
+            for mark in known
+        ]
+        more = max(len(held), len(marks)) > _LISTED_MAX
+        lsn = max((mark.lsn for known in txns.marks.values() for mark in known), default=0)
+        return self._when_durable(bulk.TxnState(held[:_LISTED_MAX], marks[:_LISTED_MAX], more), lsn, made)
+
+
+def _done(marks: Sequence[Mark], epoch: int) -> Mark | None:
+    """The mark that says that all of this epoch was committed."""
+    return next((mark for mark in marks if not mark.slots and mark.epoch >= epoch), None)
+
+
+def _is_over(mark: Mark, box: str, epoch: int) -> bool:
+    return mark.epoch >= epoch and mark.covers(box)
+
+
+def _may_create(machine: Machine, name: str, create: bool | None) -> bool:
+    return name not in machine.not_recreated if create is None else create
+
+
+def _gathered(pieces: Sequence[Columns]) -> list[int]:
+    """How many records each batch has that these become. A piece is never torn apart."""
+    counts: list[int] = []
+    size = _BATCH_BYTES
+    for piece in pieces:
+        piece_bytes = sum(map(len, piece.datas))
+        if size + piece_bytes > _BATCH_BYTES or counts[-1] + piece.count > _BATCH_RECORDS:
+            counts.append(0)
+            size = 0
+        counts[-1] += piece.count
+        size += piece_bytes
+    return counts

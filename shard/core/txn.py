@@ -1,0 +1,319 @@
+"""Transactions: rows that are held for a writer's epoch, and marks of the epochs that were committed.
+
+    writer ─► epoch ─► parcel ─► chunk       held: logged, in memory, without seqs, shown to nobody
+    writer ─► mark                           the last epoch of it that was committed here
+
+A commit names parcels. In one change they become records, all else of the writer up to that epoch is
+dropped, and the mark is set; so a crash leaves all of that or nothing, and a repeat finds the mark.
+
+The change says where every box's rows go, and the rows are what is held: applying it renders them. That is
+the one place where applying needs payloads, and these are always in memory: a chunk comes with its change, or
+is given back by recovery before anything is applied. The batches are in no frame of their own then, so the
+machine logs each of them as `BatchKept` at once; what a crash cut off of that, the next start logs.
+
+Bounds: chunks are held up to `bytes_max`, in memory, because a commit is to be quick and a job that needs
+more can be split; committing needs about twice that again for a moment. Marks: `MARKS_MAX`, `MARK_MS`.
+
+Invariants (`check`)
+- HELD: `bytes` is what the chunks cost, and every chunk is known under its lsn.
+- OPEN: nothing is held of an epoch that is not after the writer's mark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from shard.core import changes
+from streams.protocol.packed import PackedHead, joined, unpack_again
+from streams.protocol.records import Batch, Columns, render, resolve_times
+from streams.protocol.slots import slot_of
+
+if TYPE_CHECKING:
+    from shard.core.machine import Machine
+
+#: What a chunk costs in memory beside its bytes, names included.
+_CHUNK_BYTES = 1024
+
+#: Marks are kept this long: a query that has stood still for longer begins anew.
+MARK_MS = 90 * 86_400_000
+#: Writers that a shard remembers: about 300 bytes each, 30 MB. Beyond it new ones are told to wait, because
+#: to forget a mark would be to write rows twice.
+MARKS_MAX = 100_000
+
+
+class Mark(NamedTuple):
+    epoch: int
+    query: str
+    at_ms: int
+    #: Bits of the slots that it stands for; all of the shard's when there are none.
+    slots: bytes = b""
+    lsn: int = 0
+
+    def covers(self, box: str) -> bool:
+        slot = slot_of(box)
+        return not self.slots or bool(self.slots[slot >> 3] >> (slot & 7) & 1)
+
+
+class Chunk:
+    """One message of rows."""
+
+    __slots__ = ("at_ms", "body", "lsn", "packed")
+
+    def __init__(self, packed: PackedHead, body: bytes, at_ms: int, lsn: int) -> None:
+        self.packed = packed
+        self.body = body
+        self.at_ms = at_ms
+        self.lsn = lsn
+
+    def __repr__(self) -> str:
+        return f"<Chunk {len(self.body)} B, lsn {self.lsn}>"
+
+    @property
+    def cost(self) -> int:
+        return len(self.body) + _CHUNK_BYTES
+
+    @property
+    def records(self) -> int:
+        return sum(self.packed.counts)
+
+
+class Epoch:
+    """What is held of one transaction."""
+
+    __slots__ = ("parcels", "put_ms", "query")
+
+    def __init__(self, query: str) -> None:
+        self.query = query
+        self.parcels: dict[str, dict[int, Chunk]] = {}
+        #: When the last chunk came.
+        self.put_ms = 0
+
+    def __repr__(self) -> str:
+        return f"<Epoch of {self.query!r}, {len(self.parcels)} parcels>"
+
+    @property
+    def bytes(self) -> int:
+        return sum(chunk.cost for chunk in self.chunks())
+
+    def chunks(self) -> Iterator[Chunk]:
+        for parcel in self.parcels.values():
+            yield from parcel.values()
+
+    def create_of(self, box: str) -> bool | None:
+        """Whether the rows of a box may create it, as whoever put the first of them said."""
+        return next(chunk.packed.create for chunk in self.chunks() if box in chunk.packed.boxes)
+
+    def rows(self, parcels: Sequence[str]) -> dict[str, list[Columns]]:
+        """The rows of these parcels by box, as they stand in the chunks."""
+        found: dict[str, list[Columns]] = {}
+        for name in parcels:
+            chunks = self.parcels[name]
+            for number in sorted(chunks):
+                chunk = chunks[number]
+                for rows in unpack_again(chunk.packed, chunk.body):
+                    found.setdefault(rows.box, []).append(rows.columns)
+        return found
+
+
+def batches_of(part: changes.TxnPart, pieces: Sequence[Columns], at_ms: int) -> Iterator[Batch]:
+    """The batches that the rows of a box become. Asks nothing but what the part says."""
+    at, seq, not_before = 0, part.first_seq, part.not_before
+    for count in part.counts:
+        first, taken = at, 0
+        while taken < count:
+            taken += pieces[at].count
+            at += 1
+        columns = joined(pieces[first:at])
+        times = resolve_times(
+            columns.times,
+            count,
+            now_ms=at_ms,
+            not_before=not_before,
+            mode=part.mode,
+            uncapped=part.uncapped,
+        )
+        batch = render(columns, first_seq=seq, times=times)
+        seq, not_before = seq + count, batch.last_ts
+        yield batch
+
+
+class Txns:
+    """What the machine knows of transactions; what it does about them is in `committing.py`."""
+
+    def __init__(self, machine: Machine, *, bytes_max: int, ttl_ms: int) -> None:
+        self._machine = machine
+        self.bytes_max = bytes_max
+        self.ttl_ms = ttl_ms
+        self.bytes = 0
+        self.epochs: dict[tuple[str, int], Epoch] = {}
+        #: By writer; of one writer several only where shards came together that did not agree. Oldest first.
+        self.marks: dict[str, tuple[Mark, ...]] = {}
+        #: In the order of lsns, which is that of the log.
+        self._by_lsn: dict[int, tuple[str, int, str, int]] = {}
+        #: Epochs, the one that waits longest for another put first.
+        self._by_age: dict[tuple[str, int], None] = {}
+        #: (generation, first seq) of batches that are in no frame of their own yet.
+        self.unkept: dict[tuple[int, int], None] = {}
+        self.appliers: dict[type[Any], Callable[[Any, int], None]] = {
+            changes.TxnHeld: self._apply_held,
+            changes.TxnKept: self._apply_held,
+            changes.TxnCommitted: self._apply_committed,
+            changes.TxnDropped: self._apply_dropped,
+        }
+
+    def __repr__(self) -> str:
+        return f"<Txns {len(self.epochs)} epochs, {self.bytes} B held, {len(self.marks)} marks>"
+
+    # -- asking
+
+    def find(self, writer: str, epoch: int) -> Epoch | None:
+        return self.epochs.get((writer, epoch))
+
+    @property
+    def oldest_lsn(self) -> int | None:
+        """The oldest frame that holds something."""
+        return next(iter(self._by_lsn), None)
+
+    def next_expiry_ms(self) -> int | None:
+        oldest = next(iter(self._by_age), None)
+        return None if oldest is None else self.epochs[oldest].put_ms + self.ttl_ms
+
+    def expired(self, now_ms: int) -> tuple[str, int] | None:
+        """An epoch that nobody has put to for too long."""
+        when = self.next_expiry_ms()
+        return next(iter(self._by_age)) if when is not None and when <= now_ms else None
+
+    def to_keep(self, pinned_lsn: int) -> changes.TxnKept | None:
+        """The oldest chunk once more, when the log up to `pinned_lsn` is to become free."""
+        lsn = self.oldest_lsn
+        if lsn is None or lsn > pinned_lsn:
+            return None
+        writer, number, parcel, at = self._by_lsn[lsn]
+        epoch = self.epochs[writer, number]
+        chunk = epoch.parcels[parcel][at]
+        return changes.TxnKept(writer, number, epoch.query, parcel, at, chunk.at_ms, chunk.packed, chunk.body)
+
+    # -- applying
+
+    def _apply_held(self, change: changes.TxnHeld, lsn: int) -> None:
+        chunk = Chunk(change.packed, change.body, change.at_ms, lsn)
+        self._hold(change.writer, change.epoch, change.query, change.parcel, change.chunk, chunk)
+
+    def _hold(self, writer: str, number: int, query: str, parcel: str, at: int, chunk: Chunk) -> None:
+        key = (writer, number)
+        epoch = self.epochs.setdefault(key, Epoch(query))
+        old = epoch.parcels.setdefault(parcel, {}).get(at)
+        if old is not None:
+            del self._by_lsn[old.lsn]
+            self.bytes -= old.cost
+        epoch.query = query
+        epoch.parcels[parcel][at] = chunk
+        self._by_lsn[chunk.lsn] = (writer, number, parcel, at)
+        self.bytes += chunk.cost
+        if old is None:
+            epoch.put_ms = max(epoch.put_ms, chunk.at_ms)
+            self._by_age.pop(key, None)
+            self._by_age[key] = None
+
+    def _apply_committed(self, change: changes.TxnCommitted, lsn: int) -> None:
+        machine = self._machine
+        if change.parts:
+            rows = self.epochs[change.writer, change.epoch].rows(change.parcels)
+            for part in change.parts:  # before any of them is made true
+                held = sum(piece.count for piece in rows.get(part.box, ()))
+                assert held == sum(part.counts), f"{held} rows of {part.box} are held"
+            for part in change.parts:
+                cuts = (0, part.evict_before_seq, 0, part.evict_cut_bytes, part.evicted_ts)
+                for batch in batches_of(part, rows.pop(part.box), change.at_ms):
+                    appended = changes.BatchAppended(part.generation, batch, change.at_ms, None, *cuts)
+                    machine._apply_appended(appended, lsn)
+                    self.unkept[part.generation, batch.first_seq] = None
+                    cuts = (0, 0, 0, 0, 0)
+        for writer, number in [key for key in self.epochs if key[0] == change.writer]:
+            if number <= change.epoch:
+                self._drop(writer, number, list(self.epochs[writer, number].parcels))
+        self.note_mark(change.writer, Mark(change.epoch, change.query, change.at_ms, lsn=lsn))
+        self._forget_marks(change.at_ms)
+
+    def note_mark(self, writer: str, mark: Mark) -> None:
+        self.marks.pop(writer, None)  # it is the youngest now
+        self.marks[writer] = (mark,)
+
+    def _forget_marks(self, now_ms: int) -> None:
+        while self.marks:
+            writer = next(iter(self.marks))
+            if self.marks[writer][-1].at_ms + MARK_MS >= now_ms:
+                return
+            del self.marks[writer]
+
+    def _apply_dropped(self, change: changes.TxnDropped, lsn: int) -> None:
+        epoch = self.epochs[change.writer, change.epoch]
+        self._drop(change.writer, change.epoch, change.parcels or list(epoch.parcels))
+
+    def _drop(self, writer: str, number: int, parcels: Sequence[str]) -> None:
+        epoch = self.epochs[writer, number]
+        for parcel in parcels:
+            for chunk in epoch.parcels.pop(parcel).values():
+                del self._by_lsn[chunk.lsn]
+                self.bytes -= chunk.cost
+        if not epoch.parcels:
+            del self.epochs[writer, number]
+            del self._by_age[writer, number]
+
+    def kept(self, generation: int, first_seq: int) -> None:
+        """A batch has a frame of its own."""
+        self.unkept.pop((generation, first_seq), None)
+
+    def take_unkept(self) -> list[changes.BatchKept]:
+        """What a crash cut off: the batches that no frame holds, to be logged."""
+        found: list[changes.BatchKept] = []
+        for generation, first_seq in self.unkept:
+            box = self._machine.generations.get(generation)
+            at = box.log.tail.at(first_seq) if box is not None else None
+            batch = box.log.tail.batches[at] if box is not None and at is not None else None
+            if batch is not None and batch.dead < batch.count:
+                found.append(changes.BatchKept(generation, batch))
+        self.unkept.clear()
+        return found
+
+    # -- snapshots
+
+    def held_lsns(self) -> list[int]:
+        """Where the log has what is held."""
+        return list(self._by_lsn)
+
+    def mark_facts(self) -> list[changes.MarkFacts]:
+        return [
+            changes.MarkFacts(writer, mark.epoch, mark.query, mark.at_ms, mark.slots)
+            for writer, marks in self.marks.items()
+            for mark in marks
+        ]
+
+    def restore(self, marks: Sequence[changes.MarkFacts]) -> None:
+        """Takes over marks; chunks come back one by one, through `give_back`."""
+        for fact in marks:
+            mark = Mark(fact.epoch, fact.query, fact.at_ms, fact.slots)
+            self.marks[fact.writer] = (*self.marks.get(fact.writer, ()), mark)
+
+    def give_back(self, change: changes.TxnHeld, lsn: int) -> None:
+        """A chunk that the snapshot names, from the frame that has it."""
+        self._apply_held(change, lsn)
+
+    def hydrated(self) -> None:
+        """All chunks of the snapshot have been given back, in the order of the log."""
+        ages = sorted(self.epochs, key=lambda key: self.epochs[key].put_ms)
+        self._by_age = dict.fromkeys(ages)
+
+    # -- for tests
+
+    def check(self) -> None:
+        chunks = [chunk for epoch in self.epochs.values() for chunk in epoch.chunks()]
+        assert self.bytes == sum(chunk.cost for chunk in chunks), "HELD"
+        assert sorted(self._by_lsn) == sorted(chunk.lsn for chunk in chunks), "HELD"
+        assert list(self._by_lsn) == sorted(self._by_lsn), "HELD"
+        assert set(self._by_age) == set(self.epochs), "HELD"
+        for writer, number in self.epochs:
+            for mark in self.marks.get(writer, ()):
+                is_same = mark.query == self.epochs[writer, number].query and not mark.slots
+                assert not is_same or mark.epoch < number, "OPEN"

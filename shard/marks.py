@@ -1,0 +1,58 @@
+"""Marks of transactions, when boxes go to other shards: for resharding and for restoring backups. Pure.
+
+A mark says of a shard that a writer's epoch was committed there. When shards come together that agree, so
+does the new one. When they do not (a job died between two commits), the new shard must still know which of
+its boxes have the epoch: then a mark stands for the slots that the old shard had, and the next commit of the
+writer leaves out rows for boxes in slots that have them already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from shard.core.changes import MarkFacts
+from streams.protocol.slots import SLOTS
+
+
+class MarkMerge:
+    def __init__(self, old: Sequence[int], new: Sequence[int]) -> None:
+        """The old and the new shard of each slot."""
+        assert len(old) == len(new) == SLOTS
+        #: (old shard, new shard) -> the slots that go from one to the other, as bits.
+        self._ways: dict[tuple[int, int], int] = {}
+        for slot, way in enumerate(zip(old, new, strict=True)):
+            self._ways[way] = self._ways.get(way, 0) | 1 << slot
+        #: writer -> old shard -> its marks.
+        self._marks: dict[str, dict[int, list[MarkFacts]]] = {}
+
+    def __repr__(self) -> str:
+        return f"<MarkMerge of {len(self._marks)} writers>"
+
+    def add(self, shard: int, marks: Iterable[MarkFacts]) -> None:
+        """The marks of an old shard."""
+        for mark in marks:
+            self._marks.setdefault(mark.writer, {}).setdefault(shard, []).append(mark)
+
+    def of(self, shard: int) -> list[MarkFacts]:
+        """The marks of a new shard, oldest first."""
+        sources = {old: slots for (old, new), slots in self._ways.items() if new == shard}
+        found: list[MarkFacts] = []
+        for writer, by_shard in self._marks.items():
+            #: (epoch, query) -> the slots that have it, and when.
+            epochs: dict[tuple[int, str], tuple[int, int]] = {}
+            for old, slots in sources.items():
+                for mark in by_shard.get(old, ()):
+                    own = int.from_bytes(mark.slots, "little") & slots if mark.slots else slots
+                    known, at_ms = epochs.get((mark.epoch, mark.query), (0, 0))
+                    epochs[mark.epoch, mark.query] = (known | own, max(at_ms, mark.at_ms))
+            everything = sum(sources.values())
+            for (epoch, query), (slots, at_ms) in epochs.items():
+                if slots:
+                    bits = b"" if slots == everything else slots.to_bytes(SLOTS // 8, "little")
+                    found.append(MarkFacts(writer, epoch, query, at_ms, bits))
+        return sorted(found, key=lambda mark: mark.at_ms)
+
+
+def owners_of(runs: Sequence[tuple[int, int, int]]) -> list[int]:
+    """The shard of each slot, from runs (start, end, shard)."""
+    return [shard for start, end, shard in runs for _ in range(start, end)]

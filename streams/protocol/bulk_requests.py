@@ -1,0 +1,158 @@
+"""Messages of bulk clients to commands, and what they are answered to bytes (docs/reference/wire.md).
+
+Rules of the file
+- Everything comes from a client: it is checked here, and refused with what is wrong with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from streams.protocol import bulk, commands, scans, wire
+from streams.protocol.appends import RecordLimits, check_idempotency_key, check_seq
+from streams.protocol.errors import InvalidRequest
+from streams.protocol.names import check_box_name, check_text
+from streams.protocol.packed import PackedHead, unpack
+
+_packed_head = msgspec.msgpack.Decoder(PackedHead).decode
+_put_head = msgspec.msgpack.Decoder(bulk.TxnPutHead).decode
+_states_head = msgspec.msgpack.Decoder(bulk.States).decode
+_locate_head = msgspec.msgpack.Decoder(bulk.Locate).decode
+_commit_head = msgspec.msgpack.Decoder(bulk.TxnCommit).decode
+_abort_head = msgspec.msgpack.Decoder(bulk.TxnAbort).decode
+_list_head = msgspec.msgpack.Decoder(bulk.TxnList).decode
+
+
+def decode_columns(head: bytes, body: bytes, limits: RecordLimits) -> list[commands.Append]:
+    """Packed columns as the writes that they are, one for each box."""
+    try:
+        packed = _packed_head(head)
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"head: {error}") from None
+    key = check_idempotency_key(packed.idempotency_key) if packed.idempotency_key else None
+    return [
+        commands.Append(
+            box=rows.box,
+            columns=rows.columns,
+            idempotency_key=key,
+            create=packed.create,
+            return_seqs=False,
+        )
+        for rows in unpack(packed, body, limits)
+    ]
+
+
+def _scan(head: bytes, body: bytes, limits: RecordLimits) -> commands.Scan:
+    asked = scans.scan_head_decoder.decode(head)
+    check_box_name(asked.box)
+    if not 0 <= asked.columns <= scans.ALL:
+        raise InvalidRequest(f"columns: must be 0 to {scans.ALL}, got {asked.columns}", field="columns")
+    if min(asked.from_seq, asked.to_seq) < 0:
+        raise InvalidRequest("from_seq, to_seq: must not be negative", field="from_seq")
+    return commands.Scan(
+        box=asked.box,
+        from_seq=check_seq(asked.from_seq, "from_seq"),
+        to_seq=check_seq(asked.to_seq, "to_seq"),
+        generation=asked.generation,
+        max_bytes=min(max(asked.max_bytes, 1), scans.BYTES_MAX),
+        columns=asked.columns,
+    )
+
+
+def _states(head: bytes, body: bytes, limits: RecordLimits) -> bulk.States:
+    asked = _states_head(head)
+    if not 1 <= asked.limit <= bulk.STATES_MAX:
+        raise InvalidRequest(f"limit: must be 1 to {bulk.STATES_MAX}, got {asked.limit}", field="limit")
+    if asked.boxes is not None and len(asked.boxes) > bulk.STATES_MAX:
+        raise InvalidRequest(f"boxes: has {len(asked.boxes)}, at most {bulk.STATES_MAX} are allowed")
+    return asked
+
+
+def _locate(head: bytes, body: bytes, limits: RecordLimits) -> bulk.Locate:
+    asked = _locate_head(head)
+    if len(asked.wanted) > bulk.LOCATE_MAX:
+        raise InvalidRequest(f"wanted: has {len(asked.wanted)}, at most {bulk.LOCATE_MAX} are allowed")
+    return asked
+
+
+def _check_txn(txn: bulk.Txn) -> None:
+    for field, text in (("writer", txn.writer), ("query", txn.query)):
+        check_text(text, field, bytes_max=bulk.WRITER_BYTES_MAX)
+    if not txn.writer:
+        raise InvalidRequest("writer: must not be empty", field="writer")
+    if not 0 <= txn.epoch <= bulk.EPOCH_MAX:
+        raise InvalidRequest(f"epoch: must be 0 to {bulk.EPOCH_MAX}, got {txn.epoch}", field="epoch")
+
+
+def _check_parcel(parcel: str) -> None:
+    check_text(parcel, "parcel", bytes_max=bulk.PARCEL_BYTES_MAX)
+    if not parcel:
+        raise InvalidRequest("parcel: must not be empty", field="parcel")
+
+
+def _put(head: bytes, body: bytes, limits: RecordLimits) -> bulk.TxnPut:
+    asked = _put_head(head)
+    _check_txn(asked.txn)
+    _check_parcel(asked.parcel)
+    if not 0 <= asked.chunk <= bulk.CHUNK_MAX:
+        raise InvalidRequest(f"chunk: must be 0 to {bulk.CHUNK_MAX}, got {asked.chunk}", field="chunk")
+    unpack(asked.packed, body, limits)
+    return bulk.TxnPut(asked.txn, asked.parcel, asked.chunk, asked.packed, body)
+
+
+def _commit(head: bytes, body: bytes, limits: RecordLimits) -> bulk.TxnCommit:
+    asked = _commit_head(head)
+    _check_txn(asked.txn)
+    if len(asked.parcels) > bulk.PARCELS_MAX:
+        raise InvalidRequest(f"parcels: has {len(asked.parcels)}, at most {bulk.PARCELS_MAX} are allowed")
+    if len({parcel for parcel, _ in asked.parcels}) != len(asked.parcels):
+        raise InvalidRequest("parcels: one is named twice", field="parcels")
+    return asked
+
+
+def _abort(head: bytes, body: bytes, limits: RecordLimits) -> bulk.TxnAbort:
+    asked = _abort_head(head)
+    _check_txn(asked.txn)
+    return asked
+
+
+def _list(head: bytes, body: bytes, limits: RecordLimits) -> bulk.TxnList:
+    return _list_head(head)
+
+
+DECODERS: dict[int, Callable[[bytes, bytes, RecordLimits], commands.Command]] = {
+    wire.OP_SCAN: _scan,
+    wire.OP_STATES: _states,
+    wire.OP_LOCATE: _locate,
+    wire.OP_TXN_PUT: _put,
+    wire.OP_TXN_COMMIT: _commit,
+    wire.OP_TXN_ABORT: _abort,
+    wire.OP_TXN_LIST: _list,
+}
+
+
+def decode(op: int, head: bytes, body: bytes, limits: RecordLimits) -> commands.Command:
+    try:
+        return DECODERS[op](head, body, limits)
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"head: {error}") from None
+
+
+REPLIES: tuple[type[Any], ...] = (
+    bulk.Positions,
+    bulk.Located,
+    bulk.ColumnsPut,
+    bulk.Put,
+    bulk.Committed,
+    bulk.Aborted,
+    bulk.TxnState,
+)
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def encode(reply: Any) -> bytes:
+    return _encode(reply)

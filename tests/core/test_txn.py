@@ -1,0 +1,421 @@
+"""Goal: rows that are put are seen by nobody until a commit names them, then all at once, once (wire.md).
+
+Method: commands to a machine with its log in a list; crashes are prefixes of that list.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shard.core import changes, committing, txn
+from shard.core.machine import Machine
+from streams.protocol import bulk, commands
+from streams.protocol.errors import (
+    BatchTooLarge,
+    BoxFull,
+    BoxNotFound,
+    FencingTokenMismatch,
+    InvalidRequest,
+    NotFound,
+    RecordTooLarge,
+    Throttled,
+    WriterConflict,
+)
+from streams.protocol.packed import pack
+from tests.support.machines import Driver, facts_of, put_of, records_of
+
+T1 = bulk.Txn("w", 1, "q")
+
+
+@pytest.fixture
+def driver() -> Driver:
+    driver = Driver()
+    driver.start("boot")
+    return driver
+
+
+def put(
+    driver: Driver,
+    rows: dict[str, list[bytes]],
+    *,
+    txn: bulk.Txn = T1,
+    parcel: str = "p",
+    chunk: int = 0,
+    **options: Any,
+) -> bulk.Put:
+    reply = driver.ask(put_command(rows, txn=txn, parcel=parcel, chunk=chunk, **options))
+    assert isinstance(reply, bulk.Put)
+    return reply
+
+
+def put_command(
+    rows: dict[str, list[bytes]],
+    *,
+    txn: bulk.Txn = T1,
+    parcel: str = "p",
+    chunk: int = 0,
+    **options: Any,
+) -> bulk.TxnPut:
+    data = [value for values in rows.values() for value in values]
+    return put_of(txn, parcel, chunk, pack(list(rows), list(map(len, rows.values())), data, **options))
+
+
+def commit(driver: Driver, *parcels: tuple[str, int], txn: bulk.Txn = T1) -> bulk.Committed:
+    reply = driver.ask(bulk.TxnCommit(txn, list(parcels)))
+    assert isinstance(reply, bulk.Committed)
+    return reply
+
+
+def datas(driver: Driver, box: str = "b") -> list[Any]:
+    return [record["data"] for record in records_of(driver.read(box=box))]
+
+
+# -- what is seen
+
+
+def test_rows_are_seen_when_they_are_committed_and_not_before(driver: Driver) -> None:
+    driver.append(0)
+    put(driver, {"b": [b"1", b"2"], "c": [b"3"]}, tag=[b"x", b"y", b"z"])
+    assert datas(driver) == [0]
+    assert "c" not in driver.machine.boxes
+    driver.append(9)
+    committed = commit(driver, ("p", 1))
+    assert committed.boxes == [("b", 3, 4), ("c", 1, 1)] and committed.records == 3
+    assert datas(driver) == [0, 9, 1, 2]
+    assert records_of(driver.read(box="c", include_tags=True))[0]["$tag"] == "z"
+
+
+def test_parcels_stand_in_the_order_of_the_commit_and_their_chunks_in_that_of_their_numbers(
+    driver: Driver,
+) -> None:
+    put(driver, {"b": [b"1"]}, parcel="second", chunk=1)
+    put(driver, {"b": [b"2"]}, parcel="first")
+    put(driver, {"b": [b"3"]}, parcel="second")
+    assert commit(driver, ("first", 1), ("second", 2)).boxes == [("b", 1, 3)]
+    assert datas(driver) == [2, 3, 1]
+
+
+def test_parcels_that_a_commit_does_not_name_are_dropped_with_earlier_epochs(driver: Driver) -> None:
+    put(driver, {"b": [b'"zombie"']}, parcel="z")
+    put(driver, {"b": [b'"older"']}, txn=bulk.Txn("w", 0, "q"))
+    put(driver, {"b": [b'"later"']}, txn=bulk.Txn("w", 2, "q"))
+    put(driver, {"b": [b'"other"']}, txn=bulk.Txn("v", 0))
+    put(driver, {"b": [b"1"]})
+    commit(driver, ("p", 1))
+    assert sorted(driver.machine.txns.epochs) == [("v", 0), ("w", 2)]
+    assert datas(driver) == [1]
+
+
+def test_a_commit_is_answered_and_seen_when_it_is_on_the_disk_whatever_the_class(driver: Driver) -> None:
+    for box, durability in (("f", "fsync"), ("d", "disk"), ("m", "memory")):
+        driver.put(box, durability=durability)
+        driver.append(0, box=box)
+    assert driver.do(put_command({box: [b"1"] for box in "fdm"})).until_durable is False
+    outcome = driver.do(bulk.TxnCommit(T1, [("p", 1)]))
+    assert outcome.until_durable and outcome.waits_for_lsn <= driver.machine.lsn
+    assert outcome.wakes == ("m",)
+    heads = {box: driver.machine.boxes[box].log.visible_seq for box in "fdm"}
+    assert heads == {"f": 1, "d": 1, "m": 2}
+    driver.logged()
+    assert driver.machine.boxes["d"].log.visible_seq == 1
+    assert set(driver.sync()) == {"f", "d"}
+    assert datas(driver, "f") == datas(driver, "d") == datas(driver, "m") == [0, 1]
+
+
+def test_times_tags_nodes_and_metas_are_those_of_an_append(driver: Driver) -> None:
+    driver.put(timestamping={"mode": "client-prefer"})
+    put(
+        driver,
+        {"b": [b"1", b"2"]},
+        ts=[-1, 900],
+        tag=[b"", b"t"],
+        node=[b"n", b""],
+        meta=[b"", b'{"m":1}'],
+        default_node="d",
+    )
+    put(driver, {"b": [b"3"]}, chunk=1)
+    commit(driver, ("p", 2))
+    assert records_of(driver.read(include_tags=True)) == [
+        {"$seq": 1, "$ts": 1000, "$node": "n", "data": 1},
+        {"$seq": 2, "$ts": 1000, "$node": "d", "$tag": "t", "meta": {"m": 1}, "data": 2},
+        {"$seq": 3, "$ts": 1000, "data": 3},
+    ]
+
+
+def test_many_small_chunks_become_few_batches(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(committing, "_BATCH_RECORDS", 10)
+    for chunk in range(25):
+        put(driver, {"b": [b"%d" % chunk]}, chunk=chunk)
+    commit(driver, ("p", 25))
+    assert [batch.count for batch in driver.machine.boxes["b"].log.tail] == [10, 10, 5]
+    assert datas(driver) == list(range(25))
+
+
+# -- repeating
+
+
+def test_what_is_repeated_changes_nothing(driver: Driver) -> None:
+    first = put(driver, {"b": [b"1"]})
+    assert put(driver, {"b": [b'"another body"']}) == bulk.Put(False, True, first.held_bytes)
+    commit(driver, ("p", 1))
+    lsn = driver.machine.lsn
+    assert commit(driver, ("p", 1)).is_done
+    assert put(driver, {"b": [b"1"]}, parcel="again").is_done
+    assert commit(driver, txn=bulk.Txn("w", 0, "q")).is_done
+    assert driver.machine.lsn == lsn and datas(driver) == [1]
+
+
+def test_a_repeat_is_told_so_only_when_that_cannot_vanish(driver: Driver) -> None:
+    held = driver.do(put_command({"b": [b"1"]}))
+    assert driver.do(put_command({"b": [b"1"]})).waits_for_lsn == held.waits_for_lsn
+    driver.sync()
+    assert driver.do(put_command({"b": [b"1"]})).waits_for_lsn == 0
+    committed = driver.do(bulk.TxnCommit(T1, [("p", 1)]))
+    tellers: list[commands.Command] = [
+        bulk.TxnCommit(T1, [("p", 1)]),
+        put_command({"b": [b"1"]}),
+        put_command({"b": [b"1"]}, txn=bulk.Txn("w", 5, "another")),
+        bulk.TxnList(),
+    ]
+    for command in tellers:
+        outcome = driver.do(command)
+        assert (outcome.waits_for_lsn, outcome.until_durable) == (committed.waits_for_lsn, True)
+
+
+def test_a_commit_without_parcels_marks_the_epoch(driver: Driver) -> None:
+    assert commit(driver) == bulk.Committed(False, 0, [])
+    assert commit(driver).is_done
+
+
+def test_another_query_is_told_that_the_writer_is_taken_unless_it_resets(driver: Driver) -> None:
+    put(driver, {"b": [b"1"]})
+    commit(driver, ("p", 1))
+    other = bulk.Txn("w", 0, "restarted")
+    for command in (put_command({"b": [b"2"]}, txn=other), bulk.TxnCommit(other, [])):
+        with pytest.raises(WriterConflict) as refused:
+            driver.ask(command)
+        assert refused.value.detail == {"writer": "w", "query": "q", "epoch": 1}
+    reset = bulk.Txn("w", 0, "restarted", True)
+    put(driver, {"b": [b"2"]}, txn=reset)
+    assert not commit(driver, ("p", 1), txn=reset).is_done
+    assert commit(driver, ("p", 1), txn=reset).is_done
+    assert datas(driver) == [1, 2]
+
+
+# -- refusals
+
+
+def test_a_commit_of_what_is_not_held_is_refused_and_leaves_what_is(driver: Driver) -> None:
+    put(driver, {"b": [b"1"]})
+    for parcels in ([("p", 1), ("never", 1)], [("p", 2)], [("p", 0)]):
+        with pytest.raises(NotFound, match="chunks are held"):
+            commit(driver, *parcels)
+    assert commit(driver, ("p", 1)).records == 1
+
+
+def refused_by_reject(driver: Driver) -> None:
+    driver.put("z", cap_records=1, discard="reject")
+    driver.append(0, box="z")
+
+
+def refused_by_a_cap(driver: Driver) -> None:
+    driver.put("z", cap_bytes=10)
+
+
+def refused_by_a_fence(driver: Driver) -> None:
+    driver.put("z")
+    driver.ask(commands.SetFence("z", "token"))
+
+
+def refused_for_want_of_times(driver: Driver) -> None:
+    driver.put("z", timestamping={"mode": "client-require"})
+
+
+def refused_by_the_number_of_boxes(driver: Driver) -> None:
+    driver.machine.boxes_max = 1
+
+
+@pytest.mark.parametrize(
+    ("prepare", "error"),
+    [
+        (refused_by_reject, BoxFull),
+        (refused_by_a_cap, RecordTooLarge),
+        (refused_by_a_fence, FencingTokenMismatch),
+        (refused_for_want_of_times, InvalidRequest),
+        (refused_by_the_number_of_boxes, Throttled),
+    ],
+)
+def test_what_one_box_refuses_nobody_gets(driver: Driver, prepare: Any, error: type[Exception]) -> None:
+    put(driver, {"b": [b"1"], "z": [b"2"]})
+    prepare(driver)
+    before = facts_of(driver.machine)
+    with pytest.raises(error):
+        commit(driver, ("p", 1))
+    assert facts_of(driver.machine) == before
+
+
+def test_a_commit_makes_room_in_a_capped_box_once(driver: Driver) -> None:
+    driver.put(cap_records=4)
+    driver.append(1, 2, 3)
+    put(driver, {"b": [b"4", b"5"]})
+    put(driver, {"b": [b"6"]}, chunk=1)
+    commit(driver, ("p", 2))
+    assert datas(driver) == [3, 4, 5, 6]
+    read = driver.read()
+    assert read.tombstone is not None and read.tombstone.reason == "cap"
+
+
+def test_a_commit_into_a_capped_box_fetches_what_it_must_measure_first(driver: Driver) -> None:
+    driver.put(cap_bytes=200)
+    driver.append(1, 2, 3)
+    driver.seal()
+    driver.forget()
+    put(driver, {"b": [b"4"]})
+    outcome = driver.do(bulk.TxnCommit(T1, [("p", 1)]))
+    assert isinstance(outcome.reply, bulk.Committed)
+    driver.sync()
+    assert datas(driver)[-1] == 4
+
+
+def test_boxes_that_may_not_be_made_are_told_at_the_put(driver: Driver) -> None:
+    with pytest.raises(BoxNotFound):
+        put(driver, {"b": [b"1"]}, create=False)
+    driver.put(auto_create=False)
+    put(driver, {"b": [b"1"]}, create=False)
+    driver.ask(commands.DeleteBox("b"))
+    with pytest.raises(BoxNotFound):
+        put(driver, {"b": [b"1"]}, chunk=1)
+    with pytest.raises(BoxNotFound):  # it is gone since
+        commit(driver, ("p", 1))
+    put(driver, {"b": [b"2"]}, parcel="says-so", create=True)
+    driver.ask(bulk.TxnAbort(T1, ["p"]))
+    assert commit(driver, ("says-so", 1)).boxes == [("b", 1, 1)]
+
+
+def test_what_is_held_is_bounded_for_an_epoch_and_for_all(driver: Driver) -> None:
+    driver.machine.txns.bytes_max = 5_000
+    value = b'"%b"' % (b"x" * 1_000)
+    put(driver, {"b": [value]})
+    put(driver, {"b": [value]}, chunk=1)
+    with pytest.raises(BatchTooLarge, match="split it"):
+        put(driver, {"b": [value]}, chunk=2)
+    other = bulk.Txn("v", 1)
+    with pytest.raises(Throttled) as refused:
+        put(driver, {"b": [value]}, txn=other)
+    assert refused.value.detail["limit"] == "txn_bytes"
+    driver.ask(bulk.TxnAbort(T1))
+    put(driver, {"b": [value]}, txn=other)
+
+
+def test_writers_that_are_remembered_are_bounded_and_old_ones_forgotten(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(committing, "MARKS_MAX", 2)
+    for writer in ("w1", "w2"):
+        commit(driver, txn=bulk.Txn(writer, 1))
+    put(driver, {"b": [b"1"]}, txn=bulk.Txn("w1", 2))
+    with pytest.raises(Throttled) as refused:
+        put(driver, {"b": [b"1"]}, txn=bulk.Txn("w3", 1))
+    assert refused.value.detail["limit"] == "txn_writers"
+    driver.now_ms += txn.MARK_MS + 1
+    commit(driver, txn=bulk.Txn("w2", 2))
+    assert list(driver.machine.txns.marks) == ["w2"]
+
+
+# -- dropping
+
+
+def test_an_abort_drops_some_parcels_or_all(driver: Driver) -> None:
+    for parcel in ("p1", "p2", "p3"):
+        put(driver, {"b": [b"1"]}, parcel=parcel)
+    aborted = driver.ask(bulk.TxnAbort(T1, ["p1", "never"]))
+    assert aborted.parcels == 1 and aborted.bytes > 0
+    assert driver.ask(bulk.TxnAbort(T1, ["never"])) == bulk.Aborted(0, 0)
+    assert driver.ask(bulk.TxnAbort(T1)).parcels == 2
+    assert driver.ask(bulk.TxnAbort(T1)) == bulk.Aborted(0, 0)
+    assert driver.machine.txns.bytes == 0
+
+
+def test_what_nobody_puts_to_expires(driver: Driver) -> None:
+    ttl_ms = driver.machine.txns.ttl_ms
+    put(driver, {"b": [b"1"]}, txn=bulk.Txn("old", 1))
+    driver.now_ms += 10
+    put(driver, {"b": [b"1"]}, txn=bulk.Txn("young", 1))
+    put(driver, {"b": [b"1"]}, txn=bulk.Txn("old", 1), chunk=1)
+    driver.now_ms += 10
+    driver.keep(driver.machine.keep_held(driver.machine.lsn) or pytest.fail("nothing is kept"))
+    put(driver, {"b": [b"1"]}, txn=bulk.Txn("old", 1), chunk=2)
+    assert driver.machine.next_deadline_ms() is not None
+    driver.now_ms += ttl_ms - 10
+    driver.tick()
+    assert list(driver.machine.txns.epochs) == [("old", 1)]
+    driver.now_ms += 10
+    driver.tick()
+    assert not driver.machine.txns.epochs and driver.machine.txns.next_expiry_ms() is None
+    with pytest.raises(NotFound):
+        commit(driver, ("p", 3), txn=bulk.Txn("old", 1))
+
+
+def test_a_list_tells_what_is_held_and_what_was_committed(driver: Driver) -> None:
+    put(driver, {"b": [b"1", b"2"]})
+    commit(driver, txn=bulk.Txn("v", 3, "q"))
+    state = driver.ask(bulk.TxnList())
+    assert state.marks == [bulk.Mark("v", 3, "q", 1000)]
+    (held,) = state.held
+    assert (held.writer, held.parcels, held.chunks, held.records) == ("w", 1, 1, 2)
+    assert held.expires_ms == 1000 + driver.machine.txns.ttl_ms
+    assert driver.ask(bulk.TxnList("w")).marks == [] and driver.ask(bulk.TxnList("v")).held == []
+
+
+# -- crashes
+
+
+def test_a_crash_inside_a_commit_leaves_all_of_it_or_nothing(driver: Driver) -> None:
+    driver.append(0)
+    put(driver, {"b": [b"1"], "c": [b"2"], "d": [b"3"]})
+    driver.sync()
+    before = driver.machine.lsn
+    driver.do(bulk.TxnCommit(T1, [("p", 1)]))
+    (at,) = [lsn for lsn, frame in enumerate(driver.log, 1) if frame.kind == 51]
+    assert driver.machine.lsn > at > before
+    for lsn in range(before, driver.machine.lsn + 1):
+        other = driver.reborn(lsn)
+        other.start("boot")
+        seen = {box: datas(other, box) for box in ("b", "c", "d") if box in other.machine.boxes}
+        if lsn < at:
+            assert not any(values != [0] for box, values in seen.items() if values)
+            assert commit(other, ("p", 1)).records == 3
+        else:
+            assert seen == {"b": [0, 1], "c": [2], "d": [3]}
+            assert commit(other, ("p", 1)).is_done
+        # What the crash cut off has been made good: a snapshot names frames that hold the batches.
+        again = other.reborn(state=other.machine.snapshot())
+        assert facts_of(again.machine) == facts_of(other.machine)
+
+
+def test_rows_that_are_held_stay_when_their_log_is_to_go(driver: Driver) -> None:
+    put(driver, {"b": [b"1"]})
+    held = driver.machine.txns.oldest_lsn
+    assert held is not None and driver.machine.snapshot().needs_lsn == held
+    assert driver.machine.keep_held(held - 1) is None
+    outcome = driver.machine.keep_held(held)
+    assert outcome is not None and isinstance(outcome.changes[0][1], changes.TxnKept)
+    driver.keep(outcome)
+    assert driver.machine.txns.oldest_lsn == driver.machine.lsn
+    other = driver.reborn(state=driver.machine.snapshot())
+    assert commit(other, ("p", 1)).records == 1
+
+
+def test_partial_marks_leave_out_the_boxes_that_have_the_epoch(driver: Driver) -> None:
+    """Shards that came together did not agree: one had committed the epoch."""
+    slot = txn.slot_of("b")
+    slots = (1 << slot).to_bytes(512, "little")
+    state = Machine().snapshot()
+    state.marks = [changes.MarkFacts("w", 1, "q", 5, slots), changes.MarkFacts("w", 0, "q", 6, b"\xff" * 512)]
+    other = driver.reborn(0, state)
+    put(other, {"b": [b"1"], "c": [b"2"]})
+    assert commit(other, ("p", 1)).boxes == [("c", 1, 1)]
+    assert commit(other, ("p", 1)).is_done
+    assert [mark.is_partial for mark in other.ask(bulk.TxnList()).marks] == [False]
