@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -46,7 +47,7 @@ def _session(title: str, master: str | None, remote: str | None, cores: int | No
     """A session, and a bar that shows how many of Spark's tasks are done."""
     from pyspark.sql import SparkSession
 
-    from streams.spark.session import session
+    from streams.spark.sessions import session
 
     is_ours = remote is not None or SparkSession.getActiveSession() is None
     spark = session(cores, master=master, remote=remote, app=f"streams pipeline {title}")
@@ -76,6 +77,11 @@ def _watch(spark: SparkSession, step: output.Progress, ended: threading.Event) -
             if info is not None:
                 done[stage] = info.numCompletedTasks
         step(sum(done.values()))
+
+
+def _path(text: str) -> str:
+    """From this folder, as a person means it: the JVM may stand in another one."""
+    return text if "://" in text else os.path.abspath(text)
 
 
 def _show(result: Any, target: Target) -> None:
@@ -124,7 +130,7 @@ def archive(
         result = job(
             spark,
             boxes,
-            path,
+            _path(path),
             name=name,
             url=at.url,
             key=at.key or None,
@@ -170,7 +176,7 @@ def backfill(
     with _session("backfill", master, remote, cores) as spark:
         result = job(
             spark,
-            path,
+            _path(path),
             name=name,
             box=box,
             box_column=box_column,
@@ -281,7 +287,7 @@ def rollup(
             spark,
             boxes,
             to,
-            checkpoint=checkpoint,
+            checkpoint=_path(checkpoint),
             window=window,
             aggregates=named,
             by=by,

@@ -10,7 +10,7 @@ Importing this needs no Spark: what is listed here is loaded when it is first us
     options, offsets, gaps, columns   pure, and most of the thinking
     reads, source                     which records, from which shards; Spark's reader
     sink                              transactions; Spark's writers
-    session, java                     a Spark that works as it is
+    sessions, java                    a Spark that works as it is
     lag, expressions                  how far a query is; placement as SQL
     jobs                              archive, backfill, replay, rollup, snapshot, audit
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from streams.spark.expressions import prepare, shard, slot
     from streams.spark.gaps import GapError
     from streams.spark.lag import follow_lag
-    from streams.spark.session import register, session
+    from streams.spark.sessions import register, session
     from streams.spark.sink import PartialCommit
     from streams.spark.source import StreamsDataSource
 
@@ -35,8 +35,8 @@ _HOMES = {
     "StreamsDataSource": "streams.spark.source",
     "follow_lag": "streams.spark.lag",
     "prepare": "streams.spark.expressions",
-    "register": "streams.spark.session",
-    "session": "streams.spark.session",
+    "register": "streams.spark.sessions",
+    "session": "streams.spark.sessions",
     "shard": "streams.spark.expressions",
     "slot": "streams.spark.expressions",
 }

@@ -56,17 +56,14 @@ class Lag(StreamingQueryListener):
         if self._query is not None and self._query not in (progress.name, str(progress.id)):
             return
         for source in progress.sources:
-            if "StreamsDataSource" in source.description or "streams" in source.description.lower():
-                self._tell(source.endOffset, source.latestOffset)
+            self._tell(source.endOffset, source.latestOffset)
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         pass
 
     def _tell(self, end: str | None, latest: str | None) -> None:
-        if not end:
-            return
-        at = offsets.load(json.loads(end))
-        heads = offsets.load(json.loads(latest)) if latest else {}
+        at = _offset(end)
+        heads = _offset(latest)
         for box, place in at.items():
             behind = offsets.pending({box: place}, {box: heads[box]} if box in heads else {})
             self.records_behind[box] = behind.get(box, 0)
@@ -75,6 +72,14 @@ class Lag(StreamingQueryListener):
             except StreamsError as error:
                 # A listener that raises is taken off the query. The next micro-batch tells it again.
                 _log.warning("lag of %s was not told: %s", box, error.message)
+
+
+def _offset(text: str | None) -> offsets.Offset:
+    """An offset of ours. A query may have sources of other kinds: of those there is nothing to tell."""
+    try:
+        return offsets.load(json.loads(text or "{}"))
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return {}
 
 
 def follow_lag(

@@ -30,7 +30,7 @@ from streams.protocol.errors import BY_CODE
 from streams.spark.gaps import GapError
 from streams.spark.java import JavaNotFound
 from streams.spark.jobs.site import JobRefused
-from streams.spark.session import SparkNotInstalled
+from streams.spark.sessions import SparkNotInstalled
 from streams.spark.sink import PartialCommit
 from streams.testing import Server, running_server
 from tests.support.commands import Ran, in_process

@@ -39,7 +39,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    from streams.spark.session import session
+    from streams.spark.sessions import session
     from tests.spark.numbered import Numbered
 
     # Short-lived: the second compiler and a collector for many cores only cost here.

@@ -1,7 +1,7 @@
 """`streams pipeline …` as it is typed, and the pages about Spark: every example runs.
 
 Method: the verbs run in this process, on the session that is there; the page's blocks run in order in one
-namespace, with the address of the page replaced by that of the server.
+namespace, with the address and the folder of the page replaced by those of the test.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ def test_a_job_that_finds_damage_or_loss_says_so_by_its_exit_code(
     assert lost.returncode == 2 and b"(records_lost)" in lost.stderr and b"--skip-gaps" in lost.stderr
 
 
-def test_the_how_to_runs_from_its_first_block_to_its_last(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_how_to_runs_from_its_first_block_to_its_last(spark: SparkSession, tmp_path: Path) -> None:
     blocks = BLOCK.findall(PAGE.read_text())
     assert len(blocks) >= 8
-    monkeypatch.chdir(tmp_path)
     with running_server(shards=2) as server:
         found: dict[str, object] = {}
         for block in blocks:
-            exec(compile(block.replace("http://127.0.0.1:4000", server.url), str(PAGE), "exec"), found)
+            text = block.replace("http://127.0.0.1:4000", server.url).replace(
+                "/tmp/spark-how-to", str(tmp_path)
+            )
+            exec(compile(text, str(PAGE), "exec"), found)

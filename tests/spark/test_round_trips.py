@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as sql
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceWriter, InputPartition
@@ -264,7 +265,7 @@ def test_a_driver_killed_between_two_shards_is_finished_by_its_rerun(
 ) -> None:
     spark.dataSource.register(KilledBetweenShards)
     killed = rows(spark, name).write.format(KilledBetweenShards.name()).option("url", server.url)
-    with pytest.raises(PySparkException):
+    with pytest.raises(Py4JJavaError, match="crashed"):
         killed.option("txnAppId", name).option("txnVersion", "7").mode("append").save()
     count, different, _, _ = numbers(load(spark, server, subscribePrefix=f"{name}."))
     assert 0 < count < ROWS and count == different, "atomic in each shard, not across them"
