@@ -448,7 +448,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
 )
 
 #: What Spark itself puts among our options.
-_OF_SPARK: Final = frozenset({"checkpointlocation"})
+_OF_SPARK: Final = frozenset({"checkpointlocation", "queryname"})
 
 
 # -- parsing

@@ -91,7 +91,7 @@ def test_a_filter_by_tag_has_one_trailing_star() -> None:
 
 
 def test_a_write_has_defaults_for_all() -> None:
-    found = writing({"path": "orders", "checkpointLocation": "/somewhere"}, STREAM_WRITE)
+    found = writing({"path": "orders", "checkpointLocation": "/where", "queryName": "copy"}, STREAM_WRITE)
     assert (found.box, found.delivery, found.node, found.app_id) == ("orders", "txn", "spark", None)
     assert writing({"txnAppId": "nightly", "txnVersion": "7"}, WRITE).version == 7
     assert writing({"node": ""}, WRITE).node == ""
