@@ -31,6 +31,7 @@ COMMANDS: Final[dict[str, str]] = {
     "router": "streams.cli.routers",
     "export": "streams.cli.archive:export",
     "import": "streams.cli.archive:import_",
+    "pipeline": "streams.cli.pipeline",
     "backup": "streams.cli.backup",
     "restore": "streams.cli.restore",
     "verify": "streams.cli.verify",

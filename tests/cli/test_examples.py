@@ -26,6 +26,11 @@ from streams.client.errors import AnswerLost, Closed, NotAnAnswer, Unreachable
 from streams.config import READY_FD_VARIABLE
 from streams.direct import Moved
 from streams.protocol.errors import BY_CODE
+from streams.spark.gaps import GapError
+from streams.spark.java import JavaNotFound
+from streams.spark.jobs.site import JobRefused
+from streams.spark.sessions import SparkNotInstalled
+from streams.spark.sink import PartialCommit
 from streams.testing import Server, running_server
 from tests.support.cli_page import commands, page
 from tests.support.commands import Ran, in_process
@@ -99,7 +104,11 @@ BEFORE = {
 }
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if name != "streams serve"])
+#: Examples that need more than this server: `serve` is one, and jobs are run by tests/spark/test_pipeline.py.
+ELSEWHERE = ("streams serve", "streams pipeline ")
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if not name.startswith(ELSEWHERE)])
 def test_each_example_of_a_command_works_as_typed(name: str, environ: dict[str, str], tmp_path: Path) -> None:
     assert examples_of(ALL[name]), f"{name} has no example"
     if name in BEFORE:
@@ -161,4 +170,5 @@ def test_each_command_has_help_an_example_and_json(name: str) -> None:
 
 def test_every_error_says_the_next_step() -> None:
     ours = {error.code for error in (Unreachable, AnswerLost, NotAnAnswer, Closed, Moved)}
-    assert set(NEXT_STEPS) == set(BY_CODE) | ours
+    of_jobs = {each.code for each in (GapError, PartialCommit, JobRefused, JavaNotFound, SparkNotInstalled)}
+    assert set(NEXT_STEPS) == set(BY_CODE) | ours | of_jobs

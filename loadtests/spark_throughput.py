@@ -1,0 +1,167 @@
+"""What Spark's way into and out of boxes costs: `python -m loadtests.spark_throughput`.
+
+Every figure is in one run beside the same job with a sink that drops everything and a source that makes rows
+up, so what is ours can be told from what is Spark's. Server, JVM and Python workers share the cores of this
+machine. Rows have 128 bytes of data, a tag, a node and meta, and go to 64 boxes. The figure is the best of
+the runs after one that is not counted: the first use of a source starts half a dozen interpreters.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sql
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    InputPartition,
+    WriterCommitMessage,
+)
+
+import streams.spark as ss
+from streams.testing import running_server
+
+BOXES = 64
+#: What we hold ourselves to, in rows a second (issue: 400,000 written, 600,000 read).
+AIMS = {"write-txn": 400_000, "read": 600_000}
+
+_SCHEMA = "box string, seq bigint, ts timestamp, data string, tag string, node string, meta string"
+
+
+class DropAll(DataSource):
+    """A sink that takes Arrow batches and drops them; a source whose batches cost nothing to make."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "drop_all"
+
+    def schema(self) -> str:
+        return _SCHEMA
+
+    def writer(self, schema: Any, overwrite: bool) -> DataSourceArrowWriter:
+        return _Dropper()
+
+    def reader(self, schema: Any) -> DataSourceReader:
+        return _Inventor(int(self.options["rows"]), int(self.options["cut"]))
+
+
+class _Dropper(DataSourceArrowWriter):
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        for _ in iterator:
+            pass
+        return WriterCommitMessage()
+
+    def commit(self, messages: list[Any]) -> None:
+        pass
+
+    def abort(self, messages: list[Any]) -> None:
+        pass
+
+
+class _Inventor(DataSourceReader):
+    def __init__(self, rows: int, cut: int) -> None:
+        self._rows, self._cut = rows, cut
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return [InputPartition(self._rows // self._cut) for _ in range(self._cut)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        size = 50_000
+        columns = [
+            pa.array([f"box.{n % BOXES}" for n in range(size)]),
+            pa.array(range(size), pa.int64()),
+            pa.array([1_700_000_000_000_000] * size, pa.int64()).cast(pa.timestamp("us", tz="UTC")),
+            pa.array(['{"text":"' + "x" * 117 + '"}'] * size),
+            pa.array(["user-1"] * size),
+            pa.array(["spark"] * size),
+            pa.array(['{"k":1}'] * size),
+        ]
+        names = ["box", "seq", "ts", "data", "tag", "node", "meta"]
+        batch = pa.RecordBatch.from_arrays(columns, names=names)
+        for start in range(0, partition.value, size):
+            yield batch.slice(0, min(size, partition.value - start))
+
+
+def made(spark: SparkSession, rows: int, prefix: str) -> DataFrame:
+    return spark.range(0, rows, 1, 4).select(
+        sql.concat(sql.lit(prefix), sql.col("id") % BOXES).alias("box"),
+        sql.concat(
+            sql.lit('{"n":'), sql.lpad(sql.col("id"), 10, "1"), sql.lit(',"text":"' + "x" * 101 + '"}')
+        ).alias("data"),
+        sql.concat(sql.lit("user-"), sql.col("id") % 1000).alias("tag"),
+        sql.lit("spark").alias("node"),
+        sql.lit('{"k":1}').alias("meta"),
+    )
+
+
+def measured(rows: int, repeat: int, run: Callable[[], None]) -> float:
+    """Rows a second: the best of the runs after one that warms up."""
+    run()
+    found = []
+    for _ in range(repeat):
+        began_s = time.perf_counter()
+        run()
+        found.append(time.perf_counter() - began_s)
+    return rows / min(found)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--cores", type=int, default=2)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here too")
+    asked = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory(prefix="spark-bench-") as folder, running_server() as server:
+        spark = ss.session(asked.cores, config={"spark.local.dir": folder, "spark.driver.memory": "2g"})
+        spark.dataSource.register(DropAll)
+        figures = _figures(spark, server.url, asked.rows, asked.repeat)
+        spark.stop()
+    print(f"{'row':24}{'rows/s':>12}{'aim':>12}   of the empty one")
+    empty = {"write": figures["write-empty"], "read": figures["read-empty"]}
+    for key, figure in figures.items():
+        aim = f"{AIMS[key]:>12,}" if key in AIMS else f"{'–':>12}"
+        print(f"{key:24}{figure:>12,.0f}{aim}   {figure / empty[key.split('-')[0]]:.0%}")
+    if asked.json is not None:
+        asked.json.write_text(json.dumps({"rows": asked.rows, "figures": figures, "aims": AIMS}))
+    return 0
+
+
+def _figures(spark: SparkSession, url: str, rows: int, repeat: int) -> dict[str, float]:
+    def write(format: str, **options: str) -> Callable[[], None]:
+        def run() -> None:
+            frame = made(spark, rows, f"b{uuid.uuid4().hex[:8]}.")
+            frame.write.format(format).options(**options).mode("append").save()
+
+        return run
+
+    def read(format: str, **options: str) -> Callable[[], None]:
+        def run() -> None:
+            spark.read.format(format).options(**options).load().write.format("noop").mode("append").save()
+
+        return run
+
+    found = {
+        "write-nothing": measured(rows, repeat, write("noop")),
+        "write-empty": measured(rows, repeat, write("drop_all")),
+        "write-txn": measured(rows, repeat, write("streams", url=url)),
+        "write-append": measured(rows, repeat, write("streams", url=url, delivery="append")),
+    }
+    made(spark, rows, "read.").write.format("streams").option("url", url).mode("append").save()
+    found["read-empty"] = measured(rows, repeat, read("drop_all", rows=str(rows), cut="4"))
+    found["read"] = measured(rows, repeat, read("streams", url=url, subscribePrefix="read."))
+    return found
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

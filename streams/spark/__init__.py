@@ -1,0 +1,66 @@
+"""Boxes in Spark: `spark.read.format("streams")`, and jobs over them.
+
+    import streams.spark as ss
+
+    spark = ss.session(cores=2)
+    orders = spark.read.format("streams").option("url", "http://127.0.0.1:4000").load("orders")
+
+Importing this needs no Spark: what is listed here is loaded when it is first used.
+
+    options, offsets, gaps, columns   pure, and most of the thinking
+    reads, source                     which records, from which shards; Spark's reader
+    sink                              transactions; Spark's writers
+    sessions, java                    a Spark that works as it is
+    lag, expressions                  how far a query is; placement as SQL
+    jobs                              archive, backfill, replay, rollup, snapshot, audit
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from streams.spark import jobs
+    from streams.spark.expressions import prepare, shard, slot
+    from streams.spark.gaps import GapError
+    from streams.spark.lag import follow_lag
+    from streams.spark.sessions import register, session
+    from streams.spark.sink import PartialCommit
+    from streams.spark.source import StreamsDataSource
+
+_HOMES = {
+    "GapError": "streams.spark.gaps",
+    "PartialCommit": "streams.spark.sink",
+    "StreamsDataSource": "streams.spark.source",
+    "follow_lag": "streams.spark.lag",
+    "prepare": "streams.spark.expressions",
+    "register": "streams.spark.sessions",
+    "session": "streams.spark.sessions",
+    "shard": "streams.spark.expressions",
+    "slot": "streams.spark.expressions",
+}
+
+__all__ = [
+    "GapError",
+    "PartialCommit",
+    "StreamsDataSource",
+    "follow_lag",
+    "jobs",
+    "prepare",
+    "register",
+    "session",
+    "shard",
+    "slot",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name == "jobs":
+        return importlib.import_module("streams.spark.jobs")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'streams.spark' has no attribute {name!r}")
+    found = getattr(importlib.import_module(_HOMES[name]), name)
+    # A submodule of the same name is put here by the import system: what is asked for is what it holds.
+    globals()[name] = found
+    return found

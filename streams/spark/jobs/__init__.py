@@ -1,0 +1,36 @@
+"""Jobs over boxes: each a function here and a verb of `streams pipeline`.
+
+    archive    boxes -> Parquet, then optionally trim; `read_all` reads both as one
+    backfill   files -> boxes
+    replay     boxes -> boxes, with a filter or a transformation
+    rollup     windows of a box -> a box
+    snapshot   the newest record of each key, then trim; `read_snapshot` and follow
+    audit      prove that nothing is missing or doubled
+
+Each goes on where it was stopped and writes each record once, also when it is run again: what it has planned
+stands in a box of its own (its *ledger*), and rows are written in transactions named after the job.
+"""
+
+from streams.spark.jobs.archive import Archive, archive, read_all
+from streams.spark.jobs.audit import Audit, audit
+from streams.spark.jobs.backfill import Backfill, backfill
+from streams.spark.jobs.replay import Replay, replay
+from streams.spark.jobs.rollup import Rollup, rollup
+from streams.spark.jobs.snapshot import Snapshot, read_snapshot, snapshot
+
+__all__ = [
+    "Archive",
+    "Audit",
+    "Backfill",
+    "Replay",
+    "Rollup",
+    "Snapshot",
+    "archive",
+    "audit",
+    "backfill",
+    "read_all",
+    "read_snapshot",
+    "replay",
+    "rollup",
+    "snapshot",
+]

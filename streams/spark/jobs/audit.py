@@ -1,0 +1,164 @@
+"""Is anything missing or doubled? Of one box; of a box and its archive; of two boxes.
+
+A hole in the seqs is not loss by itself: records are deleted on purpose. What must hold is told as findings
+when it does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from pyspark.sql import functions as sql
+
+from streams.spark.jobs.archive import LEDGER, stored
+from streams.spark.jobs.plainly import plainly
+from streams.spark.jobs.site import JobRefused, Ledger, Site, states, summary
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+#: Examples that one finding names.
+_SHOWN = 5
+
+
+class Audited(msgspec.Struct, frozen=True):
+    """A box as it is now."""
+
+    box: str
+    records: int
+    first_seq: int | None
+    last_seq: int | None
+    #: Seqs between the first and the last that no record has: deleted on purpose.
+    holes: int
+    #: What the server says is lost.
+    gaps: list[dict[str, Any]]
+
+
+class Audit(msgspec.Struct, frozen=True):
+    ok: bool
+    boxes: list[Audited]
+    findings: list[str]
+
+
+@plainly
+def audit(
+    spark: SparkSession,
+    boxes: Sequence[str],
+    *,
+    archive: str | None = None,
+    against: str | None = None,
+    url: str | None = None,
+    key: str | None = None,
+) -> Audit:
+    """Looks at every record of `boxes`; with `archive`, also at every record of the archive of that name;
+    with `against`, whether the one box holds the same records (data, tag) as often as the other box."""
+    if against is not None and len(boxes) != 1:
+        raise JobRefused("against compares one box with another")
+    site = Site(url, key)
+    with site.client() as client, site.shards() as shards:
+        known = states(shards, boxes)
+        other = states(shards, [against]) if against is not None else {}
+        entries = Ledger(client, LEDGER + archive).entries if archive is not None else []
+    if archive is not None and not entries:
+        raise JobRefused(f"there is no archive {archive}; its ledger would be the box {LEDGER}{archive}")
+    end = {box: state.head_seq for box, state in known.items()}
+    # From 0, and with gaps as rows: so the server says what is lost, and nothing else is taken for it.
+    rows = site.frame(spark, dict.fromkeys(end, 0), end, on_gap="emit").cache()
+    try:
+        found, findings = _boxes(rows, list(end))
+        if archive is not None:
+            mine = [entry for entry in entries if entry["box"] in end]
+            findings += _against_archive(spark, rows.filter("gap is null"), mine)
+        else:
+            findings += [
+                f"{each.box} has lost records {gap['from']} to {gap['to']} ({gap['reason']})"
+                for each in found
+                for gap in each.gaps
+            ]
+        if against is not None:
+            theirs = site.frame(spark, {against: 0}, {against: other[against].head_seq}, on_gap="emit")
+            findings += _against_box(
+                rows.filter("gap is null"), theirs.filter("gap is null"), boxes[0], against
+            )
+    finally:
+        rows.unpersist()
+    return Audit(not findings, found, findings)
+
+
+def _boxes(rows: DataFrame, boxes: list[str]) -> tuple[list[Audited], list[str]]:
+    counts = {row["box"]: row for row in summary(rows.filter("gap is null")).collect()}
+    gaps: dict[str, list[dict[str, Any]]] = {}
+    for lost in rows.filter("gap is not null").select("box", "gap").collect():
+        gaps.setdefault(lost["box"], []).append(lost["gap"].asDict())
+    found, findings = [], []
+    for box in boxes:
+        row = counts.get(box)
+        if row is None:
+            found.append(Audited(box, 0, None, None, 0, gaps.get(box, [])))
+            continue
+        holes = row["last_seq"] - row["first_seq"] + 1 - row["seqs"]
+        found.append(
+            Audited(box, row["records"], row["first_seq"], row["last_seq"], holes, gaps.get(box, []))
+        )
+        if row["records"] != row["seqs"]:
+            findings.append(f"{box}: {row['records'] - row['seqs']} seqs come more than once")
+    return found, findings
+
+
+def _against_archive(spark: SparkSession, live: DataFrame, entries: list[dict[str, Any]]) -> list[str]:
+    """Every range of the ledger is there, whole and unchanged; ranges follow each other; and what the box
+    still has of them is the same record."""
+    findings: list[str] = []
+    reached: dict[str, tuple[int, int]] = {}
+    for entry in entries:
+        gen, last = reached.get(entry["box"], (entry["gen"], entry["first"] - 1))
+        if gen == entry["gen"] and entry["first"] != last + 1:
+            findings.append(
+                f"{entry['box']}: the archive goes from record {last} on to {entry['first']}; between is "
+                f"nothing"
+            )
+        for gap in entry["gaps"]:
+            findings.append(f"{entry['box']}: lost before it was archived: {gap['from']} to {gap['to']}")
+        reached[entry["box"]] = (entry["gen"], entry["last"])
+    if not entries:
+        return findings
+    cold = stored(spark, sorted({entry["folder"] for entry in entries}))
+    found = {(row["box"], row["folder"]): row for row in summary(cold, "folder").collect()}
+    for entry in entries:
+        row = found.pop((entry["box"], entry["folder"]), None)
+        records, fingerprint = (row["records"], row["fingerprint"]) if row is not None else (0, 0)
+        where = f"{entry['box']}, records {entry['first']} to {entry['last']} in {entry['folder']}"
+        if records != entry["records"]:
+            findings.append(f"{where}: {records} records, and the ledger says {entry['records']}")
+        elif fingerprint != entry["fingerprint"]:
+            findings.append(f"{where}: the files are not as they were written")
+    ends = [(box, last) for box, (_, last) in reached.items()]
+    cursors = spark.createDataFrame(ends, "box string, last bigint")
+    covered = live.join(sql.broadcast(cursors), "box").filter("seq <= last")
+    content = sql.xxhash64("ts", "data", "tag", "node", "meta").alias("content")
+    lost = covered.select("box", "seq", content).join(
+        cold.select("box", "seq", content), ["box", "seq", "content"], "left_anti"
+    )
+    for row in lost.limit(_SHOWN).collect():
+        findings.append(f"{row['box']}: record {row['seq']} of the box is not in the archive as it is here")
+    return findings
+
+
+def _against_box(left: DataFrame, right: DataFrame, name: str, other: str) -> list[str]:
+    """The same records as often. Compared by content, for copies have seqs of their own."""
+    content = sql.xxhash64("data", "tag")
+    mine = left.groupBy(content.alias("content")).agg(sql.count(sql.lit(1)).alias("mine"))
+    theirs = right.groupBy(content.alias("content")).agg(sql.count(sql.lit(1)).alias("theirs"))
+    both = mine.join(theirs, "content", "full_outer").fillna(0, ["mine", "theirs"])
+    row = both.agg(
+        sql.sum(sql.greatest(sql.col("mine") - sql.col("theirs"), sql.lit(0))).alias("missing"),
+        sql.sum(sql.greatest(sql.col("theirs") - sql.col("mine"), sql.lit(0))).alias("extra"),
+    ).collect()[0]
+    found = []
+    if row["missing"]:
+        found.append(f"{row['missing']} records of {name} are missing in {other}")
+    if row["extra"]:
+        found.append(f"{row['extra']} records of {other} are not in {name}, or are there more often")
+    return found

@@ -1,0 +1,145 @@
+"""Boxes to boxes, with a filter or a transformation on the way.
+
+Which range each step takes stands in the ledger before the step is taken, and the step is one transaction: a
+replay that was stopped does that very step again, which changes nothing if it was done, and then goes on to
+where the boxes are now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from pyspark.sql import functions as sql
+
+from streams.spark import offsets
+from streams.spark.jobs.plainly import plainly
+from streams.spark.jobs.site import Ledger, Site, continued, done_epoch, states
+from streams.spark.offsets import Offset, Place
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+LEDGER = "replay."
+#: Records of one step: what a shard must hold until the step is committed is bounded by it.
+STEP_RECORDS = 1_000_000
+
+
+class Replay(msgspec.Struct, frozen=True):
+    name: str
+    #: Records that this run has examined, and those it has written.
+    examined: int
+    records: int
+    steps: int
+    #: Examined up to here.
+    cursors: dict[str, int]
+    is_dry: bool = False
+
+
+@plainly
+def replay(
+    spark: SparkSession,
+    boxes: Sequence[str],
+    to: str | None = None,
+    *,
+    name: str,
+    url: str | None = None,
+    key: str | None = None,
+    where: str | None = None,
+    transform: Callable[[DataFrame], DataFrame] | None = None,
+    from_seq: int | None = None,
+    from_ts: int | None = None,
+    node: str = "replay",
+    keep_ts: bool = False,
+    with_source: bool = False,
+    on_gap: str = "fail",
+    step_records: int = STEP_RECORDS,
+    dry_run: bool = False,
+) -> Replay:
+    """Copies what these boxes hold, and at the next run what has come since, to box `to`.
+
+    `where` is an SQL condition on the columns of a read; `transform` gets the frame and returns one with the
+    columns of a write (with `box`, when `to` is not given). Tag and meta are kept; with `with_source`, meta
+    says where a record is from (`{"src": "orders:41"}`). `node` marks the copies, so that routers back to
+    the source can leave them out. The first run begins at `from_seq`, at the time `from_ts`, or at the
+    beginning.
+    """
+    site = Site(url, key)
+    writer = f"job:replay:{name}"
+    with site.client() as client, site.shards() as shards:
+        ledger = Ledger(client, LEDGER + name)
+        known = states(shards, boxes)
+        heads = {box: Place(state.generation, state.head_seq) for box, state in known.items()}
+        start: Offset = {
+            box: Place(state.generation, state.earliest_seq - 1 if from_seq is None else from_seq)
+            for box, state in known.items()
+        }
+        if from_ts is not None:
+            found = shards.locate(dict.fromkeys(boxes, from_ts))
+            start = {box: Place(gen, seq - 1) for box, (gen, seq) in found.items()}
+        examined = records = steps = 0
+        for entry in ledger.entries:
+            start |= offsets.load(entry["end"])
+        for box, state in known.items():
+            start[box] = Place(state.generation, continued(box, state, start[box], on_gap))
+        if dry_run:
+            waiting = sum(offsets.pending(start, heads).values())
+            return Replay(name, waiting, 0, -(-waiting // step_records), _cursors(start), is_dry=True)
+
+        def run(entry: dict[str, Any]) -> None:
+            nonlocal examined, records, steps
+            begin, end = offsets.load(entry["start"]), offsets.load(entry["end"])
+            rows = site.frame(
+                spark,
+                {box: begin[box].seq for box in end},
+                {box: place.seq for box, place in end.items()},
+                on_gap=on_gap,
+            )
+            sent = _shaped(rows, where, transform, to=to, keep_ts=keep_ts, with_source=with_source)
+            more: dict[str, Any] = {"box": to} if to is not None else {}
+            records += site.write(sent, writer=writer, epoch=entry["step"], node=node, **more)
+            examined += sum(offsets.pending(begin, end).values())
+            steps += 1
+
+        if ledger.entries and ledger.entries[-1]["step"] > done_epoch(shards, writer):
+            run(ledger.entries[-1])
+        while offsets.pending(start, heads):
+            end = offsets.admit(start, heads, step_records)
+            entry = {"step": len(ledger.entries), "start": offsets.dump(start), "end": offsets.dump(end)}
+            ledger.append([entry])
+            run(entry)
+            start = end
+    return Replay(name, examined, records, steps, _cursors(start))
+
+
+def _cursors(start: Offset) -> dict[str, int]:
+    return {box: place.seq for box, place in sorted(start.items())}
+
+
+def _shaped(
+    rows: DataFrame,
+    where: str | None,
+    transform: Callable[[DataFrame], DataFrame] | None,
+    *,
+    to: str | None,
+    keep_ts: bool,
+    with_source: bool,
+) -> DataFrame:
+    rows = rows.filter("data is not null")
+    if "gap" in rows.columns:
+        rows = rows.drop("gap")
+    if where is not None:
+        rows = rows.filter(where)
+    if transform is not None:
+        return transform(rows)
+    wanted = [sql.col("data"), sql.col("tag"), sql.col("meta")]
+    if with_source:
+        source = sql.concat(sql.lit('{"src":"'), sql.col("box"), sql.lit(":"), sql.col("seq"), sql.lit('"}'))
+        wanted[2] = source.alias("meta")
+    if keep_ts:
+        wanted.append(sql.col("ts"))
+    if to is None:
+        wanted.append(sql.col("box"))
+    # In the order of the source: what one task has stands in the destination as it stood there.
+    return rows.select(*wanted)

@@ -1,0 +1,158 @@
+"""What every job needs: the server, frames of its boxes, and the job's ledger.
+
+A ledger is a box with a record for each step that a job has decided on, written before the step is taken. It
+is appended to at an expected seq, so two runs of one job cannot both go on: the second is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as sql
+
+from streams.client._sync.client import Client
+from streams.client.answers import Record
+from streams.client.retry import Retry
+from streams.direct import BoxPosition, Shards
+from streams.protocol.errors import BoxNotFound, Refused, SeqMismatch
+from streams.spark.gaps import Gap, GapError
+from streams.spark.offsets import Place
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+#: A server that is started again is back well within it.
+_RETRY = Retry(total_s=60)
+
+SCHEMA = "box string, seq bigint, ts timestamp, data string, tag string, node string, meta string"
+
+
+class JobRefused(Refused):
+    """The job cannot run like this."""
+
+    code = "job_refused"
+
+
+@dataclass(frozen=True)
+class Site:
+    """A server, and how a job reaches it."""
+
+    url: str | None = None
+    key: str | None = field(default=None, repr=False)
+
+    def client(self) -> Client:
+        return Client(self.url, key=self.key, retry=_RETRY)
+
+    def shards(self) -> Shards:
+        return Shards(self.url, key=self.key, retry=_RETRY)
+
+    def options(self) -> dict[str, str]:
+        with self.client() as client:  # which resolves the address as everything else does
+            found = {"url": client.url}
+        return found | ({"token": self.key} if self.key else {})
+
+    def frame(
+        self,
+        spark: SparkSession,
+        start: Mapping[str, int],
+        end: Mapping[str, int],
+        *,
+        on_gap: str = "fail",
+        **options: object,
+    ) -> DataFrame:
+        """What these boxes hold after `start` and up to `end`."""
+        reader = spark.read.format("streams").options(**self.options())
+        reader = reader.option("onGap", on_gap).option("maxBoxes", max(1000, len(end)))
+        reader = reader.option("startingOffsets", json.dumps(dict(start)))
+        reader = reader.option("endingOffsets", json.dumps(dict(end)))
+        for name, value in options.items():
+            reader = reader.option(name, str(value))
+        return reader.load(",".join(end))
+
+    def write(self, rows: DataFrame, *, writer: str, epoch: int, **options: object) -> int:
+        """Each row once for this writer and epoch, however often it is run. How many rows were sent."""
+        from pyspark.sql import Observation
+
+        seen = Observation()
+        sink = rows.observe(seen, sql.count(sql.lit(1)).alias("rows")).write.format("streams")
+        sink = sink.options(**self.options()).option("txnAppId", writer).option("txnVersion", str(epoch))
+        for name, value in options.items():
+            sink = sink.option(name, str(value))
+        sink.mode("append").save()
+        return int(seen.get["rows"])
+
+
+def states(shards: Shards, boxes: Sequence[str]) -> dict[str, BoxPosition]:
+    """Of all of these boxes; `BoxNotFound` names those that are not there."""
+    if not boxes:
+        raise JobRefused("no box is named")
+    found = {each.box: each for each in shards.states(boxes=list(boxes))}
+    missing = [box for box in boxes if box not in found]
+    if missing:
+        raise BoxNotFound(f"there is no box {', '.join(missing)}", boxes=missing)
+    return found
+
+
+def done_epoch(shards: Shards, writer: str) -> int:
+    """The last epoch that every shard has committed; -1 when there is none."""
+    found = []
+    for shard in range(shards.count):
+        marks = [mark for mark in shards.txn_list(shard, prefix=writer).marks if mark.writer == writer]
+        found.append(marks[0].epoch if marks else -1)
+    return min(found)
+
+
+def continued(box: str, state: BoxPosition, place: Place, on_gap: str) -> int:
+    """Where to go on after `place`: a box that was made anew is loss, and then begins at 0."""
+    if state.generation == place.gen:
+        return place.seq
+    if on_gap == "fail":
+        raise GapError.of(Gap(box, 1, state.head_seq, "recreated", None))
+    return 0
+
+
+class Ledger:
+    def __init__(self, client: Client, box: str) -> None:
+        self._box = client.box(box)
+        self.entries: list[dict[str, Any]] = []
+        self._next_seq = 1
+        self._is_there = self._box.exists()
+        if self._is_there:
+            for item in self._box.read(0):
+                if isinstance(item, Record):
+                    self.entries.append(item.data)
+            self._next_seq = self._box.position().next_seq
+
+    def __repr__(self) -> str:
+        return f"<Ledger {self._box.name}, {len(self.entries)} entries>"
+
+    def append(self, entries: Iterable[dict[str, Any]]) -> None:
+        """All of them or none. `JobRefused` when somebody else has appended since it was read."""
+        new = list(entries)
+        if not self._is_there:
+            self._box.create(durability="fsync")
+            self._is_there = True
+        try:
+            appended = self._box.append_batch(new, match_seq=self._next_seq)
+        except SeqMismatch as error:
+            raise JobRefused(
+                f"another run of this job has written to {self._box.name} meanwhile; start again when it "
+                f"has ended"
+            ) from error
+        self.entries += new
+        self._next_seq = appended.last_seq + 1
+
+
+def summary(rows: DataFrame, *more: str) -> DataFrame:
+    """For each box: how many, from where to where, and a number that changes with any field of any record."""
+    fingerprint = sql.bit_xor(sql.xxhash64("seq", "ts", "data", "tag", "node", "meta"))
+    return rows.groupBy("box", *more).agg(
+        sql.count(sql.lit(1)).alias("records"),
+        sql.count_distinct("seq").alias("seqs"),
+        sql.min("seq").alias("first_seq"),
+        sql.max("seq").alias("last_seq"),
+        fingerprint.alias("fingerprint"),
+    )

@@ -1,0 +1,67 @@
+"""One Spark and one server of four shards for all tests that need them. A failed task is tried again, as on a
+cluster (`local[2,3]`)."""
+
+from __future__ import annotations
+
+import os
+import re
+import uuid
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+import streams
+from streams.testing import Server, running_server
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    with running_server(shards=4) as found:
+        yield found
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[streams.Client]:
+    with streams.Client(server.url) as found:
+        yield found
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    """A box that nobody else uses, and that says whose it is."""
+    words = re.sub(r"[^a-z0-9]+", "-", request.node.originalname.removeprefix("test_").lower())
+    return f"{words[:40].strip('-')}.{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    from streams.spark.sessions import session
+    from tests.spark.numbered import Numbered
+
+    # Short-lived: the second compiler and a collector for many cores only cost here.
+    os.environ["SPARK_SUBMIT_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    folder = tmp_path_factory.mktemp("spark")
+    found = session(
+        master="local[2,3]",
+        config={
+            "spark.sql.shuffle.partitions": 2,
+            "spark.default.parallelism": 2,
+            "spark.sql.adaptive.enabled": "false",
+            # Each plan runs once: interpreting it is quicker than compiling it.
+            "spark.sql.codegen.wholeStage": "false",
+            "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+            "spark.driver.memory": "1g",
+            "spark.local.dir": folder,
+            "spark.sql.warehouse.dir": folder / "warehouse",
+            "spark.sql.python.filterPushdown.enabled": "true",
+        },
+    )
+    # What a test makes fail on purpose is not for the eye.
+    found.sparkContext.setLogLevel("OFF")
+    found.dataSource.register(Numbered)
+    yield found
+    found.stop()

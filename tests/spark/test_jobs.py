@@ -1,0 +1,348 @@
+"""The jobs over boxes: exact, once, and going on where they were stopped.
+
+Method: real Spark, real server. A run that is killed is one that stops at the worst place: after its files
+and before its ledger, after its transaction and before its footer.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql import functions as sql
+
+import streams
+from streams.client.answers import Entry, Record
+from streams.spark import jobs
+from streams.spark.gaps import GapError
+from streams.spark.jobs.plainly import our_error
+from streams.spark.jobs.site import JobRefused, Ledger, Site
+from streams.testing import Server
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class Killed(Exception):
+    """In place of a SIGKILL."""
+
+
+def stop(*_: Any, **__: Any) -> None:
+    raise Killed
+
+
+def filled(client: streams.Client, box: str, first: int, last: int) -> None:
+    entries = [Entry({"n": n}, tag=f"k{n % 4}", meta={"m": n} if n % 2 else None) for n in range(first, last)]
+    client.box(box).append_batch(entries)
+
+
+def data(client: streams.Client, box: str) -> list[Any]:
+    return [item.data for item in client.box(box).read() if isinstance(item, Record)]
+
+
+def test_an_archive_goes_on_where_it_was_and_audit_proves_it(
+    spark: SparkSession,
+    server: Server,
+    client: streams.Client,
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    boxes, where = [f"{name}.a", f"{name}.b"], str(tmp_path / "archive")
+    filled(client, boxes[0], 0, 50)
+    filled(client, boxes[1], 0, 20)
+    planned = jobs.archive(spark, boxes, where, name=name, url=server.url, dry_run=True)
+    assert (planned.records, planned.is_dry, (tmp_path / "archive").exists()) == (70, True, False)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Ledger, "append", stop)
+        with pytest.raises(Killed):
+            jobs.archive(spark, boxes, where, name=name, url=server.url)
+    assert len(list((tmp_path / "archive").iterdir())) == 1, "files that nobody knows of"
+    first = jobs.archive(spark, boxes, where, name=name, url=server.url)
+    assert first.records == 70 and first.trimmed == 0
+    filled(client, boxes[0], 50, 60)
+    client.box(boxes[0]).delete(match="k3")
+    second = jobs.archive(spark, boxes, where, name=name, url=server.url, trim=True)
+    assert [(each.box, each.first, each.last, each.records) for each in second.ranges] == [
+        (boxes[0], 51, 60, 7)
+    ]
+    assert client.box(boxes[0]).state().count == 0, "trimmed"
+    filled(client, boxes[0], 60, 65)
+
+    everything = jobs.read_all(spark, name, boxes, url=server.url)
+    found = {
+        row["box"]: sorted(row["seqs"])
+        for row in everything.groupBy("box").agg(sql.collect_list("seq").alias("seqs")).collect()
+    }
+    assert found[boxes[1]] == list(range(1, 21))
+    assert found[boxes[0]] == [*range(1, 51), *[n + 1 for n in range(50, 60) if n % 4 != 3], *range(61, 66)]
+
+    audited = jobs.audit(spark, boxes, archive=name, url=server.url)
+    assert audited.ok and audited.findings == []
+    (victim,) = list(Path(second.ranges[0].folder).rglob("*.parquet"))[:1]
+    victim.unlink()
+    audited = jobs.audit(spark, boxes, archive=name, url=server.url)
+    assert not audited.ok and "the ledger says 7" in audited.findings[0]
+
+
+def test_an_archive_refuses_what_is_lost_unless_told_and_then_notes_it(
+    spark: SparkSession, server: Server, client: streams.Client, name: str, tmp_path: Path
+) -> None:
+    client.box(name).create(cap_records=10)
+    filled(client, name, 0, 10)
+    jobs.archive(spark, [name], str(tmp_path), name=name, url=server.url)
+    filled(client, name, 10, 20)
+    filled(client, name, 20, 28)
+    with pytest.raises(GapError, match=f"{name} has lost records 11 to 18"):
+        jobs.archive(spark, [name], str(tmp_path), name=name, url=server.url)
+    done = jobs.archive(spark, [name], str(tmp_path), name=name, url=server.url, on_gap="emit")
+    assert done.records == 10 and (done.ranges[0].gaps[0]["from"], done.ranges[0].gaps[0]["to"]) == (11, 18)
+    audited = jobs.audit(spark, [name], archive=name, url=server.url)
+    assert audited.findings == [f"{name}: lost before it was archived: 11 to 18"]
+
+
+def test_a_backfill_takes_each_file_once_and_names_bad_lines_before(
+    spark: SparkSession,
+    server: Server,
+    client: streams.Client,
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for number in range(3):
+        lines = [f'{{"n": {n}, "price": 1.10}}' for n in range(10 * number, 10 * number + 10)]
+        (tmp_path / f"{number}.json").write_text("\n".join(lines) + "\n\n")
+    (tmp_path / "3.json").write_text('{"n": \n')
+
+    def run(**more: Any) -> jobs.Backfill:
+        return jobs.backfill(
+            spark,
+            str(tmp_path),
+            name=name,
+            box=name,
+            url=server.url,
+            tag="get_json_object(data, '$.n')",
+            files_per_group=2,
+            **more,
+        )
+
+    tried = run(dry_run=True)
+    assert (tried.files, tried.records, tried.groups, tried.groups_done_before) == (4, 31, 2, 0)
+    assert [(Path(file).name, text) for file, text in tried.bad] == [("3.json", '{"n": ')]
+    assert not client.box(name).exists()
+    (tmp_path / "3.json").unlink()
+
+    real: Any = Site.write
+    written: list[Any] = []
+
+    def once(self: Any, rows: Any, **more: Any) -> int:
+        if written:
+            raise Killed
+        written.append(more)
+        return int(real(self, rows, **more))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Site, "write", once)
+        with pytest.raises(Killed):
+            run()
+    assert client.box(name).state().count == 20
+    done = run()
+    assert (done.records, done.groups, done.groups_done_before) == (10, 2, 1)
+    assert run().records == 0
+    records = [item for item in client.box(name).read() if isinstance(item, Record)]
+    assert sorted(item.data["n"] for item in records) == list(range(30))
+    assert all(item.tag == str(item.data["n"]) and item.node == "backfill" for item in records)
+    assert '"price": 1.10' in bytes(client.box(name).raw_page(from_seq=0).records[0]).decode(), "digits stay"
+    with pytest.raises(JobRefused, match="give either a box"):
+        jobs.backfill(spark, str(tmp_path), name=name, url=server.url)
+
+
+def test_a_backfill_from_parquet_makes_a_record_of_each_row(
+    spark: SparkSession, server: Server, client: streams.Client, name: str, tmp_path: Path
+) -> None:
+    client.box(f"{name}.1").create(timestamping={"mode": "client-prefer", "uncapped": False})
+    rows = spark.createDataFrame(
+        [(1, "a", 1000), (1, "b", 2000), (2, "c", 3000)], "shop int, what string, at long"
+    )
+    rows.coalesce(1).write.parquet(str(tmp_path / "in"))
+    jobs.backfill(
+        spark,
+        str(tmp_path / "in"),
+        name=name,
+        format="parquet",
+        box_column=f"concat('{name}.', shop)",
+        ts="timestamp_millis(at)",
+        url=server.url,
+    )
+    found = [item for item in client.box(f"{name}.1").read() if isinstance(item, Record)]
+    assert [(item.data, item.ts) for item in found] == [
+        ({"shop": 1, "what": "a", "at": 1000}, 1000),
+        ({"shop": 1, "what": "b", "at": 2000}, 2000),
+    ]
+    assert data(client, f"{name}.2") == [{"shop": 2, "what": "c", "at": 3000}]
+
+
+def test_a_replay_copies_what_is_wanted_once_and_goes_on(
+    spark: SparkSession,
+    server: Server,
+    client: streams.Client,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source, target = f"{name}.from", f"{name}.to"
+    filled(client, source, 0, 40)
+
+    def run(**more: Any) -> jobs.Replay:
+        return jobs.replay(
+            spark,
+            [source],
+            target,
+            name=name,
+            url=server.url,
+            where="tag in ('k1', 'k2')",
+            with_source=True,
+            step_records=25,
+            **more,
+        )
+
+    assert run(dry_run=True).examined == 40 and not client.box(target).exists()
+    with monkeypatch.context() as patched:
+        patched.setattr(Site, "write", stop)
+        with pytest.raises(Killed):
+            run()
+    filled(client, source, 40, 44)
+    done = run()
+    # The step that was decided on is taken as it was, and then what is there now.
+    assert (done.examined, done.records, done.steps) == (44, 22, 2)
+    copies = [item for item in client.box(target).read() if isinstance(item, Record)]
+    assert sorted(item.data["n"] for item in copies) == [n for n in range(44) if n % 4 in (1, 2)]
+    assert all(item.meta == {"src": f"{source}:{item.data['n'] + 1}"} for item in copies)
+    assert {item.node for item in copies} == {"replay"}
+    assert run().steps == 0
+
+    def doubled(rows: Any) -> Any:
+        return rows.selectExpr(f"'{name}.new' as box", "to_json(struct(seq * 2 as twice)) as data")
+
+    jobs.replay(spark, [source], name=f"{name}.2", url=server.url, transform=doubled, from_seq=40)
+    assert sorted(each["twice"] for each in data(client, f"{name}.new")) == [82, 84, 86, 88]
+    audited = jobs.audit(spark, [target], against=f"{name}.new", url=server.url)
+    assert audited.findings == [
+        f"22 records of {target} are missing in {name}.new",
+        f"4 records of {name}.new are not in {target}, or are there more often",
+    ]
+
+
+def test_a_rollup_counts_each_record_once_over_several_runs(
+    spark: SparkSession, server: Server, client: streams.Client, name: str, tmp_path: Path
+) -> None:
+    minute = 60_000
+    client.box(name).create(timestamping={"mode": "client-require", "uncapped": True})
+
+    def add(*minutes: float) -> None:
+        client.box(name).append_batch([Entry({"v": 1}, tag="x", ts=int(at * minute)) for at in minutes])
+
+    def run() -> jobs.Rollup:
+        return jobs.rollup(
+            spark,
+            [name],
+            f"{name}.sums",
+            checkpoint=str(tmp_path / "checkpoint"),
+            window="5 minutes",
+            aggregates={"orders": "count(*)", "total": "sum(cast(get_json_object(data, '$.v') as int))"},
+            by="tag",
+            url=server.url,
+        )
+
+    add(1, 2, 7)
+    assert (run().examined, client.box(f"{name}.sums").config().compact) == (3, "tag")
+    add(8, 8.5, 11)
+    run()
+    newest = {item.tag: item.data for item in client.box(f"{name}.sums").read() if isinstance(item, Record)}
+    assert {tag: (each["orders"], each["total"]) for tag, each in newest.items()} == {
+        "x|1970-01-01T00:00:00Z": (2, 2),
+        "x|1970-01-01T00:05:00Z": (3, 3),
+        "x|1970-01-01T00:10:00Z": (1, 1),
+    }
+    with pytest.raises(JobRefused, match="closed_only needs late"):
+        jobs.rollup(
+            spark,
+            [name],
+            name,
+            checkpoint="",
+            window="1 hour",
+            aggregates={"n": "count(*)"},
+            closed_only=True,
+        )
+
+
+def test_a_snapshot_and_what_follows_it_are_the_whole_story(
+    spark: SparkSession,
+    server: Server,
+    client: streams.Client,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    box = client.box(name)
+
+    def state() -> dict[str, Any]:
+        """As a reader gets it: the snapshot, and then what follows."""
+        rows, cursor = jobs.read_snapshot(spark, name, url=server.url)
+        found = {row["tag"]: json.loads(row["data"]) for row in rows.collect()}
+        for item in box.read(cursor):
+            assert isinstance(item, Record) and item.tag is not None
+            found[item.tag] = item.data
+        return {tag: value for tag, value in found.items() if value is not None}
+
+    with pytest.raises(streams.Refused, match="there is no box"):
+        jobs.snapshot(spark, name, url=server.url)
+    box.append_batch([Entry(n, tag=f"k{n % 5}") for n in range(20)])
+    assert jobs.snapshot(spark, name, url=server.url, dry_run=True).cursor == 20
+    with pytest.raises(JobRefused, match="there is no snapshot"):
+        state()
+    first = jobs.snapshot(spark, name, url=server.url, trim=True)
+    assert (first.cursor, first.keys, first.trimmed) == (20, 5, 20)
+    box.append_batch([Entry("new", tag="k1"), Entry(None, tag="k2"), Entry("more", tag="k9")])
+    expected = {"k0": 15, "k1": "new", "k3": 18, "k4": 19, "k9": "more"}
+    assert state() == expected
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sys.modules["streams.spark.jobs.snapshot"], "_close", stop)
+        with pytest.raises(Killed):
+            jobs.snapshot(spark, name, url=server.url, trim=True)
+    assert state() == expected, "the old snapshot still stands"
+    box.append_batch([Entry("late", tag="k0")])
+    second = jobs.snapshot(spark, name, url=server.url, trim=True)
+    assert (second.cursor, second.keys) == (24, 5)
+    assert state() == expected | {"k0": "late"}
+    assert jobs.snapshot(spark, name, url=server.url).cursor == 24
+    assert client.box(f"{name}.snap").state().count == 6, "five keys and a footer"
+    box.append({"n": 1})
+    with pytest.raises(JobRefused, match="without a tag"):
+        jobs.snapshot(spark, name, url=server.url)
+
+
+def test_audit_says_what_is_lost(
+    spark: SparkSession, server: Server, client: streams.Client, name: str
+) -> None:
+    client.box(name).create(cap_records=10)
+    filled(client, name, 0, 8)
+    filled(client, name, 8, 16)
+    client.box(name).delete(match="k0")
+    audited = jobs.audit(spark, [name], url=server.url)
+    (box,) = audited.boxes
+    assert (box.records, box.holes) == (8, 2) and audited.findings == [
+        f"{name} has lost records 1 to 6 (cap)"
+    ]
+    with pytest.raises(JobRefused, match="there is no archive"):
+        jobs.audit(spark, [name], archive="none", url=server.url)
+
+
+def test_an_error_of_ours_is_found_in_a_traceback() -> None:
+    text = "Traceback:\n  File\nstreams.spark.gaps.GapError: a has lost records 1 to 2 (cap). To\n SQLSTATE"
+    found = our_error(text)
+    assert isinstance(found, GapError) and found.message == "a has lost records 1 to 2 (cap). To"
+    assert our_error("ValueError: no") is None and our_error("streams.other.Thing: no") is None

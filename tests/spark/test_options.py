@@ -1,0 +1,121 @@
+"""Options of the data source: what is taken, what is refused and how it is said. Needs no Spark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from streams.protocol.matches import Match
+from streams.spark import options
+from streams.spark.options import BATCH, OPTIONS, STREAM, STREAM_WRITE, WRITE, BadOption, reading, writing
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "spark.md"
+
+
+def test_a_read_needs_nothing_but_its_boxes() -> None:
+    found = reading({"path": "orders, refunds,orders"}, BATCH)
+    assert found.boxes == ("orders", "refunds")
+    assert found.starting == "earliest" and found.ending == "latest" and found.on_gap == "fail"
+    assert reading({"path": "orders"}, STREAM).starting == "latest"
+
+
+def test_names_that_other_connectors_have_are_understood_in_any_case() -> None:
+    given = {"SUBSCRIBE": "a", "maxoffsetspertrigger": "5", "IncludeHeaders": "false"}
+    found = reading(given, STREAM)
+    assert (found.boxes, found.max_records, found.include_meta) == (("a",), 5, False)
+
+
+def test_which_boxes_are_wanted() -> None:
+    assert [box for box in ("a", "b", "ab") if reading({"path": "a,b"}, BATCH).wants(box)] == ["a", "b"]
+    pattern = reading({"subscribePattern": "a.?"}, BATCH)
+    assert [box for box in ("a", "ab", "abc", "ba") if pattern.wants(box)] == ["a", "ab"]
+    prefix = reading({"subscribePrefix": "a"}, BATCH)
+    assert [box for box in ("a", "ab", "ba") if prefix.wants(box)] == ["a", "ab"]
+
+
+@pytest.mark.parametrize(
+    ("given", "place", "said"),
+    [
+        ({"path": "a", "startingOfsets": "latest"}, BATCH, "did you mean startingOffsets?"),
+        ({"path": "a", "zzzzzz": "1"}, BATCH, "zzzzzz: there is no such option of a batch read"),
+        ({"path": "a", "txnAppId": "x"}, BATCH, "txnAppId: is an option of a batch write and a stream write"),
+        ({}, BATCH, "exactly one of subscribe"),
+        ({"path": "a", "subscribePrefix": "b"}, BATCH, "subscribe and subscribePrefix"),
+        ({"path": "a", "subscribe": "b"}, BATCH, "subscribe: given twice, as path and as subscribe"),
+        ({"path": "a/b"}, BATCH, "subscribe: 'a/b'"),
+        ({"subscribePattern": "("}, BATCH, "is not a regular expression"),
+        ({"path": "a", "failOnDataLoss": "perhaps"}, BATCH, "'perhaps' must be true or false"),
+        ({"path": "a", "minPartitions": "0"}, BATCH, "minPartitions: '0' must be at least 1"),
+        ({"path": "a", "minPartitions": "many"}, BATCH, "must be a whole number"),
+        ({"path": "a", "onGap": "hide"}, BATCH, "must be one of fail, emit, skip"),
+        ({"path": "a", "onGap": "emit", "failOnDataLoss": "true"}, BATCH, "contradict each other"),
+        ({"path": "a", "startingOffsets": "latest", "startingTimestamp": "1"}, BATCH, "give one of them"),
+        ({"path": "a", "startingOffsets": '{"a": -3}'}, BATCH, "a seq is at least 0"),
+        ({"path": "a", "startingOffsets": '{"a": "x"}'}, BATCH, 'such as {"orders": 41}'),
+        ({"path": "a", "startingOffsetsByTimestamp": "7"}, BATCH, 'such as {"orders": 1700000000000}'),
+        ({"path": "a", "endingOffsets": "earliest"}, BATCH, "endingOffsets: must be latest, or JSON"),
+        ({"path": "a", "startingTimestamp": "yesterday"}, BATCH, "an ISO time"),
+        ({"path": "a", "maxTriggerDelay": "soon"}, STREAM, "must be a time such as 500ms"),
+        ({"path": "a", "match": "a*b"}, BATCH, "match: 'a*b' must be a tag"),
+        ({"txnAppId": "x"}, WRITE, "txnAppId and txnVersion go together"),
+        ({"txnAppId": "x", "txnVersion": "1", "delivery": "append"}, WRITE, "delivery=append"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_refused_by_name(given: dict[str, str], place: str, said: str) -> None:
+    with pytest.raises(BadOption) as refused:
+        (reading if place in (BATCH, STREAM) else writing)(given, place)
+    assert said in refused.value.message
+
+
+def test_loss_fails_unless_the_user_says_otherwise() -> None:
+    assert reading({"path": "a", "failOnDataLoss": "false"}, BATCH).on_gap == "skip"
+    assert reading({"path": "a", "onGap": "EMIT"}, BATCH).on_gap == "emit"
+    assert reading({"path": "a", "onGap": "emit", "failOnDataLoss": "false"}, BATCH).on_gap == "emit"
+
+
+def test_times_are_milliseconds_or_iso_in_utc() -> None:
+    def start(text: str) -> object:
+        return reading({"path": "a", "startingTimestamp": text}, BATCH).starting_ms
+
+    assert start("1700000000000") == start("2023-11-14T22:13:20") == start("2023-11-14T23:13:20+01:00")
+    by_box = reading({"path": "a", "startingOffsetsByTimestamp": '{"a": 5}'}, BATCH)
+    assert by_box.starting_ms == {"a": 5}
+    assert reading({"path": "a", "maxTriggerDelay": "2m"}, STREAM).max_delay_ms == 120_000
+    assert reading({"path": "a", "maxTriggerDelay": "7"}, STREAM).max_delay_ms == 7
+
+
+def test_a_filter_by_tag_has_one_trailing_star() -> None:
+    assert reading({"path": "a", "match": "user-*"}, BATCH).match == Match("user-", is_prefix=True)
+    assert reading({"path": "a", "match": "user-1"}, BATCH).match == Match("user-1")
+
+
+def test_a_write_has_defaults_for_all() -> None:
+    found = writing({"path": "orders", "checkpointLocation": "/where", "queryName": "copy"}, STREAM_WRITE)
+    assert (found.box, found.delivery, found.node, found.app_id) == ("orders", "txn", "spark", None)
+    assert writing({"txnAppId": "nightly", "txnVersion": "7"}, WRITE).version == 7
+    assert writing({"node": ""}, WRITE).node == ""
+
+
+def test_a_key_is_looked_up_where_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "key"
+    file.write_text("from-file\n")
+    monkeypatch.setenv("THE_KEY", "from-env")
+    assert reading({"path": "a"}, BATCH).server.key() is None
+    assert reading({"path": "a", "token": "plain"}, BATCH).server.key() == "plain"
+    assert "plain" not in repr(reading({"path": "a", "token": "plain"}, BATCH))
+    assert reading({"path": "a", "tokenEnv": "THE_KEY"}, BATCH).server.key() == "from-env"
+    assert reading({"path": "a", "tokenFile": str(file)}, BATCH).server.key() == "from-file"
+    with pytest.raises(BadOption, match="there is no variable NO_KEY here"):
+        reading({"path": "a", "tokenEnv": "NO_KEY"}, BATCH).server.key()
+    with pytest.raises(BadOption, match="tokenFile: /no/where: No such file"):
+        reading({"path": "a", "tokenFile": "/no/where"}, BATCH).server.key()
+
+
+def test_the_reference_page_has_the_table_of_options() -> None:
+    assert options.markdown() in PAGE.read_text(), "run `make docs`"
+
+
+def test_every_option_has_a_place_and_a_meaning() -> None:
+    for option in OPTIONS:
+        assert option.places and option.help.endswith("."), option.name

@@ -1,0 +1,75 @@
+"""`streams pipeline …` as it is typed, and the pages about Spark: every example runs.
+
+Method: the verbs run in this process, on the session that is there; the page's blocks run in order in one
+namespace, with the address and the folder of the page replaced by those of the test.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import streams
+from tests.support.cli_page import commands
+from streams.cli import cli
+from streams.cli.verbs import examples_of
+from streams.testing import Server, running_server
+from tests.support.commands import in_process
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+JOBS = {name: command for name, command in commands(cli, "streams") if name.startswith("streams pipeline ")}
+PAGE = Path(__file__).parents[2] / "docs" / "howto" / "spark.md"
+BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
+
+
+@pytest.mark.parametrize("verb", JOBS)
+def test_each_example_of_a_job_works_as_typed(
+    verb: str, spark: SparkSession, server: Server, client: streams.Client, tmp_path: Path
+) -> None:
+    for box in list(client.boxes()):
+        client.box(box.box).drop()
+    client.box("orders").append_batch([streams.Entry({"item": n}, tag="kitchen") for n in range(3)])
+    (tmp_path / "orders.ndjson").write_text('{"item": 1}\n{"item": 2}\n')
+    environ = {**os.environ, "STREAMS_URL": server.url, "XDG_CONFIG_HOME": str(tmp_path)}
+    assert examples_of(JOBS[verb])
+    for line in examples_of(JOBS[verb]):
+        dry = () if verb.endswith("audit") else ("--dry-run",)
+        for more in (dry, ("--json",)):
+            ran = in_process([*shlex.split(line)[1:], *more], environ, tmp_path)
+            assert ran.returncode == 0, f"{line}\n{ran.stdout!r}\n{ran.stderr!r}"
+            assert json.loads(ran.stdout)
+
+
+def test_a_job_that_finds_damage_or_loss_says_so_by_its_exit_code(
+    spark: SparkSession, server: Server, client: streams.Client, name: str, tmp_path: Path
+) -> None:
+    client.box(name).create(cap_records=5)
+    for _ in range(2):
+        client.box(name).append_batch([streams.Entry(n, tag="t") for n in range(4)])
+    environ = {**os.environ, "STREAMS_URL": server.url, "XDG_CONFIG_HOME": str(tmp_path)}
+    audited = in_process(["pipeline", "audit", name], environ, tmp_path)
+    assert audited.returncode == 6 and b"has lost records 1 to 3" in audited.stdout
+    lost = in_process(
+        ["pipeline", "replay", name, "--to", "x", "--name", name, "--from", "0"], environ, tmp_path
+    )
+    assert lost.returncode == 2 and b"(records_lost)" in lost.stderr and b"--skip-gaps" in lost.stderr
+
+
+def test_the_how_to_runs_from_its_first_block_to_its_last(spark: SparkSession, tmp_path: Path) -> None:
+    blocks = BLOCK.findall(PAGE.read_text())
+    assert len(blocks) >= 8
+    with running_server(shards=2) as server:
+        found: dict[str, object] = {}
+        for block in blocks:
+            text = block.replace("http://127.0.0.1:4000", server.url).replace(
+                "/tmp/spark-how-to", str(tmp_path)
+            )
+            exec(compile(text, str(PAGE), "exec"), found)

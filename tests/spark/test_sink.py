@@ -1,0 +1,182 @@
+"""What tasks send and what the driver commits, against a real server and without a JVM: these are the
+functions that Spark's writers are made of. (Through Spark itself: `test_round_trips.py`.)"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import streams
+from streams.client.answers import Record
+from streams.client.errors import Unreachable
+from streams.direct import Shards, Txn
+from streams.protocol.errors import BoxNotFound, InvalidRequest, WriterConflict
+from streams.spark import reads, sink
+from streams.spark.columns import COLUMNS
+from streams.spark.options import BATCH, WRITE, Writing, reading, writing
+from streams.spark.sink import PartialCommit, Sent
+from streams.testing import Server
+
+BOXES = 12
+
+
+def asked(server: Server, **options: str) -> Writing:
+    return writing({"url": server.url, **options}, WRITE)
+
+
+def batches(name: str, first: int, last: int) -> Iterator[pa.RecordBatch]:
+    """Row n goes to box n % BOXES, so all shards have some."""
+    for start in range(first, last, 100):
+        numbers = range(start, min(start + 100, last))
+        yield pa.RecordBatch.from_pydict(
+            {"box": [f"{name}.{n % BOXES}" for n in numbers], "data": [str(n) for n in numbers]}
+        )
+
+
+def found(client: streams.Client, name: str) -> list[int]:
+    boxes = [client.box(each.box) for each in client.boxes(f"{name}.")]
+    return sorted(item.data for box in boxes for item in box.read() if isinstance(item, Record))
+
+
+def test_rows_are_hidden_until_the_commit_and_only_those_it_names_are_shown(
+    server: Server, client: streams.Client, name: str
+) -> None:
+    write, txn = asked(server), Txn(name, 1)
+    first = sink.send(write, txn, batches(name, 0, 250))
+    sink.send(write, txn, batches(name, 0, 250))  # its twin: a speculative task, or an attempt that was lost
+    second = sink.send(write, txn, batches(name, 250, 300))
+    assert found(client, name) == []
+    assert pickle.loads(pickle.dumps(first)) == first and first.rows == 250 and len(first.chunks) == 4
+    assert sink.commit(write, [first, None, second]) == 300
+    assert found(client, name) == list(range(300))
+    with Shards(server.url) as shards:
+        held = [each for shard in range(4) for each in shards.txn_list(shard, prefix=name).held]
+    assert held == [], "what was not named is gone"
+
+
+def test_an_epoch_that_was_committed_changes_nothing_when_it_comes_again(
+    server: Server, client: streams.Client, name: str
+) -> None:
+    write = asked(server, txnAppId=name, txnVersion="3")
+    for epoch, expected in ((3, 40), (3, 40), (2, 40), (4, 80)):
+        txn = Txn(name, epoch)
+        sink.commit(write, [sink.send(write, txn, batches(name, 0, 40))])
+        assert len(found(client, name)) == expected
+
+
+def test_a_commit_that_some_shards_miss_says_so_and_the_rerun_adds_the_rest(
+    server: Server, client: streams.Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, txn = asked(server, commitTimeoutMs="0"), Txn(name, 7)
+    sent = sink.send(write, txn, batches(name, 0, 120))
+    real = Shards.txn_commit
+
+    def cut_off(self: Shards, shard: int, *args: Any, **more: Any) -> Any:
+        if shard in (1, 3):
+            raise Unreachable(f"shard {shard} is away")
+        return real(self, shard, *args, **more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Shards, "txn_commit", cut_off)
+        with pytest.raises(PartialCommit, match="not committed on 2 of 4 shards") as partial:
+            sink.commit(write, [sent])
+    assert partial.value.detail == {"writer": name, "epoch": 7, "shards": [1, 3]}
+    assert 0 < len(found(client, name)) < 120
+    sink.commit(
+        write, [sink.send(write, txn, batches(name, 60, 120)), sink.send(write, txn, batches(name, 0, 60))]
+    )
+    assert found(client, name) == list(range(120))
+
+
+def test_a_writer_belongs_to_one_query_until_it_is_taken_over(
+    server: Server, client: streams.Client, name: str
+) -> None:
+    """A checkpoint was deleted and `txnAppId` kept: batches begin at 0 again and would all be passed over."""
+    write = asked(server)
+    sink.commit(write, [sink.send(write, Txn(name, 5, "first-query"), batches(name, 0, 40))])
+    with pytest.raises(WriterConflict):
+        sink.send(write, Txn(name, 0, "second-query"), batches(name, 40, 80))
+    taken = Txn(name, 0, "second-query", True)
+    sink.commit(write, [sink.send(write, taken, batches(name, 40, 80))])
+    assert found(client, name) == list(range(80))
+
+
+def test_what_is_aborted_is_gone_and_a_server_that_is_away_does_not_hide_the_error(
+    server: Server, client: streams.Client, name: str
+) -> None:
+    write, txn = asked(server), Txn(name, 1)
+    sent = sink.send(write, txn, batches(name, 0, 40))
+    sink.abort(write, None, [None, sent])
+    with pytest.raises(streams.Refused, match="0 chunks are held"):
+        sink.commit(write, [sent])
+    sink.send(write, txn, batches(name, 0, 40))
+    sink.abort(write, txn, [None])
+    with Shards(server.url) as shards:
+        assert not any(shards.txn_list(shard, prefix=name).held for shard in range(4))
+    sink.abort(write, None, [None])
+    sink.abort(writing({"url": "http://127.0.0.1:1"}, WRITE), txn, [])
+    assert found(client, name) == []
+
+
+def test_delivery_append_is_there_at_once(server: Server, client: streams.Client, name: str) -> None:
+    write = asked(server, delivery="append")
+    sent = sink.send(write, Txn(name, 1), batches(name, 0, 40))
+    assert found(client, name) == list(range(40))
+    assert sink.commit(write, [sent]) == 40 and sent.chunks == ()
+    sink.abort(write, None, [sent])
+    client.box(f"{name}.full").create(cap_records=1, discard="reject")
+    client.box(f"{name}.full").append(0)
+    one = iter([pa.RecordBatch.from_pydict({"data": ["1"], "box": [f"{name}.full"]})])
+    with pytest.raises(streams.Refused, match=f"{name}.full: "):
+        sink.send(write, Txn(name, 2), one)
+
+
+def test_boxes_are_made_as_asked_or_not_at_all(server: Server, client: streams.Client, name: str) -> None:
+    client.box(f"{name}.0").create(durability="memory")
+    write = asked(server, durability="fsync")
+    sink.commit(write, [sink.send(write, Txn(name, 1), batches(name, 0, 300))])
+    made = {each.box[len(name) + 1 :]: each.durability for each in client.boxes(f"{name}.")}
+    assert made == {str(n): "memory" if n == 0 else "fsync" for n in range(BOXES)}
+    with pytest.raises(BoxNotFound):
+        sink.send(asked(server, create="false"), Txn(name, 2), batches(f"{name}.other", 0, 1))
+
+
+def test_a_row_that_is_no_json_fails_the_task_with_its_box(server: Server, name: str) -> None:
+    bad = pa.RecordBatch.from_pydict({"data": ['{"a": 1}', '{"a": '], "box": [name, name]})
+    with pytest.raises(InvalidRequest) as refused:
+        sink.send(asked(server), Txn(name, 1), iter([bad]))
+    assert name in refused.value.message or "row" in refused.value.message
+
+
+def test_nothing_to_commit_is_no_transaction(server: Server) -> None:
+    assert sink.commit(asked(server), []) == 0
+    assert sink.commit(asked(server), [None]) == 0
+
+
+def test_what_was_written_is_read_with_all_its_columns(
+    server: Server, client: streams.Client, name: str
+) -> None:
+    rows = [
+        {"data": '{"n":1.0}', "tag": "é", "node": None, "meta": '{"k":1}'},
+        {"data": " null", "tag": None, "node": "me", "meta": None},
+        {"data": '"x"', "tag": "t", "node": None, "meta": None},
+    ]
+    schema = pa.schema([(each, pa.utf8()) for each in ("data", "tag", "node", "meta")])
+    write = asked(server, box=name)
+    sent: Sent = sink.send(write, Txn(name, 1), iter([pa.RecordBatch.from_pylist(rows, schema)]))
+    sink.commit(write, [sent])
+    read = reading({"url": server.url, "path": name}, BATCH)
+    with Shards(server.url) as shards:
+        known = reads.heads(shards, read)
+        start, end = reads.start_of(shards, read, known), reads.end_of(shards, read, known)
+        (task,) = reads.plan(shards, read, start, end)
+    wanted = pa.schema([(each, COLUMNS[each]) for each in ("box", "seq", "data", "tag", "node", "meta")])
+    assert [row for batch in reads.pull(read, task, wanted) for row in batch.to_pylist()] == [
+        {"box": name, "seq": 1, "data": '{"n":1.0}', "tag": "é", "node": "spark", "meta": '{"k":1}'},
+        {"box": name, "seq": 2, "data": "null", "tag": None, "node": "me", "meta": None},
+        {"box": name, "seq": 3, "data": '"x"', "tag": "t", "node": "spark", "meta": None},
+    ]
