@@ -38,6 +38,7 @@ from shard.storage.store import Name, SegmentStore
 from shard.storage.wal import FILE_BYTES, FrameParts, Wal
 from streams.protocol.records import Batch
 from streams.protocol.routers import Router
+from streams.protocol.streams import Basin
 
 #: Frames are written to the log in groups of about this: one system call each, and little held twice.
 _GROUP_BYTES = 1 << 20
@@ -171,6 +172,8 @@ class ShardBuilder:
         self._not_recreated: dict[str, None] = {}
         self._routers: list[Router] = []
         self._last_router_number = 0
+        self._basins: list[Basin] = []
+        self._last_basin_number = 0
         #: Folders in which names were made and are not durable yet; at most one for each box.
         self._folders: dict[str, None] = {}
         disk.mkdir(directory)
@@ -238,9 +241,11 @@ class ShardBuilder:
         self._not_recreated.update(dict.fromkeys(names))
 
     def add_routers(self, state: ShardState) -> None:
-        """The register of routers, which the first shard has."""
+        """The registers of routers and of basins, which the first shard has."""
         self._routers += state.routers
         self._last_router_number = max(self._last_router_number, state.last_router_number)
+        self._basins += state.basins
+        self._last_basin_number = max(self._last_basin_number, state.last_basin_number)
 
     def finish(self, *, last_generation: int, boot_id: str, now_ms: int) -> None:
         """Makes everything durable."""
@@ -265,6 +270,8 @@ class ShardBuilder:
                 boxes=self._boxes,
                 routers=self._routers,
                 last_router_number=self._last_router_number,
+                basins=self._basins,
+                last_basin_number=self._last_basin_number,
             )
             content = frames.encode_state(state)
             snapshots.write(lsn, content)

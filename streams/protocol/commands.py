@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from streams.protocol import forwards
+from streams.protocol import forwards, streams
 from streams.protocol.boxes import BoxConfig, BoxPatch
 from streams.protocol.matches import Match as Match
 from streams.protocol.queues import GroupCommand, GroupReply, QueueCommand, QueueReply
@@ -79,6 +79,21 @@ class Follow(Diff, frozen=True, kw_only=True):
     awaits_box: bool = False
 
 
+class ReadStream(Diff, frozen=True, kw_only=True):
+    """Records from a number on (`from_seq`: see `sequenced.py`), or from a time, or so many before the end.
+
+    `begins` says that this is the first read of somebody, whose start is to be found and judged. `limit` and
+    `max_bytes`, in metered bytes, are exact: 0 is none at all.
+    """
+
+    tail_offset: int | None = None
+    clamp: bool = False
+    until: int | None = None
+    begins: bool = True
+    #: Whether a start at the very end is fine, because the reader would wait there or be content.
+    may_follow: bool = False
+
+
 class GetRecord(msgspec.Struct, frozen=True):
     box: str
     seq: int
@@ -142,6 +157,7 @@ Command = (
     | GroupCommand
     | forwards.Command
     | SessionCommand
+    | streams.Command
 )
 
 
@@ -266,4 +282,5 @@ Reply = (
     | GroupReply
     | forwards.Reply
     | SessionKept
+    | streams.Reply
 )
