@@ -23,6 +23,7 @@ from gateway.edge import FrontLimits, FrontName, serve_front
 from gateway.links import Link
 from gateway.placement import Placement
 from gateway.registrar import Registrar
+from gateway.s2.endpoints import S2
 from gateway.watch.service import Watch
 from streams import __version__, logs
 from streams.config import ChildArgs, ConfigError
@@ -41,6 +42,7 @@ async def run(arguments: ChildArgs) -> int:
         connections_max=-(-config.max_sse_connections // config.gateways),
         node_bytes_max=config.max_node_bytes,
     )
+    s2 = S2(dispatch, draining, drain_s=config.drain_ms / 1000)
     api = Api(
         dispatch,
         body_bytes_max=config.max_body_bytes,
@@ -48,6 +50,7 @@ async def run(arguments: ChildArgs) -> int:
         sockets=arguments.sockets,
         draining=draining,
         watch=watch,
+        s2=s2,
     )
     limits = FrontLimits(body_bytes_max=config.max_body_bytes, drain_s=config.drain_ms / 1000)
     front: FrontName = "hypercorn" if config.front == "hypercorn" else "edge"
@@ -57,6 +60,7 @@ async def run(arguments: ChildArgs) -> int:
         if arguments.index == 0:  # one of each is enough, and two would be in each other's way
             nursery.start_soon(Carrier(dispatch).run)
             nursery.start_soon(Registrar(dispatch).run)
+            nursery.start_soon(s2.housekeeping.run)
         nursery.start_soon(_watch_signals, draining)
         nursery.start_soon(_watch_parent, arguments.parent_fd, draining)
         await nursery.start(watch.run, draining)

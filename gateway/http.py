@@ -21,7 +21,7 @@ class Request:
     Header names are lower case; a header sent twice has its values joined with ", ".
     """
 
-    __slots__ = ("body", "headers", "method", "path", "query", "started_ns")
+    __slots__ = ("body", "headers", "incoming", "method", "path", "query", "started_ns")
 
     def __init__(
         self,
@@ -38,6 +38,8 @@ class Request:
         self.headers = headers
         self.body = body
         self.started_ns = started_ns
+        #: The body as it comes, where the answer is to begin before its end; `body` is empty then.
+        self.incoming: AsyncIterator[bytes] | None = None
 
     def __repr__(self) -> str:
         return f"<Request {self.method} {self.path} {len(self.body)} B>"

@@ -26,6 +26,8 @@ from gateway.edge_rules import request_id_of
 from gateway.errors import response_for
 from gateway.http import Request, Response
 from gateway.registrar import Registrar
+from gateway.s2.endpoints import PREFIX as S2_PREFIX
+from gateway.s2.endpoints import S2
 from gateway.watch.service import Watch
 from gateway.work import WorkStreams
 from streams.protocol.errors import InvalidRequest, MethodNotAllowed, NotFound, StreamsError
@@ -53,7 +55,9 @@ class Api:
         sockets: tuple[str, ...],
         draining: trio.Event,
         watch: Watch,
+        s2: S2,
     ) -> None:
+        self._s2 = s2
         registrar = Registrar(dispatch)
         boxes = Boxes(dispatch, registrar, body_bytes_max)
         records = Records(dispatch, body_bytes_max)
@@ -122,6 +126,8 @@ class Api:
         elif path.startswith(_ROUTER_PREFIX) and path != _ROUTER_PREFIX:
             name = path[len(_ROUTER_PREFIX) :]
             return self._pick(self._under_routers, request)(request, _decoded(name, "router"))
+        elif path.startswith(S2_PREFIX):
+            return self._s2.handle(request)
         else:
             plain = self._plain.get(path)
             if plain is not None:

@@ -128,8 +128,9 @@ class Basins:
             if len(page) == command.limit:
                 more = True
                 break
-            if name > command.after:
-                page.append(self.basins[name])
+            basin = self.basins[name]
+            if name > command.after and (basin.deleted_ms or not command.deleted):
+                page.append(basin)
         return self._answer(made, protocol.BasinPage(page, more))
 
     def _delete(self, command: protocol.DeleteBasin, now_ms: int, made: Made) -> Outcome:

@@ -26,11 +26,13 @@ from streams.protocol.commands import ReadStream
 from streams.protocol.errors import (
     CipherMismatch,
     FencingTokenMismatch,
+    InvalidRequest,
     PositionUnwritten,
     ResourceAlreadyExists,
     SeqMismatch,
     StreamDeletionPending,
     StreamNotFound,
+    StreamsError,
 )
 from streams.protocol.records import Batch, render_binary, resolve_times
 from streams.protocol.streams import DEFAULTS, Stream
@@ -41,6 +43,9 @@ if TYPE_CHECKING:
 #: Boxes one page of a list looks at: a millisecond. Most of them may be no streams.
 _LISTED_MAX = 5_000
 
+#: Sessions that are remembered as failed: until their other inputs are here, a few milliseconds.
+_BROKEN_MAX = 4096
+
 #: From this time on a record takes no fewer bytes as it is kept than it is metered as (a time of five bytes
 #: and more, and two more around it, are eight), so what fits as it is kept fits.
 _PLAIN_TS_MIN = 1 << 28
@@ -49,6 +54,8 @@ _PLAIN_TS_MIN = 1 << 28
 class Streams:
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
+        #: Sessions of which an input has failed. What they sent before they heard of it is refused.
+        self._broken: dict[str, None] = {}
         self.handlers: dict[type[Any], Callable[[Any, int, Made], Outcome]] = {
             protocol.AppendStream: self._append,
             ReadStream: self._read,
@@ -174,6 +181,19 @@ class Streams:
     # -- records
 
     def _append(self, command: protocol.AppendStream, now_ms: int, made: Made) -> Outcome:
+        if not command.chain:
+            return self._append_one(command, now_ms, made)
+        if command.chain in self._broken:
+            raise InvalidRequest("an earlier input of this session has failed")
+        try:
+            return self._append_one(command, now_ms, made)
+        except StreamsError:
+            self._broken[command.chain] = None
+            if len(self._broken) > _BROKEN_MAX:
+                del self._broken[next(iter(self._broken))]
+            raise
+
+    def _append_one(self, command: protocol.AppendStream, now_ms: int, made: Made) -> Outcome:
         box, state = self._found(command.box, now_ms, made)
         log, config = box.log, box.config
         if command.cipher != state.stream.cipher:
@@ -214,7 +234,7 @@ class Streams:
         if command.generation not in (None, box.generation):
             raise StreamNotFound(f"stream {box.name} was deleted, and made anew", stream=box.name)
         log = box.log
-        start = _start(box, command) if command.begins else command.from_seq
+        start = _start(box, command, state.stream.cipher) if command.begins else command.from_seq
         page = _Page(command)
         reached = page.fill(box, start)
         if command.wait_ms and not page.parts and not page.is_full:
@@ -258,7 +278,7 @@ class Streams:
             self._machine._watch(box)
 
 
-def _start(box: Box, command: ReadStream) -> int:
+def _start(box: Box, command: ReadStream, cipher: protocol.Cipher | None) -> int:
     """The number at which the reader begins (s2-v1 §11). Raises when there is nothing there yet."""
     log = box.log
     tail, tail_ts = log.visible_seq, log.visible_ts
@@ -275,7 +295,10 @@ def _start(box: Box, command: ReadStream) -> int:
         start = min(command.from_seq, tail)
     if (is_beyond and not command.clamp) or (start == tail and not command.may_follow):
         raise PositionUnwritten(
-            f"{box.name} has no record there yet: its next one is {tail}", seq_num=tail, timestamp=tail_ts
+            f"{box.name} has no record there yet: its next one is {tail}",
+            seq_num=tail,
+            timestamp=tail_ts,
+            cipher=cipher,
         )
     return start
 

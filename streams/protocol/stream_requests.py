@@ -89,6 +89,7 @@ def append_of(head: AppendHead, body: bytes) -> AppendStream:
         fencing_token=head.fencing_token,
         fence=head.fence,
         trims=head.trims,
+        chain=head.chain,
     )
 
 

@@ -155,6 +155,8 @@ class ListBasins(msgspec.Struct, frozen=True, tag=True):
     prefix: str = ""
     after: str = ""
     limit: int = 1000
+    #: Only those that are being deleted.
+    deleted: bool = False
 
 
 class DeleteBasin(msgspec.Struct, frozen=True, tag=True):
@@ -234,6 +236,8 @@ class AppendStream(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     fence: str | None = None
     #: (which record says so, number before which everything may go).
     trims: tuple[tuple[int, int], ...] = ()
+    #: Names the session that this is an input of: when one fails, those sent after it fail too.
+    chain: str = ""
 
     @property
     def return_seqs(self) -> bool:
@@ -253,6 +257,7 @@ class AppendHead(msgspec.Struct, array_like=True, gc=False):
     fencing_token: str | None = None
     fence: str | None = None
     trims: tuple[tuple[int, int], ...] = ()
+    chain: str = ""
 
 
 class ReadHead(msgspec.Struct, array_like=True, gc=False):
