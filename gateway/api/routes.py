@@ -97,7 +97,7 @@ class Api:
             "/v0/placement": {"GET": ops.placement},
             "/v0/watch": {"POST": watches.create},
             "/v0/ws": {"GET": watches.not_a_socket},
-            **{path: {"GET": ops.health} for path in ("/v0/health", "/health", "/healthz")},
+            **{path: {"GET": ops.health} for path in ("/v0/health", "/health", "/healthz", "/ping")},
             **{path: {"GET": ops.ready} for path in ("/v0/ready", "/readyz")},
         }
 
