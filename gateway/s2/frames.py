@@ -7,6 +7,7 @@ flags: bit 7 terminal · bits 6-5 compression (0 none, 1 zstd, 2 gzip) · bit 4 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
 
 import zstandard
 
@@ -54,10 +55,10 @@ class Receiver:
     def __repr__(self) -> str:
         return f"<Receiver {len(self._buffer)} B>"
 
-    def feed_untrusted(self, data: bytes) -> list[bytes]:
+    def feed_untrusted(self, data: bytes) -> Iterator[bytes]:
+        """One body after the other, so that those before a bad frame count. To be used up before the next."""
         buffer = self._buffer
         buffer += data
-        bodies: list[bytes] = []
         at = 0
         while len(buffer) - at >= _HEAD_BYTES:
             length = int.from_bytes(buffer[at : at + 3], "big")
@@ -65,10 +66,9 @@ class Receiver:
                 raise _bad(f"a frame says that it has {length} bytes")
             if len(buffer) - at < 3 + length:
                 break
-            bodies.append(_plain(buffer[at + 3], bytes(buffer[at + _HEAD_BYTES : at + 3 + length])))
+            yield _plain(buffer[at + 3], bytes(buffer[at + _HEAD_BYTES : at + 3 + length]))
             at += 3 + length
         del buffer[:at]
-        return bodies
 
     def end_untrusted(self) -> None:
         """There will be no more."""
@@ -87,7 +87,10 @@ def _plain(flags: int, body: bytes) -> bytes:
             with zstandard.ZstdDecompressor(max_window_size=8 << 20).stream_reader(body) as reader:
                 plain = reader.read(_PLAIN_MAX + 1)
         elif codec == GZIP:
-            plain = zlib.decompressobj(wbits=31).decompress(body, _PLAIN_MAX + 1)
+            decoder = zlib.decompressobj(wbits=31)
+            plain = decoder.decompress(body, _PLAIN_MAX + 1)
+            if not decoder.eof and len(plain) <= _PLAIN_MAX:
+                raise _bad("a frame is not one whole gzip member")
         else:
             raise _bad("a frame has an unknown compression")
     except (zlib.error, zstandard.ZstdError) as error:

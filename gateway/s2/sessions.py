@@ -18,7 +18,7 @@ from typing import Protocol
 import msgspec
 import trio
 
-from gateway.http import Sink
+from gateway.http import Sink, Stalled
 from gateway.s2 import frames, messages
 from gateway.s2.calls import Calls
 from gateway.s2.errors import S2Error, translated
@@ -117,11 +117,17 @@ class AppendSession:
 
     async def run(self, sink: Sink) -> None:
         send, receive = trio.open_memory_channel[_Slot | S2Error](_INPUTS_MAX)
+        stalled: Stalled | None = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._keep_reading, send, nursery)
             nursery.start_soon(self._end_in_time)
-            await self._keep_acking(receive, sink)
+            try:
+                await self._keep_acking(receive, sink)
+            except Stalled as error:  # raised here, it would come out as a group
+                stalled = error
             nursery.cancel_scope.cancel()
+        if stalled is not None:
+            raise stalled
 
     async def _keep_reading(
         self, slots: trio.MemorySendChannel[_Slot | S2Error], nursery: trio.Nursery
@@ -353,11 +359,16 @@ class ReadSession:
         )
         if not head.wait_ms:
             return await self._calls.read(head)
-        page: StreamRecords | None = None
+        page: StreamRecords | StreamsError | None = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._end_when_draining, nursery.cancel_scope)
-            page = await self._calls.read(head)
+            try:
+                page = await self._calls.read(head)
+            except StreamsError as error:  # raised here, it would come out as a group
+                page = error
             nursery.cancel_scope.cancel()
+        if isinstance(page, StreamsError):
+            raise page
         if page is None:  # the server is about to stop: the reader is told where it stands
             self._leave()
             return msgspec.structs.replace(self._page, records=b"")
