@@ -25,6 +25,7 @@ from loadtests import rows as plain
 from loadtests.producers import PRODUCER_CASES
 from loadtests.routing import ROUTER_CASES
 from loadtests.rows import ROOT, Bench, Case, CaseFailed, CaseSkipped, Measured, Row, Sizes
+from loadtests.s2sdk import S2_CASES
 from streams.config import SETTINGS
 from streams.testing import ServerFailed
 
@@ -32,7 +33,7 @@ SECONDS, SECONDS_QUICK = 4.0, 0.5
 EXIT_BELOW_FLOOR, EXIT_FAILED = 1, 2
 
 #: In this order. The last one ends the server that the others share.
-CASES: tuple[Case, ...] = (*plain.CASES[:-1], *ROUTER_CASES, *PRODUCER_CASES, plain.CASES[-1])
+CASES: tuple[Case, ...] = (*plain.CASES[:-1], *ROUTER_CASES, *PRODUCER_CASES, *S2_CASES, plain.CASES[-1])
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
