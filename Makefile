@@ -1,7 +1,7 @@
 # Needs make and Python 3.11 or newer; everything else is installed into .venv.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check sweep scale bench overload load soak peers compare profile docs twin clean
+.PHONY: help setup run test check sweep scale suites bench overload load soak peers compare profile docs twin clean
 
 ifndef PYTHON
 PYTHON := $(shell for each in python3.11 python3.12 python3.13 python3.14 python3 python; do \
@@ -38,6 +38,9 @@ sweep: .venv/.dev ## Every crash point instead of a sample; takes long.
 
 scale: .venv/.dev ## Five million records in one box: bounded memory, exact, quick to start.
 	STREAMS_SCALE=full $(BIN)/pytest -q -s tests/cluster/test_scale.py
+
+suites: .venv/.dev ## All tests of the official S2 SDKs against servers here (needs their sources: it says how).
+	$(BIN)/python -m tests.support.s2_suites $(ARGS)
 
 bench: .venv/.dev ## Measure a server on this machine.
 	$(BIN)/python -m loadtests.bench $(ARGS)

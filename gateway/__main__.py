@@ -30,6 +30,7 @@ from gateway.placement import Placement
 from gateway.pressure import GatewayPressure
 from gateway.registrar import Registrar
 from gateway.reporting import SelfReport
+from gateway.s2.endpoints import S2
 from gateway.watch.service import Watch
 from streams import __version__, logs
 from streams.config import ChildArgs, ConfigError
@@ -67,6 +68,7 @@ async def run(arguments: ChildArgs) -> int:
         data_dir=config.data_dir,
         rows_max=config.metrics_boxes,
     )
+    s2 = S2(dispatch, draining, drain_s=config.drain_ms / 1000, guard=guard)
     api = Api(
         dispatch,
         body_bytes_max=config.max_body_bytes,
@@ -79,6 +81,7 @@ async def run(arguments: ChildArgs) -> int:
         collector=collector,
         answered=report.answered,
         logs_access=config.log == "debug",
+        s2=s2,
     )
     limits = FrontLimits(body_bytes_max=config.max_body_bytes, drain_s=config.drain_ms / 1000)
     front: FrontName = "hypercorn" if config.front == "hypercorn" else "edge"
@@ -88,6 +91,7 @@ async def run(arguments: ChildArgs) -> int:
         if arguments.index == 0:  # one of each is enough, and two would be in each other's way
             nursery.start_soon(Carrier(dispatch).run)
             nursery.start_soon(Registrar(dispatch).run)
+            nursery.start_soon(s2.housekeeping.run)
         if others:
             nursery.start_soon(peers.serve, peers.socket_of(config.run_dir, arguments.index), report)
         nursery.start_soon(pressure.run)

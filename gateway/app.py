@@ -38,6 +38,9 @@ from gateway.http import Admit, Buffer, Handler, Live, Request, Response, Socket
 from gateway.hyper import ABORT
 from streams.protocol.errors import InvalidRequest, StreamsError
 
+#: Requests of this type are answered while they are being sent (`gateway/s2/sessions.py`).
+DUPLEX_TYPE = "s2s/proto"
+
 #: The one address that speaks WebSocket (v0-api §7.5).
 SOCKET_PATH = "/v0/ws"
 
@@ -138,6 +141,9 @@ class Exchange(TrioASGIHTTPConnection):
         headers = _headers_of(self.scope)
         try:
             path, query = self._check_head(headers)
+            if headers.get("content-type") == DUPLEX_TYPE and self._method == "POST" and not self._is_http_1:
+                await self._serve_duplex(path, query, headers, receive, send)
+                return
             body = await self._read_body(headers, query, receive)
         except StreamsError as error:
             await self._refuse(refusal(error, headers, started_ns), receive, send)
@@ -163,6 +169,23 @@ class Exchange(TrioASGIHTTPConnection):
         with suppress(_Stalled):
             await self._send(response, send)
             await self._emit(send, _END)
+
+    async def _serve_duplex(
+        self,
+        path: str,
+        query: str,
+        headers: dict[str, str],
+        receive: ASGIReceiveCallable,
+        send: ASGISendCallable,
+    ) -> None:
+        """An exchange whose answer begins before its request has ended."""
+        request = Request(self._method, path, query, headers, b"", time.perf_counter_ns())
+        incoming, request.incoming = trio.open_memory_channel[bytes](0)
+        response = await answer(self.app.handler, request)
+        if response.is_streamed:
+            await self._send_streamed(request, response, receive, send, incoming)
+        else:
+            await self._refuse(response, receive, send)
 
     # Reading.
 
@@ -241,11 +264,16 @@ class Exchange(TrioASGIHTTPConnection):
                 await self._emit(send, _body(part), len(part))
 
     async def _send_streamed(
-        self, request: Request, response: Response, receive: ASGIReceiveCallable, send: ASGISendCallable
+        self,
+        request: Request,
+        response: Response,
+        receive: ASGIReceiveCallable,
+        send: ASGISendCallable,
+        incoming: trio.MemorySendChannel[bytes] | None = None,
     ) -> None:
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(_cancel_when_gone, receive, nursery.cancel_scope)
+                nursery.start_soon(_cancel_when_gone, receive, nursery.cancel_scope, incoming)
                 try:
                     await self._emit(send, self._start(response, closes=False))
                     if not has_no_body(self._method, response.status):
@@ -365,12 +393,24 @@ def _body(part: Buffer) -> Mapping[str, Any]:
     return {"type": "http.response.body", "body": part, "more_body": True}
 
 
-async def _cancel_when_gone(receive: ASGIReceiveCallable, stream_scope: trio.CancelScope) -> None:
+async def _cancel_when_gone(
+    receive: ASGIReceiveCallable,
+    stream_scope: trio.CancelScope,
+    incoming: trio.MemorySendChannel[bytes] | None,
+) -> None:
+    """What comes meanwhile is handed on to whoever takes it."""
     while True:
         message: Any = await receive()
         if message["type"] == "http.disconnect":
             stream_scope.cancel()
             return
+        if incoming is not None:
+            with suppress(trio.BrokenResourceError):
+                if message["body"]:
+                    await incoming.send(message["body"])
+            if not message.get("more_body", False):
+                await incoming.aclose()
+                incoming = None
 
 
 async def _drop_input(receive: ASGIReceiveCallable, bytes_max: int, finished: trio.Event) -> None:

@@ -25,7 +25,7 @@ class Request:
     Header names are lower case; a header sent twice has its values joined with ", ".
     """
 
-    __slots__ = ("body", "headers", "key", "method", "path", "query", "started_ns")
+    __slots__ = ("body", "headers", "incoming", "key", "method", "path", "query", "started_ns")
 
     def __init__(
         self,
@@ -42,6 +42,8 @@ class Request:
         self.headers = headers
         self.body = body
         self.started_ns = started_ns
+        #: The body as it comes, where the answer is to begin before its end; `body` is empty then.
+        self.incoming: AsyncIterator[bytes] | None = None
         #: Whose request it is; None when this gateway asks for no keys.
         self.key: Key | None = None
 

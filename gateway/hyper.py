@@ -12,8 +12,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import h2.events
 import h2.settings
 import trio
+from h2.connection import ConnectionInputs
+from h2.connection import ConnectionState as H2State
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
 from hypercorn.events import Event, RawData, Updated
@@ -101,12 +104,14 @@ class HypercornServer:
 
 
 class _Server(TCPServer):
-    """Hypercorn's server of one connection, with four things that it has no setting for:
+    """Hypercorn's server of one connection, with five things that it has no setting for:
 
     - the flow-control windows of HTTP/2 are wider;
     - an HTTP/2 answer is held back when its client gives no window for it (`_Buffer`);
     - DATA that arrives on an HTTP/2 stream after its answer (a body refused for its length) is dropped; to
       Hypercorn it is a KeyError that ends the connection, with every other request on it;
+    - a client that says GOAWAY without an error still gets the answers that it waits for, and may send the
+      rest of what it has begun: Node does so whenever it closes a session. To Hypercorn that is the end;
     - a connection whose peer has closed ends with its last answer, where Hypercorn would keep it, and one of
       our connection slots, for the keep-alive time.
     """
@@ -122,6 +127,7 @@ class _Server(TCPServer):
                 self._is_widened = True
                 assert not protocol.streams  # Settings go out before the first stream is made.
                 protocol.streams, protocol.stream_buffers = _Streams(), _Buffers()
+                _outlive_goaway(protocol)
                 event = RawData(event.data + _widen(protocol))
         if self._has_ended and isinstance(event, Updated):
             return  # It would start the idle timer again.
@@ -174,6 +180,28 @@ class _Buffer(StreamBuffer):
         if not self.buffer:
             await self._is_empty.set()
         return data
+
+
+def _outlive_goaway(protocol: H2Protocol) -> None:
+    """Has `h2` stay as it is when a GOAWAY comes, and Hypercorn not hear of one without an error. Without a
+    stream the connection is idle, and closes when the peer does, or when it has been idle for long."""
+    connection = protocol.connection
+    machine = connection.state_machine
+    open_states = (H2State.CLIENT_OPEN, H2State.SERVER_OPEN)
+    machine._transitions = {
+        **machine._transitions,
+        **{(state, ConnectionInputs.RECV_GOAWAY): (None, state) for state in open_states},
+    }
+    receive_data = connection.receive_data
+
+    def received(data: bytes) -> list[h2.events.Event]:
+        return [
+            event
+            for event in receive_data(data)
+            if not (isinstance(event, h2.events.ConnectionTerminated) and event.error_code == 0)
+        ]
+
+    connection.receive_data = received  # type: ignore[method-assign, assignment]
 
 
 def _widen(protocol: H2Protocol) -> bytes:

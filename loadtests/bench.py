@@ -26,6 +26,7 @@ from loadtests.crowd import CROWD_CASES
 from loadtests.producers import PRODUCER_CASES
 from loadtests.routing import ROUTER_CASES
 from loadtests.rows import ROOT, Bench, Case, CaseFailed, CaseSkipped, Measured, Row, Sizes
+from loadtests.s2sdk import S2_CASES
 from streams.config import SETTINGS
 from streams.testing import ServerFailed
 
@@ -38,6 +39,7 @@ CASES: tuple[Case, ...] = (
     *CROWD_CASES,
     *ROUTER_CASES,
     *PRODUCER_CASES,
+    *S2_CASES,
     plain.CASES[-1],
 )
 

@@ -31,6 +31,8 @@ from gateway.edge_rules import request_id_of
 from gateway.errors import response_for
 from gateway.http import Request, Response
 from gateway.registrar import Registrar
+from gateway.s2.endpoints import PREFIX as S2_PREFIX
+from gateway.s2.endpoints import S2
 from gateway.watch.service import Watch
 from gateway.work import WorkStreams
 from streams.protocol.errors import InvalidRequest, MethodNotAllowed, NotFound, StreamsError
@@ -69,11 +71,13 @@ class Api:
         addresses: tuple[str, ...] = (),
         draining: trio.Event,
         watch: Watch,
+        s2: S2,
         guard: Guard | None = None,
         collector: Collector | None = None,
         answered: dict[int, int] | None = None,
         logs_access: bool = False,
     ) -> None:
+        self._s2 = s2
         self.guard = guard
         #: Method and address of everything that is answered, as in `gateway/access.py`.
         self.routes: list[str] = []
@@ -119,7 +123,7 @@ class Api:
             "/v0/placement": {"GET": ops.placement},
             "/v0/watch": {"POST": watches.create},
             "/v0/ws": {"GET": watches.not_a_socket},
-            **{path: {"GET": ops.health} for path in ("/v0/health", "/health", "/healthz")},
+            **{path: {"GET": ops.health} for path in ("/v0/health", "/health", "/healthz", "/ping")},
             **{path: {"GET": ops.ready} for path in ("/v0/ready", "/readyz")},
         }
         if collector is not None:
@@ -203,6 +207,8 @@ class Api:
             if self.guard is not None:
                 return self._guarded(self.guard, under_routers, request, name)
             return under_routers.handler(request, name)
+        elif path.startswith(S2_PREFIX):
+            return self._s2.handle(request)
         else:
             plain = self._plain.get(path)
             if plain is not None:

@@ -11,7 +11,7 @@ from gateway.watch import cursors
 from gateway.watch.page import Encoding
 from streams.protocol.appends import check_seq, decode_json
 from streams.protocol.errors import InvalidRequest
-from streams.protocol.names import check_box_name, check_text
+from streams.protocol.names import check_readable_name, check_text
 from streams.protocol.query import Query
 from streams.protocol.requests import DIFF_LIMIT_MAX, NODES_MAX
 
@@ -64,7 +64,7 @@ def plan_of_body(body: bytes, node_bytes_max: int) -> Plan:
         )
     starts: dict[str, Start] = {}
     for box, start in request.boxes.items():
-        check_box_name(box)
+        check_readable_name(box)
         if start.tail and start.from_seq is not None:
             raise InvalidRequest(f"boxes.{box}.tail: cannot be given together with from_seq", field="boxes")
         from_seq = check_seq(start.from_seq or 0, f"boxes.{box}.from_seq")
@@ -82,7 +82,7 @@ def plan_of_body(body: bytes, node_bytes_max: int) -> Plan:
 
 def plan_of_query(box: str, query: str, last_event_id: str | None, node_bytes_max: int) -> Plan:
     """Of the one-step watch. Its cursor is all in `Last-Event-ID`: what a browser says it has had."""
-    check_box_name(box)
+    check_readable_name(box)
     asked = Query(query)
     from_seq = asked.number("from_seq")
     tail = bool(asked.flag("tail", False))

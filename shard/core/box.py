@@ -25,6 +25,7 @@ from shard.core.outbox import Outbox
 from shard.core.queue import Queue
 from shard.core.router import RouterOutbox
 from shard.core.sealed import Segment, TagsNotLoaded
+from shard.core.stream import StreamState
 from shard.core.tags import Tags
 from streams.protocol.boxes import BoxConfig
 from streams.protocol.commands import Append, Diff, Match, Records, Scan, Tombstone
@@ -77,6 +78,7 @@ class Box:
         "reserved_lsn",
         "reserved_seq",
         "staged_durable_lsn",
+        "stream",
         "tags",
         "unsealed_since_ms",
     )
@@ -98,6 +100,8 @@ class Box:
         self.last_serial = 0
         self.queue = Queue() if config.type == "queue" else None
         self.groups = Groups()
+        #: What it is beside, when it is a stream.
+        self.stream: StreamState | None = None
         #: Records that move to other boxes, by where they go and whether they are dead letters.
         self.moves: dict[tuple[str, bool], Line] = {}
         self.fencing_token = ""
@@ -260,7 +264,9 @@ class Box:
         return floor if floor > self.log.earliest_seq else 0
 
     def gone_ms(self) -> int | None:
-        """When this box is deleted for having been empty, if ever."""
+        """When this box is deleted for having been empty, or because its stream is being deleted, if ever."""
+        if self.stream is not None and self.stream.gone_ms is not None:
+            return self.stream.gone_ms
         if not self.config.delete_on_empty_ms or not self.emptied_ms:
             return None
         return self.emptied_ms + self.config.delete_on_empty_ms
@@ -534,6 +540,7 @@ class Box:
                 for name, outbox in self.outboxes.items()
                 if isinstance(outbox, RouterOutbox)
             ],
+            stream=None if self.stream is None else self.stream.facts(),
         )
 
     @classmethod
@@ -591,6 +598,7 @@ class Box:
                 self.queue.restore(facts.queue)
         self.moves = {}
         moves.restore(self, facts.moves)
+        self.stream = None if facts.stream is None else StreamState.from_facts(facts.stream)
 
 
 def stand_in(created: changes.BoxCreated) -> Box:

@@ -17,6 +17,7 @@ from streams.protocol.boxes import BoxConfig
 from streams.protocol.packed import PackedHead
 from streams.protocol.records import Batch
 from streams.protocol.routers import Route, Router
+from streams.protocol.streams import Basin, Stream
 
 
 class BoxCreated(msgspec.Struct, frozen=True):
@@ -348,6 +349,37 @@ class TxnDropped(msgspec.Struct, frozen=True):
     parcels: list[str] = []
 
 
+class StreamCreated(BoxCreated, frozen=True, kw_only=True):
+    stream: Stream
+
+
+class StreamStated(msgspec.Struct, frozen=True):
+    """What a stream is said to be now: another config, or that it is being deleted."""
+
+    generation: int
+    config: BoxConfig
+    stream: Stream
+
+
+class StreamAppended(BatchAppended, frozen=True, gc=False, kw_only=True):
+    """Records of a stream, and what the commands among them say."""
+
+    #: The fencing token from now on; None = as before.
+    fence: str | None = None
+    #: Records below this are to go a little later; 0 = none.
+    trim_seq: int = 0
+
+
+class BasinRegistered(msgspec.Struct, frozen=True):
+    """The basin of this name is this one now."""
+
+    basin: Basin
+
+
+class BasinDropped(msgspec.Struct, frozen=True):
+    name: str
+
+
 # ---------------------------------------------------------------------------------------------------
 # A snapshot: the same facts, folded up. Payloads stay in the log; a batch is named by its lsn.
 
@@ -374,6 +406,16 @@ class LineFacts(msgspec.Struct, kw_only=True):
     position: int
     #: (seq, deliveries, bytes) of the positions after it; zeros for a record that is gone.
     moves: Sequence[tuple[int, int, int]]
+
+
+class StreamFacts(msgspec.Struct, kw_only=True):
+    stream: Stream
+    #: Columns of the marks of `shard/core/stream.py`: i64, i64, u64.
+    opened_ms: bytes = b""
+    closed_ms: bytes = b""
+    last_seqs: bytes = b""
+    #: (seq, due_ms, opened_ms) of trims that are put off.
+    trims: list[tuple[int, int, int]] = []
 
 
 class BoxFacts(msgspec.Struct, kw_only=True, gc=False):
@@ -413,6 +455,7 @@ class BoxFacts(msgspec.Struct, kw_only=True, gc=False):
     origins: list[tuple[str, int, int, int, int, bool]] = []
     #: (origin, route, position, total) of the routers that copy from here.
     outboxes: list[tuple[str, Route, int, int]] = []
+    stream: StreamFacts | None = None
 
 
 class MarkFacts(msgspec.Struct, array_like=True, gc=False):
@@ -441,6 +484,8 @@ class ShardState(msgspec.Struct, kw_only=True):
     held: list[int] = []
     #: Oldest first.
     marks: list[MarkFacts] = []
+    basins: list[Basin] = []
+    last_basin_number: int = 0
 
 
 class BoxRestated(msgspec.Struct, frozen=True):
@@ -492,6 +537,11 @@ Change = (
     | TxnKept
     | TxnCommitted
     | TxnDropped
+    | StreamCreated
+    | StreamStated
+    | StreamAppended
+    | BasinRegistered
+    | BasinDropped
 )
 
 #: What background work brings about, none of it because somebody asked.

@@ -33,6 +33,7 @@ import msgspec
 from sortedcontainers import SortedDict
 
 from shard.core import changes
+from shard.core.basins import Basins
 from shard.core.box import RESERVE_SEQS, Box, stand_in
 from shard.core.capture import Capture
 from shard.core.changes import Change, SegmentFacts, ShardState
@@ -49,6 +50,7 @@ from shard.core.routers import Routers
 from shard.core.scanning import Scanning
 from shard.core.sealed import NotLoaded, Segment, TagsNotLoaded
 from shard.core.sessions import Sessions
+from shard.core.streams import Streams
 from shard.core.txn import Txns
 from shard.core.watch import page_for
 from streams.protocol import commands, forwards
@@ -63,6 +65,7 @@ from streams.protocol.errors import (
     Throttled,
 )
 from streams.protocol.reports import TallyReport
+from streams.protocol.streams import AppendStream
 
 #: Boxes looked at in one tick, half a millisecond of work; the rest are due in the next one, at once. After a
 #: burst of writes to many disk boxes all of them give back what they reserved at about the same time.
@@ -201,7 +204,17 @@ class Machine:
         self.moves = Moves(self)
         self.txns = Txns(self, bytes_max=txn_bytes_max, ttl_ms=txn_ttl_ms)
         self._committing = Committing(self)
-        for part in (self._jobs, self.moves, GroupHandlers(self), Scanning(self), self._committing):
+        self.basins = Basins(self)
+        self._streams = Streams(self)
+        for part in (
+            self._jobs,
+            self.moves,
+            GroupHandlers(self),
+            Scanning(self),
+            self._committing,
+            self.basins,
+            self._streams,
+        ):
             self._handlers |= part.handlers
             self._appliers |= part.appliers
 
@@ -317,6 +330,7 @@ class Machine:
             self._watch(box)
             self.forwarding.note(box)
             self.moves.note(box)
+        self.basins.lsn = self.lsn
         self.routers.lsn = self.forwarding.ties_lsn = self.lsn
         self.forwarding.outboxes.shard_life = self.lsn
         return Outcome(made, None, self.lsn, True)
@@ -376,6 +390,8 @@ class Machine:
         return box
 
     def _expire(self, box: Box, now_ms: int, made: Made) -> None:
+        if box.stream is not None:
+            self._streams.expire(box, box.stream, now_ms, made)
         if box.config.ttl_ms:
             floor = box.floor_for_ttl(now_ms)
             if floor:
@@ -390,6 +406,8 @@ class Machine:
     def _watch(self, box: Box) -> None:
         """Sees to it that a tick comes when this box needs one."""
         due_ms = box.queue.next_due_ms() if box.queue is not None else None
+        if box.stream is not None:
+            due_ms = box.stream.due_ms()
         candidates = (box.expiry_ms(), self._idle_ms(box), box.gone_ms(), due_ms)
         times = [when for when in candidates if when is not None]
         if not times:
@@ -445,13 +463,17 @@ class Machine:
 
     # -- boxes
 
-    def _plan_box(self, name: str, patch: BoxPatch | None, now_ms: int) -> changes.BoxCreated:
+    def plan_generation(self, now_ms: int) -> int:
+        """The number of a box that is about to be made, if there is room for one."""
         if self.boxes_max and len(self.boxes) >= self.boxes_max:
             raise Throttled(
                 f"there are {len(self.boxes)} boxes already; delete some or raise the limit", limit="boxes"
             )
+        return self._next_generation(now_ms)
+
+    def _plan_box(self, name: str, patch: BoxPatch | None, now_ms: int) -> changes.BoxCreated:
+        generation = self.plan_generation(now_ms)
         config = merge(BoxConfig(), patch or BoxPatch(), box=name, exists=False)
-        generation = self._next_generation(now_ms)
         return changes.BoxCreated(
             generation, name, config, now_ms, RESERVE_SEQS if config.durability == "disk" else 0
         )
@@ -619,7 +641,7 @@ class Machine:
 
     def _write(
         self,
-        command: commands.Append | forwards.Forward,
+        command: commands.Append | forwards.Forward | AppendStream,
         box: Box,
         change: changes.BatchAppended,
         created: bool,
@@ -835,6 +857,8 @@ class Machine:
         self.tally.records_evicted += box.evicted(change, lsn)
         self._note_unsealed(box, held_bytes)
         self._note_dented(box)
+        if box.stream is not None:
+            box.stream.dropped_before(box.log.earliest_seq)
         if box.queue is not None:
             box.queue.dropped_before(box.log.earliest_seq)
         if box.log.count == 0:
@@ -846,6 +870,8 @@ class Machine:
         self.tally.records_deleted += box.deleted(change, lsn)
         self._note_unsealed(box, held_bytes)
         self._note_dented(box)
+        if box.stream is not None:
+            box.stream.dropped_before(box.log.earliest_seq)
         if box.queue is not None:
             box.queue.gone(change.seqs or ())
             box.queue.dropped_before(box.log.earliest_seq)
@@ -985,6 +1011,8 @@ class Machine:
             last_router_number=self.routers.last_number,
             held=self.txns.held_lsns(),
             marks=self.txns.mark_facts(),
+            basins=list(self.basins.basins.values()),
+            last_basin_number=self.basins.last_number,
         )
         return Capture(state, self.generations)
 
@@ -1002,6 +1030,7 @@ class Machine:
         for router in state.routers:
             self.routers.take_over(router)
         self.routers.last_number = state.last_router_number
+        self.basins.restore(state.basins, state.last_basin_number)
         self.txns.restore(state.marks)
         wanted = Wanted({}, [], set(state.held))
         for facts in state.boxes:
@@ -1049,6 +1078,8 @@ class Machine:
                 box.queue.check(box.log)
             if box.is_disk:
                 assert box.log.visible_seq <= box.reserved_seq, "CEILING"
+            if box.stream is not None:
+                box.stream.check(box.log.earliest_seq)
         self.routers.check()
         self.txns.check()
         assert self._keys == sum(len(box.keys) for box in self.boxes.values()), "KEYS"

@@ -9,6 +9,8 @@ The content of a frame (the log adds length, lsn and checksum, see `wal.py`):
                     BatchAppended, without a key
     RecordsDeleted  u64 generation · u64 before_seq · u64 cut_bytes · i64 at_ms · u32 batches ·
                     u64 bytes in each · 64-bit roaring bitmap, or nothing
+    StreamAppended  u64 trim_seq · u8 whether there is a fence · u16 its length · fence (UTF-8) · then as
+                    BatchAppended, without a key
     BatchKept       u64 generation · the batch likewise
     TxnHeld, TxnKept  u32 length of the head · head (msgpack map without the body) · packed columns
     all others      one msgpack map, field by field
@@ -72,14 +74,21 @@ _KINDS: dict[type[Any], int] = {
     changes.TxnCommitted: 51,
     changes.TxnDropped: 52,
     changes.TxnKept: 53,
+    changes.StreamCreated: 60,
+    changes.StreamStated: 61,
+    changes.StreamAppended: 62,
+    changes.BasinRegistered: 63,
+    changes.BasinDropped: 64,
 }
 APPENDED = _KINDS[changes.BatchAppended]
 FORWARDED = _KINDS[changes.BatchForwarded]
+_STREAM_APPENDED = _KINDS[changes.StreamAppended]
 _DELETED = _KINDS[changes.RecordsDeleted]
 _KEPT = _KINDS[changes.BatchKept]
 _HELD = {_KINDS[change]: change for change in (changes.TxnHeld, changes.TxnKept)}
 
 _APPENDED_HEAD = struct.Struct("<QqQQQQqH")
+_STREAM_HEAD = struct.Struct("<QBH")
 _FORWARDED_HEAD = struct.Struct("<QQQH")
 _DELETED_HEAD = struct.Struct("<QQQqI")
 _GENERATION = struct.Struct("<Q")
@@ -89,7 +98,7 @@ _encode_plain = msgspec.msgpack.Encoder().encode
 _PLAIN_DECODERS: dict[int, Any] = {
     kind: msgspec.msgpack.Decoder(change).decode
     for change, kind in _KINDS.items()
-    if kind not in (APPENDED, FORWARDED, _DELETED, _KEPT, *_HELD)
+    if kind not in (APPENDED, FORWARDED, _STREAM_APPENDED, _DELETED, _KEPT, *_HELD)
 }
 
 
@@ -114,6 +123,8 @@ def encode(lsn: int, change: Change) -> tuple[int, int, int, Sequence[bytes]]:
         )
         if kind == FORWARDED:
             head = _forwarded_head(change) + head
+        elif kind == _STREAM_APPENDED:
+            head = _stream_head(change) + head
         columns, blob = change.batch.to_parts()
         return kind, VERSION, lsn, (head + key + columns, blob)
     if isinstance(change, changes.BatchKept):
@@ -141,6 +152,8 @@ def decode(kind: int, version: int, content: memoryview) -> Change:
         at = _APPENDED_HEAD.size + key_bytes
         key = str(content[_APPENDED_HEAD.size : at], "utf-8") if key_bytes else None
         return changes.BatchAppended(generation, Batch.from_bytes(content[at:]), at_ms, key, *cuts)
+    if kind == _STREAM_APPENDED:
+        return _decode_stream_appended(content)
     if kind == _DELETED:
         generation, before_seq, cut_bytes, at_ms, batches = _DELETED_HEAD.unpack_from(content)
         at = _DELETED_HEAD.size + 8 * batches
@@ -178,6 +191,22 @@ def _decode_forwarded(content: memoryview) -> changes.BatchForwarded:
     return changes.BatchForwarded(
         generation, batch, at_ms, None, *cuts, origin=origin, life=life, position=position, lost=lost
     )
+
+
+def _stream_head(change: changes.BatchAppended) -> bytes:
+    assert isinstance(change, changes.StreamAppended)
+    fence = (change.fence or "").encode()
+    return _STREAM_HEAD.pack(change.trim_seq, change.fence is not None, len(fence)) + fence
+
+
+def _decode_stream_appended(content: memoryview) -> changes.StreamAppended:
+    trim_seq, is_fenced, fence_bytes = _STREAM_HEAD.unpack_from(content)
+    at = _STREAM_HEAD.size + fence_bytes
+    fence = str(content[_STREAM_HEAD.size : at], "utf-8") if is_fenced else None
+    generation, at_ms, *cuts, key_bytes = _APPENDED_HEAD.unpack_from(content, at)
+    assert key_bytes == 0, "appends to streams have no idempotency key"
+    batch = Batch.from_bytes(content[at + _APPENDED_HEAD.size :])
+    return changes.StreamAppended(generation, batch, at_ms, None, *cuts, fence=fence, trim_seq=trim_seq)
 
 
 # ---------------------------------------------------------------------------------------------------

@@ -27,7 +27,8 @@ class Timestamping(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class BoxConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The full, resolved config. Field order is the order in which answers show it."""
 
-    type: Literal["log", "queue"] = "log"
+    #: A stream is made by the S2 API and by nothing else: requests cannot ask for one.
+    type: Literal["log", "queue", "stream"] = "log"
     ttl_ms: int = 0
     cap_records: int = 0
     cap_bytes: int = 0

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from streams.protocol import forwards, scans
+from streams.protocol import forwards, scans, streams
 from streams.protocol.boxes import BoxConfig, BoxPatch
 from streams.protocol.bulk import BulkCommand, BulkReply
 from streams.protocol.matches import Match as Match
@@ -87,6 +87,21 @@ class Scan(Diff, frozen=True, kw_only=True):
     columns: int = scans.ALL
 
 
+class ReadStream(Diff, frozen=True, kw_only=True):
+    """Records from a number on (`from_seq`: see `sequenced.py`), or from a time, or so many before the end.
+
+    `begins` says that this is the first read of somebody, whose start is to be found and judged. `limit` and
+    `max_bytes`, in metered bytes, are exact: 0 is none at all.
+    """
+
+    tail_offset: int | None = None
+    clamp: bool = False
+    until: int | None = None
+    begins: bool = True
+    #: Whether a start at the very end is fine, because the reader would wait there or be content.
+    may_follow: bool = False
+
+
 class GetRecord(msgspec.Struct, frozen=True):
     box: str
     seq: int
@@ -155,6 +170,7 @@ Command = (
     | BulkCommand
     | forwards.Command
     | SessionCommand
+    | streams.Command
 )
 
 
@@ -284,4 +300,5 @@ Reply = (
     | scans.Scanned
     | forwards.Reply
     | SessionKept
+    | streams.Reply
 )

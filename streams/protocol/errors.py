@@ -150,6 +150,48 @@ class FencingTokenMismatch(Refused):
     code = "fencing_token_mismatch"
 
 
+class StreamNotFound(Refused):
+    """There is no such stream."""
+
+    code = "stream_not_found"
+
+
+class StreamDeletionPending(Refused):
+    """The stream is being deleted."""
+
+    code = "stream_deletion_pending"
+
+
+class BasinNotFound(Refused):
+    """There is no such basin."""
+
+    code = "basin_not_found"
+
+
+class BasinDeletionPending(Refused):
+    """The basin is being deleted."""
+
+    code = "basin_deletion_pending"
+
+
+class ResourceAlreadyExists(Refused):
+    """It exists already, and was not made by this request."""
+
+    code = "resource_already_exists"
+
+
+class PositionUnwritten(Refused):
+    """Nothing has been written at this position of the stream yet."""
+
+    code = "position_unwritten"
+
+
+class CipherMismatch(Refused):
+    """The records are not closed as this stream keeps them."""
+
+    code = "cipher_mismatch"
+
+
 class PayloadTooLarge(Refused):
     """The body is larger than allowed."""
 

@@ -13,6 +13,9 @@ from streams.protocol.errors import InvalidRequest
 BOX_NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}"
 ROUTER_NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}"
 
+#: A stream of the S2 API by its qualified name, `basin/stream`: no box that a request can make has a slash.
+_stream_name = re.compile(r"[a-z0-9-]{8,48}/(?s:.){1,512}").fullmatch
+
 _box_name = re.compile(BOX_NAME_PATTERN).fullmatch
 _router_name = re.compile(ROUTER_NAME_PATTERN).fullmatch
 
@@ -27,11 +30,23 @@ def shown(value: str) -> str:
 
 def check_box_name(name: str, field: str = "box") -> str:
     if _box_name(name) is None:
+        if _stream_name(name) is not None:
+            raise InvalidRequest(
+                f"{field}: {shown(name)} is a stream, which is only read here; use the S2 API to change it",
+                field=field,
+            )
         raise InvalidRequest(
             f"{field}: {shown(name)} is not a box name (letters, digits and . _ : -, starting with a letter "
             "or digit, at most 255 characters)",
             field=field,
         )
+    return name
+
+
+def check_readable_name(name: str, field: str = "box") -> str:
+    """The name of something that can be read here: a box, or a stream by its qualified name."""
+    if _stream_name(name) is None:
+        check_box_name(name, field)
     return name
 
 

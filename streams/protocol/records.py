@@ -6,7 +6,8 @@ batch keeps its records as one blob in the very form a reader gets by default:
     {"$seq":7,"$ts":1700000000000,"$node":"n","meta":{…},"data":…},{"$seq":8,…}
     └──────────────── record 0, end(0) ───────────────────────────┘^ comma
 
-so a read is a slice. Offsets are kept as one column, tags and nodes as columns of their own that are absent
+so a read is a slice. (`sequenced.py` has the other encoding, of binary records, for which the same holds.)
+Offsets are kept as one column, tags and nodes as columns of their own that are absent
 when nobody used them. `data` and `meta` are checked once as JSON and kept as the bytes that came; they are
 never decoded into objects on the way in or out.
 
@@ -34,9 +35,12 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Raw
 
+from streams.protocol import sequenced
 from streams.protocol.errors import InvalidRequest
 
+#: What a blob is: records as JSON, or binary ones (`sequenced.py`).
 JSON = 1
+BINARY = 2
 
 #: A union with Raw cannot be decoded, so an absent raw value is an empty one.
 ABSENT = Raw(b"")
@@ -193,7 +197,7 @@ class Batch:
         return [end - start + shared for start, end in zip(starts, self.ends, strict=False)]
 
     def text(self, first: int, last: int) -> bytes | memoryview:
-        """Records first..last as a reader gets them by default, commas between."""
+        """Records first..last as a reader gets them by default, a comma (or the like) between."""
         if first == 0 and last == self.count - 1:
             return self.blob
         return memoryview(self.blob)[self.start(first) : self.end(last)]
@@ -250,7 +254,9 @@ class Batch:
         return b"\0".join(self.tags.split(b"\0")[first : last + 1])
 
     def text_as(self, first: int, last: int, *, tags: bool, meta: bool, data: bool) -> bytes | memoryview:
-        """Records first..last in another form than the default one."""
+        """Records first..last as JSON, in another form than the default one."""
+        if self.encoding == BINARY:
+            return sequenced.shown(bytes(self.text(first, last)), meta=meta, data=data)
         if meta and data and not (tags and self.tags is not None):
             return self.text(first, last)
         tag_of = self.tag_list() if tags else None
@@ -546,6 +552,24 @@ def render(columns: Columns, *, first_seq: int, times: int | array[int]) -> Batc
         stride=stride,
         tags=columns.tags,
         nodes=nodes,
+        blob=blob,
+    )
+
+
+def render_binary(tails: Sequence[bytes], *, first_seq: int, times: int | array[int]) -> Batch:
+    """The batch that binary records with these tails become at this place."""
+    blob, ends = sequenced.joined(tails, first_seq=first_seq, times=times)
+    return Batch(
+        encoding=BINARY,
+        first_seq=first_seq,
+        count=len(tails),
+        first_ts=times if isinstance(times, int) else times[0],
+        last_ts=times if isinstance(times, int) else times[-1],
+        times=None if isinstance(times, int) else times,
+        ends=ends if len(tails) > 1 else None,
+        stride=1,
+        tags=None,
+        nodes=None,
         blob=blob,
     )
 

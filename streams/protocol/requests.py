@@ -13,7 +13,15 @@ import msgspec
 import orjson
 from msgspec import Meta
 
-from streams.protocol import bulk_requests, commands, forwards, op_access, queue_requests, wire
+from streams.protocol import (
+    bulk_requests,
+    commands,
+    forwards,
+    op_access,
+    queue_requests,
+    stream_requests,
+    wire,
+)
 from streams.protocol.access import Grant, check_append, check_patch
 from streams.protocol.appends import (
     RecordLimits,
@@ -30,6 +38,7 @@ from streams.protocol.names import (
     FENCING_TOKEN_BYTES_MAX,
     check_box_name,
     check_group_name,
+    check_readable_name,
     check_text,
     shown,
 )
@@ -140,6 +149,11 @@ def _checked(head: wire.RequestHead) -> Query:
     return Query(head.query)
 
 
+def _checked_to_read(head: wire.RequestHead) -> Query:
+    check_readable_name(head.box)
+    return Query(head.query)
+
+
 def _append(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Command:
     check_box_name(head.box)
     if head.form == wire.FORM_NDJSON:
@@ -199,7 +213,7 @@ def _append_lines(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> 
 
 
 def _diff(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Command:
-    _checked(head).done()
+    _checked_to_read(head).done()
     request: _DiffBody = decode_json(_decode_diff, body or b"{}")
     if request.from_ts is not None and request.from_seq is not None:
         raise InvalidRequest("from_ts: cannot be given together with from_seq", field="from_ts")
@@ -238,7 +252,7 @@ def _put_box(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Comma
 
 
 def _get_state(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Command:
-    query = _checked(head)
+    query = _checked_to_read(head)
     touch = query.flag("touch", True) is not False
     query.done()
     return commands.GetState(head.box, touch)
@@ -264,7 +278,7 @@ def _delete_box(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Co
 
 
 def _get_record(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Command:
-    query = _checked(head)
+    query = _checked_to_read(head)
     seq = query.number("seq")
     query.done()
     if seq is None:
@@ -273,7 +287,7 @@ def _get_record(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Co
 
 
 def _get_tail(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Command:
-    _checked(head).done()
+    _checked_to_read(head).done()
     return commands.GetTail(head.box)
 
 
@@ -321,7 +335,7 @@ def _keep_session(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> 
 
 def _follow(head: wire.FollowHead) -> Command:
     """From a gateway, which has checked it; a name is checked again because it costs nothing."""
-    check_box_name(head.box)
+    check_readable_name(head.box)
     return commands.Follow(
         box=head.box,
         from_seq=head.from_seq,
@@ -380,6 +394,8 @@ def decode_command(
             if grant is not None:
                 op_access.check_bulk(grant, op, bulk)
             return bulk
+        if op in stream_requests.DECODERS:
+            return stream_requests.DECODERS[op](head, body)
         raise InvalidRequest(f"op {op} is not known here")
     try:
         request_head = wire.request_head_decoder.decode(head)
@@ -481,6 +497,7 @@ _ENCODERS: dict[type[Any], Callable[[Any], bytes]] = {
     **dict.fromkeys(forwards.REPLIES, forwards.encode),
     **dict.fromkeys(bulk_requests.REPLIES, bulk_requests.encode),
     commands.SessionKept: _session,
+    **stream_requests.ENCODERS,
 }
 
 

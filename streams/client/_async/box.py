@@ -18,7 +18,7 @@ from streams.client.batching import Bounds
 from streams.client.retry import Retry
 from streams.client.stores import Store, open_store
 from streams.protocol.boxes import BoxConfig
-from streams.protocol.names import check_box_name, check_group_name
+from streams.protocol.names import check_group_name, check_readable_name
 
 if TYPE_CHECKING:
     from streams.client._async.client import AsyncClient
@@ -33,7 +33,7 @@ class AsyncBox:
 
     def __init__(self, client: AsyncClient, name: str) -> None:
         self.client = client
-        self.name = check_box_name(name)
+        self.name = check_readable_name(name)
         self.path = f"/v0/boxes/{quote(name, safe='')}"
 
     def __repr__(self) -> str:

@@ -19,7 +19,7 @@ from streams.client.batching import Bounds
 from streams.client.retry import Retry
 from streams.client.stores import Store, open_store
 from streams.protocol.boxes import BoxConfig
-from streams.protocol.names import check_box_name, check_group_name
+from streams.protocol.names import check_group_name, check_readable_name
 
 if TYPE_CHECKING:
     from streams.client._sync.client import Client
@@ -34,7 +34,7 @@ class Box:
 
     def __init__(self, client: Client, name: str) -> None:
         self.client = client
-        self.name = check_box_name(name)
+        self.name = check_readable_name(name)
         self.path = f"/v0/boxes/{quote(name, safe='')}"
 
     def __repr__(self) -> str:

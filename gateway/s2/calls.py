@@ -1,0 +1,141 @@
+"""What shards are asked for the S2 API, and making a stream that is not there when its basin says so.
+
+Which cipher a stream has is its shard's to say. It is remembered here so that an append need not ask first: a
+shard refuses what is closed in another way than its stream's, and then it is done again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import msgspec
+
+from gateway.dispatch import Dispatch
+from gateway.s2.ciphers import Sealing
+from gateway.s2.messages import Input
+from streams.protocol import stream_requests, streams, wire
+from streams.protocol.errors import (
+    BasinDeletionPending,
+    BasinNotFound,
+    CipherMismatch,
+    ResourceAlreadyExists,
+    StreamNotFound,
+)
+from streams.protocol.streams import Cipher, ReadHead, Spec, StreamAppended, StreamRecords
+
+_R = TypeVar("_R")
+_encode = msgspec.msgpack.Encoder().encode
+
+#: Streams whose cipher is remembered; those without one are not.
+_CIPHERS_MAX = 10_000
+
+
+class Calls:
+    def __init__(self, dispatch: Dispatch) -> None:
+        self._dispatch = dispatch
+        self._ciphers: dict[str, Cipher] = {}
+
+    def __repr__(self) -> str:
+        return f"<Calls {self._dispatch!r}>"
+
+    @property
+    def shards(self) -> int:
+        return len(self._dispatch.links)
+
+    # -- asking
+
+    async def ask(self, shard: int, command: streams.Asked, reply: type[_R]) -> _R:
+        link = self._dispatch.links[shard]
+        message = await link.call(wire.OP_ASK_STREAMS, _encode(command), b"")
+        return msgspec.msgpack.decode(message.body, type=reply)
+
+    async def ask_register(self, command: streams.BasinAsked, reply: type[_R]) -> _R:
+        return await self.ask(0, command, reply)
+
+    async def ask_owner(self, box: str, command: streams.StreamAsked, reply: type[_R]) -> _R:
+        return await self.ask(self._dispatch.placement.shard_of(box), command, reply)
+
+    async def basin(self, name: str) -> streams.Basin:
+        found = (await self.ask_register(streams.GetBasin(name), streams.BasinFound)).basin
+        if found is None:
+            raise BasinNotFound(f"basin {name} does not exist", basin=name)
+        return found
+
+    async def _call(self, op: int, box: str, head: bytes, body: bytes) -> wire.Message:
+        return await self._dispatch.links[self._dispatch.placement.shard_of(box)].call(op, head, body)
+
+    # -- records
+
+    async def append(self, box: str, given: Input, key: str) -> StreamAppended:
+        """Without a key it is tried in the open, so that a shard judges first whether there is a stream."""
+        try:
+            return await self.append_as(self._ciphers.get(box) if key else None, box, given, key)
+        except CipherMismatch as mismatch:
+            cipher = mismatch.detail["cipher"]
+            self._remember(box, cipher)
+        return await self.append_as(cipher, box, given, key)
+
+    async def append_as(
+        self, cipher: Cipher | None, box: str, given: Input, key: str, chain: str = ""
+    ) -> StreamAppended:
+        """Appends what is closed like this; the stream must say the same."""
+        tails = given.tails if cipher is None else Sealing(cipher, key, box).sealed(given)
+        head, body = given.wire(box, cipher=cipher, tails=tails, chain=chain)
+        message = await self._call(wire.OP_APPEND_STREAM, box, head, body)
+        return msgspec.msgpack.decode(message.body, type=StreamAppended)
+
+    def _remember(self, box: str, cipher: Cipher | None) -> None:
+        self._ciphers.pop(box, None)
+        if cipher is not None:
+            self._ciphers[box] = cipher
+            if len(self._ciphers) > _CIPHERS_MAX:
+                del self._ciphers[next(iter(self._ciphers))]
+
+    async def read(self, head: ReadHead) -> StreamRecords:
+        message = await self._call(wire.OP_READ_STREAM, head.box, _encode(head), b"")
+        return stream_requests.decode_records(message.body)
+
+    async def tail(self, box: str) -> streams.StreamTail:
+        return await self.ask_owner(box, streams.GetStreamTail(box), streams.StreamTail)
+
+    # -- streams that are not there
+
+    async def making(
+        self,
+        basin: str,
+        stream: str,
+        asked: Spec | None,
+        *,
+        is_append: bool,
+        call: Callable[[], Awaitable[_R]],
+    ) -> _R:
+        """What the call comes to; a stream that is not there is made first if its basin says so."""
+        try:
+            return await call()
+        except StreamNotFound as missing:
+            found = await self.basin(basin)
+            if not (found.config.create_on_append if is_append else found.config.create_on_read):
+                raise missing from None
+        try:
+            await self.put_stream(found, stream, asked or Spec())
+        except ResourceAlreadyExists:
+            pass  # somebody else has made it
+        return await call()
+
+    async def put_stream(
+        self, basin: streams.Basin, stream: str, asked: Spec, *, token: str = "", ensures: bool = False
+    ) -> streams.StreamPut:
+        if basin.deleted_ms:
+            raise BasinDeletionPending(f"basin {basin.name} is being deleted", basin=basin.name)
+        box = streams.box_of(basin.name, stream)
+        command = streams.PutStream(
+            box=box,
+            basin_number=basin.number,
+            asked=asked,
+            defaults=basin.config.defaults,
+            cipher=basin.config.cipher,
+            token=token,
+            ensures=ensures,
+        )
+        return await self.ask_owner(box, command, streams.StreamPut)

@@ -1,0 +1,175 @@
+"""Configs of streams and basins as JSON, and back (s2-v1 §7). Pure.
+
+In a config that creates, null is the same as nothing said. In one that changes, nothing said keeps what is
+there and null takes it back.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from gateway.s2.errors import S2Error
+from streams.protocol.streams import (
+    Basin,
+    BasinConfig,
+    BasinPatch,
+    Cipher,
+    Mode,
+    Spec,
+    SpecPatch,
+    StorageClass,
+    Stream,
+)
+
+#: In seconds; a thousand years. More would not fit into the milliseconds that are kept.
+_SECONDS_MAX = 1000 * 366 * 24 * 3600
+_T = TypeVar("_T")
+
+
+class _Retention(msgspec.Struct, frozen=True):
+    age: int | UnsetType = UNSET
+    infinite: dict[str, Any] | UnsetType = UNSET
+
+
+class _Timestamping(msgspec.Struct, frozen=True):
+    mode: Mode | UnsetType | None = UNSET
+    uncapped: bool | UnsetType | None = UNSET
+
+
+class _DeleteOnEmpty(msgspec.Struct, frozen=True):
+    min_age_secs: int | UnsetType | None = UNSET
+
+
+class StreamBody(msgspec.Struct, frozen=True):
+    storage_class: StorageClass | UnsetType | None = UNSET
+    retention_policy: _Retention | UnsetType | None = UNSET
+    timestamping: _Timestamping | UnsetType | None = UNSET
+    delete_on_empty: _DeleteOnEmpty | UnsetType | None = UNSET
+
+    def patch(self) -> SpecPatch:
+        fields: dict[str, Any] = {"storage_class": self.storage_class}
+        retention, times, empty = self.retention_policy, self.timestamping, self.delete_on_empty
+        fields["age_secs"] = _age_secs(retention) if isinstance(retention, _Retention) else retention
+        whole = times if times is None or times is UNSET else None
+        fields["mode"] = times.mode if isinstance(times, _Timestamping) else whole
+        fields["uncapped"] = times.uncapped if isinstance(times, _Timestamping) else whole
+        fields["min_age_secs"] = _min_age(empty) if isinstance(empty, _DeleteOnEmpty) else empty
+        return SpecPatch(**fields)
+
+    def spec(self) -> Spec:
+        return self.patch().applied(Spec())
+
+
+class BasinBody(msgspec.Struct, frozen=True):
+    default_stream_config: StreamBody | UnsetType | None = UNSET
+    stream_cipher: Cipher | UnsetType | None = UNSET
+    create_stream_on_append: bool | UnsetType = UNSET
+    create_stream_on_read: bool | UnsetType = UNSET
+
+    def patch(self) -> BasinPatch:
+        given = self.default_stream_config
+        return BasinPatch(
+            defaults=given.patch() if isinstance(given, StreamBody) else given,
+            cipher=self.stream_cipher,
+            create_on_append=self.create_stream_on_append,
+            create_on_read=self.create_stream_on_read,
+        )
+
+    def config(self) -> BasinConfig:
+        return self.patch().applied(BasinConfig())
+
+
+class CreateBasin(msgspec.Struct, frozen=True):
+    basin: str
+    config: BasinBody | None = None
+    location: str | None = None
+
+
+class EnsureBasin(msgspec.Struct, frozen=True):
+    config: BasinBody | None = None
+    location: str | None = None
+
+
+class CreateStream(msgspec.Struct, frozen=True):
+    stream: str
+    config: StreamBody | None = None
+
+
+def _age_secs(retention: _Retention) -> int:
+    """0 is for ever, here; what a client calls 0 is no retention at all, and refused."""
+    if (retention.age is UNSET) == (retention.infinite is UNSET):
+        raise S2Error("bad_json", "retention_policy: must be either an age or infinite")
+    if retention.age is UNSET:
+        return 0
+    if not 0 < retention.age <= _SECONDS_MAX:
+        raise S2Error("invalid", f"retention_policy.age: must be from 1 to {_SECONDS_MAX} seconds")
+    return retention.age
+
+
+def _min_age(empty: _DeleteOnEmpty) -> int | UnsetType | None:
+    given = empty.min_age_secs
+    if isinstance(given, int) and not 0 <= given <= _SECONDS_MAX:
+        raise S2Error("invalid", f"delete_on_empty.min_age_secs: must be from 0 to {_SECONDS_MAX}")
+    return 0 if given is UNSET else given
+
+
+def decoded(body: bytes, kind: type[_T]) -> _T:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise S2Error("bad_json", f"body: {error}") from None
+
+
+# ---------------------------------------------------------------------------------------------------
+# As answers show them
+
+
+def shown_stream_config(spec: Spec) -> dict[str, Any]:
+    """Of a stream everything is said; of a basin's defaults what is not said is null."""
+    age = spec.age_secs
+    timestamping = None
+    if spec.mode is not None or spec.uncapped is not None:
+        timestamping = {"mode": spec.mode, "uncapped": spec.uncapped}
+    return {
+        "storage_class": spec.storage_class,
+        "retention_policy": None if age is None else {"age": age} if age else {"infinite": {}},
+        "timestamping": timestamping,
+        "delete_on_empty": None if spec.min_age_secs is None else {"min_age_secs": spec.min_age_secs},
+    }
+
+
+def shown_basin_config(config: BasinConfig) -> dict[str, Any]:
+    return {
+        "default_stream_config": None if config.defaults == Spec() else shown_stream_config(config.defaults),
+        "stream_cipher": config.cipher,
+        "create_stream_on_append": config.create_on_append,
+        "create_stream_on_read": config.create_on_read,
+    }
+
+
+def shown_basin(basin: Basin) -> dict[str, Any]:
+    return {
+        "name": basin.name,
+        "location": None,
+        "created_at": _time(basin.created_ms),
+        "deleted_at": _time(basin.deleted_ms) if basin.deleted_ms else None,
+        "state": "deleting" if basin.deleted_ms else "active",
+    }
+
+
+def shown_stream(name: str, stream: Stream) -> dict[str, Any]:
+    return {
+        "name": name,
+        "created_at": _time(stream.created_ms),
+        "deleted_at": _time(stream.deleted_ms) if stream.deleted_ms else None,
+        "cipher": stream.cipher,
+    }
+
+
+def _time(ms: int) -> str:
+    moment = datetime.fromtimestamp(ms // 1000, UTC)
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{ms % 1000:03}000Z"

@@ -1,0 +1,177 @@
+"""Basins and streams: list, create, ensure, configure, delete (s2-v1 §8, §9)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from gateway.content import uncompressed
+from gateway.http import Request, Response
+from gateway.s2 import configs, fields
+from gateway.s2.calls import Calls
+from gateway.s2.ciphers import check_available
+from gateway.s2.errors import S2Error
+from streams.protocol import streams
+from streams.protocol.errors import InvalidRequest, PayloadTooLarge
+from streams.protocol.streams import box_of
+
+BODY_BYTES_MAX = 2 * 1024 * 1024
+
+
+async def json_body(request: Request) -> bytes:
+    """The body of a request that must be JSON."""
+    if not fields.is_json(fields.media_type(request.headers, "content-type")):
+        raise S2Error("bad_json", "content-type: must be application/json")
+    return await plain_body(request, "bad_json")
+
+
+async def plain_body(request: Request, code: str) -> bytes:
+    try:
+        body = bytes(await uncompressed(request, BODY_BYTES_MAX))
+    except (PayloadTooLarge, InvalidRequest) as error:
+        raise S2Error(code, error.message) from None
+    if len(body) > BODY_BYTES_MAX:
+        raise S2Error(code, f"body: has more than {BODY_BYTES_MAX} bytes")
+    return body
+
+
+def answer(facts: Any, status: int = 200, result: str = "") -> Response:
+    response = Response(status, orjson.dumps(facts))
+    if result:
+        response.headers.append((b"s2-provision-result", result.encode()))
+    return response
+
+
+def _provisioned(shown: dict[str, Any], result: streams.Result, *, ensures: bool) -> Response:
+    """A repeat of a creation is answered as the creation was."""
+    return answer(shown, 200 if ensures and result != "created" else 201, result)
+
+
+class Basins:
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+
+    async def list(self, request: Request) -> Response:
+        query = fields.Query(request.query)
+        command = streams.ListBasins(
+            query.basin_part("prefix"), query.basin_part("start_after"), query.limit()
+        )
+        page = await self._calls.ask_register(command, streams.BasinPage)
+        return answer({"basins": [configs.shown_basin(each) for each in page.basins], "has_more": page.more})
+
+    async def create(self, request: Request) -> Response:
+        token = fields.request_token(request.headers)
+        body = configs.decoded(await json_body(request), configs.CreateBasin)
+        name = fields.basin_name(body.basin, "bad_json")
+        return await self._put(name, body.config, token=token, ensures=False)
+
+    async def ensure(self, request: Request, basin: str) -> Response:
+        fields.basin_name(basin, "bad_path")
+        body = configs.EnsureBasin()
+        if request.body:
+            body = configs.decoded(await json_body(request), configs.EnsureBasin)
+        return await self._put(basin, body.config, token="", ensures=True)
+
+    async def _put(self, name: str, body: configs.BasinBody | None, *, token: str, ensures: bool) -> Response:
+        config = (body or configs.BasinBody()).config()
+        check_available(config.cipher)
+        command = streams.PutBasin(name=name, config=config, token=token, ensures=ensures)
+        put = await self._calls.ask_register(command, streams.BasinPut)
+        return _provisioned(configs.shown_basin(put.basin), put.result, ensures=ensures)
+
+    async def get(self, request: Request, basin: str) -> Response:
+        found = await self._calls.basin(fields.basin_name(basin, "bad_path"))
+        return answer(configs.shown_basin_config(found.config))
+
+    async def reconfigure(self, request: Request, basin: str) -> Response:
+        fields.basin_name(basin, "bad_path")
+        patch = configs.decoded(await json_body(request), configs.BasinBody).patch()
+        if isinstance(patch.cipher, str):
+            check_available(patch.cipher)
+        found = await self._calls.ask_register(streams.PatchBasin(basin, patch), streams.BasinFound)
+        assert found.basin is not None
+        return answer(configs.shown_basin_config(found.basin.config))
+
+    async def delete(self, request: Request, basin: str) -> Response:
+        command = streams.DeleteBasin(fields.basin_name(basin, "bad_path"))
+        await self._calls.ask_register(command, streams.BasinFound)
+        return Response(202)
+
+
+class Streams:
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+
+    async def list(self, request: Request) -> Response:
+        """A page over all shards. Of a basin that is not there it is empty."""
+        basin = fields.basin_of(request.headers)
+        query = fields.Query(request.query)
+        prefix, after, limit = query.stream_part("prefix"), query.stream_part("start_after"), query.limit()
+        found: dict[str, streams.Stream] = {}
+        more = False
+        for shard in range(self._calls.shards):
+            part, part_more = await self._listed(shard, box_of(basin, prefix), box_of(basin, after), limit)
+            found.update(part)
+            more = more or part_more
+        names = sorted(found)
+        shown = [configs.shown_stream(name.partition("/")[2], found[name]) for name in names[:limit]]
+        return answer({"streams": shown, "has_more": more or len(names) > limit})
+
+    async def _listed(
+        self, shard: int, prefix: str, after: str, limit: int
+    ) -> tuple[dict[str, streams.Stream], bool]:
+        """Up to `limit` streams of one shard, and whether it has more."""
+        found: dict[str, streams.Stream] = {}
+        while True:
+            command = streams.ListStreams(prefix, after, limit - len(found))
+            page = await self._calls.ask(shard, command, streams.StreamPage)
+            found.update(page.streams)
+            after = page.after
+            if not after or len(found) >= limit:
+                return found, bool(after)
+
+    async def create(self, request: Request) -> Response:
+        basin = fields.basin_of(request.headers)
+        token = fields.request_token(request.headers)
+        body = configs.decoded(await json_body(request), configs.CreateStream)
+        name = fields.stream_name(body.stream, "bad_json")
+        return await self._put(basin, name, body.config, token=token, ensures=False)
+
+    async def ensure(self, request: Request, stream: str) -> Response:
+        basin = fields.basin_of(request.headers)
+        fields.stream_name(stream, "bad_path")
+        body = configs.StreamBody()
+        if request.body:
+            body = configs.decoded(await json_body(request), configs.StreamBody)
+        return await self._put(basin, stream, body, token="", ensures=True)
+
+    async def _put(
+        self, basin: str, stream: str, body: configs.StreamBody | None, *, token: str, ensures: bool
+    ) -> Response:
+        asked = (body or configs.StreamBody()).spec()
+        found = await self._calls.basin(basin)
+        put = await self._calls.put_stream(found, stream, asked, token=token, ensures=ensures)
+        return _provisioned(configs.shown_stream(stream, put.stream), put.result, ensures=ensures)
+
+    async def get(self, request: Request, stream: str) -> Response:
+        box = self._box(request, stream)
+        found = await self._calls.ask_owner(box, streams.GetStream(box), streams.StreamFound)
+        return answer(configs.shown_stream_config(found.stream.spec))
+
+    async def reconfigure(self, request: Request, stream: str) -> Response:
+        box = self._box(request, stream)
+        patch = configs.decoded(await json_body(request), configs.StreamBody).patch()
+        basin = await self._calls.basin(fields.basin_of(request.headers))
+        command = streams.PatchStream(box, patch, basin.config.defaults)
+        found = await self._calls.ask_owner(box, command, streams.StreamFound)
+        return answer(configs.shown_stream_config(found.stream.spec))
+
+    async def delete(self, request: Request, stream: str) -> Response:
+        box = self._box(request, stream)
+        await self._calls.ask_owner(box, streams.DeleteStream(box), streams.StreamFound)
+        return Response(202)
+
+    @staticmethod
+    def _box(request: Request, stream: str) -> str:
+        return box_of(fields.basin_of(request.headers), fields.stream_name(stream, "bad_path"))

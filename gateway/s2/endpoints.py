@@ -1,0 +1,204 @@
+"""Every address of `/v1` and what answers there (s2-v1 §2). One handler for both fronts.
+
+A path is split first and decoded then. Errors have the shapes of the S2 API, whatever made them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+
+import trio
+
+from gateway.auth import Guard
+from gateway.dispatch import Dispatch
+from gateway.http import Live, Request, Response
+from gateway.s2 import access, ciphers, fields, frames
+from gateway.s2.calls import Calls
+from gateway.s2.control import Basins, Streams
+from gateway.s2.errors import S2Error, translated
+from gateway.s2.housekeeping import Housekeeping
+from gateway.s2.records import Asked, Records, first_page, stream_config
+from gateway.s2.sessions import AppendSession, Draining, EventWording, FrameWording, ReadSession
+from streams.protocol import streams
+from streams.protocol.errors import StreamsError
+from streams.protocol.streams import box_of
+
+PREFIX = "/v1/"
+_Handlers = dict[str, Callable[[], Awaitable[Response]]]
+
+
+class S2:
+    def __init__(
+        self, dispatch: Dispatch, draining: trio.Event, *, drain_s: float, guard: Guard | None = None
+    ) -> None:
+        self._guard = guard
+        self._calls = Calls(dispatch)
+        self._basins = Basins(self._calls)
+        self._streams = Streams(self._calls)
+        self._records = Records(self._calls)
+        self._draining = Draining(draining, drain_s)
+
+    def __repr__(self) -> str:
+        return f"<S2 {self._calls!r}>"
+
+    @property
+    def housekeeping(self) -> Housekeeping:
+        return Housekeeping(self._calls)
+
+    async def handle(self, request: Request) -> Response:
+        try:
+            response = await self._answer(request)
+        except S2Error as error:
+            response = error.response
+        except StreamsError as error:
+            response = translated(error).response
+        _allow_origin(request, response)
+        return response
+
+    async def _answer(self, request: Request) -> Response:
+        _, _, *segments = fields.path_segments(request.path)
+        handlers = self._handlers(request, segments)
+        if not handlers:
+            return Response(404)
+        if request.method == "OPTIONS":
+            return Response(204)
+        if self._guard is not None:
+            key = access.admitted(self._guard, request, segments)
+            with self._guard.in_flight.one_of(key):
+                return await self._called(handlers, request)
+        return await self._called(handlers, request)
+
+    async def _called(self, handlers: _Handlers, request: Request) -> Response:
+        handler = handlers.get("GET" if request.method == "HEAD" else request.method)
+        if handler is None:
+            response = Response(405)
+            response.headers.append((b"allow", ", ".join(sorted(handlers)).encode()))
+            return response
+        return await handler()
+
+    def _handlers(self, request: Request, segments: list[str]) -> _Handlers:
+        """What can be done at this address, by method; nothing when there is no such address."""
+        basins, streams_, records = self._basins, self._streams, self._records
+        match segments:
+            case ["basins"]:
+                return {"GET": partial(basins.list, request), "POST": partial(basins.create, request)}
+            case ["basins", basin] if basin:
+                return {
+                    "GET": partial(basins.get, request, basin),
+                    "PUT": partial(basins.ensure, request, basin),
+                    "PATCH": partial(basins.reconfigure, request, basin),
+                    "DELETE": partial(basins.delete, request, basin),
+                }
+            case ["streams"]:
+                return {"GET": partial(streams_.list, request), "POST": partial(streams_.create, request)}
+            case ["streams", stream] if stream:
+                return {
+                    "GET": partial(streams_.get, request, stream),
+                    "PUT": partial(streams_.ensure, request, stream),
+                    "PATCH": partial(streams_.reconfigure, request, stream),
+                    "DELETE": partial(streams_.delete, request, stream),
+                }
+            case ["streams", stream, "records"] if stream:
+                return {
+                    "GET": partial(self._read, request, stream),
+                    "POST": partial(self._append, request, stream),
+                }
+            case ["streams", stream, "records", "tail"] if stream:
+                return {"GET": partial(self._on_stream, request, stream, records.tail)}
+            case ["access-tokens"]:
+                return {"GET": _not_implemented, "POST": _not_implemented}
+            case ["access-tokens", _]:
+                return {"DELETE": _not_implemented}
+            case ["locations"] | ["metrics", *_]:
+                return {"GET": _not_implemented}
+            case ["locations", "default"]:
+                return {"GET": _not_implemented, "PUT": _not_implemented}
+        return {}
+
+    # -- records
+
+    @staticmethod
+    def _place(request: Request, stream: str) -> tuple[str, str]:
+        return fields.basin_of(request.headers), fields.stream_name(stream, "bad_path")
+
+    async def _on_stream(
+        self, request: Request, stream: str, handle: Callable[[Request, str, str], Awaitable[Response]]
+    ) -> Response:
+        return await handle(request, *self._place(request, stream))
+
+    async def _append(self, request: Request, stream: str) -> Response:
+        basin, stream = self._place(request, stream)
+        if fields.media_type(request.headers, "content-type") == fields.SESSION_TYPE:
+            return await self._append_session(request, basin, stream)
+        return await self._records.append(request, basin, stream)
+
+    async def _append_session(self, request: Request, basin: str, stream: str) -> Response:
+        key = ciphers.check_header(request.headers)
+        spec = stream_config(request.headers)
+        box = box_of(basin, stream)
+        asked = partial(self._calls.ask_owner, box, streams.GetStream(box), streams.StreamFound)
+        found = await self._calls.making(basin, stream, spec, is_append=True, call=asked)
+        cipher = found.stream.cipher
+        if cipher is not None:
+            ciphers.Sealing(cipher, key, box)
+        incoming = request.incoming or _at_once(bytes(request.body))
+        return _session(AppendSession(self._calls, box, cipher, key, incoming, self._draining, request.key))
+
+    async def _read(self, request: Request, stream: str) -> Response:
+        headers = request.headers
+        basin, stream = self._place(request, stream)
+        is_session = fields.media_type(headers, "content-type") == fields.SESSION_TYPE
+        if not is_session and fields.media_type(headers, "accept") != "text/event-stream":
+            return await self._records.read(request, basin, stream)
+        asked = Asked.from_query(request.query, None if is_session else headers.get("last-event-id"))
+        key = ciphers.check_header(headers)
+        spec = stream_config(headers)
+        wording: FrameWording | EventWording = FrameWording(frames.codec_for(headers.get("accept-encoding")))
+        if not is_session:
+            wording = EventWording(is_base64=fields.is_base64(headers))
+        head = asked.head(box_of(basin, stream), may_follow=asked.may_follow)
+        first = await first_page(self._calls, basin, stream, spec, head, key)
+        live = ReadSession(self._calls, asked, head, first, key, wording, self._draining)
+        return _session(live) if is_session else _events(live)
+
+
+async def _not_implemented() -> Response:
+    raise S2Error("not_implemented", "this server does not have this")
+
+
+async def _at_once(body: bytes) -> AsyncIterator[bytes]:
+    """A body that came whole: over HTTP/1.1 a session is one exchange."""
+    yield body
+
+
+def _session(live: Live) -> Response:
+    return _streamed(live, fields.SESSION_TYPE.encode())
+
+
+def _events(live: Live) -> Response:
+    return _streamed(live, b"text/event-stream")
+
+
+def _streamed(live: Live, content_type: bytes) -> Response:
+    response = Response(200, content_type=content_type, live=live)
+    response.headers.append((b"cache-control", b"no-cache, no-transform"))
+    response.headers.append((b"x-accel-buffering", b"no"))
+    return response
+
+
+def _allow_origin(request: Request, response: Response) -> None:
+    """Pages of any origin may use this API: a request proves itself by its token, never by a cookie."""
+    origin = request.headers.get("origin")
+    if origin is None:
+        return
+    response.headers.append((b"access-control-allow-origin", origin.encode("latin-1")))
+    response.headers.append((b"access-control-allow-credentials", b"true"))
+    response.headers.append((b"access-control-expose-headers", b"s2-provision-result, retry-after-ms"))
+    response.headers.append((b"vary", b"origin"))
+    if request.method == "OPTIONS":
+        method = request.headers.get("access-control-request-method", "*")
+        headers = request.headers.get("access-control-request-headers", "*")
+        response.headers.append((b"access-control-allow-methods", method.encode("latin-1")))
+        response.headers.append((b"access-control-allow-headers", headers.encode("latin-1")))
+        response.headers.append((b"access-control-max-age", b"600"))

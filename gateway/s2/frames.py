@@ -1,0 +1,104 @@
+"""Frames of an s2s session: bytes in, messages out, and back (s2-v1 §13). Pure.
+
+[3 bytes length = 1 + body] [flags] [body]
+flags: bit 7 terminal · bits 6-5 compression (0 none, 1 zstd, 2 gzip) · bit 4 reconnecting is advised
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+
+import zstandard
+
+from gateway.s2.errors import S2Error
+
+LENGTH_MAX = 2 * 1024 * 1024
+_PLAIN_MAX = LENGTH_MAX - 1
+_COMPRESS_BYTES_MIN = 1024
+_HEAD_BYTES = 4
+
+NONE, ZSTD, GZIP = 0, 1, 2
+_TERMINAL, _ADVISED = 0x80, 0x10
+
+
+def codec_for(accepted: str | None) -> int:
+    """What the frames of an answer are compressed with."""
+    names = [item.partition(";")[0].strip() for item in (accepted or "").lower().split(",")]
+    return ZSTD if "zstd" in names else GZIP if "gzip" in names else NONE
+
+
+def frame(body: bytes, *, codec: int = NONE, is_advised: bool = False) -> bytes:
+    if codec == NONE or len(body) < _COMPRESS_BYTES_MIN:
+        codec = NONE
+    elif codec == ZSTD:
+        body = zstandard.ZstdCompressor(level=1).compress(body)
+    else:
+        encoder = zlib.compressobj(level=1, wbits=31)
+        body = encoder.compress(body) + encoder.flush()
+    flags = codec << 5 | (_ADVISED if is_advised else 0)
+    return (1 + len(body)).to_bytes(3, "big") + bytes([flags]) + body
+
+
+def terminal(error: S2Error) -> bytes:
+    """The last frame of a session that failed: a status, and the body of such an answer."""
+    body = error.status.to_bytes(2, "big") + error.body
+    return (1 + len(body)).to_bytes(3, "big") + bytes([_TERMINAL]) + body
+
+
+class Receiver:
+    """Turns bytes into the bodies of frames. Holds at most one partial frame and one read."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def __repr__(self) -> str:
+        return f"<Receiver {len(self._buffer)} B>"
+
+    def feed_untrusted(self, data: bytes) -> Iterator[bytes]:
+        """One body after the other, so that those before a bad frame count. To be used up before the next."""
+        buffer = self._buffer
+        buffer += data
+        at = 0
+        while len(buffer) - at >= _HEAD_BYTES:
+            length = int.from_bytes(buffer[at : at + 3], "big")
+            if not 0 < length <= LENGTH_MAX:
+                raise _bad(f"a frame says that it has {length} bytes")
+            if len(buffer) - at < 3 + length:
+                break
+            yield _plain(buffer[at + 3], bytes(buffer[at + _HEAD_BYTES : at + 3 + length]))
+            at += 3 + length
+        del buffer[:at]
+
+    def end_untrusted(self) -> None:
+        """There will be no more."""
+        if self._buffer:
+            raise _bad("the session ended in the middle of a frame")
+
+
+def _plain(flags: int, body: bytes) -> bytes:
+    if flags & _TERMINAL:
+        raise _bad("a client ends a session by closing it, not by a terminal frame")
+    codec = flags >> 5 & 3
+    if codec == NONE:
+        return body
+    try:
+        if codec == ZSTD:
+            with zstandard.ZstdDecompressor(max_window_size=8 << 20).stream_reader(body) as reader:
+                plain = reader.read(_PLAIN_MAX + 1)
+        elif codec == GZIP:
+            decoder = zlib.decompressobj(wbits=31)
+            plain = decoder.decompress(body, _PLAIN_MAX + 1)
+            if not decoder.eof and len(plain) <= _PLAIN_MAX:
+                raise _bad("a frame is not one whole gzip member")
+        else:
+            raise _bad("a frame has an unknown compression")
+    except (zlib.error, zstandard.ZstdError) as error:
+        raise _bad(f"a frame cannot be uncompressed: {error}") from None
+    if len(plain) > _PLAIN_MAX:
+        raise _bad(f"a frame has more than {_PLAIN_MAX} bytes when uncompressed")
+    return plain
+
+
+def _bad(message: str) -> S2Error:
+    return S2Error("bad_frame", message)

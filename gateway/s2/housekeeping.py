@@ -1,0 +1,99 @@
+"""What nobody waits for: emptying basins that are being deleted, and deleting remnants.
+
+A basin goes in this order: marked ─► its streams deleted, in all shards ─► dropped when none is left. Every
+step can be repeated, so whoever is killed between two of them leaves something that the next round settles.
+
+A stream whose basin is not in the register, or is there with another number, is a remnant: it was made by
+somebody who had asked for the basin just before it went. Streams are listed before the register is asked, and
+a basin is registered before its first stream is made, so what is missing then was dropped.
+"""
+
+from __future__ import annotations
+
+import structlog
+import trio
+
+from gateway.s2.calls import Calls
+from streams.protocol import streams
+from streams.protocol.errors import StreamNotFound, StreamsError
+
+log = structlog.get_logger()
+
+#: How often basins are looked at; the answer is short when none is being deleted.
+_EVERY_S = 0.5
+#: Remnants are looked for this often: they are rare, and only take room.
+_REMNANTS_EVERY_S = 60.0
+_PAGE = 1000
+
+
+class Housekeeping:
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+
+    def __repr__(self) -> str:
+        return f"<Housekeeping {self._calls!r}>"
+
+    async def run(self) -> None:
+        """For ever. Runs in one gateway."""
+        remnants_at_s = 0.0
+        while True:
+            try:
+                await self._empty_basins()
+                if trio.current_time() >= remnants_at_s:
+                    await self._delete_remnants()
+                    remnants_at_s = trio.current_time() + _REMNANTS_EVERY_S
+            except StreamsError as error:  # a shard is away: later
+                log.debug("basins not looked at", error=error.code)
+            await trio.sleep(_EVERY_S)
+
+    async def _basins(self, *, deleted: bool) -> list[streams.Basin]:
+        found: list[streams.Basin] = []
+        after = ""
+        while True:
+            command = streams.ListBasins("", after, _PAGE, deleted)
+            page = await self._calls.ask_register(command, streams.BasinPage)
+            found += page.basins
+            if not page.more:
+                return found
+            after = page.basins[-1].name
+
+    async def _empty_basins(self) -> None:
+        for basin in await self._basins(deleted=True):
+            left = 0
+            for shard in range(self._calls.shards):
+                for box, stream in await self._streams(shard, f"{basin.name}/"):
+                    left += 1
+                    if not stream.deleted_ms:
+                        await self._delete(box, stream)
+            if not left:
+                await self._calls.ask_register(
+                    streams.DropBasin(basin.name, basin.number), streams.BasinFound
+                )
+
+    async def _delete_remnants(self) -> None:
+        found = [each for shard in range(self._calls.shards) for each in await self._streams(shard, "")]
+        if not found:
+            return
+        numbers = {basin.name: basin.number for basin in await self._basins(deleted=False)}
+        for box, stream in found:
+            if not stream.deleted_ms and numbers.get(box.partition("/")[0]) != stream.basin_number:
+                log.info("a stream without a basin is deleted", stream=box)
+                await self._delete(box, stream)
+
+    async def _streams(self, shard: int, prefix: str) -> list[tuple[str, streams.Stream]]:
+        found: list[tuple[str, streams.Stream]] = []
+        after = ""
+        while True:
+            command = streams.ListStreams(prefix, after, _PAGE)
+            page = await self._calls.ask(shard, command, streams.StreamPage)
+            found += page.streams
+            after = page.after
+            if not after:
+                return found
+
+    async def _delete(self, box: str, stream: streams.Stream) -> None:
+        try:
+            command = streams.DeleteStream(box, stream.basin_number)
+            await self._calls.ask_owner(box, command, streams.StreamFound)
+        except StreamNotFound:
+            pass

@@ -1,0 +1,272 @@
+"""Records as clients send and get them: protobuf and JSON to what is kept, and back (s2-v1 §10, §14). Pure.
+
+Protobuf is read and written by hand: there are seven small messages, and what a library makes of them, an
+object for every record and header, would cost more than all the rest of an append.
+"""
+
+from __future__ import annotations
+
+from array import array
+from base64 import b64decode, b64encode
+from binascii import Error as NotBase64
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import msgspec
+import orjson
+
+from gateway.s2.errors import S2Error
+from gateway.s2.fields import TIME_MAX, U64_MAX
+from streams.protocol import sequenced
+from streams.protocol.sequenced import BadProtobuf, Header, Record, read_varint, varint
+from streams.protocol.streams import (
+    BATCH_METERED_MAX,
+    BATCH_RECORDS_MAX,
+    STREAM_TOKEN_BYTES_MAX,
+    AppendHead,
+    Cipher,
+    StreamAppended,
+)
+
+_TRIM_BYTES = 8
+_HEADERS_MAX = 2**24
+
+
+class Given(NamedTuple):
+    """A record as it came."""
+
+    timestamp: int | None
+    headers: list[Header]
+    body: bytes
+
+
+class Input:
+    """One batch to append, checked, and what the commands in it say."""
+
+    __slots__ = ("fence", "fencing_token", "match_seq_num", "metered", "sizes", "tails", "times", "trims")
+
+    def __init__(
+        self, records: list[Given], match_seq_num: int | None = None, fencing_token: str | None = None
+    ) -> None:
+        if not 1 <= len(records) <= BATCH_RECORDS_MAX:
+            raise _invalid(f"records: a batch has 1 to {BATCH_RECORDS_MAX} records, this one {len(records)}")
+        if fencing_token is not None and len(fencing_token.encode()) > STREAM_TOKEN_BYTES_MAX:
+            raise _invalid(f"fencing_token: is longer than {STREAM_TOKEN_BYTES_MAX} bytes")
+        self.match_seq_num = match_seq_num
+        self.fencing_token = fencing_token
+        self.fence: str | None = None
+        self.trims: list[tuple[int, int]] = []
+        self.sizes: list[int] = []
+        for index, record in enumerate(records):
+            if record.headers:
+                self._look_at_headers(index, record)
+            self.sizes.append(sequenced.metered_of(record.headers, record.body))
+        self.metered = sum(self.sizes)
+        if self.metered > BATCH_METERED_MAX:
+            raise _invalid(f"records: {self.metered} metered bytes, at most {BATCH_METERED_MAX} are allowed")
+        self.tails = [sequenced.tail_of(record.headers, record.body) for record in records]
+        self.times = array("q")
+        if any(record.timestamp is not None for record in records):
+            for index, record in enumerate(records):
+                if record.timestamp is not None and record.timestamp > TIME_MAX:
+                    raise _invalid(f"records[{index}].timestamp: is larger than a time can be")
+                self.times.append(-1 if record.timestamp is None else record.timestamp)
+
+    def _look_at_headers(self, index: int, record: Given) -> None:
+        """A header without a name makes the record a command."""
+        if len(record.headers) >= _HEADERS_MAX:
+            raise _invalid(f"records[{index}].headers: has too many")
+        if all(name for name, _ in record.headers):
+            return
+        if len(record.headers) > 1:
+            raise _invalid(f"records[{index}].headers: a name is empty")
+        operation, body = record.headers[0][1], record.body
+        if operation == b"fence":
+            try:
+                token = str(body, "utf-8")
+            except UnicodeDecodeError:
+                raise _invalid(f"records[{index}].body: a fencing token must be UTF-8") from None
+            if len(body) > STREAM_TOKEN_BYTES_MAX:
+                raise _invalid(f"records[{index}].body: is longer than {STREAM_TOKEN_BYTES_MAX} bytes")
+            self.fence = token
+        elif operation == b"trim":
+            if len(body) != _TRIM_BYTES:
+                raise _invalid(f"records[{index}].body: a trim point has {_TRIM_BYTES} bytes")
+            self.trims.append((index, int.from_bytes(body, "big")))
+        else:
+            raise _invalid(f"records[{index}].headers: {operation[:32]!r} is not a command")
+
+    @property
+    def count(self) -> int:
+        return len(self.tails)
+
+    @property
+    def command_indexes(self) -> frozenset[int]:
+        """Which records are commands: these are never closed by a cipher."""
+        return frozenset(index for index, tail in enumerate(self.tails) if _is_command(tail))
+
+    def wire(self, box: str, *, cipher: Cipher | None, tails: list[bytes], chain: str) -> tuple[bytes, bytes]:
+        """Head and body of the message to the shard."""
+        head = AppendHead(
+            box,
+            array("I", accumulate(map(len, tails))).tobytes(),
+            self.times.tobytes(),
+            cipher,
+            self.match_seq_num,
+            self.fencing_token,
+            self.fence,
+            tuple(self.trims),
+            chain,
+        )
+        return msgspec.msgpack.encode(head), b"".join(tails)
+
+
+def _is_command(tail: bytes) -> bool:
+    """A header that begins with its value has no name: 1a len 12."""
+    return len(tail) > 2 and tail[0] == 0x1A and tail[1] < 128 and tail[2] == 0x12
+
+
+def _invalid(message: str) -> S2Error:
+    return S2Error("invalid", message)
+
+
+# ---------------------------------------------------------------------------------------------------
+# Protobuf
+
+
+def input_from_protobuf(data: bytes) -> Input:
+    try:
+        return Input(*_append_input(data))
+    except (BadProtobuf, IndexError, UnicodeDecodeError) as error:
+        raise S2Error("bad_proto", f"not an AppendInput: {error}") from None
+
+
+def _append_input(data: bytes) -> tuple[list[Given], int | None, str | None]:
+    records: list[Given] = []
+    match_seq_num: int | None = None
+    fencing_token: str | None = None
+    for tag, number, start, stop in sequenced.fields(data, 0, len(data)):
+        if tag == 0x0A:
+            records.append(_append_record(data, start, stop))
+        elif tag == 0x10:
+            match_seq_num = number
+        elif tag == 0x1A:
+            fencing_token = str(data[start:stop], "utf-8")
+    return records, match_seq_num, fencing_token
+
+
+def _append_record(data: bytes, at: int, end: int) -> Given:
+    if at < end and data[at] == 0x1A:  # nothing but a body: most records
+        size, start = read_varint(data, at + 1)
+        if start + size == end:
+            return Given(None, [], data[start:end])
+    timestamp: int | None = None
+    headers: list[Header] = []
+    body = b""
+    for tag, number, start, stop in sequenced.fields(data, at, end):
+        if tag == 0x12:
+            headers.append(sequenced.header_of(data, start, stop))
+        elif tag == 0x1A:
+            body = data[start:stop]
+        elif tag == 0x08:
+            timestamp = number
+    return Given(timestamp, headers, body)
+
+
+def _position(seq_num: int, timestamp: int) -> bytes:
+    text = b"\x08%b" % varint(seq_num) if seq_num else b""
+    return text + (b"\x10%b" % varint(timestamp) if timestamp else b"")
+
+
+def ack_as_protobuf(ack: StreamAppended) -> bytes:
+    """All three positions are there, even when their fields are zero."""
+    start, end = _position(ack.start_seq_num, ack.start_ts), _position(ack.end_seq_num, ack.end_ts)
+    return b"\x0a%b%b\x12%b%b\x1a%b%b" % (varint(len(start)), start, *(varint(len(end)), end) * 2)
+
+
+def batch_as_protobuf(records: bytes, tail: tuple[int, int] | None) -> bytes:
+    """`records` are entries with separators between them, as they are kept."""
+    text = sequenced.SEPARATOR + records if records else b""
+    if tail is None:
+        return text
+    position = _position(*tail)
+    return b"%b\x12%b%b" % (text, varint(len(position)), position)
+
+
+# ---------------------------------------------------------------------------------------------------
+# JSON
+
+
+class _JsonRecord(msgspec.Struct, gc=False):
+    timestamp: int | None = None
+    headers: list[tuple[str, str]] | None = None
+    body: str | None = None
+
+
+class _JsonInput(msgspec.Struct):
+    records: list[_JsonRecord]
+    match_seq_num: int | None = None
+    fencing_token: str | None = None
+
+
+_decode_input = msgspec.json.Decoder(_JsonInput).decode
+
+
+def input_from_json(data: bytes, *, is_base64: bool) -> Input:
+    try:
+        given = _decode_input(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise S2Error("bad_json", f"body: {error}") from None
+    numbers = [given.match_seq_num, *(record.timestamp for record in given.records)]
+    if any(number is not None and not 0 <= number <= U64_MAX for number in numbers):
+        raise S2Error("bad_json", "body: a number is not an unsigned one of 64 bits")
+    to_bytes = _from_base64 if is_base64 else str.encode
+    records = [
+        Given(
+            record.timestamp,
+            [(to_bytes(name), to_bytes(value)) for name, value in record.headers or ()],
+            to_bytes(record.body) if record.body else b"",
+        )
+        for record in given.records
+    ]
+    return Input(records, given.match_seq_num, given.fencing_token)
+
+
+def _from_base64(text: str) -> bytes:
+    try:
+        return b64decode(text, validate=True)
+    except (NotBase64, ValueError):
+        raise _invalid("records: something is not base64") from None
+
+
+def position(seq_num: int, timestamp: int) -> dict[str, int]:
+    return {"seq_num": seq_num, "timestamp": timestamp}
+
+
+def ack_as_json(ack: StreamAppended) -> bytes:
+    end = position(ack.end_seq_num, ack.end_ts)
+    return orjson.dumps({"start": position(ack.start_seq_num, ack.start_ts), "end": end, "tail": end})
+
+
+def batch_as_json(records: list[Record], tail: tuple[int, int] | None, *, is_base64: bool) -> bytes:
+    shown: list[dict[str, Any]] = []
+    to_text = _as_base64 if is_base64 else _as_text
+    for record in records:
+        each: dict[str, Any] = position(record.seq_num, record.timestamp)
+        if record.headers:
+            each["headers"] = [(to_text(name), to_text(value)) for name, value in record.headers]
+        if record.body:
+            each["body"] = to_text(record.body)
+        shown.append(each)
+    answer: dict[str, Any] = {"records": shown}
+    if tail is not None:
+        answer["tail"] = position(*tail)
+    return orjson.dumps(answer)
+
+
+def _as_base64(data: bytes) -> str:
+    return b64encode(data).decode()
+
+
+def _as_text(data: bytes) -> str:
+    return str(data, "utf-8", "replace")

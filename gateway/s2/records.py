@@ -1,0 +1,230 @@
+"""Append, read and check the tail of a stream: one request, one answer (s2-v1 §11). And what a read asks for,
+which sessions share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+import msgspec
+import orjson
+
+from gateway.http import Request, Response
+from gateway.s2 import access, ciphers, configs, fields, messages
+from gateway.s2.calls import Calls
+from gateway.s2.control import answer, json_body, plain_body
+from gateway.s2.errors import S2Error
+from streams.protocol import sequenced
+from streams.protocol.errors import PositionUnwritten
+from streams.protocol.streams import (
+    BATCH_METERED_MAX,
+    BATCH_RECORDS_MAX,
+    Cipher,
+    ReadHead,
+    Spec,
+    StreamRecords,
+    box_of,
+)
+
+_WAIT_S_MAX = 60
+#: A shard is asked for this long at a time: links give up on a question after a minute.
+SLICE_MS = 20_000
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """What the query of a read says. None is "no limit"."""
+
+    seq_num: int | None = None
+    timestamp: int | None = None
+    tail_offset: int | None = None
+    clamp: bool = False
+    count: int | None = None
+    bytes: int | None = None
+    until: int | None = None
+    wait_s: int | None = None
+
+    @classmethod
+    def from_query(cls, text: str, last_event_id: str | None = None) -> Asked:
+        query = fields.Query(text)
+        asked = cls(
+            seq_num=query.number("seq_num"),
+            timestamp=query.number("timestamp"),
+            tail_offset=query.number("tail_offset"),
+            clamp=query.flag("clamp"),
+            count=query.number("count"),
+            bytes=query.number("bytes"),
+            until=query.number("until"),
+            wait_s=query.number("wait", fields.U32_MAX),
+        )
+        if sum(each is not None for each in (asked.seq_num, asked.timestamp, asked.tail_offset)) > 1:
+            raise S2Error("invalid", "seq_num, timestamp, tail_offset: at most one says where to start")
+        if asked.until is not None and asked.timestamp is not None and asked.timestamp >= asked.until:
+            raise S2Error("invalid", "until: must be later than timestamp")
+        return asked if last_event_id is None else asked.resumed(last_event_id)
+
+    def resumed(self, last_event_id: str) -> Asked:
+        """Goes on behind the last event that somebody has seen: `seq,count,bytes`."""
+        parts = last_event_id.strip().split(",")
+        if len(parts) != 3 or not all(part.isascii() and part.isdigit() and len(part) < 20 for part in parts):
+            raise S2Error("bad_header", "last-event-id: is not the id of an event of this API")
+        seq_num, count, size = map(int, parts)
+        return msgspec.structs.replace(
+            self,
+            seq_num=seq_num + 1,
+            timestamp=None,
+            tail_offset=None,
+            count=None if self.count is None else max(0, self.count - count),
+            bytes=None if self.bytes is None else max(0, self.bytes - size),
+        )
+
+    @property
+    def is_bounded(self) -> bool:
+        return self.count is not None or self.bytes is not None or self.until is not None
+
+    @property
+    def may_follow(self) -> bool:
+        return not self.is_bounded or bool(self.wait_s)
+
+    def head(self, box: str, *, may_follow: bool, wait_ms: int = 0) -> ReadHead:
+        """The first question to a shard."""
+        offset = self.tail_offset
+        if self.seq_num is None and self.timestamp is None and offset is None:
+            offset = 0
+        return ReadHead(
+            box,
+            from_seq=self.seq_num or 0,
+            from_ts=None if self.timestamp is None else min(self.timestamp, fields.TIME_MAX),
+            tail_offset=offset,
+            clamp=self.clamp,
+            limit=BATCH_RECORDS_MAX if self.count is None else min(self.count, BATCH_RECORDS_MAX),
+            max_bytes=BATCH_METERED_MAX if self.bytes is None else min(self.bytes, BATCH_METERED_MAX),
+            until=None if self.until is None else min(self.until, fields.TIME_MAX),
+            wait_ms=wait_ms,
+            may_follow=may_follow,
+        )
+
+
+def after(head: ReadHead, page: StreamRecords) -> ReadHead:
+    """The question behind an answer."""
+    return msgspec.structs.replace(
+        head,
+        from_seq=page.next_seq_num,
+        from_ts=None,
+        tail_offset=None,
+        begins=False,
+        generation=page.generation,
+    )
+
+
+def opened(page: StreamRecords, key: str, box: str) -> bytes:
+    """The records of a page as those see them who may."""
+    if page.cipher is None:
+        return page.records
+    return ciphers.Sealing(_cipher(page.cipher), key, box).opened(page.records)
+
+
+def _cipher(name: str) -> Cipher:
+    return "aegis-256" if name == "aegis-256" else "aes-256-gcm"
+
+
+def tail_of(page: StreamRecords) -> tuple[int, int] | None:
+    """Where the stream ends, for whoever has got there."""
+    at_end = page.next_seq_num >= page.tail_seq_num
+    return (page.tail_seq_num, page.tail_ts) if at_end else None
+
+
+def stream_config(headers: Mapping[str, str]) -> Spec | None:
+    """The config for a stream that this request makes."""
+    given = headers.get("s2-stream-config")
+    if given is None:
+        return None
+    try:
+        return configs.decoded(given.encode("latin-1"), configs.StreamBody).spec()
+    except S2Error as error:
+        if error.code == "bad_json":
+            raise S2Error("bad_header", f"s2-stream-config: {error}") from None
+        raise
+
+
+class Records:
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+
+    async def append(self, request: Request, basin: str, stream: str) -> Response:
+        headers = request.headers
+        key = ciphers.check_header(headers)
+        asked = stream_config(headers)
+        if fields.is_protobuf(fields.media_type(headers, "content-type")):
+            given = messages.input_from_protobuf(await plain_body(request, "bad_proto"))
+        else:
+            is_base64 = fields.is_base64(headers)
+            given = messages.input_from_json(await json_body(request), is_base64=is_base64)
+        access.check_input(request.key, given)
+        call = partial(self._calls.append, box_of(basin, stream), given, key)
+        ack = await self._calls.making(basin, stream, asked, is_append=True, call=call)
+        if fields.is_protobuf(fields.media_type(headers, "accept")):
+            return Response(200, messages.ack_as_protobuf(ack), content_type=b"application/protobuf")
+        return Response(200, messages.ack_as_json(ack))
+
+    async def read(self, request: Request, basin: str, stream: str) -> Response:
+        headers = request.headers
+        asked = Asked.from_query(request.query)
+        key = ciphers.check_header(headers)
+        spec = stream_config(headers)
+        is_base64 = fields.is_base64(headers)
+        box = box_of(basin, stream)
+        wait_s = min(asked.wait_s or 0, _WAIT_S_MAX)
+        head = asked.head(box, may_follow=wait_s > 0)
+        page = await self._page(basin, stream, spec, head, key, wait_ms=1000 * wait_s)
+        records = opened(page, key, box)
+        tail = tail_of(page) if records else None
+        if fields.is_protobuf(fields.media_type(headers, "accept")):
+            body = messages.batch_as_protobuf(records, tail)
+            return Response(200, body, content_type=b"application/protobuf")
+        listed = list(sequenced.records_of(records))
+        return Response(200, messages.batch_as_json(listed, tail, is_base64=is_base64))
+
+    async def _page(
+        self, basin: str, stream: str, spec: Spec | None, head: ReadHead, key: str, *, wait_ms: int
+    ) -> StreamRecords:
+        """What there is, or what comes while there is time."""
+        page = await first_page(self._calls, basin, stream, spec, head, key)
+        while not page.records and not page.is_full and wait_ms > 0:
+            slice_ms = min(wait_ms, SLICE_MS)
+            page = await self._calls.read(msgspec.structs.replace(after(head, page), wait_ms=slice_ms))
+            wait_ms -= slice_ms
+        return page
+
+    async def tail(self, request: Request, basin: str, stream: str) -> Response:
+        call = partial(self._calls.tail, box_of(basin, stream))
+        spec = stream_config(request.headers)
+        tail = await self._calls.making(basin, stream, spec, is_append=False, call=call)
+        return answer({"tail": messages.position(tail.seq_num, tail.timestamp)})
+
+
+async def first_page(
+    calls: Calls, basin: str, stream: str, spec: Spec | None, head: ReadHead, key: str
+) -> StreamRecords:
+    """The first page of a read: the start is found and judged, and so is the key."""
+    try:
+        page = await calls.making(basin, stream, spec, is_append=False, call=partial(calls.read, head))
+        cipher = page.cipher
+    except PositionUnwritten as error:
+        _check_key(error.detail["cipher"], key, head.box)
+        raise
+    _check_key(cipher, key, head.box)
+    return page
+
+
+def _check_key(cipher: str | None, key: str, box: str) -> None:
+    if cipher is not None:
+        ciphers.Sealing(_cipher(cipher), key, box)
+
+
+def error_event(error: S2Error) -> bytes:
+    return b"event: error\ndata: %b\n\n" % error.body
+
+
+def ping_event(now_ms: int, tail: tuple[int, int]) -> bytes:
+    facts = {"timestamp": now_ms, "tail": messages.position(*tail)}
+    return b"event: ping\ndata: %b\n\n" % orjson.dumps(facts)

@@ -1,0 +1,168 @@
+"""The register of basins: which there are, what their streams are like by default (s2-v1 §8).
+
+One shard keeps it for the whole server (shard 0). It knows no stream: those are boxes, wherever they are, and
+each says the number of its basin.
+
+Rules of the file
+- A basin is written down here before a stream is made in it, and is forgotten after its last stream. A stream
+  of a basin that is not written down is a remnant, to be deleted (`gateway/s2/housekeeping.py`).
+- Answers wait for the last change of the register, whatever they say: nobody learns of what may yet vanish.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
+from sortedcontainers import SortedDict
+
+from shard.core import changes
+from shard.core.outcome import Made, Outcome
+from streams.protocol import streams as protocol
+from streams.protocol.errors import (
+    BasinDeletionPending,
+    BasinNotFound,
+    ResourceAlreadyExists,
+    StreamsError,
+    Throttled,
+)
+from streams.protocol.streams import Basin
+
+if TYPE_CHECKING:
+    from shard.core.machine import Machine
+
+#: A basin costs about a kilobyte here, and all of them are in every snapshot of the first shard.
+BASINS_MAX = 10_000
+
+
+class Basins:
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self.basins: SortedDict[str, Basin] = SortedDict()
+        self.last_number = 0
+        #: The last change of the register.
+        self.lsn = 0
+        self.handlers: dict[type[Any], Callable[[Any, int, Made], Outcome]] = {
+            protocol.PutBasin: self._refusing(self._put),
+            protocol.PatchBasin: self._refusing(self._patch),
+            protocol.GetBasin: self._get,
+            protocol.ListBasins: self._list,
+            protocol.DeleteBasin: self._refusing(self._delete),
+            protocol.DropBasin: self._drop,
+        }
+        self.appliers: dict[type[Any], Callable[[Any, int], None]] = {
+            changes.BasinRegistered: self._apply_registered,
+            changes.BasinDropped: self._apply_dropped,
+        }
+
+    def __repr__(self) -> str:
+        return f"<Basins {len(self.basins)} up to number {self.last_number}>"
+
+    # -- deciding
+
+    def _refusing(self, handle: Callable[[Any, int, Made], Outcome]) -> Callable[[Any, int, Made], Outcome]:
+        """A refusal rests on the register too, and waits like any answer."""
+
+        def handled(command: Any, now_ms: int, made: Made) -> Outcome:
+            try:
+                return handle(command, now_ms, made)
+            except StreamsError as error:
+                return self._answer(made, error.with_traceback(None))
+
+        return handled
+
+    def _require(self, name: str) -> Basin:
+        basin: Basin | None = self.basins.get(name)
+        if basin is None:
+            raise BasinNotFound(f"basin {name} does not exist", basin=name)
+        return basin
+
+    def _put(self, command: protocol.PutBasin, now_ms: int, made: Made) -> Outcome:
+        known: Basin | None = self.basins.get(command.name)
+        if known is None:
+            if len(self.basins) >= BASINS_MAX:
+                raise Throttled(f"there are {len(self.basins)} basins already; delete some", limit="basins")
+            basin = Basin(
+                name=command.name,
+                number=self.last_number + 1,
+                config=command.config,
+                created_ms=now_ms,
+                token=command.token,
+                asked=command.config,
+            )
+            return self._register(basin, "created", made)
+        if known.deleted_ms:
+            raise BasinDeletionPending(f"basin {command.name} is being deleted", basin=command.name)
+        if command.ensures:
+            if known.config == command.config:
+                return self._answer(made, protocol.BasinPut(known, "noop"))
+            return self._register(replace(known, config=command.config), "updated", made)
+        if not command.token or (command.token, command.config) != (known.token, known.asked):
+            raise ResourceAlreadyExists(f"basin {command.name} already exists", basin=command.name)
+        return self._answer(made, protocol.BasinPut(known, "noop"))
+
+    def _register(self, basin: Basin, result: protocol.Result, made: Made) -> Outcome:
+        self._machine._log(changes.BasinRegistered(basin), made)
+        return self._answer(made, protocol.BasinPut(basin, result))
+
+    def _patch(self, command: protocol.PatchBasin, now_ms: int, made: Made) -> Outcome:
+        basin = self._require(command.name)
+        if basin.deleted_ms:
+            raise BasinDeletionPending(f"basin {basin.name} is being deleted", basin=basin.name)
+        config = command.patch.applied(basin.config)
+        if config != basin.config:
+            basin = replace(basin, config=config)
+            self._machine._log(changes.BasinRegistered(basin), made)
+        return self._answer(made, protocol.BasinFound(basin))
+
+    def _get(self, command: protocol.GetBasin, now_ms: int, made: Made) -> Outcome:
+        return self._answer(made, protocol.BasinFound(self.basins.get(command.name)))
+
+    def _list(self, command: protocol.ListBasins, now_ms: int, made: Made) -> Outcome:
+        page: list[Basin] = []
+        more = False
+        for name in self.basins.irange(minimum=max(command.prefix, command.after)):
+            if not name.startswith(command.prefix):
+                break
+            if len(page) == command.limit:
+                more = True
+                break
+            basin = self.basins[name]
+            if name > command.after and (basin.deleted_ms or not command.deleted):
+                page.append(basin)
+        return self._answer(made, protocol.BasinPage(page, more))
+
+    def _delete(self, command: protocol.DeleteBasin, now_ms: int, made: Made) -> Outcome:
+        basin = self._require(command.name)
+        if not basin.deleted_ms:
+            basin = replace(basin, deleted_ms=now_ms)
+            self._machine._log(changes.BasinRegistered(basin), made)
+        return self._answer(made, protocol.BasinFound(basin))
+
+    def _drop(self, command: protocol.DropBasin, now_ms: int, made: Made) -> Outcome:
+        basin: Basin | None = self.basins.get(command.name)
+        if basin is None or basin.number != command.number or not basin.deleted_ms:
+            return self._answer(made, protocol.BasinFound(None))
+        self._machine._log(changes.BasinDropped(command.name), made)
+        return self._answer(made, protocol.BasinFound(basin))
+
+    def _answer(self, made: Made, reply: protocol.Reply | StreamsError) -> Outcome:
+        return Outcome(made, reply, self.lsn if self.lsn > self._machine.durable_lsn else 0, True)
+
+    # -- applying
+
+    def _apply_registered(self, change: changes.BasinRegistered, lsn: int) -> None:
+        self.basins[change.basin.name] = change.basin
+        self.last_number = max(self.last_number, change.basin.number)
+        self.lsn = lsn
+
+    def _apply_dropped(self, change: changes.BasinDropped, lsn: int) -> None:
+        self.basins.pop(change.name, None)
+        self.lsn = lsn
+
+    def restore(self, basins: Iterable[Basin], last_number: int) -> None:
+        """Takes over what a snapshot says."""
+        for basin in basins:
+            self.basins[basin.name] = basin
+        self.last_number = last_number

@@ -1,0 +1,146 @@
+"""What a stream is beside its box: what was said of it, when its records came, what is to be trimmed.
+
+Records of a stream expire by when they were *written*, whatever their timestamps say, so the times of writing
+are kept here, in marks: everything up to `last_seqs[i]`, and behind the mark before, was written from
+`opened_ms[i]` to `closed_ms[i]`. A record expires when the mark it is in does, so it may stay a little longer
+than it must: for one part in `_MARKS_PER_AGE` of the retention.
+
+A trim is put off: whoever follows the stream must get the records that are trimmed in the very batch that
+says so. What is put off is kept here too, so that it survives a restart.
+
+Invariants
+- MARKS: the three columns rise together, and all of a mark lies at or behind the first live record.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from typing import NamedTuple
+
+from shard.core.changes import StreamAppended, StreamFacts
+from streams.protocol.streams import Stream
+
+#: How long a trim is put off, and how long a stream is seen as being deleted before it is gone.
+TRIM_LAG_MS = 2_000
+DELETION_LAG_MS = 1_000
+
+#: A mark is as long as this part of the retention, or a minute where records are kept for ever.
+_MARKS_PER_AGE = 256
+_FOREVER_STEP_MS = 60_000
+#: Beyond it neighbours are joined. 512 marks are 12 KiB.
+_MARKS_MAX = 512
+#: Trims that come within this time are put off together, so at most nine wait.
+_TRIM_STEP_MS = 250
+
+
+class Trim(NamedTuple):
+    """Records below `seq` go at `due_ms`."""
+
+    seq: int
+    due_ms: int
+    opened_ms: int
+
+
+class StreamState:
+    __slots__ = ("closed_ms", "last_seqs", "opened_ms", "stream", "trims")
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self.opened_ms = array("q")
+        self.closed_ms = array("q")
+        self.last_seqs = array("Q")
+        self.trims: list[Trim] = []
+
+    def __repr__(self) -> str:
+        return f"<StreamState of basin {self.stream.basin_number}, {len(self.last_seqs)} marks>"
+
+    # -- deciding
+
+    @property
+    def age_ms(self) -> int:
+        """0 = records are kept for ever."""
+        return 1000 * (self.stream.spec.age_secs or 0)
+
+    @property
+    def gone_ms(self) -> int | None:
+        return self.stream.deleted_ms + DELETION_LAG_MS if self.stream.deleted_ms else None
+
+    def due_ms(self) -> int | None:
+        """When something is to be trimmed or expires next."""
+        due = [self.trims[0].due_ms] if self.trims else []
+        if self.age_ms and self.closed_ms:
+            due.append(self.closed_ms[0] + self.age_ms + 1)
+        return min(due, default=None)
+
+    def expired_before(self, now_ms: int) -> int:
+        """The seq below which everything has expired; 0 when nothing has."""
+        if not self.age_ms:
+            return 0
+        old = bisect_left(self.closed_ms, now_ms - self.age_ms)
+        return self.last_seqs[old - 1] + 1 if old else 0
+
+    def trimmed_before(self, now_ms: int) -> int:
+        """The seq below which everything is to be trimmed by now; 0 when nothing is."""
+        return max((trim.seq for trim in self.trims if trim.due_ms <= now_ms), default=0)
+
+    # -- applying
+
+    def appended(self, change: StreamAppended, earliest_seq: int) -> None:
+        self._mark(change.at_ms, change.batch.last_seq)
+        if change.trim_seq > max(earliest_seq, self.trims[-1].seq if self.trims else 0):
+            due_ms = change.at_ms + TRIM_LAG_MS
+            if self.trims and change.at_ms - self.trims[-1].opened_ms < _TRIM_STEP_MS:
+                self.trims[-1] = Trim(change.trim_seq, due_ms, self.trims[-1].opened_ms)
+            else:
+                self.trims.append(Trim(change.trim_seq, due_ms, change.at_ms))
+
+    def _mark(self, at_ms: int, last_seq: int) -> None:
+        step_ms = self.age_ms // _MARKS_PER_AGE if self.age_ms else _FOREVER_STEP_MS
+        if self.opened_ms and at_ms < self.opened_ms[-1] + step_ms:
+            self.closed_ms[-1] = max(self.closed_ms[-1], at_ms)
+            self.last_seqs[-1] = last_seq
+            return
+        if len(self.opened_ms) >= _MARKS_MAX:
+            self.opened_ms = self.opened_ms[0::2]
+            self.closed_ms = self.closed_ms[1::2]
+            self.last_seqs = self.last_seqs[1::2]
+        # A clock that was set back does not make records older than those before them.
+        at_ms = max(at_ms, self.closed_ms[-1]) if self.closed_ms else at_ms
+        self.opened_ms.append(at_ms)
+        self.closed_ms.append(at_ms)
+        self.last_seqs.append(last_seq)
+
+    def dropped_before(self, earliest_seq: int) -> None:
+        """Nothing below `earliest_seq` is live any more."""
+        gone = bisect_left(self.last_seqs, earliest_seq)
+        if gone:
+            del self.opened_ms[:gone], self.closed_ms[:gone], self.last_seqs[:gone]
+        self.trims = [trim for trim in self.trims if trim.seq > earliest_seq]
+
+    # -- snapshots
+
+    def facts(self) -> StreamFacts:
+        return StreamFacts(
+            stream=self.stream,
+            opened_ms=self.opened_ms.tobytes(),
+            closed_ms=self.closed_ms.tobytes(),
+            last_seqs=self.last_seqs.tobytes(),
+            trims=[(trim.seq, trim.due_ms, trim.opened_ms) for trim in self.trims],
+        )
+
+    @classmethod
+    def from_facts(cls, facts: StreamFacts) -> StreamState:
+        state = cls(facts.stream)
+        state.opened_ms.frombytes(facts.opened_ms)
+        state.closed_ms.frombytes(facts.closed_ms)
+        state.last_seqs.frombytes(facts.last_seqs)
+        state.trims = [Trim(*trim) for trim in facts.trims]
+        return state
+
+    def check(self, earliest_seq: int) -> None:
+        """Asserts the invariants named above. For tests."""
+        assert len(self.opened_ms) == len(self.closed_ms) == len(self.last_seqs) <= _MARKS_MAX, "MARKS"
+        assert list(self.last_seqs) == sorted(set(self.last_seqs)), "MARKS"
+        assert list(self.closed_ms) == sorted(self.closed_ms), "MARKS"
+        assert not self.last_seqs or self.last_seqs[0] >= earliest_seq, "MARKS"

@@ -1,0 +1,238 @@
+"""Binary records as bytes: headers and a body, as a stream of the S2 API keeps and sends them. Pure.
+
+A batch of binary records is kept as the records of a protobuf `ReadBatch`, so a read is a slice here too:
+
+    0a  len  { 08 seq_num · 10 timestamp · 1a header … · 22 body }   0a  len  { … }
+    └ tag    └────────────── record 0, end(0) ──────────────────┘   └ tag of record 1, stands where JSON
+      (not kept)                                                       has its comma
+
+The tag of the first record is not kept: so one byte stands between two records in either encoding, and all
+arithmetic of a batch is the same. Everything of a record behind its timestamp is its **tail**: it is written
+where the record is taken in, and never looked at again on its way to the log and back.
+
+A sealed record has in place of headers and body one field 15: `metered varint · what the cipher made of the
+tail`. Who has the key makes the tail of it again (`gateway/s2/ciphers.py`).
+
+**Seqs.** The first record of a stream is number 0, the first seq of a box is 1. `seq_num = seq - 1`, here and
+nowhere else; so the next number of a stream is the head seq of its box, and the number at which a reader
+wants to begin is the cursor of a reader that has everything before it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from base64 import b64encode
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import orjson
+
+#: Between two records of a batch: the tag of field 1, bytes.
+SEPARATOR = b"\x0a"
+
+_SEQ, _TIME, _HEADER, _BODY, _SEALED = 0x08, 0x10, 0x1A, 0x22, 0x7A
+_HEADER_NAME, _HEADER_VALUE = 0x0A, 0x12
+
+Header = tuple[bytes, bytes]
+
+
+class BadProtobuf(ValueError):
+    """The bytes are not the message that was expected."""
+
+
+class Record(NamedTuple):
+    seq_num: int
+    timestamp: int
+    headers: Sequence[Header]
+    body: bytes
+    #: What a cipher made of headers and body, b"" when none did.
+    sealed: bytes = b""
+    #: Of a sealed record: its metered bytes.
+    sealed_size: int = 0
+
+    @property
+    def metered(self) -> int:
+        return self.sealed_size if self.sealed else metered_of(self.headers, self.body)
+
+
+def seq_of(seq_num: int) -> int:
+    """The seq of a stream's record of this number."""
+    return seq_num + 1
+
+
+def metered_of(headers: Sequence[Header], body: bytes) -> int:
+    """What S2 counts a record as, whatever its encoding."""
+    size = 8 + len(body)
+    for name, value in headers:
+        size += 2 + len(name) + len(value)
+    return size
+
+
+# ---------------------------------------------------------------------------------------------------
+# Protobuf, as much of it as there is in these messages
+
+_SMALL = [bytes([number]) for number in range(128)]
+
+
+def varint(number: int) -> bytes:
+    if number < 128:
+        return _SMALL[number]
+    parts = bytearray()
+    while number > 127:
+        parts.append(number & 127 | 128)
+        number >>= 7
+    parts.append(number)
+    return bytes(parts)
+
+
+def read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """The number at `at`, and where it ends."""
+    byte = data[at]
+    at += 1
+    if byte < 128:
+        return byte, at
+    number, shift = byte & 127, 7
+    while True:
+        byte = data[at]
+        at += 1
+        number |= (byte & 127) << shift
+        if byte < 128:
+            return number & 0xFFFFFFFFFFFFFFFF, at
+        shift += 7
+        if shift > 63:
+            raise BadProtobuf("a number has more than ten bytes")
+
+
+def fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+    """(tag, number or 0, start, end) of every field of a message; the last two are those of its bytes."""
+    while at < end:
+        tag, at = read_varint(data, at)
+        kind = tag & 7
+        if tag < 8:
+            raise BadProtobuf("a field has the number 0")
+        if kind == 2:
+            size, at = read_varint(data, at)
+            if size > end - at:
+                raise BadProtobuf("a field is longer than its message")
+            yield tag, 0, at, at + size
+            at += size
+        elif kind == 0:
+            number, at = read_varint(data, at)
+            yield tag, number, at, at
+        elif kind in (1, 5):
+            at += 8 if kind == 1 else 4
+            yield tag, 0, at, at
+        else:
+            raise BadProtobuf(f"a field has the unknown wire type {kind}")
+    if at > end:
+        raise BadProtobuf("a field is longer than its message")
+
+
+def header_of(data: bytes, at: int, end: int) -> Header:
+    name = value = b""
+    for tag, _, start, stop in fields(data, at, end):
+        if tag == _HEADER_NAME:
+            name = data[start:stop]
+        elif tag == _HEADER_VALUE:
+            value = data[start:stop]
+    return name, value
+
+
+# ---------------------------------------------------------------------------------------------------
+# Writing
+
+
+def tail_of(headers: Sequence[Header], body: bytes) -> bytes:
+    """Everything of a record behind its timestamp."""
+    if not headers:
+        return b"\x22%b%b" % (varint(len(body)), body) if body else b""
+    parts: list[bytes] = []
+    for name, value in headers:
+        header = b"\x0a%b%b" % (varint(len(name)), name) if name else b""
+        if value:
+            header += b"\x12%b%b" % (varint(len(value)), value)
+        parts.append(b"\x1a%b%b" % (varint(len(header)), header))
+    if body:
+        parts.append(b"\x22%b%b" % (varint(len(body)), body))
+    return b"".join(parts)
+
+
+def sealed_tail(sealed: bytes, *, size: int) -> bytes:
+    """The tail of a record that a cipher has closed; `size` is its metered size."""
+    content = varint(size) + sealed
+    return b"\x7a%b%b" % (varint(len(content)), content)
+
+
+def entry(seq_num: int, timestamp: int, tail: bytes) -> bytes:
+    """A record as it stands in a batch, without the tag before it."""
+    seq = b"\x08%b" % varint(seq_num) if seq_num else b""
+    time = b"\x10%b" % varint(timestamp) if timestamp else b""
+    return b"%b%b%b%b" % (varint(len(seq) + len(time) + len(tail)), seq, time, tail)
+
+
+def joined(tails: Sequence[bytes], *, first_seq: int, times: int | Sequence[int]) -> tuple[bytes, array[int]]:
+    """The blob of a batch, and the running total of its records' bytes."""
+    number = first_seq - 1
+    if isinstance(times, int):
+        time = b"\x10%b" % varint(times) if times else b""
+        parts: list[bytes] = []
+        for tail in tails:
+            head = b"\x08%b%b" % (varint(number), time) if number else time
+            parts.append(b"%b%b%b" % (varint(len(head) + len(tail)), head, tail))
+            number += 1
+    else:
+        parts = [
+            entry(seq_num, time, tail)
+            for seq_num, (time, tail) in enumerate(zip(times, tails, strict=True), number)
+        ]
+    return SEPARATOR.join(parts), array("I", accumulate(map(len, parts)))
+
+
+# ---------------------------------------------------------------------------------------------------
+# Reading
+
+
+def records_of(text: bytes) -> Iterator[Record]:
+    """The records of a stretch of a batch: entries with a separator between them."""
+    at, end = 0, len(text)
+    while at < end:
+        size, at = read_varint(text, at)
+        yield _record(text, at, at + size)
+        at += size + 1
+
+
+def _record(text: bytes, at: int, end: int) -> Record:
+    seq_num = timestamp = sealed_size = 0
+    headers: list[Header] = []
+    body = sealed = b""
+    for tag, number, start, stop in fields(text, at, end):
+        if tag == _BODY:
+            body = text[start:stop]
+        elif tag == _SEQ:
+            seq_num = number
+        elif tag == _TIME:
+            timestamp = number
+        elif tag == _HEADER:
+            headers.append(header_of(text, start, stop))
+        elif tag == _SEALED:
+            sealed_size, start = read_varint(text, start)
+            sealed = text[start:stop]
+    return Record(seq_num, timestamp, headers, body, sealed, sealed_size)
+
+
+def shown(text: bytes, *, meta: bool, data: bool) -> bytes:
+    """The records as `/v0` shows them: the body as base64, headers as pairs of base64 in `meta`. What a
+    cipher has closed is shown as it is kept, and `meta` says so."""
+    parts: list[bytes] = []
+    for record in records_of(text):
+        part = b'{"$seq":%d,"$ts":%d' % (seq_of(record.seq_num), record.timestamp)
+        if meta and record.sealed:
+            part += b',"meta":{"sealed":true}'
+        elif meta and record.headers:
+            pairs = [[b64encode(name).decode(), b64encode(value).decode()] for name, value in record.headers]
+            part += b',"meta":{"headers":%b}' % orjson.dumps(pairs)
+        if data:
+            part += b',"data":"%b"' % b64encode(record.sealed or record.body)
+        parts.append(part + b"}")
+    return b",".join(parts)

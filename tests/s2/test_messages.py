@@ -1,0 +1,262 @@
+"""Goal: records, acks and frames are on the wire what the S2 API says (s2-v1 §4, §10, §13, §14).
+
+Method: vectors that were taken off the wire, and tables of what is refused with which code.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from array import array
+
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.s2 import frames, messages
+from gateway.s2.errors import STATUS_OF, S2Error, translated
+from gateway.s2.messages import Given, Input
+from streams.protocol import errors, sequenced
+from streams.protocol.streams import StreamAppended
+from tests.support.machines import sampled
+
+MIB = 1024 * 1024
+
+
+def code_of(call: object, *arguments: object, **options: object) -> str:
+    with pytest.raises(S2Error) as refused:
+        call(*arguments, **options)  # type: ignore[operator]
+    return refused.value.code
+
+
+# -- protobuf
+
+
+def test_a_batch_is_read_as_it_is_on_the_wire() -> None:
+    one = messages.input_from_protobuf(bytes.fromhex("0a041a026869"))
+    assert (one.tails, one.match_seq_num, one.fencing_token) == ([sequenced.tail_of([], b"hi")], None, None)
+    fence = messages.input_from_protobuf(bytes.fromhex("0a1008001207120566656e63651a03746f6b10001a00"))
+    assert (fence.fence, fence.match_seq_num, fence.fencing_token) == ("tok", 0, "")
+    assert fence.times == array("q", [0])
+    trim = messages.input_from_protobuf(b"\x0a\x12" + bytes.fromhex("120612047472696d1a080000000000000005"))
+    assert (trim.trims, trim.command_indexes) == ([(0, 5)], {0})
+
+
+def test_an_ack_has_all_its_positions_even_when_they_are_zero() -> None:
+    assert (
+        messages.ack_as_protobuf(StreamAppended(0, 1000, 1, 1000)).hex()
+        == "0a0310e8071205080110e8071a05080110e807"
+    )
+    assert messages.ack_as_protobuf(StreamAppended(0, 0, 0, 0)).hex() == "0a0012001a00"
+
+
+def test_a_heartbeat_is_a_batch_of_nothing_but_the_tail() -> None:
+    assert frames.frame(messages.batch_as_protobuf(b"", (1, 1000))).hex() == "000008001205080110e807"
+    assert messages.batch_as_protobuf(b"", (0, 0)).hex() == "1200"
+    record = sequenced.entry(0, 1000, sequenced.tail_of([(b"k", b"v")], b"hi"))
+    found = frames.frame(messages.batch_as_protobuf(record, None))
+    assert found.hex() == "000012000a0f10e8071a060a016b12017622026869"
+
+
+@pytest.mark.parametrize("data", [b"\x0a\x05x", b"\x0a\x02\x1a\x05", b"\x1a\x01\xff", b"\x08\xff"])
+def test_what_is_no_batch_is_bad_proto(data: bytes) -> None:
+    assert code_of(messages.input_from_protobuf, data) == "bad_proto"
+
+
+@sampled(40)
+@given(
+    st.lists(
+        st.tuples(
+            st.none() | st.integers(0, 2**40),
+            st.lists(st.tuples(st.binary(min_size=1, max_size=4), st.binary(max_size=4)), max_size=2),
+            st.binary(max_size=200),
+        ),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_any_batch_is_read_as_it_was_written(
+    records: list[tuple[int | None, list[tuple[bytes, bytes]], bytes]],
+) -> None:
+    data = b""
+    for time, headers, body in records:
+        record = b"" if time is None else b"\x08" + sequenced.varint(time)
+        for name, value in headers:
+            header = b"\x0a%b%b\x12%b%b" % (sequenced.varint(len(name)), name, bytes([len(value)]), value)
+            record += b"\x12" + sequenced.varint(len(header)) + header
+        record += b"\x1a%b%b" % (sequenced.varint(len(body)), body)
+        data += b"\x0a" + sequenced.varint(len(record)) + record
+    found = messages.input_from_protobuf(data)
+    assert found.tails == [sequenced.tail_of(headers, body) for _, headers, body in records]
+    if any(time is not None for time, _, _ in records):
+        assert list(found.times) == [-1 if time is None else time for time, _, _ in records]
+    else:
+        assert not found.times
+
+
+# -- what a batch may hold
+
+
+def command(operation: bytes, body: bytes = b"") -> list[Given]:
+    return [Given(None, [(b"", operation)], body)]
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        [],
+        [Given(None, [], b"")] * 1001,
+        [Given(None, [], b"x" * MIB)],
+        [Given(None, [], b"x" * (MIB // 2))] * 2,
+        [Given(None, [(b"", b"fence"), (b"a", b"b")], b"")],
+        command(b"explode"),
+        command(b"trim", b"short"),
+        command(b"fence", b"\xff"),
+        command(b"fence", b"x" * 37),
+        [Given(2**63, [], b"")],
+    ],
+    ids=[
+        "none",
+        "too many",
+        "too large",
+        "too large together",
+        "a name is empty",
+        "no such command",
+        "trim of five bytes",
+        "a token that is no text",
+        "a long token",
+        "a time beyond all times",
+    ],
+)
+def test_a_batch_that_may_not_be_is_invalid(records: list[Given]) -> None:
+    assert code_of(Input, records) == "invalid"
+
+
+def test_the_largest_batch_is_taken() -> None:
+    assert Input([Given(None, [], b"x" * (MIB - 8))]).metered == MIB
+    assert Input([Given(None, [], b"")] * 1000).count == 1000
+    assert code_of(Input, [Given(None, [], b"")], None, "x" * 37) == "invalid"
+
+
+# -- JSON
+
+
+def test_json_and_base64_say_the_same() -> None:
+    raw = messages.input_from_json(
+        b'{"records":[{"timestamp":5,"headers":[["k","v"]],"body":"hi"},{}],"match_seq_num":3}',
+        is_base64=False,
+    )
+    coded = messages.input_from_json(
+        b'{"records":[{"timestamp":5,"headers":[["aw==","dg=="]],"body":"aGk="},{}],"match_seq_num":3}',
+        is_base64=True,
+    )
+    assert raw.tails == coded.tails == [sequenced.tail_of([(b"k", b"v")], b"hi"), b""]
+    assert (list(raw.times), raw.match_seq_num) == ([5, -1], 3)
+
+
+@pytest.mark.parametrize(
+    ("body", "is_base64", "code"),
+    [
+        (b"{", False, "bad_json"),
+        (b"{}", False, "bad_json"),
+        (b'{"records":[{"body":5}]}', False, "bad_json"),
+        (b'{"records":[{"headers":[["a"]]}]}', False, "bad_json"),
+        (b'{"records":[{"timestamp":-1}]}', False, "bad_json"),
+        (b'{"records":[{}],"match_seq_num":18446744073709551616}', False, "bad_json"),
+        (b'{"records":[{"body":"?"}]}', True, "invalid"),
+        (b'{"records":[]}', False, "invalid"),
+    ],
+)
+def test_json_that_is_not_a_batch_is_refused(body: bytes, is_base64: bool, code: str) -> None:
+    assert code_of(messages.input_from_json, body, is_base64=is_base64) == code
+
+
+def test_a_batch_as_json_leaves_out_what_is_empty() -> None:
+    text = sequenced.SEPARATOR.join(
+        (
+            sequenced.entry(7, 5, sequenced.tail_of([(b"k", b"\xff")], b"a")),
+            sequenced.entry(8, 5, b""),
+        )
+    )
+    records = list(sequenced.records_of(text))
+    assert json.loads(messages.batch_as_json(records, None, is_base64=True)) == {
+        "records": [
+            {"seq_num": 7, "timestamp": 5, "headers": [["aw==", "/w=="]], "body": "YQ=="},
+            {"seq_num": 8, "timestamp": 5},
+        ]
+    }
+    raw = json.loads(messages.batch_as_json(records, (9, 5), is_base64=False))
+    assert raw["records"][0]["headers"] == [["k", "�"]]
+    assert raw["tail"] == {"seq_num": 9, "timestamp": 5}
+
+
+# -- frames
+
+
+def test_a_terminal_frame_carries_a_status_and_the_body_of_the_answer() -> None:
+    error = translated(errors.SeqMismatch("", next_seq=1))
+    assert frames.terminal(error).hex() == "000019" + "80" + "019c" + b'{"seq_num_mismatch":1}'.hex()
+
+
+@pytest.mark.parametrize("codec", [frames.NONE, frames.ZSTD, frames.GZIP])
+@pytest.mark.parametrize("size", [0, 1, 1023, 100_000])
+def test_frames_come_back_whatever_they_are_cut_into(codec: int, size: int) -> None:
+    bodies = [b"x" * size, b"second"]
+    data = b"".join(frames.frame(body, codec=codec, is_advised=True) for body in bodies)
+    assert bool(data[3] >> 5) == (codec != frames.NONE and size >= 1024)
+    for step in (1, 7, len(data)):
+        receiver = frames.Receiver()
+        found = []
+        for at in range(0, len(data), max(step, len(data) // 50)):
+            found += receiver.feed_untrusted(data[at : at + max(step, len(data) // 50)])
+        receiver.end_untrusted()
+        assert found == bodies
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\0\0\0\0",
+        b"\xff\xff\xff\0",
+        b"\0\0\x02\x80?",
+        b"\0\0\x02\x60?",
+        b"\0\0\x02\x20?",
+        b"\0\0\x02\x40?",
+        (1 + len(bomb := gzip.compress(bytes(3 * MIB)))).to_bytes(3, "big") + b"\x40" + bomb,
+        (1 + len(boom := zstandard.compress(bytes(3 * MIB)))).to_bytes(3, "big") + b"\x20" + boom,
+    ],
+    ids=["empty", "too long", "terminal", "codec 3", "no zstd", "no gzip", "gzip bomb", "zstd bomb"],
+)
+def test_a_bad_frame_is_told_as_one(data: bytes) -> None:
+    assert code_of(lambda: list(frames.Receiver().feed_untrusted(data))) == "bad_frame"
+
+
+def test_a_session_may_not_end_in_the_middle_of_a_frame() -> None:
+    receiver = frames.Receiver()
+    assert list(receiver.feed_untrusted(b"\0\0\x05\0ab")) == []
+    assert code_of(receiver.end_untrusted) == "bad_frame"
+
+
+def test_frames_are_compressed_with_the_best_that_is_accepted() -> None:
+    assert frames.codec_for(None) == frames.NONE
+    assert frames.codec_for("gzip, deflate") == frames.GZIP
+    assert frames.codec_for("gzip;q=1, zstd;q=0.5") == frames.ZSTD
+
+
+# -- errors
+
+
+def test_every_error_of_ours_has_a_status_in_theirs() -> None:
+    details = {"token": "", "next_seq": 0, "seq_num": 0, "timestamp": 0}
+    for kind in errors.BY_CODE.values():
+        found = translated(kind("why", **details))
+        assert found.code in STATUS_OF or found.status in (412, 416)
+        assert found.body
+
+
+def test_nothing_that_may_have_happened_is_told_as_if_it_had_not() -> None:
+    assert translated(errors.OutcomeUnknown()).code == "unavailable"
+    assert translated(errors.ShardUnavailable()).code == "hot_server"
+    assert translated(errors.Throttled("", limit="boxes")).code == "quota_exhausted"
+    assert translated(errors.Throttled("", limit="in_flight")).code == "rate_limited"
