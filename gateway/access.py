@@ -103,6 +103,7 @@ RULES: Final[dict[str, Rule]] = {
     "GET /healthz": _PROBE,
     "GET /v0/ready": _PROBE,
     "GET /readyz": _PROBE,
+    "GET /ping": _PROBE,
 }
 
 _parameter = re.compile(r"\{[^}]*\}")

@@ -63,6 +63,11 @@ INTERNAL: frozenset[int] = frozenset(
         wire.OP_REQUIRE_QUEUE,
         wire.OP_PLAN_REQUEUE,
         wire.OP_AWAIT_MOVES,
+        wire.OP_APPEND_STREAM,
+        wire.OP_READ_STREAM,
+        wire.OP_ASK_STREAMS,
+        wire.OP_REPORT,
+        wire.OP_PING,
         *wire.EXPORT_OPS,
     )
 )
