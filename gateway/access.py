@@ -95,6 +95,9 @@ RULES: Final[dict[str, Rule]] = {
     "GET /v0/ws": _ANY,
     # Whoever writes to shards directly needs the map, whatever else the key allows.
     "GET /v0/placement": _ANY,
+    # They say what this software is, which everybody may know, and nothing of what is in it.
+    "GET /v0/openapi.json": _OPEN,
+    "GET /docs": _OPEN,
     "GET /v0/health": _PROBE,
     "GET /health": _PROBE,
     "GET /healthz": _PROBE,

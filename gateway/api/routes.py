@@ -14,6 +14,7 @@ import trio
 
 from gateway.access import RULES, Rule, route_of
 from gateway.api.boxes import Boxes
+from gateway.api.described import Described
 from gateway.api.groups import Groups
 from gateway.api.ops import Ops
 from gateway.api.queues import Queues
@@ -75,6 +76,7 @@ class Api:
         routers = Routers(registrar, body_bytes_max)
         self.sockets = Sockets(watch, dispatch, guard)
         watches = Watches(watch, body_bytes_max)
+        described = Described(version)
         ops = Ops(dispatch, version=version, sockets=sockets, addresses=addresses)
         work = WorkStreams(dispatch, draining, watch)
         queues = Queues(dispatch, body_bytes_max, work)
@@ -106,6 +108,8 @@ class Api:
             "/v0/boxes": {"GET": boxes.list},
             "/v0/routers": {"GET": routers.list},
             "/v0/placement": {"GET": ops.placement},
+            "/v0/openapi.json": {"GET": described.document},
+            "/docs": {"GET": described.page},
             "/v0/watch": {"POST": watches.create},
             "/v0/ws": {"GET": watches.not_a_socket},
             **{path: {"GET": ops.health} for path in ("/v0/health", "/health", "/healthz")},
