@@ -190,8 +190,11 @@ class Api:
         if not guard.is_open(rule):
             request.key = key = guard.identify(request, takes_token=rule.takes_token)
             rule.check(key.grant, names[0] if names else "")
-            with guard.in_flight.one_of(key):
+            guard.in_flight.take(key)
+            try:
                 return await routed.handler(request, *names)
+            finally:
+                guard.in_flight.give(key)
         return await routed.handler(request, *names)
 
     @staticmethod

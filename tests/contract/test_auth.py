@@ -383,6 +383,21 @@ def test_routers_show_only_where_name_and_both_ends_are_within_the_prefixes(lock
     assert gone["routers_removed"] == [f"in.{tail}.leads-out"]  # not the one whose name is outside
 
 
+def test_a_cycle_names_no_box_outside_the_prefixes(locked, box):
+    """§11, §6.1"""
+    tail = box[-12:]
+    inside, outside = [f"in.{tail}.{n}" for n in range(2)], f"out.{tail}"
+    for source, dest in [(inside[0], outside), (outside, inside[1])]:
+        body = {"source": source, "dest": dest}
+        made = locked.send("PUT", f"/v0/routers/{source}->{dest}", body, headers=bearer(FREE))
+        assert made.status_code == 201, made.text
+    closing = {"source": inside[1], "dest": inside[0]}
+    response = locked.send("PUT", f"/v0/routers/in.{tail}", closing, headers=bearer(CONFINED))
+    assert "detail" not in locked.refused(response, 409, "router_cycle") and outside not in response.text
+    response = locked.send("PUT", f"/v0/routers/in.{tail}", closing, headers=bearer(FREE))
+    assert outside in locked.refused(response, 409, "router_cycle")["detail"]["cycle"]
+
+
 # -- streams and sockets --------------------------------------------------------------------------------
 
 
