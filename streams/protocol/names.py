@@ -7,6 +7,9 @@ length in bytes, and no name can walk a file path (files are named by number, ne
 from __future__ import annotations
 
 import re
+from typing import Annotated
+
+from msgspec import Meta
 
 from streams.protocol.errors import InvalidRequest
 
@@ -15,6 +18,10 @@ ROUTER_NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}"
 
 _box_name = re.compile(BOX_NAME_PATTERN).fullmatch
 _router_name = re.compile(ROUTER_NAME_PATTERN).fullmatch
+
+#: A name in a body: text to the decoder, for `check_box_name` says better what is wrong with it; described in
+#: full to whoever reads the schema.
+BoxName = Annotated[str, Meta(extra_json_schema={"pattern": f"^{BOX_NAME_PATTERN}$"})]
 
 IDEMPOTENCY_KEY_CHARS_MAX = 256
 FENCING_TOKEN_BYTES_MAX = 48
