@@ -98,6 +98,9 @@ RULES: Final[dict[str, Rule]] = {
     "GET /v0/metrics": Rule(scopes=READ, is_whole=True),
     "GET /metrics": Rule(scopes=READ, is_whole=True),
     "GET /v0/status": Rule(scopes=READ, is_whole=True),
+    # They say what this software is, which everybody may know, and nothing of what is in it.
+    "GET /v0/openapi.json": _OPEN,
+    "GET /docs": _OPEN,
     "GET /v0/health": _PROBE,
     "GET /health": _PROBE,
     "GET /healthz": _PROBE,

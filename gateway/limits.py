@@ -9,9 +9,7 @@ Bounds: a count for each key that holds something, and none for others; keys are
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from streams.protocol.errors import Throttled
 from streams.protocol.keys import Key, KeyRing
@@ -61,7 +59,7 @@ class StreamSlots:
         self._total_max = total_max
         self._per_key_max = per_key_max
         self._taken: set[Slot] = set()
-        self._by_key: Counter[str] = Counter()
+        self._by_key: dict[str, int] = {}
 
     def __repr__(self) -> str:
         return f"<StreamSlots {len(self._taken)} of {self._total_max or 'any number'}>"
@@ -73,13 +71,13 @@ class StreamSlots:
         if self._total_max and len(self._taken) >= self._total_max:
             raise Throttled(f"{len(self._taken)} event streams are open; close some", limit="sse_connections")
         if key is not None:
-            count = self._by_key[key.digest]
+            count = self._by_key.get(key.digest, 0)
             if self._per_key_max and count >= self._per_key_max:
                 raise Throttled(
                     f"{count} event streams of this key are open; close some",
                     limit="sse_connections_per_key",
                 )
-            self._by_key[key.digest] += 1
+            self._by_key[key.digest] = count + 1
         slot = Slot(self, key)
         self._taken.add(slot)
         return slot
@@ -102,26 +100,27 @@ class InFlight:
 
     def __init__(self, per_key_max: int = 0) -> None:
         self._max = per_key_max
-        self._by_key: Counter[str] = Counter()
+        self._by_key: dict[str, int] = {}
 
     def __repr__(self) -> str:
-        return f"<InFlight {self._by_key.total()} of {len(self._by_key)} keys>"
+        return f"<InFlight {sum(self._by_key.values())} of {len(self._by_key)} keys>"
 
-    @contextmanager
-    def one_of(self, key: Key) -> Iterator[None]:
-        count = self._by_key[key.digest]
+    def take(self, key: Key) -> None:
+        """Whoever takes one gives it back. (A context manager would cost four times as much.)"""
+        count = self._by_key.get(key.digest, 0)
         if self._max and count >= self._max:
             raise Throttled(
                 f"{count} requests of this key are in flight; wait for some", limit="inflight_per_key"
             )
         self._by_key[key.digest] = count + 1
-        try:
-            yield
-        finally:
-            _count_down(self._by_key, key)
+
+    def give(self, key: Key) -> None:
+        _count_down(self._by_key, key)
 
 
-def _count_down(counts: Counter[str], key: Key) -> None:
-    counts[key.digest] -= 1
-    if not counts[key.digest]:
+def _count_down(counts: dict[str, int], key: Key) -> None:
+    left = counts[key.digest] - 1
+    if left:
+        counts[key.digest] = left
+    else:
         del counts[key.digest]

@@ -117,6 +117,7 @@ class Shard:
         sessions_max = -(-config.max_watch_sessions // config.shards) if config.max_watch_sessions else 0
         self._machine = Machine(
             boxes_max=boxes_max,
+            bytes_max=-(-config.max_total_bytes // config.shards),
             routers_max=config.max_routers,
             sessions_max=sessions_max,
             shard=arguments.index,

@@ -358,6 +358,12 @@ class Config:
     max_sse_connections_per_key: int = _setting(
         "count", 1000, "The same for each key; 0 is no limit.", most=10**9
     )
+    max_total_bytes: int = _setting(
+        "bytes",
+        0,
+        "Live records on this server, shared evenly by its shards; 0 is no limit.",
+        most=1 << 50,
+    )
     max_inflight_per_key: int = _setting(
         "count",
         1000,

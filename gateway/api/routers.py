@@ -13,7 +13,7 @@ from gateway.http import Request, Response
 from gateway.registrar import Registrar
 from streams.protocol import requests
 from streams.protocol.access import Grant
-from streams.protocol.errors import RouterNotFound
+from streams.protocol.errors import RouterCycle, RouterNotFound
 from streams.protocol.names import check_box_name, check_router_name
 from streams.protocol.query import Query
 from streams.protocol.requests import PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX
@@ -36,7 +36,15 @@ class Routers:
             existing = await self._registrar.get(name)
             if existing is not None:  # it would be replaced
                 _check_ends(request, existing.route)
-        put = await self._registrar.put(name, route, from_seq)
+        try:
+            put = await self._registrar.put(name, route, from_seq)
+        except RouterCycle as error:
+            grant = request.grant
+            if grant is None or all(map(grant.covers, error.detail.get("cycle", ()))):
+                raise
+            raise RouterCycle(
+                "the router would close a cycle through boxes that this key may not see"
+            ) from None
         facts = {**put.router.shown(), "created": put.created}
         return from_facts(request, facts, 201 if put.created else 200)
 

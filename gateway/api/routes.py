@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 from urllib.parse import unquote
 
 import structlog
@@ -15,6 +15,7 @@ import trio
 
 from gateway.access import RULES, Rule, route_of
 from gateway.api.boxes import Boxes
+from gateway.api.described import Described
 from gateway.api.groups import Groups
 from gateway.api.ops import Ops
 from gateway.api.queues import Queues
@@ -45,13 +46,13 @@ BoxHandler = Callable[[Request, str, str], Awaitable[Response]]
 RouterHandler = Callable[[Request, str], Awaitable[Response]]
 PlainHandler = Callable[[Request], Awaitable[Response]]
 
-_H = TypeVar("_H", bound=Callable[..., Awaitable[Response]])
+AnyHandler = Callable[..., Awaitable[Response]]
 
 
-class Routed(NamedTuple, Generic[_H]):
+class Routed(NamedTuple):
     """Who answers, and what is asked of a key before."""
 
-    handler: _H
+    handler: AnyHandler
     rule: Rule
 
 
@@ -77,7 +78,8 @@ class Api:
         answered: dict[int, int] | None = None,
         logs_access: bool = False,
     ) -> None:
-        self._s2 = s2
+        #: It asks for keys itself, and refuses in its own words (`gateway/s2/access.py`).
+        self._under_s2 = Routed(s2.handle, Rule(is_open=True))
         self.guard = guard
         #: Method and address of everything that is answered, as in `gateway/access.py`.
         self.routes: list[str] = []
@@ -90,6 +92,7 @@ class Api:
         routers = Routers(registrar, body_bytes_max)
         self.sockets = Sockets(watch, dispatch, guard)
         watches = Watches(watch, body_bytes_max)
+        described = Described(version)
         ops = Ops(dispatch, version=version, sockets=sockets, addresses=addresses)
         work = WorkStreams(dispatch, draining, watch)
         queues = Queues(dispatch, body_bytes_max, work)
@@ -121,6 +124,8 @@ class Api:
             "/v0/boxes": {"GET": boxes.list},
             "/v0/routers": {"GET": routers.list},
             "/v0/placement": {"GET": ops.placement},
+            "/v0/openapi.json": {"GET": described.document},
+            "/docs": {"GET": described.page},
             "/v0/watch": {"POST": watches.create},
             "/v0/ws": {"GET": watches.not_a_socket},
             **{path: {"GET": ops.health} for path in ("/v0/health", "/health", "/healthz", "/ping")},
@@ -138,8 +143,8 @@ class Api:
         self._under_watch = self._ruled(f"{_WATCH_PREFIX}{{wid}}", {"GET": watches.open})
         self._plain = {path: self._ruled(path, methods) for path, methods in plain.items()}
 
-    def _ruled(self, template: str, methods: Mapping[str, _H]) -> dict[str, Routed[_H]]:
-        ruled: dict[str, Routed[_H]] = {}
+    def _ruled(self, template: str, methods: Mapping[str, AnyHandler]) -> dict[str, Routed]:
+        ruled: dict[str, Routed] = {}
         for method, handler in methods.items():
             route = route_of(method, template)
             self.routes.append(route)
@@ -149,7 +154,11 @@ class Api:
     async def handle(self, request: Request) -> Response:
         request_id = request_id_of(request.headers)
         try:
-            response = await self._answer(request)
+            if self.guard is None:
+                routed, names = self._find(request)
+                response = await routed.handler(request, *names)
+            else:
+                response = await self._guarded(self.guard, request)
         except StreamsError as error:
             spent_ms = (time.perf_counter_ns() - request.started_ns) / 1e6
             response = response_for(error, server_total_ms=spent_ms)
@@ -180,15 +189,26 @@ class Api:
             body_bytes=len(request.body),
         )
 
-    def _answer(self, request: Request) -> Awaitable[Response]:
+    async def _guarded(self, guard: Guard, request: Request) -> Response:
         try:
-            return self._route(request)
-        except StreamsError:
-            if self.guard is not None:  # a stranger is not told which addresses there are
-                self.guard.identify(request, takes_token=False)
+            routed, names = self._find(request)
+        except StreamsError:  # a stranger is not told which addresses there are
+            guard.identify(request, takes_token=False)
             raise
+        rule = routed.rule
+        if guard.is_open(rule):
+            return await routed.handler(request, *names)
+        request.key = key = guard.identify(request, takes_token=rule.takes_token)
+        rule.check(key.grant, names[0] if names else "")
+        guard.in_flight.take(key)
+        try:
+            return await routed.handler(request, *names)
+        finally:
+            guard.in_flight.give(key)
 
-    def _route(self, request: Request) -> Awaitable[Response]:
+    def _find(self, request: Request) -> tuple[Routed, tuple[str, ...]]:
+        """Who answers, with the rule that comes first, and the names in the path that the handler takes. No
+        handler is called but through here, so none is without its rule."""
         path = request.path
         if path.startswith(_BOX_PREFIX):
             name, _, action = path[len(_BOX_PREFIX) :].partition("/")
@@ -197,44 +217,23 @@ class Api:
             action, slash, rest = action.partition("/")
             methods = self._under_box.get(action + slash)
             if methods is not None and name and bool(rest) == bool(slash) and "/" not in rest:
-                under_box = self._pick(methods, request)
-                if self.guard is not None:
-                    return self._guarded(self.guard, under_box, request, name, rest)
-                return under_box.handler(request, name, rest)
+                return self._pick(methods, request), (name, rest)
         elif path.startswith(_ROUTER_PREFIX) and path != _ROUTER_PREFIX:
             name = _decoded(path[len(_ROUTER_PREFIX) :], "router")
-            under_routers = self._pick(self._under_routers, request)
-            if self.guard is not None:
-                return self._guarded(self.guard, under_routers, request, name)
-            return under_routers.handler(request, name)
+            return self._pick(self._under_routers, request), (name,)
         elif path.startswith(S2_PREFIX):
-            return self._s2.handle(request)
+            return self._under_s2, ()
         else:
             plain = self._plain.get(path)
             if plain is not None:
-                routed = self._pick(plain, request)
-                if self.guard is not None:
-                    return self._guarded(self.guard, routed, request)
-                return routed.handler(request)
+                return self._pick(plain, request), ()
             wid = path.removeprefix(_WATCH_PREFIX)
             if wid != path and wid and "/" not in wid:
-                under_watch = self._pick(self._under_watch, request)
-                if self.guard is not None:
-                    return self._guarded(self.guard, under_watch, request, wid)
-                return under_watch.handler(request, wid)
+                return self._pick(self._under_watch, request), (wid,)
         raise NotFound(f"{shown(path)}: there is nothing at this address", path=path[:256])
 
-    async def _guarded(self, guard: Guard, routed: Routed[_H], request: Request, *names: str) -> Response:
-        rule = routed.rule
-        if not guard.is_open(rule):
-            request.key = key = guard.identify(request, takes_token=rule.takes_token)
-            rule.check(key.grant, names[0] if names else "")
-            with guard.in_flight.one_of(key):
-                return await routed.handler(request, *names)
-        return await routed.handler(request, *names)
-
     @staticmethod
-    def _pick(methods: Mapping[str, Routed[_H]], request: Request) -> Routed[_H]:
+    def _pick(methods: Mapping[str, Routed], request: Request) -> Routed:
         handler = methods.get("GET" if request.method == "HEAD" else request.method)
         if handler is None:
             allow = sorted({*methods, *(["HEAD"] if "GET" in methods else [])})

@@ -65,8 +65,11 @@ class S2:
             return Response(204)
         if self._guard is not None:
             key = access.admitted(self._guard, request, segments)
-            with self._guard.in_flight.one_of(key):
+            self._guard.in_flight.take(key)
+            try:
                 return await self._called(handlers, request)
+            finally:
+                self._guard.in_flight.give(key)
         return await self._called(handlers, request)
 
     async def _called(self, handlers: _Handlers, request: Request) -> Response:

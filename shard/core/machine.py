@@ -46,6 +46,7 @@ from shard.core.outcome import Made as Made
 from shard.core.outcome import Missing as Missing
 from shard.core.outcome import Outcome as Outcome
 from shard.core.queue import Queue
+from shard.core.quota import Quota
 from shard.core.routers import Routers
 from shard.core.scanning import Scanning
 from shard.core.sealed import NotLoaded, Segment, TagsNotLoaded
@@ -113,6 +114,7 @@ class Machine:
         self,
         *,
         boxes_max: int = 0,
+        bytes_max: int = 0,
         routers_max: int = 0,
         sessions_max: int = 0,
         shard: int = 0,
@@ -128,6 +130,7 @@ class Machine:
         self.durable_lsn = 0
         self.last_generation = 0
         self.boxes_max = boxes_max
+        self._quota = Quota(bytes_max) if bytes_max else None
         self.shard = shard
         #: Stored boxes with batches that are not sealed; roughly, who has waited longest comes first.
         self.unsealed: dict[int, Box] = {}
@@ -622,6 +625,8 @@ class Machine:
                 limit="idempotency_keys",
             )
         change = box.plan_append(command, now_ms)
+        if self._quota is not None:
+            self._quota.check(self.boxes.values(), change.batch.live_bytes, now_ms)
         if created is not None:
             self._log(created, made)
             box = self.generations[created.generation]

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from streams.protocol.errors import BoxExistsIncompatible, InvalidRequest
-from streams.protocol.names import check_box_name
+from streams.protocol.names import BoxName, check_box_name
 
 Durability = Literal["memory", "disk", "fsync"]
 NON_NEGATIVE_MAX = 2**53 - 1  # the largest integer every JSON reader keeps exact
@@ -82,7 +82,7 @@ class BoxPatch(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     lease_ms: _Count | UnsetType = UNSET
     claim_jitter_ms: _Count | UnsetType = UNSET
     max_deliveries: _Count | UnsetType = UNSET
-    dead_letter: str | UnsetType | None = UNSET
+    dead_letter: BoxName | UnsetType | None = UNSET
     leases_durable: bool | UnsetType = UNSET
 
 

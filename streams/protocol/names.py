@@ -7,6 +7,9 @@ length in bytes, and no name can walk a file path (files are named by number, ne
 from __future__ import annotations
 
 import re
+from typing import Annotated
+
+from msgspec import Meta
 
 from streams.protocol.errors import InvalidRequest
 
@@ -18,6 +21,10 @@ _stream_name = re.compile(r"[a-z0-9-]{8,48}/(?s:.){1,512}").fullmatch
 
 _box_name = re.compile(BOX_NAME_PATTERN).fullmatch
 _router_name = re.compile(ROUTER_NAME_PATTERN).fullmatch
+
+#: A name in a body: text to the decoder, for `check_box_name` says better what is wrong with it; described in
+#: full to whoever reads the schema.
+BoxName = Annotated[str, Meta(extra_json_schema={"pattern": f"^{BOX_NAME_PATTERN}$"})]
 
 IDEMPOTENCY_KEY_CHARS_MAX = 256
 FENCING_TOKEN_BYTES_MAX = 48

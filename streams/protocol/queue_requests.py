@@ -12,7 +12,7 @@ from msgspec import Meta
 from streams.protocol import queues, wire
 from streams.protocol.appends import RecordLimits, check_seq, decode_json
 from streams.protocol.errors import InvalidRequest
-from streams.protocol.names import check_box_name, check_group_name, check_text
+from streams.protocol.names import BoxName, check_box_name, check_group_name, check_text
 from streams.protocol.query import Query
 from streams.protocol.queues import (
     CLAIM_JOBS_MAX,
@@ -29,18 +29,19 @@ WAIT_MS_MAX = 30_000
 PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX = 100, 1000
 
 _Number = Annotated[int, Meta(ge=0)]
+_Node = Annotated[str, Meta(extra_json_schema={"minLength": 1})]
 
 
 class _ClaimBody(msgspec.Struct, forbid_unknown_fields=True):
-    node: str
+    node: _Node
     max: Annotated[int, Meta(ge=1)] = 1
     lease_ms: _Number | None = None
     wait_ms: _Number = 0
 
 
 class _AckBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    node: str
-    seqs: list[_Number]
+    node: _Node
+    seqs: Annotated[list[_Number], Meta(extra_json_schema={"minItems": 1, "maxItems": SEQS_MAX})]
     lease_ids: list[str] | None = None
 
 
@@ -53,7 +54,7 @@ class _ExtendBody(_AckBody, forbid_unknown_fields=True, kw_only=True):
 
 
 class RequeueBody(msgspec.Struct, forbid_unknown_fields=True, rename={"from_box": "from"}):
-    from_box: str
+    from_box: BoxName
     max: Annotated[int, Meta(ge=1)] = 100
 
 

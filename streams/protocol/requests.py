@@ -36,6 +36,7 @@ from streams.protocol.commands import Command, Match, Reply
 from streams.protocol.errors import InvalidRequest, StreamsError
 from streams.protocol.names import (
     FENCING_TOKEN_BYTES_MAX,
+    BoxName,
     check_box_name,
     check_group_name,
     check_readable_name,
@@ -86,8 +87,8 @@ class _FenceBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _RouterBody(msgspec.Struct, forbid_unknown_fields=True):
-    source: str
-    dest: str
+    source: BoxName
+    dest: BoxName
     preserve_node: bool = True
     preserve_tag: bool = True
     create_dest: bool = True

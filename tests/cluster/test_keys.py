@@ -23,6 +23,7 @@ from streams import Client
 from streams.config import load
 from streams.direct import ShardWriter
 from streams.testing import Server, running_server
+from tests.support.commands import in_process
 from tests.support.crashing import eventually
 from tests.support.sse import Parser
 
@@ -172,3 +173,15 @@ def test_client_and_direct_writer_carry_a_key(server: tuple[Server, Path]) -> No
         assert client.box("kept.client").append({"n": 1}).last_seq == 1
     with ShardWriter(running.url, key=FIXED) as writer:
         assert writer.append("kept.direct", [{"n": 1}]).last_seq == 1
+
+
+@pytest.mark.parametrize("option", ["--key", "--token"])
+def test_the_command_line_carries_a_key(server: tuple[Server, Path], tmp_path: Path, option: str) -> None:
+    running, _ = server
+    environ = {**os.environ, "STREAMS_URL": running.url, "XDG_CONFIG_HOME": str(tmp_path)}
+    environ.pop("STREAMS_KEY", None)
+    words = ("append", "kept.cli", "1")
+    assert in_process((*words, option, FIXED), environ, tmp_path).returncode == 0
+    assert in_process(words, {**environ, "STREAMS_KEY": FIXED}, tmp_path).returncode == 0
+    refused = in_process(words, environ, tmp_path)
+    assert refused.returncode != 0 and b"key" in refused.stderr and FIXED.encode() not in refused.stderr

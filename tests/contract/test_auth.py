@@ -8,6 +8,7 @@ is refused before it is understood, so most are sent with an empty body: whateve
 must not be 401 or 403 for a key that suffices.
 """
 
+import contextlib
 import functools
 import json
 import socket
@@ -22,6 +23,7 @@ from gateway.placement import even
 from gateway.watch.service import Watch
 from streams.protocol.access import ADMIN, ALL, DELETE, READ, SCOPES, WRITE, words
 from tests.contract.conftest import COMBOS, Api
+from tests.support.crashing import eventually
 from tests.support.sockets import Refused, WebSocket
 
 SUBSETS = range(1, ALL + 1)
@@ -68,6 +70,7 @@ CONTRACT = {
     """,
     None: """
         GET /v0/health      GET /health     GET /healthz    GET /v0/ready   GET /readyz
+        GET /v0/openapi.json                GET /docs
     """,
 }
 SCOPES_OF = {
@@ -380,6 +383,21 @@ def test_routers_show_only_where_name_and_both_ends_are_within_the_prefixes(lock
     assert gone["routers_removed"] == [f"in.{tail}.leads-out"]  # not the one whose name is outside
 
 
+def test_a_cycle_names_no_box_outside_the_prefixes(locked, box):
+    """§11, §6.1"""
+    tail = box[-12:]
+    inside, outside = [f"in.{tail}.{n}" for n in range(2)], f"out.{tail}"
+    for source, dest in [(inside[0], outside), (outside, inside[1])]:
+        body = {"source": source, "dest": dest}
+        made = locked.send("PUT", f"/v0/routers/{source}->{dest}", body, headers=bearer(FREE))
+        assert made.status_code == 201, made.text
+    closing = {"source": inside[1], "dest": inside[0]}
+    response = locked.send("PUT", f"/v0/routers/in.{tail}", closing, headers=bearer(CONFINED))
+    assert "detail" not in locked.refused(response, 409, "router_cycle") and outside not in response.text
+    response = locked.send("PUT", f"/v0/routers/in.{tail}", closing, headers=bearer(FREE))
+    assert outside in locked.refused(response, 409, "router_cycle")["detail"]["cycle"]
+
+
 # -- streams and sockets --------------------------------------------------------------------------------
 
 
@@ -458,3 +476,120 @@ def test_no_key_token_or_payload_reaches_the_log(locked_h1):
     assert locked_h1.send("GET", "/v0/boxes", headers=bearer(FREE)).status_code == 200
     log = locked_h1.server.log_text()
     assert "secret-of" not in log and payload not in log
+
+
+# -- limits for each key (§12) --------------------------------------------------------------------------
+
+TOTAL = 40_000  # bytes, of which each of two shards has half
+
+
+@pytest.fixture
+def narrow(fleet):
+    """A server on which little is allowed to each key, and nothing to strangers."""
+    server = fleet(
+        "edge",
+        api_keys=KEYS,
+        probe_auth=True,
+        max_inflight_per_key=2,
+        max_sse_connections_per_key=2,
+        max_total_bytes=TOTAL,
+    )
+    with COMBOS[0].client(server.url) as client:
+        yield Api(client, server, COMBOS[0])
+
+
+def limit_of(api, response):
+    assert int(response.headers["retry-after"]) >= 1
+    return api.refused(response, 429, "throttled")["detail"]["limit"]
+
+
+def test_probes_can_be_closed_too(narrow):
+    """§13"""
+    for path in ("/v0/health", "/health", "/healthz", "/v0/ready", "/readyz"):
+        assert narrow.send("GET", path).status_code == 401
+        assert narrow.send("GET", path, headers=bearer(secret(DELETE))).status_code == 200
+
+
+def test_requests_in_flight_are_limited_for_each_key(narrow, box):
+    """§12: slots free when the request ends."""
+    mine, other = bearer(secret(READ)), bearer(FREE)
+    names = [f"{box}.{n}" for n in range(2)]
+    for name in names:
+        narrow.send("PUT", f"/v0/boxes/{name}", {}, headers=other)
+
+    def wait_at(name):
+        def ask(api):
+            while True:  # the question below may have taken a slot for a moment
+                response = api.post_diff(name, {"wait_ms": 30_000}, headers=mine)
+                if response.status_code != 429:
+                    return response
+
+        return narrow.in_background(ask)
+
+    waits = [wait_at(name) for name in names]
+
+    def refused():
+        response = narrow.send("GET", f"/v0/boxes/{names[0]}", headers=mine)
+        return None if response.status_code == 200 else limit_of(narrow, response)
+
+    assert eventually(refused) == "inflight_per_key"
+    assert narrow.send("GET", "/v0/boxes", headers=other).status_code == 200
+    narrow.send("POST", f"/v0/boxes/{names[0]}", {"records": [{"data": 1}]}, headers=other)
+    assert waits[0]()[0].status_code == 200
+    assert refused() is None
+    narrow.send("POST", f"/v0/boxes/{names[1]}", {"records": [{"data": 1}]}, headers=other)
+    assert waits[1]()[0].status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "scopes"),
+    [("work", "work", READ | WRITE), ("work", "watch", READ | WRITE | DELETE), ("watch", "watch", READ)],
+)
+def test_streams_of_a_key_are_limited_and_work_counts_as_one(narrow, box, first, second, scopes):
+    """§12: slots free when the stream ends, however it ends."""
+    mine = bearer(secret(scopes))
+    narrow.send("PUT", f"/v0/boxes/{box}", {"type": "queue"}, headers=bearer(FREE))
+    paths = {"work": f"/v0/boxes/{box}/work?node=n", "watch": f"/v0/boxes/{box}/watch"}
+    for _ in range(3):  # what does not open holds no slot
+        assert narrow.send("GET", f"/v0/boxes/{box}.none/{first}?node=n", headers=mine).status_code == 404
+        assert narrow.send("GET", f"{paths[first]}&what=is-this", headers=mine).status_code in (400, 404)
+        assert narrow.send("HEAD", paths["watch"], headers=mine).status_code == 200
+    with opened(narrow, paths[first], mine) as one, opened(narrow, paths[second], mine) as two:
+        assert (one, two) == (200, 200)
+        for third in {first, second}:
+            response = narrow.send("GET", paths[third], headers=mine)
+            assert limit_of(narrow, response) == "sse_connections_per_key"
+        with opened(narrow, paths["watch"], bearer(FREE)) as others:
+            assert others == 200
+    # The server learns of a closed connection a moment later.
+    eventually(lambda: free_again(narrow, paths[first], mine))
+
+
+@contextlib.contextmanager
+def opened(api, path, headers):
+    with COMBOS[0].client(api.server.url) as client, client.stream("GET", path, headers=headers) as answer:
+        yield answer.status_code
+
+
+def free_again(api, path, headers):
+    with opened(api, path, headers) as one, opened(api, path, headers) as two:
+        return (one, two) == (200, 200)
+
+
+def test_the_bytes_of_all_boxes_are_limited_and_come_back_with_a_delete(narrow, box):
+    """§12"""
+    headers = bearer(FREE)
+    body = {"records": [{"data": "x" * 4000}]}
+
+    def write():
+        return narrow.send("POST", f"/v0/boxes/{box}", body, headers=headers)
+
+    written = 0
+    while (response := write()).status_code in (200, 201):
+        written += 1
+        assert written <= TOTAL // 4000
+    assert limit_of(narrow, response) == "total_bytes"
+    assert written >= 4
+    assert narrow.send("DELETE", f"/v0/boxes/{box}", headers=headers).status_code == 200
+    eventually(lambda: write().status_code in (200, 201))
+    narrow.send("DELETE", f"/v0/boxes/{box}", headers=headers)

@@ -38,8 +38,9 @@ def test_streams_are_limited_in_all_and_for_each_key() -> None:
 def test_zero_is_no_limit() -> None:
     slots, in_flight = StreamSlots(), InFlight()
     assert len([slots.take(ONE) for _ in range(50)]) == len(slots) == 50
-    with in_flight.one_of(ONE), in_flight.one_of(ONE):
-        assert repr(in_flight) == "<InFlight 2 of 1 keys>"
+    for _ in range(50):
+        in_flight.take(ONE)
+    assert repr(in_flight) == "<InFlight 50 of 1 keys>"
 
 
 def test_a_share_is_rounded_up_so_that_a_limit_is_never_nothing() -> None:
@@ -59,15 +60,16 @@ def test_a_key_that_is_gone_ends_its_streams_now_or_when_they_begin() -> None:
     assert ended == ["gone", "opening"]
 
 
-def test_requests_in_flight_are_limited_for_each_key_and_forgotten_when_they_fail() -> None:
-    in_flight = InFlight(per_key_max=1)
-    with pytest.raises(KeyError), in_flight.one_of(ONE):
-        with in_flight.one_of(OTHER):
-            pass
-        with pytest.raises(Throttled) as caught, in_flight.one_of(ONE):
-            raise AssertionError("two are too many")
-        assert limit_of(caught) == "inflight_per_key"
-        raise KeyError
-    with in_flight.one_of(ONE):
-        pass
+def test_requests_in_flight_are_limited_for_each_key_and_nothing_is_kept_of_the_others() -> None:
+    in_flight = InFlight(per_key_max=2)
+    in_flight.take(ONE)
+    in_flight.take(ONE)
+    in_flight.take(OTHER)
+    with pytest.raises(Throttled) as caught:
+        in_flight.take(ONE)
+    assert limit_of(caught) == "inflight_per_key"
+    in_flight.give(ONE)
+    in_flight.take(ONE)
+    for key in (ONE, ONE, OTHER):
+        in_flight.give(key)
     assert repr(in_flight) == "<InFlight 0 of 0 keys>"

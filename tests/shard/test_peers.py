@@ -1,4 +1,5 @@
-"""Strangers on the TCP socket of a shard are bounded in time and number (`shard/peers.py`).
+"""Who is let in to a shard: strangers over TCP are bounded in time and number (`shard/peers.py`), and the
+Unix socket is for our own user.
 
 Method: the real server over real sockets in this process, with a clock that jumps when nothing happens.
 """
@@ -6,7 +7,9 @@ Method: the real server over real sockets in this process, with a clock that jum
 from __future__ import annotations
 
 import json
+import os
 import socket
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -79,3 +82,40 @@ async def test_there_are_only_so_many_and_one_that_leaves_makes_room(
             await first.aclose()
             while not await greeted(await trio.open_tcp_stream(*address)):
                 await trio.lowlevel.checkpoint()
+
+
+async def test_the_unix_socket_is_for_our_own_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the modes say. Root can play another user; others play one to a server that is not theirs."""
+    hello = wire.frame(wire.REQUEST, 0, wire.OP_HELLO, 1, b"", 0)
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder, socket.socket(socket.AF_UNIX) as listener:
+        path = f"{folder}/shard.sock"
+        os.chmod(folder, 0o755)
+        listener.bind(path)
+        os.chmod(path, 0o777)
+        listener.listen()
+
+        async def is_answered(*, as_user: int) -> bool:
+            link = socket.socket(socket.AF_UNIX)
+            before = os.geteuid()
+            os.seteuid(as_user)
+            try:
+                link.connect(path)  # the kernel notes the user of this moment
+            finally:
+                os.seteuid(before)
+            link.setblocking(False)
+            async with trio.SocketStream(trio.socket.from_stdlib_socket(link)) as stream:
+                try:
+                    await stream.send_all(hello)
+                    return bool(await stream.receive_some())
+                except trio.BrokenResourceError:
+                    return False
+
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(Server(listener, RecordLimits()).run)
+                user = os.geteuid()
+                assert await is_answered(as_user=user)
+                if user != 0:
+                    monkeypatch.setattr(os, "getuid", lambda: user + 1)
+                assert not await is_answered(as_user=user or 65534)
+                nursery.cancel_scope.cancel()
