@@ -33,6 +33,9 @@ from streams.config import ChildArgs, ConfigError
 
 log = structlog.get_logger()
 
+#: What a read that does not wait for anything may still take when the gateway drains.
+_POLLS_S = 0.25
+
 
 async def run(arguments: ChildArgs) -> int:
     config = arguments.config
@@ -82,6 +85,7 @@ async def run(arguments: ChildArgs) -> int:
         if others:
             nursery.start_soon(peers.serve, peers.socket_of(config.run_dir, arguments.index), report)
         nursery.start_soon(pressure.run)
+        nursery.start_soon(_end_polls, links, draining)
         nursery.start_soon(_watch_signals, draining)
         nursery.start_soon(_watch_parent, arguments.parent_fd, draining)
         await nursery.start(watch.run, draining)
@@ -107,6 +111,13 @@ async def run(arguments: ChildArgs) -> int:
         nursery.cancel_scope.cancel()
     log.info("drained")
     return 0
+
+
+async def _end_polls(links: list[Link], draining: trio.Event) -> None:
+    await draining.wait()
+    await trio.sleep(_POLLS_S)
+    ended = sum(link.end_polls() for link in links)
+    log.info("long polls were told to come back", count=ended)
 
 
 async def _watch_signals(draining: trio.Event) -> None:

@@ -901,6 +901,8 @@ class Machine:
 
     def _apply_started(self, change: changes.ShardStarted, lsn: int) -> None:
         self.boot_id = change.boot_id
+        if not self.stopped_clean:  # what the last snapshot has of them is from before the life that died
+            self.sessions.clear()
         self._jobs.begin(lsn)
         for box in self.boxes.values():
             if box.queue is not None:
@@ -954,6 +956,7 @@ class Machine:
             boxes=[],
             routers=list(self.routers.routers.values()),
             last_router_number=self.routers.last_number,
+            sessions=self.sessions.facts() if self.stopped_clean else [],
         )
         return Capture(state, self.generations)
 
@@ -971,6 +974,7 @@ class Machine:
         for router in state.routers:
             self.routers.take_over(router)
         self.routers.last_number = state.last_router_number
+        self.sessions.take_over(state.sessions)
         wanted = Wanted({}, [])
         for facts in state.boxes:
             box = Box.from_facts(facts)
