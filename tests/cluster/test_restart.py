@@ -133,6 +133,9 @@ def test_restarts_under_load_drop_no_acked_write_and_no_watch_session(tmp_path: 
                 assert time.monotonic() - began_s < 20, "it waited for its streams"
             told = [json.loads(line) for line in server.log_text().splitlines() if line.startswith("{")]
             assert not [line for line in told if line["level"] == "error"]
+            assert not [line for line in told if "request_id" in line], (
+                "requests are logged for those who ask"
+            )
     assert watcher is not None
     assert set(watcher.statuses) <= {200, 503} and watcher.streams >= LIVES
     for box in BOXES:
