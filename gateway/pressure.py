@@ -1,7 +1,7 @@
 """Measures how hard a gateway and the way to each shard are pressed, and moves the gates (v0-api §9).
 
-A probe to each shard travels behind the appends on its link, so its round trip is what the next append would
-wait for. Probes also tell the shard how pressed this gateway is.
+A probe to each shard travels behind the appends on its link, so its round trip, less what it waited for us,
+is what the next append would wait for. Probes also tell the shard how pressed this gateway is.
 
 Bounds: one probe to a shard at a time; twenty a second while there are appends, four otherwise.
 """
@@ -56,12 +56,13 @@ class GatewayPressure:
             began_s, worked_s = trio.current_time(), time.process_time()
             await trio.sleep(self._pause_s)
             now_s, worked_s = trio.current_time(), time.process_time() - worked_s
-            lag_ms = pressure.own_lag_ms(now_s - began_s - self._pause_s, worked_s)
+            late_s = now_s - began_s - self._pause_s
+            lag_ms = pressure.own_lag_ms(late_s, worked_s)
             self._gauge.sample(lag_ms)
             is_busy = self._gauge.level != pressure.NONE
             for at, gate in enumerate(self._dispatch.gates):
                 is_busy = is_busy or gate.is_busy
-                gate.sample(max(lag_ms, 1000 * self._behind_s(at, now_s)))
+                gate.sample(max(lag_ms, 1000 * (self._behind_s(at, now_s) - late_s)))
             self._pause_s = pressure.SAMPLE_S if is_busy else pressure.IDLE_SAMPLE_S
 
     def _behind_s(self, at: int, now_s: float) -> float:
