@@ -37,6 +37,8 @@ from streams.config import ChildArgs, ConfigError
 
 log = structlog.get_logger()
 
+#: What a read that does not wait for anything may still take when the gateway drains.
+_POLLS_S = 0.25
 #: A shard answers a hello even while it replays its log, so one that takes longer has ended.
 _LINKS_S_MAX = 5.0
 
@@ -95,6 +97,7 @@ async def run(arguments: ChildArgs) -> int:
         if others:
             nursery.start_soon(peers.serve, peers.socket_of(config.run_dir, arguments.index), report)
         nursery.start_soon(pressure.run)
+        nursery.start_soon(_end_polls, links, draining)
         nursery.start_soon(_watch_signals, draining, partial(_read_keys_again, arguments, guard, watch))
         nursery.start_soon(_watch_parent, arguments.parent_fd, draining)
         await nursery.start(watch.run, draining)
@@ -117,10 +120,17 @@ async def run(arguments: ChildArgs) -> int:
             gc.collect()
             gc.freeze()
             gc.set_threshold(50_000, 50, 100)
-            nursery.start_soon(_tell_when_linked, arguments.ready_fd, links)
+            nursery.start_soon(_tell_when_linked, arguments.ready_fd, links + others)
         nursery.cancel_scope.cancel()
     log.info("drained")
     return 0
+
+
+async def _end_polls(links: list[Link], draining: trio.Event) -> None:
+    await draining.wait()
+    await trio.sleep(_POLLS_S)
+    ended = sum(link.end_polls() for link in links)
+    log.info("long polls were told to come back", count=ended)
 
 
 def _guard(arguments: ChildArgs) -> Guard | None:
@@ -158,7 +168,8 @@ async def _watch_parent(parent_fd: int, draining: trio.Event) -> None:
 
 
 async def _tell_when_linked(fd: int, links: list[Link]) -> None:
-    """Ready is who can answer for every shard. One that stays away keeps no other's boxes waiting."""
+    """Ready is who can answer for every shard, and knows the other gateways. One that stays away keeps no
+    other's boxes waiting."""
     with trio.move_on_after(_LINKS_S_MAX):
         for link in links:
             await link.came_up()

@@ -221,6 +221,8 @@ class Front:
         for connection in list(self._connections):
             if connection.is_idle:
                 connection.wake()
+        if self._sockets:
+            log.info("draining", waiting_for="connections with a request under way", open=len(self._sockets))
         with trio.move_on_after(self.limits.drain_s) as scope:
             while self._sockets:
                 await self._empty.wait()

@@ -122,6 +122,8 @@ class Connection:
                 if sent >= 0:
                     await self._send_rest(parts, sent)
                 del parts
+            if response.pause_s and keep_alive:
+                await trio.sleep(response.pause_s)
             if not keep_alive:
                 if head.keep_alive:
                     await self._linger()  # The client has not heard yet that we close: it may be sending.

@@ -58,6 +58,10 @@ RETRY_AFTER_S: dict[str, int] = {
 }
 
 
+#: A connection that was refused for pressure is not read from for as long as it was asked to wait, at most.
+PAUSE_S_MAX = 1.0
+
+
 def error_response(
     code: str, message: str, detail: dict[str, Any] | None = None, *, server_total_ms: float | None = None
 ) -> Response:
@@ -70,7 +74,10 @@ def error_response(
     response = Response(STATUS_OF[code], orjson.dumps(answer))
     if code in RETRY_AFTER_S:
         wait_ms = (detail or {}).get("retry_after_ms")
-        wait_s = -(-wait_ms // 1000) if isinstance(wait_ms, int) else RETRY_AFTER_S[code]
+        wait_s = RETRY_AFTER_S[code]
+        if isinstance(wait_ms, int):
+            wait_s = -(-wait_ms // 1000)
+            response.pause_s = min(wait_ms / 1000, PAUSE_S_MAX)
         response.headers.append((b"retry-after", b"%d" % max(1, wait_s)))
     if code == "unauthorized":
         response.headers.append((b"www-authenticate", b"Bearer"))

@@ -63,7 +63,7 @@ class Gate:
 
     def try_enter(self) -> bool:
         """Whether an append may go at once. Who enters, in this way or the other, leaves."""
-        if self.under_way >= self._limit.value or self._waiting or self.gauge.level == pressure.THROTTLING:
+        if self.under_way >= self._limit.value or self._waiting:
             return False
         self.under_way += 1
         self.was_used = True
@@ -77,6 +77,7 @@ class Gate:
             await trio.lowlevel.checkpoint()
             return 0.0
         now_s = trio.current_time()
+        # The gate is full. A way that is far behind with nothing of ours on it is refused nothing.
         if self.gauge.level == pressure.THROTTLING or len(self._waiting) >= WAITING_MAX:
             raise self._refusal(now_s)
         if self._waiting and now_s - self._waiting[0].since_s >= self._throttle_s:

@@ -104,7 +104,7 @@ class Response:
     A HEAD request gets the same headers and no body: the front sees to it.
     """
 
-    __slots__ = ("headers", "live", "parts", "status", "stream")
+    __slots__ = ("headers", "live", "parts", "pause_s", "status", "stream")
 
     def __init__(
         self,
@@ -119,6 +119,9 @@ class Response:
         self.headers: list[tuple[bytes, bytes]] = [(b"content-type", content_type)]
         self.stream = stream
         self.live = live
+        #: How long the front leaves the next request of this connection unread. A client that was told when
+        #: to come back and comes at once would cost as much in refusals as it was refused for.
+        self.pause_s = 0.0
 
     @property
     def is_streamed(self) -> bool:

@@ -20,7 +20,14 @@ import trio
 from gateway.http import Buffer
 from gateway.sockets import connectable_path
 from streams.protocol import wire
-from streams.protocol.errors import BY_CODE, OutcomeUnknown, ShardUnavailable, StreamsError, Throttled
+from streams.protocol.errors import (
+    BY_CODE,
+    OutcomeUnknown,
+    ShardUnavailable,
+    ShuttingDown,
+    StreamsError,
+    Throttled,
+)
 from streams.protocol.requests import failure_decoder
 
 log = structlog.get_logger()
@@ -46,8 +53,8 @@ class Link:
         self.is_up = False
         self._came_up = trio.Event()
         self._ids = itertools.count(1)
-        #: id -> (who waits, until when), oldest first.
-        self._waiting: dict[int, tuple[trio.lowlevel.Task, float]] = {}
+        #: id -> (who waits, until when, for the answer to what), oldest first.
+        self._waiting: dict[int, tuple[trio.lowlevel.Task, float, int]] = {}
         self._unsent: deque[tuple[int, Buffer]] = deque()
         self._sent_id = 0
         self._sender: trio.lowlevel.Task | None = None
@@ -70,7 +77,7 @@ class Link:
         if len(waiting) >= IN_FLIGHT_MAX:
             raise Throttled("too many requests in flight", limit="in_flight")
         id = next(self._ids)
-        waiting[id] = (trio.lowlevel.current_task(), trio.current_time() + ANSWER_S_MAX)
+        waiting[id] = (trio.lowlevel.current_task(), trio.current_time() + ANSWER_S_MAX, op)
         self._unsent.append((id, wire.frame(wire.REQUEST, 0, op, id, head, len(body))))
         if body:
             self._unsent.append((id, body))
@@ -91,6 +98,15 @@ class Link:
         if message.flags & wire.FAILED:
             raise _failure(message.body)
         return message
+
+    def end_polls(self) -> int:
+        """Turns away whoever waits for a read: nothing is left undone by that, and a long poll would hold up
+        the end of a gateway for as long as it likes. How many there were."""
+        polls = [(id, task) for id, (task, _, op) in self._waiting.items() if op == wire.OP_DIFF]
+        for id, task in polls:
+            del self._waiting[id]
+            trio.lowlevel.reschedule(task, outcome.Error(ShuttingDown()))
+        return len(polls)
 
     # -- life
 
@@ -148,7 +164,7 @@ class Link:
         self.is_up = False
         self._unsent.clear()
         waiting, self._waiting = self._waiting, {}
-        for id, (task, _) in waiting.items():
+        for id, (task, _, _) in waiting.items():
             error: StreamsError
             if id > self._sent_id:
                 error = ShardUnavailable(shard=self.shard)
@@ -217,7 +233,7 @@ class Link:
         while True:
             await trio.sleep(1)
             now = trio.current_time()
-            for id, (task, until) in list(itertools.islice(self._waiting.items(), 1000)):
+            for id, (task, until, _) in list(itertools.islice(self._waiting.items(), 1000)):
                 if until > now:
                     break
                 del self._waiting[id]

@@ -69,7 +69,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     found = parser.parse_args(argv)
     found.seconds = found.seconds or (SECONDS_QUICK if found.quick else SECONDS)
     try:
-        found.settings = dict(_setting(text) for text in found.set)
+        found.settings = dict(setting_of(text) for text in found.set)
     except ValueError as error:
         parser.error(str(error))
     found.cases = [case for case in CASES if any(_wanted(row, found.rows) for row in case.rows)]
@@ -96,7 +96,7 @@ def _repeats(text: str) -> int:
     return value
 
 
-def _setting(text: str) -> tuple[str, str]:
+def setting_of(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or name not in {setting.name for setting in SETTINGS}:
         raise ValueError(f"--set {text}: want NAME=VALUE with a name that `streams config` lists")

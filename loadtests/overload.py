@@ -21,6 +21,7 @@ from time import monotonic, sleep
 from typing import Any, NamedTuple
 
 from loadtests import machine
+from loadtests.bench import setting_of
 from loadtests.generator import http_request
 from loadtests.rows import ROOT, call
 from streams.testing import Server, running_server
@@ -250,8 +251,12 @@ def rows_of(found: Run) -> list[tuple[str, str, str, bool]]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="loadtests.overload", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--seconds", type=float, default=60.0, help="how long it is overloaded (default 60)")
-    seconds = parser.parse_args().seconds
-    with running_server(shards=2, cache_bytes=CACHE_BYTES) as server:
+    parser.add_argument(
+        "--set", metavar="NAME=VALUE", action="append", default=[], help="a setting of the server"
+    )
+    asked = parser.parse_args()
+    seconds, settings = asked.seconds, dict(setting_of(text) for text in asked.set)
+    with running_server(**{"shards": 2, "cache_bytes": CACHE_BYTES, **settings}) as server:
         found = run(server, seconds)
     flooded = found.flood
     print(

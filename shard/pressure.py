@@ -8,6 +8,8 @@ Bounds: boxes are let go in rounds of `_ROUND_BOXES`; what a gateway told counts
 
 from __future__ import annotations
 
+import time
+
 import trio
 
 from shard.engine import Engine
@@ -47,10 +49,10 @@ class ShardPressure:
         pause_s = pressure.SAMPLE_S
         lsn = 0
         while True:
-            began_s = trio.current_time()
+            began_s, worked_s = trio.current_time(), time.process_time()
             await trio.sleep(pause_s)
-            lag_s = trio.current_time() - began_s - pause_s
-            self.gauge.sample(lag_s * 1000, engine.backlog_bytes)
+            late_s, worked_s = trio.current_time() - began_s - pause_s, time.process_time() - worked_s
+            self.gauge.sample(pressure.own_lag_ms(late_s, worked_s), engine.backlog_bytes)
             self._pace(engine)
             is_busy = engine.machine.lsn != lsn or engine.paces or engine.held_back
             lsn = engine.machine.lsn

@@ -81,6 +81,8 @@ class Server:
         self.report: Callable[[Callable[[ShardReport], None]], None] = lambda answer: None
         #: From the wake-up that brought an append to its acknowledgement.
         self.ack_times = Histogram()
+        #: Appends whose acknowledgements leave with the next `flush`: how many came at that time.
+        self.acked: dict[int, int] = {}
 
     def __repr__(self) -> str:
         return f"<Server {len(self._connections)} connections, {'ready' if self.engine else 'replaying'}>"
@@ -145,6 +147,11 @@ class Server:
         """Sends what has gathered, one `sendmsg` a connection."""
         while self._dirty:
             self._dirty.pop().flush()
+        if self.acked:
+            now_ns = monotonic_ns()
+            for began_ns, count in self.acked.items():
+                self.ack_times.observe((now_ns - began_ns) / 1e9, count)
+            self.acked.clear()
 
 
 class _Ticket:
@@ -367,7 +374,8 @@ class _Connection:
         self._server.flush()
 
     def acked(self, began_ns: int) -> None:
-        self._server.ack_times.observe((monotonic_ns() - began_ns) / 1e9)
+        acked = self._server.acked
+        acked[began_ns] = acked.get(began_ns, 0) + 1
 
     def _put_columns(self, message: wire.Message, engine: Engine, ticket: _Ticket) -> None:
         """As many writes as there are boxes, and one reply."""

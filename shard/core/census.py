@@ -62,8 +62,8 @@ class Census:
             )
         for outbox in box.outboxes.values():
             named = router_of(outbox.origin)
-            if named is not None and isinstance(outbox, RouterOutbox):
-                self._add_router(named[0], outbox)
+            assert named is not None and isinstance(outbox, RouterOutbox), "moves of jobs are kept elsewhere"
+            self._add_router(named[0], outbox)
         if len(self.boxes) < self._rows_max:
             log = box.log
             row = BoxRow(box.name, log.visible_seq, box.visible_earliest_seq, records, size, queue)

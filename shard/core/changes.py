@@ -486,6 +486,8 @@ class ShardState(msgspec.Struct, kw_only=True):
     marks: list[MarkFacts] = []
     basins: list[Basin] = []
     last_basin_number: int = 0
+    #: Of a shard that has stopped in order: watch sessions (name, epoch, state, when it lapses).
+    sessions: list[tuple[str, int, bytes, int]] = []
 
 
 class BoxRestated(msgspec.Struct, frozen=True):

@@ -961,6 +961,8 @@ class Machine:
 
     def _apply_started(self, change: changes.ShardStarted, lsn: int) -> None:
         self.boot_id = change.boot_id
+        if not self.stopped_clean:  # what the last snapshot has of them is from before the life that died
+            self.sessions.clear()
         self._jobs.begin(lsn)
         for box in self.boxes.values():
             if box.queue is not None:
@@ -1018,6 +1020,7 @@ class Machine:
             marks=self.txns.mark_facts(),
             basins=list(self.basins.basins.values()),
             last_basin_number=self.basins.last_number,
+            sessions=self.sessions.facts() if self.stopped_clean else [],
         )
         return Capture(state, self.generations)
 
@@ -1035,6 +1038,7 @@ class Machine:
         for router in state.routers:
             self.routers.take_over(router)
         self.routers.last_number = state.last_router_number
+        self.sessions.take_over(state.sessions)
         self.basins.restore(state.basins, state.last_basin_number)
         self.txns.restore(state.marks)
         wanted = Wanted({}, [], set(state.held))

@@ -1,7 +1,8 @@
 """Watch sessions, kept for the gateways: what one puts here, any of them finds again (v0-api §7.1).
 
 A session is a name and a text that only gateways understand. Nothing of it is logged: a session that dies
-with its shard costs its watcher a new `POST /v0/watch`, and nobody a record.
+with its shard costs its watcher a new `POST /v0/watch`, and nobody a record. A shard that stops in order has
+them in its last snapshot, so a restart of the server drops none.
 
 Rules of the file
 - Time is an argument. A session that was not touched for its time to live is gone; as the time to live is one
@@ -43,6 +44,17 @@ class Sessions:
 
     def __len__(self) -> int:
         return len(self._sessions)
+
+    def facts(self) -> list[tuple[str, int, bytes, int]]:
+        return [(wid, each.epoch, each.state, each.gone_ms) for wid, each in self._sessions.items()]
+
+    def take_over(self, facts: list[tuple[str, int, bytes, int]]) -> None:
+        for wid, epoch, state, gone_ms in facts:
+            self._touch(wid, _Session(epoch, b"", 0), state, gone_ms)
+
+    def clear(self) -> None:
+        self._sessions.clear()
+        self._bytes = 0
 
     def handle(self, command: SessionCommand, now_ms: int) -> SessionKept | StreamsError:
         self._forget(now_ms)

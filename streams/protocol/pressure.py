@@ -74,6 +74,13 @@ class Gauge:
         return NONE
 
 
+def own_lag_ms(late_s: float, cpu_s: float) -> float:
+    """How long what is ready waits because of what this process does: never longer than it was at work. A
+    process that is late because others have the processors, or because it was stopped, is not under pressure
+    by that: to refuse work would not make it earlier."""
+    return 1000 * max(0.0, min(late_s, cpu_s))
+
+
 def retry_after_ms(waited_ms: float) -> int:
     """Twice what others have waited: by then about half of them have been served."""
     return int(min(max(2 * waited_ms, RETRY_AFTER_MS_MIN), RETRY_AFTER_MS_MAX))

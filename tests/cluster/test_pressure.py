@@ -6,11 +6,15 @@ stopping a shard's process, which is as behind as a shard can be.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import signal
+import socket
 import ssl
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import httpx2
 import pytest
@@ -153,3 +157,52 @@ def test_a_shard_that_stands_still_costs_its_writers_a_429_and_nobody_a_record()
         assert sorted(acked) == list(range(2, state["head_seq"] + 1)), (
             "each ack is a record, and each record has one"
         )
+
+
+def test_a_flood_of_slow_readers_costs_little_memory_and_none_of_them_a_record(throttling: Server) -> None:
+    """§7.3: each is owed ten megabytes and takes nothing; a gateway holds one page for each."""
+    readers, batches, records, page_bytes = 100, 20, 50, 256 << 10
+    with client_of(throttling) as client, contextlib.ExitStack() as stack:
+        batch = [{"data": "x" * 10_000}] * records
+        for _ in range(batches):
+            body = {"records": batch, "disable_backpressure": True}
+            assert client.post("/v0/boxes/big", json=body).is_success
+        before = gateway_of(client)["resident_bytes"]
+        socks = [
+            stack.enter_context(contextlib.closing(slow_reader(throttling, "big"))) for _ in range(readers)
+        ]
+        for sock in socks:
+            assert select.select([sock], [], [], 60)[0], "it is being served"
+        held = []
+        while len(held) < 20:
+            found = gateway_of(client)
+            assert found["sse_connections"] == readers
+            held.append(found["resident_bytes"] - before)
+        # The page, once as it came and once as events, and what a connection costs by itself.
+        assert max(held) < readers * (2 * page_bytes + (128 << 10)), [size >> 20 for size in held]
+        seqs: list[int] = []
+        parser, is_body = Parser(), False
+        while len(seqs) < batches * records:
+            data = socks[0].recv(1 << 20)
+            assert data
+            if not is_body:
+                is_body, data = True, data.partition(b"\r\n\r\n")[2]
+            for event in parser.feed(data):
+                if event.name == "record":
+                    seqs += [record["$seq"] for record in event.json["records"]]
+        assert seqs == list(range(1, batches * records + 1))
+
+
+def gateway_of(client: httpx2.Client) -> dict[str, Any]:
+    [found] = client.get("/v0/status").json()["gateways"]
+    return dict(found)
+
+
+def slow_reader(server: Server, box: str) -> socket.socket:
+    """HTTP/1.0: no chunks, so that what it reads in the end is the events and nothing else."""
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    sock.settimeout(60)
+    sock.connect(("127.0.0.1", server.port))
+    sock.sendall(f"GET /v0/boxes/{box}/watch?from_seq=0 HTTP/1.0\r\nHost: x\r\n\r\n".encode())
+    return sock

@@ -12,6 +12,7 @@ from streams.protocol import requests, wire
 from streams.protocol.appends import RecordLimits
 from streams.protocol.commands import KeepSession, PutSession, SessionKept, TakeSession
 from streams.protocol.errors import Forbidden, NotFound, SeqMismatch, Throttled
+from tests.support.machines import Driver
 
 TTL_MS = 100
 
@@ -94,3 +95,44 @@ def test_sessions_through_the_machine_and_the_wire() -> None:
     assert ask(wire.OP_TAKE_SESSION, "ttl_ms=100") == b'{"epoch":4,"state":{"a":1}}'
     assert ask(wire.OP_KEEP_SESSION, "ttl_ms=100&epoch=4", b"{}") == b'{"epoch":4,"state":null}'
     assert repr(machine.sessions) == "<Sessions 1, 2 B>"
+
+
+def lives_of(driver: Driver) -> tuple[Driver, Driver]:
+    """The next life after an orderly stop, and after a crash of that one."""
+    driver.do(put("w", b'{"at":1}'))
+    driver.do(TakeSession("w", TTL_MS))
+    driver.stop()
+    driver.sync()
+    state = driver.machine.snapshot()
+    after = driver.reborn(state=state)
+    after.start("boot")
+    after.sync()
+    crashed = after.reborn(state=state)
+    crashed.start("boot")
+    return after, crashed
+
+
+def test_an_orderly_stop_keeps_sessions_where_they_were_and_a_crash_does_not() -> None:
+    driver = Driver()
+    driver.start("boot")
+    after, crashed = lives_of(driver)
+    assert after.ask(TakeSession("w", TTL_MS)) == SessionKept(2, b'{"at":1}')
+    with pytest.raises(NotFound):  # it would be at a place where its reader has long gone past
+        crashed.ask(TakeSession("w", TTL_MS))
+    assert len(crashed.machine.sessions) == 0
+
+
+def test_a_session_lapses_while_the_server_is_stopped() -> None:
+    driver = Driver()
+    driver.start("boot")
+    after, _ = lives_of(driver)
+    after.now_ms += TTL_MS
+    with pytest.raises(NotFound):
+        after.ask(TakeSession("w", TTL_MS))
+
+
+def test_a_snapshot_of_a_running_shard_has_no_sessions() -> None:
+    driver = Driver()
+    driver.start("boot")
+    driver.do(put("w"))
+    assert driver.machine.snapshot().sessions == []

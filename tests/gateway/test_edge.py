@@ -14,7 +14,9 @@ import trio
 import trio.testing
 
 from gateway.edge import FrontLimits, serve_front
+from gateway.errors import response_for
 from gateway.http import Request, Response
+from streams.protocol.errors import Throttled
 from tests.gateway.edge_harness import (
     OUR_REQUEST_ID,
     PATIENCE_S,
@@ -109,6 +111,24 @@ async def test_a_pipelining_client_is_read_no_faster_than_it_is_answered():
             await stream.send_all(GET * 1_000_000)
         assert scope.cancelled_caught
         assert seen == 1
+
+
+async def test_a_client_that_was_told_to_wait_is_not_read_before():
+    """v0-api §9: whoever comes back at once would cost as much in refusals as it was refused for."""
+    handled_s: list[float] = []
+
+    async def handler(request: Request) -> Response:
+        handled_s.append(trio.current_time())
+        if len(handled_s) > 1:
+            return Response(200)
+        return response_for(Throttled(retry_after_ms=200))
+
+    async with running_front(handler) as running, await running.connect() as stream:
+        await stream.send_all(GET * 2)
+        await stream.send_eof()
+        first, second = parse_answers(await read_to_end(stream))
+    assert (first.status, second.status) == (429, 200)
+    assert handled_s[1] - handled_s[0] >= 0.2
 
 
 async def test_head_has_the_headers_of_get_and_no_body():

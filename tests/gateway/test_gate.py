@@ -142,6 +142,16 @@ async def test_who_goes_away_while_waiting_leaves_nothing_behind(
     assert gate.under_way == 0 and gate.try_enter()
 
 
+async def test_a_way_that_is_far_behind_refuses_nothing_while_there_is_room() -> None:
+    """Failed before: on a machine that others kept busy single appends were refused."""
+    gate = Gate(LIMITS)
+    for _ in range(10):
+        gate.sample(5000.0)
+    assert all(gate.try_enter() for _ in range(LIMIT_MIN))
+    with pytest.raises(Throttled):
+        await gate.enter("", b"")
+
+
 async def test_pressure_that_is_over_is_forgotten(autojump_clock: trio.testing.MockClock) -> None:
     gate = narrow()
     for _ in range(10):

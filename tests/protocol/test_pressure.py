@@ -15,6 +15,7 @@ from streams.protocol.pressure import (
     Gauge,
     Limit,
     Thresholds,
+    own_lag_ms,
     retry_after_ms,
 )
 
@@ -85,6 +86,13 @@ def test_a_limit_gives_way_within_a_second_and_is_gone_within_two() -> None:
     for _ in range(80):
         limit.sample(0.0, 8)
     assert limit.value == LIMIT_MAX and str(LIMIT_MAX) in repr(limit)
+
+
+@given(st.floats(-1, 1e6), st.floats(0, 1e6))
+def test_lag_is_own_lag_as_far_as_the_process_was_at_work(late_s: float, cpu_s: float) -> None:
+    assert 0 <= own_lag_ms(late_s, cpu_s) <= 1000 * cpu_s
+    assert own_lag_ms(late_s, 1e9) == 1000 * max(0.0, late_s)
+    assert own_lag_ms(late_s, 0.0) == 0
 
 
 @given(st.floats(0, 1e6), st.floats(0, 1e6))
