@@ -24,8 +24,9 @@ Rules of the file
 
 from __future__ import annotations
 
+import struct
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 import msgspec
@@ -40,6 +41,8 @@ from streams.protocol.records import Columns
 BOXES_MAX = 10_000
 
 Buffer = bytes | bytearray | memoryview
+
+_OFFSET = struct.Struct("<i")
 
 _decode_raws = msgspec.json.Decoder(list[Raw]).decode
 _NULL = Raw(b"null")
@@ -382,6 +385,16 @@ def _all_short(joined: bytes, bytes_max: int) -> bool:
 
 def _shown(value: bytes) -> str:
     return shown(str(value, "utf-8", "replace"))
+
+
+def sizes_of(head: PackedHead, body: bytes) -> Iterator[tuple[str, int, int]]:
+    """(box, rows, bytes of data) of what was checked before, without looking at it."""
+    first = start = 0
+    for box, count in zip(head.boxes, head.counts, strict=True):
+        first += count
+        (end,) = _OFFSET.unpack_from(body, 4 * first)
+        yield box, count, end - start
+        start = end
 
 
 def joined(pieces: Sequence[Columns]) -> Columns:
