@@ -54,7 +54,21 @@ class _Planned(NamedTuple):
     name: str
     box: Box | None
     part: changes.TxnPart
-    pieces: list[Columns]
+
+
+class _Rows:
+    """The rows of some parcels by box, taken apart when somebody asks for them. Most commits need not: what
+    they do to a box follows from how many rows it gets."""
+
+    def __init__(self, epoch: Epoch, parcels: list[str]) -> None:
+        self._epoch = epoch
+        self._parcels = parcels
+        self._found: dict[str, list[Columns]] | None = None
+
+    def of(self, box: str) -> list[Columns]:
+        if self._found is None:
+            self._found = self._epoch.rows(self._parcels)
+        return self._found[box]
 
 
 class Committing:
@@ -162,22 +176,22 @@ class Committing:
             return self._when_durable(bulk.Committed(True, 0, []), done.lsn, made)
         parcels = [parcel for parcel, chunks in command.parcels if chunks]
         epoch = self._required(command)
-        rows = epoch.rows(parcels)
-        for name in [each for each in rows if any(_is_over(mark, each, txn.epoch) for mark in marks)]:
-            del rows[name]  # the shard that had this box then has committed the epoch
+        rows = _Rows(epoch, parcels)
         planned: list[_Planned] = []
-        for name, pieces in rows.items():
+        for name, shape in epoch.shapes(parcels).items():
+            if any(_is_over(mark, name, txn.epoch) for mark in marks):
+                continue  # the shard that had this box then has committed the epoch
             box: Box | None = machine.boxes.get(name)
             try:
                 if box is None and not _may_create(machine, name, epoch.create_of(name)):
                     raise BoxNotFound(f"box {name} does not exist (any more)", box=name)
-                planned.append(self._plan(name, box, pieces, now_ms, made))
+                planned.append(_Planned(name, box, self._plan(name, box, shape, rows, now_ms, made)))
             except StreamsError as error:
                 if box is None:
                     raise
                 return machine._answer(box, error.with_traceback(None), made, box.last_lsn)
         self._check_room(planned)
-        return self._make(command, parcels, planned, now_ms, made)
+        return self._make(command, parcels, planned, rows, now_ms, made)
 
     def _required(self, command: bulk.TxnCommit) -> Epoch:
         """What is held, if it is all that is named; that may be nothing."""
@@ -194,7 +208,16 @@ class Committing:
                 )
         return epoch
 
-    def _plan(self, name: str, box: Box | None, pieces: list[Columns], now_ms: int, made: Made) -> _Planned:
+    def _plan(
+        self,
+        name: str,
+        box: Box | None,
+        shape: Sequence[tuple[int, int]],
+        rows: _Rows,
+        now_ms: int,
+        made: Made,
+    ) -> changes.TxnPart:
+        """What this commit would do to a box."""
         machine = self._machine
         if box is not None:
             machine._expire(box, now_ms, made)
@@ -209,7 +232,7 @@ class Committing:
         part = changes.TxnPart(
             stands_for.generation,
             name,
-            _gathered(pieces),
+            _gathered(shape),
             log.head_seq + 1,
             log.last_ts,
             timestamping.mode,
@@ -217,13 +240,13 @@ class Committing:
         )
         config = stands_for.config
         if config.cap_records or config.cap_bytes or timestamping.mode != "arrival":
-            batches = list(batches_of(part, pieces, now_ms))
+            batches = list(batches_of(part, rows.of(name), now_ms))
             if config.cap_records or config.cap_bytes:
                 size = sum(batch.live_bytes for batch in batches)
                 part.evict_before_seq = stands_for.fit(sum(part.counts), size)
                 part.evict_cut_bytes = log.measure_before(part.evict_before_seq)
                 part.evicted_ts = log.newest_ts_before(part.evict_before_seq)
-        return _Planned(name, box, part, pieces)
+        return part
 
     def _check_room(self, planned: Sequence[_Planned]) -> None:
         machine = self._machine
@@ -240,20 +263,21 @@ class Committing:
         command: bulk.TxnCommit,
         parcels: list[str],
         planned: Sequence[_Planned],
+        rows: _Rows,
         now_ms: int,
         made: Made,
     ) -> Outcome:
         machine, txn = self._machine, command.txn
         stored: list[tuple[Box, changes.TxnPart]] = []
         in_memory: list[tuple[Box, list[Batch], changes.TxnPart]] = []
-        for name, box, part, pieces in planned:
+        for name, box, part in planned:
             if box is None:
                 created = machine._plan_box(name, None, now_ms)
                 machine._log(created, made)
                 part.generation = created.generation
                 box = machine.generations[created.generation]
             if box.is_memory:
-                in_memory.append((box, list(batches_of(part, pieces, now_ms)), part))
+                in_memory.append((box, list(batches_of(part, rows.of(name), now_ms)), part))
                 continue
             machine._reserve(box, part.first_seq + sum(part.counts) - 1, made)
             stored.append((box, part))
@@ -354,15 +378,14 @@ def _may_create(machine: Machine, name: str, create: bool | None) -> bool:
     return name not in machine.not_recreated if create is None else create
 
 
-def _gathered(pieces: Sequence[Columns]) -> list[int]:
-    """How many records each batch has that these become. A piece is never torn apart."""
+def _gathered(shape: Sequence[tuple[int, int]]) -> list[int]:
+    """How many records each batch has that these pieces become. A piece is never torn apart."""
     counts: list[int] = []
-    size = _BATCH_BYTES
-    for piece in pieces:
-        piece_bytes = sum(map(len, piece.datas))
-        if size + piece_bytes > _BATCH_BYTES or counts[-1] + piece.count > _BATCH_RECORDS:
+    size = 0
+    for count, piece_bytes in shape:
+        if not counts or size + piece_bytes > _BATCH_BYTES or counts[-1] + count > _BATCH_RECORDS:
             counts.append(0)
             size = 0
-        counts[-1] += piece.count
+        counts[-1] += count
         size += piece_bytes
     return counts

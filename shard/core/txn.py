@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shard.core import changes
-from streams.protocol.packed import PackedHead, joined, unpack_again
+from streams.protocol.packed import PackedHead, joined, sizes_of, unpack_again
 from streams.protocol.records import Batch, Columns, render, resolve_times
 from streams.protocol.slots import slot_of
 
@@ -104,16 +104,27 @@ class Epoch:
         """Whether the rows of a box may create it, as whoever put the first of them said."""
         return next(chunk.packed.create for chunk in self.chunks() if box in chunk.packed.boxes)
 
+    def shapes(self, parcels: Sequence[str]) -> dict[str, list[tuple[int, int]]]:
+        """Of each box in these parcels the rows and bytes of data of each of its pieces, in order."""
+        found: dict[str, list[tuple[int, int]]] = {}
+        for chunk in self._ordered(parcels):
+            for box, count, size in sizes_of(chunk.packed, chunk.body):
+                found.setdefault(box, []).append((count, size))
+        return found
+
     def rows(self, parcels: Sequence[str]) -> dict[str, list[Columns]]:
-        """The rows of these parcels by box, as they stand in the chunks."""
+        """The pieces themselves."""
         found: dict[str, list[Columns]] = {}
+        for chunk in self._ordered(parcels):
+            for rows in unpack_again(chunk.packed, chunk.body):
+                found.setdefault(rows.box, []).append(rows.columns)
+        return found
+
+    def _ordered(self, parcels: Sequence[str]) -> Iterator[Chunk]:
         for name in parcels:
             chunks = self.parcels[name]
             for number in sorted(chunks):
-                chunk = chunks[number]
-                for rows in unpack_again(chunk.packed, chunk.body):
-                    found.setdefault(rows.box, []).append(rows.columns)
-        return found
+                yield chunks[number]
 
 
 def batches_of(part: changes.TxnPart, pieces: Sequence[Columns], at_ms: int) -> Iterator[Batch]:
@@ -241,11 +252,10 @@ class Txns:
         self.marks[writer] = (mark,)
 
     def _forget_marks(self, now_ms: int) -> None:
-        while self.marks:
-            writer = next(iter(self.marks))
-            if self.marks[writer][-1].at_ms + MARK_MS >= now_ms:
-                return
-            del self.marks[writer]
+        oldest = next(iter(self.marks))
+        while self.marks[oldest][-1].at_ms + MARK_MS < now_ms:  # the youngest is of now
+            del self.marks[oldest]
+            oldest = next(iter(self.marks))
 
     def _apply_dropped(self, change: changes.TxnDropped, lsn: int) -> None:
         epoch = self.epochs[change.writer, change.epoch]

@@ -536,7 +536,7 @@ def render(columns: Columns, *, first_seq: int, times: int | array[int]) -> Batc
             # By way of a list: an array that takes from an iterator costs twice as much.
             ends = columns.ends or array("I", list(accumulate(map(len, columns.datas))))
         else:
-            ends, stride = _explicit_ends(first_seq, [len(middle)] * count, columns.datas)
+            ends, stride = _ends_over_digits(first_seq, len(middle), columns.datas), 1
     else:
         middles = _middles(columns, times, None)
         blob = _joined_records(first_seq, middles, columns.datas)
@@ -625,6 +625,19 @@ def _joined_records(first_seq: int, middles: list[bytes], datas: list[Raw]) -> b
     parts[2::4] = middles
     parts[3::4] = datas
     return b"".join(parts)
+
+
+def _ends_over_digits(first_seq: int, middle: int, datas: list[Raw]) -> array[int]:
+    """Ends for a batch whose records differ in their data and in how many digits their seqs have."""
+    lengths: list[int] = []
+    at, count = 0, len(datas)
+    while at < count:
+        digits = len(str(first_seq + at))
+        end = min(count, 10**digits - first_seq)
+        fixed = len(b'{"$seq":}') + digits + middle
+        lengths += map(fixed.__add__, map(len, datas[at:end]))
+        at = end
+    return array("I", list(accumulate(lengths)))
 
 
 def _explicit_ends(first_seq: int, middle_lengths: list[int], datas: list[Raw]) -> tuple[array[int], int]:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from shard.core import changes
 from streams.protocol import bulk, commands
 from streams.protocol.errors import NotFound, WriterConflict
 from streams.protocol.packed import pack
@@ -167,11 +168,16 @@ class TxnAgainstModel(RuleBasedStateMachine):
     @rule(ms=st.sampled_from([1_000, 2_000_000]))
     def time_passes(self, ms: int) -> None:
         self.driver.now_ms += ms
-        self.driver.tick()
+        outcome = self.driver.tick()
         oldest_ms = self.driver.now_ms - self.driver.machine.txns.ttl_ms
-        for key in [key for key, at_ms in self.model.put_ms.items() if at_ms <= oldest_ms]:
+        expired = {key for key, at_ms in self.model.put_ms.items() if at_ms <= oldest_ms}
+        for lsn, change in outcome.changes:  # each by itself: a crash may come between them
+            assert isinstance(change, changes.TxnDropped)
+            key = (change.writer, change.epoch)
+            expired.remove(key)
             del self.model.held[key], self.model.put_ms[key]
-        self.note(self.driver.machine.lsn)
+            self.note(lsn)
+        assert not expired
 
     # -- what the shard does
 
