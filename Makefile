@@ -40,12 +40,12 @@ bench: .venv/.dev ## Measure a server on this machine.
 	$(BIN)/python -m loadtests.bench $(ARGS)
 
 twin: .venv/.dev ## Write the client for threads again from the one for tasks.
-	$(BIN)/python -m scripts.twin
+	$(BIN)/python -m tests.support.twin
 
 docs: .venv/.dev ## Write the generated reference pages again.
 	$(BIN)/streams config --markdown > docs/reference/settings.md
-	$(BIN)/python -m scripts.cli_page > docs/reference/cli.md
-	$(BIN)/python -m scripts.spark_page
+	$(BIN)/python -m tests.support.cli_page > docs/reference/cli.md
+	$(BIN)/python -m tests.support.spark_page
 
 clean: ## Remove .venv and caches. Data is never removed: that is ./streams-data, and it is yours.
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage build dist

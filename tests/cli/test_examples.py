@@ -19,7 +19,6 @@ import click
 import pytest
 
 import streams
-from scripts.cli_page import commands, page
 from streams.cli import cli
 from streams.cli.output import NEXT_STEPS
 from streams.cli.verbs import examples_of
@@ -33,6 +32,7 @@ from streams.spark.jobs.site import JobRefused
 from streams.spark.sessions import SparkNotInstalled
 from streams.spark.sink import PartialCommit
 from streams.testing import Server, running_server
+from tests.support.cli_page import commands, page
 from tests.support.commands import Ran, in_process
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 import streams
-from scripts.cli_page import commands
 from streams.cli import cli
 from streams.cli.verbs import examples_of
 from streams.testing import Server, running_server
+from tests.support.cli_page import commands
 from tests.support.commands import in_process
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from streams.spark.option_table import markdown
 
-PAGE = Path(__file__).parents[1] / "docs" / "reference" / "spark.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "spark.md"
 _TABLE = re.compile(r"(<!-- Options: written by `make docs`. -->\n\n).*?\n(?=\n)", re.DOTALL)
 
 
