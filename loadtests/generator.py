@@ -65,21 +65,39 @@ class Step(NamedTuple):
 
 def record_text(dice: random.Random, *, record_bytes: int = 0, data_bytes: int = 0) -> str:
     """One record as it stands in a request: a small event with a tag, of exactly the size asked for."""
+    data, tag = record_parts(dice, record_bytes=record_bytes, data_bytes=data_bytes)
+    return f'{{"data":{data},"tag":"{tag}"}}'
+
+
+def record_parts(dice: random.Random, *, record_bytes: int = 0, data_bytes: int = 0) -> tuple[str, str]:
+    """The same as `data` and tag."""
     user = dice.randrange(1000)
     data = (
         f'{{"user":{user},"path":"/v1/items/{dice.randrange(100_000)}"'
         f',"status":{dice.choice((200, 201, 404))},"took_ms":{dice.randrange(10_000) / 10},"note":"'
     )
-    tag = f'"tag":"user-{user}"'
-    room = data_bytes - len(data) if data_bytes else record_bytes - len(data) - len(tag) - len('{"data":,}')
+    tag = f"user-{user}"
+    around = len(tag) + len('{"data":,"tag":""}')
+    room = data_bytes - len(data) if data_bytes else record_bytes - len(data) - around
     note = f"{dice.getrandbits(256):064x}" * 2
-    return f'{{"data":{data}{note[: max(0, room - 2)]}"}},{tag}}}'
+    return f'{data}{note[: max(0, room - 2)]}"}}', tag
 
 
 def append_body(seed: int, batch: int, *, record_bytes: int = 0, data_bytes: int = 0) -> bytes:
     dice = random.Random(seed)
     texts = (record_text(dice, record_bytes=record_bytes, data_bytes=data_bytes) for _ in range(batch))
     return ('{"records":[' + ",".join(texts) + "]}").encode()
+
+
+def columns_message(box: str, seed: int, batch: int, **sizes: int) -> tuple[bytes, bytes]:
+    """The same records as packed columns: head and body of a message to a shard."""
+    from streams.protocol import wire
+    from streams.protocol.packed import pack
+
+    dice = random.Random(seed)
+    rows = [record_parts(dice, **sizes) for _ in range(batch)]
+    columns = pack([box], [batch], [data.encode() for data, _ in rows], tag=[tag.encode() for _, tag in rows])
+    return wire.head_encoder.encode(columns.head()), b"".join(columns.buffers())
 
 
 def http_request(path: str, body: bytes) -> bytes:
@@ -412,22 +430,33 @@ class _Pipe:
         self.sent_ns: dict[int, int] = {}
         self.ids = 0
         self.is_blocked = False
-        bodies = (
-            append_body(
-                seed,
-                plan["batch"],
-                record_bytes=plan.get("record_bytes", 0),
-                data_bytes=plan.get("data_bytes", 0),
-            )
-            for seed in range(len(boxes))
-        )
+        sizes = {name: plan.get(name, 0) for name in ("record_bytes", "data_bytes")}
         encode = wire.head_encoder.encode
-        self.requests = cycle(
-            [
-                (encode(wire.RequestHead(box, plan.get("query", ""))), body)
-                for box, body in zip(boxes, bodies, strict=True)
+        if plan.get("encoding") == "columns":
+            self.op = wire.OP_PUT_COLUMNS
+            requests = [columns_message(box, seed, plan["batch"], **sizes) for seed, box in enumerate(boxes)]
+        else:
+            self.op = wire.OP_APPEND
+            requests = [
+                (
+                    encode(wire.RequestHead(box, plan.get("query", ""))),
+                    append_body(seed, plan["batch"], **sizes),
+                )
+                for seed, box in enumerate(boxes)
             ]
-        )
+        self.requests = cycle(requests)
+
+    def acked(self, body: bytes) -> int:
+        """How many records an answer says are written."""
+        if self.op == self.wire.OP_APPEND:
+            count: int = json.loads(body)["count"]
+            return count
+        from msgspec import msgpack
+
+        from streams.protocol.bulk import ColumnsPut
+
+        (result,) = msgpack.decode(body, type=ColumnsPut).results
+        return int(result.last_seq - result.first_seq + 1)
 
 
 def connect_unix(path: str) -> socket.socket:
@@ -484,7 +513,7 @@ class WireLoad:
             if not self._tally.may_send(len(body)):
                 break
             pipe.ids += 1
-            unsent.append(wire.frame(wire.REQUEST, 0, wire.OP_APPEND, pipe.ids, head, len(body)))
+            unsent.append(wire.frame(wire.REQUEST, 0, pipe.op, pipe.ids, head, len(body)))
             unsent.append(body)
             pipe.sent_ns[pipe.ids] = monotonic_ns()
         while unsent:
@@ -517,7 +546,7 @@ class WireLoad:
             tally.answered(now_ns, now_ns - sent_ns, self._batch)
             if message.id % SAMPLE_EVERY == 1:
                 tally.sampled += 1
-                if json.loads(message.body)["count"] != self._batch:
+                if pipe.acked(message.body) != self._batch:
                     tally.failed(message.body)
 
 

@@ -643,6 +643,19 @@ CASES: Final[tuple[Case, ...]] = (
         {"batch": 1000, "in_flight": 8},
     ),
     Case(
+        (
+            Row(
+                "direct-columns-5000",
+                "direct to a shard, columns, batch 5000, 8 in flight",
+                "records/s",
+                1_200_000,
+                4_000_000,
+            ),
+        ),
+        direct,
+        {"batch": 5000, "in_flight": 8, "encoding": "columns"},
+    ),
+    Case(
         (Row("direct-1", "direct to a shard, 1 record, 64 in flight", "records/s"),),
         direct,
         {"batch": 1, "in_flight": 64},

@@ -241,11 +241,10 @@ class Txns:
         self.marks[writer] = (mark,)
 
     def _forget_marks(self, now_ms: int) -> None:
-        while self.marks:
-            writer = next(iter(self.marks))
-            if self.marks[writer][-1].at_ms + MARK_MS >= now_ms:
-                return
-            del self.marks[writer]
+        oldest = next(iter(self.marks))
+        while self.marks[oldest][-1].at_ms + MARK_MS < now_ms:  # the youngest is of now
+            del self.marks[oldest]
+            oldest = next(iter(self.marks))
 
     def _apply_dropped(self, change: changes.TxnDropped, lsn: int) -> None:
         epoch = self.epochs[change.writer, change.epoch]

@@ -11,7 +11,7 @@ import pytest
 
 from shard.core import changes, committing, txn
 from shard.core.machine import Machine
-from streams.protocol import bulk, commands
+from streams.protocol import bulk, commands, forwards
 from streams.protocol.errors import (
     BatchTooLarge,
     BoxFull,
@@ -24,6 +24,7 @@ from streams.protocol.errors import (
     WriterConflict,
 )
 from streams.protocol.packed import pack
+from streams.protocol.routers import Route
 from tests.support.machines import Driver, facts_of, put_of, records_of
 
 T1 = bulk.Txn("w", 1, "q")
@@ -369,6 +370,25 @@ def test_a_list_tells_what_is_held_and_what_was_committed(driver: Driver) -> Non
     assert driver.ask(bulk.TxnList("w")).marks == [] and driver.ask(bulk.TxnList("v")).held == []
 
 
+def test_a_tick_lets_a_few_expire_and_the_next_one_more(driver: Driver) -> None:
+    for number in range(20):
+        put(driver, {"b": [b"1"]}, txn=bulk.Txn(f"w{number}", 1))
+    driver.now_ms += driver.machine.txns.ttl_ms
+    driver.tick()
+    assert 0 < len(driver.machine.txns.epochs) < 20
+    assert driver.machine.next_deadline_ms() == driver.now_ms
+    driver.tick()
+    assert not driver.machine.txns.epochs
+
+
+def test_routers_of_a_box_in_memory_take_what_a_commit_brings(driver: Driver) -> None:
+    driver.put("m", durability="memory")
+    life = driver.state("m").generation
+    driver.ask(forwards.Tie(box="m", origin="r#1", life=life, position=0, route=Route(source="m", dest="x")))
+    put(driver, {"m": [b"1"]})
+    assert set(driver.do(bulk.TxnCommit(T1, [("p", 1)])).wakes) == {"m", forwards.CARRIER}
+
+
 # -- crashes
 
 
@@ -406,6 +426,18 @@ def test_rows_that_are_held_stay_when_their_log_is_to_go(driver: Driver) -> None
     assert driver.machine.txns.oldest_lsn == driver.machine.lsn
     other = driver.reborn(state=driver.machine.snapshot())
     assert commit(other, ("p", 1)).records == 1
+
+
+def test_batches_that_are_gone_need_no_frame(driver: Driver) -> None:
+    """As repair may find them, behind damage: what a commit brought was deleted before it had its frame."""
+    put(driver, {"b": [b"1"], "c": [b"2"]})
+    before = driver.machine.lsn
+    driver.do(bulk.TxnCommit(T1, [("p", 1)]))
+    (at,) = [lsn for lsn, frame in enumerate(driver.log, 1) if frame.kind == 51 and lsn > before]
+    other = driver.reborn(at)
+    other.commit(changes.RecordsDeleted(other.machine.boxes["b"].generation, 2))
+    other.commit(changes.BoxDeleted(other.machine.boxes["c"].generation))
+    assert other.machine.txns.take_unkept() == []
 
 
 def test_partial_marks_leave_out_the_boxes_that_have_the_epoch(driver: Driver) -> None:

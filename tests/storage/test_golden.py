@@ -11,6 +11,7 @@ import shutil
 from pathlib import Path
 
 from shard.backup import ShardSource, Target
+from shard.core.machine import Outcome
 from shard.exports import write_export
 from shard.restore import Restoring
 from shard.storage.cold import FolderCold
@@ -18,13 +19,15 @@ from shard.storage.files import Disk
 from shard.storage.store import SegmentStore
 from shard.transfer import end_life, parts_of, read_shard
 from shard.verify import Scope, verify_shard
-from streams.protocol import commands
+from streams.protocol import bulk, commands
+from streams.protocol.packed import pack
 from streams.protocol.slots import SLOTS
 from tests.support.folders import FILE_BYTES, contents, write_folder
-from tests.support.machines import Driver
+from tests.support.machines import Driver, held_of, put_of
 
 GOLDEN = Path(__file__).parent / "golden"
 SHARD, BACKUP = GOLDEN / "shard-v1", GOLDEN / "backup-v1"
+TRANSACTIONS = GOLDEN / "transactions-v1"
 
 
 def history() -> Driver:
@@ -87,8 +90,48 @@ def test_the_golden_backup_of_format_one_is_restored(tmp_path: Path) -> None:
     assert contents(disk, f"{tmp_path}/shard-00") == contents(disk, str(SHARD))
 
 
+def transactions() -> Driver:
+    """Rows that are held, logged again, dropped and committed, before and behind a snapshot."""
+    driver = Driver(now_ms=1_700_000_000_000)
+    driver.start("boot-1")
+    driver.put("a", durability="fsync", cap_records=4)
+    driver.append("before", box="a")
+    for epoch in (1, 2, 3):
+        packed = pack(
+            ["a", "b"], [2, 1], [b"%d" % epoch, b'{"n":1.0}', b'"\xc3\xbc"'], tag=[b"t", b"", b""],
+            meta=[b"", b'{"m":1}', b""], default_node="n",
+        )  # fmt: skip
+        txn = bulk.Txn("w", epoch, "q")
+        for parcel in ("p", "q"):
+            driver.ask(put_of(txn, parcel, 0, packed))
+        if epoch == 1:
+            driver.keep(driver.machine.keep_held(driver.machine.lsn) or Outcome([], None))
+            driver.ask(bulk.TxnAbort(txn, ["q"]))
+        if epoch < 3:
+            driver.ask(bulk.TxnCommit(txn, [("p", 1)]))
+    driver.stop()
+    return driver
+
+
+def test_golden_transactions_of_format_one_are_read(tmp_path: Path) -> None:
+    disk = Disk()
+    found = contents(disk, str(TRANSACTIONS))
+    assert sorted(found["a"]["live"]) == [2, 3, 4, 5] and sorted(found["b"]["live"]) == [1, 2]
+    assert found["b"]["live"][2] == '{"$seq":2,"$ts":1700000000000,"$node":"n","data":"ü"}'.encode()
+    machine = read_shard(disk, str(TRANSACTIONS))
+    assert [(mark.epoch, mark.query) for mark in machine.txns.marks["w"]] == [(2, "q")]
+    assert {key: sorted(epoch.parcels) for key, epoch in machine.txns.epochs.items()} == {
+        ("w", 3): ["p", "q"]
+    }
+    write_folder(disk, f"{tmp_path}/shard", transactions(), snapshots=(0.5,))
+    today = read_shard(disk, f"{tmp_path}/shard")
+    assert contents(disk, f"{tmp_path}/shard") == found and held_of(today) == held_of(machine)
+
+
 def main() -> None:
     disk = Disk()
+    if not TRANSACTIONS.exists():
+        write_folder(disk, str(TRANSACTIONS), transactions(), snapshots=(0.5,))
     if not SHARD.exists():
         write_folder(disk, str(SHARD), history(), snapshots=(0.6,))
     if not BACKUP.exists():

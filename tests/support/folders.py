@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shard.core.changes import BoxConfigured, BoxRestated
+from shard.core.changes import BatchKept, BoxConfigured, BoxRestated, TxnCommitted
 from shard.core.machine import Machine
 from shard.core.sealed import NotLoaded
 from shard.storage import frames
@@ -20,12 +20,20 @@ FILE_BYTES = HEADER_BYTES + 4_000
 
 
 def _at_rest(log: list[Frame], lsn: int) -> int:
-    """The next lsn at which no box is half restated: no snapshot is taken in the middle of a command."""
+    """The next lsn at which no box is half restated, and no commit half logged: no snapshot is taken in the
+    middle of a command."""
     half: set[int] = set()
+    unkept = 0
     for frame in log:
-        if frame.lsn > lsn and not half:
-            return frame.lsn - 1
         change = decoded(frame)
+        if not isinstance(change, BatchKept):
+            unkept = 0  # what a crash cut off of a commit is logged anew, ahead of anything else
+        if frame.lsn > lsn and not half and not unkept:
+            return frame.lsn - 1
+        if isinstance(change, TxnCommitted):
+            unkept = sum(len(part.counts) for part in change.parts)
+        elif isinstance(change, BatchKept):
+            unkept = max(0, unkept - 1)
         if isinstance(change, BoxRestated):
             half.add(change.generation)
         elif isinstance(change, BoxConfigured):
