@@ -63,6 +63,7 @@ NEXT_STEPS: Final[dict[str, str]] = {
     "shutting_down": "wait until the server is started again",
     "shard_unavailable": "wait a moment and repeat; `streams doctor` shows which shard is away",
     "cold_store_unavailable": "check the object store that STREAMS_COLD_DIR names; nothing is lost",
+    "writer_conflict": "use another writer, or take it over: txnReset=true in Spark",
     "records_lost": "add --skip-gaps to go on without them; the message says which they are",
     "partial_commit": "run the same again; what is missing is added and nothing is doubled",
     "job_refused": "change what the message names; --help shows what is expected",

@@ -7,7 +7,8 @@
 
 Importing this needs no Spark: what is listed here is loaded when it is first used.
 
-    options, offsets, gaps, columns   pure, and most of the thinking
+    options (option_table), offsets,
+    gaps, columns                     pure, and most of the thinking
     reads, source                     which records, from which shards; Spark's reader
     sink                              transactions; Spark's writers
     sessions, java                    a Spark that works as it is

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from streams.protocol.matches import Match
-from streams.spark import options
-from streams.spark.options import BATCH, OPTIONS, STREAM, STREAM_WRITE, WRITE, BadOption, reading, writing
+from streams.spark.option_table import OPTIONS, markdown
+from streams.spark.options import BATCH, STREAM, STREAM_WRITE, WRITE, BadOption, reading, writing
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "spark.md"
 
@@ -113,7 +113,7 @@ def test_a_key_is_looked_up_where_it_is_used(tmp_path: Path, monkeypatch: pytest
 
 
 def test_the_reference_page_has_the_table_of_options() -> None:
-    assert options.markdown() in PAGE.read_text(), "run `make docs`"
+    assert markdown() in PAGE.read_text(), "run `make docs`"
 
 
 def test_every_option_has_a_place_and_a_meaning() -> None:

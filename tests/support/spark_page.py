@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from streams.spark.options import markdown
+from streams.spark.option_table import markdown
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "spark.md"
 _TABLE = re.compile(r"(<!-- Options: written by `make docs`. -->\n\n).*?\n(?=\n)", re.DOTALL)

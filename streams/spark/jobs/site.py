@@ -122,8 +122,12 @@ class Ledger:
         self._is_there = self._box.exists()
         if self._is_there:
             for item in self._box.read(0):
-                if isinstance(item, Record):
-                    self.entries.append(item.data)
+                if not isinstance(item, Record):
+                    raise JobRefused(
+                        f"{box} has lost records {item.gap_from} to {item.gap_to}: what this job did is "
+                        f"not known"
+                    )
+                self.entries.append(item.data)
             self._next_seq = self._box.position().next_seq
 
     def __repr__(self) -> str:
