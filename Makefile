@@ -37,17 +37,17 @@ scale: .venv/.dev ## Five million records in one box: bounded memory, exact, qui
 	STREAMS_SCALE=full $(BIN)/pytest -q -s tests/cluster/test_scale.py
 
 suites: .venv/.dev ## All tests of the official S2 SDKs against servers here (needs their sources: it says how).
-	$(BIN)/python -m scripts.s2_suites $(ARGS)
+	$(BIN)/python -m tests.support.s2_suites $(ARGS)
 
 bench: .venv/.dev ## Measure a server on this machine.
 	$(BIN)/python -m loadtests.bench $(ARGS)
 
 twin: .venv/.dev ## Write the client for threads again from the one for tasks.
-	$(BIN)/python -m scripts.twin
+	$(BIN)/python -m tests.support.twin
 
 docs: .venv/.dev ## Write the generated reference pages again.
 	$(BIN)/streams config --markdown > docs/reference/settings.md
-	$(BIN)/python -m scripts.cli_page > docs/reference/cli.md
+	$(BIN)/python -m tests.support.cli_page > docs/reference/cli.md
 
 clean: ## Remove .venv and caches. Data is never removed: that is ./streams-data, and it is yours.
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage build dist

@@ -30,6 +30,9 @@ from streams.config import ChildArgs, ConfigError
 
 log = structlog.get_logger()
 
+#: A shard answers a hello even while it replays its log, so one that takes longer has ended.
+_LINKS_S_MAX = 5.0
+
 
 async def run(arguments: ChildArgs) -> int:
     config = arguments.config
@@ -81,7 +84,7 @@ async def run(arguments: ChildArgs) -> int:
             gc.collect()
             gc.freeze()
             gc.set_threshold(50_000, 50, 100)
-            _tell(arguments.ready_fd, b"ready\n")
+            nursery.start_soon(_tell_when_linked, arguments.ready_fd, links)
         nursery.cancel_scope.cancel()
     log.info("drained")
     return 0
@@ -97,6 +100,14 @@ async def _watch_signals(draining: trio.Event) -> None:
 async def _watch_parent(parent_fd: int, draining: trio.Event) -> None:
     await trio.lowlevel.wait_readable(parent_fd)
     draining.set()
+
+
+async def _tell_when_linked(fd: int, links: list[Link]) -> None:
+    """Ready is who can answer for every shard. One that stays away keeps no other's boxes waiting."""
+    with trio.move_on_after(_LINKS_S_MAX):
+        for link in links:
+            await link.came_up()
+    _tell(fd, b"ready\n")
 
 
 def _tell(fd: int, line: bytes) -> None:

@@ -44,6 +44,7 @@ class Link:
         #: Whether the shard has answered our hello. That a connection was accepted proves nothing: the
         #: supervisor keeps the listening socket open while the shard behind it is starting again.
         self.is_up = False
+        self._came_up = trio.Event()
         self._ids = itertools.count(1)
         #: id -> (who waits, until when), oldest first.
         self._waiting: dict[int, tuple[trio.lowlevel.Task, float]] = {}
@@ -88,6 +89,10 @@ class Link:
         return message
 
     # -- life
+
+    async def came_up(self) -> None:
+        """Returns when the link has been up once."""
+        await self._came_up.wait()
 
     async def run(self) -> None:
         """Keeps the link up, for ever."""
@@ -164,6 +169,7 @@ class Link:
                     reschedule(entry[0], value(message))
                 elif message.op == wire.OP_HELLO:
                     self.is_up = True
+                    self._came_up.set()
                 # else the caller gave up
 
     async def _keep_sending(self, sock: socket.socket) -> None:

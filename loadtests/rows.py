@@ -388,9 +388,9 @@ def beside(bench: Bench, case: Case) -> Measured:
     busy = Bench(bench.sizes, bench.settings | _busy_settings(bench, case), bench.folder)
     try:
         detail: dict[str, Any] = {"prepared": case.plan["prepare"](busy) if "prepare" in case.plan else None}
-        for _ in range(_BUSY_TRIES):
+        for doubled in range(_BUSY_TRIES):
             with case.plan.get("during", _nothing)(busy):
-                busy_ms = _single_p99(busy)
+                busy_ms = _single_p99(busy, seconds=bench.sizes.seconds * 2**doubled)
             detail["done"] = case.plan["proof"](busy.server())
             if detail["done"]:
                 break
@@ -404,14 +404,15 @@ def beside(bench: Bench, case: Case) -> Measured:
     return Measured({case.rows[0].key: ratio}, detail | {"idle_p99_ms": idle_ms, "busy_p99_ms": busy_ms})
 
 
-#: Short loads end before the work that they cause has begun; the next one meets it.
-_BUSY_TRIES = 20
+#: Short loads end before the work that they cause has begun; each further one is twice as long.
+_BUSY_TRIES = 8
 
 
-def _single_p99(bench: Bench) -> float:
+def _single_p99(bench: Bench, seconds: float = 0) -> float:
     server = bench.server()
     with bench.boxes(server, "disk") as names:
         plan = {"kind": "http", "send": "append", "batch": 1, "connections": 4, "query": ""}
+        plan |= {"seconds": seconds or bench.sizes.seconds}
         result = bench.load(server, port=server.port, boxes=names, **plan)
     return float(result["latency_ms"]["p99"])
 
@@ -455,6 +456,8 @@ def backups(bench: Bench) -> Iterator[None]:
             shutil.rmtree(target)
             if done.returncode == 0:
                 (server.data_dir.parent / "backed-up").touch()
+            else:
+                print(done.stderr.decode(), file=sys.stderr)
 
     thread = threading.Thread(target=back_up)
     thread.start()

@@ -2,12 +2,13 @@
 
     engine --submit--> backlog --> [wal-commit thread] append, then sync if someone waits or it is time
     engine <---post--- on_logged(lsn, append_ms), on_durable(lsn, fsync_ms), on_failed(error)
+                                   [wal-sync thread]  syncs that nobody waits for, beside further appends
                                    [wal-files thread] zeros for the next file, release of old ones
 
 While one group is being written the next one gathers in the backlog, so groups grow with the load and a sync
 is shared by all who wait for it. Frames that nobody waits for are synced `sync_interval_ms` after they were
-written at the latest. When a whole interval passes with nothing to do, a marker is left in the log (see
-`wal.py`, proven-when-quiet).
+written, by a thread of their own: writers of such frames wait for no sync. When a whole interval passes with
+nothing to do, a marker is left in the log (see `wal.py`, proven-when-quiet).
 
 Rules of the file:
   1. It knows frames and lsns, never a box. It is plain threads, no trio; one lock, see `append_now`.
@@ -117,6 +118,11 @@ class Committer:
         self._file_work: SimpleQueue[int | bool | None] = SimpleQueue()
         self._commit_thread = threading.Thread(target=self._run, name="wal-commit", daemon=True)
         self._files_thread = threading.Thread(target=self._run_files, name="wal-files", daemon=True)
+        #: True asks for a sync, None ends the thread.
+        self._sync_work: SimpleQueue[bool | None] = SimpleQueue()
+        self._sync_thread = threading.Thread(target=self._run_syncs, name="wal-sync", daemon=True)
+        #: Whether the sync thread is at it. Set by the commit thread, cleared by the other.
+        self._is_syncing = False
         self._failure: BaseException | None = None
         #: What was taken out of the backlog and is not dealt with; it must not be lost when a write fails.
         self._held: _Flush | BaseException | None = None
@@ -150,6 +156,7 @@ class Committer:
     def start(self) -> None:
         self._file_work.put(True)
         self._files_thread.start()
+        self._sync_thread.start()
         self._commit_thread.start()
 
     def submit(self, frames: Sequence[FrameParts], *, sync: bool, logged_matters: bool = True) -> None:
@@ -216,7 +223,9 @@ class Committer:
         """Flush, close the log and end both threads. Blocks; `CommitFailed` if there was a failure."""
         if self._commit_thread.is_alive():
             self._file_work.put(None)
+            self._sync_work.put(None)
             self._files_thread.join()
+            self._sync_thread.join()
             try:
                 self._pass_through(ends=True)
             finally:
@@ -276,6 +285,8 @@ class Committer:
 
     def _wait_s(self) -> float | None:
         """How long there is to wait for more, before something must be synced or may be marked."""
+        if self._is_syncing:
+            return None  # its end is told by a poke
         if self._oldest_unsynced_ns:
             return max(0, self._oldest_unsynced_ns + self._sync_interval_ns - monotonic_ns()) / 1e9
         if self._wal.mark_due:
@@ -284,8 +295,8 @@ class Committer:
 
     def _use_the_pause(self) -> None:
         if self._oldest_unsynced_ns:
-            self._sync()
-        else:
+            self._begin_sync()
+        elif not self._is_syncing:
             self._wal.mark()
 
     def _commit_group(self, first: _Submission) -> None:
@@ -312,8 +323,10 @@ class Committer:
         self._written += submissions
         if logged_matters:
             self._post(self._on_logged, self._wal.logged_lsn, self.append_ms_last)
-        if sync or monotonic_ns() - self._oldest_unsynced_ns >= self._sync_interval_ns:
+        if sync:
             self._sync()
+        elif monotonic_ns() - self._oldest_unsynced_ns >= self._sync_interval_ns:
+            self._begin_sync()
 
     def _append(self, group: Sequence[FrameParts]) -> None:
         wal = self._wal
@@ -329,13 +342,21 @@ class Committer:
             self._file_work.put(True)
 
     def _sync(self) -> None:
-        if self._oldest_unsynced_ns:
+        if self._wal.durable_lsn < self._wal.logged_lsn:
             started_ns = monotonic_ns()
             self._wal.sync()
-            self.fsync_ms_last = (monotonic_ns() - started_ns) / 1e6
             self._oldest_unsynced_ns = 0
-            self._fsyncs += 1
-            self._post(self._on_durable, self._wal.durable_lsn, self.fsync_ms_last)
+            self._report_durable(started_ns)
+
+    def _begin_sync(self) -> None:
+        if not self._is_syncing:
+            self._is_syncing = True
+            self._sync_work.put(True)
+
+    def _report_durable(self, started_ns: int) -> None:
+        self.fsync_ms_last = (monotonic_ns() - started_ns) / 1e6
+        self._fsyncs += 1
+        self._post(self._on_durable, self._wal.durable_lsn, self.fsync_ms_last)
 
     def _refuse_until_stopped(self) -> None:
         """Nothing is written any more; only let those go who wait for a flush."""
@@ -347,6 +368,28 @@ class Committer:
                     self._wal.abandon()
                     return
             item = self._backlog.get()
+
+    # The sync thread. It has the turn before and after, and never while the disk is at work.
+
+    def _run_syncs(self) -> None:
+        try:
+            while self._sync_work.get() is not None:
+                self._sync_beside()
+        except BaseException as failure:
+            self._backlog.put(failure)
+
+    def _sync_beside(self) -> None:
+        with self._turn:
+            syncing = self._wal.begin_sync()
+            self._oldest_unsynced_ns = 0
+        if syncing is not None:
+            started_ns = monotonic_ns()
+            self._wal.run_sync(syncing)
+            with self._turn:
+                if self._wal.end_sync(syncing):
+                    self._report_durable(started_ns)
+        self._is_syncing = False
+        self._backlog.put(_POKE)
 
     # The files thread.
 

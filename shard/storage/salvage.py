@@ -122,6 +122,19 @@ def salvage(disk: DiskLike, directory: str) -> Iterator[Frame | Gap]:
             yield Gap(path, offset, len(newest.data), next_lsn, proven, reason)
 
 
+def frames_of(disk: DiskLike, path: str) -> Iterator[Frame | int]:
+    """Frames of one file that are whole, markers left out, and offsets at which none begins."""
+    data = disk.read_all(path)
+    number = number_of(path.rpartition("/")[2])
+    if number is None:
+        raise Corrupt(path, 0, "a log file is named by its number")
+    for found in _frames(path, data, number, first_lsn_of(path, data, number)):
+        if isinstance(found, int):
+            yield found
+        elif found.frame.kind != MARKER_KIND:
+            yield found.frame
+
+
 def _frames(path: str, data: bytes, number: int, next_lsn: int) -> Iterator[_Found | int]:
     """Frames and markers that are whole, and where they are not."""
     offset = HEADER_BYTES

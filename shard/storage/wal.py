@@ -27,8 +27,9 @@ Rules of the file:
   2. Nothing is written behind an old tail: it is cut off durably, and new frames begin a new file.
   3. After a failed write or sync nothing is written, synced or promised again by this object.
   4. A payload is never copied, unless it is so small that a copy is cheaper than one more buffer.
-  5. One thread at a time appends and syncs. `prepare_next` and `release` may run on one other thread; what
-     they share is a deque of spares and a dict of files, each changed by single steps.
+  5. One thread at a time appends and syncs; `run_sync` alone may run beside it. `prepare_next` and `release`
+     may run on one other thread; what they share is a deque of spares and a dict of files, each changed by
+     single steps.
 
 Invariants:
   contiguous-lsn     frames carry first_lsn, first_lsn + 1, …, through all files, with no gap and no repeat.
@@ -44,6 +45,7 @@ Invariants:
 from __future__ import annotations
 
 import struct
+import threading
 from array import array
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -98,6 +100,13 @@ class Frame(NamedTuple):
     offset: int
 
 
+class Syncing(NamedTuple):
+    """A sync that goes on beside further appends: of which file, and up to which lsn."""
+
+    handle: int
+    lsn: int
+
+
 class WalFile(NamedTuple):
     """One file of the log; it is empty when `last_lsn` is `first_lsn - 1`."""
 
@@ -136,6 +145,9 @@ class Wal:
         self._spare_names = count(1)
         self._current: _File | None = None
         self._handle = -1
+        #: Held while the disk syncs. A sync that fails may not be repeated: the next one would succeed and
+        #: prove nothing. So each waits for the one before, and for what became of it.
+        self._syncing = threading.Lock()
         self._state = "new"  # -> scanned -> open -> closed, or failed from anywhere
         #: The greatest lsn that a marker or a header in the newest file proves durable.
         self._proven_lsn = 0
@@ -369,6 +381,30 @@ class Wal:
             self._state = "failed"
             raise
 
+    def begin_sync(self) -> Syncing | None:
+        """A sync that another thread is to make with `run_sync`, beside further appends, and that counts from
+        `end_sync` on. None if all is durable. Like all but `run_sync` it belongs to the writing thread."""
+        self._refuse_unless_open()
+        if self.durable_lsn == self.logged_lsn:
+            return None
+        self._syncing.acquire()
+        return Syncing(self._handle, self.logged_lsn)
+
+    def run_sync(self, syncing: Syncing) -> None:
+        try:
+            self._disk.fdatasync(syncing.handle)
+        except BaseException:
+            self._state = "failed"
+            raise
+        finally:
+            self._syncing.release()
+
+    def end_sync(self, syncing: Syncing) -> bool:
+        """Whether more is durable now."""
+        grown = syncing.lsn > self.durable_lsn
+        self.durable_lsn = max(self.durable_lsn, syncing.lsn)
+        return grown
+
     def mark(self) -> None:
         """Leave proof, in the file itself, of all that is durable; for when nothing else is coming."""
         self._refuse_unless_open()
@@ -388,9 +424,13 @@ class Wal:
     def abandon(self) -> None:
         """Let go without writing a byte: for after a failure."""
         if self._handle >= 0:
+            self._close_handle()
+        self._state = "closed"
+
+    def _close_handle(self) -> None:
+        with self._syncing:
             self._disk.close(self._handle)
             self._handle = -1
-        self._state = "closed"
 
     def _refuse_unless_open(self) -> None:
         if self._state != "open":
@@ -436,14 +476,19 @@ class Wal:
 
     def _sync(self) -> None:
         if self.durable_lsn < self.logged_lsn:
-            self._disk.fdatasync(self._handle)
+            self._sync_file()
             self.durable_lsn = self.logged_lsn
+
+    def _sync_file(self) -> None:
+        with self._syncing:
+            self._refuse_unless_open()
+            self._disk.fdatasync(self._handle)
 
     def _mark(self) -> None:
         if self.mark_due:
             assert self._current is not None
             self._write([_marker(self._current.number, self.logged_lsn, self.durable_lsn)])
-            self._disk.fdatasync(self._handle)
+            self._sync_file()
             self._proven_lsn = self.durable_lsn
 
     # Files: rotate on the writing thread, prepare_next and release on another.
@@ -453,8 +498,7 @@ class Wal:
         disk = self._disk
         self._sync()
         if self._handle >= 0:
-            disk.close(self._handle)
-            self._handle = -1
+            self._close_handle()
         number = self._newest().number + 1 if self._files else 1
         try:
             spare = self._spares.popleft()

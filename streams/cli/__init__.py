@@ -35,6 +35,7 @@ COMMANDS: Final[dict[str, str]] = {
     "restore": "streams.cli.restore",
     "verify": "streams.cli.verify",
     "repair": "streams.cli.repair",
+    "inspect": "streams.cli.inspect",
     "status": "streams.cli.status:status",
     "top": "streams.cli.top",
     "doctor": "streams.cli.status:doctor",

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
+from gateway.sockets import connectable_path
 from streams.protocol import wire
 from streams.protocol.errors import BY_CODE, Busy, Refused, ShardUnavailable, StreamsError
 
@@ -29,7 +30,8 @@ class ShardLink:
         self._receiver = wire.Receiver()
         self._mutex = threading.Lock()
         try:
-            self._socket.connect(str(path))
+            with connectable_path(path) as short:
+                self._socket.connect(short)
         except OSError as error:
             self._socket.close()
             raise ShardUnavailable(f"{path}: the shard does not answer ({error.strerror})") from error

@@ -118,6 +118,8 @@ def _listing(client: Client) -> tuple[bool, str, str]:
 
 def _sockets(client: Client) -> tuple[bool, str, str]:
     """Only where the shards' sockets are on this machine, for direct writers."""
+    from gateway.sockets import connectable_path
+
     here = [path for path in client.placement().sockets if os.path.exists(path)]
     if not here:
         return True, "the shards are on another machine; direct writers do not work from here", ""
@@ -126,7 +128,8 @@ def _sockets(client: Client) -> tuple[bool, str, str]:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.settimeout(2)
             try:
-                sock.connect(path)
+                with connectable_path(path) as short:
+                    sock.connect(short)
             except OSError as error:
                 refused.append(f"{path}: {error.strerror}")
     return (

@@ -19,7 +19,6 @@ import click
 import pytest
 
 import streams
-from scripts.cli_page import commands, page
 from streams.cli import cli
 from streams.cli.output import NEXT_STEPS
 from streams.cli.verbs import examples_of
@@ -28,6 +27,7 @@ from streams.config import READY_FD_VARIABLE
 from streams.direct import Moved
 from streams.protocol.errors import BY_CODE
 from streams.testing import Server, running_server
+from tests.support.cli_page import commands, page
 from tests.support.commands import Ran, in_process
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"

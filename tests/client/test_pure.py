@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scripts import twin
 from streams.client.answers import Record, decode
 from streams.client.batching import Backlog, Batch, Bounds
 from streams.client.errors import AnswerLost, NotAnAnswer, Unreachable, error_of
@@ -30,6 +29,7 @@ from streams.protocol.errors import (
     Throttled,
     Uncertain,
 )
+from tests.support import twin
 
 
 def test_the_twin_for_threads_is_not_stale() -> None:

@@ -43,7 +43,8 @@ def target(tmp_path: Path) -> Path:
 
 
 def test_a_backup_of_a_busy_server_is_one_moment_of_each_box(tmp_path: Path, target: Path) -> None:
-    with running_server(tmp_path / "data", shards=2, **SMALL) as server:
+    deep = tmp_path / ("deeper-than-the-path-of-a-socket-can-be-long-" * 3)
+    with running_server(deep, shards=2, **SMALL) as server:
         client = Client(server.port)
         for number in range(6):
             client.put(f"box-{number}", durability="fsync" if number % 2 else "disk")
@@ -62,6 +63,7 @@ def test_a_backup_of_a_busy_server_is_one_moment_of_each_box(tmp_path: Path, tar
         again = done("backup", str(target), "--data-dir", str(server.data_dir))
         for writer in writers:
             writer.stop()
+        assert streams("doctor", "--url", server.url).returncode == 0
         assert (taken["online"], taken["boxes"], taken["shards"]) == (True, 7, 2)
         assert taken["segments"] > 0 and again["copied_segments"] < again["segments"]
         eventually(lambda: not list(server.data_dir.glob("shard-*/export")))

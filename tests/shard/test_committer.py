@@ -28,18 +28,22 @@ NEVER_MS = 3_600_000
 
 
 class GatedDisk(FaultDisk):
-    """Holds the commit thread inside a sync of its own until the gate is opened."""
+    """Holds a thread inside a sync of its own until the gate is opened."""
 
-    def __init__(self) -> None:
+    def __init__(self, thread: str = "wal-commit") -> None:
         super().__init__("/data")
+        self.thread = thread
+        self.error: OSError | None = None
         self.gate = threading.Event()
         self.reached = threading.Event()
         self.armed = False
 
     def fdatasync(self, handle: int) -> None:
-        if self.armed and threading.current_thread().name == "wal-commit":
+        if self.armed and threading.current_thread().name == self.thread:
             self.reached.set()
             assert self.gate.wait(PATIENCE_S)
+            if self.error is not None:
+                raise self.error
         super().fdatasync(handle)
 
 
@@ -134,6 +138,54 @@ def test_a_steady_flow_of_frames_that_nobody_waits_for_is_synced_all_the_same(
         one.submit(b"more", sync=False)
         if one.next()[0] == "durable":
             break
+
+
+def test_what_nobody_waits_to_be_synced_is_written_beside_a_sync(desk: Callable[..., Desk]) -> None:
+    disk = GatedDisk("wal-sync")
+    one = desk(disk, sync_interval_ms=5)
+    disk.armed = True
+    one.submit(b"a", sync=False)
+    assert one.next() == ("logged", 1)
+    assert disk.reached.wait(PATIENCE_S)
+    one.submit(b"b", sync=False)
+    assert one.next() == ("logged", 2)
+    assert one.committer.append_now([(1, 1, 3, [b"c"])])
+    assert one.rest() == []
+    disk.gate.set()
+    # Only what was written before the sync began is durable by it.
+    assert [one.next(), one.next()] == [("durable", 1), ("durable", 3)]
+
+
+def test_files_change_and_end_only_when_a_sync_beside_is_over(desk: Callable[..., Desk]) -> None:
+    disk = GatedDisk("wal-sync")
+    one = desk(disk, sync_interval_ms=5)
+    disk.armed = True
+    one.submit(b"a", sync=False)
+    assert disk.reached.wait(PATIENCE_S)
+    one.submit(b"b" * 4000, sync=False, logged_matters=False)  # needs the next file
+    disk.gate.set()
+    one.committer.stop()
+    reports = [lsn for kind, lsn in one.rest() if kind == "durable"]
+    assert reports[-1] == 2 and len(set(reports)) == len(reports)
+
+
+def test_after_a_failed_sync_beside_no_other_sync_is_believed(desk: Callable[..., Desk]) -> None:
+    """The next sync of the same file would succeed: the system has told of the loss once."""
+    disk = GatedDisk("wal-sync")
+    disk.error = OSError(errno.EIO, "input/output error")
+    one = desk(disk, sync_interval_ms=5)
+    disk.armed = True
+    one.submit(b"a", sync=False)
+    assert one.next() == ("logged", 1)
+    assert disk.reached.wait(PATIENCE_S)
+    one.submit(b"b", sync=True)
+    assert one.next() == ("logged", 2)
+    disk.gate.set()
+    kind, error = one.next()
+    assert kind == "failed" and isinstance(error, OSError | RuntimeError)
+    with pytest.raises(CommitFailed):
+        one.committer.flush()
+    assert one.rest() == [] and one.wal.durable_lsn == 0
 
 
 def test_a_quiet_log_is_marked_and_then_left_alone(desk: Callable[..., Desk]) -> None:

@@ -1,7 +1,7 @@
 """Writes `streams/client/_sync/` from `streams/client/_async/`: the same text with the waiting taken out.
 
-    python -m scripts.twin            write it
-    python -m scripts.twin --check    exit with 1 when it is not what would be written
+    python -m tests.support.twin            write it
+    python -m tests.support.twin --check    exit with 1 when it is not what would be written
 
 The table below is all that differs. A line of it that matches nothing is an error: it would lie about the
 code.
@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "streams" / "client" / "_async"
 TWIN = ROOT / "streams" / "client" / "_sync"
 HEADER = "# Written by `make twin` from ../_async/{name}. Do not edit.\n"

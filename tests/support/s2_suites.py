@@ -22,7 +22,7 @@ from pathlib import Path
 
 from streams.testing import running_server
 
-WORK = Path(__file__).parents[1] / "build" / "s2-suites"
+WORK = Path(__file__).parents[2] / "build" / "s2-suites"
 PYTHON_PACKAGE, TYPESCRIPT_PACKAGE = "s2-sdk==0.13.0", "@s2-dev/streamstore@0.27.0"
 
 #: The newest public tests import a name that later versions of the package have given up.
