@@ -27,6 +27,7 @@ STATUS_OF: dict[str, int] = {
     "not_a_queue": 409,
     "stream_not_found": 404,
     "basin_not_found": 404,
+    "access_token_not_found": 404,
     "stream_deletion_pending": 409,
     "basin_deletion_pending": 409,
     "resource_already_exists": 409,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
 import msgspec
@@ -95,6 +95,7 @@ class AppendSession:
         cipher: Cipher | None,
         key: str,
         incoming: AsyncIterator[bytes],
+        check: Callable[[Input], None],
         draining: Draining,
     ) -> None:
         self._calls = calls
@@ -102,6 +103,8 @@ class AppendSession:
         self._cipher = cipher
         self._key = key
         self._incoming = incoming
+        #: Raises when the caller may not send this.
+        self._check = check
         self._draining = draining
         self._chain = uuid.uuid4().hex
         self._bytes = 0
@@ -142,6 +145,7 @@ class AppendSession:
                     async for data in self._incoming:
                         for body in receiver.feed_untrusted(data):
                             slot = _Slot(_input(body))
+                            self._check(slot.given)
                             await slots.send(slot)
                             self._bytes += slot.given.metered
                             next_turn = trio.Event()

@@ -16,7 +16,7 @@ from pyroaring import BitMap64
 from streams.protocol.boxes import BoxConfig
 from streams.protocol.records import Batch
 from streams.protocol.routers import Route, Router
-from streams.protocol.streams import Basin, Stream
+from streams.protocol.streams import AccessToken, Basin, Stream
 
 
 class BoxCreated(msgspec.Struct, frozen=True):
@@ -323,6 +323,16 @@ class BasinDropped(msgspec.Struct, frozen=True):
     name: str
 
 
+class TokenIssued(msgspec.Struct, frozen=True):
+    """The access token of this id is this one now."""
+
+    token: AccessToken
+
+
+class TokenRevoked(msgspec.Struct, frozen=True):
+    id: str
+
+
 # ---------------------------------------------------------------------------------------------------
 # A snapshot: the same facts, folded up. Payloads stay in the log; a batch is named by its lsn.
 
@@ -414,6 +424,7 @@ class ShardState(msgspec.Struct, kw_only=True):
     last_router_number: int = 0
     basins: list[Basin] = []
     last_basin_number: int = 0
+    tokens: list[AccessToken] = []
 
 
 class BoxRestated(msgspec.Struct, frozen=True):
@@ -466,6 +477,8 @@ Change = (
     | StreamAppended
     | BasinRegistered
     | BasinDropped
+    | TokenIssued
+    | TokenRevoked
 )
 
 #: What background work brings about, none of it because somebody asked.

@@ -49,6 +49,7 @@ from shard.core.routers import Routers
 from shard.core.sealed import NotLoaded, Segment, TagsNotLoaded
 from shard.core.sessions import Sessions
 from shard.core.streams import Streams
+from shard.core.tokens import Tokens
 from shard.core.watch import page_for
 from streams.protocol import commands, forwards
 from streams.protocol.boxes import BoxConfig, BoxPatch, merge
@@ -193,8 +194,9 @@ class Machine:
         self._jobs = Jobs(self)
         self.moves = Moves(self)
         self.basins = Basins(self)
+        self.tokens = Tokens(self)
         self._streams = Streams(self)
-        for part in (self._jobs, self.moves, GroupHandlers(self), self.basins, self._streams):
+        for part in (self._jobs, self.moves, GroupHandlers(self), self.basins, self.tokens, self._streams):
             self._handlers |= part.handlers
             self._appliers |= part.appliers
 
@@ -302,7 +304,7 @@ class Machine:
             self._watch(box)
             self.forwarding.note(box)
             self.moves.note(box)
-        self.basins.lsn = self.lsn
+        self.basins.lsn = self.tokens.lsn = self.lsn
         self.routers.lsn = self.forwarding.ties_lsn = self.lsn
         self.forwarding.outboxes.shard_life = self.lsn
         return Outcome(made, None, self.lsn, True)
@@ -958,6 +960,7 @@ class Machine:
             last_router_number=self.routers.last_number,
             basins=list(self.basins.basins.values()),
             last_basin_number=self.basins.last_number,
+            tokens=list(self.tokens.tokens.values()),
         )
         return Capture(state, self.generations)
 
@@ -976,6 +979,7 @@ class Machine:
             self.routers.take_over(router)
         self.routers.last_number = state.last_router_number
         self.basins.restore(state.basins, state.last_basin_number)
+        self.tokens.restore(state.tokens)
         wanted = Wanted({}, [])
         for facts in state.boxes:
             box = Box.from_facts(facts)
