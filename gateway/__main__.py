@@ -24,6 +24,7 @@ from gateway.carrier import Carrier
 from gateway.collector import Collector
 from gateway.dispatch import Dispatch
 from gateway.edge import FrontLimits, FrontName, serve_front
+from gateway.http import Request
 from gateway.limits import share_of
 from gateway.links import Link
 from gateway.placement import Placement
@@ -34,6 +35,7 @@ from gateway.s2.endpoints import S2
 from gateway.watch.service import Watch
 from streams import __version__, logs
 from streams.config import ChildArgs, ConfigError
+from streams.protocol.access import Grant
 
 log = structlog.get_logger()
 
@@ -70,7 +72,12 @@ async def run(arguments: ChildArgs) -> int:
         data_dir=config.data_dir,
         rows_max=config.metrics_boxes,
     )
-    s2 = S2(dispatch, draining, drain_s=config.drain_ms / 1000, guard=guard)
+    s2 = S2(
+        dispatch,
+        draining,
+        drain_s=config.drain_ms / 1000,
+        admit=None if guard is None else partial(_grant_of, guard),
+    )
     api = Api(
         dispatch,
         body_bytes_max=config.max_body_bytes,
@@ -144,6 +151,11 @@ def _guard(arguments: ChildArgs) -> Guard | None:
         probe_auth=config.probe_auth,
         in_flight_per_key_max=share_of(config.max_inflight_per_key, config.gateways),
     )
+
+
+def _grant_of(guard: Guard, request: Request) -> Grant:
+    request.key = guard.identify(request, takes_token=False)
+    return request.key.grant
 
 
 def _read_keys_again(arguments: ChildArgs, guard: Guard | None, watch: Watch) -> None:

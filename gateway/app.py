@@ -34,7 +34,18 @@ from gateway.edge_rules import (
     split_target,
 )
 from gateway.errors import response_for
-from gateway.http import Admit, Buffer, Handler, Live, Request, Response, Socket, SocketHandler, Stalled
+from gateway.http import (
+    S2_PREFIX,
+    Admit,
+    Buffer,
+    Handler,
+    Live,
+    Request,
+    Response,
+    Socket,
+    SocketHandler,
+    Stalled,
+)
 from gateway.hyper import ABORT
 from streams.protocol.errors import InvalidRequest, StreamsError
 
@@ -144,7 +155,7 @@ class Exchange(TrioASGIHTTPConnection):
             if headers.get("content-type") == DUPLEX_TYPE and self._method == "POST" and not self._is_http_1:
                 await self._serve_duplex(path, query, headers, receive, send)
                 return
-            body = await self._read_body(headers, query, receive)
+            body = await self._read_body(path, headers, query, receive)
         except StreamsError as error:
             await self._refuse(refusal(error, headers, started_ns), receive, send)
             return
@@ -205,7 +216,7 @@ class Exchange(TrioASGIHTTPConnection):
         return split_target(self._method, target.decode("ascii"))
 
     async def _read_body(
-        self, headers: dict[str, str], query: str, receive: ASGIReceiveCallable
+        self, path: str, headers: dict[str, str], query: str, receive: ASGIReceiveCallable
     ) -> bytearray:
         """The whole body, its bytes taken from the budget; the caller gives them back. A stranger's is not
         waited for."""
@@ -228,7 +239,7 @@ class Exchange(TrioASGIHTTPConnection):
                     body += part
                     if not message.get("more_body", False):
                         return body
-                    if self.app.admit is not None:
+                    if self.app.admit is not None and not path.startswith(S2_PREFIX):
                         self.app.admit(headers, query)
             except BaseException:
                 budget.give(len(body))

@@ -28,6 +28,7 @@ STATUS_OF: dict[str, int] = {
     "writer_conflict": 409,
     "stream_not_found": 404,
     "basin_not_found": 404,
+    "access_token_not_found": 404,
     "stream_deletion_pending": 409,
     "basin_deletion_pending": 409,
     "resource_already_exists": 409,

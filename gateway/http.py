@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 #: just to stand next to ours.
 Buffer = bytes | bytearray | memoryview
 
+#: Addresses of the S2 API (`gateway/s2/`).
+S2_PREFIX = "/v1/"
+
 
 class Request:
     """A whole request: the body has been read and is within the limit, transfer framing is undone.

@@ -38,7 +38,7 @@ from shard.storage.store import Name, SegmentStore
 from shard.storage.wal import FILE_BYTES, FrameParts, Wal
 from streams.protocol.records import Batch
 from streams.protocol.routers import Router
-from streams.protocol.streams import Basin
+from streams.protocol.streams import AccessToken, Basin
 
 #: Frames are written to the log in groups of about this: one system call each, and little held twice.
 _GROUP_BYTES = 1 << 20
@@ -175,6 +175,7 @@ class ShardBuilder:
         self._marks: list[MarkFacts] = []
         self._basins: list[Basin] = []
         self._last_basin_number = 0
+        self._tokens: list[AccessToken] = []
         #: Folders in which names were made and are not durable yet; at most one for each box.
         self._folders: dict[str, None] = {}
         disk.mkdir(directory)
@@ -242,11 +243,12 @@ class ShardBuilder:
         self._not_recreated.update(dict.fromkeys(names))
 
     def add_routers(self, state: ShardState) -> None:
-        """The registers of routers and of basins, which the first shard has."""
+        """The registers of routers, basins and access tokens, which the first shard has."""
         self._routers += state.routers
         self._last_router_number = max(self._last_router_number, state.last_router_number)
         self._basins += state.basins
         self._last_basin_number = max(self._last_basin_number, state.last_basin_number)
+        self._tokens += state.tokens
 
     def add_marks(self, marks: Iterable[MarkFacts]) -> None:
         """Which epochs of transactions were committed. What is held for others stays behind: their commits
@@ -279,6 +281,7 @@ class ShardBuilder:
                 marks=self._marks,
                 basins=self._basins,
                 last_basin_number=self._last_basin_number,
+                tokens=self._tokens,
             )
             content = frames.encode_state(state)
             snapshots.write(lsn, content)

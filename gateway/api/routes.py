@@ -30,9 +30,8 @@ from gateway.content import compress
 from gateway.dispatch import Dispatch
 from gateway.edge_rules import request_id_of
 from gateway.errors import response_for
-from gateway.http import Request, Response
+from gateway.http import S2_PREFIX, Request, Response
 from gateway.registrar import Registrar
-from gateway.s2.endpoints import PREFIX as S2_PREFIX
 from gateway.s2.endpoints import S2
 from gateway.watch.service import Watch
 from gateway.work import WorkStreams

@@ -1,47 +1,179 @@
-"""What an address of `/v1` asks of a key, when the server has keys (v0-api §11, s2-v1 §2): the token of an
-SDK is one of our keys.
+"""Who may do what under `/v1` (s2-v1 §17): operations, and what a token or a key allows of them.
 
-A stream is within a key's prefixes by its qualified name, `basin/stream`. What shows or changes a whole basin
-takes a key whose prefixes cover everything in it.
+A request is one or more operations on a basin and a stream. A **token** that this API has issued allows what
+its scope says, wherever it is presented. Any other bearer is a key of the server, which its guard knows; on a
+server without keys everything is allowed, as in `s2 lite`.
+
+What the register said of a token counts for a second, so a revocation counts everywhere after that; and for
+as long as the register cannot be reached, so that its shard does not take the streams of all others with it.
 """
 
 from __future__ import annotations
 
-from gateway.auth import Guard
+import hashlib
+import time
+from collections.abc import Callable
+from typing import Final
+
 from gateway.http import Request
-from gateway.s2 import fields
-from gateway.s2.messages import Input
-from streams.protocol.access import ADMIN, DELETE, READ, WRITE, Grant
-from streams.protocol.errors import Forbidden
-from streams.protocol.keys import Key
-from streams.protocol.streams import box_of
+from gateway.s2.calls import Calls
+from gateway.s2.errors import S2Error
+from streams.protocol import streams
+from streams.protocol.access import SCOPES, Grant
+from streams.protocol.errors import Busy
+from streams.protocol.streams import AccessToken, NameSet, box_of
 
-_SCOPES = {"GET": READ, "HEAD": READ, "POST": ADMIN, "PUT": ADMIN, "PATCH": ADMIN, "DELETE": DELETE}
+READ, WRITE = "read", "write"
+
+#: Operation -> (its group, whether it reads or writes, what a key of ours must allow for it).
+OPERATIONS: Final[dict[str, tuple[str, str, str]]] = {
+    "list-basins": ("account", READ, "read"),
+    "create-basin": ("account", WRITE, "admin"),
+    "delete-basin": ("account", WRITE, "delete"),
+    "reconfigure-basin": ("account", WRITE, "admin"),
+    "get-basin-config": ("account", READ, "read"),
+    "issue-access-token": ("account", WRITE, "admin"),
+    "revoke-access-token": ("account", WRITE, "admin"),
+    "list-access-tokens": ("account", READ, "admin"),
+    "account-metrics": ("account", READ, "read"),
+    "list-locations": ("account", READ, "read"),
+    "get-default-location": ("account", READ, "read"),
+    "set-default-location": ("account", WRITE, "admin"),
+    "list-streams": ("basin", READ, "read"),
+    "create-stream": ("basin", WRITE, "admin"),
+    "delete-stream": ("basin", WRITE, "delete"),
+    "get-stream-config": ("basin", READ, "read"),
+    "reconfigure-stream": ("basin", WRITE, "admin"),
+    "basin-metrics": ("basin", READ, "read"),
+    "check-tail": ("stream", READ, "read"),
+    "read": ("stream", READ, "read"),
+    "append": ("stream", WRITE, "write"),
+    "trim": ("stream", WRITE, "delete"),
+    "fence": ("stream", WRITE, "write"),
+    "stream-metrics": ("stream", READ, "read"),
+}
+
+_KEPT_S = 1.0
+_KEPT_MAX = 1024
 
 
-def admitted(guard: Guard, request: Request, segments: list[str]) -> Key:
-    """Whose request this is. Raises `Unauthorized` or `Forbidden`."""
-    key = request.key = guard.identify(request, takes_token=False)
-    is_append = request.method == "POST" and segments[2:] == ["records"]
-    key.grant.require(WRITE if is_append else _SCOPES.get(request.method, ADMIN))
-    match segments:
-        case ["streams", stream, *_] if stream:
-            key.grant.require_name(box_of(fields.basin_of(request.headers), stream), "stream")
-        case ["streams"]:
-            _require_basin(key.grant, fields.basin_of(request.headers))
-        case ["basins", basin] if basin:
-            _require_basin(key.grant, basin)
-        case _:
-            if key.grant.prefixes:
-                raise Forbidden("prefixes: this shows all basins, and the key is for some names only")
-    return key
+class Permit:
+    """What one caller may do. This one may do everything."""
+
+    #: What is put before every name of a stream that this caller gives, and taken off those it gets.
+    prefix = ""
+
+    def allows(self, operation: str, basin: str = "", stream: str = "") -> bool:
+        return True
+
+    def sees_basin(self, name: str) -> bool:
+        return True
+
+    def sees_stream(self, basin: str, name: str) -> bool:
+        return True
+
+    def check(self, operation: str, basin: str = "", stream: str = "") -> None:
+        if not self.allows(operation, basin, stream):
+            raise S2Error("permission_denied", f"the access token does not allow {operation} here")
+
+    def check_grants(self, token: AccessToken) -> None:
+        """Nobody gives away what they have not got."""
 
 
-def check_input(request_key: Key | None, given: Input) -> None:
-    """A trim command deletes records."""
-    if request_key is not None and given.trims:
-        request_key.grant.require(DELETE)
+class KeyPermit(Permit):
+    """A basin counts as the beginning of its streams' boxes."""
+
+    def __init__(self, grant: Grant) -> None:
+        self._grant = grant
+
+    def allows(self, operation: str, basin: str = "", stream: str = "") -> bool:
+        return self._has(OPERATIONS[operation][2], box_of(basin, stream) if basin else "")
+
+    def sees_basin(self, name: str) -> bool:
+        return self._has("read", box_of(name, ""))
+
+    def sees_stream(self, basin: str, name: str) -> bool:
+        return self._has("read", box_of(basin, name))
+
+    def _has(self, scope: str, name: str) -> bool:
+        return bool(self._grant.scopes & SCOPES[scope]) and self._grant.covers(name)
 
 
-def _require_basin(grant: Grant, basin: str) -> None:
-    grant.require_name(box_of(basin, ""), "basin")
+class TokenPermit(Permit):
+    def __init__(self, token: AccessToken) -> None:
+        self._token = token
+        self.prefix = (token.streams.prefix or "") if token.auto_prefix else ""
+
+    def allows(self, operation: str, basin: str = "", stream: str = "") -> bool:
+        token = self._token
+        return (
+            operation in token.ops
+            and (not basin or token.basins.holds(basin))
+            and (not stream or token.streams.holds(stream))
+        )
+
+    def sees_basin(self, name: str) -> bool:
+        return self._token.basins.holds(name)
+
+    def sees_stream(self, basin: str, name: str) -> bool:
+        return self._token.streams.holds(name)
+
+    def check_grants(self, token: AccessToken) -> None:
+        own = self._token
+        sets: tuple[tuple[NameSet, NameSet], ...] = (
+            (token.basins, own.basins),
+            (token.streams, own.streams),
+            (token.tokens, own.tokens),
+        )
+        if not (set(token.ops) <= set(own.ops) and all(inner.within(outer) for inner, outer in sets)):
+            raise S2Error("permission_denied", "scope: is wider than that of the token that asks")
+        if not own.tokens.holds(token.id):
+            raise S2Error("permission_denied", "id: is outside the scope of the token that asks")
+
+
+EVERYTHING = Permit()
+
+#: The guard of the server: whose request it is. Raises `Unauthorized`. None: the server has no keys.
+Admit = Callable[[Request], Grant]
+
+
+class Doorkeeper:
+    def __init__(self, calls: Calls, admit: Admit | None = None) -> None:
+        self._calls = calls
+        self._admit = admit
+        #: Digest -> (what the register said, until when that counts).
+        self._kept: dict[str, tuple[streams.TokenFound, float]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Doorkeeper with {len(self._kept)} tokens at hand>"
+
+    async def permit(self, request: Request) -> Permit:
+        scheme, _, secret = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and secret:
+            found = await self._find(digest_of(secret.strip()))
+            if found.token is not None:
+                return TokenPermit(found.token)
+            if found.is_known:
+                raise S2Error("authn", "authorization: the access token has expired")
+        return EVERYTHING if self._admit is None else KeyPermit(self._admit(request))
+
+    async def _find(self, digest: str) -> streams.TokenFound:
+        now_s = time.monotonic()
+        kept = self._kept.get(digest)
+        if kept is not None and now_s < kept[1]:
+            return kept[0]
+        try:
+            found = await self._calls.ask(0, streams.FindToken(digest), streams.TokenFound)
+        except Busy:
+            if kept is not None:
+                return kept[0]
+            raise
+        self._kept.pop(digest, None)
+        self._kept[digest] = (found, now_s + _KEPT_S)
+        if len(self._kept) > _KEPT_MAX:
+            del self._kept[next(iter(self._kept))]
+        return found
+
+
+def digest_of(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()

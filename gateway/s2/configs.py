@@ -155,8 +155,8 @@ def shown_basin(basin: Basin) -> dict[str, Any]:
     return {
         "name": basin.name,
         "location": None,
-        "created_at": _time(basin.created_ms),
-        "deleted_at": _time(basin.deleted_ms) if basin.deleted_ms else None,
+        "created_at": shown_time(basin.created_ms),
+        "deleted_at": shown_time(basin.deleted_ms) if basin.deleted_ms else None,
         "state": "deleting" if basin.deleted_ms else "active",
     }
 
@@ -164,12 +164,12 @@ def shown_basin(basin: Basin) -> dict[str, Any]:
 def shown_stream(name: str, stream: Stream) -> dict[str, Any]:
     return {
         "name": name,
-        "created_at": _time(stream.created_ms),
-        "deleted_at": _time(stream.deleted_ms) if stream.deleted_ms else None,
+        "created_at": shown_time(stream.created_ms),
+        "deleted_at": shown_time(stream.deleted_ms) if stream.deleted_ms else None,
         "cipher": stream.cipher,
     }
 
 
-def _time(ms: int) -> str:
+def shown_time(ms: int) -> str:
     moment = datetime.fromtimestamp(ms // 1000, UTC)
     return f"{moment:%Y-%m-%dT%H:%M:%S}.{ms % 1000:03}000Z"

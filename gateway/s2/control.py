@@ -9,6 +9,7 @@ import orjson
 from gateway.content import uncompressed
 from gateway.http import Request, Response
 from gateway.s2 import configs, fields
+from gateway.s2.access import Permit
 from gateway.s2.calls import Calls
 from gateway.s2.ciphers import check_available
 from gateway.s2.errors import S2Error
@@ -52,25 +53,29 @@ class Basins:
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
 
-    async def list(self, request: Request) -> Response:
+    async def list(self, request: Request, permit: Permit) -> Response:
         query = fields.Query(request.query)
         command = streams.ListBasins(
             query.basin_part("prefix"), query.basin_part("start_after"), query.limit()
         )
+        permit.check("list-basins")
         page = await self._calls.ask_register(command, streams.BasinPage)
-        return answer({"basins": [configs.shown_basin(each) for each in page.basins], "has_more": page.more})
+        shown = [configs.shown_basin(each) for each in page.basins if permit.sees_basin(each.name)]
+        return answer({"basins": shown, "has_more": page.more})
 
-    async def create(self, request: Request) -> Response:
+    async def create(self, request: Request, permit: Permit) -> Response:
         token = fields.request_token(request.headers)
         body = configs.decoded(await json_body(request), configs.CreateBasin)
         name = fields.basin_name(body.basin, "bad_json")
+        permit.check("create-basin", name)
         return await self._put(name, body.config, token=token, ensures=False)
 
-    async def ensure(self, request: Request, basin: str) -> Response:
+    async def ensure(self, request: Request, permit: Permit, basin: str) -> Response:
         fields.basin_name(basin, "bad_path")
         body = configs.EnsureBasin()
         if request.body:
             body = configs.decoded(await json_body(request), configs.EnsureBasin)
+        permit.check("create-basin", basin)
         return await self._put(basin, body.config, token="", ensures=True)
 
     async def _put(self, name: str, body: configs.BasinBody | None, *, token: str, ensures: bool) -> Response:
@@ -80,22 +85,26 @@ class Basins:
         put = await self._calls.ask_register(command, streams.BasinPut)
         return _provisioned(configs.shown_basin(put.basin), put.result, ensures=ensures)
 
-    async def get(self, request: Request, basin: str) -> Response:
-        found = await self._calls.basin(fields.basin_name(basin, "bad_path"))
+    async def get(self, request: Request, permit: Permit, basin: str) -> Response:
+        fields.basin_name(basin, "bad_path")
+        permit.check("get-basin-config", basin)
+        found = await self._calls.basin(basin)
         return answer(configs.shown_basin_config(found.config))
 
-    async def reconfigure(self, request: Request, basin: str) -> Response:
+    async def reconfigure(self, request: Request, permit: Permit, basin: str) -> Response:
         fields.basin_name(basin, "bad_path")
         patch = configs.decoded(await json_body(request), configs.BasinBody).patch()
+        permit.check("reconfigure-basin", basin)
         if isinstance(patch.cipher, str):
             check_available(patch.cipher)
         found = await self._calls.ask_register(streams.PatchBasin(basin, patch), streams.BasinFound)
         assert found.basin is not None
         return answer(configs.shown_basin_config(found.basin.config))
 
-    async def delete(self, request: Request, basin: str) -> Response:
-        command = streams.DeleteBasin(fields.basin_name(basin, "bad_path"))
-        await self._calls.ask_register(command, streams.BasinFound)
+    async def delete(self, request: Request, permit: Permit, basin: str) -> Response:
+        fields.basin_name(basin, "bad_path")
+        permit.check("delete-basin", basin)
+        await self._calls.ask_register(streams.DeleteBasin(basin), streams.BasinFound)
         return Response(202)
 
 
@@ -103,20 +112,27 @@ class Streams:
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
 
-    async def list(self, request: Request) -> Response:
+    async def list(self, request: Request, permit: Permit) -> Response:
         """A page over all shards. Of a basin that is not there it is empty."""
         basin = fields.basin_of(request.headers)
         query = fields.Query(request.query)
         prefix, after, limit = query.stream_part("prefix"), query.stream_part("start_after"), query.limit()
+        permit.check("list-streams", basin)
+        prefix = permit.prefix + prefix
+        after = permit.prefix + after if after else ""
         found: dict[str, streams.Stream] = {}
         more = False
         for shard in range(self._calls.shards):
             part, part_more = await self._listed(shard, box_of(basin, prefix), box_of(basin, after), limit)
             found.update(part)
             more = more or part_more
-        names = sorted(found)
-        shown = [configs.shown_stream(name.partition("/")[2], found[name]) for name in names[:limit]]
-        return answer({"streams": shown, "has_more": more or len(names) > limit})
+        boxes = sorted(found)
+        shown: list[dict[str, Any]] = []
+        for box in boxes[:limit]:
+            name = box.partition("/")[2]
+            if permit.sees_stream(basin, name):
+                shown.append(configs.shown_stream(name.removeprefix(permit.prefix), found[box]))
+        return answer({"streams": shown, "has_more": more or len(boxes) > limit})
 
     async def _listed(
         self, shard: int, prefix: str, after: str, limit: int
@@ -131,47 +147,60 @@ class Streams:
             if not after or len(found) >= limit:
                 return found, bool(after)
 
-    async def create(self, request: Request) -> Response:
+    async def create(self, request: Request, permit: Permit) -> Response:
         basin = fields.basin_of(request.headers)
         token = fields.request_token(request.headers)
         body = configs.decoded(await json_body(request), configs.CreateStream)
-        name = fields.stream_name(body.stream, "bad_json")
-        return await self._put(basin, name, body.config, token=token, ensures=False)
+        name = fields.stream_name(permit.prefix + body.stream if body.stream else "", "bad_json")
+        permit.check("create-stream", basin, name)
+        return await self._put(basin, name, body.config, permit, token=token, ensures=False)
 
-    async def ensure(self, request: Request, stream: str) -> Response:
+    async def ensure(self, request: Request, permit: Permit, stream: str) -> Response:
         basin = fields.basin_of(request.headers)
-        fields.stream_name(stream, "bad_path")
+        stream = fields.stream_name(permit.prefix + stream, "bad_path")
         body = configs.StreamBody()
         if request.body:
             body = configs.decoded(await json_body(request), configs.StreamBody)
-        return await self._put(basin, stream, body, token="", ensures=True)
+        permit.check("create-stream", basin, stream)
+        return await self._put(basin, stream, body, permit, token="", ensures=True)
 
     async def _put(
-        self, basin: str, stream: str, body: configs.StreamBody | None, *, token: str, ensures: bool
+        self,
+        basin: str,
+        stream: str,
+        body: configs.StreamBody | None,
+        permit: Permit,
+        *,
+        token: str,
+        ensures: bool,
     ) -> Response:
         asked = (body or configs.StreamBody()).spec()
         found = await self._calls.basin(basin)
         put = await self._calls.put_stream(found, stream, asked, token=token, ensures=ensures)
-        return _provisioned(configs.shown_stream(stream, put.stream), put.result, ensures=ensures)
+        shown = configs.shown_stream(stream.removeprefix(permit.prefix), put.stream)
+        return _provisioned(shown, put.result, ensures=ensures)
 
-    async def get(self, request: Request, stream: str) -> Response:
-        box = self._box(request, stream)
+    async def get(self, request: Request, permit: Permit, stream: str) -> Response:
+        box = self._box(request, permit, "get-stream-config", stream)
         found = await self._calls.ask_owner(box, streams.GetStream(box), streams.StreamFound)
         return answer(configs.shown_stream_config(found.stream.spec))
 
-    async def reconfigure(self, request: Request, stream: str) -> Response:
-        box = self._box(request, stream)
+    async def reconfigure(self, request: Request, permit: Permit, stream: str) -> Response:
+        box = self._box(request, permit, "reconfigure-stream", stream)
         patch = configs.decoded(await json_body(request), configs.StreamBody).patch()
         basin = await self._calls.basin(fields.basin_of(request.headers))
         command = streams.PatchStream(box, patch, basin.config.defaults)
         found = await self._calls.ask_owner(box, command, streams.StreamFound)
         return answer(configs.shown_stream_config(found.stream.spec))
 
-    async def delete(self, request: Request, stream: str) -> Response:
-        box = self._box(request, stream)
+    async def delete(self, request: Request, permit: Permit, stream: str) -> Response:
+        box = self._box(request, permit, "delete-stream", stream)
         await self._calls.ask_owner(box, streams.DeleteStream(box), streams.StreamFound)
         return Response(202)
 
     @staticmethod
-    def _box(request: Request, stream: str) -> str:
-        return box_of(fields.basin_of(request.headers), fields.stream_name(stream, "bad_path"))
+    def _box(request: Request, permit: Permit, operation: str, stream: str) -> str:
+        basin = fields.basin_of(request.headers)
+        stream = fields.stream_name(permit.prefix + stream, "bad_path")
+        permit.check(operation, basin, stream)
+        return box_of(basin, stream)

@@ -10,30 +10,33 @@ from functools import partial
 
 import trio
 
-from gateway.auth import Guard
 from gateway.dispatch import Dispatch
 from gateway.http import Live, Request, Response
-from gateway.s2 import access, ciphers, fields, frames
+from gateway.s2 import ciphers, fields, frames
+from gateway.s2.access import EVERYTHING, Admit, Doorkeeper, Permit
 from gateway.s2.calls import Calls
 from gateway.s2.control import Basins, Streams
 from gateway.s2.errors import S2Error, translated
 from gateway.s2.housekeeping import Housekeeping
-from gateway.s2.records import Asked, Records, first_page, stream_config
+from gateway.s2.messages import Input
+from gateway.s2.records import Asked, Records, check_commands, first_page, stream_config
 from gateway.s2.sessions import AppendSession, Draining, EventWording, FrameWording, ReadSession
+from gateway.s2.tokens import Tokens
 from streams.protocol import streams
 from streams.protocol.errors import StreamsError
 from streams.protocol.streams import box_of
 
-PREFIX = "/v1/"
 _Handlers = dict[str, Callable[[], Awaitable[Response]]]
 
 
 class S2:
     def __init__(
-        self, dispatch: Dispatch, draining: trio.Event, *, drain_s: float, guard: Guard | None = None
+        self, dispatch: Dispatch, draining: trio.Event, *, drain_s: float, admit: Admit | None = None
     ) -> None:
-        self._guard = guard
+        """`admit` is the guard of a server with keys."""
         self._calls = Calls(dispatch)
+        self._doorkeeper = Doorkeeper(self._calls, admit)
+        self._tokens = Tokens(self._calls)
         self._basins = Basins(self._calls)
         self._streams = Streams(self._calls)
         self._records = Records(self._calls)
@@ -58,21 +61,12 @@ class S2:
 
     async def _answer(self, request: Request) -> Response:
         _, _, *segments = fields.path_segments(request.path)
-        handlers = self._handlers(request, segments)
+        permit = EVERYTHING if request.method == "OPTIONS" else await self._doorkeeper.permit(request)
+        handlers = self._handlers(request, permit, segments)
         if not handlers:
             return Response(404)
         if request.method == "OPTIONS":
             return Response(204)
-        if self._guard is not None:
-            key = access.admitted(self._guard, request, segments)
-            self._guard.in_flight.take(key)
-            try:
-                return await self._called(handlers, request)
-            finally:
-                self._guard.in_flight.give(key)
-        return await self._called(handlers, request)
-
-    async def _called(self, handlers: _Handlers, request: Request) -> Response:
         handler = handlers.get("GET" if request.method == "HEAD" else request.method)
         if handler is None:
             response = Response(405)
@@ -80,39 +74,48 @@ class S2:
             return response
         return await handler()
 
-    def _handlers(self, request: Request, segments: list[str]) -> _Handlers:
+    def _handlers(self, request: Request, permit: Permit, segments: list[str]) -> _Handlers:
         """What can be done at this address, by method; nothing when there is no such address."""
-        basins, streams_, records = self._basins, self._streams, self._records
+        basins, streams_, tokens = self._basins, self._streams, self._tokens
         match segments:
             case ["basins"]:
-                return {"GET": partial(basins.list, request), "POST": partial(basins.create, request)}
+                return {
+                    "GET": partial(basins.list, request, permit),
+                    "POST": partial(basins.create, request, permit),
+                }
             case ["basins", basin] if basin:
                 return {
-                    "GET": partial(basins.get, request, basin),
-                    "PUT": partial(basins.ensure, request, basin),
-                    "PATCH": partial(basins.reconfigure, request, basin),
-                    "DELETE": partial(basins.delete, request, basin),
+                    "GET": partial(basins.get, request, permit, basin),
+                    "PUT": partial(basins.ensure, request, permit, basin),
+                    "PATCH": partial(basins.reconfigure, request, permit, basin),
+                    "DELETE": partial(basins.delete, request, permit, basin),
                 }
             case ["streams"]:
-                return {"GET": partial(streams_.list, request), "POST": partial(streams_.create, request)}
+                return {
+                    "GET": partial(streams_.list, request, permit),
+                    "POST": partial(streams_.create, request, permit),
+                }
             case ["streams", stream] if stream:
                 return {
-                    "GET": partial(streams_.get, request, stream),
-                    "PUT": partial(streams_.ensure, request, stream),
-                    "PATCH": partial(streams_.reconfigure, request, stream),
-                    "DELETE": partial(streams_.delete, request, stream),
+                    "GET": partial(streams_.get, request, permit, stream),
+                    "PUT": partial(streams_.ensure, request, permit, stream),
+                    "PATCH": partial(streams_.reconfigure, request, permit, stream),
+                    "DELETE": partial(streams_.delete, request, permit, stream),
                 }
             case ["streams", stream, "records"] if stream:
                 return {
-                    "GET": partial(self._read, request, stream),
-                    "POST": partial(self._append, request, stream),
+                    "GET": partial(self._read, request, permit, stream),
+                    "POST": partial(self._append, request, permit, stream),
                 }
             case ["streams", stream, "records", "tail"] if stream:
-                return {"GET": partial(self._on_stream, request, stream, records.tail)}
+                return {"GET": partial(self._tail, request, permit, stream)}
             case ["access-tokens"]:
-                return {"GET": _not_implemented, "POST": _not_implemented}
-            case ["access-tokens", _]:
-                return {"DELETE": _not_implemented}
+                return {
+                    "GET": partial(tokens.list, request, permit),
+                    "POST": partial(tokens.issue, request, permit),
+                }
+            case ["access-tokens", id] if id:
+                return {"DELETE": partial(tokens.revoke, request, permit, id)}
             case ["locations"] | ["metrics", *_]:
                 return {"GET": _not_implemented}
             case ["locations", "default"]:
@@ -122,21 +125,22 @@ class S2:
     # -- records
 
     @staticmethod
-    def _place(request: Request, stream: str) -> tuple[str, str]:
-        return fields.basin_of(request.headers), fields.stream_name(stream, "bad_path")
+    def _place(request: Request, permit: Permit, operation: str, stream: str) -> tuple[str, str]:
+        basin = fields.basin_of(request.headers)
+        stream = fields.stream_name(permit.prefix + stream, "bad_path")
+        permit.check(operation, basin, stream)
+        return basin, stream
 
-    async def _on_stream(
-        self, request: Request, stream: str, handle: Callable[[Request, str, str], Awaitable[Response]]
-    ) -> Response:
-        return await handle(request, *self._place(request, stream))
+    async def _tail(self, request: Request, permit: Permit, stream: str) -> Response:
+        return await self._records.tail(request, *self._place(request, permit, "check-tail", stream))
 
-    async def _append(self, request: Request, stream: str) -> Response:
-        basin, stream = self._place(request, stream)
+    async def _append(self, request: Request, permit: Permit, stream: str) -> Response:
+        basin, stream = self._place(request, permit, "append", stream)
         if fields.media_type(request.headers, "content-type") == fields.SESSION_TYPE:
-            return await self._append_session(request, basin, stream)
-        return await self._records.append(request, basin, stream)
+            return await self._append_session(request, permit, basin, stream)
+        return await self._records.append(request, permit, basin, stream)
 
-    async def _append_session(self, request: Request, basin: str, stream: str) -> Response:
+    async def _append_session(self, request: Request, permit: Permit, basin: str, stream: str) -> Response:
         key = ciphers.check_header(request.headers)
         spec = stream_config(request.headers)
         box = box_of(basin, stream)
@@ -146,11 +150,15 @@ class S2:
         if cipher is not None:
             ciphers.Sealing(cipher, key, box)
         incoming = request.incoming or _at_once(bytes(request.body))
-        return _session(AppendSession(self._calls, box, cipher, key, incoming, self._draining, request.key))
 
-    async def _read(self, request: Request, stream: str) -> Response:
+        def check(given: Input) -> None:
+            check_commands(permit, given, basin, stream)
+
+        return _session(AppendSession(self._calls, box, cipher, key, incoming, check, self._draining))
+
+    async def _read(self, request: Request, permit: Permit, stream: str) -> Response:
         headers = request.headers
-        basin, stream = self._place(request, stream)
+        basin, stream = self._place(request, permit, "read", stream)
         is_session = fields.media_type(headers, "content-type") == fields.SESSION_TYPE
         if not is_session and fields.media_type(headers, "accept") != "text/event-stream":
             return await self._records.read(request, basin, stream)

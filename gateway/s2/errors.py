@@ -45,6 +45,7 @@ _CODE_OF: dict[str, str] = {
     "forbidden": "permission_denied",
     "stream_not_found": "stream_not_found",
     "basin_not_found": "basin_not_found",
+    "access_token_not_found": "access_token_not_found",
     "stream_deletion_pending": "stream_deletion_pending",
     "basin_deletion_pending": "basin_deletion_pending",
     "resource_already_exists": "resource_already_exists",
@@ -58,7 +59,7 @@ _CODE_OF: dict[str, str] = {
     "data_damaged": "storage",
 }
 #: Caps of how much there may be, where waiting does not help.
-_QUOTAS = ("boxes", "basins")
+_QUOTAS = ("boxes", "basins", "access_tokens")
 
 
 class S2Error(Exception):

@@ -10,7 +10,8 @@ import msgspec
 import orjson
 
 from gateway.http import Request, Response
-from gateway.s2 import access, ciphers, configs, fields, messages
+from gateway.s2 import ciphers, configs, fields, messages
+from gateway.s2.access import Permit
 from gateway.s2.calls import Calls
 from gateway.s2.control import answer, json_body, plain_body
 from gateway.s2.errors import S2Error
@@ -150,7 +151,7 @@ class Records:
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
 
-    async def append(self, request: Request, basin: str, stream: str) -> Response:
+    async def append(self, request: Request, permit: Permit, basin: str, stream: str) -> Response:
         headers = request.headers
         key = ciphers.check_header(headers)
         asked = stream_config(headers)
@@ -159,7 +160,7 @@ class Records:
         else:
             is_base64 = fields.is_base64(headers)
             given = messages.input_from_json(await json_body(request), is_base64=is_base64)
-        access.check_input(request.key, given)
+        check_commands(permit, given, basin, stream)
         call = partial(self._calls.append, box_of(basin, stream), given, key)
         ack = await self._calls.making(basin, stream, asked, is_append=True, call=call)
         if fields.is_protobuf(fields.media_type(headers, "accept")):
@@ -200,6 +201,14 @@ class Records:
         spec = stream_config(request.headers)
         tail = await self._calls.making(basin, stream, spec, is_append=False, call=call)
         return answer({"tail": messages.position(tail.seq_num, tail.timestamp)})
+
+
+def check_commands(permit: Permit, given: messages.Input, basin: str, stream: str) -> None:
+    """Commands are operations of their own."""
+    if given.fence is not None:
+        permit.check("fence", basin, stream)
+    if given.trims:
+        permit.check("trim", basin, stream)
 
 
 async def first_page(

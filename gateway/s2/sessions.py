@@ -12,21 +12,20 @@ from __future__ import annotations
 import random
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
 import msgspec
 import trio
 
 from gateway.http import Sink, Stalled
-from gateway.s2 import access, frames, messages
+from gateway.s2 import frames, messages
 from gateway.s2.calls import Calls
 from gateway.s2.errors import S2Error, translated
 from gateway.s2.messages import Input
 from gateway.s2.records import SLICE_MS, Asked, after, error_event, opened, ping_event, tail_of
 from streams.protocol import sequenced
-from streams.protocol.errors import Forbidden, StreamsError
-from streams.protocol.keys import Key
+from streams.protocol.errors import StreamsError
 from streams.protocol.streams import (
     BATCH_METERED_MAX,
     BATCH_RECORDS_MAX,
@@ -96,15 +95,16 @@ class AppendSession:
         cipher: Cipher | None,
         key: str,
         incoming: AsyncIterator[bytes],
+        check: Callable[[Input], None],
         draining: Draining,
-        holder: Key | None = None,
     ) -> None:
         self._calls = calls
-        self._holder = holder
         self._box = box
         self._cipher = cipher
         self._key = key
         self._incoming = incoming
+        #: Raises when the caller may not send this.
+        self._check = check
         self._draining = draining
         self._chain = uuid.uuid4().hex
         self._bytes = 0
@@ -145,7 +145,7 @@ class AppendSession:
                     async for data in self._incoming:
                         for body in receiver.feed_untrusted(data):
                             slot = _Slot(_input(body))
-                            access.check_input(self._holder, slot.given)
+                            self._check(slot.given)
                             await slots.send(slot)
                             self._bytes += slot.given.metered
                             next_turn = trio.Event()
@@ -159,8 +159,6 @@ class AppendSession:
                     raise S2Error("server_draining", "the server is stopping")
             except S2Error as error:
                 await slots.send(error)
-            except Forbidden as error:
-                await slots.send(translated(error))
 
     async def _append(self, slot: _Slot, turn: trio.Event, next_turn: trio.Event) -> None:
         await turn.wait()

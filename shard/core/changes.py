@@ -17,7 +17,7 @@ from streams.protocol.boxes import BoxConfig
 from streams.protocol.packed import PackedHead
 from streams.protocol.records import Batch
 from streams.protocol.routers import Route, Router
-from streams.protocol.streams import Basin, Stream
+from streams.protocol.streams import AccessToken, Basin, Stream
 
 
 class BoxCreated(msgspec.Struct, frozen=True):
@@ -380,6 +380,16 @@ class BasinDropped(msgspec.Struct, frozen=True):
     name: str
 
 
+class TokenIssued(msgspec.Struct, frozen=True):
+    """The access token of this id is this one now."""
+
+    token: AccessToken
+
+
+class TokenRevoked(msgspec.Struct, frozen=True):
+    id: str
+
+
 # ---------------------------------------------------------------------------------------------------
 # A snapshot: the same facts, folded up. Payloads stay in the log; a batch is named by its lsn.
 
@@ -469,6 +479,9 @@ class MarkFacts(msgspec.Struct, array_like=True, gc=False):
     slots: bytes = b""
 
 
+SessionFacts = tuple[str, int, bytes, int, str]
+
+
 class ShardState(msgspec.Struct, kw_only=True):
     lsn: int
     #: The oldest lsn whose frame is needed besides those after `lsn`.
@@ -486,8 +499,9 @@ class ShardState(msgspec.Struct, kw_only=True):
     marks: list[MarkFacts] = []
     basins: list[Basin] = []
     last_basin_number: int = 0
-    #: Of a shard that has stopped in order: watch sessions (name, epoch, state, when it lapses).
-    sessions: list[tuple[str, int, bytes, int]] = []
+    #: Of a shard that has stopped in order: watch sessions (name, epoch, state, when it lapses, owner).
+    sessions: list[SessionFacts] = []
+    tokens: list[AccessToken] = []
 
 
 class BoxRestated(msgspec.Struct, frozen=True):
@@ -544,6 +558,8 @@ Change = (
     | StreamAppended
     | BasinRegistered
     | BasinDropped
+    | TokenIssued
+    | TokenRevoked
 )
 
 #: What background work brings about, none of it because somebody asked.

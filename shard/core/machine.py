@@ -52,6 +52,7 @@ from shard.core.scanning import Scanning
 from shard.core.sealed import NotLoaded, Segment, TagsNotLoaded
 from shard.core.sessions import Sessions
 from shard.core.streams import Streams
+from shard.core.tokens import Tokens
 from shard.core.txn import Txns
 from shard.core.watch import page_for
 from streams.protocol import commands, forwards
@@ -208,6 +209,7 @@ class Machine:
         self.txns = Txns(self, bytes_max=txn_bytes_max, ttl_ms=txn_ttl_ms)
         self._committing = Committing(self)
         self.basins = Basins(self)
+        self.tokens = Tokens(self)
         self._streams = Streams(self)
         for part in (
             self._jobs,
@@ -216,6 +218,7 @@ class Machine:
             Scanning(self),
             self._committing,
             self.basins,
+            self.tokens,
             self._streams,
         ):
             self._handlers |= part.handlers
@@ -333,7 +336,7 @@ class Machine:
             self._watch(box)
             self.forwarding.note(box)
             self.moves.note(box)
-        self.basins.lsn = self.lsn
+        self.basins.lsn = self.tokens.lsn = self.lsn
         self.routers.lsn = self.forwarding.ties_lsn = self.lsn
         self.forwarding.outboxes.shard_life = self.lsn
         return Outcome(made, None, self.lsn, True)
@@ -1021,6 +1024,7 @@ class Machine:
             basins=list(self.basins.basins.values()),
             last_basin_number=self.basins.last_number,
             sessions=self.sessions.facts() if self.stopped_clean else [],
+            tokens=list(self.tokens.tokens.values()),
         )
         return Capture(state, self.generations)
 
@@ -1040,6 +1044,7 @@ class Machine:
         self.routers.last_number = state.last_router_number
         self.sessions.take_over(state.sessions)
         self.basins.restore(state.basins, state.last_basin_number)
+        self.tokens.restore(state.tokens)
         self.txns.restore(state.marks)
         wanted = Wanted({}, [], set(state.held))
         for facts in state.boxes:

@@ -14,6 +14,7 @@ Bounds: `sessions_max` sessions and `_STATE_BYTES_MAX` of text.
 
 from __future__ import annotations
 
+from shard.core.changes import SessionFacts
 from streams.protocol.commands import KeepSession, PutSession, SessionCommand, SessionKept, TakeSession
 from streams.protocol.errors import Forbidden, NotFound, SeqMismatch, StreamsError, Throttled
 
@@ -45,12 +46,14 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def facts(self) -> list[tuple[str, int, bytes, int]]:
-        return [(wid, each.epoch, each.state, each.gone_ms) for wid, each in self._sessions.items()]
+    def facts(self) -> list[SessionFacts]:
+        return [
+            (wid, each.epoch, each.state, each.gone_ms, each.owner) for wid, each in self._sessions.items()
+        ]
 
-    def take_over(self, facts: list[tuple[str, int, bytes, int]]) -> None:
-        for wid, epoch, state, gone_ms in facts:
-            self._touch(wid, _Session(epoch, b"", 0), state, gone_ms)
+    def take_over(self, facts: list[SessionFacts]) -> None:
+        for wid, epoch, state, gone_ms, owner in facts:
+            self._touch(wid, _Session(epoch, b"", 0, owner), state, gone_ms)
 
     def clear(self) -> None:
         self._sessions.clear()

@@ -118,6 +118,14 @@ class StreamState:
             del self.opened_ms[:gone], self.closed_ms[:gone], self.last_seqs[:gone]
         self.trims = [trim for trim in self.trims if trim.seq > earliest_seq]
 
+    def cut_after(self, head_seq: int) -> None:
+        """Nothing behind `head_seq` is there, as if it had never been."""
+        whole = bisect_left(self.last_seqs, head_seq)
+        if whole < len(self.last_seqs):
+            del self.opened_ms[whole + 1 :], self.closed_ms[whole + 1 :], self.last_seqs[whole + 1 :]
+            self.last_seqs[whole] = head_seq
+        self.trims = [trim._replace(seq=min(trim.seq, head_seq + 1)) for trim in self.trims]
+
     # -- snapshots
 
     def facts(self) -> StreamFacts:

@@ -69,7 +69,7 @@ def cut_after(box: Box, seq: int, *, last_ts: int, stand_in: Segment | None = No
 
 def settle_rest(box: Box) -> None:
     """What a box keeps beside its log follows the log: jobs of records that are gone go, all others can be
-    claimed, and no group is ahead of the head."""
+    claimed, no group is ahead of the head, and what a stream knows of times ends with its records."""
     log = box.log
     log._settle()
     if box.queue is not None:
@@ -82,6 +82,9 @@ def settle_rest(box: Box) -> None:
                 if log.is_live(move.seq):
                     box.queue.moving(move.seq, move.deliveries)
         box.queue.dropped_before(log.earliest_seq)
+    if box.stream is not None:
+        box.stream.cut_after(log.head_seq)
+        box.stream.dropped_before(log.earliest_seq)
     box.groups.restore([(name, min(cursor, log.head_seq), at) for name, cursor, at in box.groups.facts()])
 
 

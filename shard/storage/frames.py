@@ -79,6 +79,8 @@ _KINDS: dict[type[Any], int] = {
     changes.StreamAppended: 62,
     changes.BasinRegistered: 63,
     changes.BasinDropped: 64,
+    changes.TokenIssued: 65,
+    changes.TokenRevoked: 66,
 }
 APPENDED = _KINDS[changes.BatchAppended]
 FORWARDED = _KINDS[changes.BatchForwarded]

@@ -174,6 +174,12 @@ class BasinDeletionPending(Refused):
     code = "basin_deletion_pending"
 
 
+class AccessTokenNotFound(Refused):
+    """There is no such access token."""
+
+    code = "access_token_not_found"
+
+
 class ResourceAlreadyExists(Refused):
     """It exists already, and was not made by this request."""
 

@@ -32,6 +32,8 @@ from streams.protocol.streams import (
     StreamPut,
     StreamRecords,
     StreamTail,
+    TokenFound,
+    TokenPage,
 )
 
 _T = TypeVar("_T")
@@ -124,7 +126,18 @@ DECODERS: dict[int, Callable[[bytes, bytes], AppendStream | ReadStream | Asked]]
     wire.OP_ASK_STREAMS: lambda head, body: _decoded(_decode_asked, head),
 }
 
-_PLAIN = (BasinPut, BasinFound, BasinPage, StreamPut, StreamFound, StreamPage, StreamTail, StreamAppended)
+_PLAIN = (
+    BasinPut,
+    BasinFound,
+    BasinPage,
+    TokenFound,
+    TokenPage,
+    StreamPut,
+    StreamFound,
+    StreamPage,
+    StreamTail,
+    StreamAppended,
+)
 ENCODERS: dict[type[Any], Callable[[Any], bytes]] = {
     **dict.fromkeys(_PLAIN, encode),
     StreamRecords: _encode_records,

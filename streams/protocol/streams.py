@@ -129,6 +129,41 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True):
     asked: Spec = Spec()
 
 
+class NameSet(msgspec.Struct, frozen=True):
+    """Names that are exactly this, or begin with this. Neither is none; so is an exact name of nothing."""
+
+    exact: str | None = None
+    prefix: str | None = None
+
+    def holds(self, name: str) -> bool:
+        if self.prefix is not None:
+            return name.startswith(self.prefix)
+        return bool(self.exact) and name == self.exact
+
+    def within(self, other: NameSet) -> bool:
+        """Whether it has no name that the other has not."""
+        if self.prefix is not None:
+            return other.prefix is not None and self.prefix.startswith(other.prefix)
+        return not self.exact or other.holds(self.exact)
+
+
+class AccessToken(msgspec.Struct, frozen=True, kw_only=True):
+    """A token of the S2 API without its secret."""
+
+    id: str
+    digest: str
+    basins: NameSet = NameSet()
+    streams: NameSet = NameSet()
+    tokens: NameSet = NameSet()
+    #: Operations that it allows, all told.
+    ops: tuple[str, ...] = ()
+    #: What was asked for, as it was: the scope as JSON.
+    scope: str = "{}"
+    auto_prefix: bool = False
+    #: 0 = it does not expire.
+    expires_ms: int = 0
+
+
 # ---------------------------------------------------------------------------------------------------
 # Asked with op 102
 
@@ -211,9 +246,28 @@ class GetStreamTail(msgspec.Struct, frozen=True, tag=True):
     box: str
 
 
+class IssueToken(msgspec.Struct, frozen=True, tag=True):
+    token: AccessToken
+
+
+class RevokeToken(msgspec.Struct, frozen=True, tag=True):
+    id: str
+
+
+class ListTokens(msgspec.Struct, frozen=True, tag=True):
+    prefix: str = ""
+    after: str = ""
+    limit: int = 1000
+
+
+class FindToken(msgspec.Struct, frozen=True, tag=True):
+    digest: str
+
+
+TokenAsked = IssueToken | RevokeToken | ListTokens | FindToken
 BasinAsked = PutBasin | PatchBasin | GetBasin | ListBasins | DeleteBasin | DropBasin
 StreamAsked = PutStream | PatchStream | GetStream | ListStreams | DeleteStream | GetStreamTail
-Asked = BasinAsked | StreamAsked
+Asked = BasinAsked | StreamAsked | TokenAsked
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -295,6 +349,17 @@ class BasinPage(msgspec.Struct, array_like=True, frozen=True):
     more: bool
 
 
+class TokenFound(msgspec.Struct, array_like=True, frozen=True):
+    token: AccessToken | None
+    #: Whether there is one at all, though it may have expired.
+    is_known: bool = True
+
+
+class TokenPage(msgspec.Struct, array_like=True, frozen=True):
+    tokens: list[AccessToken]
+    more: bool
+
+
 class StreamPut(msgspec.Struct, array_like=True, frozen=True):
     stream: Stream
     result: Result
@@ -342,6 +407,8 @@ Reply = (
     BasinPut
     | BasinFound
     | BasinPage
+    | TokenFound
+    | TokenPage
     | StreamPut
     | StreamFound
     | StreamPage

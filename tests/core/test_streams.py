@@ -12,6 +12,7 @@ import pytest
 
 from shard.core import stream as stream_module
 from shard.core import streams as streams_module
+from shard.core import surgery
 from shard.core.stream import DELETION_LAG_MS, TRIM_LAG_MS
 from streams.protocol import commands, sequenced, streams
 from streams.protocol.commands import ReadStream
@@ -369,6 +370,25 @@ def test_an_empty_stream_is_deleted_when_its_config_says_so(driver: Driver) -> N
     driver.tick()
     with pytest.raises(StreamNotFound):
         tail(driver)
+
+
+def test_a_stream_that_is_cut_off_goes_on_from_there(driver: Driver) -> None:
+    driver.ask(streams.PatchStream(BOX, SpecPatch(age_secs=1000), Spec()))
+    for _ in range(4):
+        append(driver, b"a", b"b")
+        driver.now_ms += 10_000
+    append(driver, b"t", trims=((0, 99),))
+    box = driver.machine.boxes[BOX]
+    assert box.stream is not None and len(box.stream.last_seqs) > 2
+    box.stream.cut_after(100)  # where there is nothing to cut
+    for seq in (9, 7, 5):
+        surgery.cut_after(box, seq, last_ts=NOW)
+        box.stream.check(box.log.earliest_seq)
+        assert max([*box.stream.last_seqs, 0]) <= seq
+        assert all(trim.seq <= seq + 1 for trim in box.stream.trims)
+    reply = driver.machine.handle(write(b"c"), driver.now_ms).reply
+    assert isinstance(reply, streams.StreamAppended) and reply.start_seq_num == 5
+    box.stream.check(box.log.earliest_seq)
 
 
 # -- being there

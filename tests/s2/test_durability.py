@@ -6,6 +6,9 @@ Method: real servers on one folder, killed at once; another number of shards in 
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -15,6 +18,7 @@ import httpx2
 
 from streams.testing import running_server
 from tests.s2.conftest import Client
+from tests.support.crashing import eventually
 
 STREAMS = ["one", "two/with a slash", "three"]
 ACKS = 30
@@ -91,3 +95,51 @@ def test_records_and_empty_streams_go_when_their_time_has_come(basin: Client) ->
     while basin.call("GET", before).json()["records"][0]["seq_num"] == 0:
         assert time.monotonic() < deadline
     assert basin.tail("kept") == 2
+
+
+def test_streams_are_sealed_moved_backed_up_and_restored_like_boxes(tmp_path: Path) -> None:
+    """A segment for each batch, and none stays hot: the stream is in the cold folder."""
+    data, cold, copy = (tmp_path / name for name in ("data", "cold", "copy"))
+    cold.mkdir()
+    copy.mkdir()
+    settings = {
+        "shards": 2,
+        "segment_max_bytes": "1KiB",
+        "cache_bytes": "64KiB",
+        "upkeep_bytes_per_s": 0,
+        "hot_retain_segments": 0,
+        "cold_dir": cold,
+    }
+    wanted = [f"record {number}" + "." * 200 for number in range(100)]
+    with running_server(data, **settings) as server:
+        client = Client(server.url, "moving-basin")
+        client.create()
+        client.stream()
+        scope = {"basins": {"prefix": ""}, "streams": {"prefix": ""}, "ops": ["read"]}
+        token = client.call("POST", "/access-tokens", {"id": "t", "scope": scope}).json()["access_token"]
+        for at in range(0, 100, 10):
+            client.append(*wanted[at : at + 10])
+        eventually(lambda: len(list(data.glob("shard-*/segments/*/*.stub"))) >= 5)
+        assert client.bodies() == wanted
+        ran = subprocess.run(
+            [sys.executable, "-m", "streams", "backup", str(copy)],
+            env={**os.environ, "STREAMS_DATA_DIR": str(data), "STREAMS_COLD_DIR": str(cold)},
+            capture_output=True,
+            text=True,
+        )
+        assert ran.returncode == 0, ran.stderr
+    restored = tmp_path / "restored"
+    ran = subprocess.run(
+        [sys.executable, "-m", "streams", "restore", str(copy), "--data-dir", str(restored), "--shards", "3"],
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stderr
+    with running_server(restored, shards=3) as server:
+        again = client.on(server)
+        assert again.bodies() == wanted
+        assert again.append("one more")["start"]["seq_num"] == 100
+        late = again.call("GET", "/streams/s/records?tail_offset=1", authorization=f"Bearer {token}")
+        assert late.json()["records"][0]["body"] == "one more"
+        refused = again.call("GET", "/streams/s/records/tail", authorization=f"Bearer {token}")
+        assert refused.status_code == 403

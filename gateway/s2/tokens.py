@@ -1,0 +1,177 @@
+"""Access tokens: issue, list, revoke (s2-v1 §17). A secret is shown once, when it is issued; only what it
+hashes to is kept."""
+
+from __future__ import annotations
+
+import secrets
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import msgspec
+import orjson
+
+from gateway.http import Request, Response
+from gateway.s2 import configs, fields
+from gateway.s2.access import OPERATIONS, READ, WRITE, Permit, digest_of
+from gateway.s2.calls import Calls
+from gateway.s2.control import answer, json_body
+from gateway.s2.errors import S2Error
+from streams.protocol import streams
+from streams.protocol.streams import AccessToken, NameSet
+
+_ID_BYTES_MAX = 96
+_SECRET_BYTES = 32
+
+_Operation = Literal[
+    "list-basins",
+    "create-basin",
+    "delete-basin",
+    "reconfigure-basin",
+    "get-basin-config",
+    "issue-access-token",
+    "revoke-access-token",
+    "list-access-tokens",
+    "account-metrics",
+    "list-locations",
+    "get-default-location",
+    "set-default-location",
+    "list-streams",
+    "create-stream",
+    "delete-stream",
+    "get-stream-config",
+    "reconfigure-stream",
+    "basin-metrics",
+    "check-tail",
+    "read",
+    "append",
+    "trim",
+    "fence",
+    "stream-metrics",
+]
+
+
+class _Names(msgspec.Struct, frozen=True):
+    exact: str | None = None
+    prefix: str | None = None
+
+    def names(self, where: str) -> NameSet:
+        if (self.exact is None) == (self.prefix is None):
+            raise S2Error("bad_json", f"scope.{where}: must be either exact or prefix")
+        return NameSet(self.exact, self.prefix)
+
+
+class _Group(msgspec.Struct, frozen=True):
+    read: bool = False
+    write: bool = False
+
+
+class _Groups(msgspec.Struct, frozen=True):
+    account: _Group | None = None
+    basin: _Group | None = None
+    stream: _Group | None = None
+
+    def ops(self) -> set[str]:
+        asked = {"account": self.account, "basin": self.basin, "stream": self.stream}
+        given = {
+            (name, kind)
+            for name, group in asked.items()
+            if group is not None
+            for kind, wanted in ((READ, group.read), (WRITE, group.write))
+            if wanted
+        }
+        return {operation for operation, (group, kind, _) in OPERATIONS.items() if (group, kind) in given}
+
+
+class _Scope(msgspec.Struct, frozen=True):
+    basins: _Names | None = None
+    streams: _Names | None = None
+    access_tokens: _Names | None = None
+    op_groups: _Groups | None = None
+    ops: list[_Operation] | None = None
+
+
+class _Issue(msgspec.Struct, frozen=True):
+    id: str
+    scope: _Scope
+    auto_prefix_streams: bool = False
+    expires_at: datetime | None = None
+
+
+def token_of(body: _Issue, digest: str) -> AccessToken:
+    """What is asked for, checked."""
+    token_id(body.id, "bad_json")
+    scope = body.scope
+    ops = set(scope.ops or ()) | (scope.op_groups.ops() if scope.op_groups else set())
+    if not ops:
+        raise S2Error("invalid", "scope: allows no operation")
+    names = {
+        where: given.names(where) if given is not None else NameSet()
+        for where, given in (
+            ("basins", scope.basins),
+            ("streams", scope.streams),
+            ("access_tokens", scope.access_tokens),
+        )
+    }
+    if body.auto_prefix_streams and names["streams"].prefix is None:
+        raise S2Error("invalid", "auto_prefix_streams: needs a prefix as the scope of streams")
+    expires_ms = 0
+    if body.expires_at is not None:
+        moment = (
+            body.expires_at if body.expires_at.tzinfo is not None else body.expires_at.replace(tzinfo=UTC)
+        )
+        expires_ms = max(1, int(moment.timestamp() * 1000))
+    return AccessToken(
+        id=body.id,
+        digest=digest,
+        basins=names["basins"],
+        streams=names["streams"],
+        tokens=names["access_tokens"],
+        ops=tuple(sorted(ops)),
+        scope=msgspec.json.encode(scope).decode(),
+        auto_prefix=body.auto_prefix_streams,
+        expires_ms=expires_ms,
+    )
+
+
+def token_id(id: str, where: str) -> str:
+    if not 1 <= len(id.encode(errors="replace")) <= _ID_BYTES_MAX or id in (".", "..") or "\0" in id:
+        raise S2Error(where, f"id: must have 1 to {_ID_BYTES_MAX} bytes")
+    return id
+
+
+def shown_token(token: AccessToken) -> dict[str, Any]:
+    return {
+        "id": token.id,
+        "scope": orjson.loads(token.scope),
+        "auto_prefix_streams": token.auto_prefix,
+        "expires_at": configs.shown_time(token.expires_ms) if token.expires_ms else None,
+    }
+
+
+class Tokens:
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+
+    async def issue(self, request: Request, permit: Permit) -> Response:
+        secret = secrets.token_urlsafe(_SECRET_BYTES)
+        token = token_of(configs.decoded(await json_body(request), _Issue), digest_of(secret))
+        permit.check("issue-access-token")
+        permit.check_grants(token)
+        await self._calls.ask(0, streams.IssueToken(token), streams.TokenFound)
+        return answer({"access_token": secret}, 201)
+
+    async def list(self, request: Request, permit: Permit) -> Response:
+        query = fields.Query(request.query)
+        permit.check("list-access-tokens")
+        command = streams.ListTokens(
+            query.text("prefix") or "", query.text("start_after") or "", query.limit()
+        )
+        page = await self._calls.ask(0, command, streams.TokenPage)
+        shown = [shown_token(token) for token in page.tokens]
+        return answer({"access_tokens": shown, "has_more": page.more})
+
+    async def revoke(self, request: Request, permit: Permit, id: str) -> Response:
+        token_id(id, "bad_path")
+        permit.check("revoke-access-token")
+        await self._calls.ask(0, streams.RevokeToken(id), streams.TokenFound)
+        return Response(204)

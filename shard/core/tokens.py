@@ -1,0 +1,128 @@
+"""The register of access tokens of the S2 API: who was given one, what it allows, until when (s2-v1 §17).
+
+One shard keeps it for the whole server (shard 0). It has digests, never a secret: whoever presents a token is
+found by what it hashes to. What a token allows is for gateways to judge.
+
+Rules of the file
+- A token that has expired is not there: it is neither listed nor found, and its name is free.
+- Answers wait for the last change of the register, whatever they say: nobody learns of what may yet vanish.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from sortedcontainers import SortedDict
+
+from shard.core import changes
+from shard.core.outcome import Made, Outcome
+from streams.protocol import streams as protocol
+from streams.protocol.errors import AccessTokenNotFound, ResourceAlreadyExists, StreamsError, Throttled
+from streams.protocol.streams import AccessToken
+
+if TYPE_CHECKING:
+    from shard.core.machine import Machine
+
+#: A token costs about a kilobyte here, and all of them are in every snapshot of the first shard.
+TOKENS_MAX = 10_000
+
+
+class Tokens:
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self.tokens: SortedDict[str, AccessToken] = SortedDict()
+        self._by_digest: dict[str, AccessToken] = {}
+        #: The last change of the register.
+        self.lsn = 0
+        self.handlers: dict[type[Any], Callable[[Any, int, Made], Outcome]] = {
+            protocol.IssueToken: self._issue,
+            protocol.RevokeToken: self._revoke,
+            protocol.ListTokens: self._list,
+            protocol.FindToken: self._find,
+        }
+        self.appliers: dict[type[Any], Callable[[Any, int], None]] = {
+            changes.TokenIssued: self._apply_issued,
+            changes.TokenRevoked: self._apply_revoked,
+        }
+
+    def __repr__(self) -> str:
+        return f"<Tokens {len(self.tokens)}>"
+
+    # -- deciding
+
+    def _issue(self, command: protocol.IssueToken, now_ms: int, made: Made) -> Outcome:
+        token = command.token
+        known: AccessToken | None = self.tokens.get(token.id)
+        if known is not None and _is_valid(known, now_ms):
+            return self._answer(made, ResourceAlreadyExists(f"access token {token.id} already exists"))
+        if known is None and len(self.tokens) >= TOKENS_MAX:
+            self._drop_expired(now_ms, made)
+            if len(self.tokens) >= TOKENS_MAX:
+                full = f"there are {len(self.tokens)} access tokens already; revoke some"
+                return self._answer(made, Throttled(full, limit="access_tokens"))
+        self._machine._log(changes.TokenIssued(token), made)
+        return self._answer(made, protocol.TokenFound(token))
+
+    def _drop_expired(self, now_ms: int, made: Made) -> None:
+        for token in [token for token in self.tokens.values() if not _is_valid(token, now_ms)]:
+            self._machine._log(changes.TokenRevoked(token.id), made)
+
+    def _revoke(self, command: protocol.RevokeToken, now_ms: int, made: Made) -> Outcome:
+        known: AccessToken | None = self.tokens.get(command.id)
+        if known is None or not _is_valid(known, now_ms):
+            return self._answer(made, AccessTokenNotFound(f"access token {command.id} does not exist"))
+        self._machine._log(changes.TokenRevoked(command.id), made)
+        return self._answer(made, protocol.TokenFound(known))
+
+    def _list(self, command: protocol.ListTokens, now_ms: int, made: Made) -> Outcome:
+        page: list[AccessToken] = []
+        more = False
+        for id in self.tokens.irange(minimum=max(command.prefix, command.after)):
+            if not id.startswith(command.prefix):
+                break
+            token = self.tokens[id]
+            if id <= command.after or not _is_valid(token, now_ms):
+                continue
+            if len(page) == command.limit:
+                more = True
+                break
+            page.append(token)
+        return self._answer(made, protocol.TokenPage(page, more))
+
+    def _find(self, command: protocol.FindToken, now_ms: int, made: Made) -> Outcome:
+        token = self._by_digest.get(command.digest)
+        is_valid = token is not None and _is_valid(token, now_ms)
+        return self._answer(made, protocol.TokenFound(token if is_valid else None, token is not None))
+
+    def _answer(self, made: Made, reply: protocol.Reply | StreamsError) -> Outcome:
+        return Outcome(made, reply, self.lsn if self.lsn > self._machine.durable_lsn else 0, True)
+
+    # -- applying
+
+    def _apply_issued(self, change: changes.TokenIssued, lsn: int) -> None:
+        self._forget(change.token.id)
+        self._take(change.token)
+        self.lsn = lsn
+
+    def _apply_revoked(self, change: changes.TokenRevoked, lsn: int) -> None:
+        self._forget(change.id)
+        self.lsn = lsn
+
+    def _take(self, token: AccessToken) -> None:
+        self.tokens[token.id] = token
+        self._by_digest[token.digest] = token
+
+    def _forget(self, id: str) -> None:
+        token = self.tokens.pop(id, None)
+        if token is not None:
+            del self._by_digest[token.digest]
+
+    def restore(self, tokens: Iterable[AccessToken]) -> None:
+        """Takes over what a snapshot says."""
+        for token in tokens:
+            self._take(token)
+
+
+def _is_valid(token: AccessToken, now_ms: int) -> bool:
+    return not token.expires_ms or now_ms < token.expires_ms
