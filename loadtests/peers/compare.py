@@ -34,8 +34,18 @@ ROUNDS, SECONDS = 3, 2.0
 #: Rows of `make bench` that have an aim, and are measured in the same run.
 AIMS: Final = (
     *("append-1000-disk", "append-1000-fsync", "append-100-disk", "single-64-disk", "single-64-fsync"),
-    *("single-1-disk-p50", "single-1-fsync-p50", "diff-1000", "watch-1-p50", "watch-100-p50", "direct-1000"),
+    *(
+        "single-1-disk-p50",
+        "single-1-disk-p99",
+        "single-1-fsync-p50",
+        "diff-1000",
+        "watch-1-p50",
+        "watch-1-p99",
+    ),
+    *("watch-100-p50", "direct-1000", "ram-per-record", "replay"),
 )
+#: Those that fill a server with millions of records are measured once.
+ONCE: Final = frozenset({"ram-per-record", "replay"})
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -91,7 +101,8 @@ def aims(bench: Bench, repeat: int) -> list[dict[str, Any]]:
     found = []
     for case in benching.CASES:
         if wanted := [row for row in case.rows if row.key in AIMS]:
-            figures, error, skipped = benching.measure(bench, case, repeat)
+            times = 1 if ONCE.intersection(row.key for row in wanted) else repeat
+            figures, error, skipped = benching.measure(bench, case, times)
             found += [benching.summary(row, figures, error, skipped) for row in wanted]
             say(f"{wanted[0].title}: {benching.shown_briefly(found[-len(wanted) :])}")
     return found
