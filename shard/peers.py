@@ -23,6 +23,7 @@ from streams.protocol.appends import RecordLimits
 from streams.protocol.commands import Command
 from streams.protocol.errors import Busy, Unauthorized
 from streams.protocol.keys import Key, KeyRing
+from streams.protocol.op_access import check_box, check_op
 from streams.protocol.requests import decode_command
 from streams.protocol.slots import slot_of
 
@@ -121,12 +122,18 @@ class Peer:
     def message_bytes_max(self) -> int:
         return self._peers.message_bytes_max
 
+    def check(self, op: int) -> None:
+        """Raises `Forbidden` unless its key allows this op; comes before anything else is done for it."""
+        assert self.key is not None
+        check_op(self.key.grant, op)
+
     def command_of(self, message: wire.Message, limits: RecordLimits) -> Command:
-        """What it asks for, if its key allows that. Raises what is wrong with it."""
+        """What it asks for, if that is for boxes of its key and of this shard."""
         assert self.key is not None
         command = decode_command(message.op, message.head, message.body, limits, self.key.grant)
-        box: str = getattr(command, "box", "")
-        if not self._peers.owns(box):
+        box: str | None = getattr(command, "box", None)
+        check_box(self.key.grant, message.op, box)
+        if box is not None and not self._peers.owns(box):
             raise Moved(box=box)
         return command
 

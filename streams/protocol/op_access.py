@@ -1,38 +1,47 @@
 """What each op of the shard wire asks of a peer that came with a key (v0-api §11, architecture §3). Pure.
 
 Peers on the Unix sockets are ours and are asked nothing. A peer on the TCP listener has a grant, and every
-one of its messages passes `check_op`. An op without a line here is refused to it: a new op stays closed until
-somebody has said what it needs. Names inside a body are looked at by the op's decoder (`RequestHead.grant`).
+one of its messages passes `check_op` before it is looked at. An op without a line here is refused to it: a
+new op stays closed until somebody has said what it needs. The box that a command is for is checked when it is
+decoded (`shard/peers.py`); names inside a body by the op's decoder (`RequestHead.grant`).
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from streams.protocol import wire
 from streams.protocol.access import ADMIN, DELETE, READ, WRITE, Grant
 from streams.protocol.errors import Forbidden
 
-#: op -> the scopes it takes. All of these name their box in the head.
-OPS: dict[int, int] = {
-    wire.OP_PUT_BOX: ADMIN,
-    wire.OP_GET_STATE: READ,
-    wire.OP_DELETE_BOX: DELETE,
-    wire.OP_APPEND: WRITE,
-    wire.OP_DIFF: READ,
-    wire.OP_GET_RECORD: READ,
-    wire.OP_GET_TAIL: READ,
-    wire.OP_DELETE_RECORDS: DELETE,
-    wire.OP_SET_FENCE: WRITE,
-    wire.OP_FOLLOW: READ,
-    wire.OP_CLAIM: READ | WRITE,
-    wire.OP_ACK: WRITE,
-    wire.OP_NACK: WRITE,
-    wire.OP_EXTEND: WRITE,
-    wire.OP_WORK: READ | WRITE,
-    wire.OP_WORK_END: READ | WRITE,
-    wire.OP_COMMIT_GROUP: WRITE,
-    wire.OP_GET_GROUP: READ,
-    wire.OP_LIST_GROUPS: READ,
-    wire.OP_DELETE_GROUP: DELETE,
+
+class Need(NamedTuple):
+    scopes: int
+    #: It is for no one box, or for boxes whose names nobody checks: a key that has prefixes is refused.
+    is_whole: bool = False
+
+
+OPS: dict[int, Need] = {
+    wire.OP_PUT_BOX: Need(ADMIN),
+    wire.OP_GET_STATE: Need(READ),
+    wire.OP_DELETE_BOX: Need(DELETE),
+    wire.OP_APPEND: Need(WRITE),
+    wire.OP_DIFF: Need(READ),
+    wire.OP_GET_RECORD: Need(READ),
+    wire.OP_GET_TAIL: Need(READ),
+    wire.OP_DELETE_RECORDS: Need(DELETE),
+    wire.OP_SET_FENCE: Need(WRITE),
+    wire.OP_FOLLOW: Need(READ),
+    wire.OP_CLAIM: Need(READ | WRITE),
+    wire.OP_ACK: Need(WRITE),
+    wire.OP_NACK: Need(WRITE),
+    wire.OP_EXTEND: Need(WRITE),
+    wire.OP_WORK: Need(READ | WRITE),
+    wire.OP_WORK_END: Need(READ | WRITE),
+    wire.OP_COMMIT_GROUP: Need(WRITE),
+    wire.OP_GET_GROUP: Need(READ),
+    wire.OP_LIST_GROUPS: Need(READ),
+    wire.OP_DELETE_GROUP: Need(DELETE),
 }
 
 #: Ours alone: sessions, routers, moves, exports and lists are for gateways and tools on this machine.
@@ -55,11 +64,18 @@ INTERNAL: frozenset[int] = frozenset(
 )
 
 
-def check_known(op: int) -> None:
-    if op not in OPS:
+def check_op(grant: Grant, op: int) -> None:
+    need = OPS.get(op)
+    if need is None:
         raise Forbidden(f"op: {op} is not for peers with a key", field="op")
+    grant.require(need.scopes)
+    if need.is_whole and grant.prefixes:
+        raise Forbidden(f"prefixes: op {op} is for all boxes, and the key is for some only", field="prefixes")
 
 
-def check_op(grant: Grant, op: int, box: str) -> None:
-    grant.require(OPS[op])
-    grant.require_name(box)
+def check_box(grant: Grant, op: int, box: str | None) -> None:
+    """`box` is what the op's command is for; None when it names none."""
+    if box is not None:
+        grant.require_name(box)
+    elif not OPS[op].is_whole:
+        raise Forbidden(f"op: {op} names no box that a key could be checked for", field="op")
