@@ -138,7 +138,7 @@ class Exchange(TrioASGIHTTPConnection):
         headers = _headers_of(self.scope)
         try:
             path, query = self._check_head(headers)
-            body = await self._read_body(headers, query, receive)
+            body = await self._read_body(path, headers, query, receive)
         except StreamsError as error:
             await self._refuse(refusal(error, headers, started_ns), receive, send)
             return
@@ -182,7 +182,7 @@ class Exchange(TrioASGIHTTPConnection):
         return split_target(self._method, target.decode("ascii"))
 
     async def _read_body(
-        self, headers: dict[str, str], query: str, receive: ASGIReceiveCallable
+        self, path: str, headers: dict[str, str], query: str, receive: ASGIReceiveCallable
     ) -> bytearray:
         """The whole body, its bytes taken from the budget; the caller gives them back. A stranger's is not
         waited for."""
@@ -206,7 +206,7 @@ class Exchange(TrioASGIHTTPConnection):
                     if not message.get("more_body", False):
                         return body
                     if self.app.admit is not None:
-                        self.app.admit(headers, query)
+                        self.app.admit(path, headers, query)
             except BaseException:
                 budget.give(len(body))
                 raise

@@ -44,6 +44,10 @@ class Guard:
             raise Unauthorized("authorization: this key is not known here")
         return key
 
+    def admit_body(self, path: str, headers: dict[str, str], query: str) -> None:
+        """For the fronts: whether a body that is still to come is worth reading."""
+        self.admit(headers, query)
+
     def identify(self, request: Request, *, takes_token: bool) -> Key:
         key = self.admit(request.headers, request.query if takes_token else "")
         if takes_token:

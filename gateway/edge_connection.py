@@ -240,7 +240,7 @@ class Connection:
     def _admit(self, head: Head) -> None:
         """A stranger's body is not waited for."""
         if self._front.admit is not None:
-            self._front.admit(head.headers, head.query)
+            self._front.admit(head.path, head.headers, head.query)
 
     async def _read_long_body(self, head: Head, length: int) -> bytearray:
         """Straight from the kernel into its place: no copy, no join, however long."""

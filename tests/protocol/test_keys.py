@@ -148,6 +148,12 @@ def test_only_a_key_without_bounds_is_not_passed_on() -> None:
     assert only(f"{SECRET}:rwd").passed_on == Grant(READ | WRITE | DELETE)
 
 
+def test_a_scope_on_a_name_and_on_all_of_them() -> None:
+    bounded = Grant(READ, ("in.",))
+    assert bounded.allows("read", "in.x") and Grant(READ).allows("read", "")
+    assert not (bounded.allows("write", "in.x") or bounded.allows("read", "x") or bounded.allows("read", ""))
+
+
 def test_a_refusal_names_what_is_missing() -> None:
     with pytest.raises(Forbidden, match="lacks write and admin"):
         Grant(READ | DELETE).require(READ | WRITE | ADMIN)
