@@ -120,7 +120,7 @@ async def run(arguments: ChildArgs) -> int:
                         limits=limits,
                         front=front,
                         socket_handler=api.sockets.serve,
-                        admit=None if guard is None else guard.admit,
+                        admit=None if guard is None else guard.admit_body,
                     )
                 )
                 report.fronts.append(served)

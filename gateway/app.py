@@ -35,7 +35,6 @@ from gateway.edge_rules import (
 )
 from gateway.errors import response_for
 from gateway.http import (
-    S2_PREFIX,
     Admit,
     Buffer,
     Handler,
@@ -239,8 +238,8 @@ class Exchange(TrioASGIHTTPConnection):
                     body += part
                     if not message.get("more_body", False):
                         return body
-                    if self.app.admit is not None and not path.startswith(S2_PREFIX):
-                        self.app.admit(headers, query)
+                    if self.app.admit is not None:
+                        self.app.admit(path, headers, query)
             except BaseException:
                 budget.give(len(body))
                 raise

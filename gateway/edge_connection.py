@@ -33,7 +33,7 @@ from gateway.h1 import (
     Head,
     check_partial_head_untrusted,
 )
-from gateway.http import S2_PREFIX, Buffer, Live, Request, Response, Stalled
+from gateway.http import Buffer, Live, Request, Response, Stalled
 from streams.protocol.errors import InvalidRequest, StreamsError
 
 if TYPE_CHECKING:
@@ -240,9 +240,9 @@ class Connection:
             raise
 
     def _admit(self, head: Head) -> None:
-        """A stranger's body is not waited for. Who is one to the S2 API, that has to find out itself."""
-        if self._front.admit is not None and not head.path.startswith(S2_PREFIX):
-            self._front.admit(head.headers, head.query)
+        """A stranger's body is not waited for."""
+        if self._front.admit is not None:
+            self._front.admit(head.path, head.headers, head.query)
 
     async def _read_long_body(self, head: Head, length: int) -> bytearray:
         """Straight from the kernel into its place: no copy, no join, however long."""

@@ -146,8 +146,9 @@ class Socket(Protocol):
     async def send(self, text: bytes) -> None: ...
 
 
-#: Looks at the head of a request whose body is still to come, and raises if it is not worth reading.
-Admit = Callable[[dict[str, str], str], object]
+#: Looks at the head of a request (path, headers, query) whose body is still to come, and raises if it is not
+#: worth reading.
+Admit = Callable[[str, dict[str, str], str], object]
 
 #: Serves one WebSocket. It is given the request's headers and a way to accept; what it raises before that is
 #: answered as to any request. Its return closes the socket.

@@ -21,10 +21,11 @@ import structlog
 
 from streams.protocol import wire
 from streams.protocol.appends import RecordLimits
+from streams.protocol.bulk import States
 from streams.protocol.commands import Append, Command
 from streams.protocol.errors import Busy, Unauthorized
 from streams.protocol.keys import Key, KeyRing
-from streams.protocol.op_access import boxes_of, check_bulk
+from streams.protocol.op_access import boxes_of, check_boxes, check_op
 from streams.protocol.requests import decode_command
 from streams.protocol.slots import slot_of
 
@@ -123,18 +124,26 @@ class Peer:
     def message_bytes_max(self) -> int:
         return self._peers.message_bytes_max
 
+    def check(self, op: int) -> None:
+        """Raises `Forbidden` unless its key allows this op; comes before anything else is done for it."""
+        assert self.key is not None
+        check_op(self.key.grant, op)
+
     def command_of(self, message: wire.Message, limits: RecordLimits) -> Command:
-        """What it asks for, if its key allows that. Raises what is wrong with it."""
+        """What it asks for, if that is for boxes of its key and of this shard."""
         assert self.key is not None
         command = decode_command(message.op, message.head, message.body, limits, self.key.grant)
-        self._check_owned(boxes_of(command))
+        boxes = boxes_of(command)
+        check_boxes(self.key.grant, message.op, boxes)
+        if not isinstance(command, States):  # it asks for what is here
+            self._check_owned(boxes or ())
         return command
 
     def check_writes(self, writes: Sequence[Append]) -> None:
         """Packed columns, which are as many writes as there are boxes."""
         assert self.key is not None
         for write in writes:
-            check_bulk(self.key.grant, wire.OP_PUT_COLUMNS, write)
+            self.key.grant.require_name(write.box)
         self._check_owned([write.box for write in writes])
 
     def _check_owned(self, boxes: Sequence[str]) -> None:

@@ -315,8 +315,7 @@ class _Connection:
         server = self._server
         ticket = _Ticket(self, message.op, message.id)
         peer = self._peer
-        if peer is not None and peer.key is None:
-            self._greet(peer, message, ticket)
+        if peer is not None and not self._let_in(peer, message, ticket):
             return
         if peer is None and (message.op == wire.OP_STATS or message.op == wire.OP_HELLO):
             self.reply(message.op, message.id, 0, _PLAIN_READ, msgspec.json.encode(server.describe()))
@@ -363,11 +362,16 @@ class _Connection:
             return
         server.engine.submit(command, ticket)
 
-    def _greet(self, peer: Peer, message: wire.Message, ticket: _Ticket) -> None:
+    def _let_in(self, peer: Peer, message: wire.Message, ticket: _Ticket) -> bool:
+        """Whether there is more to do: the hello is answered here, and so is what its key does not allow."""
         try:
+            if peer.key is not None:
+                peer.check(message.op)
+                return True
             self.reply(message.op, message.id, 0, _PLAIN_READ, peer.greet(message))
         except StreamsError as error:
             ticket.answer(error, 0.0, 0.0)
+        return False
 
     def _answer_report(self, message: wire.Message, report: ShardReport) -> None:
         self.reply(message.op, message.id, 0, _PLAIN_READ, msgspec.json.encode(report))

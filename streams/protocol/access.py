@@ -39,6 +39,10 @@ class Grant(msgspec.Struct, array_like=True, frozen=True, gc=False):
     def covers(self, name: str) -> bool:
         return not self.prefixes or name.startswith(self.prefixes)
 
+    def allows(self, scope: str, name: str) -> bool:
+        """Whether this scope, by its word, is given on this name; no name stands for all of them."""
+        return bool(self.scopes & SCOPES[scope]) and self.covers(name)
+
     def require(self, scopes: int) -> None:
         missing = scopes & ~self.scopes
         if missing:

@@ -29,7 +29,8 @@ PREFIXES_MAX = 64
 SECRET_CHARS_GOOD = 16
 
 _secret = re.compile(r"[!-~]+").fullmatch
-_prefix = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}").fullmatch
+#: Of a box, or of a stream of the S2 API, whose name begins with that of its basin and a slash.
+_prefix = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}|[a-z0-9-]{8,48}/[^,|\s]{0,512}").fullmatch
 
 
 class MalformedKey(ValueError):

@@ -1,51 +1,57 @@
 """What each op of the shard wire asks of a peer that came with a key (v0-api §11, architecture §3). Pure.
 
 Peers on the Unix sockets are ours and are asked nothing. A peer on the TCP listener has a grant, and every
-one of its messages passes `check_op`. An op without a line here is refused to it: a new op stays closed until
-somebody has said what it needs. Names inside a body are looked at by the op's decoder (`RequestHead.grant`).
+one of its messages passes `check_op` before it is looked at. An op without a line here is refused to it: a
+new op stays closed until somebody has said what it needs. The box that a command is for is checked when it is
+decoded (`shard/peers.py`); names inside a body by the op's decoder (`RequestHead.grant`).
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from streams.protocol import bulk, wire
 from streams.protocol.access import ADMIN, DELETE, READ, WRITE, Grant
 from streams.protocol.errors import Forbidden
 
-#: Of bulk clients: these name any number of boxes, or none.
-BULK_OPS: dict[int, int] = {
-    wire.OP_PUT_COLUMNS: WRITE,
-    wire.OP_SCAN: READ,
-    wire.OP_STATES: READ,
-    wire.OP_LOCATE: READ,
-    wire.OP_TXN_PUT: WRITE,
-    wire.OP_TXN_COMMIT: WRITE,
-    wire.OP_TXN_ABORT: WRITE,
-    wire.OP_TXN_LIST: READ,
-}
 
-#: op -> the scopes it takes. All but the bulk ones name their box in the head.
-OPS: dict[int, int] = {
-    wire.OP_PUT_BOX: ADMIN,
-    wire.OP_GET_STATE: READ,
-    wire.OP_DELETE_BOX: DELETE,
-    wire.OP_APPEND: WRITE,
-    wire.OP_DIFF: READ,
-    wire.OP_GET_RECORD: READ,
-    wire.OP_GET_TAIL: READ,
-    wire.OP_DELETE_RECORDS: DELETE,
-    wire.OP_SET_FENCE: WRITE,
-    wire.OP_FOLLOW: READ,
-    wire.OP_CLAIM: READ | WRITE,
-    wire.OP_ACK: WRITE,
-    wire.OP_NACK: WRITE,
-    wire.OP_EXTEND: WRITE,
-    wire.OP_WORK: READ | WRITE,
-    wire.OP_WORK_END: READ | WRITE,
-    wire.OP_COMMIT_GROUP: WRITE,
-    wire.OP_GET_GROUP: READ,
-    wire.OP_LIST_GROUPS: READ,
-    wire.OP_DELETE_GROUP: DELETE,
-    **BULK_OPS,
+class Need(NamedTuple):
+    scopes: int
+    #: It is for no one box, or for boxes whose names nobody checks: a key that has prefixes is refused.
+    is_whole: bool = False
+    names_boxes: bool = True
+
+
+OPS: dict[int, Need] = {
+    wire.OP_PUT_BOX: Need(ADMIN),
+    wire.OP_GET_STATE: Need(READ),
+    wire.OP_DELETE_BOX: Need(DELETE),
+    wire.OP_APPEND: Need(WRITE),
+    wire.OP_DIFF: Need(READ),
+    wire.OP_GET_RECORD: Need(READ),
+    wire.OP_GET_TAIL: Need(READ),
+    wire.OP_DELETE_RECORDS: Need(DELETE),
+    wire.OP_SET_FENCE: Need(WRITE),
+    wire.OP_FOLLOW: Need(READ),
+    wire.OP_CLAIM: Need(READ | WRITE),
+    wire.OP_ACK: Need(WRITE),
+    wire.OP_NACK: Need(WRITE),
+    wire.OP_EXTEND: Need(WRITE),
+    wire.OP_WORK: Need(READ | WRITE),
+    wire.OP_WORK_END: Need(READ | WRITE),
+    wire.OP_COMMIT_GROUP: Need(WRITE),
+    wire.OP_GET_GROUP: Need(READ),
+    wire.OP_LIST_GROUPS: Need(READ),
+    wire.OP_DELETE_GROUP: Need(DELETE),
+    wire.OP_PUT_COLUMNS: Need(WRITE),
+    wire.OP_SCAN: Need(READ),
+    wire.OP_STATES: Need(READ),
+    wire.OP_LOCATE: Need(READ),
+    wire.OP_TXN_PUT: Need(WRITE),
+    # They name parcels, whose boxes were looked at when they were put.
+    wire.OP_TXN_COMMIT: Need(WRITE, names_boxes=False),
+    wire.OP_TXN_ABORT: Need(WRITE, names_boxes=False),
+    wire.OP_TXN_LIST: Need(READ, is_whole=True),
 }
 
 #: Ours alone: sessions, routers, moves, exports and lists are for gateways and tools on this machine.
@@ -73,34 +79,31 @@ INTERNAL: frozenset[int] = frozenset(
 )
 
 
-def boxes_of(command: object) -> list[str]:
-    """The boxes that a command names."""
+def check_op(grant: Grant, op: int) -> None:
+    need = OPS.get(op)
+    if need is None:
+        raise Forbidden(f"op: {op} is not for peers with a key", field="op")
+    grant.require(need.scopes)
+    if need.is_whole and grant.prefixes:
+        raise Forbidden(f"prefixes: op {op} is for all boxes, and the key is for some only", field="prefixes")
+
+
+def boxes_of(command: object) -> list[str] | None:
+    """The boxes that a command is for; None when it names none."""
     if isinstance(command, bulk.TxnPut):
         return command.packed.boxes
     if isinstance(command, bulk.States):
-        return command.boxes or []
+        return [command.prefix] if command.boxes is None else command.boxes
     if isinstance(command, bulk.Locate):
         return [box for box, _ in command.wanted]
     box = getattr(command, "box", None)
-    return [box] if isinstance(box, str) else []
+    return [box] if isinstance(box, str) else None
 
 
-def check_bulk(grant: Grant, op: int, command: object) -> None:
-    """A commit and an abort name parcels, whose boxes were looked at when they were put."""
-    grant.require(OPS[op])
-    for box in boxes_of(command):
+def check_boxes(grant: Grant, op: int, boxes: list[str] | None) -> None:
+    """`boxes` are those that the op's command is for; None when it names none."""
+    need = OPS[op]
+    for box in boxes or ():
         grant.require_name(box)
-    if isinstance(command, bulk.States) and command.boxes is None:
-        grant.require_name(command.prefix, "prefix")
-    if isinstance(command, bulk.TxnList) and grant.prefixes:
-        raise Forbidden("prefixes: this shows all writers, and the key is for some names only")
-
-
-def check_known(op: int) -> None:
-    if op not in OPS:
-        raise Forbidden(f"op: {op} is not for peers with a key", field="op")
-
-
-def check_op(grant: Grant, op: int, box: str) -> None:
-    grant.require(OPS[op])
-    grant.require_name(box)
+    if boxes is None and need.names_boxes and not need.is_whole:
+        raise Forbidden(f"op: {op} names no box that a key could be checked for", field="op")

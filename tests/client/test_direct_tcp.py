@@ -151,7 +151,7 @@ def test_every_op_takes_its_scopes_and_the_ops_of_gateways_are_closed(server: Se
         for op in sorted(op_access.INTERNAL | {wire.OP_HELLO, 9999}):
             for head in (wire.RequestHead(box), None):
                 assert whole.ask(op, head)[0] == "forbidden", op
-        for op, scopes in op_access.OPS.items():
+        for op, (scopes, _) in op_access.OPS.items():
             head: Any = wire.FollowHead(box) if op == wire.OP_FOLLOW else wire.RequestHead(box)
             for peer, grant in ((reader, Grant(1)), (writer, Grant(2)), (whole, Grant(ALL))):
                 missing = words(scopes & ~grant.scopes)

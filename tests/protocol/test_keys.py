@@ -148,6 +148,12 @@ def test_only_a_key_without_bounds_is_not_passed_on() -> None:
     assert only(f"{SECRET}:rwd").passed_on == Grant(READ | WRITE | DELETE)
 
 
+def test_a_scope_on_a_name_and_on_all_of_them() -> None:
+    bounded = Grant(READ, ("in.",))
+    assert bounded.allows("read", "in.x") and Grant(READ).allows("read", "")
+    assert not (bounded.allows("write", "in.x") or bounded.allows("read", "x") or bounded.allows("read", ""))
+
+
 def test_a_refusal_names_what_is_missing() -> None:
     with pytest.raises(Forbidden, match="lacks write and admin"):
         Grant(READ | DELETE).require(READ | WRITE | ADMIN)
@@ -175,3 +181,14 @@ def test_every_op_is_either_open_to_keys_or_ours_alone() -> None:
     ops = {value for name, value in vars(wire).items() if name.startswith("OP_")} - {wire.OP_HELLO}
     assert ops == op_access.OPS.keys() | op_access.INTERNAL
     assert not op_access.OPS.keys() & op_access.INTERNAL
+
+
+def test_an_op_for_all_boxes_is_not_for_a_key_with_prefixes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(op_access.OPS, 9999, op_access.Need(READ, is_whole=True))
+    op_access.check_op(Grant(READ), 9999)
+    op_access.check_boxes(Grant(READ), 9999, None)
+    for grant in (Grant(WRITE), Grant(READ, ("in.",))):
+        with pytest.raises(Forbidden):
+            op_access.check_op(grant, 9999)
+    with pytest.raises(Forbidden, match="names no box"):
+        op_access.check_boxes(Grant(), wire.OP_APPEND, None)
