@@ -17,7 +17,7 @@ import trio
 
 from gateway.dispatch import Dispatch
 from gateway.links import Link
-from gateway.metrics import Reports
+from gateway.metrics import Reports, reports_of
 from streams.protocol import reports, wire
 from streams.protocol.errors import StreamsError
 from streams.protocol.reports import GatewayReport, ShardReport
@@ -77,10 +77,10 @@ class Collector:
         here = self._here()
         gateways[here.gateway] = here
         disk = os.statvfs(self._data_dir)
-        return Reports(
+        return reports_of(
+            [shards[each] for each in sorted(shards)],
+            [gateways[each] for each in sorted(gateways)],
             version=self._version,
-            shards=[shards[each] for each in sorted(shards)],
-            gateways=[gateways[each] for each in sorted(gateways)],
             shards_total=len(self._dispatch.links),
             gateways_total=len(self._others) + 1,
             disk_bytes=disk.f_blocks * disk.f_frsize,

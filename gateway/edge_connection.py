@@ -122,14 +122,15 @@ class Connection:
                 if sent >= 0:
                     await self._send_rest(parts, sent)
                 del parts
-            if response.pause_s and keep_alive:
-                await trio.sleep(response.pause_s)
             if not keep_alive:
                 if head.keep_alive:
                     await self._linger()  # The client has not heard yet that we close: it may be sending.
                 return None
+            pause_s = response.pause_s
             # While it waits for its next request, a connection must not hold on to its last one.
             del data, body, request, response
+            if pause_s:
+                await trio.sleep(pause_s)
             if self._pending and self.served % PIPELINE_TURN == 0:
                 await trio.lowlevel.checkpoint()
 

@@ -12,18 +12,25 @@ from streams.protocol.histogram import TIMES_S, HistogramFacts
 def as_text(reports: Reports) -> bytes:
     """The text format of Prometheus, version 0.0.4."""
     lines: list[str] = []
+    known: dict[tuple[tuple[str, ...], tuple[str, ...]], str] = {}
     for metric in METRICS:
-        lines.append(f"# HELP {metric.name} {metric.help}")
-        lines.append(f"# TYPE {metric.name} {metric.kind}")
+        name = metric.name
+        lines.append(f"# HELP {name} {metric.help}")
+        lines.append(f"# TYPE {name} {metric.kind}")
         for values, value in metric.samples(reports):
-            labels = ",".join(
-                f'{label}="{_escaped(text)}"' for label, text in zip(metric.labels, values, strict=True)
-            )
+            key = (metric.labels, values)
+            labels = known.get(key)
+            if labels is None:  # a box has the same ones in all its series
+                labels = known[key] = _labels(metric.labels, values)
             if isinstance(value, HistogramFacts):
-                lines.extend(_histogram_lines(metric.name, labels, value))
+                lines.extend(_histogram_lines(name, labels, value))
             else:
-                lines.append(f"{metric.name}{{{labels}}} {value}" if labels else f"{metric.name} {value}")
+                lines.append(f"{name}{{{labels}}} {value}" if labels else f"{name} {value}")
     return ("\n".join(lines) + "\n").encode()
+
+
+def _labels(names: tuple[str, ...], values: tuple[str, ...]) -> str:
+    return ",".join(f'{name}="{_escaped(value)}"' for name, value in zip(names, values, strict=True))
 
 
 def _histogram_lines(name: str, labels: str, facts: HistogramFacts) -> Iterator[str]:

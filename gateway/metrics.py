@@ -38,7 +38,25 @@ class Reports(NamedTuple):
     #: Of the file system that the data is on.
     disk_bytes: int
     disk_free_bytes: int
-    rows_max: int
+    #: (shard, row) of what is shown one by one, the first by name.
+    boxes: list[tuple[str, BoxRow]]
+    routers: list[tuple[str, RouterRow]]
+    is_truncated: bool
+
+
+def reports_of(
+    shards: list[ShardReport], gateways: list[GatewayReport], *, rows_max: int, **facts: Any
+) -> Reports:
+    boxes = [(str(shard.shard), row) for shard in shards for row in shard.boxes]
+    routers = [(str(shard.shard), row) for shard in shards for row in shard.routers]
+    return Reports(
+        shards=shards,
+        gateways=gateways,
+        boxes=sorted(boxes, key=lambda each: each[1].box)[:rows_max],
+        routers=sorted(routers, key=lambda each: each[1].router)[:rows_max],
+        is_truncated=max(len(boxes), len(routers)) > rows_max or any(shard.has_more for shard in shards),
+        **facts,
+    )
 
 
 #: Values of the labels, in the order of `Metric.labels`, and what was measured.
@@ -84,24 +102,13 @@ def _pressures(value: Callable[[PressureReport], int | float]) -> Callable[[Repo
     return lambda reports: (((name,), value(pressure)) for name, _, pressure in _named(reports))
 
 
-def box_rows(reports: Reports) -> list[tuple[str, BoxRow]]:
-    """(shard, box) of the boxes that are shown one by one, by name."""
-    found = [(str(shard.shard), row) for shard in reports.shards for row in shard.boxes]
-    return sorted(found, key=lambda each: each[1].box)[: reports.rows_max]
-
-
-def _router_rows(reports: Reports) -> list[tuple[str, RouterRow]]:
-    found = [(str(shard.shard), row) for shard in reports.shards for row in shard.routers]
-    return sorted(found, key=lambda each: each[1].router)[: reports.rows_max]
-
-
 def _boxes(value: Callable[[BoxRow], int]) -> Callable[[Reports], Any]:
-    return lambda reports: (((shard, row.box), value(row)) for shard, row in box_rows(reports))
+    return lambda reports: (((shard, row.box), value(row)) for shard, row in reports.boxes)
 
 
 def _queues(value: Callable[[QueueRow], int]) -> Callable[[Reports], Any]:
     def samples(reports: Reports) -> Iterator[Sample]:
-        for shard, row in box_rows(reports):
+        for shard, row in reports.boxes:
             if row.queue is not None:
                 yield (shard, row.box), value(row.queue)
 
@@ -109,7 +116,7 @@ def _queues(value: Callable[[QueueRow], int]) -> Callable[[Reports], Any]:
 
 
 def _routers(value: Callable[[RouterRow], int]) -> Callable[[Reports], Any]:
-    return lambda reports: (((shard, row.router), value(row)) for shard, row in _router_rows(reports))
+    return lambda reports: (((shard, row.router), value(row)) for shard, row in reports.routers)
 
 
 def _up(reports: Reports) -> Iterator[Sample]:
@@ -129,12 +136,6 @@ def _jobs(reports: Reports) -> Iterator[Sample]:
         jobs = shard.totals.jobs
         for state in ("ready", "in_flight", "delayed", "dead_lettered"):
             yield (str(shard.shard), state), getattr(jobs, state)
-
-
-def _truncated(reports: Reports) -> Iterator[Sample]:
-    shown = len(box_rows(reports)) + len(_router_rows(reports))
-    known = sum(len(shard.boxes) + len(shard.routers) for shard in reports.shards)
-    yield (), int(shown < known or any(shard.has_more for shard in reports.shards))
 
 
 def _statuses(reports: Reports) -> Iterator[Sample]:
@@ -299,7 +300,7 @@ METRICS: tuple[Metric, ...] = (
         "gauge",
         (),
         "1 when there are more boxes or routers than are shown one by one (`STREAMS_METRICS_BOXES`).",
-        _truncated,
+        lambda reports: [((), int(reports.is_truncated))],
     ),
     Metric(
         "streams_appends_total",
