@@ -174,7 +174,7 @@ class _Ticket:
             self.connection.reply(self.op, self.id, 0, head, reply.records)
             return
         if type(reply) is Scanned:
-            self.connection.reply(self.op, self.id, 0, _encode_head(reply.head), reply.body)
+            self.connection.reply_in_parts(self.op, self.id, _encode_head(reply.head), reply.parts)
             return
         if type(reply) is Records:
             head = _encode_head(wire.ReplyHead(records_scanned=reply.records_scanned))
@@ -424,12 +424,24 @@ class _Connection:
 
     # -- sending
 
+    def reply_in_parts(self, op: int, id: int, head: bytes, parts: list[bytes | memoryview]) -> None:
+        """The same with a body that is sent from where it is."""
+        if not self.is_open:
+            return
+        size = sum(map(len, parts))
+        self._unsent.append(wire.frame(wire.REPLY, 0, op, id, head, size))
+        self._unsent.extend(parts)
+        self._note_unsent(wire.HEADER_BYTES + len(head) + size)
+
     def reply(self, op: int, id: int, flags: int, head: bytes, body: bytes) -> None:
         if not self.is_open:
             return
         self._unsent.append(wire.frame(wire.REPLY, flags, op, id, head, len(body)))
         self._unsent.append(body)
-        self._unsent_bytes += wire.HEADER_BYTES + len(head) + len(body)
+        self._note_unsent(wire.HEADER_BYTES + len(head) + len(body))
+
+    def _note_unsent(self, size: int) -> None:
+        self._unsent_bytes += size
         if not self.is_dirty:
             self.is_dirty = True
             self._server.note_dirty(self)

@@ -61,6 +61,7 @@ class Parts(NamedTuple):
 
 def parts_of(machine: Machine) -> Parts:
     """What must be written down of a machine. Shares its batches, which never change, and nothing else."""
+    assert not machine.txns.unkept, "every batch has a frame of its own once a life has begun"
     batches = {
         batch.lsn: batch
         for box in machine.unsealed.values()

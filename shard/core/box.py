@@ -374,8 +374,7 @@ class Box:
             None if gap is None else (gap.gap_from, gap.gap_to, gap.reason, gap.missed_estimate),
             runs.heads,
         )
-        body = runs.body()  # which adds the last head
-        return Scanned(head, body)
+        return Scanned(head, runs.parts())  # which adds the last head
 
     def _start(self, command: Diff, head_seq: int, earliest_seq: int) -> tuple[int, Tombstone | None]:
         """The cursor a read really starts from, and what it must be told first."""

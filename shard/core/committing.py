@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from shard.core import changes
 from shard.core.box import Box, stand_in
 from shard.core.outcome import Made, Outcome
-from shard.core.txn import MARKS_MAX, Epoch, Mark, batches_of
+from shard.core.txn import MARKS_MAX, Epoch, Mark, batches_of, cost_of
 from streams.protocol import bulk, forwards
 from streams.protocol.errors import (
     BatchTooLarge,
@@ -99,7 +99,7 @@ class Committing:
             lsn = chunks[command.chunk].lsn
             waits_for = lsn if lsn > self._machine.logged_lsn else 0
             return Outcome(made, bulk.Put(False, True, epoch.bytes), waits_for)
-        self._check_bounds(txn, epoch, len(command.body), now_ms)
+        self._check_bounds(txn, epoch, cost_of(command.packed, command.body))
         self._check_names(command)
         change = changes.TxnHeld(
             txn.writer,
@@ -136,7 +136,7 @@ class Committing:
         """An answer that rests on a change of this lsn."""
         return Outcome(made, reply, lsn if lsn > self._machine.durable_lsn else 0, True)
 
-    def _check_bounds(self, txn: bulk.Txn, epoch: Epoch | None, size: int, now_ms: int) -> None:
+    def _check_bounds(self, txn: bulk.Txn, epoch: Epoch | None, size: int) -> None:
         txns = self._machine.txns
         own = (epoch.bytes if epoch is not None else 0) + size
         if own > txns.bytes_max:

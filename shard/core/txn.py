@@ -32,8 +32,8 @@ from streams.protocol.slots import slot_of
 if TYPE_CHECKING:
     from shard.core.machine import Machine
 
-#: What a chunk costs in memory beside its bytes, names included.
-_CHUNK_BYTES = 1024
+#: What a chunk costs in memory beside its bytes, and what each box does that it names: measured, rounded up.
+_CHUNK_BYTES, _NAME_BYTES = 1024, 160
 
 #: Marks are kept this long: a query that has stood still for longer begins anew.
 MARK_MS = 90 * 86_400_000
@@ -71,11 +71,16 @@ class Chunk:
 
     @property
     def cost(self) -> int:
-        return len(self.body) + _CHUNK_BYTES
+        return cost_of(self.packed, self.body)
 
     @property
     def records(self) -> int:
         return sum(self.packed.counts)
+
+
+def cost_of(packed: PackedHead, body: bytes) -> int:
+    """What it takes to hold a chunk."""
+    return len(body) + _CHUNK_BYTES + _NAME_BYTES * len(packed.boxes)
 
 
 class Epoch:

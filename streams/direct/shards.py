@@ -72,6 +72,10 @@ class Shards:
     def states(self, *, prefix: str = "", boxes: Sequence[str] | None = None) -> list[BoxPosition]:
         """Where boxes stand, sorted by name: those with this prefix, or those of `boxes` that are there."""
         found: list[BoxPosition] = []
+        if boxes is not None and len(boxes) > bulk.STATES_MAX:
+            for at in range(0, len(boxes), bulk.STATES_MAX):
+                found += self.states(boxes=boxes[at : at + bulk.STATES_MAX])
+            return sorted(found, key=lambda position: position.box)
         for shard, names in self._by_shard(boxes):
             after = ""
             while True:

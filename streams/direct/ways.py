@@ -150,7 +150,9 @@ class Ways:
                 was_uncertain = was_uncertain or isinstance(error, Uncertain)
                 if isinstance(error, Moved | Unreachable):
                     self.forget()
-                if isinstance(error, Moved) and not follows and not was_uncertain:
+                if isinstance(error, Moved) and not follows:
+                    if was_uncertain:
+                        raise AnswerLost(f"an attempt got no answer, and then: {error.message}") from error
                     raise
                 pause_s = retry.pause_s(
                     error,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from itertools import accumulate
 
 import msgspec
@@ -10,7 +11,9 @@ from msgspec import Raw
 
 from streams.protocol.records import Batch, taken_apart
 
-BYTES_DEFAULT = 8 * 1024 * 1024
+#: Pages of this size stay in the buffers that a connection has anyway; larger ones are no faster, for each of
+#: them the memory is asked for, cleared and given back.
+BYTES_DEFAULT = 2 * 1024 * 1024
 BYTES_MAX = 16 * 1024 * 1024
 
 #: Shorter stretches are put together, at a third of a microsecond for each record: whoever reads them would
@@ -58,10 +61,11 @@ class ScanPageHead(msgspec.Struct, array_like=True, gc=False):
 
 
 class Scanned(msgspec.Struct, frozen=True, gc=False):
-    """The answer to a scan."""
+    """The answer to a scan. The body is in parts, most of them views of stored batches: nothing is copied on
+    its way to the socket."""
 
     head: ScanPageHead
-    body: bytes
+    parts: list[bytes | memoryview]
 
 
 scan_head_decoder = msgspec.msgpack.Decoder(ScanHead)
@@ -95,18 +99,20 @@ class RunWriter:
         for run_first, run_last, prefix in plain:
             self._take(batch, run_first, run_last, prefix)
 
-    def body(self) -> bytes:
+    def parts(self) -> list[bytes | memoryview]:
+        """The body of all runs; the last of them has its head from here on."""
         self._put_together()
-        return b"".join(self._parts)
+        return [part for part in self._parts if len(part)]
 
     def _take(self, batch: Batch, first: int, last: int, prefix: int) -> None:
         wanted = self._columns
         assert batch.ends is not None, "a batch of one record is taken apart"
-        ends = values = tags = b""
+        ends = tags = comma = b""
+        values: bytes | memoryview = b""
         base = batch.ends[first - 1] if first else 0
         if wanted & DATA:
             ends = batch.ends[first : last + 1].tobytes()
-            values = b"".join((batch.text(first, last), b","))
+            values, comma = batch.text(first, last), b","
         if wanted & TAGS and batch.tags is not None:
             tags = batch.tags_of(first, last)
         node = str(batch.nodes or b"", "utf-8") if wanted & NODES else ""
@@ -120,9 +126,9 @@ class RunWriter:
                 base,
                 batch.stride,
                 node,
-                (len(ends), len(values), 0, 0, len(tags), 0, 0, 0),
+                (len(ends), len(values) + len(comma), 0, 0, len(tags), 0, 0, 0),
             ),
-            [ends, values, tags],
+            [ends, values, comma, tags],
         )
 
     def _put_together(self) -> None:
@@ -152,7 +158,7 @@ class RunWriter:
         self._short, self._short_records = [], 0
         self._put(RunHead(count, found.seqs[0], found.times[0], 0, 0, 0, 0, node, sizes), parts)  # type: ignore[arg-type]
 
-    def _put(self, head: RunHead, parts: list[bytes]) -> None:
+    def _put(self, head: RunHead, parts: Sequence[bytes | memoryview]) -> None:
         self.heads.append(head)
         self._parts += parts
 

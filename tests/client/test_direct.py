@@ -18,7 +18,8 @@ from streams.client._sync.client import Client
 from streams.client.answers import Placement
 from streams.client.errors import AnswerLost, Unreachable
 from streams.client.retry import NEVER, Retry
-from streams.direct import Moved
+from streams.direct import Moved, pack
+from streams.direct import Shards as BulkShards
 from streams.protocol import wire
 from streams.protocol.errors import BoxNotFound, InvalidRequest, SeqMismatch
 from streams.protocol.requests import encode_failure
@@ -226,3 +227,25 @@ def test_a_lost_answer_is_uncertain_whatever_comes_after(shards: Shards) -> None
     shards.answers = ["silence", *[Moved()] * 1000]
     with streams.ShardWriter("http://unused", retry=Retry(total_s=0.3)) as writer, pytest.raises(AnswerLost):
         writer.append("b", [1])
+
+
+def test_rows_whose_boxes_moved_are_given_back_at_once(shards: Shards) -> None:
+    """They have to be sorted anew, which only the caller can do. After a lost answer nobody knows what became
+    of them."""
+    packed = pack(["b"], [1], [b"1"])
+    hellos: list[int] = []
+
+    def move_at_the_second(shard: int) -> None:
+        hellos.append(shard)
+        if len(hellos) == 2:
+            shards.move()
+
+    shards.on_hello = move_at_the_second
+    shards.answers = [Moved()]
+    with BulkShards("http://unused") as bulk:
+        with pytest.raises(Moved):
+            bulk.put_columns(packed)
+        shards.answers = ["silence"]
+        with pytest.raises(AnswerLost, match="belongs to shard 1"):
+            bulk.put_columns(packed)
+    assert shards.appends == [0, 0]

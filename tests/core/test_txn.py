@@ -296,7 +296,7 @@ def test_boxes_that_may_not_be_made_are_told_at_the_put(driver: Driver) -> None:
 
 
 def test_what_is_held_is_bounded_for_an_epoch_and_for_all(driver: Driver) -> None:
-    driver.machine.txns.bytes_max = 5_000
+    driver.machine.txns.bytes_max = 5_500
     value = b'"%b"' % (b"x" * 1_000)
     put(driver, {"b": [value]})
     put(driver, {"b": [value]}, chunk=1)

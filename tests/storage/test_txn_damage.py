@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from shard.exports import write_export
 from shard.repair import Repaired, repair_shard
 from shard.storage.store import SegmentStore
-from shard.transfer import read_shard
+from shard.transfer import parts_of, read_shard
 from streams.protocol import bulk
 from streams.protocol.packed import pack
 from tests.support.faultdisk import FaultDisk
@@ -92,3 +93,17 @@ def test_a_chunk_that_a_snapshot_names_and_that_is_damaged_is_missed_by_its_comm
     found, contents, _ = repaired(damaged(driver, first, snapshots=(part,)))
     assert len(contents["b"]["live"]) == 2
     assert found.losses == []
+
+
+def test_marks_go_into_an_export_and_what_is_held_does_not() -> None:
+    driver = history()
+    driver = driver.reborn()
+    driver.start("boot")
+    driver.ask(put_of(bulk.Txn("w", 2, "q"), "p", 0, pack(["b"], [1], [b"1"])))
+    disk = FaultDisk("/data")
+    parts = parts_of(driver.machine)
+    assert parts.state.held
+    write_export(disk, NEW, parts, now_ms=10**6, file_bytes=FILE_BYTES)
+    machine = read_shard(disk, NEW, open_segment=SegmentStore(disk, f"{ONE}/segments").open)
+    assert [mark.epoch for mark in machine.txns.marks["w"]] == [1]
+    assert not machine.txns.epochs and machine.snapshot().needs_lsn <= machine.lsn + 1
