@@ -353,3 +353,16 @@ def test_a_stream_is_a_box_that_can_only_be_read(basin: Client) -> None:
         assert refused.status_code == 400
         assert "only read here" in refused.json()["error"]["message"]
     assert basin.tail(quote(ODD, safe="")) == 1
+
+
+def test_a_stream_can_be_watched_like_any_box(basin: Client) -> None:
+    basin.stream()
+    basin.append("hi")
+    path = f"/v0/boxes/{basin.basin}%2Fs/watch?from_seq=0"
+    with basin.http.stream("GET", path, headers={"accept": "text/event-stream"}) as answer:
+        lines = answer.iter_lines()
+        found = next(line for line in lines if line.startswith("data: ") and '"records"' in line)
+        assert json.loads(found[6:])["records"][0]["data"] == base64.b64encode(b"hi").decode()
+        basin.append("there")
+        found = next(line for line in lines if line.startswith("data: ") and '"records"' in line)
+        assert json.loads(found[6:])["records"][0]["data"] == base64.b64encode(b"there").decode()
