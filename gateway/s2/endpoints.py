@@ -22,6 +22,7 @@ from gateway.s2.messages import Input
 from gateway.s2.records import Asked, Records, check_commands, first_page, stream_config
 from gateway.s2.sessions import AppendSession, Draining, EventWording, FrameWording, ReadSession
 from gateway.s2.tokens import Tokens
+from gateway.s2.usage import Usage
 from streams.protocol import streams
 from streams.protocol.errors import StreamsError
 from streams.protocol.streams import box_of
@@ -37,6 +38,7 @@ class S2:
         self._calls = Calls(dispatch)
         self._doorkeeper = Doorkeeper(self._calls, admit)
         self._tokens = Tokens(self._calls)
+        self._usage = Usage(self._calls)
         self._basins = Basins(self._calls)
         self._streams = Streams(self._calls)
         self._records = Records(self._calls)
@@ -116,7 +118,13 @@ class S2:
                 }
             case ["access-tokens", id] if id:
                 return {"DELETE": partial(tokens.revoke, request, permit, id)}
-            case ["locations"] | ["metrics", *_]:
+            case ["metrics"]:
+                return {"GET": partial(self._usage.account, request, permit)}
+            case ["metrics", basin] if basin:
+                return {"GET": partial(self._usage.basin, request, permit, basin)}
+            case ["metrics", basin, stream] if basin and stream:
+                return {"GET": partial(self._usage.stream, request, permit, basin, stream)}
+            case ["locations"]:
                 return {"GET": _not_implemented}
             case ["locations", "default"]:
                 return {"GET": _not_implemented, "PUT": _not_implemented}

@@ -65,6 +65,7 @@ class Streams:
             protocol.ListStreams: self._list,
             protocol.DeleteStream: self._delete,
             protocol.GetStreamTail: self._get_tail,
+            protocol.GetUsage: self._get_usage,
         }
         self.appliers: dict[type[Any], Callable[[Any, int], None]] = {
             changes.StreamCreated: self._apply_created,
@@ -177,6 +178,23 @@ class Streams:
                 waits_for = max(waits_for, machine._as_durable_as(box, box.config_lsn)[0])
                 page.append((name, box.stream.stream))
         return Outcome(made, protocol.StreamPage(page), waits_for, True)
+
+    def _get_usage(self, command: protocol.GetUsage, now_ms: int, made: Made) -> Outcome:
+        """Of what readers may have, so it waits for nothing."""
+        boxes = self._machine.boxes
+        count = records = size = 0
+        reached = command.after
+        for looked, name in enumerate(boxes.irange(minimum=max(command.prefix, command.after))):
+            if not name.startswith(command.prefix) or (command.is_exact and name != command.prefix):
+                break
+            if looked == _LISTED_MAX:
+                return Outcome(made, protocol.StreamUsage(count, records, size, reached))
+            reached = name
+            box = boxes[name]
+            if name > command.after and box.stream is not None:
+                box_records, box_size = box.log.visible_totals()
+                count, records, size = count + 1, records + box_records, size + box_size
+        return Outcome(made, protocol.StreamUsage(count, records, size))
 
     # -- records
 

@@ -32,6 +32,7 @@ from streams.protocol.streams import (
     StreamPut,
     StreamRecords,
     StreamTail,
+    StreamUsage,
     TokenFound,
     TokenPage,
 )
@@ -136,6 +137,7 @@ _PLAIN = (
     StreamFound,
     StreamPage,
     StreamTail,
+    StreamUsage,
     StreamAppended,
 )
 ENCODERS: dict[type[Any], Callable[[Any], bytes]] = {

@@ -266,7 +266,17 @@ class FindToken(msgspec.Struct, frozen=True, tag=True):
 
 TokenAsked = IssueToken | RevokeToken | ListTokens | FindToken
 BasinAsked = PutBasin | PatchBasin | GetBasin | ListBasins | DeleteBasin | DropBasin
-StreamAsked = PutStream | PatchStream | GetStream | ListStreams | DeleteStream | GetStreamTail
+
+
+class GetUsage(msgspec.Struct, frozen=True, tag=True):
+    """What the streams of this shard hold whose boxes' names begin so, or are just this."""
+
+    prefix: str
+    after: str = ""
+    is_exact: bool = False
+
+
+StreamAsked = PutStream | PatchStream | GetStream | ListStreams | DeleteStream | GetStreamTail | GetUsage
 Asked = BasinAsked | StreamAsked | TokenAsked
 
 
@@ -376,6 +386,15 @@ class StreamPage(msgspec.Struct, array_like=True, frozen=True):
     after: str = ""
 
 
+class StreamUsage(msgspec.Struct, array_like=True, frozen=True):
+    """`after` is how far was looked, when there may be more."""
+
+    streams: int
+    records: int
+    bytes: int
+    after: str = ""
+
+
 class StreamTail(msgspec.Struct, array_like=True, frozen=True):
     seq_num: int
     timestamp: int
@@ -412,6 +431,7 @@ Reply = (
     | StreamPut
     | StreamFound
     | StreamPage
+    | StreamUsage
     | StreamTail
     | StreamAppended
     | StreamRecords

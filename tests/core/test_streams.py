@@ -500,6 +500,34 @@ def test_a_list_has_streams_alone_in_order_and_says_how_far_it_looked(
         driver.ask(streams.DeleteStream("the-box-1"))
 
 
+def test_usage_is_that_of_what_can_be_read(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams_module, "_LISTED_MAX", 2)
+    others = [f"{BOX}-and-more", "the-basin/b", "the-basin-2/c"]
+    for name in others:
+        put(driver, name)
+    append(driver, b"a", b"b")
+    append(driver, b"c", box=others[0])
+    driver.append(1, box="the-basin")
+    sizes = [driver.state(name).bytes for name in (BOX, others[0])]
+    driver.do(write(b"not synced yet"))
+
+    def usage(prefix: str) -> tuple[int, int, int]:
+        after, total = "", (0, 0, 0)
+        while True:
+            outcome = driver.do(streams.GetUsage(prefix, after))
+            assert isinstance(outcome.reply, streams.StreamUsage) and outcome.waits_for_lsn == 0
+            found = outcome.reply
+            total = (total[0] + found.streams, total[1] + found.records, total[2] + found.bytes)
+            after = found.after
+            if not after:
+                return total
+
+    assert usage("the-basin/") == (3, 3, sum(sizes))
+    assert usage("") == (4, 3, sum(sizes))
+    assert usage("nobody/") == (0, 0, 0)
+    assert driver.do(streams.GetUsage(BOX, "", True)).reply == streams.StreamUsage(1, 2, sizes[0])
+
+
 # -- the view of /v0
 
 

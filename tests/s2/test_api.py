@@ -11,6 +11,7 @@ import gzip
 import json
 import subprocess
 import sys
+import time
 from importlib.util import find_spec
 from typing import Any
 from urllib.parse import quote
@@ -142,7 +143,16 @@ def test_a_deleted_basin_goes_with_all_its_streams(basin: Client) -> None:
         ("POST", "/streams/s/records", b"x" * (2 * 1024 * 1024 + 1), {}, (400, "bad_json")),
         ("POST", "/streams/s/records", b"x", {"content_encoding": "br"}, (415, "unsupported_media_type")),
         ("POST", "/streams/s/records", b"x", {"content_encoding": "gzip"}, (400, "bad_json")),
-        ("GET", "/metrics?set=active-basins", None, {}, (501, "not_implemented")),
+        ("GET", "/locations", None, {}, (501, "not_implemented")),
+        ("GET", "/metrics?set=active-basins", None, {}, (422, "invalid")),
+        ("GET", "/metrics?set=nothing&start=1&end=2", None, {}, (400, "bad_query")),
+        ("GET", "/metrics?set=active-basins&start=2&end=1", None, {}, (422, "invalid")),
+        ("GET", "/metrics?set=active-basins&start=1&end=4294967295", None, {}, (422, "invalid")),
+        ("GET", "/metrics?set=active-basins&start=1&end=2&interval=year", None, {}, (400, "bad_query")),
+        ("GET", "/metrics?set=account-ops&start=1&end=2", None, {}, (501, "not_implemented")),
+        ("GET", "/metrics/shared-basin?set=read-ops&start=1&end=2", None, {}, (501, "not_implemented")),
+        ("GET", "/metrics/missing-basin?set=storage&start=1&end=2", None, {}, (404, "basin_not_found")),
+        ("GET", "/metrics/shared-basin/no?set=storage&start=1&end=2", None, {}, (404, "stream_not_found")),
     ],
 )
 def test_a_bad_request_is_refused_with_the_code_that_says_why(
@@ -358,3 +368,38 @@ def test_a_stream_is_a_box_that_can_only_be_read(basin: Client) -> None:
         assert refused.status_code == 400
         assert "only read here" in refused.json()["error"]["message"]
     assert basin.tail(quote(ODD, safe="")) == 1
+
+
+def test_a_stream_can_be_watched_like_any_box(basin: Client) -> None:
+    basin.stream()
+    basin.append("hi")
+    path = f"/v0/boxes/{basin.basin}%2Fs/watch?from_seq=0"
+    with basin.http.stream("GET", path, headers={"accept": "text/event-stream"}) as answer:
+        lines = answer.iter_lines()
+        found = next(line for line in lines if line.startswith("data: ") and '"records"' in line)
+        assert json.loads(found[6:])["records"][0]["data"] == base64.b64encode(b"hi").decode()
+        basin.append("there")
+        found = next(line for line in lines if line.startswith("data: ") and '"records"' in line)
+        assert json.loads(found[6:])["records"][0]["data"] == base64.b64encode(b"there").decode()
+
+
+def test_metrics_are_of_now(basin: Client) -> None:
+    for name in ("s", "s-and-more", "t"):
+        basin.stream(name)
+        basin.append("x" * 100, stream=name)
+    now_s = int(time.time())
+
+    def gauge(path: str, start: int, end: int) -> list[list[int]]:
+        answer = basin.call("GET", f"/metrics/{basin.basin}{path}?set=storage&start={start}&end={end}")
+        assert answer.status_code == 200, answer.text
+        (value,) = answer.json()["values"]
+        assert (value["gauge"]["name"], value["gauge"]["unit"]) == ("storage", "bytes")
+        found: list[list[int]] = value["gauge"]["values"]
+        return found
+
+    ((_, one),) = gauge("/s", now_s - 60, now_s + 200)
+    ((_, all_of_it),) = gauge("", now_s - 60, now_s + 200)
+    assert one > 100 and all_of_it == 3 * one
+    assert gauge("", now_s - 60, now_s - 50) == gauge("/s", now_s - 60, now_s - 50) == []
+    account = basin.call("GET", f"/metrics?set=active-basins&start={now_s - 9}&end={now_s + 200}").json()
+    assert basin.basin in account["values"][0]["label"]["values"]

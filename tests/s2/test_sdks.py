@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
@@ -22,10 +24,11 @@ from s2_sdk import (
     Endpoints,
     FencingTokenMismatchError,
     Record,
+    Retry,
     SeqNum,
 )
 
-from streams.testing import Server
+from streams.testing import Server, running_server
 from tests.s2.conftest import Client
 
 ROOT = Path(__file__).parents[2]
@@ -108,3 +111,37 @@ def test_the_typescript_sdk_appends_and_reads_over_both_of_its_transports(
     assert ran.returncode == 0, ran.stderr
     expected = [f"{transport}-{number}" for transport in ("s2s", "fetch") for number in range(20)]
     assert json.loads(ran.stdout.splitlines()[-1]) == expected
+
+
+def test_a_session_goes_on_through_the_death_of_its_shard(tmp_path: Path) -> None:
+    """What the SDK sends again may be there twice, for it sets no condition; nothing acked is missing,
+    and what it was told stands where it was told."""
+
+    async def main(server: Server) -> None:
+        endpoints = Endpoints(account=server.url, basin=server.url)
+        patient = Retry(max_attempts=100)
+        async with S2("ignored", endpoints=endpoints, retry=patient) as s2:
+            await s2.create_basin("mortal-basin")
+            await s2.basin("mortal-basin").create_stream("s")
+            stream = s2.basin("mortal-basin").stream("s")
+            told: dict[int, bytes] = {}
+            async with stream.append_session() as session:
+                tickets = []
+                for number in range(200):
+                    body = b"%d" % number
+                    given = AppendInput(records=[Record(body=body)])
+                    tickets.append((body, await session.submit(given)))
+                    if number == 100:
+                        await tickets[50][1]
+                        os.kill(server.shard_pids()[0], signal.SIGKILL)
+                for body, ticket in tickets:
+                    told[(await ticket).start.seq_num] = body
+            assert len(told) == 200
+            found: dict[int, bytes] = {}
+            async for batch in stream.read_session(start=SeqNum(0), wait=0):
+                found.update((record.seq_num, record.body) for record in batch.records)
+            assert list(found) == list(range(len(found)))
+            assert {seq_num: found[seq_num] for seq_num in told} == told
+
+    with running_server(tmp_path, shards=1) as server:
+        asyncio.run(main(server))

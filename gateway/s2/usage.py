@@ -1,0 +1,104 @@
+"""Metrics of the account, of a basin, of a stream (s2-v1 §17): what is known of them, which is how they are.
+
+No history is kept. So a range that does not reach to now has no points, and the sets that are about a time
+(operations, throughput) are not implemented.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from gateway.http import Request, Response
+from gateway.s2 import fields
+from gateway.s2.access import Permit
+from gateway.s2.calls import Calls
+from gateway.s2.control import answer
+from gateway.s2.errors import S2Error
+from streams.protocol import streams
+from streams.protocol.streams import box_of
+
+_ACCOUNT = ("active-basins", "account-ops", "estimated-billable-usage")
+_BASIN = ("storage", "append-ops", "read-ops", "read-throughput", "append-throughput", "basin-ops")
+_STREAM = ("storage",)
+_INTERVALS = ("minute", "hour", "day")
+#: A range may end a little in the future, for clocks differ, and be at most a month long.
+_AHEAD_S, _RANGE_S_MAX = 300, 31 * 24 * 3600
+
+
+class _Asked:
+    def __init__(self, query: str, known: tuple[str, ...], now_s: int) -> None:
+        given = fields.Query(query)
+        self.set = given.text("set") or ""
+        if self.set not in known:
+            raise S2Error("bad_query", f"set: must be one of {', '.join(known)}")
+        interval = given.text("interval")
+        if interval is not None and interval not in _INTERVALS:
+            raise S2Error("bad_query", f"interval: must be one of {', '.join(_INTERVALS)}")
+        start, end = given.number("start", fields.U32_MAX), given.number("end", fields.U32_MAX)
+        if start is None or end is None:
+            raise S2Error("invalid", "start, end: both must be given, in seconds")
+        if start > end or end > now_s + _AHEAD_S or end - start > _RANGE_S_MAX:
+            raise S2Error(
+                "invalid", f"start, end: must be in order, past, and {_RANGE_S_MAX} s apart at most"
+            )
+        self.has_now = start <= now_s <= end
+
+
+class Usage:
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+
+    async def account(self, request: Request, permit: Permit) -> Response:
+        asked = _Asked(request.query, _ACCOUNT, int(time.time()))
+        permit.check("account-metrics")
+        if asked.set != "active-basins":
+            raise _not_kept(asked.set)
+        names: list[str] = []
+        after, more = "", asked.has_now
+        while more:
+            page = await self._calls.ask_register(streams.ListBasins("", after), streams.BasinPage)
+            names += [basin.name for basin in page.basins if not basin.deleted_ms]
+            after, more = page.basins[-1].name if page.basins else "", page.more
+        seen = [name for name in names if permit.sees_basin(name)]
+        return answer({"values": [{"label": {"name": "active-basins", "values": seen}}]})
+
+    async def basin(self, request: Request, permit: Permit, basin: str) -> Response:
+        fields.basin_name(basin, "bad_path")
+        now_s = int(time.time())
+        asked = _Asked(request.query, _BASIN, now_s)
+        permit.check("basin-metrics", basin)
+        await self._calls.basin(basin)
+        if asked.set != "storage":
+            raise _not_kept(asked.set)
+        size = 0
+        for shard in range(self._calls.shards) if asked.has_now else ():
+            after = ""
+            while True:
+                command = streams.GetUsage(box_of(basin, ""), after)
+                usage = await self._calls.ask(shard, command, streams.StreamUsage)
+                size += usage.bytes
+                after = usage.after
+                if not after:
+                    break
+        return _storage(asked, now_s, size)
+
+    async def stream(self, request: Request, permit: Permit, basin: str, stream: str) -> Response:
+        fields.basin_name(basin, "bad_path")
+        stream = fields.stream_name(permit.prefix + stream, "bad_path")
+        now_s = int(time.time())
+        asked = _Asked(request.query, _STREAM, now_s)
+        permit.check("stream-metrics", basin, stream)
+        box = box_of(basin, stream)
+        await self._calls.ask_owner(box, streams.GetStream(box), streams.StreamFound)
+        usage = await self._calls.ask_owner(box, streams.GetUsage(box, "", True), streams.StreamUsage)
+        return _storage(asked, now_s, usage.bytes)
+
+
+def _storage(asked: _Asked, now_s: int, size: int) -> Response:
+    values: list[Any] = [[now_s, size]] if asked.has_now else []
+    return answer({"values": [{"gauge": {"name": "storage", "unit": "bytes", "values": values}}]})
+
+
+def _not_kept(set: str) -> S2Error:
+    return S2Error("not_implemented", f"set: this server keeps no history of {set}")
