@@ -3,8 +3,8 @@
 Method: real servers, `curl -N`, a real browser with its own `EventSource`, and a thousand watchers on plain
 sockets. Kills are counted in acks of a writer, never in seconds.
 
-The browser is Chromium. Where there is none the test installs it with `apt-get`; where that cannot be done it
-fails, because nobody would notice that it had not run.
+The browser is Chromium. Where there is none the test installs it from Debian's packages; where that cannot be
+done it fails, because nobody would notice that it had not run.
 """
 
 from __future__ import annotations
@@ -29,9 +29,11 @@ from gateway.api.routes import Api
 from gateway.dispatch import Dispatch
 from gateway.links import Link
 from gateway.placement import Placement
+from gateway.s2.endpoints import S2
 from gateway.watch.service import Watch
 from streams.testing import Server, running_server
 from tests.gateway.edge_harness import running_front
+from tests.support import debian
 from tests.support.crashing import PATIENCE_S, Client, Writer, box_on, eventually
 from tests.support.sse import Parser
 
@@ -101,15 +103,10 @@ def chromium() -> str:
         found = shutil.which(name)
         if found is not None:
             return found
-    for command in (
-        ["apt-get", "update"],
-        ["apt-get", "install", "-y", "--no-install-recommends", "chromium"],
-    ):
-        ran = subprocess.run(
-            command, capture_output=True, text=True, env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        )
-        if ran.returncode:
-            pytest.fail(f"Chromium is not installed, and {' '.join(command)} failed:\n{ran.stderr[-2000:]}")
+    try:
+        debian.install("chromium")
+    except debian.NotInstalled as error:
+        pytest.fail(f"Chromium is not here, and could not be installed: {error}")
     found = shutil.which("chromium")
     assert found is not None
     return found
@@ -320,18 +317,20 @@ async def test_a_thousand_watchers_share_one_serialisation_of_each_append(tmp_pa
         links = [Link(at, path) for at, path in enumerate(placement["sockets"])]
         dispatch = Dispatch(Placement.from_dict(placement), links)
         service = Watch(dispatch, connections_max=0, node_bytes_max=128)
+        draining = trio.Event()
         api = Api(
             dispatch,
             body_bytes_max=1 << 20,
             version="test",
             sockets=(),
-            draining=trio.Event(),
+            draining=draining,
             watch=service,
+            s2=S2(dispatch, draining, drain_s=1.0),
         )
         async with trio.open_nursery() as nursery:
             for link in links:
                 nursery.start_soon(link.run)
-            await nursery.start(service.run, trio.Event())
+            await nursery.start(service.run, draining)
             async with running_front(api.handle, patience_s=4 * PATIENCE_S) as running:
                 for link in links:
                     await link.came_up()

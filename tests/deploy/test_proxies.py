@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from streams.testing import Server, running_server
+from tests.support import debian
 
 PROXIES = Path(__file__).parents[2] / "deploy" / "proxies"
 
@@ -36,10 +37,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("programs")
     missing = [name for name in ("nginx", "caddy") if shutil.which(name) is None]
     if missing:
-        download = ["apt-get", "download", *missing]
-        if subprocess.run(download, cwd=folder, capture_output=True).returncode:
-            subprocess.run(["apt-get", "update"], check=True, capture_output=True)
-            subprocess.run(download, cwd=folder, check=True, capture_output=True)
+        debian.download(*missing, folder=folder)
     for package in folder.glob("*.deb"):
         subprocess.run(["dpkg", "-x", package.name, "."], cwd=folder, check=True)
     return folder
