@@ -48,6 +48,22 @@ STATUS_OF: dict[str, int] = {
     "data_damaged": 503,
 }
 
+#: What only streams of the S2 API meet, which says it in its own words, and transactions on the shard wire: no
+#: address of `/v0` answers with these.
+ELSEWHERE: frozenset[str] = frozenset(
+    (
+        "stream_not_found",
+        "basin_not_found",
+        "access_token_not_found",
+        "stream_deletion_pending",
+        "basin_deletion_pending",
+        "resource_already_exists",
+        "cipher_mismatch",
+        "position_unwritten",
+        "writer_conflict",
+    )
+)
+
 #: Seconds a client is asked to wait, for the codes whose answer must say so.
 RETRY_AFTER_S: dict[str, int] = {
     "throttled": 1,

@@ -157,6 +157,8 @@ def _responses(path: str, operation: Operation, rule: Rule) -> dict[str, Any]:
                 else _ref(answer)
             )
             shown["content"] = {operation.answer_type: {"schema": schema}}
+            if operation.other_answer:
+                shown["content"][operation.other_answer] = {"schema": {"type": "string"}}
         found[str(status)] = shown
     by_status: dict[int, list[str]] = {}
     for code in codes_of(path, operation, rule):

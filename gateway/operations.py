@@ -82,6 +82,8 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     #: status -> the type of the answer; None is an event stream or a text.
     answers: Mapping[int, type[Any] | None] = {}
     answer_type: str = "application/json"
+    #: The text that is answered, beside JSON, to those who do not ask for JSON.
+    other_answer: str = ""
     codes: tuple[str, ...] = ()
     headers: tuple[str, ...] = ()
 
@@ -102,6 +104,14 @@ def _probe(summary: str, answer: type[Any], *codes: str) -> Operation:
 
 _HEALTH = _probe("The process answers.", schemas.Health)
 _READY = _probe("All shards serve.", schemas.Ready)
+_METRICS = Operation(
+    tag="operation",
+    summary="What the server has done and does: for Prometheus, or as JSON.",
+    answers={200: schemas.Metrics},
+    other_answer="text/plain",
+    codes=("not_acceptable",),
+    headers=("Accept",),
+)
 
 OPERATIONS: Final[dict[str, Operation]] = {
     "PUT /v0/boxes/{box}": Operation(
@@ -240,8 +250,10 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "GET /v0/placement": Operation(
         tag="operation", summary="Which shard owns which slots.", answers={200: schemas.Placement}
     ),
-    **{f"GET {path}": _HEALTH for path in ("/v0/health", "/health", "/healthz")},
+    **{f"GET {path}": _HEALTH for path in ("/v0/health", "/health", "/healthz", "/ping")},
     **{f"GET {path}": _READY for path in ("/v0/ready", "/readyz")},
+    **{f"GET {path}": _METRICS for path in ("/v0/metrics", "/metrics")},
+    "GET /v0/status": _probe("How the server is, process by process.", schemas.Status),
     "GET /v0/openapi.json": Operation(tag="operation", summary="This document.", answers={200: dict}),
     "GET /docs": Operation(
         tag="operation", summary="This document, for people.", answers={200: None}, answer_type="text/html"

@@ -39,6 +39,7 @@ Group = Annotated[str, Meta(pattern=f"^{BOX_NAME_PATTERN}$")]
 Router = Annotated[str, Meta(pattern=f"^{ROUTER_NAME_PATTERN}$")]
 Durability = Literal["memory", "disk", "fsync"]
 Kind = Literal["log", "queue"]
+Pressure = Literal["none", "pacing", "throttling"]
 
 
 class NewRecord(msgspec.Struct, forbid_unknown_fields=True):
@@ -356,6 +357,83 @@ class Ready(Answer, kw_only=True):
     wal_replay_complete: bool
     boxes: Seq
     shards: Seq
+
+
+class ProcessStatus(msgspec.Struct, kw_only=True):
+    """A process of the server. One that does not answer has no more than its number and `away`."""
+
+    pid: Seq | UnsetType = UNSET
+    uptime_ms: Millis | UnsetType = UNSET
+    resident_bytes: Seq | UnsetType = UNSET
+    cpu_ms: Millis | UnsetType = UNSET
+    lag_ms: float | UnsetType = UNSET
+    pressure: Pressure | UnsetType = UNSET
+
+
+class ShardStatus(ProcessStatus, kw_only=True):
+    shard: Seq
+    status: Literal["ready", "replaying", "away"]
+    replay_progress: float | UnsetType = UNSET
+    boxes: Seq | UnsetType = UNSET
+    records: Seq | UnsetType = UNSET
+    bytes: Seq | UnsetType = UNSET
+    wal_queue_bytes: Seq | UnsetType = UNSET
+    unsynced_frames: Seq | UnsetType = UNSET
+    waiting_reads: Seq | UnsetType = UNSET
+
+
+class GatewayStatus(ProcessStatus, kw_only=True):
+    gateway: Seq
+    status: Literal["ready", "away"]
+    connections: Seq | UnsetType = UNSET
+    sse_connections: Seq | UnsetType = UNSET
+    in_flight: Seq | UnsetType = UNSET
+
+
+class DiskStatus(msgspec.Struct):
+    bytes: Seq
+    free_bytes: Seq
+
+
+class Status(Answer, kw_only=True):
+    status: Literal["ready", "replaying", "degraded"]
+    version: str
+    pressure: Pressure
+    boxes: Seq
+    records: Seq
+    bytes: Seq
+    sse_connections: Seq
+    watch_sessions: Seq
+    resident_bytes: Seq
+    disk: DiskStatus
+    shards: list[ShardStatus]
+    gateways: list[GatewayStatus]
+
+
+class MetricBucket(msgspec.Struct):
+    le: float
+    count: Seq
+
+
+class MetricSample(msgspec.Struct, kw_only=True):
+    """`value` of a counter or a gauge; the rest of a histogram."""
+
+    labels: dict[str, Any]
+    value: float | UnsetType = UNSET
+    count: Seq | UnsetType = UNSET
+    sum: float | UnsetType = UNSET
+    buckets: list[MetricBucket] | UnsetType = UNSET
+
+
+class Metric(msgspec.Struct):
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    help: str
+    samples: list[MetricSample]
+
+
+class Metrics(Answer, kw_only=True):
+    metrics: list[Metric]
 
 
 def component_of(kind: type[Any]) -> str:

@@ -12,14 +12,17 @@ import contextlib
 import functools
 import json
 import socket
+from pathlib import Path
 
 import pytest
 import trio
 
 from gateway.access import RULES, route_of
 from gateway.api.routes import Api as GatewayApi
+from gateway.collector import Collector
 from gateway.dispatch import Dispatch
 from gateway.placement import even
+from gateway.s2.endpoints import S2
 from gateway.watch.service import Watch
 from streams.protocol.access import ADMIN, ALL, DELETE, READ, SCOPES, WRITE, words
 from tests.contract.conftest import COMBOS, Api
@@ -48,7 +51,8 @@ CONTRACT = {
         GET /v0/boxes/{box}/groups          GET /v0/boxes/{box}/groups/{group}
         GET /v0/boxes/{box}/watch           GET /v0/boxes                   GET /v0/routers
         GET /v0/routers/{router}            POST /v0/boxes/{box}/diff       POST /v0/watch
-        GET /v0/watch/{wid}
+        GET /v0/watch/{wid}                 GET /v0/metrics                 GET /metrics
+        GET /v0/status
     """,
     WRITE: """
         POST /v0/boxes/{box}                POST /v0/boxes/{box}/ack        POST /v0/boxes/{box}/nack
@@ -69,7 +73,7 @@ CONTRACT = {
         GET /v0/ws                          GET /v0/placement
     """,
     None: """
-        GET /v0/health      GET /health     GET /healthz    GET /v0/ready   GET /readyz
+        GET /v0/health      GET /health     GET /healthz    GET /ping       GET /v0/ready   GET /readyz
         GET /v0/openapi.json                GET /docs
     """,
 }
@@ -95,10 +99,25 @@ BODIES = {
 
 @functools.cache
 def routes():
-    dispatch = Dispatch(even(1), [])
+    dispatch, draining = Dispatch(even(1), []), trio.Event()
     watch = Watch(dispatch, connections_max=0, node_bytes_max=128)
+    collector = Collector(
+        dispatch,
+        here=lambda: pytest.fail("nobody is asked"),
+        others=[],
+        version="",
+        data_dir=Path("."),
+        rows_max=0,
+    )
     return GatewayApi(
-        dispatch, body_bytes_max=1, version="", sockets=(), draining=trio.Event(), watch=watch
+        dispatch,
+        body_bytes_max=1,
+        version="",
+        sockets=(),
+        draining=draining,
+        watch=watch,
+        collector=collector,
+        s2=S2(dispatch, draining, drain_s=0),
     ).routes
 
 
@@ -505,7 +524,7 @@ def limit_of(api, response):
 
 def test_probes_can_be_closed_too(narrow):
     """§13"""
-    for path in ("/v0/health", "/health", "/healthz", "/v0/ready", "/readyz"):
+    for path in ("/v0/health", "/health", "/healthz", "/ping", "/v0/ready", "/readyz"):
         assert narrow.send("GET", path).status_code == 401
         assert narrow.send("GET", path, headers=bearer(secret(DELETE))).status_code == 200
 
