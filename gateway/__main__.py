@@ -76,7 +76,9 @@ async def run(arguments: ChildArgs) -> int:
         dispatch,
         draining,
         drain_s=config.drain_ms / 1000,
+        watch=watch,
         admit=None if guard is None else partial(_grant_of, guard),
+        in_flight=None if guard is None else guard.in_flight,
     )
     api = Api(
         dispatch,

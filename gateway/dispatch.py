@@ -48,6 +48,13 @@ class Dispatch:
         finally:
             gate.leave()
 
+    async def enter(self, shard: int) -> Gate:
+        """The same for a write that is sent in another form: whose gate it was, for the caller to leave."""
+        gate = self.gates[shard]
+        if not gate.try_enter():
+            await gate.enter("", b"")
+        return gate
+
     async def to_all(self, op: int, head: wire.RequestHead) -> list[wire.Message | StreamsError]:
         """Every shard's answer, or what became of it, in the order of the shards."""
         answers: list[wire.Message | StreamsError] = [ShardUnavailable()] * len(self.links)

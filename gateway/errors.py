@@ -48,8 +48,8 @@ STATUS_OF: dict[str, int] = {
     "data_damaged": 503,
 }
 
-#: What only streams of the S2 API meet, which says it in its own words, and transactions on the shard wire: no
-#: address of `/v0` answers with these.
+#: What only streams of the S2 API meet, which says it in its own words, and transactions on the shard wire:
+#: no address of `/v0` answers with these.
 ELSEWHERE: frozenset[str] = frozenset(
     (
         "stream_not_found",

@@ -24,10 +24,12 @@ def share_of(limit: int, gateways: int) -> int:
 class Slot:
     """One open stream."""
 
-    __slots__ = ("_end", "_is_revoked", "_slots", "key")
+    __slots__ = ("_end", "_is_revoked", "_slots", "is_of_ring", "key")
 
-    def __init__(self, slots: StreamSlots, key: Key | None) -> None:
+    def __init__(self, slots: StreamSlots, key: Key | None, *, is_of_ring: bool = True) -> None:
         self.key = key
+        #: Whether the ring decides how long the key counts.
+        self.is_of_ring = is_of_ring
         self._slots: StreamSlots | None = slots
         self._end: Ends | None = None
         self._is_revoked = False
@@ -67,7 +69,7 @@ class StreamSlots:
     def __len__(self) -> int:
         return len(self._taken)
 
-    def take(self, key: Key | None) -> Slot:
+    def take(self, key: Key | None, *, is_of_ring: bool = True) -> Slot:
         if self._total_max and len(self._taken) >= self._total_max:
             raise Throttled(f"{len(self._taken)} event streams are open; close some", limit="sse_connections")
         if key is not None:
@@ -78,7 +80,7 @@ class StreamSlots:
                     limit="sse_connections_per_key",
                 )
             self._by_key[key.digest] = count + 1
-        slot = Slot(self, key)
+        slot = Slot(self, key, is_of_ring=is_of_ring)
         self._taken.add(slot)
         return slot
 
@@ -89,7 +91,11 @@ class StreamSlots:
 
     def revoke_all_but(self, ring: KeyRing) -> int:
         """Ends what was opened with a key that is gone or allows something else now. How many those were."""
-        revoked = [slot for slot in self._taken if slot.key is not None and not ring.holds(slot.key)]
+        revoked = [
+            slot
+            for slot in self._taken
+            if slot.key is not None and slot.is_of_ring and not ring.holds(slot.key)
+        ]
         for slot in revoked:
             slot.revoke()
         return len(revoked)

@@ -39,6 +39,7 @@ from streams.protocol.pressure import THROTTLING, Thresholds
 from streams.protocol.queues import Claim, ReleaseHolder
 from streams.protocol.reports import ShardReport
 from streams.protocol.scans import Scanned
+from streams.protocol.streams import AppendStream
 
 log = structlog.get_logger()
 
@@ -334,7 +335,8 @@ class _Connection:
                 error = ShuttingDown()
             ticket.answer(error, 0.0, 0.0)
             return
-        throttles = server.pressure.gauge.level == THROTTLING and message.op in wire.WRITE_OPS
+        is_pressed = server.pressure.gauge.level == THROTTLING
+        throttles = is_pressed and message.op in wire.WRITE_OPS
         if throttles and _SKIPS not in message.body and _SKIPS not in message.head:
             ticket.answer(server.pressure.refuse(), 0.0, 0.0)  # without parsing it: that is most of its price
             return
@@ -352,7 +354,10 @@ class _Connection:
         except StreamsError as error:
             ticket.answer(error, 0.0, 0.0)
             return
-        if throttles and isinstance(command, Append) and not command.disable_backpressure:
+        if (throttles and isinstance(command, Append) and not command.disable_backpressure) or (
+            # One of a session is not refused by itself: those behind it are on their way already.
+            is_pressed and isinstance(command, AppendStream) and not command.chain
+        ):
             ticket.answer(server.pressure.refuse(), 0.0, 0.0)
             return
         if message.op == wire.OP_WORK:

@@ -6,6 +6,9 @@ server without keys everything is allowed, as in `s2 lite`.
 
 What the register said of a token counts for a second, so a revocation counts everywhere after that; and for
 as long as the register cannot be reached, so that its shard does not take the streams of all others with it.
+A session of a token that is revoked or expires ends within `_LOOK_AGAIN_S` of that.
+
+A token counts against the limits of a key as a key of its own.
 """
 
 from __future__ import annotations
@@ -15,12 +18,15 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+import trio
+
 from gateway.http import Request
 from gateway.s2.calls import Calls
 from gateway.s2.errors import S2Error
 from streams.protocol import streams
-from streams.protocol.access import SCOPES, Grant
-from streams.protocol.errors import Busy
+from streams.protocol.access import Grant
+from streams.protocol.errors import Busy, StreamsError
+from streams.protocol.keys import Key
 from streams.protocol.streams import AccessToken, NameSet, box_of
 
 READ, WRITE = "read", "write"
@@ -54,11 +60,16 @@ OPERATIONS: Final[dict[str, tuple[str, str, str]]] = {
 }
 
 _KEPT_S = 1.0
+#: How often a session looks whether its token still counts.
+_LOOK_AGAIN_S = 5.0
 _KEPT_MAX = 1024
 
 
 class Permit:
     """What one caller may do. This one may do everything."""
+
+    #: Whether it was asked: nothing is answered by code that has not (`endpoints.py`).
+    was_asked = False
 
     #: What is put before every name of a stream that this caller gives, and taken off those it gets.
     prefix = ""
@@ -73,11 +84,16 @@ class Permit:
         return True
 
     def check(self, operation: str, basin: str = "", stream: str = "") -> None:
+        self.was_asked = True
         if not self.allows(operation, basin, stream):
             raise S2Error("permission_denied", f"the access token does not allow {operation} here")
 
     def check_grants(self, token: AccessToken) -> None:
         """Nobody gives away what they have not got."""
+
+    async def wait_void(self) -> None:
+        """Returns when this permit does not count any more. Most end with the request, or with their key."""
+        await trio.sleep_forever()
 
 
 class KeyPermit(Permit):
@@ -96,12 +112,18 @@ class KeyPermit(Permit):
         return self._has("read", box_of(basin, name))
 
     def _has(self, scope: str, name: str) -> bool:
-        return bool(self._grant.scopes & SCOPES[scope]) and self._grant.covers(name)
+        return self._grant.allows(scope, name)
+
+    def check_grants(self, token: AccessToken) -> None:
+        for operation in token.ops:
+            if not self.allows(operation):
+                raise S2Error("permission_denied", f"scope: the key that asks does not allow {operation}")
 
 
 class TokenPermit(Permit):
-    def __init__(self, token: AccessToken) -> None:
+    def __init__(self, token: AccessToken, doorkeeper: Doorkeeper) -> None:
         self._token = token
+        self._doorkeeper = doorkeeper
         self.prefix = (token.streams.prefix or "") if token.auto_prefix else ""
 
     def allows(self, operation: str, basin: str = "", stream: str = "") -> bool:
@@ -130,6 +152,12 @@ class TokenPermit(Permit):
         if not own.tokens.holds(token.id):
             raise S2Error("permission_denied", "id: is outside the scope of the token that asks")
 
+    async def wait_void(self) -> None:
+        counts = True
+        while counts:
+            await trio.sleep(_LOOK_AGAIN_S)
+            counts = await self._doorkeeper.still_holds(self._token)
+
 
 EVERYTHING = Permit()
 
@@ -152,10 +180,18 @@ class Doorkeeper:
         if scheme.lower() == "bearer" and secret:
             found = await self._find(digest_of(secret.strip()))
             if found.token is not None:
-                return TokenPermit(found.token)
+                request.key = Key(found.token.digest)
+                return TokenPermit(found.token, self)
             if found.is_known:
                 raise S2Error("authn", "authorization: the access token has expired")
         return EVERYTHING if self._admit is None else KeyPermit(self._admit(request))
+
+    async def still_holds(self, token: AccessToken) -> bool:
+        """Whether it counts and allows the same. While nobody can say, it does."""
+        try:
+            return (await self._find(token.digest)).token == token
+        except StreamsError:
+            return True
 
     async def _find(self, digest: str) -> streams.TokenFound:
         now_s = time.monotonic()

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import msgspec
+import trio
 
 from gateway.dispatch import Dispatch
 from gateway.s2.ciphers import Sealing
@@ -77,12 +78,27 @@ class Calls:
         return await self.append_as(cipher, box, given, key)
 
     async def append_as(
-        self, cipher: Cipher | None, box: str, given: Input, key: str, chain: str = ""
+        self,
+        cipher: Cipher | None,
+        box: str,
+        given: Input,
+        key: str,
+        chain: str = "",
+        *,
+        entered: trio.Event | None = None,
     ) -> StreamAppended:
-        """Appends what is closed like this; the stream must say the same."""
+        """Appends what is closed like this; the stream must say the same. It takes its turn at the gate of
+        its shard, as any append does; `entered` is set when it has, and then nothing overtakes it."""
         tails = given.tails if cipher is None else Sealing(cipher, key, box).sealed(given)
         head, body = given.wire(box, cipher=cipher, tails=tails, chain=chain)
-        message = await self._call(wire.OP_APPEND_STREAM, box, head, body)
+        gate = await self._dispatch.enter(self._dispatch.placement.shard_of(box))
+        try:
+            if entered is not None:
+                # Who is next runs when this task has come to its next wait: its message is queued by then.
+                entered.set()
+            message = await self._call(wire.OP_APPEND_STREAM, box, head, body)
+        finally:
+            gate.leave()
         return msgspec.msgpack.decode(message.body, type=StreamAppended)
 
     def _remember(self, box: str, cipher: Cipher | None) -> None:

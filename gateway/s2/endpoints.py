@@ -5,6 +5,7 @@ A path is split first and decoded then. Errors have the shapes of the S2 API, wh
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 
@@ -12,29 +13,43 @@ import trio
 
 from gateway.dispatch import Dispatch
 from gateway.http import Live, Request, Response
+from gateway.limits import InFlight
 from gateway.s2 import ciphers, fields, frames
-from gateway.s2.access import EVERYTHING, Admit, Doorkeeper, Permit
+from gateway.s2.access import EVERYTHING, Admit, Doorkeeper, KeyPermit, Permit
 from gateway.s2.calls import Calls
 from gateway.s2.control import Basins, Streams
 from gateway.s2.errors import S2Error, translated
 from gateway.s2.housekeeping import Housekeeping
 from gateway.s2.messages import Input
 from gateway.s2.records import Asked, Records, check_commands, first_page, stream_config
-from gateway.s2.sessions import AppendSession, Draining, EventWording, FrameWording, ReadSession
+from gateway.s2.sessions import AppendSession, Draining, EventWording, FrameWording, Held, ReadSession
 from gateway.s2.tokens import Tokens
 from gateway.s2.usage import Usage
+from gateway.watch.service import Watch
 from streams.protocol import streams
 from streams.protocol.errors import StreamsError
 from streams.protocol.streams import box_of
+
+_REVOKED = S2Error("authn", "the key or token of this session is not valid any more")
 
 _Handlers = dict[str, Callable[[], Awaitable[Response]]]
 
 
 class S2:
     def __init__(
-        self, dispatch: Dispatch, draining: trio.Event, *, drain_s: float, admit: Admit | None = None
+        self,
+        dispatch: Dispatch,
+        draining: trio.Event,
+        *,
+        drain_s: float,
+        watch: Watch,
+        admit: Admit | None = None,
+        in_flight: InFlight | None = None,
     ) -> None:
-        """`admit` is the guard of a server with keys."""
+        """`admit` and `in_flight` are of the guard of a server with keys; `watch` counts open streams."""
+        self._is_open = admit is None
+        self._watch = watch
+        self._in_flight = in_flight or InFlight()
         self._calls = Calls(dispatch)
         self._doorkeeper = Doorkeeper(self._calls, admit)
         self._tokens = Tokens(self._calls)
@@ -58,7 +73,7 @@ class S2:
             response = error.response
         except StreamsError as error:
             response = translated(error).response
-        _allow_origin(request, response)
+        _allow_origin(request, response, is_open=self._is_open)
         return response
 
     async def _answer(self, request: Request) -> Response:
@@ -74,7 +89,16 @@ class S2:
             response = Response(405)
             response.headers.append((b"allow", ", ".join(sorted(handlers)).encode()))
             return response
-        return await handler()
+        if request.key is None:
+            response = await handler()
+        else:
+            self._in_flight.take(request.key)
+            try:
+                response = await handler()
+            finally:
+                self._in_flight.give(request.key)
+        assert permit.was_asked, "an address of this API answers without asking what its caller may"
+        return response
 
     def _handlers(self, request: Request, permit: Permit, segments: list[str]) -> _Handlers:
         """What can be done at this address, by method; nothing when there is no such address."""
@@ -162,7 +186,8 @@ class S2:
         def check(given: Input) -> None:
             check_commands(permit, given, basin, stream)
 
-        return _session(AppendSession(self._calls, box, cipher, key, incoming, check, self._draining))
+        session = AppendSession(self._calls, box, cipher, key, incoming, check, self._draining)
+        return _session(self._held(session, request, permit, frames.terminal(_REVOKED)))
 
     async def _read(self, request: Request, permit: Permit, stream: str) -> Response:
         headers = request.headers
@@ -178,8 +203,14 @@ class S2:
             wording = EventWording(is_base64=fields.is_base64(headers))
         head = asked.head(box_of(basin, stream), may_follow=asked.may_follow)
         first = await first_page(self._calls, basin, stream, spec, head, key)
-        live = ReadSession(self._calls, asked, head, first, key, wording, self._draining)
+        session = ReadSession(self._calls, asked, head, first, key, wording, self._draining)
+        live = self._held(session, request, permit, wording.failure(_REVOKED))
         return _session(live) if is_session else _events(live)
+
+    def _held(self, session: Live, request: Request, permit: Permit, ending: bytes) -> Held:
+        """A session counts as an open stream (v0-api §12)."""
+        slot = self._watch.take_slot(request.key, is_of_ring=isinstance(permit, KeyPermit))
+        return Held(session, slot, permit, ending)
 
 
 async def _not_implemented() -> Response:
@@ -206,10 +237,15 @@ def _streamed(live: Live, content_type: bytes) -> Response:
     return response
 
 
-def _allow_origin(request: Request, response: Response) -> None:
-    """Pages of any origin may use this API: a request proves itself by its token, never by a cookie."""
+_of_this_machine = re.compile(r"https?://(?:localhost|127\.\d+\.\d+\.\d+|\[::1\])(?::\d+)?").fullmatch
+
+
+def _allow_origin(request: Request, response: Response, *, is_open: bool) -> None:
+    """Pages of any origin may use this API, where a request proves itself by its key or token and never by a
+    cookie. On a server that asks for none, any page that somebody here visits could read and write it all:
+    there, only pages of this machine may."""
     origin = request.headers.get("origin")
-    if origin is None:
+    if origin is None or (is_open and _of_this_machine(origin) is None):
         return
     response.headers.append((b"access-control-allow-origin", origin.encode("latin-1")))
     response.headers.append((b"access-control-allow-credentials", b"true"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import orjson
 
+from gateway.errors import PAUSE_S_MAX, RETRY_AFTER_S
 from gateway.http import Response
 from streams.protocol import errors
 from streams.protocol.errors import StreamsError
@@ -65,15 +66,23 @@ _QUOTAS = ("boxes", "basins", "access_tokens")
 class S2Error(Exception):
     """A failure as the S2 API tells it."""
 
-    def __init__(self, code: str, message: str, *, body: bytes = b"", status: int = 0) -> None:
+    def __init__(
+        self, code: str, message: str, *, body: bytes = b"", status: int = 0, retry_after_ms: int = 0
+    ) -> None:
         super().__init__(message)
+        self.retry_after_ms = retry_after_ms
         self.status = status or STATUS_OF[code]
         self.code = code
         self.body = body or orjson.dumps({"code": code, "message": message})
 
     @property
     def response(self) -> Response:
-        return Response(self.status, self.body)
+        response = Response(self.status, self.body)
+        if self.retry_after_ms:
+            response.headers.append((b"retry-after-ms", b"%d" % self.retry_after_ms))
+            response.headers.append((b"retry-after", b"%d" % -(-self.retry_after_ms // 1000)))
+            response.pause_s = min(self.retry_after_ms / 1000, PAUSE_S_MAX)
+        return response
 
 
 def translated(error: StreamsError) -> S2Error:
@@ -93,4 +102,7 @@ def translated(error: StreamsError) -> S2Error:
         code = "unavailable"
     elif isinstance(error, errors.Throttled) and detail.get("limit") in _QUOTAS:
         code = "quota_exhausted"
-    return S2Error(code, error.message)
+    wait_ms = 0
+    if code == "rate_limited":
+        wait_ms = int(detail.get("retry_after_ms") or 1000 * RETRY_AFTER_S[error.code])
+    return S2Error(code, error.message, retry_after_ms=wait_ms)

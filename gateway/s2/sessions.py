@@ -18,8 +18,10 @@ from typing import Protocol
 import msgspec
 import trio
 
-from gateway.http import Sink, Stalled
+from gateway.http import Live, Sink, Stalled
+from gateway.limits import Slot
 from gateway.s2 import frames, messages
+from gateway.s2.access import Permit
 from gateway.s2.calls import Calls
 from gateway.s2.errors import S2Error, translated
 from gateway.s2.messages import Input
@@ -60,6 +62,50 @@ class Draining:
     async def wait_over(self) -> None:
         await self.event.wait()
         await trio.sleep(self._stay_s)
+
+
+class Held:
+    """A session as an open stream of its key: it holds a slot, and ends when its key or token is taken."""
+
+    def __init__(self, session: Live, slot: Slot, permit: Permit, ending: bytes) -> None:
+        self._session = session
+        self._slot = slot
+        self._permit = permit
+        #: What is said last to one whose key is gone.
+        self._ending = ending
+
+    def __repr__(self) -> str:
+        return f"<Held {self._session!r}, {self._slot!r}>"
+
+    def close(self) -> None:
+        self._session.close()
+        self._slot.give()
+
+    async def run(self, sink: Sink) -> None:
+        stalled: Stalled | None = None
+        is_void = False
+        async with trio.open_nursery() as nursery:
+
+            def revoked() -> None:
+                nonlocal is_void
+                is_void = True
+                nursery.cancel_scope.cancel()
+
+            async def watch_permit() -> None:
+                await self._permit.wait_void()
+                revoked()
+
+            nursery.start_soon(watch_permit)
+            self._slot.on_revoked(revoked)
+            try:
+                await self._session.run(sink)
+            except Stalled as error:  # raised here, it would come out as a group
+                stalled = error
+            nursery.cancel_scope.cancel()
+        if stalled is not None:
+            raise stalled
+        if is_void:
+            sink.put(self._ending)
 
 
 def _failure(error: StreamsError | S2Error) -> S2Error:
@@ -162,17 +208,19 @@ class AppendSession:
 
     async def _append(self, slot: _Slot, turn: trio.Event, next_turn: trio.Event) -> None:
         await turn.wait()
-        # Whoever is next runs after this task has come to its first wait, and by then its message is queued.
-        next_turn.set()
         try:
             if self._has_failed:
                 raise S2Error("invalid", "an earlier input of this session has failed")
             slot.settle(
-                await self._calls.append_as(self._cipher, self._box, slot.given, self._key, self._chain)
+                await self._calls.append_as(
+                    self._cipher, self._box, slot.given, self._key, self._chain, entered=next_turn
+                )
             )
         except (StreamsError, S2Error) as error:
             self._has_failed = True
             slot.settle(_failure(error))
+        finally:
+            next_turn.set()
 
     async def _keep_acking(self, slots: trio.MemoryReceiveChannel[_Slot | S2Error], sink: Sink) -> None:
         """One ack an input, in their order; the first failure is the last frame."""

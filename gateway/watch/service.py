@@ -114,11 +114,11 @@ class Watch:
 
     # -- connections
 
-    def take_slot(self, key: Key | None) -> Slot:
+    def take_slot(self, key: Key | None, *, is_of_ring: bool = True) -> Slot:
         """Whoever takes one gives it back, however its stream ends."""
         if self._is_draining:
             raise ShuttingDown
-        return self._slots.take(key)
+        return self._slots.take(key, is_of_ring=is_of_ring)
 
     def keys_changed(self, ring: KeyRing) -> int:
         """Ends the streams of keys that are gone. How many those were."""

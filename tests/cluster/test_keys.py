@@ -103,6 +103,34 @@ def test_rotation_ends_the_old_key_its_streams_included_and_no_other(server: tup
                 assert_gets(stream, "after")
 
 
+def test_a_key_that_is_taken_out_loses_its_sessions_of_the_s2_api_too(server: tuple[Server, Path]) -> None:
+    running, keys = server
+    keys.write_text(f"{OLD}\n{NEW}\n")
+    reload(running)
+    eventually(lambda: statuses(running, OLD) == statuses(running, NEW) == {200})
+    with httpx2.Client(base_url=f"{running.url}/v1", timeout=60, trust_env=False) as client:
+        client.headers["s2-basin"] = "kept-basin"
+        assert client.post("/basins", json={"basin": "kept-basin"}, headers=bearer(NEW)).status_code == 201
+        assert client.post("/streams", json={"stream": "s"}, headers=bearer(NEW)).status_code == 201
+        url = "/streams/s/records?seq_num=0&clamp=true"
+        with (
+            client.stream("GET", url, headers={**EVENTS, **bearer(OLD)}) as old,
+            client.stream("GET", url, headers={**EVENTS, **bearer(NEW)}) as new,
+        ):
+            assert {old.status_code, new.status_code} == {200}
+            keys.write_text(f"{NEW}\n")
+            reload(running)
+            assert b"not valid any more" in b"".join(old.iter_raw()), "it ends, and says why"
+            said = {"records": [{"body": "after"}]}
+            assert client.post("/streams/s/records", json=said, headers=bearer(NEW)).status_code == 200
+            told = b""
+            for chunk in new.iter_raw():
+                told += chunk
+                if b"after" in told:
+                    break
+            assert b"after" in told, "the stream ended"
+
+
 def assert_gets(stream: Any, data: str) -> None:
     parser = Parser()
     for chunk in stream.iter_raw():

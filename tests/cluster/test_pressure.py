@@ -206,3 +206,16 @@ def slow_reader(server: Server, box: str) -> socket.socket:
     sock.connect(("127.0.0.1", server.port))
     sock.sendall(f"GET /v0/boxes/{box}/watch?from_seq=0 HTTP/1.0\r\nHost: x\r\n\r\n".encode())
     return sock
+
+
+def test_an_append_to_a_stream_is_told_when_to_come_back_too(throttling: Server) -> None:
+    """§9, s2-v1 §5: there is no way around it."""
+    with client_of(throttling) as client:
+        client.headers["s2-basin"] = "pressed-basin"
+        assert client.post("/v1/basins", json={"basin": "pressed-basin"}).status_code == 201
+        assert client.post("/v1/streams", json={"stream": "s"}).status_code == 201
+        answer = client.post("/v1/streams/s/records", json={"records": [{"body": "x"}]})
+        assert answer.status_code == 429 and answer.json()["code"] == "rate_limited"
+        assert int(answer.headers["retry-after-ms"]) >= 100 and int(answer.headers["retry-after"]) >= 1
+        tail = client.get("/v1/streams/s/records/tail").json()
+        assert tail["tail"]["seq_num"] == 0, "nothing was done"

@@ -325,7 +325,7 @@ async def test_a_thousand_watchers_share_one_serialisation_of_each_append(tmp_pa
             sockets=(),
             draining=draining,
             watch=service,
-            s2=S2(dispatch, draining, drain_s=1.0),
+            s2=S2(dispatch, draining, drain_s=1.0, watch=service),
         )
         async with trio.open_nursery() as nursery:
             for link in links:

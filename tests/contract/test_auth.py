@@ -117,7 +117,7 @@ def routes():
         draining=draining,
         watch=watch,
         collector=collector,
-        s2=S2(dispatch, draining, drain_s=0),
+        s2=S2(dispatch, draining, drain_s=0, watch=watch),
     ).routes
 
 

@@ -8,8 +8,14 @@ from __future__ import annotations
 import pytest
 import trio
 
+from gateway.dispatch import Dispatch
 from gateway.gate import WAITING_MAX, Gate
-from streams.protocol.errors import Throttled
+from gateway.links import Link
+from gateway.placement import even
+from gateway.s2.calls import Calls
+from gateway.s2.messages import Given, Input
+from streams.protocol import wire
+from streams.protocol.errors import ShardUnavailable, Throttled
 from streams.protocol.pressure import LIMIT_MIN, Thresholds
 
 LIMITS = Thresholds(pace_lag_ms=10, throttle_lag_ms=200)
@@ -162,3 +168,38 @@ async def test_pressure_that_is_over_is_forgotten(autojump_clock: trio.testing.M
     for _ in range(80):
         gate.sample(0.0)
     assert all(gate.try_enter() for _ in range(1000))
+
+
+async def test_an_append_to_a_stream_takes_its_turn_and_keeps_its_place(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """Inputs of a session reach the shard in their order, whoever waits meanwhile."""
+    link = Link(0, "nowhere")
+    dispatch = Dispatch(even(1), [link], LIMITS)
+    gate = dispatch.gates[0] = narrow()
+    calls = Calls(dispatch)
+    sent: list[int] = []
+
+    async def call(op: int, head: bytes, body: bytes) -> wire.Message:
+        sent.append(len(body))
+        raise ShardUnavailable
+
+    link.call = call  # type: ignore[method-assign, assignment]
+    given = [Input([Given(None, [], b"x" * size)]) for size in (1, 2, 3)]
+    turns = [trio.Event() for _ in range(4)]
+    turns[0].set()
+
+    async def append(at: int) -> None:
+        await turns[at].wait()
+        with pytest.raises(ShardUnavailable):
+            await calls.append_as(None, "basin/stream", given[at], "", entered=turns[at + 1])
+
+    async with trio.open_nursery() as nursery:
+        for at in (2, 1, 0):
+            nursery.start_soon(append, at)
+        await trio.testing.wait_all_tasks_blocked()
+        assert sent == [] and gate.paced == 1, "it waits at the gate, and those behind it for it"
+        gate.leave()
+        await trio.testing.wait_all_tasks_blocked()
+    assert sent == sorted(sent) and len(sent) == 3
+    assert gate.under_way == LIMIT_MIN - 1, "all have left"

@@ -283,22 +283,32 @@ def test_events_at_the_end_of_a_stream_are_signs_of_life(basin: Client) -> None:
 # -- browsers
 
 
-def test_pages_of_any_origin_may_use_it(basin: Client) -> None:
+@pytest.mark.parametrize("origin", ["http://localhost:5173", "http://127.0.0.1", "https://[::1]:8443"])
+def test_pages_of_this_machine_may_use_a_server_without_keys(basin: Client, origin: str) -> None:
     asked = {
-        "origin": "https://example.com",
+        "origin": origin,
         "access_control_request_method": "PATCH",
         "access_control_request_headers": "s2-basin, authorization",
     }
     preflight = basin.call("OPTIONS", "/streams/s/records", **asked)
     assert preflight.status_code == 204
-    assert preflight.headers["access-control-allow-origin"] == "https://example.com"
+    assert preflight.headers["access-control-allow-origin"] == origin
     assert preflight.headers["access-control-allow-methods"] == "PATCH"
     assert preflight.headers["access-control-allow-headers"] == "s2-basin, authorization"
     for path in ("/basins", "/streams/missing"):
-        answer = basin.call("GET", path, origin="https://example.com")
-        assert answer.headers["access-control-allow-origin"] == "https://example.com"
+        answer = basin.call("GET", path, origin=origin)
+        assert answer.headers["access-control-allow-origin"] == origin
         assert "s2-provision-result" in answer.headers["access-control-expose-headers"]
     assert "access-control-allow-origin" not in basin.call("GET", "/basins").headers
+
+
+def test_a_page_of_another_site_cannot_use_a_server_without_keys(basin: Client) -> None:
+    """Whoever visits it would lend it their network; v0-api §0.2 says the same of forms."""
+    others = ["https://example.com", "http://localhost.example.com", "http://127.0.0.1.nip.io", "null"]
+    for origin in [*others, "http://localhost:1@example.com", "https://example.com/http://localhost"]:
+        for method in ("OPTIONS", "GET"):
+            answer = basin.call(method, "/basins", origin=origin)
+            assert not [name for name in answer.headers if name.startswith("access-control")], origin
 
 
 # -- records under a key
