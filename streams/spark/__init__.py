@@ -11,7 +11,7 @@ Importing this needs no Spark: what is listed here is loaded when it is first us
     gaps, columns                     pure, and most of the thinking
     reads, source                     which records, from which shards; Spark's reader
     sink                              transactions; Spark's writers
-    sessions, java                    a Spark that works as it is
+    sessions, java, home              a Spark that works as it is
     lag, expressions                  how far a query is; placement as SQL
     jobs                              archive, backfill, replay, rollup, snapshot, audit
 """
@@ -22,6 +22,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from streams.protocol.errors import WriterConflict
     from streams.spark import jobs
     from streams.spark.expressions import prepare, shard, slot
     from streams.spark.gaps import GapError
@@ -34,6 +35,7 @@ _HOMES = {
     "GapError": "streams.spark.gaps",
     "PartialCommit": "streams.spark.sink",
     "StreamsDataSource": "streams.spark.source",
+    "WriterConflict": "streams.protocol.errors",
     "follow_lag": "streams.spark.lag",
     "prepare": "streams.spark.expressions",
     "register": "streams.spark.sessions",
@@ -46,6 +48,7 @@ __all__ = [
     "GapError",
     "PartialCommit",
     "StreamsDataSource",
+    "WriterConflict",
     "follow_lag",
     "jobs",
     "prepare",

@@ -90,7 +90,7 @@ def usable(home: Path) -> Path:
     """The same home, or a folder that stands in for it."""
     if _has_module(home):
         return home
-    shim = _cache() / f"java-{version_of(home)}"
+    shim = cache() / f"java-{version_of(home)}"
     java = shim / "bin" / "java"
     text = _SHIM.format(java=home / "bin" / "java")
     if not java.exists() or java.read_text() != text:
@@ -115,6 +115,7 @@ def _has_module(home: Path) -> bool:
     return f"{_MODULE}@" in ran.stdout
 
 
-def _cache() -> Path:
+def cache() -> Path:
+    """Where what is made once is kept."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "streams" / "spark"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.streaming.listener import (
@@ -29,21 +30,22 @@ _log = logging.getLogger("streams.spark")
 
 
 class Lag(StreamingQueryListener):
-    """Commits the cursors of queries to a group of each box, and keeps how far each box is behind in
-    `records_behind`."""
+    """Commits the cursors of queries to a group of each box, and keeps how far each box is behind."""
 
     def __init__(
-        self, url: str | None, group: str, *, key: str | None = None, query: str | None = None
+        self, url: str | None, group: str | None, *, key: str | None = None, query: str | None = None
     ) -> None:
         self._client = Client(url, key=key, retry=Retry(total_s=10))
         self._group = group
         self._query = query
         #: Box -> records that a query still has before it, as of its last micro-batch.
         self.records_behind: dict[str, int] = {}
+        #: Box -> how long ago the first of these came; 0 when there is none.
+        self.seconds_behind: dict[str, float] = {}
 
     def __repr__(self) -> str:
-        of = self._query or "all queries"
-        return f"<Lag of {of} as group {self._group}, {len(self.records_behind)} boxes>"
+        of, to = self._query or "all queries", self._group or "their own"
+        return f"<Lag of {of} as group {to}, {len(self.records_behind)} boxes>"
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
         pass
@@ -62,37 +64,50 @@ class Lag(StreamingQueryListener):
         pass
 
     def _tell(self, end: str | None, latest: str | None) -> None:
-        at = _offset(end)
-        heads = _offset(latest)
+        at, _ = _offset(end)
+        heads, own = _offset(latest)
+        group = self._group or own
+        if group is None:
+            return
         for box, place in at.items():
             behind = offsets.pending({box: place}, {box: heads[box]} if box in heads else {})
             self.records_behind[box] = behind.get(box, 0)
             try:
-                self._client.box(box).group(self._group).commit(place.seq)
+                self._client.box(box).group(group).commit(place.seq)
+                self.seconds_behind[box] = self._age_s(box, place.seq) if box in behind else 0.0
             except StreamsError as error:
                 # A listener that raises is taken off the query. The next micro-batch tells it again.
                 _log.warning("lag of %s was not told: %s", box, error.message)
 
+    def _age_s(self, box: str, seq: int) -> float:
+        """Of the first record after this one."""
+        records = self._client.box(box).page(seq, limit=1).records
+        return max(0.0, time.time() - records[0].ts / 1000) if records else 0.0
 
-def _offset(text: str | None) -> offsets.Offset:
-    """An offset of ours. A query may have sources of other kinds: of those there is nothing to tell."""
+
+def _offset(text: str | None) -> tuple[offsets.Offset, str | None]:
+    """An offset of ours, and the group it is for. A query may have sources of other kinds: of those there is
+    nothing to tell."""
     try:
-        return offsets.load(json.loads(text or "{}"))
+        found = json.loads(text or "{}")
+        group = found.pop(offsets.GROUP, None)
+        return offsets.load(found), group
     except (AttributeError, KeyError, TypeError, ValueError):
-        return {}
+        return {}, None
 
 
 def follow_lag(
     spark: SparkSession,
     *,
-    group: str,
+    group: str | None = None,
     url: str | None = None,
     key: str | None = None,
     query: str | None = None,
 ) -> Lag:
     """From now on the cursors of streaming queries (all, or the one of this name or id) are those of `group`
-    in each box they read: `streams group ls`, the console and metrics show them. The listener that is
-    returned can be taken off with `spark.streams.removeListener`."""
+    in each box they read: `streams group ls` and the console show them. Without a group, of each source the
+    one that its option `group` names; sources without one are passed over. The listener that is returned
+    has how far each box is behind, and can be taken off with `spark.streams.removeListener`."""
     listener = Lag(url, group, key=key, query=query)
     spark.streams.addListener(listener)
     return listener

@@ -65,6 +65,9 @@ class Range:
 
 Offset = dict[str, Place]
 
+#: Beside the boxes of an offset that is only shown: the group for which it is. No box is called like this.
+GROUP = "$group"
+
 
 def dump(offset: Mapping[str, Place]) -> dict[str, Any]:
     """As Spark keeps it in its checkpoint."""

@@ -153,6 +153,14 @@ OPTIONS: Final[tuple[Option, ...]] = (
         "The server. Its map of shards is asked there; records go to and come from the shards themselves.",
     ),
     Option(
+        "transport",
+        _ALL,
+        _one_of("auto", "unix", "tcp"),
+        "auto",
+        "How tasks reach the shards: `unix` on the server's machine, `tcp` from elsewhere (the server needs "
+        "`STREAMS_SHARD_HOST`), `auto` by what a task can see.",
+    ),
+    Option(
         "tokenEnv",
         _ALL,
         _text,
@@ -350,7 +358,8 @@ OPTIONS: Final[tuple[Option, ...]] = (
         (BATCH,),
         _flag,
         False,
-        "Filters on box, seq and ts are done by the shards. Needs `spark.sql.python.filterPushdown.enabled`.",
+        "Filters on box, seq, ts and tag are done before rows reach Spark. Needs "
+        "`spark.sql.python.filterPushdown.enabled`.",
     ),
     Option(
         "scanBytes",
@@ -365,7 +374,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
         (STREAM,),
         _text,
         None,
-        "Group under which `follow_lag` tells how far the query is.",
+        "Group under which `follow_lag` tells how far the query is, unless it is given one itself.",
     ),
     Option(
         "box",
@@ -378,9 +387,11 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option(
         "delivery",
         _WRITES,
-        _one_of("txn", "append"),
+        _one_of("txn", "keyed", "append"),
         "txn",
-        "`txn`: each row once, visible at the commit. `append`: at least once, visible at once.",
+        "`txn`: each row once, visible at the commit. `keyed`: visible at once, and each row once while a "
+        "rerun cuts rows as before, within the box's `idempotency_window_ms`. `append`: at least once, "
+        "visible at once.",
     ),
     Option(
         "txnAppId",

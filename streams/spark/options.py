@@ -51,6 +51,7 @@ __all__ = [
 
 #: What Spark itself puts among our options.
 _OF_SPARK: Final = frozenset({"checkpointlocation", "queryname"})
+_BEGINS: Final = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
 
 
 class BadOption(InvalidRequest):
@@ -69,6 +70,12 @@ class Server:
     token_file: str | None = None
     token: str | None = field(default=None, repr=False)
     retry_s: float = 60.0
+    transport: str = "auto"
+
+    @property
+    def over_tcp(self) -> bool | None:
+        """None: by their Unix sockets where a task can see them."""
+        return None if self.transport == "auto" else self.transport == "tcp"
 
     def key(self) -> str | None:
         if self.token_env is not None:
@@ -111,6 +118,9 @@ class Reading:
     match: Match | None
     pushdown: bool
     scan_bytes: int
+    group: str | None
+    #: The option that says where to begin, if one was given: a checkpoint makes it void.
+    starting_option: str | None
 
     def wants(self, box: str) -> bool:
         if self.pattern is not None:
@@ -146,7 +156,7 @@ def reading(given: Mapping[str, str], place: str) -> Reading:
             f"needed; "
             f"given: {named}"
         )
-    _at_most_one(given, ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp"))
+    _at_most_one(given, _BEGINS)
     _at_most_one(given, ("endingOffsets", "endingTimestamp"))
     if found["endingOffsets"] == EARLIEST:
         raise BadOption("endingOffsets: must be latest, or JSON")
@@ -180,6 +190,8 @@ def reading(given: Mapping[str, str], place: str) -> Reading:
         match=found["match"],
         pushdown=bool(found["pushdown"]),
         scan_bytes=found["scanBytes"],
+        group=found["group"],
+        starting_option=next((name for name in _BEGINS if found[name] is not None), None),
     )
 
 
@@ -187,8 +199,8 @@ def writing(given: Mapping[str, str], place: str) -> Writing:
     found = _parsed(given, place)
     if (found["txnVersion"] is None) != (found["txnAppId"] is None) and place == WRITE:
         raise BadOption("txnAppId and txnVersion go together: who writes, and which version of its data")
-    if found["delivery"] != "txn" and found["txnAppId"] is not None:
-        raise BadOption(f"txnAppId: has no meaning with delivery={found['delivery']}")
+    if found["delivery"] == "append" and found["txnAppId"] is not None:
+        raise BadOption("txnAppId: has no meaning with delivery=append")
     return Writing(
         server=_server(found),
         box=found["box"],
@@ -210,6 +222,7 @@ def _server(found: Mapping[str, Any]) -> Server:
         token_file=found["tokenFile"],
         token=found["token"],
         retry_s=found["retryTimeoutMs"] / 1000,
+        transport=found["transport"],
     )
 
 

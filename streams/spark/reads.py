@@ -32,7 +32,7 @@ _BATCH_ROWS = 10_000
 
 def open_shards(server: Server, *, retry_s: float | None = None) -> Shards:
     total_s = server.retry_s if retry_s is None else retry_s
-    return Shards(server.url, key=server.key(), retry=Retry(total_s=total_s))
+    return Shards(server.url, key=server.key(), retry=Retry(total_s=total_s), over_tcp=server.over_tcp)
 
 
 def open_client(server: Server) -> Client:
@@ -191,7 +191,8 @@ class Teller:
                 # The key makes the repeat of a failed task the same record.
                 client.box(self._asked.gap_box).append_batch(
                     [Entry(gap.as_dict(), tag=gap.box)],
-                    idempotency_key=f"gap-{gap.box}-{gap.first}-{gap.last}"[:256],
+                    # Cut at its end if at all: the numbers tell two gaps of a box apart.
+                    idempotency_key=f"gap-{gap.first}-{gap.last}-{gap.box}"[:256],
                 )
 
 
@@ -235,7 +236,7 @@ def _pull_range(shards: Shards, asked: Reading, wanted: Range, schema: pa.Schema
         except BoxNotFound:
             if asked.missing == "fail":
                 raise
-            return
+            break
         gap: Gap | None
         if page.generation != wanted.gen:
             # Another box has its name now. Its records are for the next plan; those of this one are gone.
@@ -245,7 +246,8 @@ def _pull_range(shards: Shards, asked: Reading, wanted: Range, schema: pa.Schema
         if gap is not None:
             teller.tell(gap)
             if "gap" in have:
-                yield gap_batch([gap], schema)
+                gathered.append(gap_batch([gap], schema))  # at its place
+                rows += 1
         if page.generation != wanted.gen:
             break
         for run in page.runs:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from streams.protocol.errors import Refused
+from streams.spark.home import spark_home
 from streams.spark.java import java_home
 
 if TYPE_CHECKING:
@@ -64,6 +65,9 @@ def session(
     settings = {"spark.sql.session.timeZone": "UTC"}
     if master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        home = spark_home() if "SPARK_HOME" not in os.environ else None
+        if home is not None:
+            os.environ["SPARK_HOME"] = str(home)
         settings = dict(_LOCAL)
     builder = SparkSession.builder.master(master).appName(app)
     for name, value in {**settings, **(config or {})}.items():

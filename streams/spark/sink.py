@@ -14,11 +14,13 @@ other rows, and rows come twice.
 
 from __future__ import annotations
 
+import hashlib
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
@@ -26,6 +28,7 @@ from pyspark.sql.types import (
     BinaryType,
     DataType,
     LongType,
+    MapType,
     StringType,
     StructType,
     TimestampType,
@@ -33,8 +36,8 @@ from pyspark.sql.types import (
 )
 
 from streams.client.retry import Retry
-from streams.direct import Packed, Parcel, Shards, Txn
-from streams.protocol.errors import BY_CODE, Refused, StreamsError, Uncertain
+from streams.direct import BoxResult, Packed, Parcel, Shards, Txn
+from streams.protocol.errors import BY_CODE, Refused, StreamsError, Uncertain, WriterConflict
 from streams.spark.columns import Packer, pieces
 from streams.spark.options import BadOption, Writing
 from streams.spark.reads import open_client, open_shards
@@ -50,7 +53,7 @@ _TYPES: dict[str, tuple[type[DataType], ...]] = {
     "data": _TEXT,
     "tag": (StringType, VarcharType),
     "node": (StringType, VarcharType),
-    "meta": _TEXT,
+    "meta": (*_TEXT, MapType),
     "ts": (TimestampType, LongType),
 }
 
@@ -93,7 +96,7 @@ class Sent(WriterCommitMessage):
 def send(asked: Writing, txn: Txn, batches: Iterator[pa.RecordBatch]) -> Sent:
     """The rows of a task."""
     with open_shards(asked.server) as shards:
-        target: _Append | _Hold = _Append(shards) if asked.delivery == "append" else _Hold(shards, txn)
+        target = _target(asked, shards, txn)
         packer = Packer(
             shards.shard_of, box=asked.box, default_node=asked.node, create=None if asked.create else False
         )
@@ -107,6 +110,16 @@ def send(asked: Writing, txn: Txn, batches: Iterator[pa.RecordBatch]) -> Sent:
                     target.put(shard, packed)
                 rows += piece.num_rows
         return Sent(txn, target.name, rows, target.close())
+
+
+def _target(asked: Writing, shards: Shards, txn: Txn) -> _Hold | _Keyed | _Append:
+    match asked.delivery:
+        case "txn":
+            return _Hold(shards, txn)
+        case "keyed":
+            return _Keyed(shards, txn)
+        case _:
+            return _Append(shards)
 
 
 class _Hold:
@@ -137,13 +150,66 @@ class _Append:
         self._shards = shards
 
     def put(self, shard: int, packed: Packed) -> None:
-        for result in self._shards.put_columns(packed):
-            if result.error is not None:
-                code, message, detail = result.error
-                raise BY_CODE.get(code, StreamsError)(f"{result.box}: {message}", **detail)
+        self._append(packed, uuid.uuid4().hex)
+
+    def _append(self, packed: Packed, key: str) -> list[BoxResult]:
+        """Boxes that are busy are tried again with all others: those know the key by then."""
+
+        def ask() -> list[BoxResult]:
+            results = self._shards.put_columns(packed, idempotency_key=key)
+            for result in results:
+                if result.error is not None:
+                    code, message, detail = result.error
+                    raise BY_CODE.get(code, StreamsError)(f"{result.box}: {message}", **detail)
+            return results
+
+        return self._shards.ways.attempt(ask, follows=False)
 
     def close(self) -> tuple[tuple[int, int], ...]:
         return ()
+
+
+class _Keyed(_Append):
+    """Rows that are there at once, each message under a name that a second attempt gives it too. What a box
+    knows by its name already is compared with what it holds: a plan that cuts rows otherwise this time is a
+    conflict, and not rows that come twice or not at all."""
+
+    def __init__(self, shards: Shards, txn: Txn) -> None:
+        super().__init__(shards)
+        context = TaskContext.get()
+        partition = context.partitionId() if context is not None else 0
+        # A writer's name may be longer than what is left for it in a key.
+        writer = hashlib.sha256(txn.writer.encode()).hexdigest()[:32]
+        self._task = f"spark-{writer}-{txn.epoch}-{partition}"
+        self._chunks: dict[int, int] = {}
+
+    def put(self, shard: int, packed: Packed) -> None:
+        chunk = self._chunks[shard] = self._chunks.get(shard, -1) + 1
+        known = [each for each in self._append(packed, f"{self._task}-{chunk}") if each.deduped]
+        for result in known:
+            self._compare(result, packed)
+
+    def _compare(self, result: BoxResult, packed: Packed) -> None:
+        at = packed.boxes.index(result.box)
+        first, count = sum(packed.counts[:at]), packed.counts[at]
+        sent = [bytes(each) for each in msgspec.json.decode(packed.data, type=list[msgspec.Raw])]
+        found = [
+            data
+            for page in self._shards.scan(result.box, from_seq=result.first_seq - 1, to_seq=result.last_seq)
+            for run in page.runs
+            for data in run.datas()
+        ]
+        # Records that were deleted or dropped since cannot be compared: then their number must do.
+        has_all = len(found) == result.last_seq - result.first_seq + 1
+        if result.last_seq - result.first_seq + 1 != count or (
+            has_all and found != sent[first : first + count]
+        ):
+            raise WriterConflict(
+                f"{result.box}: records {result.first_seq} to {result.last_seq} were written under the same "
+                f"key and are other rows: this run cuts its rows otherwise than the one before. Use "
+                f"delivery=txn for plans that change",
+                box=result.box,
+            )
 
 
 class _Maker:
@@ -171,7 +237,7 @@ def commit(asked: Writing, messages: Sequence[Sent | None]) -> int:
     """Shows what these tasks have put, in their order, and returns how many rows that were. Every shard is
     told, also one that has none of them: then all know that the epoch is over."""
     sent = [message for message in messages if message is not None]
-    if not sent or asked.delivery == "append":
+    if not sent or asked.delivery != "txn":
         return sum(message.rows for message in sent)
     txn = sent[0].txn
     assert all(message.txn == txn for message in sent), "the tasks of one commit belong to one transaction"
@@ -206,7 +272,7 @@ def abort(asked: Writing, txn: Txn | None, messages: Sequence[Sent | None]) -> N
     """Drops what is held. A hint only: Spark may know none of the parcels, or die before it says so, and then
     the shards drop them after a while by themselves."""
     txn = next((message.txn for message in messages if message is not None), txn)
-    if txn is None or asked.delivery == "append":
+    if txn is None or asked.delivery != "txn":
         return
     with open_shards(asked.server, retry_s=0) as shards:
         try:

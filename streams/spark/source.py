@@ -7,8 +7,10 @@ driver.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import pyarrow as pa
@@ -26,6 +28,7 @@ from pyspark.sql.datasource import (
     InputPartition,
     LessThan,
     LessThanOrEqual,
+    StringStartsWith,
 )
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import (
@@ -38,6 +41,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from streams.direct import Shards
+from streams.protocol.matches import Match
 from streams.spark import offsets, reads
 from streams.spark.columns import COLUMNS
 from streams.spark.offsets import Head, Offset, Place, Range
@@ -117,9 +121,9 @@ class BatchReader(DataSourceReader):
 
 
 class PushingReader(BatchReader):
-    """Takes filters on box, seq and ts from Spark. A class of its own: Spark fails every read of a reader
-    that has `pushFilters` while its conf `spark.sql.python.filterPushdown.enabled` is off, as it is by
-    default."""
+    """Takes filters on box, seq, ts and tag from Spark. A class of its own: Spark fails every read of a
+    reader that has `pushFilters` while its conf `spark.sql.python.filterPushdown.enabled` is off, as it is
+    by default."""
 
     def __init__(self, asked: Reading, schema: pa.Schema) -> None:
         super().__init__(asked, schema)
@@ -138,6 +142,10 @@ class PushingReader(BatchReader):
                 self._only({box})
             case In(("box",), values):
                 self._only({value for value in values if isinstance(value, str)})
+            case EqualTo(("tag",), str(tag)):
+                return self._matching(Match(tag))
+            case StringStartsWith(("tag",), str(tag)):
+                return self._matching(Match(tag, is_prefix=True))
             case EqualTo(("seq",), int(seq)):
                 self._after, self._to = max(self._after, seq - 1), min(self._to, seq)
             case GreaterThan(("seq",), int(seq)):
@@ -157,6 +165,13 @@ class PushingReader(BatchReader):
                 return False
             case _:
                 return False
+        return True
+
+    def _matching(self, match: Match) -> bool:
+        """There can be one; what is more, Spark does."""
+        if self._asked.match is not None:
+            return False
+        self._asked = replace(self._asked, match=match)
         return True
 
     def _only(self, boxes: set[str]) -> None:
@@ -187,6 +202,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         #: Heads that an AvailableNow run goes up to.
         self._frozen: dict[str, Head] | None = None
         self._last_batch_s = time.monotonic()
+        #: Whether it is settled that the options say where to begin, or that a checkpoint does.
+        self._has_begun = False
 
     def __getstate__(self) -> dict[str, Any]:
         """What goes to the tasks: no connection."""
@@ -201,6 +218,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._frozen if self._frozen is not None else reads.heads(self._open(), self._asked)
 
     def initialOffset(self) -> dict[str, Any]:
+        self._has_begun = True
         shards = self._open()
         return offsets.dump(reads.start_of(shards, self._asked, reads.heads(shards, self._asked)))
 
@@ -212,6 +230,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return cast(ReadLimit, ReadAllAvailable())
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        self._begin_from_checkpoint()
         at = offsets.load(start)
         known = self._heads()
         places = {box: head.place for box, head in known.items()}
@@ -221,6 +240,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if offsets.pending(at, end):
             self._last_batch_s = time.monotonic()
         return offsets.dump(end)
+
+    def _begin_from_checkpoint(self) -> None:
+        """Spark asks for the first offset of a new query only."""
+        if not self._has_begun and self._asked.starting_option is not None:
+            print(
+                f"streams: {self._asked.starting_option} is not used: this query goes on from its checkpoint",
+                file=sys.stderr,
+            )
+        self._has_begun = True
 
     def _is_too_early(self, at: Offset, places: dict[str, Place]) -> bool:
         if self._asked.min_records is None or self._frozen is not None:
@@ -246,7 +274,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def reportLatestOffset(self) -> dict[str, Any]:
         known = reads.heads(self._open(), self._asked)
-        return offsets.dump({box: head.place for box, head in known.items()})
+        shown = offsets.dump({box: head.place for box, head in known.items()})
+        return shown | ({offsets.GROUP: self._asked.group} if self._asked.group is not None else {})
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         tasks = reads.plan(self._open(), self._asked, offsets.load(start), offsets.load(end))

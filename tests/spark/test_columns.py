@@ -189,3 +189,11 @@ def test_a_gap_is_a_row_at_the_last_seq_that_is_missing() -> None:
     (row,) = gap_batch([Gap("orders", 3, 9, "cap", None)], ALL).to_pylist()
     assert (row["box"], row["seq"], row["data"]) == ("orders", 9, None)
     assert row["gap"] == {"from": 3, "to": 9, "reason": "cap", "missed": None}
+
+
+def test_a_map_in_meta_becomes_json() -> None:
+    kind = pa.map_(pa.utf8(), pa.int64())
+    metas = pa.array([[("a", 1), ("b", 2)], None], kind)
+    rows = pa.RecordBatch.from_arrays([pa.array(["1", "2"]), metas], names=["data", "meta"])
+    ((_, packed),) = Packer(shard_of, box=NAMES[0]).pack(rows)
+    assert packed.meta == b'[{"a":1,"b":2},null]'

@@ -90,6 +90,16 @@ def test_a_filter_by_tag_has_one_trailing_star() -> None:
     assert reading({"path": "a", "match": "user-1"}, BATCH).match == Match("user-1")
 
 
+def test_how_shards_are_reached_is_seen_by_each_task_unless_it_is_said() -> None:
+    found = [
+        reading({"path": "a", "transport": way}, BATCH).server.over_tcp for way in ("auto", "unix", "TCP")
+    ]
+    assert found == [None, False, True]
+    assert reading({"path": "a"}, BATCH).server.over_tcp is None
+    with pytest.raises(BadOption, match="transport: 'http' must be one of auto, unix, tcp"):
+        reading({"path": "a", "transport": "http"}, BATCH)
+
+
 def test_a_write_has_defaults_for_all() -> None:
     found = writing({"path": "orders", "checkpointLocation": "/where", "queryName": "copy"}, STREAM_WRITE)
     assert (found.box, found.delivery, found.node, found.app_id) == ("orders", "txn", "spark", None)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +24,12 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceWrite
 import streams
 import streams.spark as ss
 from streams.client.answers import Entry
+from streams.direct import ScanPage, Shards
 from streams.protocol.slots import slot_of
 from streams.spark import reads, sink
 from streams.spark.columns import COLUMNS
 from streams.spark.gaps import GapError
+from streams.spark.lag import Lag
 from streams.spark.offsets import Range
 from streams.spark.options import BATCH, WRITE, reading, writing
 from streams.spark.source import BatchReader
@@ -405,16 +407,74 @@ def test_records_that_go_while_a_task_is_on_its_way_are_told_by_the_task(
     assert pulled(Range(capped, gen, 20, 30), missingBoxes="ignore") == []
 
 
+class _Fading:
+    """Shards as they are, of which a box has gone, or lost records, after the first page of a scan."""
+
+    def __init__(self, url: str, then: Callable[[], object]) -> None:
+        self._shards, self._then, self._pages = Shards(url), then, 0
+
+    def __enter__(self) -> _Fading:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._shards.close()
+
+    def scan_page(self, box: str, **asked: Any) -> ScanPage:
+        self._pages += 1
+        if self._pages == 2:
+            self._then()
+        return self._shards.scan_page(box, **(asked | {"max_bytes": 1}))
+
+
+def test_rows_that_were_read_before_a_box_went_or_lost_some_are_given_and_a_gap_stands_at_its_place(
+    server: Server, client: streams.Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No Spark: a task that is at work while the box changes."""
+    box = client.box(name)
+    box.create(cap_records=10)
+    for n in range(10):
+        box.append({"n": n})
+    schema = pa.schema([(each, COLUMNS[each]) for each in ("seq", "gap")])
+    wanted = Range(name, box.state().generation, 0, 12)
+
+    def pulled(then: Callable[[], object]) -> list[tuple[int, bool]]:
+        asked = reading({"url": server.url, "path": name, "onGap": "emit", "missingBoxes": "wait"}, BATCH)
+        monkeypatch.setattr(reads, "open_shards", lambda _: _Fading(server.url, then))
+        batches = reads.pull(asked, reads.Task([wanted]), schema)
+        return [(row["seq"], row["gap"] is not None) for batch in batches for row in batch.to_pylist()]
+
+    def grow() -> None:
+        for n in range(10, 15):
+            box.append({"n": n})
+
+    assert pulled(grow) == [(1, False), (5, True), *[(seq, False) for seq in range(6, 13)]]
+    wanted = Range(name, wanted.gen, 5, 15)
+    assert pulled(box.drop) == [(6, False)]
+
+
 # -- how far a query is
+
+
+class Following(Lag):
+    """Remembers what it has told after each micro-batch."""
+
+    seen: list[tuple[dict[str, int], dict[str, float]]]
+
+    def onQueryProgress(self, event: Any) -> None:
+        super().onQueryProgress(event)
+        self.seen = [*getattr(self, "seen", []), (dict(self.records_behind), dict(self.seconds_behind))]
 
 
 def test_a_query_is_a_consumer_like_any_other(
     spark: SparkSession, server: Server, client: streams.Client, name: str, tmp_path: Path
 ) -> None:
-    client.box(name).append_batch([{"n": n} for n in range(30)])
+    client.box(name).create(timestamping={"mode": "client-require", "uncapped": True})
+    client.box(name).append_batch([Entry({"n": n}, ts=1000) for n in range(30)])
     lag = ss.follow_lag(spark, url=server.url, group="billing", query="the-bill")
+    own = Following(server.url, None)
+    spark.streams.addListener(own)
     try:
-        source = spark.readStream.format("streams").option("url", server.url)
+        source = spark.readStream.format("streams").option("url", server.url).option("group", "auditors")
         source = source.option("startingOffsets", "earliest").option("maxRecordsPerTrigger", "20")
         query = (
             source.load(name)
@@ -428,5 +488,10 @@ def test_a_query_is_a_consumer_like_any_other(
         spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
     finally:
         spark.streams.removeListener(lag)
-    assert client.box(name).group("billing").state().cursor == 30
-    assert lag.records_behind == {name: 0}
+        spark.streams.removeListener(own)
+    for group in ("billing", "auditors"):
+        assert client.box(name).group(group).state().cursor == 30
+    assert lag.records_behind == {name: 0} and lag.seconds_behind == {name: 0.0}
+    # After its first micro-batch it had ten records before it, which were as old as 1970 is.
+    assert own.seen[0][0] == {name: 10} and own.seen[0][1][name] > 1_000_000_000
+    assert own.seen[-1] == ({name: 0}, {name: 0.0})

@@ -3,6 +3,7 @@ functions that Spark's writers are made of. (Through Spark itself: `test_round_t
 
 from __future__ import annotations
 
+import itertools
 import pickle
 from collections.abc import Iterator
 from typing import Any
@@ -133,6 +134,31 @@ def test_delivery_append_is_there_at_once(server: Server, client: streams.Client
     one = iter([pa.RecordBatch.from_pydict({"data": ["1"], "box": [f"{name}.full"]})])
     with pytest.raises(streams.Refused, match=f"{name}.full: "):
         sink.send(write, Txn(name, 2), one)
+
+
+def test_delivery_keyed_is_there_at_once_and_a_second_attempt_changes_nothing(
+    server: Server, client: streams.Client, name: str
+) -> None:
+    write, txn = asked(server, delivery="keyed", txnAppId="w" * 256, txnVersion="1"), Txn("w" * 256, 1)
+    sink.send(write, txn, itertools.islice(batches(name, 0, 250), 2))  # a task that died on its way
+    assert found(client, name) == list(range(200))
+    sent = sink.send(write, txn, batches(name, 0, 250))
+    assert sink.commit(write, [sent]) == 250 and sent.chunks == ()
+    sink.abort(write, txn, [sent])
+    assert found(client, name) == list(range(250))
+    sink.send(write, Txn("w" * 256, 2), batches(name, 250, 300))
+    assert found(client, name) == list(range(300))
+
+
+@pytest.mark.parametrize("first", [12, 1], ids=["as many others", "more of some boxes"])
+def test_delivery_keyed_refuses_other_rows_under_the_same_key(
+    server: Server, client: streams.Client, name: str, first: int
+) -> None:
+    write, txn = asked(server, delivery="keyed"), Txn(name, 1)
+    sink.send(write, txn, batches(name, 0, 24))
+    with pytest.raises(WriterConflict, match="this run cuts its rows otherwise"):
+        sink.send(write, txn, batches(name, first, first + 30))
+    assert found(client, name) == list(range(24))
 
 
 def test_boxes_are_made_as_asked_or_not_at_all(server: Server, client: streams.Client, name: str) -> None:
