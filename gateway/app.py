@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import quart
@@ -161,6 +162,7 @@ class Exchange(TrioASGIHTTPConnection):
         except _Gone:
             return
         request = Request(self._method, path, query, headers, body, time.perf_counter_ns())
+        request.watch_peer = partial(_cancel_when_gone, receive)
         try:
             response = await answer(self.app.handler, request)
         finally:
@@ -406,7 +408,7 @@ def _body(part: Buffer) -> Mapping[str, Any]:
 async def _cancel_when_gone(
     receive: ASGIReceiveCallable,
     stream_scope: trio.CancelScope,
-    incoming: trio.MemorySendChannel[bytes] | None,
+    incoming: trio.MemorySendChannel[bytes] | None = None,
 ) -> None:
     """What comes meanwhile is handed on to whoever takes it."""
     while True:

@@ -7,7 +7,7 @@ Rules of this file:
   it will wait, and the front's sweep wakes it when that has passed (`trio.lowlevel.notify_closing`), which
   surfaces here as `Expired`.
 - A handler is never cancelled because its client went away: a write would be left in doubt. Its answer is
-  dropped. Only a streamed answer watches its peer.
+  dropped. Only a streamed answer watches its peer, and a handler that says that it only waits.
 - We write first and wait only when the socket says so. We wait before we read: there a wait is the rule.
 """
 
@@ -107,6 +107,7 @@ class Connection:
             self.deadline = inf
             headers = head.headers.copy()
             request = Request(head.method, head.path, head.query, headers, body, perf_counter_ns())
+            request.watch_peer = self._watch_peer
             try:
                 response = await handler(request)
             except Exception as error:  # A handler raises only by a bug.

@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    import trio
+
     from streams.protocol.access import Grant
     from streams.protocol.keys import Key
 
@@ -21,6 +23,9 @@ Buffer = bytes | bytearray | memoryview
 S2_PREFIX = "/v1/"
 
 
+WatchPeer = Callable[["trio.CancelScope"], Awaitable[None]]
+
+
 class Request:
     """A whole request: the body has been read and is within the limit, transfer framing is undone.
 
@@ -28,7 +33,17 @@ class Request:
     Header names are lower case; a header sent twice has its values joined with ", ".
     """
 
-    __slots__ = ("body", "headers", "incoming", "key", "method", "path", "query", "started_ns")
+    __slots__ = (
+        "body",
+        "headers",
+        "incoming",
+        "key",
+        "method",
+        "path",
+        "query",
+        "started_ns",
+        "watch_peer",
+    )
 
     def __init__(
         self,
@@ -47,6 +62,9 @@ class Request:
         self.started_ns = started_ns
         #: The body as it comes, where the answer is to begin before its end; `body` is empty then.
         self.incoming: AsyncIterator[bytes] | None = None
+        #: Waits until whoever asked has gone, and cancels the scope it is given. A handler that only waits
+        #: runs it beside that; one that writes does not, for a write would be left in doubt.
+        self.watch_peer: WatchPeer | None = None
         #: Whose request it is; None when this gateway asks for no keys.
         self.key: Key | None = None
 

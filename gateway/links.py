@@ -91,7 +91,8 @@ class Link:
             trio.lowlevel.reschedule(sender)
 
         def abort(_: object) -> trio.lowlevel.Abort:
-            waiting.pop(id, None)
+            if waiting.pop(id, None) is not None and op in wire.WAITING_OPS:
+                self._forget(id)
             return trio.lowlevel.Abort.SUCCEEDED
 
         message: wire.Message = await trio.lowlevel.wait_task_rescheduled(abort)
@@ -100,13 +101,30 @@ class Link:
         return message
 
     def end_polls(self) -> int:
-        """Turns away whoever waits for a read: nothing is left undone by that, and a long poll would hold up
-        the end of a gateway for as long as it likes. How many there were."""
-        polls = [(id, task) for id, (task, _, op) in self._waiting.items() if op == wire.OP_DIFF]
-        for id, task in polls:
-            del self._waiting[id]
-            trio.lowlevel.reschedule(task, outcome.Error(ShuttingDown()))
+        """Turns away whoever waits for a read or a job: a long poll would hold up the end of a gateway for as
+        long as it likes. A read leaves nothing undone; of a claim only the shard knows whether it has been
+        given a job by now, so the shard is asked to end it. How many there were."""
+        polls = [
+            (id, task, op)
+            for id, (task, _, op) in self._waiting.items()
+            if op in (wire.OP_DIFF, wire.OP_CLAIM)
+        ]
+        for id, task, op in polls:
+            self._forget(id)
+            if op == wire.OP_DIFF:
+                del self._waiting[id]
+                trio.lowlevel.reschedule(task, outcome.Error(ShuttingDown()))
         return len(polls)
+
+    def _forget(self, id: int) -> None:
+        """Has the shard forget a question that it may be holding back: a claim, above all, which would be
+        given the next job and take it to nobody."""
+        if self._sock is not None:
+            place = self._unsent[-1][0] if self._unsent else self._sent_id
+            self._unsent.append((place, wire.frame(wire.REQUEST, 0, wire.OP_FORGET, id, b"", 0)))
+            if self._sender is not None:
+                sender, self._sender = self._sender, None
+                trio.lowlevel.reschedule(sender)
 
     # -- life
 

@@ -366,6 +366,13 @@ METRICS: tuple[Metric, ...] = (
         _shards(lambda s: s.waiting_reads),
     ),
     Metric(
+        "streams_waiting_claims",
+        "gauge",
+        _SHARD,
+        "Workers that wait for a job: claims with `wait_ms`, and streams of `/work`.",
+        _shards(lambda s: s.waiting_claims),
+    ),
+    Metric(
         "streams_wal_frames_total",
         "counter",
         _SHARD,

@@ -52,6 +52,7 @@ def _shard(at: int, report: ShardReport | None) -> dict[str, Any]:
         "wal_queue_bytes": report.wal.queue_bytes,
         "unsynced_frames": report.wal.unsynced_frames,
         "waiting_reads": report.waiting_reads,
+        "waiting_claims": report.waiting_claims,
     }
 
 

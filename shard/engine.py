@@ -14,7 +14,8 @@ Rules of the file
   snapshot thread.
 - When the committer fails, the shard ends: nothing is answered any more, because nothing is known any more.
 
-Bounds: parked replies and reads are at most as many as requests in flight, which the links and fronts bound.
+Bounds: parked replies and reads are at most as many as requests in flight, which the links and fronts bound;
+what is left of reads that are over is dropped when it is more than the reads that wait (`_drop_stale`).
 The backlog of the committer and the unsealed batches are bounded by `is_congested`: servers stop reading
 while it lasts.
 """
@@ -75,6 +76,9 @@ _PINNED_FILES_MIN = 4
 _SNAPSHOT_BOXES, _SNAPSHOT_REST_S = 32, 0.002
 
 _READS = (Diff, GetRecord, GetState, GetTail, ListBoxes, Collect, Locate, States)
+
+#: Deadlines of reads that are over, beyond as many as wait, before they are dropped.
+_STALE_MIN = 64
 
 #: The longest the shard goes without looking at its clock.
 _TICK_S_MAX = 1.0
@@ -173,7 +177,10 @@ class Engine:
         self._order = itertools.count()
         self._until_logged: list[_Parked] = []
         self._until_durable: list[_Parked] = []
+        #: Reads that wait, by box. One that is over may be among them until it is looked at.
         self._reads: dict[str, list[_WaitingRead]] = {}
+        #: By ticket: every read that waits, for its box or for the fetcher.
+        self._read_of: dict[Ticket, _WaitingRead] = {}
         self._read_deadlines: list[tuple[int, int, _WaitingRead]] = []
         self._claims: WaitingClaims[Ticket] = WaitingClaims()
         self._holders = itertools.count(1)
@@ -243,7 +250,11 @@ class Engine:
 
     @property
     def waiting_reads(self) -> int:
-        return sum(map(len, self._reads.values()))
+        return len(self._read_of)
+
+    @property
+    def waiting_claims(self) -> int:
+        return len(self._claims)
 
     @property
     def cache_bytes(self) -> int:
@@ -305,6 +316,15 @@ class Engine:
         """A connection that held jobs is gone, or says that it is done."""
         self._claims.drop(box, holder)
         self.submit(ReleaseHolder(box, holder), ticket)
+
+    def forget(self, ticket: Ticket) -> bool:
+        """Whoever asked does not wait for the answer any more: a read is not asked again, and a claim is
+        given nothing. Whether it was waiting; if not, it is answered, or about to be."""
+        read = self._read_of.get(ticket)
+        if read is not None:
+            self._end_read(read)
+            return True
+        return self._claims.forget(ticket)
 
     # -- commands that need what is not in memory
 
@@ -420,10 +440,27 @@ class Engine:
 
     def _park_read(self, read: _WaitingRead) -> None:
         self._reads.setdefault(read.command.box, []).append(read)
+        self._read_of[read.ticket] = read
         self._note_strong([read])
+        if len(self._read_deadlines) > 2 * len(self._read_of) + _STALE_MIN:
+            self._drop_stale()
         heapq.heappush(self._read_deadlines, (read.deadline_ms, next(self._order), read))
         if read.deadline_ms < self._timer_at_ms:
             self._timer_changed.set()
+
+    def _end_read(self, read: _WaitingRead) -> None:
+        """It has its answer, or wants none."""
+        read.done = True
+        del self._read_of[read.ticket]
+
+    def _drop_stale(self) -> None:
+        """Reads are mostly answered long before their time is up, and would be kept until then."""
+        self._read_deadlines = [entry for entry in self._read_deadlines if not entry[2].done]
+        heapq.heapify(self._read_deadlines)
+        for box, reads in list(self._reads.items()):
+            reads[:] = [read for read in reads if not read.done]
+            if not reads:
+                del self._reads[box]
 
     def _wake(self, boxes: list[str] | tuple[str, ...]) -> None:
         for box in dict.fromkeys(boxes):
@@ -497,7 +534,7 @@ class Engine:
             return True
         if outcome.reply is None:
             return False
-        read.done = True
+        self._end_read(read)
         self._settle(outcome, outcome.reply, read.ticket)
         return True
 
@@ -510,8 +547,10 @@ class Engine:
         brought: Brought,
     ) -> None:
         """A read that waited for more has what it needs of it."""
-        if error is not None:
-            read.done = True
+        if read.done:
+            pass  # nobody waits for it any more
+        elif error is not None:
+            self._end_read(read)
             read.ticket.answer(error, 0.0, 0.0)
         elif not self._try_read(read, command, held + brought):  # what there was is gone again
             self._reads.setdefault(command.box, []).append(read)

@@ -88,6 +88,7 @@ class Reporter:
             ack=self._ack_times.facts(),
             watch_sessions=len(machine.sessions),
             waiting_reads=engine.waiting_reads,
+            waiting_claims=engine.waiting_claims,
             unsealed_bytes=machine.unsealed_bytes,
             cache_bytes=engine.cache_bytes,
             idempotency_keys=machine.keys_kept,

@@ -186,6 +186,20 @@ class _Ticket:
         self.connection.reply(self.op, self.id, 0, head, requests.encode_reply(reply))
 
 
+class _WaitingTicket(_Ticket):
+    """The same for a message whose reply may be held back, and which the peer may take back meanwhile."""
+
+    __slots__ = ()
+
+    def __init__(self, connection: _Connection, op: int, id: int) -> None:
+        super().__init__(connection, op, id)
+        connection.waiting[id] = self
+
+    def answer(self, reply: Reply | StreamsError, fsync_ms: float, wal_append_ms: float) -> None:
+        self.connection.waiting.pop(self.id, None)
+        super().answer(reply, fsync_ms, wal_append_ms)
+
+
 class _Gathering:
     """The reply to packed columns: what becomes of each box, when all of them are told."""
 
@@ -245,6 +259,7 @@ class _Connection:
         "_unsent_bytes",
         "is_dirty",
         "is_open",
+        "waiting",
         "woken_ns",
         "writable",
     )
@@ -263,6 +278,8 @@ class _Connection:
         #: When the messages came that are being handled: one look at the clock for all of them.
         self.woken_ns = 0
         self.writable = trio.Event()
+        #: By id: messages whose replies may be held back.
+        self.waiting: dict[int, _WaitingTicket] = {}
         #: (box, stream of the peer) -> the number that jobs leased to this stream are held under.
         self._holders: dict[tuple[str, int], int] = {}
 
@@ -277,6 +294,7 @@ class _Connection:
                 log.warning("connection ended", error=str(error))
             finally:
                 self.is_open = False
+                self._forget_all()
                 self._release_all()
                 nursery.cancel_scope.cancel()
 
@@ -314,8 +332,12 @@ class _Connection:
 
     def _handle(self, message: wire.Message) -> None:
         server = self._server
-        ticket = _Ticket(self, message.op, message.id)
         peer = self._peer
+        if peer is None and message.op == wire.OP_FORGET:
+            self._forget(message.id)
+            return
+        is_waiting = message.op in wire.WAITING_OPS
+        ticket = (_WaitingTicket if is_waiting else _Ticket)(self, message.op, message.id)
         if peer is not None and not self._let_in(peer, message, ticket):
             return
         if peer is None and (message.op == wire.OP_STATS or message.op == wire.OP_HELLO):
@@ -401,6 +423,23 @@ class _Connection:
         else:
             self.reply(message.op, message.id, 0, _PLAIN_READ, msgspec.json.encode(answer))
         self._server.flush()
+
+    # -- questions that are taken back
+
+    def _forget(self, id: int) -> None:
+        """The peer does not wait for this reply any more. It is told so all the same: if it has been answered
+        already, that answer is on its way."""
+        ticket, engine = self.waiting.get(id), self._server.engine
+        if ticket is not None and engine is not None and engine.forget(ticket):
+            ticket.answer(ShuttingDown("the question was taken back"), 0.0, 0.0)
+
+    def _forget_all(self) -> None:
+        """The peer is gone: a claim of its that waits must not be given the next job."""
+        engine = self._server.engine
+        if engine is not None:
+            for ticket in self.waiting.values():
+                engine.forget(ticket)
+        self.waiting.clear()
 
     # -- streams that jobs are leased to
 

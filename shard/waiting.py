@@ -7,8 +7,9 @@
 A window opens with the first claim, or with the first job that comes while claims wait, and gathers whatever
 comes until it closes.
 
-Bounds: claims are requests in flight, which links and fronts bound. One pass serves at most `COHORT_MAX` of
-them; a window that has gathered as many closes early.
+Bounds: claims are requests in flight, which links and fronts bound; times that are out of date are never much
+more than those that are not. One pass serves at most `COHORT_MAX` claims; a window that has gathered as many
+closes early.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from typing import Generic, TypeVar
 from streams.protocol.queues import Claim
 
 COHORT_MAX = 1024
+#: Times that may be out of date before the heap is made anew.
+_STALE_MIN = 64
 #: Claims asked at once where there is no window. Most wake-ups bring one job, and a thousand may wait for it.
 IN_ORDER_MAX = 32
 
@@ -60,23 +63,27 @@ class _Box(Generic[T]):
 class WaitingClaims(Generic[T]):
     def __init__(self) -> None:
         self._boxes: dict[str, _Box[T]] = {}
+        #: By ticket: every claim that waits.
+        self._of: dict[T, Waiting[T]] = {}
         self._numbers = itertools.count(1)
         #: (when, number, box, claim): when a claim's time is over or, with None, a window closes. Entries
         #: may be out of date.
         self._times: list[tuple[int, int, str, Waiting[T] | None]] = []
 
     def __repr__(self) -> str:
-        return f"<WaitingClaims {sum(len(box.waiting) for box in self._boxes.values())}>"
+        return f"<WaitingClaims {len(self._of)}>"
 
-    def __bool__(self) -> bool:
-        return bool(self._boxes)
+    def __len__(self) -> int:
+        return len(self._of)
 
     def add(self, claim: Claim, ticket: T, *, now_ms: int, not_before_ms: int) -> None:
         box = self._boxes.get(claim.box)
         if box is None:
             box = self._boxes[claim.box] = _Box()
         waiting = Waiting(next(self._numbers), claim, ticket, max(now_ms + claim.wait_ms, not_before_ms))
-        box.waiting[waiting.number] = waiting
+        box.waiting[waiting.number] = self._of[ticket] = waiting
+        if len(self._times) > 2 * len(self._of) + len(self._boxes) + _STALE_MIN:
+            self._drop_stale()
         heapq.heappush(self._times, (waiting.until_ms, waiting.number, claim.box, waiting))
         box.window_ms = max(0, not_before_ms - now_ms)
         if box.window_ms:
@@ -94,8 +101,7 @@ class WaitingClaims(Generic[T]):
                 if not waiting.is_done:
                     return when
             else:
-                box = self._boxes.get(name)
-                if box is not None and box.closes_ms == when:
+                if self._closes_at(name) == when:
                     return when
             heapq.heappop(times)
         return None
@@ -130,7 +136,7 @@ class WaitingClaims(Generic[T]):
         box = self._boxes[name]
         for each in served:
             each.is_done = True
-            del box.waiting[each.number]
+            del box.waiting[each.number], self._of[each.ticket]
         if not box.waiting:
             del self._boxes[name]
 
@@ -139,6 +145,27 @@ class WaitingClaims(Generic[T]):
         box = self._boxes.get(name)
         if box is not None:
             self.done(name, [each for each in box.waiting.values() if each.claim.holder == holder])
+
+    def forget(self, ticket: T) -> bool:
+        """Whoever made this claim waits no longer. Whether it was still waiting."""
+        waiting = self._of.get(ticket)
+        if waiting is None:
+            return False
+        self.done(waiting.claim.box, [waiting])
+        return True
+
+    def _drop_stale(self) -> None:
+        """Claims are mostly answered long before their time is over, and would fill the heap until then."""
+        self._times = [
+            (when, number, name, waiting)
+            for when, number, name, waiting in self._times
+            if (not waiting.is_done if waiting is not None else self._closes_at(name) == when)
+        ]
+        heapq.heapify(self._times)
+
+    def _closes_at(self, name: str) -> int:
+        box = self._boxes.get(name)
+        return 0 if box is None else box.closes_ms
 
     def _open(self, box: _Box[T], name: str, closes_ms: int) -> None:
         if not box.closes_ms:

@@ -7,6 +7,7 @@ from urllib.parse import urlencode
 import orjson
 
 from gateway import sse
+from gateway.api import waiting
 from gateway.api.answers import from_facts, from_shard
 from gateway.content import is_ndjson, uncompressed
 from gateway.dispatch import Dispatch
@@ -63,4 +64,4 @@ class Queues:
         if "content-encoding" in request.headers:
             body = await uncompressed(request, self._body_bytes_max)
         head = wire.RequestHead(box, request.query)
-        return from_shard(request, await self._dispatch.to_owner(op, head, body))
+        return from_shard(request, await waiting.ask(self._dispatch, op, request, head, body))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gateway.api import waiting
 from gateway.api.answers import from_shard
 from gateway.content import is_ndjson, uncompressed
 from gateway.dispatch import Dispatch
@@ -39,7 +40,7 @@ class Records:
         if "content-encoding" in request.headers:
             body = await uncompressed(request, self._body_bytes_max)
         head = wire.RequestHead(box, request.query)
-        return from_shard(request, await self._dispatch.to_owner(op, head, body))
+        return from_shard(request, await waiting.ask(self._dispatch, op, request, head, body))
 
     async def one(self, request: Request, box: str, rest: str) -> Response:
         Query(request.query).done()

@@ -58,6 +58,7 @@ OPS: dict[int, Need] = {
 INTERNAL: frozenset[int] = frozenset(
     (
         wire.OP_STATS,
+        wire.OP_FORGET,
         wire.OP_LIST_BOXES,
         wire.OP_PUT_SESSION,
         wire.OP_TAKE_SESSION,

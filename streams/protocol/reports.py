@@ -104,6 +104,7 @@ class ShardReport(msgspec.Struct, frozen=True, kw_only=True):
     ack: HistogramFacts = HistogramFacts()
     watch_sessions: int = 0
     waiting_reads: int = 0
+    waiting_claims: int = 0
     unsealed_bytes: int = 0
     cache_bytes: int = 0
     idempotency_keys: int = 0

@@ -48,6 +48,8 @@ OP_GET_TAIL = 23
 OP_DELETE_RECORDS = 24
 OP_SET_FENCE = 25
 OP_STATS = 30
+#: Whoever asked the question with this id waits for its answer no longer.
+OP_FORGET = 31
 OP_FOLLOW = 40
 OP_PUT_SESSION = 41
 OP_TAKE_SESSION = 42
@@ -90,6 +92,9 @@ OP_PING = 121
 WRITE_OPS = frozenset((OP_APPEND, OP_PUT_COLUMNS, OP_TXN_PUT))
 
 #: Not commands of the machine: see `shard/exports.py`.
+#: What a shard may hold back until there is something to tell, and may be asked to forget.
+WAITING_OPS = frozenset((OP_DIFF, OP_FOLLOW, OP_CLAIM, OP_READ_STREAM))
+
 EXPORT_OPS = frozenset((OP_EXPORT, OP_EXPORT_RENEW, OP_EXPORT_END))
 
 

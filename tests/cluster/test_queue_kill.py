@@ -7,6 +7,7 @@ accounted for: acked, waiting, or in the dead letter box, each in exactly one pl
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import random
 import signal
@@ -101,6 +102,11 @@ def test_a_gateway_that_is_killed_frees_what_its_streams_held(tmp_path: Path, le
         while seen.count(b"event: job") < 2:
             seen += response.read1(65536)
         assert totals(client, "q")["in_flight"] == 2
+        client.put("idle", type="queue", lease_ms=86_400_000)
+        waiting = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)
+        body = json.dumps({"node": "w", "wait_ms": 30_000})
+        waiting.request("POST", "/v0/boxes/idle/claim", body, {"content-type": "application/json"})
+        eventually(lambda: client.ok("GET", "/v0/status")["shards"][0]["waiting_claims"] == 2)
         gateway = server.gateway_pids()[0]
         os.kill(gateway, signal.SIGKILL)
         eventually(lambda: server.gateway_pids().get(0, gateway) != gateway)
@@ -108,7 +114,10 @@ def test_a_gateway_that_is_killed_frees_what_its_streams_held(tmp_path: Path, le
         eventually(
             lambda: answered(client, "q") == {"ready": 2, "in_flight": 0, "delayed": 0, "dead_lettered": 0}
         )
+        client.append("idle", 1)
+        assert [job["deliveries"] for job in claim(client, "idle")] == [1], "it went to a claim of the dead"
         stream.close()
+        waiting.close()
 
 
 def answered(client: Client, box: str) -> dict[str, int] | None:
@@ -176,7 +185,9 @@ def test_shards_and_gateways_killed_under_workers_lose_no_job_and_bury_none_twic
         client = Client(server.port)
         box, dead = box_on(0, SHARDS, "q"), box_on(1, SHARDS, "dead")
         client.put(dead, durability="fsync")
-        client.put(box, type="queue", durability="fsync", max_deliveries=2, dead_letter=dead, lease_ms=1000)
+        # A kill, or a slow machine, may cost a job a delivery or two; only poison is to run out of them.
+        config = {"durability": "fsync", "max_deliveries": 8, "dead_letter": dead, "lease_ms": 2000}
+        client.put(box, type="queue", **config)
         total = 600
         for start in range(0, total, 100):
             client.append(box, *range(start, start + 100))

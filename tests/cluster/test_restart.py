@@ -162,24 +162,28 @@ def finish(server: Server, writers: list[Writer], watcher: Watcher) -> None:
 
 def test_a_long_poll_does_not_hold_up_the_end_and_is_told_to_come_back() -> None:
     with running_server(shards=1, drain_ms=60_000) as server, client_of(server.url) as client:
-        client.put("/v0/boxes/b", json={})
+        client.put("/v0/boxes/b", json={"type": "queue"})
         answers: list[httpx2.Response] = []
 
-        def poll() -> None:
+        def poll(question: str) -> None:
             with client_of(server.url) as own:
-                answers.append(own.post("/v0/boxes/b/diff", json={"wait_ms": 30_000}))
+                body = {"wait_ms": 30_000} | ({"node": "w"} if question == "claim" else {})
+                answers.append(own.post(f"/v0/boxes/b/{question}", json=body))
 
-        thread = threading.Thread(target=poll)
-        thread.start()
-        while client.get("/v0/status").json()["shards"][0]["waiting_reads"] < 2:
-            pass  # one is the carrier's, which waits for routers' records
-        began_s = time.monotonic()
+        threads = [threading.Thread(target=poll, args=(question,)) for question in ("diff", "claim")]
+        for thread in threads:
+            thread.start()
+        while True:
+            shard = client.get("/v0/status").json()["shards"][0]
+            if (shard["waiting_reads"], shard["waiting_claims"]) == (2, 1):
+                break  # one of the reads is the carrier's, which waits for routers' records
         assert server.terminate() == 0
-        assert time.monotonic() - began_s < 20
-        thread.join(60)
-        [answer] = answers
-        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
-        assert answer.headers["retry-after"]
+        for thread in threads:
+            thread.join(60)
+        for answer in answers:
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
+            assert answer.headers["retry-after"]
+        assert len(answers) == 2
         assert "waiting_for" in server.log_text()
 
 

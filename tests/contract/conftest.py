@@ -31,7 +31,7 @@ SMALL_LIMITS = {
     "max_node_bytes": 8,
 }
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # never used; given because httpx2 would build one a client
-PATIENCE_MS = 20_000  # a deadline no healthy run comes near
+PATIENCE_MS = 60_000  # a deadline no healthy run comes near
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Combo:
             "base_url": url,
             "http1": not h2c,
             "http2": h2c,
-            "timeout": 40,
+            "timeout": 120,
             "trust_env": False,
             "verify": NO_TLS,
         }

@@ -5,8 +5,6 @@ Method: jobs are worn out by nacks; long polls wait for what moves. Two shards, 
 
 import pytest
 
-PATIENCE_MS = 20_000
-
 
 def worn_out(api, box, *seqs, times=2):
     for _ in range(times):

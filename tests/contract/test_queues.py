@@ -3,10 +3,14 @@
 Method: workers by name, over every way to reach the server. Time passes in the server, by long polls.
 """
 
+import contextlib
 import json
+import socket
 import threading
 
 import pytest
+
+from tests.support.h2c import H2c
 
 QUEUE = {"type": "queue"}
 
@@ -96,7 +100,7 @@ def test_with_the_window_off_the_first_drains(api, box):
 
 def test_claims_inside_the_window_share_the_jobs_evenly(api, box):
     """§8: ten workers and fifty jobs: five each."""
-    api.put(box, **QUEUE, claim_jitter_ms=1500)
+    api.put(box, **QUEUE, claim_jitter_ms=3000)
     api.append(box, *range(50))
     gate = threading.Barrier(10)
 
@@ -137,6 +141,38 @@ def test_a_claim_that_waits_in_vain_answers_when_its_time_is_over(api, box):
     filled(api, box, 0)
     answer, seconds = api.in_background(lambda other: other.claim(box, wait_ms=300))()
     assert answer["count"] == 0 and 0.3 <= seconds < 15
+
+
+def test_a_worker_that_leaves_while_it_waits_is_given_nothing(api, box):
+    """§8: nothing is stuck. A job that went to it would come back only when its lease is over."""
+    filled(api, box, 0, max_deliveries=1)
+
+    def are_waiting(count):
+        shards = api.ok(api.send("GET", "/v0/status"))["shards"]
+        return sum(shard["waiting_claims"] for shard in shards) == count
+
+    with asking(api, f"/v0/boxes/{box}/claim", {"node": "w1", "wait_ms": 30_000}):
+        api.until(lambda: are_waiting(1), f"{box}.quiet")
+    api.until(lambda: are_waiting(0), f"{box}.quiet")
+    api.append(box, 1)
+    (job,) = api.claim(box, "w2")["claimed"]
+    assert (job["$seq"], job["deliveries"]) == (1, 1)
+
+
+@contextlib.contextmanager
+def asking(api, path, body):
+    """A connection on which this was asked and no answer is read; at the end it is closed."""
+    content = json.dumps(body).encode()
+    headers = {"content-type": "application/json", "content-length": str(len(content))}
+    if api.combo.protocol == "h2c":
+        with H2c(api.server.port) as connection:
+            connection.send(connection.request("POST", path, headers, ends=False), content, ends=True)
+            yield
+        return
+    head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    with socket.create_connection(("127.0.0.1", api.server.port)) as sock:
+        sock.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\n{head}\r\n".encode() + content)
+        yield
 
 
 def test_a_claim_that_waits_learns_that_the_box_is_deleted(api, box):

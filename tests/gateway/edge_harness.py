@@ -16,7 +16,7 @@ from gateway.edge import Front, FrontLimits, FrontName, serve_front
 from gateway.http import Handler, Request, Response
 
 #: Nothing in these tests may take this long; it turns a hang into a failure.
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 #: A request id of our making: the life of the process and a number.
 OUR_REQUEST_ID = "[0-9a-f]{12}-[0-9a-f]+"
@@ -64,7 +64,7 @@ async def running_front(
     *,
     front: FrontName = "edge",
     limits: FrontLimits | None = None,
-    patience_s: float = 3 * PATIENCE_S,
+    patience_s: float = 2 * PATIENCE_S,
 ) -> AsyncIterator[Running]:
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))

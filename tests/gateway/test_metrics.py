@@ -179,6 +179,7 @@ EXPECTED: dict[str, Callable[[Page], bool]] = {
     "streams_tombstones_total": equal(1, "streams_tombstones_total"),
     "streams_watch_sessions": equal(1, "streams_watch_sessions"),
     "streams_waiting_reads": moved("streams_waiting_reads"),
+    "streams_waiting_claims": equal(0, "streams_waiting_claims"),
     "streams_wal_frames_total": moved("streams_wal_frames_total"),
     "streams_wal_batches_total": moved("streams_wal_batches_total"),
     "streams_wal_fsyncs_total": moved("streams_wal_fsyncs_total"),

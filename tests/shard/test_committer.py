@@ -22,7 +22,7 @@ from tests.support.faultdisk import MOMENTS, Crashed, FaultDisk
 
 FILE_BYTES = HEADER_BYTES + 4096
 #: A report that takes this long is not late, it is missing.
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 #: Long enough that nothing in a test is ever synced because of it.
 NEVER_MS = 3_600_000
 

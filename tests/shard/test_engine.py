@@ -332,6 +332,53 @@ async def test_a_long_poll_goes_on_across_sealed_data(open_desk: Open) -> None:
         assert seqs_of(await waiting.reply()) == [12]
 
 
+async def test_a_long_poll_that_was_taken_back_is_never_answered(open_desk: Open) -> None:
+    async with open_desk() as desk:
+        await desk.put()
+        gone = desk.send(commands.Diff(box="b", wait_ms=20_000))
+        stays = desk.send(commands.Diff(box="b", wait_ms=20_000))
+        assert desk.engine.forget(gone) and not desk.engine.forget(gone)
+        assert desk.engine.waiting_reads == 1
+        await desk.append({"data": 1})
+        assert seqs_of(await stays.reply()) == [1] and not gone.is_answered
+        assert not desk.engine.forget(stays) and desk.engine.waiting_reads == 0
+
+
+async def test_a_long_poll_that_is_taken_back_while_it_waits_for_the_disk_is_never_answered(
+    open_desk: Open,
+) -> None:
+    async with open_desk() as desk:
+        await desk.put()
+        await desk.append(*({"data": at, "tag": "dull"} for at in range(10)))
+        await desk.seal()
+        desk.forget()
+        waiting = desk.send(commands.Diff(box="b", wait_ms=5_000, match=commands.Match("rare")))
+        await desk.until(lambda: desk.engine._reads != {})
+        desk.forget()
+        desk.store.reading.shut()
+        await desk.append({"data": "no", "tag": "dull"})
+        await desk.store.reading.wait_reached()
+        assert desk.engine.forget(waiting)
+        desk.store.reading.open()
+        await desk.append({"data": "yes", "tag": "rare"})
+        assert seqs_of(await desk.read(11)) == [12]
+        assert not waiting.is_answered and desk.engine.waiting_reads == 0
+
+
+async def test_what_is_left_of_answered_long_polls_is_bounded(open_desk: Open) -> None:
+    """They are answered at once, while their time would be up in half a minute."""
+    async with open_desk() as desk:
+        await desk.put()
+        for seq in range(300):
+            waiting = desk.send(commands.Diff(box="b", from_seq=seq, wait_ms=30_000))
+            await desk.append({"data": seq})
+            assert seqs_of(await waiting.reply()) == [seq + 1]
+            taken_back = desk.send(commands.Diff(box="b", from_seq=seq + 1, wait_ms=30_000))
+            assert desk.engine.forget(taken_back)
+        assert len(desk.engine._read_deadlines) < 100
+        assert sum(map(len, desk.engine._reads.values())) < 100
+
+
 async def test_a_long_poll_whose_time_is_up_while_it_waits_for_the_disk_is_answered_once(
     open_desk: Open,
 ) -> None:

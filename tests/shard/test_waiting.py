@@ -44,6 +44,30 @@ def test_claims_are_asked_in_their_order_when_a_job_comes() -> None:
     assert not book and book.next_ms() is None
 
 
+def test_a_claim_that_was_taken_back_is_not_asked() -> None:
+    book: WaitingClaims[str] = WaitingClaims()
+    add(book, "a", wait_ms=100)
+    add(book, "b", wait_ms=100)
+    assert book.forget("a") and not book.forget("a") and not book.forget("never")
+    assert names(book.woken("q", 10)) == ["b"] and len(book) == 1
+    assert book.forget("b") and not book and book.next_ms() is None
+
+
+def test_what_is_left_of_answered_claims_is_bounded() -> None:
+    """They are answered at once, while their time would be over in half a minute."""
+    book: WaitingClaims[str] = WaitingClaims()
+    add(book, "last", wait_ms=30_000)
+    add(book, "gathered", box="window", window_ms=50)  # type: ignore[arg-type]
+    for number in range(10_000):
+        add(book, str(number), wait_ms=20_000)
+        assert book.forget(str(number))
+        assert len(book._times) < 200
+    due = book.due(50)
+    assert due is not None and (due[0], names(due[1])) == ("window", ["gathered"])
+    book.done("window", due[1])
+    assert names(book.woken("q", 60)) == ["last"] and book.next_ms() == 30_000
+
+
 def test_only_the_first_few_of_many_are_asked() -> None:
     book: WaitingClaims[str] = WaitingClaims()
     for number in range(100):

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 from gateway.placement import even
 
 #: No healthy run comes near it.
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 
 T = TypeVar("T")
 

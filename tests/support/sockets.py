@@ -18,7 +18,7 @@ from wsproto.events import (
     TextMessage,
 )
 
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 
 
 class Refused(Exception):
