@@ -150,6 +150,8 @@ class SocketConnection:
         self._key = key
         self._socket = socket
         self._sink = SocketSink()
+        #: Whose backlog is read next: one page of all is on its way.
+        self._turn = trio.Lock()
         self._scope = trio.CancelScope()
         self._nursery: trio.Nursery | None = None
         #: Box -> how to end its stream.
@@ -215,7 +217,7 @@ class SocketConnection:
         self._sink.put(wording.event(b"subscribed", orjson.dumps({"boxes": starts_shown(plan, views)}), b""))
         for box, view in views.items():
             merge = merge_of(Plan({box: plan.starts[box]}, plan.encoding, _HEARTBEAT_MS), {box: view})
-            stream = self._watch.stream(merge, plan.encoding, _HEARTBEAT_MS, wording)
+            stream = self._watch.stream(merge, plan.encoding, _HEARTBEAT_MS, wording, self._turn)
             scope = self._subscribed[box] = trio.CancelScope()
             self._nursery.start_soon(self._run_stream, stream, scope)
         return b""  # said already: nothing of the boxes may come before it

@@ -65,9 +65,7 @@ class Track:
 
 
 class Merge:
-    def __init__(
-        self, tracks: Iterable[Track], rebirths: Iterable[str] = (), rebirths_total: int = 0
-    ) -> None:
+    def __init__(self, tracks: Iterable[Track]) -> None:
         self.tracks = {track.box: track for track in tracks}
         self._turns = deque(self.tracks.values())
         self.is_single = len(self.tracks) == 1

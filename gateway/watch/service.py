@@ -43,8 +43,9 @@ _SAVE_EVERY_S = 5.0
 _OPEN_S_MAX, _OPEN_RETRY_S = 10.0, 0.05
 _REVOKED = "the key of this stream is not valid any more"
 _TAKEN_OVER = "another connection has taken this session over"
-#: What a stream that ends may take to save its cursors, and another to wait for that.
-_CLOSE_S_MAX = 2.0
+#: What a stream that ends may take to save its cursors, and another to wait for that: as long as a shard may
+#: take to start again. Where nobody can come back, because we drain, that is not worth waiting for.
+_CLOSE_S_MAX, _CLOSE_S_DRAINING = 10.0, 2.0
 
 
 class BoxView(msgspec.Struct):
@@ -91,7 +92,7 @@ class Watch:
         self.stall_s = stall_s
         self._streams: set[Ends] = set()
         self._open: dict[str, SessionBody] = {}
-        self._is_draining = False
+        self.is_draining = False
 
     def __repr__(self) -> str:
         return f"<Watch {len(self._slots)} connections, {len(self._open)} sessions open>"
@@ -107,7 +108,7 @@ class Watch:
             await nursery.start(self.feeds.run)
             task_status.started()
             await draining.wait()
-            self._is_draining = True
+            self.is_draining = True
             for stream in list(self._streams):
                 stream.end()
             await trio.sleep_forever()
@@ -116,7 +117,7 @@ class Watch:
 
     def take_slot(self, key: Key | None, *, is_of_ring: bool = True) -> Slot:
         """Whoever takes one gives it back, however its stream ends."""
-        if self._is_draining:
+        if self.is_draining:
             raise ShuttingDown
         return self._slots.take(key, is_of_ring=is_of_ring)
 
@@ -126,7 +127,7 @@ class Watch:
 
     def track(self, stream: Ends) -> None:
         self._streams.add(stream)
-        if self._is_draining:
+        if self.is_draining:
             stream.end()
 
     def forget(self, stream: Ends) -> None:
@@ -223,10 +224,22 @@ class Watch:
         return PlainBody(self, self.stream(merge_of(plan, views), plan.encoding, plan.heartbeat_ms), slot)
 
     def stream(
-        self, merge: Merge, encoding: Encoding, heartbeat_ms: int, wording: Wording | None = None
+        self,
+        merge: Merge,
+        encoding: Encoding,
+        heartbeat_ms: int,
+        wording: Wording | None = None,
+        turn: trio.Lock | None = None,
     ) -> Stream:
-        wording = wording or SseWording(now_ms)
-        return Stream(self.feeds, merge, encoding, wording, heartbeat_ms=heartbeat_ms, stall_s=self.stall_s)
+        return Stream(
+            self.feeds,
+            merge,
+            encoding,
+            wording or SseWording(now_ms),
+            heartbeat_ms=heartbeat_ms,
+            stall_s=self.stall_s,
+            turn=turn,
+        )
 
     def closed(self, body: SessionBody) -> None:
         if self._open.get(body.session.wid) is body:
@@ -268,9 +281,12 @@ class SessionBody(PlainBody):
                 await super().run(sink)
                 nursery.cancel_scope.cancel()
         finally:
-            # The connection may be gone and this task cancelled; where it got to is worth two seconds.
-            with trio.CancelScope(deadline=trio.current_time() + _CLOSE_S_MAX, shield=True):
-                await self._save(is_open=False)
+            # The connection may be gone and this task cancelled; where it got to is worth some seconds. A
+            # shard that has just died has forgotten the session, and only we can put it back.
+            wait_s = _CLOSE_S_DRAINING if self._watch.is_draining else _CLOSE_S_MAX
+            with trio.CancelScope(deadline=trio.current_time() + wait_s, shield=True):
+                while not await self._save(is_open=False):  # noqa: ASYNC110 (the shard says no such thing)
+                    await trio.sleep(_OPEN_RETRY_S)
 
     async def _keep_saving(self) -> None:
         while self._is_ours:
@@ -278,13 +294,16 @@ class SessionBody(PlainBody):
             await trio.sleep(_SAVE_EVERY_S)
         self.stream.end(_TAKEN_OVER)
 
-    async def _save(self, *, is_open: bool) -> None:
+    async def _save(self, *, is_open: bool) -> bool:
+        """Whether that is settled. If not, its shard is away, and the next save may find it."""
         if not self._is_ours:
-            return
+            return True
         try:
             self._is_ours = await self._watch.sessions.save(self.session, is_open=is_open)
-        except StreamsError as error:  # its shard is away; the next save finds it
+        except StreamsError as error:
             log.debug("a session could not be saved", error=error.message)
+            return not isinstance(error, (Busy, Uncertain))
+        return True
 
     def close(self) -> None:
         super().close()

@@ -7,6 +7,8 @@ Slow readers (v0-api §7.3). A page is put only while nothing is unsent, so the 
 backlog and one from a feed beyond what the kernel took, and a line for each box that was deleted. A peer that
 is behind leaves its feeds; when it has taken what was put, it reads on from the log, in pages as large as it
 asked for. After `stall_s` in which it took nothing it is told so, if it will hear it, and the stream ends.
+Streams that share a sink (a WebSocket has one for each box) take turns at reading their backlogs, so the
+bound is the same for all of them together.
 """
 
 from __future__ import annotations
@@ -78,13 +80,16 @@ class Stream:
         *,
         heartbeat_ms: int,
         stall_s: float = STALL_S,
+        turn: trio.Lock | None = None,
     ) -> None:
+        """`turn` is shared by all who share a sink."""
         self.merge = merge
         self._feeds = feeds
         self._encoding = encoding
         self._wording = wording
         self._heartbeat_s = heartbeat_ms / 1000
         self._stall_s = stall_s
+        self._turn = turn or trio.Lock()
         self._sink: Sink | None = None
         self._put_at_s = 0.0
         self._awake = trio.Event()
@@ -182,7 +187,10 @@ class Stream:
             if track is None:
                 await self._sleep()
             else:
-                await self._read(track)
+                async with self._turn:
+                    if sink.unsent_bytes:  # somebody else's, put while we waited for our turn
+                        await sink.wait_sent(self._stall_s)
+                    await self._read(track)
                 await trio.lowlevel.checkpoint()
 
     async def _sleep(self) -> None:

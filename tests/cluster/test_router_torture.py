@@ -16,6 +16,8 @@ import signal
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
+
 from streams.testing import Server, running_server
 from tests.support.crashing import Client, Lost, Writer, box_on, eventually
 from tests.support.machines import SWEEP_FACTOR
@@ -70,6 +72,7 @@ class BatchWriter(Writer):
         return {"records": records, "idempotency_key": f"{self.name}-{number}"}
 
 
+@pytest.mark.timeout(3600)
 def test_copies_are_exact_whatever_is_killed(tmp_path: Path) -> None:
     seed = int(os.environ.get("STREAMS_TORTURE_SEED", "0")) or random.SystemRandom().randrange(1, 2**32)
     print(f"torture: STREAMS_TORTURE_SEED={seed}")

@@ -16,6 +16,7 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.api.sockets import SocketConnection
 from gateway.http import Stalled
 from gateway.watch import cursors, feeds
 from gateway.watch.merge import Merge, Track
@@ -252,6 +253,70 @@ async def test_a_reader_that_never_reads_is_told_and_left(autojump_clock: object
         peer.room = 1 << 30
         last = peer.read() + peer.read()
         assert (last[-1].name, last[-1].json["code"]) == ("error", 408)
+
+
+async def test_a_session_outlives_its_shard_and_its_stream(autojump_clock: object) -> None:
+    """§7.2: a shard that is killed forgets its sessions. A stream that ends meanwhile brings its own back."""
+    async with stage() as made:
+        plan = plan_of_body(b'{"boxes":{"b":{}}}', 128)
+        wid = await made.watch.create_session(plan, await made.watch.look_at(plan, lenient=False))
+        body, peer, scope = await made.watch.open_session(wid, None), Peer(), trio.CancelScope()
+
+        async def serve() -> None:
+            with scope:
+                await body.run(peer)
+            body.close()
+
+        made.nursery.start_soon(serve)
+        await trio.testing.wait_all_tasks_blocked()
+        assert seqs(peer.read()) == [1]
+        [link] = made.watch._dispatch.links
+        link.is_up = False
+        made.shard.machine.sessions.clear()
+        scope.cancel()
+        await trio.sleep(3)
+        link.is_up = True
+        again, peer = await made.watch.open_session(wid, None), Peer()
+        made.nursery.start_soon(again.run, peer)
+        made.append(2)
+        await trio.testing.wait_all_tasks_blocked()
+        assert seqs(peer.read()) == [2]
+
+
+class UnreadSocket:
+    """A WebSocket whose peer has sent this and reads nothing."""
+
+    def __init__(self, *messages: object) -> None:
+        self._messages = [json.dumps(message).encode() for message in messages]
+        self.sent: list[bytes] = []
+        self.reads = trio.Event()
+
+    async def receive(self) -> bytes:
+        if not self._messages:
+            await trio.sleep_forever()
+        return self._messages.pop(0)
+
+    async def send(self, text: bytes) -> None:
+        if b'"op":"record"' in text:
+            await self.reads.wait()
+        self.sent.append(text)
+
+
+async def test_a_socket_of_many_boxes_that_is_not_read_costs_no_more_than_one(autojump_clock: object) -> None:
+    """§7.3: bounded buffers, however many boxes one socket has subscribed to."""
+    async with stage() as made:
+        boxes = [f"many{number}" for number in range(50)]
+        for box in boxes:
+            made.append("x" * 1000, box=box)
+        socket = UnreadSocket({"op": "subscribe", "boxes": {box: {} for box in boxes}})
+        connection = SocketConnection(made.watch, made.watch._dispatch, socket)
+        made.nursery.start_soon(connection.run)
+        await trio.testing.wait_all_tasks_blocked()
+        assert 1000 < connection._sink.unsent_bytes < 3000, "one page"
+        socket.reads.set()
+        await trio.testing.wait_all_tasks_blocked()
+        found = [json.loads(text) for text in socket.sent]
+        assert sorted(said["box"] for said in found if said["op"] == "record") == sorted(boxes)
 
 
 async def test_a_flood_in_one_box_does_not_starve_another(autojump_clock: object) -> None:
