@@ -84,6 +84,15 @@ def _path(text: str) -> str:
     return text if "://" in text else os.path.abspath(text)
 
 
+def _moment(text: str | None, option: str) -> int | None:
+    from streams.spark.option_table import moment_ms
+
+    try:
+        return None if text is None else moment_ms(text)
+    except ValueError as error:
+        raise output.Refusal(f"{option}: {text!r} {error}") from None
+
+
 def _show(result: Any, target: Target) -> None:
     import msgspec
 
@@ -136,6 +145,50 @@ def archive(
             key=at.key or None,
             trim=trim,
             on_gap="emit" if skip_gaps else "fail",
+            dry_run=dry_run,
+        )
+    _show(result, target)
+
+
+@example(
+    "streams pipeline archive orders --to archive --name orders",
+    "streams pipeline read-all orders --to everything --format json",
+)
+@command.command("read-all", short_help="An archive and what has come since, as files.")
+@click.argument("name")
+@click.argument("boxes", nargs=-1)
+@click.option("--to", "path", required=True, metavar="PATH", help="Folder, or URL that Spark can write to.")
+@click.option("--format", default="parquet", show_default=True, help="parquet, json, csv or orc.")
+@_dry_run
+@_spark_options
+@connected
+def read_all(
+    target: Target,
+    name: str,
+    boxes: tuple[str, ...],
+    path: str,
+    format: str,
+    dry_run: bool,
+    master: str | None,
+    remote: str | None,
+    cores: int | None,
+) -> None:
+    """Write the archive NAME and what its boxes hold beyond it into files, each record once.
+
+    With BOXES, of these alone.
+    """
+    from streams.spark.jobs.archive import export_all as job
+
+    at = target.resolved()
+    with _session("read-all", master, remote, cores) as spark:
+        result = job(
+            spark,
+            name,
+            _path(path),
+            boxes,
+            format=format,
+            url=at.url,
+            key=at.key or None,
             dry_run=dry_run,
         )
     _show(result, target)
@@ -199,6 +252,9 @@ def backfill(
     "--where", metavar="SQL", help="Only these: a condition on box, seq, ts, data, tag, node, meta."
 )
 @click.option("--from", "from_seq", type=int, help="The first run begins after this seq.")
+@click.option("--from-time", metavar="TIME", help="Or at this time: ISO, or milliseconds since 1970.")
+@click.option("--until", "to_seq", type=int, help="The last record that is copied.")
+@click.option("--until-time", metavar="TIME", help="Or the time before which records are copied.")
 @click.option("--keep-ts", is_flag=True, help="Copies keep their times; the box must take client times.")
 @click.option("--with-source", is_flag=True, help="Meta of a copy says where it is from.")
 @_name
@@ -212,6 +268,9 @@ def replay(
     to: str,
     where: str | None,
     from_seq: int | None,
+    from_time: str | None,
+    to_seq: int | None,
+    until_time: str | None,
     keep_ts: bool,
     with_source: bool,
     name: str,
@@ -235,6 +294,9 @@ def replay(
             key=at.key or None,
             where=where,
             from_seq=from_seq,
+            from_ts=_moment(from_time, "--from-time"),
+            to_seq=to_seq,
+            to_ts=_moment(until_time, "--until-time"),
             keep_ts=keep_ts,
             with_source=with_source,
             on_gap="skip" if skip_gaps else "fail",
@@ -256,6 +318,7 @@ def replay(
 @click.option("--late", metavar="TIME", help="Give windows up that are older than this.")
 @click.option("--closed-only", is_flag=True, help="Write a window once, when it is over; needs --late.")
 @click.option("--checkpoint", required=True, metavar="PATH", help="Where Spark keeps how far it is.")
+@_gaps
 @_dry_run
 @_spark_options
 @connected
@@ -270,6 +333,7 @@ def rollup(
     late: str | None,
     closed_only: bool,
     checkpoint: str,
+    skip_gaps: bool,
     dry_run: bool,
     master: str | None,
     remote: str | None,
@@ -294,6 +358,7 @@ def rollup(
             time=time,
             late=late,
             closed_only=closed_only,
+            on_gap="skip" if skip_gaps else "fail",
             url=at.url,
             key=at.key or None,
             dry_run=dry_run,

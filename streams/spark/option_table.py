@@ -103,7 +103,8 @@ def _duration_ms(text: str) -> int:
     return int(found[1]) * _UNITS_MS[found[2] or "ms"]
 
 
-def _moment_ms(text: str) -> int:
+def moment_ms(text: str) -> int:
+    """Milliseconds since 1970, or an ISO time."""
     if re.fullmatch(r"\d+", text):
         return int(text)
     try:
@@ -222,7 +223,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option(
         "startingTimestamp",
         _READS,
-        _moment_ms,
+        moment_ms,
         None,
         "From the first record that is not older: milliseconds since 1970, or an ISO time (UTC unless it "
         "says otherwise).",
@@ -237,7 +238,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option(
         "endingTimestamp",
         (BATCH,),
-        _moment_ms,
+        moment_ms,
         None,
         "Up to the last record before this time.",
     ),

@@ -66,27 +66,46 @@ def test_an_archive_goes_on_where_it_was_and_audit_proves_it(
     assert first.records == 70 and first.trimmed == 0
     filled(client, boxes[0], 50, 60)
     client.box(boxes[0]).delete(match="k3")
+    victim = next(path for path in Path(first.ranges[0].folder).rglob("*.parquet") if boxes[1] in str(path))
+    hidden = victim.rename(tmp_path / "hidden")
+    with pytest.raises(JobRefused, match=rf"of {boxes[1]} is not in the archive as the box holds it"):
+        jobs.archive(spark, boxes, where, name=name, url=server.url, trim=True)
+    assert [client.box(box).state().count for box in boxes] == [45, 20], "nothing was deleted"
+    hidden.rename(victim)
+    filled(client, boxes[0], 60, 64)
+    client.box(boxes[0]).delete(match="k3")
+    with monkeypatch.context() as patched:
+        patched.setattr(type(client.box(name)), "delete", stop)
+        with pytest.raises(Killed):
+            jobs.archive(spark, boxes, where, name=name, url=server.url, trim=True)
+    assert client.box(boxes[0]).state().count == 48, "archived, and not trimmed"
     second = jobs.archive(spark, boxes, where, name=name, url=server.url, trim=True)
-    assert [(each.box, each.first, each.last, each.records) for each in second.ranges] == [
-        (boxes[0], 51, 60, 7)
-    ]
-    assert client.box(boxes[0]).state().count == 0, "trimmed"
-    filled(client, boxes[0], 60, 65)
+    assert (second.records, second.trimmed) == (0, 68), "what the run that was killed has left"
+    assert [client.box(box).state().count for box in boxes] == [0, 0]
+    filled(client, boxes[0], 64, 65)
+    client.box(boxes[1]).drop()
 
     everything = jobs.read_all(spark, name, boxes, url=server.url)
     found = {
         row["box"]: sorted(row["seqs"])
         for row in everything.groupBy("box").agg(sql.collect_list("seq").alias("seqs")).collect()
     }
-    assert found[boxes[1]] == list(range(1, 21))
-    assert found[boxes[0]] == [*range(1, 51), *[n + 1 for n in range(50, 60) if n % 4 != 3], *range(61, 66)]
+    assert found[boxes[0]] == [*range(1, 51), *[n + 1 for n in range(50, 64) if n % 4 != 3], 65]
+    assert found[boxes[1]] == [*range(1, 21)], "of a box that is gone, what is archived"
 
-    audited = jobs.audit(spark, boxes, archive=name, url=server.url)
+    audited = jobs.audit(spark, boxes[:1], archive=name, url=server.url)
     assert audited.ok and audited.findings == []
-    (victim,) = list(Path(second.ranges[0].folder).rglob("*.parquet"))[:1]
-    victim.unlink()
-    audited = jobs.audit(spark, boxes, archive=name, url=server.url)
-    assert not audited.ok and "the ledger says 7" in audited.findings[0]
+    entries = [item.data for item in client.box(f"archive.{name}").read() if isinstance(item, Record)]
+    assert [(each["box"], each["first"], each["last"], each["records"]) for each in entries] == [
+        (boxes[0], 1, 50, 50),
+        (boxes[1], 1, 20, 20),
+        (boxes[0], 51, 60, 7),
+        (boxes[0], 61, 64, 3),
+    ]
+    for victim in Path(entries[-1]["folder"]).rglob("*.parquet"):
+        victim.unlink()
+    audited = jobs.audit(spark, boxes[:1], archive=name, url=server.url)
+    assert not audited.ok and "the ledger says 3" in audited.findings[0]
 
 
 def test_an_archive_refuses_what_is_lost_unless_told_and_then_notes_it(
@@ -227,7 +246,11 @@ def test_a_replay_copies_what_is_wanted_once_and_goes_on(
     def doubled(rows: Any) -> Any:
         return rows.selectExpr(f"'{name}.new' as box", "to_json(struct(seq * 2 as twice)) as data")
 
-    jobs.replay(spark, [source], name=f"{name}.2", url=server.url, transform=doubled, from_seq=40)
+    some = {"url": server.url, "transform": doubled}
+    upto = jobs.replay(spark, [source], name=f"{name}.2", from_seq=40, to_seq=42, **some)
+    assert (upto.examined, upto.cursors) == (2, {source: 42})
+    assert jobs.replay(spark, [source], name=f"{name}.2", to_ts=1000, **some).steps == 0
+    jobs.replay(spark, [source], name=f"{name}.2", to_ts=2**42, **some)
     assert sorted(each["twice"] for each in data(client, f"{name}.new")) == [82, 84, 86, 88]
     audited = jobs.audit(spark, [target], against=f"{name}.new", url=server.url)
     assert audited.findings == [
@@ -245,7 +268,7 @@ def test_a_rollup_counts_each_record_once_over_several_runs(
     def add(*minutes: float) -> None:
         client.box(name).append_batch([Entry({"v": 1}, tag="x", ts=int(at * minute)) for at in minutes])
 
-    def run() -> jobs.Rollup:
+    def run(**more: Any) -> jobs.Rollup:
         return jobs.rollup(
             spark,
             [name],
@@ -255,12 +278,19 @@ def test_a_rollup_counts_each_record_once_over_several_runs(
             aggregates={"orders": "count(*)", "total": "sum(cast(get_json_object(data, '$.v') as int))"},
             by="tag",
             url=server.url,
+            **more,
         )
 
     add(1, 2, 7)
+    assert (run(dry_run=True).examined, client.box(f"{name}.sums").exists()) == (3, False)
     assert (run().examined, client.box(f"{name}.sums").config().compact) == (3, "tag")
+    client.box(name).create(cap_records=3, timestamping={"mode": "client-require", "uncapped": True})
+    add(7.5)
     add(8, 8.5, 11)
-    run()
+    assert run(dry_run=True).examined == 4, "since the last run"
+    with pytest.raises(GapError, match=f"{name} has lost records 4 to 4"):
+        run()
+    run(on_gap="skip")
     newest = {item.tag: item.data for item in client.box(f"{name}.sums").read() if isinstance(item, Record)}
     assert {tag: (each["orders"], each["total"]) for tag, each in newest.items()} == {
         "x|1970-01-01T00:00:00Z": (2, 2),
@@ -315,8 +345,12 @@ def test_a_snapshot_and_what_follows_it_are_the_whole_story(
             jobs.snapshot(spark, name, url=server.url, trim=True)
     assert state() == expected, "the old snapshot still stands"
     box.append_batch([Entry("late", tag="k0")])
+    with monkeypatch.context() as patched:
+        patched.setattr(type(box), "delete", stop)
+        with pytest.raises(Killed):
+            jobs.snapshot(spark, name, url=server.url, trim=True)
     second = jobs.snapshot(spark, name, url=server.url, trim=True)
-    assert (second.cursor, second.keys) == (24, 5)
+    assert (second.cursor, second.keys, second.trimmed) == (24, 5, 4), "also of the runs that were killed"
     assert state() == expected | {"k0": "late"}
     assert jobs.snapshot(spark, name, url=server.url).cursor == 24
     assert client.box(f"{name}.snap").state().count == 6, "five keys and a footer"

@@ -1,6 +1,6 @@
 """Jobs over boxes: each a function here and a verb of `streams pipeline`.
 
-    archive    boxes -> Parquet, then optionally trim; `read_all` reads both as one
+    archive    boxes -> Parquet, then optionally trim; `read_all` reads both as one, `export_all` -> files
     backfill   files -> boxes
     replay     boxes -> boxes, with a filter or a transformation
     rollup     windows of a box -> a box
@@ -11,7 +11,7 @@ Each goes on where it was stopped and writes each record once, also when it is r
 stands in a box of its own (its *ledger*), and rows are written in transactions named after the job.
 """
 
-from streams.spark.jobs.archive import Archive, archive, read_all
+from streams.spark.jobs.archive import Archive, Export, archive, export_all, read_all
 from streams.spark.jobs.audit import Audit, audit
 from streams.spark.jobs.backfill import Backfill, backfill
 from streams.spark.jobs.replay import Replay, replay
@@ -22,12 +22,14 @@ __all__ = [
     "Archive",
     "Audit",
     "Backfill",
+    "Export",
     "Replay",
     "Rollup",
     "Snapshot",
     "archive",
     "audit",
     "backfill",
+    "export_all",
     "read_all",
     "read_snapshot",
     "replay",

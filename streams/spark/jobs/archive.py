@@ -8,12 +8,15 @@ listing.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from pyspark.sql import Observation
 from pyspark.sql import functions as sql
 
+from streams.client._sync.client import Client
+from streams.direct import BoxPosition
 from streams.spark.jobs.plainly import plainly
 from streams.spark.jobs.site import SCHEMA, JobRefused, Ledger, Site, continued, states, summary
 from streams.spark.offsets import Place
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 LEDGER = "archive."
+FORMATS = ("parquet", "json", "csv", "orc")
 
 
 class Range(msgspec.Struct, frozen=True):
@@ -59,7 +63,8 @@ def archive(
     dry_run: bool = False,
 ) -> Archive:
     """Puts what is new in these boxes since the last run into Parquet files below `path`, by box and day,
-    sorted. `trim` then deletes it from the boxes, after both sides have been read once more and compared."""
+    sorted. `trim` then deletes all that is archived from the boxes, after both sides have been read once more
+    and compared: also what earlier runs have archived and left there, or were killed before they deleted."""
     site = Site(url, key)
     with site.client() as client, site.shards() as shards:
         ledger = Ledger(client, LEDGER + name)
@@ -70,36 +75,93 @@ def archive(
             after = continued(box, state, places[box], on_gap) if box in places else state.earliest_seq - 1
             if after < state.head_seq:
                 start[box], end[box] = after, state.head_seq
-        if dry_run or not end:
+        if dry_run:
             planned = [
                 Range(box, known[box].generation, start[box] + 1, end[box], end[box] - start[box], 0, "")
                 for box in end
             ]
-            return Archive(name, sum(each.records for each in planned), planned, 0, is_dry=dry_run)
-        folder = f"{path.rstrip('/')}/{len(ledger.entries):06d}-{uuid.uuid4().hex[:8]}"
-        rows = site.frame(spark, start, end, on_gap=on_gap)
-        gaps = _gaps(rows)
-        rows = rows.drop("gap").filter("data is not null")
-        _write(rows, folder)
-        written = {row["box"]: row for row in summary(stored(spark, [folder])).collect()}
-        if trim:
-            _compare(written, {row["box"]: row for row in summary(rows).collect()})
-        found = [
-            Range(
-                box=box,
-                gen=known[box].generation,
-                first=start[box] + 1,
-                last=end[box],
-                records=written[box]["records"] if box in written else 0,
-                fingerprint=written[box]["fingerprint"] if box in written else 0,
-                folder=folder,
-                gaps=gaps.get(box, []),
-            )
-            for box in end
-        ]
-        ledger.append(msgspec.to_builtins(each) for each in found)
-        trimmed = sum(client.box(box).delete(before_seq=end[box] + 1).deleted for box in end) if trim else 0
+            return Archive(name, sum(each.records for each in planned), planned, 0, is_dry=True)
+        found = []
+        if end:
+            found = _put_away(spark, site, ledger, known, path, start, end, on_gap=on_gap, compare=trim)
+        trimmed = _trim(spark, site, client, ledger, known, start) if trim else 0
     return Archive(name, sum(each.records for each in found), found, trimmed)
+
+
+def _put_away(
+    spark: SparkSession,
+    site: Site,
+    ledger: Ledger,
+    known: Mapping[str, BoxPosition],
+    path: str,
+    start: Mapping[str, int],
+    end: Mapping[str, int],
+    *,
+    on_gap: str,
+    compare: bool,
+) -> list[Range]:
+    folder = f"{path.rstrip('/')}/{len(ledger.entries):06d}-{uuid.uuid4().hex[:8]}"
+    rows = site.frame(spark, start, end, on_gap=on_gap)
+    gaps = _gaps(rows)
+    rows = rows.drop("gap").filter("data is not null")
+    _write(rows, folder)
+    written = {row["box"]: row for row in summary(stored(spark, [folder])).collect()}
+    if compare:
+        _compare(written, {row["box"]: row for row in summary(rows).collect()})
+    found = [
+        Range(
+            box=box,
+            gen=known[box].generation,
+            first=start[box] + 1,
+            last=end[box],
+            records=written[box]["records"] if box in written else 0,
+            fingerprint=written[box]["fingerprint"] if box in written else 0,
+            folder=folder,
+            gaps=gaps.get(box, []),
+        )
+        for box in end
+    ]
+    ledger.append(msgspec.to_builtins(each) for each in found)
+    return found
+
+
+def _trim(
+    spark: SparkSession,
+    site: Site,
+    client: Client,
+    ledger: Ledger,
+    known: Mapping[str, BoxPosition],
+    start: Mapping[str, int],
+) -> int:
+    """Deletes what the ledger has. This run's own range was compared already; what stands before it, of runs
+    that did not trim, is compared here."""
+    upto = {
+        box: place.seq
+        for box, place in cursors(ledger).items()
+        if box in known and known[box].generation == place.gen and known[box].earliest_seq <= place.seq
+    }
+    before = {box: start.get(box, last) for box, last in upto.items()}
+    older = {box: last for box, last in before.items() if known[box].earliest_seq <= last}
+    if older:
+        live = site.frame(spark, {box: known[box].earliest_seq - 1 for box in older}, older, on_gap="skip")
+        lost = unarchived(live, stored(spark, folders_of(ledger.entries, older))).limit(1).collect()
+        if lost:
+            raise JobRefused(
+                f"record {lost[0]['seq']} of {lost[0]['box']} is not in the archive as the box holds it; "
+                f"nothing was trimmed. streams pipeline audit tells what else differs"
+            )
+    return sum(client.box(box).delete(before_seq=last + 1).deleted for box, last in upto.items())
+
+
+def folders_of(entries: Iterable[Mapping[str, Any]], boxes: Container[str]) -> list[str]:
+    return sorted({entry["folder"] for entry in entries if entry["box"] in boxes})
+
+
+def unarchived(live: DataFrame, cold: DataFrame) -> DataFrame:
+    """Box and seq of records that the archive does not have, or has otherwise."""
+    content = sql.xxhash64("ts", "data", "tag", "node", "meta").alias("content")
+    mine, theirs = live.select("box", "seq", content), cold.select("box", "seq", content)
+    return mine.join(theirs, ["box", "seq", "content"], "left_anti")
 
 
 def _gaps(rows: DataFrame) -> dict[str, list[dict[str, Any]]]:
@@ -148,6 +210,13 @@ def cursors(ledger: Ledger) -> dict[str, Place]:
     return {entry["box"]: Place(entry["gen"], entry["last"]) for entry in ledger.entries}
 
 
+class Export(msgspec.Struct, frozen=True):
+    name: str
+    path: str
+    records: int
+    is_dry: bool = False
+
+
 def read_all(
     spark: SparkSession,
     name: str,
@@ -157,21 +226,49 @@ def read_all(
     key: str | None = None,
 ) -> DataFrame:
     """Archive and boxes as one: files up to where the archive goes, the boxes from there. No record twice,
-    and a record that is lost between the two fails the query."""
+    and a record that is lost between the two fails the query. Of a box that was deleted since, what is
+    archived."""
     site = Site(url, key)
     with site.client() as client, site.shards() as shards:
         ledger = Ledger(client, LEDGER + name)
         places = cursors(ledger)
         wanted = list(boxes) or sorted(places)
-        known = states(shards, wanted)
+        there = {each.box for each in shards.states(boxes=wanted)}
+        known = states(shards, [box for box in wanted if box in there or box not in places], least=0)
         start = {
             box: continued(box, state, places[box], "fail") if box in places else state.earliest_seq - 1
             for box, state in known.items()
         }
         end = {box: state.head_seq for box, state in known.items()}
-    live = site.frame(spark, start, end)
-    folders = sorted({entry["folder"] for entry in ledger.entries if entry["box"] in wanted})
+    if not wanted:
+        raise JobRefused(f"there is no archive {name}; its ledger would be the box {LEDGER}{name}")
+    live = site.frame(spark, start, end) if end else spark.createDataFrame([], SCHEMA)
+    folders = folders_of(ledger.entries, wanted)
     if not folders:
         return live
     cold = stored(spark, folders).drop("folder").filter(sql.col("box").isin(wanted))
     return cold.unionByName(live)
+
+
+@plainly
+def export_all(
+    spark: SparkSession,
+    name: str,
+    path: str,
+    boxes: Sequence[str] = (),
+    *,
+    format: str = "parquet",
+    url: str | None = None,
+    key: str | None = None,
+    dry_run: bool = False,
+) -> Export:
+    """What `read_all` gives, as files in a folder that is not there yet."""
+    if format not in FORMATS:
+        raise JobRefused(f"format {format}: must be one of {', '.join(FORMATS)}")
+    rows = read_all(spark, name, boxes, url=url, key=key)
+    if dry_run:
+        return Export(name, path, rows.count(), is_dry=True)
+    seen = Observation()
+    counted = rows.observe(seen, sql.count(sql.lit(1)).alias("rows"))
+    counted.write.format(format).save(path)
+    return Export(name, path, int(seen.get["rows"]))

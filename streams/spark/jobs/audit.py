@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from pyspark.sql import functions as sql
 
-from streams.spark.jobs.archive import LEDGER, stored
+from streams.spark.jobs.archive import LEDGER, folders_of, stored, unarchived
 from streams.spark.jobs.plainly import plainly
 from streams.spark.jobs.site import JobRefused, Ledger, Site, states, summary
 
@@ -124,7 +124,7 @@ def _against_archive(spark: SparkSession, live: DataFrame, entries: list[dict[st
         reached[entry["box"]] = (entry["gen"], entry["last"])
     if not entries:
         return findings
-    cold = stored(spark, sorted({entry["folder"] for entry in entries}))
+    cold = stored(spark, folders_of(entries, reached))
     found = {(row["box"], row["folder"]): row for row in summary(cold, "folder").collect()}
     for entry in entries:
         row = found.pop((entry["box"], entry["folder"]), None)
@@ -137,10 +137,7 @@ def _against_archive(spark: SparkSession, live: DataFrame, entries: list[dict[st
     ends = [(box, last) for box, (_, last) in reached.items()]
     cursors = spark.createDataFrame(ends, "box string, last bigint")
     covered = live.join(sql.broadcast(cursors), "box").filter("seq <= last")
-    content = sql.xxhash64("ts", "data", "tag", "node", "meta").alias("content")
-    lost = covered.select("box", "seq", content).join(
-        cold.select("box", "seq", content), ["box", "seq", "content"], "left_anti"
-    )
+    lost = unarchived(covered, cold)
     for row in lost.limit(_SHOWN).collect():
         findings.append(f"{row['box']}: record {row['seq']} of the box is not in the archive as it is here")
     return findings

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from pyspark.sql import functions as sql
 
+from streams.direct import Shards
 from streams.spark import offsets
 from streams.spark.jobs.plainly import plainly
 from streams.spark.jobs.site import Ledger, Site, continued, done_epoch, states
@@ -50,6 +51,8 @@ def replay(
     transform: Callable[[DataFrame], DataFrame] | None = None,
     from_seq: int | None = None,
     from_ts: int | None = None,
+    to_seq: int | None = None,
+    to_ts: int | None = None,
     node: str = "replay",
     keep_ts: bool = False,
     with_source: bool = False,
@@ -62,8 +65,8 @@ def replay(
     `where` is an SQL condition on the columns of a read; `transform` gets the frame and returns one with the
     columns of a write (with `box`, when `to` is not given). Tag and meta are kept; with `with_source`, meta
     says where a record is from (`{"src": "orders:41"}`). `node` marks the copies, so that routers back to
-    the source can leave them out. The first run begins at `from_seq`, at the time `from_ts`, or at the
-    beginning.
+    the source can leave them out. The first run begins after `from_seq`, at the time `from_ts`, or at the
+    beginning; a run ends with record `to_seq`, before the time `to_ts`, or where the boxes are now.
     """
     site = Site(url, key)
     writer = f"job:replay:{name}"
@@ -83,6 +86,7 @@ def replay(
             start |= offsets.load(entry["end"])
         for box, state in known.items():
             start[box] = Place(state.generation, continued(box, state, start[box], on_gap))
+        heads = _ends(shards, heads, start, to_seq, to_ts)
         if dry_run:
             waiting = sum(offsets.pending(start, heads).values())
             return Replay(name, waiting, 0, -(-waiting // step_records), _cursors(start), is_dry=True)
@@ -90,6 +94,11 @@ def replay(
         def run(entry: dict[str, Any]) -> None:
             nonlocal examined, records, steps
             begin, end = offsets.load(entry["start"]), offsets.load(entry["end"])
+            # Of a box that was made anew since the step was decided on, what the step meant is lost; it has
+            # come this far only if that may be.
+            end = {box: place for box, place in end.items() if box in known and heads[box].gen == place.gen}
+            if not end:
+                return
             rows = site.frame(
                 spark,
                 {box: begin[box].seq for box in end},
@@ -111,6 +120,17 @@ def replay(
             run(entry)
             start = end
     return Replay(name, examined, records, steps, _cursors(start))
+
+
+def _ends(shards: Shards, heads: Offset, start: Offset, to_seq: int | None, to_ts: int | None) -> Offset:
+    """Where this run ends, which is never before where it begins."""
+    upto = {box: place.seq for box, place in heads.items()}
+    if to_seq is not None:
+        upto = {box: min(seq, to_seq) for box, seq in upto.items()}
+    if to_ts is not None:
+        for box, (_, seq) in shards.locate(dict.fromkeys(heads, to_ts)).items():
+            upto[box] = min(upto[box], seq - 1)
+    return {box: Place(place.gen, max(start[box].seq, upto[box])) for box, place in heads.items()}
 
 
 def _cursors(start: Offset) -> dict[str, int]:

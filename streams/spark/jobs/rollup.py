@@ -6,14 +6,18 @@ counted again gets a new record under the same tag: in a box with `compact: "tag
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
+from pyspark.errors import AnalysisException
 from pyspark.sql import functions as sql
 
+from streams.spark import offsets
 from streams.spark.jobs.plainly import plainly
-from streams.spark.jobs.site import JobRefused, Site
+from streams.spark.jobs.site import JobRefused, Site, states
+from streams.spark.offsets import Place
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -44,6 +48,7 @@ def rollup(
     url: str | None = None,
     key: str | None = None,
     max_records: int | None = None,
+    on_gap: str = "fail",
     dry_run: bool = False,
 ) -> Rollup:
     """Counts `boxes` in windows (`5 minutes`, `1 hour`) into box `to`, which is made to keep the newest
@@ -51,7 +56,8 @@ def rollup(
     to count separately by, `time` one for the time that counts.
 
     With `late`, windows older than that are given up and their state is forgotten. `closed_only` writes a
-    window once, when it is over, and needs `late`; otherwise every run writes what has changed.
+    window once, when it is over, and needs `late`; otherwise every run writes what has changed. With
+    `on_gap="skip"` it goes on when records were lost before they were counted.
     """
     if closed_only and late is None:
         raise JobRefused("closed_only needs late: when is a window over?")
@@ -64,13 +70,16 @@ def rollup(
     site = Site(url, key)
     if dry_run:
         with site.shards() as shards:
-            waiting = sum(state.count for state in shards.states(boxes=list(boxes)))
-        return Rollup(to, waiting, 0, 0, is_dry=True)
+            known = states(shards, boxes)
+        heads = {box: Place(state.generation, state.head_seq) for box, state in known.items()}
+        first = {box: Place(state.generation, state.earliest_seq - 1) for box, state in known.items()}
+        waiting = offsets.pending(first | _reached(spark, checkpoint), heads)
+        return Rollup(to, sum(waiting.values()), 0, 0, is_dry=True)
     with site.client() as client:
         if not client.box(to).exists():
             client.box(to).create(compact="tag")
     reader = spark.readStream.format("streams").options(**site.options())
-    reader = reader.option("startingOffsets", "earliest")
+    reader = reader.option("startingOffsets", "earliest").option("onGap", on_gap)
     if max_records is not None:
         reader = reader.option("maxRecordsPerTrigger", max_records)
     counted = _counted(reader.load(",".join(boxes)), window, aggregates, by, time, late)
@@ -99,6 +108,23 @@ def rollup(
         sum(max(0, each.sink.numOutputRows) for each in progress),
         len(progress),
     )
+
+
+def _reached(spark: SparkSession, checkpoint: str) -> offsets.Offset:
+    """How far the last micro-batch came that was committed, as Spark's checkpoint says."""
+
+    def entries(folder: str) -> dict[int, str]:
+        try:
+            files = spark.read.option("wholetext", "true").text(f"{checkpoint.rstrip('/')}/{folder}")
+            found = files.select(sql.input_file_name().alias("file"), "value").collect()
+        except AnalysisException:  # there is none yet
+            return {}
+        named = {row["file"].rpartition("/")[2]: row["value"] for row in found}
+        return {int(name): text for name, text in named.items() if name.isdigit()}
+
+    done = entries("commits")
+    text = entries("offsets").get(max(done)) if done else None
+    return offsets.load(json.loads(text.splitlines()[-1])) if text is not None else {}
 
 
 def _counted(

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from pyspark.sql import Observation
 from pyspark.sql import functions as sql
 
 from streams.client._sync.client import Client
@@ -22,7 +23,7 @@ from streams.spark.gaps import Gap, GapError
 from streams.spark.offsets import Place
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 #: A server that is started again is back well within it.
 _RETRY = Retry(total_s=60)
@@ -74,20 +75,26 @@ class Site:
 
     def write(self, rows: DataFrame, *, writer: str, epoch: int, **options: object) -> int:
         """Each row once for this writer and epoch, however often it is run. How many rows were sent."""
-        from pyspark.sql import Observation
+        return int(self.write_seen(rows, {}, writer=writer, epoch=epoch, **options)["rows"])
 
-        seen = Observation()
-        sink = rows.observe(seen, sql.count(sql.lit(1)).alias("rows")).write.format("streams")
+    def write_seen(
+        self, rows: DataFrame, seen: Mapping[str, Column], *, writer: str, epoch: int, **options: object
+    ) -> dict[str, Any]:
+        """The same, and what else is to be known of the rows that were sent."""
+        noted = Observation()
+        wanted = [column.alias(name) for name, column in seen.items()]
+        watched = rows.observe(noted, sql.count(sql.lit(1)).alias("rows"), *wanted)
+        sink = watched.write.format("streams")
         sink = sink.options(**self.options()).option("txnAppId", writer).option("txnVersion", str(epoch))
         for name, value in options.items():
             sink = sink.option(name, str(value))
         sink.mode("append").save()
-        return int(seen.get["rows"])
+        return noted.get
 
 
-def states(shards: Shards, boxes: Sequence[str]) -> dict[str, BoxPosition]:
+def states(shards: Shards, boxes: Sequence[str], *, least: int = 1) -> dict[str, BoxPosition]:
     """Of all of these boxes; `BoxNotFound` names those that are not there."""
-    if not boxes:
+    if len(boxes) < least:
         raise JobRefused("no box is named")
     found = {each.box: each for each in shards.states(boxes=list(boxes))}
     missing = [box for box in boxes if box not in found]

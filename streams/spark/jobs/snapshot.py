@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from pyspark.sql import functions as sql
 
+from streams.client._sync.box import Box
 from streams.client._sync.client import Client
 from streams.client.answers import Entry, Record
 from streams.direct import Shards
@@ -21,7 +22,7 @@ from streams.spark.jobs.site import SCHEMA, JobRefused, Site, continued, states
 from streams.spark.offsets import Place
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 SUFFIX = ".snap"
 #: The tag of a footer. A key is a tag of the box; one that is called like this is refused.
@@ -60,34 +61,63 @@ def snapshot(
 ) -> Snapshot:
     """Folds what has come since the last snapshot into it: of each tag the newest record stays, and with
     `drop_null` one whose data is `null` takes its key away. `trim` then deletes from the box what the
-    snapshot covers, after its records have been counted in place."""
+    snapshot covers; its records have been read back by then, and are what was written."""
     site = Site(url, key)
     with site.client() as client, site.shards() as shards:
         state = states(shards, [box])[box]
         writer = f"job:snapshot:{box}:{state.generation}"
-        footer = _finished(client, shards, box, state.generation, writer)
+        if dry_run:
+            footer = last_footer(client, box)
+        else:
+            footer = _finished(client, shards, box, state.generation, writer)
         after = state.earliest_seq - 1
         if footer is not None:
             after = continued(box, state, Place(footer.gen, footer.cursor), on_gap)
         cursor = state.head_seq
-        if dry_run or after == cursor:
-            keys = footer.keys if footer is not None else 0
-            return Snapshot(box, after if not dry_run else cursor, state.generation, keys, 0, is_dry=dry_run)
-        kept = client.box(box + SUFFIX)
-        if not kept.exists():
-            kept.create(durability="fsync")
-        before = kept.position().head_seq
-        rows = site.frame(spark, {box: after}, {box: cursor}, on_gap=on_gap).filter("data is not null")
-        if rows.filter(f"tag is null or tag = '{FOOTER}'").limit(1).count():
-            raise JobRefused(f"{box} has records without a tag (or tagged {FOOTER}); the tag is the key")
-        if footer is not None:
-            rows = _earlier(site, spark, box, footer).unionByName(rows.select("tag", "data", "seq"))
-        folded = _folded(rows, drop_null)
-        # The cursor is the epoch: it grows from snapshot to snapshot.
-        site.write(folded, writer=writer, epoch=cursor, box=box + SUFFIX, node="snapshot")
-        found = _close(client, box, Place(state.generation, cursor), before)
-        trimmed = client.box(box).delete(before_seq=cursor + 1).deleted if trim else 0
-    return Snapshot(box, cursor, state.generation, found.keys, trimmed)
+        if dry_run:
+            return Snapshot(box, cursor, state.generation, footer.keys if footer else 0, 0, is_dry=True)
+        if after < cursor:
+            rows = site.frame(spark, {box: after}, {box: cursor}, on_gap=on_gap).filter("data is not null")
+            if rows.filter(f"tag is null or tag = '{FOOTER}'").limit(1).count():
+                raise JobRefused(f"{box} has records without a tag (or tagged {FOOTER}); the tag is the key")
+            rows = rows.select("tag", "data", "seq")
+            if footer is not None:
+                rows = _earlier(site, spark, box, footer).unionByName(rows)
+            kept = client.box(box + SUFFIX)
+            if not kept.exists():
+                kept.create(durability="fsync")
+            footer = _put(site, kept, _folded(rows, drop_null), writer, Place(state.generation, cursor))
+        assert footer is not None or cursor == after, "what is new has been folded"
+        # Also what a run has left there that was killed before this line.
+        trimmed = client.box(box).delete(before_seq=cursor + 1).deleted if trim and footer is not None else 0
+    return Snapshot(box, cursor, state.generation, footer.keys if footer is not None else 0, trimmed)
+
+
+def _put(site: Site, kept: Box, folded: DataFrame, writer: str, upto: Place) -> _Footer:
+    """Writes the next snapshot, reads it back, and ends it."""
+    before = kept.position().head_seq
+    # The cursor is the epoch: it grows from snapshot to snapshot.
+    sent = site.write_seen(
+        folded,
+        {"fingerprint": _fingerprint()},
+        writer=writer,
+        epoch=upto.seq,
+        box=kept.name,
+        node="snapshot",
+    )
+    last = kept.position().head_seq
+    back = site.frame(folded.sparkSession, {kept.name: before}, {kept.name: last})
+    held = back.agg(sql.count(sql.lit(1)).alias("rows"), _fingerprint().alias("fingerprint")).collect()[0]
+    if (held["rows"], held["fingerprint"]) != (sent["rows"], sent["fingerprint"]):
+        raise JobRefused(
+            f"what was read back of {kept.name} is not what was written; nothing was trimmed. Another "
+            f"snapshot at the same time does this: start again"
+        )
+    return _close(kept, upto, before)
+
+
+def _fingerprint() -> Column:
+    return sql.bit_xor(sql.xxhash64("tag", "data"))
 
 
 def _folded(rows: DataFrame, drop_null: bool) -> DataFrame:
@@ -114,13 +144,12 @@ def _finished(client: Client, shards: Shards, box: str, gen: int, writer: str) -
     marks = shards.txn_list(shards.shard_of(kept.name), prefix=writer).marks
     done = next((mark.epoch for mark in marks if mark.writer == writer), -1)
     if done > (footer.cursor if footer is not None and footer.gen == gen else -1):
-        return _close(client, box, Place(gen, done), footer.last_seq + 1 if footer is not None else 0)
+        return _close(kept, Place(gen, done), footer.last_seq + 1 if footer is not None else 0)
     return footer
 
 
-def _close(client: Client, box: str, place: Place, before: int) -> _Footer:
+def _close(kept: Box, place: Place, before: int) -> _Footer:
     """Ends the snapshot that stands after `before`, and takes away what was before it."""
-    kept = client.box(box + SUFFIX)
     head = kept.position().head_seq
     footer = _Footer(place.seq, place.gen, head - before, before + 1, head)
     try:
@@ -128,7 +157,9 @@ def _close(client: Client, box: str, place: Place, before: int) -> _Footer:
             [Entry(msgspec.to_builtins(footer), tag=FOOTER)], match_seq=head + 1, trim_before_seq=before + 1
         )
     except SeqMismatch as error:
-        raise JobRefused(f"another snapshot of {box} is being made; start again when it has ended") from error
+        raise JobRefused(
+            f"another snapshot is being made in {kept.name}; start again when it has ended"
+        ) from error
     return footer
 
 
