@@ -675,8 +675,12 @@ class Engine:
             with trio.move_on_after(self._settings.snapshot_interval_ms / 1000):
                 await self._snapshot_wanted.wait()
             self._snapshot_wanted = trio.Event()
-            if self.machine.lsn == self._lsn_at_snapshot and self._retention.is_settled:
-                continue  # nothing has changed, and no segment waits for the older snapshot to go
+            if self.machine.lsn == self._lsn_at_snapshot:
+                if self._retention.is_settled:
+                    continue  # nothing has changed, and no segment waits for the older snapshot to go
+                # A second one of this lsn would take the place of the first, and the older one would stay:
+                # without the segments that it names.
+                self._log_upkeep(self.machine.rest(self._now_ms()))
             try:
                 await self._take_snapshot()
             except OSError as error:  # a disk that cannot keep a snapshot cannot be trusted with the log

@@ -204,6 +204,13 @@ class ShardStopped(msgspec.Struct, frozen=True):
     at_ms: int
 
 
+class ShardRested(msgspec.Struct, frozen=True):
+    """Nothing has happened. It gives a snapshot an lsn of its own, so that the one before the last makes
+    place, and what that alone still names can go."""
+
+    at_ms: int
+
+
 class JobsLeased(msgspec.Struct, frozen=True):
     """Jobs of a queue were given out. Logged only where leases are as durable as the box."""
 
@@ -532,6 +539,7 @@ Change = (
     | BoxRestated
     | ShardStarted
     | ShardStopped
+    | ShardRested
     | JobsLeased
     | JobsExtended
     | JobsReturned

@@ -201,6 +201,7 @@ class Machine:
             changes.BoxRestated: self._apply_restated,
             changes.ShardStarted: self._apply_started,
             changes.ShardStopped: self._apply_stopped,
+            changes.ShardRested: self._apply_rested,
             **self.forwarding.appliers,
             **self.routers.appliers,
         }
@@ -349,6 +350,12 @@ class Machine:
                 self._jobs.restate(box, made)
         self._log(changes.ShardStopped(now_ms), made)
         return Outcome(made, None, self.lsn, True)
+
+    def rest(self, now_ms: int) -> Outcome:
+        """Gives the next snapshot another lsn than the last one has, when nothing else does."""
+        made: Made = []
+        self._log(changes.ShardRested(now_ms), made)
+        return Outcome(made, None)
 
     def upkeep(self, change: changes.UpkeepChange) -> Outcome:
         """Makes a change that background work has come to. Of a box in memory the log is told nothing."""
@@ -993,6 +1000,9 @@ class Machine:
 
     def _apply_stopped(self, change: changes.ShardStopped, lsn: int) -> None:
         self.stopped_clean = True
+
+    def _apply_rested(self, change: changes.ShardRested, lsn: int) -> None:
+        """Only its lsn counts."""
 
     # -- recovery: restore a snapshot, give its batches their payload back, then apply the log after it
 

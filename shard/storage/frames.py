@@ -53,6 +53,7 @@ _KINDS: dict[type[Any], int] = {
     changes.SegmentMoved: 14,
     changes.BatchKept: 15,
     changes.BoxRestated: 16,
+    changes.ShardRested: 17,
     changes.BatchForwarded: 20,
     changes.OriginMoved: 21,
     changes.OriginDropped: 22,

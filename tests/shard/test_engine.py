@@ -25,7 +25,8 @@ from shard.core.sealed import Segment
 from shard.core.upkeep import HotPolicy, SealPolicy
 from shard.engine import Engine, EngineSettings
 from shard.recovery import Recovered, recover
-from shard.storage import segments
+from shard.retention import names_in
+from shard.storage import frames, segments
 from shard.storage.cold import FolderCold
 from shard.storage.files import Disk
 from shard.storage.snapshot import Snapshots
@@ -736,3 +737,19 @@ async def test_a_snapshot_is_of_one_moment_although_writes_go_on_while_it_is_tak
             again = await desk.ask(commands.GetState(box))
             assert (again.head_seq, again.count) == (states[box].head_seq, states[box].count) == (60, 60)
             assert [record["data"] for record in records_of(await desk.read(0, box=box))] == list(range(60))
+
+
+async def test_both_snapshots_of_a_quiet_shard_can_be_started_from(open_desk: Open, tmp_path: Path) -> None:
+    """What a deleted box leaves goes although nothing else happens, and no snapshot is left that names it."""
+    async with open_desk(snapshot_interval_ms=20) as desk:
+        for box in ("a", "b"):
+            await desk.put(box)
+            await desk.append(1, 2, box=box)
+            await desk.seal(box)
+        (gone,) = desk.segments("a")
+        snapshots = Snapshots(Disk(), f"{tmp_path}/snapshot")
+        await desk.until(lambda: len(snapshots.kept()) == 2)
+        await desk.ask(commands.DeleteBox("a"))
+        await desk.until(lambda: desk.store.is_elsewhere(Name.of(gone)))
+        states = [frames.decode_state(snapshots.load(lsn)) for lsn in snapshots.kept()]
+        assert [names_in(state) for state in states] == [{Name.of(desk.segments("b")[0])}] * 2

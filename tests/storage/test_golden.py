@@ -1,8 +1,9 @@
 """Goal: what any version of us has written can be read.
 
 Method: a shard's folder and a backup of it as format 1 wrote them (`golden/`), held against the history they
-were made from. Manifests, segments and stubs have golden files of their own. To make them again:
-`python -m tests.storage.test_golden`; what exists is never overwritten, because it is what others have.
+were made from. Manifests, segments and stubs have golden files of their own, and so has every kind of change
+(`test_golden_facts.py`). To make them again: `python -m tests.storage.test_golden`; what exists is never
+overwritten, because it is what others have.
 """
 
 from __future__ import annotations
