@@ -111,7 +111,8 @@ class Backup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShardSource(NamedTuple):
-    """What of a shard is to be copied: a folder as `transfer.py` builds it, and where its segments are."""
+    """What of a shard is to be copied: a folder as `transfer.py` builds it, and where its segments are. What
+    comes from a cold store is put into the folder on its way."""
 
     folder: str
     store: SegmentStore
@@ -183,7 +184,7 @@ class Target:
         total = sum(segment.size for _, segment in missing) or 1
         copied = 0
         for shard, segment in missing:
-            self._copy_segment(shard.store, segment, pause)
+            self._copy_segment(shard, segment, pause)
             copied += segment.size
             report(copied / total)
         found = [
@@ -206,20 +207,46 @@ class Target:
         return needed
 
     def _known(self) -> set[StoredSegment]:
-        """What the newest backup has. It was whole when that was taken."""
+        """What the newest backup has that can be read. It was whole when that was taken."""
         for id in reversed(self.ids()):
-            return {segment for shard in self.load(id).shards for segment in shard.segments}
+            try:
+                return {segment for shard in self.load(id).shards for segment in shard.segments}
+            except Corrupt:  # that one is lost; the next is not to be lost for it
+                continue
         return set()
 
     def _has(self, segment: StoredSegment, known: set[StoredSegment]) -> bool:
         return segment in known and self.store.size(segment.object) == segment.size
 
-    def _copy_segment(self, store: SegmentStore, segment: StoredSegment, pause: Pause) -> None:
-        index = store.index_of(segment.name)
+    def _copy_segment(self, shard: ShardSource, segment: StoredSegment, pause: Pause) -> None:
+        name, store = segment.name, shard.store
+        index = store.index_of(name)
+        if not store.is_elsewhere(name):
+            try:
+                self._put(segment.object, _Verified(store.source_of(name), index, pause))
+                return
+            except FileNotFoundError:  # it has moved to the cold store between two steps
+                pass
+        self._copy_by_way_of(f"{shard.folder}/segment", store.source_of(name), index, segment, pause)
+
+    def _copy_by_way_of(
+        self, path: str, source: Source, index: SegmentIndex, segment: StoredSegment, pause: Pause
+    ) -> None:
+        """From a cold store, into a file here first: so it is fetched once, and not while the target takes
+        it. Both may be object stores, and a call on one of them must not wait for a call on another."""
+        handle = self._disk.create(path)
         try:
-            self._put(segment.object, _Verified(store.source_of(segment.name), index, pause))
-        except FileNotFoundError:  # it has moved to the cold store between two steps
-            self._put(segment.object, _Verified(store.source_of(segment.name), index, pause))
+            offset = 0
+            for step in segments.verified_bytes(source, index):
+                written = self._disk.pwritev(handle, step, offset)
+                offset += written
+                pause(written)
+        finally:
+            self._disk.close(handle)
+        size, checksum = measure(self._disk, path)
+        self.store.put(segment.object, path, size=size, checksum=checksum)
+        self.store.verify(segment.object, size=size, checksum=checksum)
+        self._disk.unlink(path)
 
     def _copy_files(self, id: str, number: int, folder: str, pause: Pause) -> dict[str, Stored]:
         copied: dict[str, Stored] = {}

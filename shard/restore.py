@@ -48,7 +48,7 @@ def choose(target: Target, *, id: str = "", until_ms: int | None = None) -> str:
     if id and id not in ids:
         raise LookupError(f"there is no backup {id}; there are {', '.join(ids[-5:]) or 'none'}")
     if not ids:
-        raise LookupError("there is no backup")
+        raise LookupError("there is no backup in it")
     if id:
         return id
     if until_ms is not None:

@@ -342,8 +342,20 @@ class FolderCold(_Cold):
                     self._disk.unlink(path + _TEMPORARY)
                 # Also if it was gone: an earlier call may have failed between the two.
                 self._disk.fsync_dir(parent_of(path))
+                self._drop_empty_folders(parent_of(path))
         except ColdMissing:
             pass
+
+    def _drop_empty_folders(self, folder: str) -> None:
+        """Folders of which nothing is left, but for the topmost, which others share: between the making of a
+        folder and of a file in it nobody else may remove it."""
+        while parent_of(folder) != self._folder and folder != self._folder:
+            try:
+                self._disk.rmdir(folder)
+            except OSError:  # there is something in it
+                return
+            self._durable_folders.discard(folder)
+            folder = parent_of(folder)
 
     def _put(self, name: str, chunks: Callable[[], Generator[Buffer, None, None]], size: int) -> None:
         me = object()

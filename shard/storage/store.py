@@ -21,7 +21,7 @@ Rules of the file
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from errno import ENOENT
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -155,10 +155,14 @@ class SegmentStore:
         """The index, from the file or the stub."""
         return self._index(name)
 
+    def is_elsewhere(self, name: Name) -> bool:
+        """Whether its bytes are in the cold store now and not here."""
+        return not self._disk.exists(self._path(name.file))
+
     def source_of(self, name: Name) -> Source:
         """Where its bytes are now. A file that moves to the cold store meanwhile is gone for who has this."""
         with self._translated():
-            return self._source(name)
+            return _Told(self._source(name), self._translated)
 
     def open(self, generation: int, facts: SegmentFacts) -> Segment:
         """What is kept in memory of a segment, read from its file or its stub."""
@@ -269,6 +273,30 @@ class SegmentStore:
             raise Unreachable(str(error)) from error
         except ColdError as error:
             raise Corrupt(error.name, 0, error.reason) from error
+
+
+class _Told:
+    """A source of which what goes wrong is told in terms of this file."""
+
+    __slots__ = ("_source", "_translated")
+
+    def __init__(self, source: Source, translated: Callable[[], AbstractContextManager[None]]) -> None:
+        self._source = source
+        self._translated = translated
+
+    def __repr__(self) -> str:
+        return f"<_Told {self._source!r}>"
+
+    @property
+    def name(self) -> str:
+        return self._source.name
+
+    def size(self) -> int:
+        return self._source.size()
+
+    def read(self, offset: int, length: int) -> bytes:
+        with self._translated():
+            return self._source.read(offset, length)
 
 
 def segment_of(index: SegmentIndex) -> Segment:

@@ -88,7 +88,7 @@ def cli() -> None:
     """A persistent event engine: named append-only logs behind a clean JSON HTTP API.
 
     Data goes to standard output, talk to standard error. Exit codes: 0 done, 1 a bug, 2 refused, 3 busy,
-    4 uncertain, 5 nothing to show.
+    4 uncertain, 5 nothing to show, 6 damaged data.
     """
 
 

@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def command(
     target: str, data_dir: str | None, cold_dir: str | None, lists: bool, keep: int | None, as_json: bool
-) -> None:
+) -> int:
     """Take a backup of a server, running or stopped, into TARGET.
 
     TARGET is a folder that exists, or an object store (s3://bucket/prefix, gs://…, az://…) whose keys come
     from the environment. Only segments that the newest backup in it does not have are copied.
     """
     config = configured(data_dir=data_dir, cold_dir=cold_dir)
-    with opened(target) as place:
+    with opened(target, otherwise="No backup was made; look at what keeps that place, then repeat") as place:
         if lists:
-            _show([place.load(id) for id in place.ids()], as_json)
-        else:
-            _take(place, config, keep, as_json)
+            return _list(place, as_json)
+        _take(place, config, keep, as_json)
+        return output.EXIT_DONE
 
 
 def configured(**flags: str | None) -> Config:
@@ -51,30 +51,45 @@ def configured(**flags: str | None) -> Config:
 
 
 @contextmanager
-def opened(target: str) -> Iterator[Target]:
-    """A place for backups; what goes wrong with it becomes a refusal, or busy."""
+def opened(target: str, *, otherwise: str) -> Iterator[Target]:
+    """A place for backups. What goes wrong is put into words; `otherwise` is what to do about something in it
+    that is damaged."""
     from shard.backup import Target
     from shard.storage.cold import ColdConfigError, ColdDamaged, ColdMissing, ColdUnavailable, open_cold
     from shard.storage.files import Corrupt, Disk
     from shard.storage.store import Unreachable
-    from streams.protocol.errors import Busy
 
     disk = Disk()
     try:
-        yield Target(open_cold(target, disk), disk)
+        place = Target(open_cold(target, disk), disk)
     except ColdConfigError as error:
         raise output.Refusal(str(error).replace("the cold store", "a place for backups")) from error
-    except (ColdUnavailable, Unreachable) as error:
-        raise Busy(str(error).replace("in the cold store", f"in {target}")) from error
-    except (ColdMissing, ColdDamaged) as error:
-        raise output.Refusal(
-            f"{target}: {error.name} is damaged: {error.reason}. Choose another backup"
+    try:
+        yield place
+    except ColdUnavailable as error:
+        raise output.Occupied(
+            f"{target} cannot be used now ({error.name or 'its listing'}: {error.reason}). Check its address "
+            "and, of an object store, the keys in the environment; then repeat this"
         ) from error
+    except Unreachable as error:
+        raise output.Occupied(
+            f"{error}. That is the server's own cold store; repeat this when it answers"
+        ) from error
+    except (ColdMissing, ColdDamaged) as error:
+        raise output.Refusal(f"{target}: {error.name} is damaged: {error.reason}. {otherwise}") from error
     except Corrupt as damage:
         raise output.Refusal(
             f"{damage.path} is damaged at byte {damage.offset}: {damage.reason}. No backup was made or put "
             "in place. Run `streams verify` on the data directory, or choose another backup"
         ) from damage
+    except BrokenPipeError:  # whoever reads our output has enough
+        raise
+    except OSError as error:
+        where = error.filename or "the disk"
+        raise output.Refusal(
+            f"{where} cannot be read or written ({error.strerror}). No backup was made or put in place; see "
+            "to that, then repeat this"
+        ) from error
 
 
 def _take(place: Target, config: Config, keep: int | None, as_json: bool) -> None:
@@ -85,7 +100,7 @@ def _take(place: Target, config: Config, keep: int | None, as_json: bool) -> Non
         taken = place.take(
             found.shards, found.manifest.placement.ranges(), pause=paced(found.bytes_per_s), report=report
         )
-    pruned = place.prune(keep) if keep else []
+    pruned = _prune(place, keep, taken.backup.id) if keep else []
     facts = {
         **_row(taken.backup),
         "online": found.is_online,
@@ -101,6 +116,35 @@ def _take(place: Target, config: Config, keep: int | None, as_json: bool) -> Non
             f"{taken.copied_segments} new segments, {output.size(taken.copied_bytes)} in all"
             + (f"; dropped {len(pruned)} older backups" if pruned else "")
         )
+
+
+def _prune(place: Target, keep: int, taken: str) -> list[str]:
+    from shard.storage.files import Corrupt
+
+    try:
+        return place.prune(keep)
+    except Corrupt as damage:
+        raise output.Refusal(
+            f"{taken} was taken, but nothing was dropped: what {damage.path} needs cannot be told "
+            f"({damage.reason}). Remove that file if it is of no use, then repeat this"
+        ) from damage
+
+
+def _list(place: Target, as_json: bool) -> int:
+    """Shows those that are whole, and tells of others."""
+    from shard.storage.files import Corrupt
+
+    found: list[Backup] = []
+    damaged: list[Corrupt] = []
+    for id in place.ids():
+        try:
+            found.append(place.load(id))
+        except Corrupt as damage:
+            damaged.append(damage)
+    _show(found, as_json)
+    for each in damaged:
+        output.warn(f"{each.path} cannot be restored: {each.reason}")
+    return output.EXIT_DAMAGED if damaged else output.EXIT_DONE
 
 
 def _show(backups: list[Backup], as_json: bool) -> None:

@@ -83,6 +83,12 @@ class Refusal(click.ClickException):
             click.echo(f"streams: {line}", err=True, file=file)
 
 
+class Occupied(Refusal):
+    """Somebody or something is in the way for now; the message says what to do, or to repeat it."""
+
+    exit_code = EXIT_BUSY
+
+
 class Nothing(click.ClickException):
     """There is nothing to show."""
 
@@ -241,24 +247,26 @@ def _cell(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, is_talk: bool = False) -> None:
     """Fitted to a terminal by rich; elsewhere one line a row, columns padded, good for grep."""
-    if sys.stdout.isatty():
+    if (sys.stderr if is_talk else sys.stdout).isatty():
         from rich.console import Console
 
-        Console(markup=False).print(_table(headings, rows))
+        Console(markup=False, stderr=is_talk).print(_table(headings, rows))
         return
     widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
     for row in (headings, *rows):
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        click.echo("  ".join(cells).rstrip())
+        click.echo("  ".join(cells).rstrip(), err=is_talk)
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Any:
     from rich import box
     from rich.table import Table
 
-    table = Table(*headings, box=box.SIMPLE_HEAD)
+    table = Table(box=box.SIMPLE_HEAD)
+    for heading in headings:  # a path that is too long for its column goes on below: all of it counts
+        table.add_column(heading, overflow="fold")
     for row in rows:
         table.add_row(*row)
     return table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from contextlib import closing
 from dataclasses import replace
@@ -36,16 +37,21 @@ def command(data_dir: str | None, cold_dir: str | None, yes: bool, as_json: bool
     tombstone for them. The damaged files are kept in damaged-TIME/ in the data directory.
     """
     from gateway.datadir import CannotServe, DataDir
-    from streams.protocol.errors import Busy
+    from streams.cli.shardfolders import hold
 
     config = configured(data_dir=data_dir, cold_dir=cold_dir)
     path = config.data_dir.absolute()
     if not path.is_dir():
         raise output.Refusal(f"{path} is not there; name a data directory with --data-dir")
+    if not any(path.glob("manifest*.json")) and not any(path.glob("shard-*")):
+        raise output.Refusal(
+            f"{path} is not a data directory of a server; name one with --data-dir or STREAMS_DATA_DIR"
+        )
     try:
         with closing(DataDir(path)) as directory:
             if not directory.try_lock():
-                raise Busy(f"{path} is in use by {directory.holder()}; stop that server first")
+                raise output.Occupied(f"{path} is in use by {directory.holder()}; stop that server first")
+            hold(directory, "streams repair")
             return _Repair(directory, config, yes=yes, as_json=as_json).run()
     except CannotServe as error:
         raise output.Refusal(str(error)) from error
@@ -110,9 +116,10 @@ class _Repair:
         return {shard: folder(shard, manifest.placement.version + 1) for shard in damaged}
 
     def _build(self, intent: Manifest, damaged: list[int], targets: dict[int, str]) -> dict[int, Repaired]:
-        from shard.__main__ import boot_id, now_ms, open_cold_store
+        from shard.__main__ import boot_id, now_ms
         from shard.repair import CannotRepair, repair_shard
         from shard.storage.files import Disk
+        from streams.cli.shardfolders import cold_store
 
         repaired = {}
         for shard in damaged:
@@ -125,7 +132,7 @@ class _Repair:
                     shard=shard,
                     boot_id=boot_id(),
                     now_ms=now_ms(),
-                    cold=open_cold_store(self._config.cold_dir, Disk()),
+                    cold=cold_store(self._config.cold_dir),
                     file_bytes=self._config.wal_file_bytes,
                 )
             except CannotRepair as error:
@@ -138,8 +145,13 @@ class _Repair:
         losses = [loss for each in repaired.values() for loss in each.losses]
         if self._yes or not losses:
             return True
-        self._show_losses(repaired)
-        return click.confirm("These records are lost for good. Go on?", err=True)
+        self._show_losses(repaired, is_talk=self._as_json)
+        try:
+            return click.confirm("These records are lost for good. Go on?", err=True)
+        except click.Abort:
+            if sys.stdin.isatty():
+                raise
+            raise output.Refusal("nothing was changed; add --yes to give these records up") from None
 
     def _put_in_force(self, intent: Manifest, targets: dict[int, str]) -> None:
         """The new folders count; then the damaged ones go aside."""
@@ -161,13 +173,13 @@ class _Repair:
 
     # -- telling
 
-    def _show_losses(self, repaired: dict[int, Repaired]) -> None:
+    def _show_losses(self, repaired: dict[int, Repaired], *, is_talk: bool = False) -> None:
         rows = [
             [loss.box or f"(generation {loss.generation})", f"{loss.first_seq}..{loss.last_seq}", loss.why]
             for each in repaired.values()
             for loss in each.losses
         ]
-        output.print_table(("box", "lost seqs", "why"), rows)
+        output.print_table(("box", "lost seqs", "why"), rows, is_talk=is_talk)
 
     def _tell(
         self,

@@ -60,8 +60,8 @@ def command(
     are younger are left out. What was deleted between that time and the backup stays deleted.
     """
     config = configured(data_dir=data_dir)
-    with opened(source) as place:
-        backup = _chosen(place, id, until_ms)
+    with opened(source, otherwise="Choose another backup") as place:
+        backup = _chosen(place, source, id, until_ms)
         with closing(_directory(config.data_dir.absolute())) as directory:
             found = _restore(place, backup, directory, config, shards, until_ms)
     facts = {"id": backup.id, "taken_ms": backup.taken_ms, **found._asdict(), "data_dir": str(directory.path)}
@@ -75,32 +75,37 @@ def command(
     )
 
 
-def _chosen(place: Target, id: str, until_ms: int | None) -> Backup:
+def _chosen(place: Target, source: str, id: str, until_ms: int | None) -> Backup:
     from shard.restore import choose
 
     try:
         chosen = choose(place, id=id, until_ms=until_ms)
     except LookupError as error:
-        raise output.Refusal(str(error.args[0])) from error
+        raise output.Refusal(f"{source}: {error.args[0]}") from error
     return place.load(chosen)
 
 
 def _directory(path: Path) -> DataDir:
     """The directory, locked; new, empty, or left by a restore that did not end."""
     from gateway.datadir import CannotServe, DataDir
-    from streams.protocol.errors import Busy
+    from streams.cli.shardfolders import hold
 
+    occupied = output.Refusal(f"{path} is not empty; restore into a new directory, with --data-dir")
+    if path.is_dir() and not (path / "LOCK").exists() and any(path.iterdir()):
+        raise occupied  # somebody else's: not even a lock is put there
     try:
         directory = DataDir(path)
         if not directory.try_lock():
-            raise Busy(f"{path} is in use by {directory.holder()}")
-        directory.describe_holder(url="", now_ms=time.time_ns() // 1_000_000)
+            raise output.Occupied(
+                f"{path} is in use by {directory.holder()}; restore into a new directory, with --data-dir"
+            )
         unfinished = directory.read()
         if unfinished is not None and unfinished.is_restoring:
             for name in (*unfinished.building, *unfinished.directories):
                 directory.remove(name)
         elif unfinished is not None or any(found.name != "LOCK" for found in path.iterdir()):
-            raise output.Refusal(f"{path} is not empty; restore into a new directory, with --data-dir")
+            raise occupied
+        hold(directory, "streams restore")
     except CannotServe as error:
         raise output.Refusal(str(error)) from error
     return directory

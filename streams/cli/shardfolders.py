@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from gateway.datadir import CannotServe, DataDir
 from gateway.manifest import Manifest
@@ -20,7 +20,9 @@ from shard.transfer import end_life, parts_of, read_shard
 from streams.cli import output
 from streams.cli.shardlinks import Exported
 from streams.config import Config
-from streams.protocol.errors import Busy
+
+if TYPE_CHECKING:
+    from shard.storage.cold import ColdStore
 
 
 class Sources(NamedTuple):
@@ -45,6 +47,11 @@ def open_directory(path: Path) -> DataDir:
         raise output.Refusal(str(error)) from error
 
 
+def hold(directory: DataDir, who: str) -> None:
+    """Says in the lock that it is us, for a server that is started meanwhile."""
+    directory.describe_holder(url=who, now_ms=time.time_ns() // 1_000_000)
+
+
 def read_manifest(directory: DataDir) -> Manifest:
     try:
         manifest = directory.read()
@@ -61,6 +68,7 @@ def sources(config: Config) -> Iterator[Sources]:
     with closing(open_directory(config.data_dir.absolute())) as directory:
         manifest = read_manifest(directory)
         if directory.try_lock():
+            hold(directory, "streams backup")
             with _offline(directory, manifest, config) as found:
                 yield found
         else:
@@ -104,14 +112,27 @@ def sockets_of(directory: DataDir, manifest: Manifest) -> list[Path]:
     """Of the shards of a running server."""
     sockets = [directory.path / "run" / f"shard-{shard:02d}.sock" for shard in range(manifest.shards)]
     if not all(path.exists() for path in sockets):
-        raise Busy(f"{directory.path} is in use by {directory.holder()}, which is starting or stopping")
+        raise output.Occupied(
+            f"{directory.path} is in use by {directory.holder()}, which is starting, stopping, or no server; "
+            "repeat this when that is over"
+        )
     return sockets
 
 
 def store_of(folder: Path, cold_dir: str) -> SegmentStore:
-    from shard.__main__ import open_cold_store
+    return SegmentStore(Disk(), f"{folder}/segments", cold_store(cold_dir))
 
-    return SegmentStore(Disk(), f"{folder}/segments", open_cold_store(cold_dir, Disk()))
+
+def cold_store(location: str) -> ColdStore | None:
+    """The cold store of the server, if it has one."""
+    if not location:
+        return None
+    from shard.storage.cold import ColdConfigError, open_cold
+
+    try:
+        return open_cold(location, Disk())
+    except ColdConfigError as error:
+        raise output.Refusal(f"{error} It is set by --cold-dir or STREAMS_COLD_DIR") from error
 
 
 def paced(bytes_per_s: int) -> Callable[[int], None]:

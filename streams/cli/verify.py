@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 def command(data_dir: str | None, cold_dir: str | None, with_cold: bool, as_json: bool) -> int:
     """Look at every byte of a server's data: checksums, orders, floors, indexes. Changes nothing.
 
-    Exits with 0 if everything is whole and with 6 if something is damaged. Of a running server the newest log
-    files are left out: they are being written.
+    Exits with 0 if everything is whole, with 6 if something is damaged and with 3 if the cold store does not
+    answer. Of a running server the newest log files are left out: they are being written.
     """
     from streams import progress
-    from streams.cli.shardfolders import open_directory
+    from streams.cli.shardfolders import hold, open_directory
 
     config = configured(data_dir=data_dir, cold_dir=cold_dir)
     with ExitStack() as stack:
@@ -42,13 +42,17 @@ def command(data_dir: str | None, cold_dir: str | None, with_cold: bool, as_json
         problems, manifest = manifest_of(directory)
         verified: list[Verified] = []
         is_online = not directory.try_lock()
+        if not is_online:
+            hold(directory, "streams verify")
         if manifest is not None:
             scopes = _scopes(stack, directory, manifest, config, is_online, with_cold)
             report = stack.enter_context(progress.shown("verify"))
             verified = [verify(scope, number, len(scopes), report) for number, scope in enumerate(scopes)]
     problems += [problem for each in verified for problem in each.problems]
     _show(directory.path, problems, verified, is_online, as_json)
-    return output.EXIT_DAMAGED if problems else output.EXIT_DONE
+    if problems:
+        return output.EXIT_DAMAGED
+    return output.EXIT_BUSY if any(each.unread for each in verified) else output.EXIT_DONE
 
 
 def manifest_of(directory: DataDir) -> tuple[list[Problem], Manifest | None]:
@@ -137,9 +141,15 @@ def _show(
         "segments": sum(each.segments for each in verified),
         "segment_bytes": sum(each.bytes for each in verified),
     }
+    unread = next((each.unread for each in verified if each.unread), "")
     if as_json:
-        output.print_json({**totals, "problems": [problem._asdict() for problem in problems]})
+        found = {"unread": unread, "problems": [problem._asdict() for problem in problems]}
+        output.print_json({**totals, **found})
         return
+    if unread:
+        output.warn(
+            f"the cold store was not looked at, or not all of it: {unread}. Repeat this when it answers"
+        )
     if problems:
         rows = [
             [each.path, str(each.offset), each.reason + (" (harmless)" if each.is_harmless else "")]
@@ -150,6 +160,8 @@ def _show(
             "stop the server and run `streams repair`, which keeps what is whole and tells what is lost; or "
             "put a backup in place with `streams restore`"
         )
+        return
+    if unread:
         return
     click.echo(
         f"{path} is whole: {totals['shards']} shards, {totals['boxes']} boxes, {totals['records']} records, "

@@ -129,12 +129,18 @@ def test_an_object_store_takes_and_gives_backups(tmp_path: Path) -> None:
             "AWS_REGION": "us-east-1",
         }
         url = f"s3://{store.new_bucket()}/streams"
-        with running_server(tmp_path / "data", shards=2, **SMALL) as server:
+        cold = {"cold_dir": f"{url}-cold", "hot_retain_segments": 0, "upkeep_bytes_per_s": 0}
+        with running_server(tmp_path / "data", shards=2, environ=environ, **cold, **SMALL) as server:
             client = Client(server.port)
             client.append("box", *range(100), config={"durability": "fsync"})
             before = client.read_all("box")
             data = str(server.data_dir)
+            # Of what is here and of what has moved to the server's own object store: from one to another.
+            eventually(lambda: list(server.data_dir.glob("shard-*/segments/*/*.stub")))
+            eventually(lambda: not list(server.data_dir.glob("shard-*/segments/*/*.seg")))
             taken = done("backup", url, "--data-dir", data, **environ)
+            assert taken["segments"] == taken["copied_segments"] == 1
+            assert done("verify", "--data-dir", data, "--cold", **environ)["segment_bytes"] > 0
             again = done("backup", url, "--data-dir", data, "--keep", "1", **environ)
             assert again["pruned"] == [taken["id"]]
         done("restore", url, "--data-dir", str(tmp_path / "back"), **environ)
@@ -142,7 +148,9 @@ def test_an_object_store_takes_and_gives_backups(tmp_path: Path) -> None:
             assert Client(server.port).read_all("box") == before
         store.close()
         refused = streams("backup", url, "--list", **environ)
-        assert refused.returncode == 3 and "streams: " in refused.stderr
+        assert refused.returncode == 3 and "cannot be used now" in refused.stderr
+        looked = streams("verify", "--data-dir", data, "--cold-dir", f"{url}-cold", "--cold", **environ)
+        assert (looked.returncode, looked.stdout) == (3, "") and "Repeat this" in looked.stderr
     finally:
         store.close()
 
@@ -165,6 +173,8 @@ def test_what_cannot_be_done_is_refused_with_the_next_step(tmp_path: Path, targe
         busy = streams("restore", str(target), "--data-dir", data)
         assert busy.returncode == 3 and f"in use by process {server.pid}" in busy.stderr
     assert "is not empty" in refused("restore", str(target), "--data-dir", data)
+    assert "is not empty" in refused("restore", str(target), "--data-dir", str(target))
+    assert sorted(found.name for found in target.iterdir()) == ["backup-shards", "backups"]
     assert f"there are {id}" in refused(
         "restore", str(target), "--backup", "x", "--data-dir", str(tmp_path / "b")
     )
@@ -173,6 +183,11 @@ def test_what_cannot_be_done_is_refused_with_the_next_step(tmp_path: Path, targe
     content[20] ^= 1
     manifest.write_bytes(bytes(content))
     assert "does not match its checksum" in refused("restore", str(target), "--data-dir", str(tmp_path / "b"))
+    # One that is damaged costs the others nothing: a new one is taken and listed beside it.
+    assert f"backups/{id}.json" in refused("backup", str(target), "--data-dir", data, "--keep", "2")
+    listed = streams("backup", str(target), "--list", "--json")
+    assert listed.returncode == 6 and f"backups/{id}.json cannot be restored" in listed.stderr
+    assert len(json.loads(listed.stdout)) == 1
 
 
 def test_a_restore_that_was_cut_short_is_not_served_and_can_be_repeated(tmp_path: Path, target: Path) -> None:

@@ -86,6 +86,9 @@ def test_a_damaged_segment_is_told_repaired_and_its_records_are_a_tombstone(data
         assert busy.returncode == 3 and "stop that server first" in busy.stderr
 
     before = {each: each.read_bytes() for each in data_dir.glob("shard-*/**/*") if each.is_file()}
+    unasked = streams("repair", "--data-dir", str(data_dir), "--json")
+    assert (unasked.returncode, unasked.stdout) == (2, "")
+    assert "11..20" in unasked.stderr and "add --yes" in unasked.stderr
     declined = streams("repair", "--data-dir", str(data_dir), answer="n\n")
     assert (
         declined.returncode == 2 and "11..20" in declined.stdout and "nothing was changed" in declined.stderr
@@ -168,3 +171,10 @@ def test_what_cannot_be_repaired_is_refused_and_left_as_it_is(data_dir: Path) ->
     assert after == before
     nowhere = streams("repair", "--data-dir", str(data_dir / "nowhere"))
     assert nowhere.returncode == 2 and "is not there" in nowhere.stderr
+
+
+def test_what_is_no_data_directory_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine").touch()
+    refused = streams("repair", "--data-dir", str(tmp_path))
+    assert refused.returncode == 2 and "is not a data directory" in refused.stderr
+    assert [each.name for each in tmp_path.iterdir()] == ["mine"]

@@ -212,6 +212,19 @@ def test_other_bytes_are_damage(place: Place, damaged: bytes) -> None:
     verify(place.store)
 
 
+def test_a_folder_of_which_nothing_is_left_goes_and_comes_back(tmp_path: Path) -> None:
+    store = FolderCold(str(tmp_path), Disk())
+    for name in ("a/b/c/1.seg", "a/b/c/2.seg", "a/d/3.seg"):
+        put(store, name=name)
+    store.delete("a/b/c/1.seg")
+    assert (tmp_path / "a/b/c").is_dir()
+    store.delete("a/b/c/2.seg")
+    store.delete("a/d/3.seg")
+    assert [path.name for path in tmp_path.rglob("*")] == ["a"], "others may be about to use the topmost"
+    put(store, name="a/b/c/1.seg")
+    assert list(store.names()) == ["a/b/c/1.seg"]
+
+
 def test_a_delete_is_idempotent(store: ColdStore) -> None:
     store.delete(NAME)
     put(store)
