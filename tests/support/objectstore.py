@@ -73,7 +73,7 @@ class ObjectServer:
         return self._ask("GET", f"/{bucket}?uploads").count(b"<UploadId>")
 
     def _ask(self, method: str, path: str, body: bytes | None = None) -> bytes:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             connection.request(method, path, body, {"authorization": _ANYONE})
             answer = connection.getresponse()
