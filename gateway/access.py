@@ -101,6 +101,11 @@ RULES: Final[dict[str, Rule]] = {
     # They say what this software is, which everybody may know, and nothing of what is in it.
     "GET /v0/openapi.json": _OPEN,
     "GET /docs": _OPEN,
+    # The console is static, and asks with the key that it is given.
+    "GET /": _OPEN,
+    "GET /console/console.css": _OPEN,
+    "GET /console/console.js": _OPEN,
+    "GET /console/api.js": _OPEN,
     "GET /v0/health": _PROBE,
     "GET /health": _PROBE,
     "GET /healthz": _PROBE,

@@ -40,6 +40,7 @@ _WORDS = {
     200: "Done.",
     201: "Done, and made something new.",
     101: "The socket is open.",
+    304: "It is still the same.",
 }
 _parameter = re.compile(r"\{([^}]*)\}")
 
@@ -148,7 +149,7 @@ def _responses(path: str, operation: Operation, rule: Rule) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for status, answer in operation.answers.items():
         shown: dict[str, Any] = {"description": _WORDS[status]}
-        if status != 101:
+        if status not in (101, 304):
             schema = (
                 {"type": "string"}
                 if answer is None

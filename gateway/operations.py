@@ -102,6 +102,16 @@ def _probe(summary: str, answer: type[Any], *codes: str) -> Operation:
     return Operation(tag="operation", summary=summary, answers={200: answer}, codes=codes)
 
 
+def _page(summary: str, kind: str) -> Operation:
+    return Operation(
+        tag="operation",
+        summary=summary,
+        answers={200: None, 304: None},
+        answer_type=kind,
+        headers=("If-None-Match",),
+    )
+
+
 _HEALTH = _probe("The process answers.", schemas.Health)
 _READY = _probe("All shards serve.", schemas.Ready)
 _METRICS = Operation(
@@ -258,4 +268,8 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "GET /docs": Operation(
         tag="operation", summary="This document, for people.", answers={200: None}, answer_type="text/html"
     ),
+    "GET /": _page("The console.", "text/html"),
+    "GET /console/console.css": _page("How the console looks.", "text/css"),
+    "GET /console/console.js": _page("What the console does.", "text/javascript"),
+    "GET /console/api.js": _page("How the console asks.", "text/javascript"),
 }

@@ -15,6 +15,7 @@ import trio
 
 from gateway.access import RULES, Rule, route_of
 from gateway.api.boxes import Boxes
+from gateway.api.console import FILES, Console
 from gateway.api.described import Described
 from gateway.api.groups import Groups
 from gateway.api.ops import Ops
@@ -92,6 +93,7 @@ class Api:
         self.sockets = Sockets(watch, dispatch, guard)
         watches = Watches(watch, body_bytes_max)
         described = Described(version)
+        console = Console()
         ops = Ops(dispatch, version=version, sockets=sockets, addresses=addresses)
         work = WorkStreams(dispatch, draining, watch)
         queues = Queues(dispatch, body_bytes_max, work)
@@ -125,6 +127,7 @@ class Api:
             "/v0/placement": {"GET": ops.placement},
             "/v0/openapi.json": {"GET": described.document},
             "/docs": {"GET": described.page},
+            **{path: {"GET": console.file} for path in FILES},
             "/v0/watch": {"POST": watches.create},
             "/v0/ws": {"GET": watches.not_a_socket},
             **{path: {"GET": ops.health} for path in ("/v0/health", "/health", "/healthz", "/ping")},

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -22,7 +21,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import pytest
 import trio
 
 from gateway.api.routes import Api
@@ -33,7 +31,7 @@ from gateway.s2.endpoints import S2
 from gateway.watch.service import Watch
 from streams.testing import Server, running_server
 from tests.gateway.edge_harness import running_front
-from tests.support import debian
+from tests.support.browser import chromium
 from tests.support.crashing import PATIENCE_S, Client, Writer, box_on, eventually
 from tests.support.sse import Parser
 
@@ -95,21 +93,6 @@ def curl(url: str, account: Account) -> Iterator[subprocess.Popen[bytes]]:
         process.terminate()
         process.wait()
         reader.join()
-
-
-def chromium() -> str:
-    """Where Chromium is. Installs it where it is missing, and fails where it cannot."""
-    for name in ("chromium", "chromium-browser", "google-chrome"):
-        found = shutil.which(name)
-        if found is not None:
-            return found
-    try:
-        debian.install("chromium")
-    except debian.NotInstalled as error:
-        pytest.fail(f"Chromium is not here, and could not be installed: {error}")
-    found = shutil.which("chromium")
-    assert found is not None
-    return found
 
 
 #: One report after the other, because two requests of a browser may overtake each other.

@@ -74,7 +74,8 @@ CONTRACT = {
     """,
     None: """
         GET /v0/health      GET /health     GET /healthz    GET /ping       GET /v0/ready   GET /readyz
-        GET /v0/openapi.json                GET /docs
+        GET /v0/openapi.json                GET /docs       GET /           GET /console/console.css
+        GET /console/console.js             GET /console/api.js
     """,
 }
 SCOPES_OF = {

@@ -25,6 +25,7 @@ from schemathesis.checks import (
 )
 
 from gateway.access import RULES
+from gateway.api.console import FILES
 from gateway.errors import ELSEWHERE, STATUS_OF
 from gateway.openapi import document
 from gateway.operations import _LINES, EVENT_STREAM, OPERATIONS
@@ -190,7 +191,7 @@ STORY = [
     ],
     *[
         (f"GET {path}", {}, None, {})
-        for path in ("/v0/metrics", "/metrics", "/v0/placement", "/v0/openapi.json", "/docs")
+        for path in ("/v0/metrics", "/metrics", "/v0/placement", "/v0/openapi.json", "/docs", *FILES)
     ],
 ]
 

@@ -1,0 +1,61 @@
+"""The console: static pages at `/` that use only the public `/v0` (v0-api §13).
+
+They are for everybody, as `/docs` is: they say nothing of what is in the server, and ask for a key when it
+does. They load nothing from anywhere else, no other page may frame them, and nothing that a record says is
+ever markup.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from importlib.resources import files
+from typing import Final, NamedTuple
+
+from gateway.http import Request, Response
+from streams.protocol.query import Query
+
+#: Address -> (file under `gateway/console`, its type).
+FILES: Final[dict[str, tuple[str, bytes]]] = {
+    "/": ("index.html", b"text/html; charset=utf-8"),
+    "/console/console.css": ("console.css", b"text/css; charset=utf-8"),
+    "/console/console.js": ("console.js", b"text/javascript; charset=utf-8"),
+    "/console/api.js": ("api.js", b"text/javascript; charset=utf-8"),
+}
+
+_HEADERS: Final = (
+    (
+        b"content-security-policy",
+        b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
+        b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'",
+    ),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    # Kept, and asked for each time whether it is still the same: no page meets the script of another version.
+    (b"cache-control", b"no-cache"),
+)
+
+
+class _File(NamedTuple):
+    text: bytes
+    kind: bytes
+    tag: str
+
+
+class Console:
+    def __init__(self) -> None:
+        folder = files("gateway") / "console"
+        self._files: dict[str, _File] = {}
+        for path, (name, kind) in FILES.items():
+            text = (folder / name).read_bytes()
+            self._files[path] = _File(text, kind, f'W/"{hashlib.sha256(text).hexdigest()[:32]}"')
+
+    async def file(self, request: Request) -> Response:
+        Query(request.query).done()
+        found = self._files[request.path]
+        asked = request.headers.get("if-none-match", "")
+        is_known = found.tag in [tag.strip() for tag in asked.split(",")]
+        response = Response(
+            304 if is_known else 200, *([] if is_known else [found.text]), content_type=found.kind
+        )
+        response.headers += [*_HEADERS, (b"etag", found.tag.encode())]
+        return response
