@@ -79,6 +79,7 @@ class BodyBudget:
 
 _ABSOLUTE = re.compile(r"(?i:https?)://([^/?@]+)(/[^?]*)?(?:\?(.*))?")
 _HOST = re.compile(r"[A-Za-z0-9\-._~%!$&'()*+;=:\[\]]*")
+_WATCH_PREFIX = "/v0/watch/"
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 
 #: Request ids of ours: this life of the process, and a number. A fresh random one each would cost 2 µs.
@@ -154,13 +155,18 @@ async def answer(handler: Handler, request: Request) -> Response:
         return bug(request, error)
 
 
+def loggable_path(path: str) -> str:
+    """Without the name of a session: whoever knows that may use it."""
+    return f"{_WATCH_PREFIX}…" if path.startswith(_WATCH_PREFIX) else path
+
+
 def bug(request: Request, error: Exception) -> Response:
     request_id = request_id_of(request.headers)
     log.error(
         "request failed by a bug",
         request_id=request_id,
         method=request.method,
-        path=request.path,
+        path=loggable_path(request.path),
         exc_info=error,
     )
     response = error_response(

@@ -51,7 +51,12 @@ def setup(level: str, log_format: str, *, process: str) -> None:
     if human:
         renderers = [
             structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False),
-            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), pad_event_to=0),
+            # The traceback it would show by itself has local variables in it: payloads, keys.
+            structlog.dev.ConsoleRenderer(
+                colors=sys.stderr.isatty(),
+                pad_event_to=0,
+                exception_formatter=structlog.dev.plain_traceback,
+            ),
         ]
     else:
         renderers = [

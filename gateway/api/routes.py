@@ -29,7 +29,7 @@ from gateway.auth import Guard
 from gateway.collector import Collector
 from gateway.content import compress
 from gateway.dispatch import Dispatch
-from gateway.edge_rules import request_id_of
+from gateway.edge_rules import loggable_path, request_id_of
 from gateway.errors import response_for
 from gateway.http import S2_PREFIX, Request, Response
 from gateway.registrar import Registrar
@@ -177,15 +177,12 @@ class Api:
     def _log_access(request: Request, request_id: str, status: int) -> None:
         """Neither query nor headers nor the name of a session: whoever knows those may use them. Of a stream,
         its beginning."""
-        path = request.path
-        if path.startswith(_WATCH_PREFIX):
-            path = f"{_WATCH_PREFIX}…"
         took_ms = (time.perf_counter_ns() - request.started_ns) / 1e6
         log.debug(
             "answered",
             request_id=request_id,
             method=request.method,
-            path=path,
+            path=loggable_path(request.path),
             status=status,
             took_ms=round(took_ms, 3),
             body_bytes=len(request.body),

@@ -63,6 +63,32 @@ def test_no_line_has_a_payload_a_query_a_key_or_the_name_of_a_session(talkative:
     assert [line for line in lines_of(talkative) if line.get("path", "").startswith("/v0/watch/")]
 
 
+@pytest.mark.parametrize("log_format", ["json", "human"])
+def test_a_bug_is_logged_with_its_place_and_without_what_it_was_about(log_format: str) -> None:
+    """Method: the logger alone, told of a request that failed. What is in variables is nobody's business."""
+    code = f"""
+from gateway.edge_rules import bug
+from gateway.http import Request
+from streams import logs
+
+def fail(body):
+    raise RuntimeError("a bug")
+
+logs.setup("info", {log_format!r}, process="gateway-0")
+headers = {{"authorization": "Bearer {SECRET}"}}
+request = Request("GET", "/v0/watch/wid_{SECRET}", "token={SECRET}", headers, b"{SECRET}")
+try:
+    fail(request.body)
+except RuntimeError as error:
+    bug(request, error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert "request failed by a bug" in done.stderr and "in fail" in done.stderr and "a bug" in done.stderr
+    assert SECRET not in done.stderr
+
+
 def test_a_person_at_a_terminal_gets_lines_to_read() -> None:
     """Method: the logger alone, with a terminal for its standard error."""
     ours, theirs = pty.openpty()
