@@ -8,7 +8,7 @@ from gateway.content import is_ndjson, uncompressed
 from gateway.http import Request, Response, Sink
 from gateway.watch import cursors
 from gateway.watch.plan import plan_of_body, plan_of_query
-from gateway.watch.service import Watch, starts_shown
+from gateway.watch.service import OPEN_S_MAX, Watch, starts_shown
 from gateway.watch.sessions import SESSION_TTL_MS
 from streams.protocol.errors import InvalidRequest
 from streams.protocol.query import Query
@@ -54,7 +54,7 @@ class Watches:
         sse.check_accepts(request)
         told = request.headers.get("last-event-id")
         plan = plan_of_query(box, request.query, told, self._watch.node_bytes_max)
-        views = await self._watch.look_at(plan, lenient=False)
+        views = await self._watch.look_at(plan, lenient=False, wait_s=OPEN_S_MAX)
         if request.method == "HEAD":
             return sse.response(_Nothing())
         return sse.response(self._watch.opened(plan, views, request.key))

@@ -39,8 +39,9 @@ log = structlog.get_logger()
 
 #: How old saved cursors may be when a gateway dies, and so how much a client without an id is told twice.
 _SAVE_EVERY_S = 5.0
-#: How long the shard that keeps a session may take to start again, and how often it is asked.
-_OPEN_S_MAX, _OPEN_RETRY_S = 10.0, 0.05
+#: How long a shard may take to start again before whoever opens a stream is refused, for a browser that is
+#: answered 503 never comes back; and how often it is asked.
+OPEN_S_MAX, _OPEN_RETRY_S = 10.0, 0.05
 _REVOKED = "the key of this stream is not valid any more"
 _TAKEN_OVER = "another connection has taken this session over"
 #: What a stream that ends may take to save its cursors, and another to wait for that: as long as a shard may
@@ -135,17 +136,24 @@ class Watch:
 
     # -- boxes
 
-    async def look_at(self, plan: Plan, *, lenient: bool) -> dict[str, BoxView]:
+    async def look_at(self, plan: Plan, *, lenient: bool, wait_s: float = 0.0) -> dict[str, BoxView]:
         """Every box of the plan as it is now. Raises `BoxNotFound` for one that is not there; `lenient` drops
-        it, unless none is left."""
+        it, unless none is left. Shards that start again are waited for, for so long."""
         views: dict[str, BoxView | StreamsError] = {}
+        until_s = trio.current_time() + wait_s
 
         async def look(box: str) -> None:
-            try:
-                head = wire.RequestHead(box, "touch=false")
-                views[box] = _decode_view((await self._dispatch.to_owner(wire.OP_GET_STATE, head, b"")).body)
-            except StreamsError as error:
-                views[box] = error
+            head = wire.RequestHead(box, "touch=false")
+            while True:
+                try:
+                    answer = await self._dispatch.to_owner(wire.OP_GET_STATE, head, b"")
+                    views[box] = _decode_view(answer.body)
+                    return
+                except StreamsError as error:
+                    views[box] = error
+                    if not isinstance(error, (Busy, Uncertain)) or trio.current_time() >= until_s:
+                        return
+                await trio.sleep(_OPEN_RETRY_S)
 
         async with trio.open_nursery() as nursery:
             for box in plan.starts:
@@ -198,8 +206,7 @@ class Watch:
         return body
 
     async def _take(self, wid: str, key: Key | None) -> Session:
-        """A browser that is answered 503 never comes back, so a shard that starts again is waited for."""
-        until_s = trio.current_time() + _OPEN_S_MAX
+        until_s = trio.current_time() + OPEN_S_MAX
         while True:
             try:
                 return await self.sessions.take(wid, key.digest if key is not None else "")
@@ -214,7 +221,7 @@ class Watch:
         if strangers:
             asked = Plan(dict.fromkeys(strangers), session.encoding, session.heartbeat_ms)
             with suppress(BoxNotFound):  # when none of them is there
-                views = await self.look_at(asked, lenient=True)
+                views = await self.look_at(asked, lenient=True, wait_s=OPEN_S_MAX)
                 lives = {box: view.generation for box, view in views.items()}
         session.merge.resume(told, may_advance=session.was_cut_off, lives=lives)
 

@@ -17,14 +17,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.api.sockets import SocketConnection
-from gateway.http import Stalled
+from gateway.api.watch import Watches
+from gateway.http import Request, Stalled
+from gateway.links import Link
 from gateway.watch import cursors, feeds
 from gateway.watch.merge import Merge, Track
 from gateway.watch.page import ANOTHER_LIFE, Encoding, Page, Place
 from gateway.watch.plan import plan_of_body
 from gateway.watch.service import PlainBody, Watch
 from streams.protocol import commands, wire
-from streams.protocol.errors import InvalidRequest
+from streams.protocol.errors import InvalidRequest, ShardUnavailable
 from tests.support.machines import columns, patch
 from tests.support.memory_shards import MemoryShard, dispatch_to
 from tests.support.sse import Event, Parser
@@ -253,6 +255,26 @@ async def test_a_reader_that_never_reads_is_told_and_left(autojump_clock: object
         peer.room = 1 << 30
         last = peer.read() + peer.read()
         assert (last[-1].name, last[-1].json["code"]) == ("error", 408)
+
+
+async def test_who_watches_a_box_waits_for_a_shard_that_starts_again(autojump_clock: object) -> None:
+    """§7.4: a browser that is answered 503 never comes back."""
+    async with stage() as made:
+        api = Watches(made.watch, 1 << 20)
+        [link] = made.watch._dispatch.links
+        link.is_up = False
+        made.nursery.start_soon(come_back, link, 3.0)
+        answer = await api.box(Request("GET", "", "", {}), "b", "")
+        assert answer.status == 200 and answer.live is not None
+        answer.live.close()
+        link.is_up = False
+        with pytest.raises(ShardUnavailable):
+            await api.box(Request("GET", "", "", {}), "b", "")
+
+
+async def come_back(link: Link, after_s: float) -> None:
+    await trio.sleep(after_s)
+    link.is_up = True
 
 
 async def test_a_session_outlives_its_shard_and_its_stream(autojump_clock: object) -> None:
