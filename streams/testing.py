@@ -26,7 +26,7 @@ from typing import IO, Any, Final
 
 from streams.config import READY_FD_VARIABLE, SETTINGS
 
-START_TIMEOUT_S: Final = 60.0
+START_TIMEOUT_S: Final = 120.0
 STOP_TIMEOUT_S: Final = 90.0
 
 _COMMAND: Final = (sys.executable, "-P", "-m", "streams", "serve")
