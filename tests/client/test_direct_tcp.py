@@ -11,7 +11,6 @@ import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,23 +22,27 @@ from streams.client.errors import Unreachable
 from streams.client.retry import Retry
 from streams.config import ConfigError, check_may_serve, load
 from streams.direct import ShardWriter
-from streams.protocol import op_access, wire
-from streams.protocol.access import ALL, Grant, words
+from streams.protocol import bulk, op_access, wire
+from streams.protocol.access import ALL, READ, WRITE, Grant, words
 from streams.protocol.errors import Forbidden, Unauthorized
+from streams.protocol.packed import pack
 from streams.protocol.requests import failure_decoder
+from streams.protocol.scans import ScanHead
 from streams.protocol.slots import slot_of
 from streams.testing import Server, running_server
 from tests.support.crashing import eventually
 
 SHARDS = 2
-WHOLE, WRITER, READER = (f"secret-of-the-{who}-0123456789" for who in ("whole", "writer", "reader"))
+WHOLE, WRITER, READER, CONFINED = (
+    f"secret-of-the-{who}-0123456789" for who in ("whole", "writer", "reader", "confined")
+)
 HURRY = Retry(total_s=0.0)
 
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Path]]:
     keys = tmp_path_factory.mktemp("keys") / "keys"
-    keys.write_text(f"{WHOLE}\n{WRITER}:w:in.\n{READER}:r\n")
+    keys.write_text(f"{WHOLE}\n{WRITER}:w:in.\n{READER}:r\n{CONFINED}::in.\n")
     keys.chmod(0o600)
     with running_server(
         shards=SHARDS, api_keys_file=keys, shard_host="127.0.0.1", shard_port=0, log="debug"
@@ -118,6 +121,52 @@ def test_left_to_itself_a_writer_uses_the_unix_socket_where_it_can_see_it(server
         writer.append("out.of-prefix", [1])
 
 
+_JOBS = b'{"node":"w","seqs":[1],"lease_ms":1000}'
+#: op -> (query, body) of a good request, for ops whose head is that of a request over HTTP.
+PLAIN: dict[int, tuple[str, bytes]] = {
+    wire.OP_PUT_BOX: ("", b"{}"),
+    wire.OP_GET_STATE: ("", b""),
+    wire.OP_APPEND: ("", b'{"records":[{"data":1}]}'),
+    wire.OP_DIFF: ("", b"{}"),
+    wire.OP_GET_RECORD: ("seq=1", b""),
+    wire.OP_GET_TAIL: ("", b""),
+    wire.OP_DELETE_RECORDS: ("", b'{"before_seq":1}'),
+    wire.OP_SET_FENCE: ("", b'{"token":""}'),
+    wire.OP_CLAIM: ("", b'{"node":"w"}'),
+    wire.OP_ACK: ("", b'{"node":"w","seqs":[1]}'),
+    wire.OP_NACK: ("", b'{"node":"w","seqs":[1]}'),
+    wire.OP_EXTEND: ("", _JOBS),
+    wire.OP_WORK: ("node=w", b""),
+    wire.OP_WORK_END: ("node=w", b""),
+    wire.OP_COMMIT_GROUP: ("group=g", b'{"cursor":0}'),
+    wire.OP_GET_GROUP: ("group=g", b""),
+    wire.OP_LIST_GROUPS: ("", b""),
+    wire.OP_DELETE_GROUP: ("group=g", b""),
+    wire.OP_DELETE_BOX: ("", b""),
+}
+
+
+def request_of(op: int, box: str) -> tuple[object, bytes]:
+    """A good request of this kind. A new op is missed here until somebody says what one looks like."""
+    if op in PLAIN:
+        query, body = PLAIN[op]
+        return wire.RequestHead(box, query), body
+    packed, txn = pack([box], [1], [b"1"]), bulk.Txn("writer", 1)
+    columns = b"".join(map(bytes, packed.buffers()))
+    requests: dict[int, tuple[object, bytes]] = {
+        wire.OP_FOLLOW: (wire.FollowHead(box), b""),
+        wire.OP_SCAN: (ScanHead(box), b""),
+        wire.OP_STATES: (bulk.States(prefix=box), b""),
+        wire.OP_LOCATE: (bulk.Locate([(box, 0)]), b""),
+        wire.OP_PUT_COLUMNS: (packed.head(), columns),
+        wire.OP_TXN_PUT: (bulk.TxnPutHead(txn, "parcel", 0, packed.head()), columns),
+        wire.OP_TXN_COMMIT: (bulk.TxnCommit(txn, []), b""),
+        wire.OP_TXN_ABORT: (bulk.TxnAbort(txn), b""),
+        wire.OP_TXN_LIST: (bulk.TxnList(), b""),
+    }
+    return requests[op]
+
+
 def test_keys_bound_a_writer_as_over_http(server: Server) -> None:
     with ShardWriter(server.url, key=WRITER, over_tcp=True, retry=HURRY) as writer:
         assert writer.append("in.bound", [1]).last_seq == 1
@@ -151,13 +200,28 @@ def test_every_op_takes_its_scopes_and_the_ops_of_gateways_are_closed(server: Se
         for op in sorted(op_access.INTERNAL | {wire.OP_HELLO, 9999}):
             for head in (wire.RequestHead(box), None):
                 assert whole.ask(op, head)[0] == "forbidden", op
-        for op, (scopes, _) in op_access.OPS.items():
-            head: Any = wire.FollowHead(box) if op == wire.OP_FOLLOW else wire.RequestHead(box)
-            for peer, grant in ((reader, Grant(1)), (writer, Grant(2)), (whole, Grant(ALL))):
-                missing = words(scopes & ~grant.scopes)
-                assert (peer.ask(op, head)[0] == "forbidden") == bool(missing), (op, grant)
-        outside = wire.RequestHead(whole.owned("out."))
-        assert writer.ask(wire.OP_APPEND, outside, b'{"records":[{"data":1}]}')[0] == "forbidden"
+        for op, need in op_access.OPS.items():
+            head, body = request_of(op, box)
+            for peer, grant in ((reader, Grant(READ)), (writer, Grant(WRITE, ("in.",))), (whole, Grant(ALL))):
+                is_closed = bool(words(need.scopes & ~grant.scopes)) or (
+                    need.is_whole and bool(grant.prefixes)
+                )
+                code = peer.ask(op, head, body)[0]
+                assert (code == "forbidden") == is_closed and code != "invalid_request", (op, grant, code)
+
+
+def test_every_op_that_is_for_boxes_is_for_those_of_the_key(server: Server) -> None:
+    """Method: the same good request for a box inside and for one outside; only their names differ."""
+    with Wire(server) as confined:
+        assert confined.hello(CONFINED) == ""
+        inside, outside = confined.owned("in.name-"), confined.owned("out.name-")
+        for op, need in op_access.OPS.items():
+            if need.names_boxes and not need.is_whole:
+                assert confined.ask(op, *request_of(op, outside))[0] == "forbidden", op
+                code = confined.ask(op, *request_of(op, inside))[0]
+                assert code not in ("forbidden", "invalid_request"), (op, code)
+            elif need.is_whole:
+                assert confined.ask(op, *request_of(op, inside))[0] == "forbidden", op
 
 
 def test_a_peer_cannot_bring_its_own_grant(server: Server) -> None:
@@ -199,7 +263,7 @@ def test_without_addresses_a_remote_writer_says_what_is_missing() -> None:
     writer = ShardWriter("http://127.0.0.1:1")
     placement = Placement(1, [(0, 4096, 0)], 1, ["/not/on/this/machine.sock"])
     with writer, pytest.raises(Unreachable, match="STREAMS_SHARD_HOST"):
-        writer._way_to(placement, 0)
+        writer.shards.ways._way_to(placement, 0)
 
 
 def test_a_listener_on_every_address_is_reached_where_the_gateway_is() -> None:
@@ -212,7 +276,7 @@ def test_a_listener_on_every_address_is_reached_where_the_gateway_is() -> None:
     writer = ShardWriter("http://streams.example:4000", key="k", over_tcp=True)
     placement = Placement(1, [(0, 4096, 0)], 1, ["/a.sock"], [":4100"])
     with writer:
-        assert writer._way_to(placement, 0) == ("streams.example:4100", "k")
+        assert writer.shards.ways._way_to(placement, 0) == ("streams.example:4100", "k")
 
 
 def test_shards_do_not_listen_for_strangers_without_keys() -> None:

@@ -11,6 +11,8 @@ import json
 import pytest
 import zstandard
 
+from tests.contract.conftest import COMBOS, Api
+
 BODY, BATCH, RECORD, META, TAG, NODE = 65_536, 20, 4096, 512, 16, 8
 
 
@@ -221,3 +223,32 @@ def test_the_default_node_of_a_write_has_the_same_limit(limited, box):
     response = limited.post(box, {"records": [{"data": 1}], "node": "n" * (NODE + 1)})
     limited.refused(response, 400, "invalid_request", "node")
     assert limited.state(box)["head_seq"] == 1
+
+
+# -- how many there may be (§12); routers, sessions, streams and bytes have theirs where they are tested
+
+
+def test_too_many_boxes_are_throttled_and_a_known_one_is_not(fleet, box):
+    """§12: re-PUT of something that exists always works, and a refused request changes nothing."""
+    server = fleet("edge", max_boxes=4)
+    with COMBOS[0].client(server.url) as client:
+        api = Api(client, server, COMBOS[0])
+        made, refused = [], None
+        for number in range(40):  # each shard has its share of the limit
+            name = f"{box}.{number}"
+            if api.send("PUT", f"/v0/boxes/{name}", {}).status_code == 201:
+                made.append(name)
+            else:
+                refused = name
+        assert len(made) == 4 and refused is not None
+        body = {"records": [{"data": 1}]}
+        for method in ("PUT", "POST"):
+            response = api.send(method, f"/v0/boxes/{refused}", {} if method == "PUT" else body)
+            assert api.refused(response, 429, "throttled")["detail"]["limit"] == "boxes"
+            assert int(response.headers["retry-after"]) >= 1
+        assert not api.exists(refused)
+        for name in made:
+            assert api.send("PUT", f"/v0/boxes/{name}", {"cap_records": 9}).status_code == 200
+            assert api.send("POST", f"/v0/boxes/{name}", body).status_code == 200
+            assert api.send("DELETE", f"/v0/boxes/{name}").status_code == 200
+        assert api.send("POST", f"/v0/boxes/{refused}", body).status_code == 201

@@ -78,6 +78,13 @@ def test_the_root_of_the_image_cannot_be_written(image: Stage) -> None:
         assert is_writable or "Read-only" in tried.stderr
 
 
+def test_the_image_is_healthy_also_where_probes_take_a_key(image: Stage) -> None:
+    keyed = {"STREAMS_API_KEYS": "a-secret-of-the-test-0123456789", "STREAMS_PROBE_AUTH": "true"}
+    with container(image, **keyed) as (process, url):
+        assert process.poll() is None
+        assert httpx2.get(f"{url}/v0/health", trust_env=False, timeout=60).status_code == 401
+
+
 def test_the_image_refuses_to_be_open_to_all_without_being_told_to(image: Stage) -> None:
     with container(image) as (process, _):
         assert process.poll() is not None

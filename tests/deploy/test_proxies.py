@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from streams.config import load
 from streams.testing import Server, running_server
 from tests.support import debian
 
@@ -117,6 +118,16 @@ def use(watching: http.client.HTTPConnection, writing: http.client.HTTPConnectio
     writing.close()
 
 
+def opens_a_socket(connection: http.client.HTTPConnection, origin: str) -> bool:
+    """As a page does that came through the same proxy."""
+    key = {"Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==", "Sec-WebSocket-Version": "13"}
+    headers = {"Connection": "Upgrade", "Upgrade": "websocket", "Origin": origin, **key}
+    connection.request("GET", "/v0/ws", headers=headers)
+    status = connection.getresponse().status
+    connection.close()
+    return status == 101
+
+
 def test_nginx_carries_bodies_and_events_over_tls(server: Server, programs: Path, tmp_path: Path) -> None:
     certificate(tmp_path)
     port = free_port()
@@ -142,6 +153,8 @@ def test_nginx_carries_bodies_and_events_over_tls(server: Server, programs: Path
     with running(nginx, port, tmp_path):
         made = [http.client.HTTPSConnection("localhost", port, context=trusted, timeout=60) for _ in range(2)]
         use(made[0], made[1], "through-nginx")
+        assert opens_a_socket(made[0], f"https://localhost:{port}")
+        assert not opens_a_socket(made[0], "https://elsewhere.example")
 
 
 def test_caddy_carries_bodies_and_events(server: Server, programs: Path, tmp_path: Path) -> None:
@@ -158,7 +171,10 @@ def test_caddy_carries_bodies_and_events(server: Server, programs: Path, tmp_pat
     as_it_is = [caddy, "adapt", "--adapter", "caddyfile", "--config", str(PROXIES / "Caddyfile")]
     adapted = subprocess.run(as_it_is, capture_output=True, text=True)
     assert adapted.returncode == 0 and '"streams.example.com"' in adapted.stdout, adapted.stderr
+    assert f'"max_size":{load({}).max_body_bytes}' in adapted.stdout, "it takes what the server takes"
     command = [caddy, "run", "--adapter", "caddyfile", "--config", str(tmp_path / "Caddyfile")]
     with running(command, port, tmp_path):
         made = [http.client.HTTPConnection("127.0.0.1", port, timeout=60) for _ in range(2)]
         use(made[0], made[1], "through-caddy")
+        assert opens_a_socket(made[0], f"http://127.0.0.1:{port}")
+        assert not opens_a_socket(made[0], "https://elsewhere.example")
