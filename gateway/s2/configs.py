@@ -7,7 +7,7 @@ there and null takes it back.
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -83,15 +83,20 @@ class BasinBody(msgspec.Struct, frozen=True):
         return self.patch().applied(BasinConfig())
 
 
+#: The one location there is. Whatever a client asks for, a basin is here, and says so.
+LOCATION = "local"
+_Location = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9:.-]{1,64}$")]
+
+
 class CreateBasin(msgspec.Struct, frozen=True):
     basin: str
     config: BasinBody | None = None
-    location: str | None = None
+    location: _Location | None = None
 
 
 class EnsureBasin(msgspec.Struct, frozen=True):
     config: BasinBody | None = None
-    location: str | None = None
+    location: _Location | None = None
 
 
 class CreateStream(msgspec.Struct, frozen=True):
@@ -154,7 +159,7 @@ def shown_basin_config(config: BasinConfig) -> dict[str, Any]:
 def shown_basin(basin: Basin) -> dict[str, Any]:
     return {
         "name": basin.name,
-        "location": None,
+        "location": LOCATION,
         "created_at": shown_time(basin.created_ms),
         "deleted_at": shown_time(basin.deleted_ms) if basin.deleted_ms else None,
         "state": "deleting" if basin.deleted_ms else "active",

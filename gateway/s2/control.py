@@ -11,7 +11,6 @@ from gateway.http import Request, Response
 from gateway.s2 import configs, fields
 from gateway.s2.access import Permit
 from gateway.s2.calls import Calls
-from gateway.s2.ciphers import check_available
 from gateway.s2.errors import S2Error
 from streams.protocol import streams
 from streams.protocol.errors import InvalidRequest, PayloadTooLarge
@@ -80,7 +79,6 @@ class Basins:
 
     async def _put(self, name: str, body: configs.BasinBody | None, *, token: str, ensures: bool) -> Response:
         config = (body or configs.BasinBody()).config()
-        check_available(config.cipher)
         command = streams.PutBasin(name=name, config=config, token=token, ensures=ensures)
         put = await self._calls.ask_register(command, streams.BasinPut)
         return _provisioned(configs.shown_basin(put.basin), put.result, ensures=ensures)
@@ -95,8 +93,6 @@ class Basins:
         fields.basin_name(basin, "bad_path")
         patch = configs.decoded(await json_body(request), configs.BasinBody).patch()
         permit.check("reconfigure-basin", basin)
-        if isinstance(patch.cipher, str):
-            check_available(patch.cipher)
         found = await self._calls.ask_register(streams.PatchBasin(basin, patch), streams.BasinFound)
         assert found.basin is not None
         return answer(configs.shown_basin_config(found.basin.config))

@@ -20,6 +20,7 @@ from gateway.s2.calls import Calls
 from gateway.s2.control import Basins, Streams
 from gateway.s2.errors import S2Error, translated
 from gateway.s2.housekeeping import Housekeeping
+from gateway.s2.locations import Locations
 from gateway.s2.messages import Input
 from gateway.s2.records import Asked, Records, check_commands, first_page, stream_config
 from gateway.s2.sessions import AppendSession, Draining, EventWording, FrameWording, Held, ReadSession
@@ -54,6 +55,7 @@ class S2:
         self._doorkeeper = Doorkeeper(self._calls, admit)
         self._tokens = Tokens(self._calls)
         self._usage = Usage(self._calls)
+        self._locations = Locations()
         self._basins = Basins(self._calls)
         self._streams = Streams(self._calls)
         self._records = Records(self._calls)
@@ -149,9 +151,12 @@ class S2:
             case ["metrics", basin, stream] if basin and stream:
                 return {"GET": partial(self._usage.stream, request, permit, basin, stream)}
             case ["locations"]:
-                return {"GET": _not_implemented}
+                return {"GET": partial(self._locations.list, permit)}
             case ["locations", "default"]:
-                return {"GET": _not_implemented, "PUT": _not_implemented}
+                return {
+                    "GET": partial(self._locations.get_default, permit),
+                    "PUT": partial(self._locations.set_default, request, permit),
+                }
         return {}
 
     # -- records
@@ -211,10 +216,6 @@ class S2:
         """A session counts as an open stream (v0-api §12)."""
         slot = self._watch.take_slot(request.key, is_of_ring=isinstance(permit, KeyPermit))
         return Held(session, slot, permit, ending)
-
-
-async def _not_implemented() -> Response:
-    raise S2Error("not_implemented", "this server does not have this")
 
 
 async def _at_once(body: bytes) -> AsyncIterator[bytes]:

@@ -1,0 +1,33 @@
+"""Where basins can be (s2-v1 §17): in one place, this server, which is the default and stays it."""
+
+from __future__ import annotations
+
+from gateway.http import Request, Response
+from gateway.s2 import configs
+from gateway.s2.access import Permit
+from gateway.s2.control import answer, json_body
+from gateway.s2.errors import S2Error
+
+_HERE = {
+    "name": configs.LOCATION,
+    "is_private": True,
+    "storage_classes": ["standard", "express"],
+    "default_storage_class": "express",
+}
+
+
+class Locations:
+    async def list(self, permit: Permit) -> Response:
+        permit.check("list-locations")
+        return answer([_HERE])
+
+    async def get_default(self, permit: Permit) -> Response:
+        permit.check("get-default-location")
+        return answer(_HERE)
+
+    async def set_default(self, request: Request, permit: Permit) -> Response:
+        name = configs.decoded(await json_body(request), str)
+        permit.check("set-default-location")
+        if name != configs.LOCATION:
+            raise S2Error("invalid", f"this server has one location, which is {configs.LOCATION}")
+        return answer(_HERE)
