@@ -63,15 +63,6 @@ async def run(arguments: ChildArgs) -> int:
         for gateway in range(config.gateways)
         if gateway != arguments.index
     ]
-    report = SelfReport(arguments.index, dispatch, watch, pressure)
-    collector = Collector(
-        dispatch,
-        here=report,
-        others=others,
-        version=__version__,
-        data_dir=config.data_dir,
-        rows_max=config.metrics_boxes,
-    )
     s2 = S2(
         dispatch,
         draining,
@@ -79,6 +70,15 @@ async def run(arguments: ChildArgs) -> int:
         watch=watch,
         admit=None if guard is None else partial(_grant_of, guard),
         in_flight=None if guard is None else guard.in_flight,
+    )
+    report = SelfReport(arguments.index, dispatch, watch, pressure, s2.inflight)
+    collector = Collector(
+        dispatch,
+        here=report,
+        others=others,
+        version=__version__,
+        data_dir=config.data_dir,
+        rows_max=config.metrics_boxes,
     )
     api = Api(
         dispatch,

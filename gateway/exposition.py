@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from gateway.metrics import METRICS, Reports
-from streams.protocol.histogram import TIMES_S, HistogramFacts
+from gateway.metrics import METRICS, Metric, Reports
+from streams.protocol.histogram import HistogramFacts
 
 
 def as_text(reports: Reports) -> bytes:
@@ -23,7 +23,7 @@ def as_text(reports: Reports) -> bytes:
             if labels is None:  # a box has the same ones in all its series
                 labels = known[key] = _labels(metric.labels, values)
             if isinstance(value, HistogramFacts):
-                lines.extend(_histogram_lines(name, labels, value))
+                lines.extend(_histogram_lines(metric, labels, value))
             else:
                 lines.append(f"{name}{{{labels}}} {value}" if labels else f"{name} {value}")
     return ("\n".join(lines) + "\n").encode()
@@ -33,13 +33,15 @@ def _labels(names: tuple[str, ...], values: tuple[str, ...]) -> str:
     return ",".join(f'{name}="{_escaped(value)}"' for name, value in zip(names, values, strict=True))
 
 
-def _histogram_lines(name: str, labels: str, facts: HistogramFacts) -> Iterator[str]:
-    so_far = 0
-    for bound, count in zip((*map(repr, TIMES_S), "+Inf"), facts.counts, strict=True):
+def _histogram_lines(metric: Metric, labels: str, facts: HistogramFacts) -> Iterator[str]:
+    name, so_far = metric.name, 0
+    before = f"{labels}," if labels else ""
+    for bound, count in zip((*map(repr, metric.bounds), "+Inf"), facts.counts, strict=True):
         so_far += count
-        yield f'{name}_bucket{{{labels},le="{bound}"}} {so_far}'
-    yield f"{name}_sum{{{labels}}} {facts.sum}"
-    yield f"{name}_count{{{labels}}} {so_far}"
+        yield f'{name}_bucket{{{before}le="{bound}"}} {so_far}'
+    shown = f"{{{labels}}}" if labels else ""
+    yield f"{name}_sum{shown} {facts.sum}"
+    yield f"{name}_count{shown} {so_far}"
 
 
 def _escaped(text: str) -> str:
@@ -54,7 +56,7 @@ def as_facts(reports: Reports) -> list[dict[str, Any]]:
             "kind": metric.kind,
             "help": metric.help,
             "samples": [
-                {"labels": dict(zip(metric.labels, values, strict=True)), **_value(value)}
+                {"labels": dict(zip(metric.labels, values, strict=True)), **_value(value, metric.bounds)}
                 for values, value in metric.samples(reports)
             ],
         }
@@ -62,11 +64,11 @@ def as_facts(reports: Reports) -> list[dict[str, Any]]:
     ]
 
 
-def _value(value: int | float | HistogramFacts) -> dict[str, Any]:
+def _value(value: int | float | HistogramFacts, bounds: tuple[float, ...]) -> dict[str, Any]:
     if not isinstance(value, HistogramFacts):
         return {"value": value}
     so_far, buckets = 0, []
-    for bound, count in zip(TIMES_S, value.counts, strict=False):
+    for bound, count in zip(bounds, value.counts, strict=False):
         so_far += count
         buckets.append({"le": bound, "count": so_far})
     return {"count": sum(value.counts), "sum": value.sum, "buckets": buckets}

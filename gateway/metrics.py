@@ -12,14 +12,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, NamedTuple
 
-from streams.protocol.histogram import HistogramFacts
+from streams.protocol.histogram import TIMES_S, HistogramFacts
 from streams.protocol.reports import (
+    S2_BATCH_BYTES,
+    S2_BATCH_RECORDS,
+    S2_TIMES_S,
     BoxRow,
     GatewayReport,
     PressureReport,
     ProcessReport,
     QueueRow,
     RouterRow,
+    S2Report,
     ShardReport,
 )
 
@@ -69,6 +73,8 @@ class Metric(NamedTuple):
     labels: tuple[str, ...]
     help: str
     samples: Callable[[Reports], Iterable[Sample]]
+    #: Of a histogram.
+    bounds: tuple[float, ...] = TIMES_S
 
 
 def _shards(value: Callable[[ShardReport], int | float | HistogramFacts]) -> Callable[[Reports], Any]:
@@ -154,9 +160,23 @@ def _delivery(reports: Reports) -> Iterator[Sample]:
     """By shard; what the gateways measured added up."""
     for shard in range(reports.shards_total):
         found = [gateway.delivery[shard] for gateway in reports.gateways if shard < len(gateway.delivery)]
-        counts = tuple(map(sum, zip(*(each.counts for each in found), strict=True)))
-        if counts:
-            yield (str(shard),), HistogramFacts(counts, sum(each.sum for each in found))
+        if found:
+            yield (str(shard),), _added_up(found)
+
+
+def _added_up(found: list[HistogramFacts]) -> HistogramFacts:
+    counts = tuple(map(sum, zip(*(each.counts for each in found), strict=True)))
+    return HistogramFacts(counts, sum(each.sum for each in found))
+
+
+def _s2(value: Callable[[S2Report], HistogramFacts]) -> Callable[[Reports], Any]:
+    """Of all gateways together: these names have no labels, as those who made them up have it."""
+    return lambda reports: [((), _added_up([value(gateway.s2) for gateway in reports.gateways]))]
+
+
+def _everyone(value: Callable[[ProcessReport], int | float]) -> Callable[[Reports], Any]:
+    """Of all processes together."""
+    return lambda reports: [((), sum(value(process) for _, process, _ in _named(reports)))]
 
 
 _SHARD = ("shard",)
@@ -589,5 +609,59 @@ METRICS: tuple[Metric, ...] = (
         (),
         "What is free of it.",
         lambda reports: [((), reports.disk_free_bytes)],
+    ),
+    # Names of `s2 lite`, so that charts and alerts made for it go on.
+    Metric(
+        "s2_append_permit_latency_seconds",
+        "histogram",
+        (),
+        "S2: how long appends wait until their bytes may be on the way.",
+        _s2(lambda s2: s2.permit),
+        S2_TIMES_S,
+    ),
+    Metric(
+        "s2_append_ack_latency_seconds",
+        "histogram",
+        (),
+        "S2: from then until they are durable and acked.",
+        _s2(lambda s2: s2.ack),
+        S2_TIMES_S,
+    ),
+    Metric(
+        "s2_append_batch_records",
+        "histogram",
+        (),
+        "S2: records of the appends that were acked.",
+        _s2(lambda s2: s2.records),
+        S2_BATCH_RECORDS,
+    ),
+    Metric(
+        "s2_append_batch_bytes",
+        "histogram",
+        (),
+        "S2: their metered bytes.",
+        _s2(lambda s2: s2.bytes),
+        S2_BATCH_BYTES,
+    ),
+    Metric(
+        "process_cpu_seconds_total",
+        "counter",
+        (),
+        "Processor time that all processes of the server have used.",
+        _everyone(lambda p: p.cpu_s),
+    ),
+    Metric(
+        "process_resident_memory_bytes",
+        "gauge",
+        (),
+        "Their memory.",
+        _everyone(lambda p: p.resident_bytes),
+    ),
+    Metric(
+        "process_open_fds",
+        "gauge",
+        (),
+        "Files and sockets that they have open.",
+        _everyone(lambda p: p.open_files),
     ),
 )

@@ -5,17 +5,21 @@ from __future__ import annotations
 from gateway.dispatch import Dispatch
 from gateway.edge import Front
 from gateway.pressure import GatewayPressure
+from gateway.s2.inflight import Inflight
 from gateway.watch.service import Watch
 from streams import process
 from streams.protocol.reports import GatewayReport
 
 
 class SelfReport:
-    def __init__(self, gateway: int, dispatch: Dispatch, watch: Watch, pressure: GatewayPressure) -> None:
+    def __init__(
+        self, gateway: int, dispatch: Dispatch, watch: Watch, pressure: GatewayPressure, inflight: Inflight
+    ) -> None:
         self._gateway = gateway
         self._dispatch = dispatch
         self._watch = watch
         self._pressure = pressure
+        self._inflight = inflight
         #: As many as there are listening sockets.
         self.fronts: list[Front] = []
         #: Requests answered, by status: as many keys as there are statuses in `errors.py`, and a few.
@@ -40,4 +44,5 @@ class SelfReport:
             requests=self.answered,
             in_flight=[link.in_flight for link in self._dispatch.links],
             delivery=[times.facts() for times in self._watch.feeds.delivery_times],
+            s2=self._inflight.report(),
         )

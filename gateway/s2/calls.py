@@ -14,6 +14,7 @@ import trio
 
 from gateway.dispatch import Dispatch
 from gateway.s2.ciphers import Sealing
+from gateway.s2.inflight import Inflight
 from gateway.s2.messages import Input
 from streams.protocol import stream_requests, streams, wire
 from streams.protocol.errors import (
@@ -35,6 +36,7 @@ _CIPHERS_MAX = 10_000
 class Calls:
     def __init__(self, dispatch: Dispatch) -> None:
         self._dispatch = dispatch
+        self.inflight = Inflight()
         self._ciphers: dict[str, Cipher] = {}
 
     def __repr__(self) -> str:
@@ -70,12 +72,15 @@ class Calls:
 
     async def append(self, box: str, given: Input, key: str) -> StreamAppended:
         """Without a key it is tried in the open, so that a shard judges first whether there is a stream."""
+        await self.inflight.enter(given.metered)
         try:
             return await self.append_as(self._ciphers.get(box) if key else None, box, given, key)
         except CipherMismatch as mismatch:
             cipher = mismatch.detail["cipher"]
             self._remember(box, cipher)
-        return await self.append_as(cipher, box, given, key)
+            return await self.append_as(cipher, box, given, key)
+        finally:
+            self.inflight.leave(given.metered)
 
     async def append_as(
         self,
@@ -87,8 +92,10 @@ class Calls:
         *,
         entered: trio.Event | None = None,
     ) -> StreamAppended:
-        """Appends what is closed like this; the stream must say the same. It takes its turn at the gate of
-        its shard, as any append does; `entered` is set when it has, and then nothing overtakes it."""
+        """Appends what is closed like this; the stream must say the same. Whoever calls has a permit for its
+        bytes. It takes its turn at the gate of its shard, as any append does; `entered` is set when it has,
+        and then nothing overtakes it."""
+        since_s = trio.current_time()
         tails = given.tails if cipher is None else Sealing(cipher, key, box).sealed(given)
         head, body = given.wire(box, cipher=cipher, tails=tails, chain=chain)
         gate = await self._dispatch.enter(self._dispatch.placement.shard_of(box))
@@ -99,6 +106,8 @@ class Calls:
             message = await self._call(wire.OP_APPEND_STREAM, box, head, body)
         finally:
             gate.leave()
+        took_s = trio.current_time() - since_s
+        self.inflight.acked(records=len(given.tails), size=given.metered, took_s=took_s)
         return msgspec.msgpack.decode(message.body, type=StreamAppended)
 
     def _remember(self, box: str, cipher: Cipher | None) -> None:

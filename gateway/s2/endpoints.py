@@ -20,6 +20,7 @@ from gateway.s2.calls import Calls
 from gateway.s2.control import Basins, Streams
 from gateway.s2.errors import S2Error, translated
 from gateway.s2.housekeeping import Housekeeping
+from gateway.s2.inflight import Inflight
 from gateway.s2.locations import Locations
 from gateway.s2.messages import Input
 from gateway.s2.records import Asked, Records, check_commands, first_page, stream_config
@@ -63,6 +64,10 @@ class S2:
 
     def __repr__(self) -> str:
         return f"<S2 {self._calls!r}>"
+
+    @property
+    def inflight(self) -> Inflight:
+        return self._calls.inflight
 
     @property
     def housekeeping(self) -> Housekeeping:

@@ -4,7 +4,8 @@
     read     pages from the shard, one after the other ──► frames or events out; at the end, heartbeats
 
 Bounds: an append session has at most `_INPUTS_MAX` inputs and `_INPUT_BYTES_MAX` bytes on the way, and is not
-read from beyond that. A reader's answers wait for it to take them (`_UNSENT_BYTES_MAX`).
+read from beyond that; all of them together have what `inflight.py` says. A reader's answers wait for it to
+take them (`_UNSENT_BYTES_MAX`).
 """
 
 from __future__ import annotations
@@ -192,7 +193,7 @@ class AppendSession:
                         for body in receiver.feed_untrusted(data):
                             slot = _Slot(_input(body))
                             self._check(slot.given)
-                            await slots.send(slot)
+                            await self._admit(slot, slots)
                             self._bytes += slot.given.metered
                             next_turn = trio.Event()
                             nursery.start_soon(self._append, slot, turn, next_turn)
@@ -206,9 +207,19 @@ class AppendSession:
             except S2Error as error:
                 await slots.send(error)
 
-    async def _append(self, slot: _Slot, turn: trio.Event, next_turn: trio.Event) -> None:
-        await turn.wait()
+    async def _admit(self, slot: _Slot, slots: trio.MemorySendChannel[_Slot | S2Error]) -> None:
+        """Waits for room here and for a permit, which is given back when the slot is settled."""
+        inflight = self._calls.inflight
+        await inflight.enter(slot.given.metered)
         try:
+            await slots.send(slot)
+        except BaseException:
+            inflight.leave(slot.given.metered)
+            raise
+
+    async def _append(self, slot: _Slot, turn: trio.Event, next_turn: trio.Event) -> None:
+        try:
+            await turn.wait()
             if self._has_failed:
                 raise S2Error("invalid", "an earlier input of this session has failed")
             slot.settle(
@@ -221,6 +232,7 @@ class AppendSession:
             slot.settle(_failure(error))
         finally:
             next_turn.set()
+            self._calls.inflight.leave(slot.given.metered)
 
     async def _keep_acking(self, slots: trio.MemoryReceiveChannel[_Slot | S2Error], sink: Sink) -> None:
         """One ack an input, in their order; the first failure is the last frame."""

@@ -114,6 +114,25 @@ class ShardReport(msgspec.Struct, frozen=True, kw_only=True):
     has_more: bool = False
 
 
+#: Bounds of what is measured of the S2 API: those of `s2 lite`, so that its charts fit.
+S2_TIMES_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+S2_BATCH_RECORDS = (1, 10, 50, 100, 250, 500, 1000)
+S2_BATCH_BYTES = (512, 1024, 4096, 16384, 65536, 262144, 524288, 1048576)
+
+
+def _nothing(bounds: tuple[float, ...]) -> HistogramFacts:
+    return HistogramFacts((0,) * (len(bounds) + 1))
+
+
+class S2Report(msgspec.Struct, frozen=True, kw_only=True):
+    """Of appends of the S2 API: waiting for a permit, being acked, and how large they were."""
+
+    permit: HistogramFacts = _nothing(S2_TIMES_S)
+    ack: HistogramFacts = _nothing(S2_TIMES_S)
+    records: HistogramFacts = _nothing(S2_BATCH_RECORDS)
+    bytes: HistogramFacts = _nothing(S2_BATCH_BYTES)
+
+
 class GatewayReport(msgspec.Struct, frozen=True, kw_only=True):
     gateway: int
     ready: bool = True
@@ -130,6 +149,7 @@ class GatewayReport(msgspec.Struct, frozen=True, kw_only=True):
     #: By shard.
     in_flight: list[int] = []
     delivery: list[HistogramFacts] = []
+    s2: S2Report = S2Report()
 
 
 encode = msgspec.json.encode

@@ -17,4 +17,4 @@ def test_the_metrics_page_is_not_stale() -> None:
 def test_every_name_is_there_once_and_begins_alike() -> None:
     names = [metric.name for metric in METRICS]
     assert len(set(names)) == len(names)
-    assert all(name.startswith("streams_") for name in names)
+    assert all(name.startswith(("streams_", "s2_", "process_")) for name in names)

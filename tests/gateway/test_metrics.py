@@ -99,6 +99,13 @@ def page(server: Server) -> Iterator[Page]:
         call("POST", "/v0/boxes/h-full", {"records": records[:1]})
         call("PUT", "/v0/routers/stuck", {"source": "c-fsync", "dest": "h-full", "from_seq": 0})
         call("GET", "/v0/boxes/nowhere", status=404)
+        call("PUT", "/v1/basins/metrics-basin", {"config": {"create_stream_on_append": True}})
+        appended = client.post(
+            "/v1/streams/z/records",
+            json={"records": [{"body": "x"}] * 60},
+            headers={"s2-basin": "metrics-basin"},
+        )
+        assert appended.status_code == 200
         wid = call("POST", "/v0/watch", {"boxes": {"c-fsync": {"tail": True}}})["wid"]
         lines = stack.enter_context(
             client.stream("GET", f"/v0/watch/{wid}", headers={"accept": "text/event-stream"})
@@ -140,13 +147,14 @@ def there(name: str, count: int) -> Callable[[Page], bool]:
     return lambda page: len(page.values(name)) == count and all(value >= 0 for value in page.values(name))
 
 
-#: The boxes a-memory, b-disk, c-fsync, d-capped, e-queue, f-dead, g-copies, h-full; routers r and stuck.
+#: The boxes a-memory, b-disk, c-fsync, d-capped, e-queue, f-dead, g-copies, h-full, and a stream; routers r
+#: and stuck.
 EXPECTED: dict[str, Callable[[Page], bool]] = {
     "streams_info": equal(1, "streams_info"),
     "streams_shard_up": lambda page: page.values("streams_shard_up") == [1.0, 1.0],
     "streams_shard_replay_ratio": lambda page: page.values("streams_shard_replay_ratio") == [1.0, 1.0],
     "streams_boxes": lambda page: (
-        [page.total("streams_boxes", durability=each) for each in ("memory", "disk", "fsync")] == [1, 6, 1]
+        [page.total("streams_boxes", durability=each) for each in ("memory", "disk", "fsync")] == [1, 6, 2]
     ),
     "streams_queues": equal(1, "streams_queues"),
     "streams_records": lambda page: page.total("streams_records") >= 10 + 8 + 11 + 4 + 4 + 1 + 8 + 1,
@@ -214,6 +222,23 @@ EXPECTED: dict[str, Callable[[Page], bool]] = {
     "streams_process_uptime_seconds": of_everyone("streams_process_uptime_seconds"),
     "streams_disk_bytes": moved("streams_disk_bytes"),
     "streams_disk_free_bytes": moved("streams_disk_free_bytes"),
+    "s2_append_permit_latency_seconds": lambda page: (
+        page.total("s2_append_permit_latency_seconds_count") >= 1
+        and page.values("s2_append_permit_latency_seconds_bucket", le="2.5") != []
+    ),
+    "s2_append_ack_latency_seconds": counted("s2_append_ack_latency_seconds"),
+    "s2_append_batch_records": lambda page: (
+        [page.total("s2_append_batch_records_bucket", le=each) for each in ("50", "100")] == [0, 1]
+        and page.total("s2_append_batch_records_sum") == 60
+    ),
+    "s2_append_batch_bytes": equal(60 * 9, "s2_append_batch_bytes_sum"),
+    "process_cpu_seconds_total": moved("process_cpu_seconds_total"),
+    "process_resident_memory_bytes": lambda page: (
+        page.total("process_resident_memory_bytes") == page.total("streams_process_resident_bytes")
+    ),
+    "process_open_fds": lambda page: (
+        page.total("process_open_fds") == page.total("streams_process_open_files")
+    ),
 }
 
 
@@ -249,7 +274,7 @@ def test_status_shows_every_process_and_what_it_holds(server: Server, page: Page
     assert status["status"] == "ready" and status["pressure"] in ("none", "pacing", "throttling")
     assert {each["pid"] for each in status["shards"]} == set(server.shard_pids().values())
     assert {each["pid"] for each in status["gateways"]} == set(server.gateway_pids().values())
-    assert status["boxes"] == sum(each["boxes"] for each in status["shards"]) == 8
+    assert status["boxes"] == sum(each["boxes"] for each in status["shards"]) == 9
     assert status["sse_connections"] == 1 and status["watch_sessions"] == 1
     assert 0 < status["disk"]["free_bytes"] <= status["disk"]["bytes"]
     for each in (*status["shards"], *status["gateways"]):

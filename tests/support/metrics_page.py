@@ -26,6 +26,8 @@ def page() -> str:
         parts.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} |")
     bounds = ", ".join(f"{bound * 1000:g}" for bound in TIMES_S)
     parts.append(f"\nHistograms have buckets up to {bounds} ms, and one for all.\n")
+    parts.append("Names with `s2_` are those of `s2 lite`, with its buckets; they and `process_` are of the")
+    parts.append("whole server.\n")
     return "\n".join(parts)
 
 

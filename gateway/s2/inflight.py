@@ -1,0 +1,74 @@
+"""Appends of the S2 API that are on their way to shards: how many bytes at a time, and how long they take.
+
+Every append needs a permit for its bytes before it is sent, and gives it back when its answer is here. Who
+waits for one is served in the order of coming, so that a large batch is not passed by for ever.
+
+Bounds: `_BYTES_MAX` under way, whatever the number of sessions; a session waits before it reads on.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import trio
+
+from streams.protocol.histogram import Histogram
+from streams.protocol.reports import S2_BATCH_BYTES, S2_BATCH_RECORDS, S2_TIMES_S, S2Report
+
+#: A batch is in memory about three times: as it came, as it is sent, and in the buffer of the link.
+_BYTES_MAX = 64 * 1024 * 1024
+
+
+class Inflight:
+    def __init__(self, bytes_max: int = _BYTES_MAX) -> None:
+        self._bytes_left = bytes_max
+        self._waiting: deque[tuple[trio.Event, int]] = deque()
+        self._permit_times = Histogram(S2_TIMES_S)
+        self._ack_times = Histogram(S2_TIMES_S)
+        self._records = Histogram(S2_BATCH_RECORDS)
+        self._bytes = Histogram(S2_BATCH_BYTES)
+
+    def __repr__(self) -> str:
+        return f"<Inflight {self._bytes_left} B left, {len(self._waiting)} waiting>"
+
+    async def enter(self, size: int) -> None:
+        """Waits for a permit. Who has got one leaves."""
+        since_s = trio.current_time()
+        if self._waiting or size > self._bytes_left:
+            permit = (trio.Event(), size)
+            self._waiting.append(permit)
+            try:
+                await permit[0].wait()
+            except BaseException:
+                if permit[0].is_set():
+                    self.leave(size)
+                else:
+                    self._waiting.remove(permit)
+                    self._let_in()
+                raise
+        else:
+            self._bytes_left -= size
+        self._permit_times.observe(trio.current_time() - since_s)
+
+    def leave(self, size: int) -> None:
+        self._bytes_left += size
+        self._let_in()
+
+    def _let_in(self) -> None:
+        while self._waiting and self._waiting[0][1] <= self._bytes_left:
+            event, size = self._waiting.popleft()
+            self._bytes_left -= size
+            event.set()
+
+    def acked(self, *, records: int, size: int, took_s: float) -> None:
+        self._ack_times.observe(took_s)
+        self._records.observe(records)
+        self._bytes.observe(size)
+
+    def report(self) -> S2Report:
+        return S2Report(
+            permit=self._permit_times.facts(),
+            ack=self._ack_times.facts(),
+            records=self._records.facts(),
+            bytes=self._bytes.facts(),
+        )
