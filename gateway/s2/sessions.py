@@ -442,7 +442,8 @@ class ReadSession:
         wait_s = random.uniform(*_HEARTBEAT_S)
         if self._until_s is not None:
             wait_s = min(wait_s, max(0.001, self._until_s - trio.current_time()))
-        return max(1, min(SLICE_MS, int(wait_s * 1000)))
+        # A clock of whole milliseconds may come a little early; who gives up then has not waited long enough.
+        return min(SLICE_MS, int(wait_s * 1000) + 2)
 
     async def _end_when_draining(self, scope: trio.CancelScope) -> None:
         if not self._draining.is_set:

@@ -22,6 +22,8 @@ _ACCOUNT = ("active-basins", "account-ops", "estimated-billable-usage")
 _BASIN = ("storage", "append-ops", "read-ops", "read-throughput", "append-throughput", "basin-ops")
 _STREAM = ("storage",)
 _INTERVALS = ("minute", "hour", "day")
+#: What is stored is told by the hour for a basin, by the minute for a stream.
+_BASIN_STORAGE_INTERVAL, _STREAM_STORAGE_INTERVAL = "hour", "minute"
 #: A range may end a little in the future, for clocks differ, and be at most a month long.
 _AHEAD_S, _RANGE_S_MAX = 300, 31 * 24 * 3600
 
@@ -32,8 +34,8 @@ class _Asked:
         self.set = given.text("set") or ""
         if self.set not in known:
             raise S2Error("bad_query", f"set: must be one of {', '.join(known)}")
-        interval = given.text("interval")
-        if interval is not None and interval not in _INTERVALS:
+        self._interval = given.text("interval")
+        if self._interval is not None and self._interval not in _INTERVALS:
             raise S2Error("bad_query", f"interval: must be one of {', '.join(_INTERVALS)}")
         start, end = given.number("start", fields.U32_MAX), given.number("end", fields.U32_MAX)
         if start is None or end is None:
@@ -43,6 +45,10 @@ class _Asked:
                 "invalid", f"start, end: must be in order, past, and {_RANGE_S_MAX} s apart at most"
             )
         self.has_now = start <= now_s <= end
+
+    def check_interval(self, only: str) -> None:
+        if self._interval not in (None, only):
+            raise S2Error("invalid", f"interval: of this set must be {only}")
 
 
 class Usage:
@@ -71,6 +77,7 @@ class Usage:
         await self._calls.basin(basin)
         if asked.set != "storage":
             raise _not_kept(asked.set)
+        asked.check_interval(_BASIN_STORAGE_INTERVAL)
         size = 0
         for shard in range(self._calls.shards) if asked.has_now else ():
             after = ""
@@ -89,6 +96,7 @@ class Usage:
         now_s = int(time.time())
         asked = _Asked(request.query, _STREAM, now_s)
         permit.check("stream-metrics", basin, stream)
+        asked.check_interval(_STREAM_STORAGE_INTERVAL)
         box = box_of(basin, stream)
         await self._calls.ask_owner(box, streams.GetStream(box), streams.StreamFound)
         usage = await self._calls.ask_owner(box, streams.GetUsage(box, "", True), streams.StreamUsage)

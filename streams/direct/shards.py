@@ -20,7 +20,7 @@ from streams.direct.runs import ScanPage, read_page
 from streams.direct.ways import Ways
 from streams.protocol import bulk, scans, wire
 from streams.protocol.bulk import BoxPosition, BoxResult, Committed, Put, Txn, TxnState
-from streams.protocol.names import check_box_name
+from streams.protocol.names import check_readable_name
 from streams.protocol.packed import Buffer, Packed
 
 T = TypeVar("T")
@@ -67,7 +67,7 @@ class Shards:
         return self.placement().shards
 
     def shard_of(self, box: str) -> int:
-        return self.ways.owner(check_box_name(box))
+        return self.ways.owner(check_readable_name(box))
 
     def states(self, *, prefix: str = "", boxes: Sequence[str] | None = None) -> list[BoxPosition]:
         """Where boxes stand, sorted by name: those with this prefix, or those of `boxes` that are there."""
@@ -159,7 +159,9 @@ class Shards:
     ) -> ScanPage:
         """One page of a scan; the next begins at its `next_from_seq`."""
         wanted = scans.DATA * data + scans.TAGS * tags + scans.NODES * nodes + scans.META * meta
-        head = _encode(scans.ScanHead(check_box_name(box), from_seq, to_seq, generation, max_bytes, wanted))
+        head = _encode(
+            scans.ScanHead(check_readable_name(box), from_seq, to_seq, generation, max_bytes, wanted)
+        )
 
         def ask() -> wire.Message:
             link = self.ways.to_box(box)

@@ -14,7 +14,7 @@ import msgspec
 from streams.protocol import bulk, commands, scans, wire
 from streams.protocol.appends import RecordLimits, check_idempotency_key, check_seq
 from streams.protocol.errors import InvalidRequest
-from streams.protocol.names import check_box_name, check_text
+from streams.protocol.names import check_readable_name, check_text
 from streams.protocol.packed import PackedHead, unpack
 
 _packed_head = msgspec.msgpack.Decoder(PackedHead).decode
@@ -47,7 +47,7 @@ def decode_columns(head: bytes, body: bytes, limits: RecordLimits) -> list[comma
 
 def _scan(head: bytes, body: bytes, limits: RecordLimits) -> commands.Scan:
     asked = scans.scan_head_decoder.decode(head)
-    check_box_name(asked.box)
+    check_readable_name(asked.box)
     if not 0 <= asked.columns <= scans.ALL:
         raise InvalidRequest(f"columns: must be 0 to {scans.ALL}, got {asked.columns}", field="columns")
     if min(asked.from_seq, asked.to_seq) < 0:

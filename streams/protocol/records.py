@@ -280,7 +280,7 @@ class Batch:
         irregular = (
             self.count == 1 or self.times is not None or (self.nodes is not None and b"\0" in self.nodes)
         )
-        if irregular or (self.stride == 1 and b'"meta":' in self.blob):
+        if self.encoding == BINARY or irregular or (self.stride == 1 and b'"meta":' in self.blob):
             return []
         fixed = len(b'{"$seq":') + len(_middle(self.first_ts, self.nodes, None))
         runs: list[tuple[int, int, int]] = []

@@ -135,7 +135,13 @@ class RunWriter:
         if not self._short:
             return
         wanted = self._columns
-        found = taken_apart([batch.text(first, last) for batch, first, last in self._short])
+        found = taken_apart(
+            # A binary record as `/v0` shows it; any other as it is stored.
+            [
+                batch.text_as(first, last, tags=False, meta=True, data=True)
+                for batch, first, last in self._short
+            ]
+        )
         count = len(found.seqs)
         is_row = found.seqs[-1] - found.seqs[0] == count - 1
         seqs = b"" if is_row else array("q", found.seqs).tobytes()

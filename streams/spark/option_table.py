@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from streams.protocol.matches import Match
-from streams.protocol.names import check_box_name
+from streams.protocol.names import check_box_name, check_readable_name
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
@@ -50,7 +50,7 @@ def _text(text: str) -> str:
 
 def _names(text: str) -> tuple[str, ...]:
     names = [name.strip() for name in text.split(",")]
-    return tuple(dict.fromkeys(check_box_name(name) for name in names if name))
+    return tuple(dict.fromkeys(check_readable_name(name) for name in names if name))
 
 
 def _name(text: str) -> str:
@@ -123,7 +123,7 @@ def _offsets(text: str) -> str | dict[str, int]:
     except msgspec.DecodeError as error:
         raise ValueError(f'must be earliest, latest, or JSON such as {{"orders": 41}} ({error})') from None
     for box, seq in found.items():
-        check_box_name(box)
+        check_readable_name(box)
         if seq < _EARLIEST_NUMBER:
             raise ValueError(f"{box}: a seq is at least 0; -2 is earliest, -1 is latest")
     return found

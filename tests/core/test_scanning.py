@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from streams.direct.runs import Run, ScanPage, read_page
-from streams.protocol import bulk, commands, scans
+from streams.protocol import bulk, commands, scans, sequenced, streams
 from streams.protocol.errors import BoxNotFound
 from streams.protocol.scans import Scanned
 from tests.support.machines import SWEEP_FACTOR, Driver, random_history, records_of
@@ -213,3 +213,20 @@ def test_a_page_of_a_scan_has_one_record_at_least(driver: Driver) -> None:
     driver.append("x" * 100, "y" * 100)
     page = scan(driver, max_bytes=1)
     assert page.next_from_seq == 1 and len(page.runs) == 1
+
+
+@pytest.mark.parametrize("max_bytes", [100, 2**20])
+def test_records_of_a_stream_are_scanned_as_diffs_show_them(driver: Driver, max_bytes: int) -> None:
+    """Whatever their bytes look like: one batch says `"meta":`, and is long and regular otherwise."""
+    box = "the-basin/a/stream"
+    driver.ask(
+        streams.PutStream(box=box, basin_number=1, asked=streams.Spec(), defaults=streams.Spec(), cipher=None)
+    )
+    tails = [sequenced.tail_of([], b'{"$seq":1,"meta":%d}' % number) for number in range(40)]
+    tails[7] = sequenced.tail_of([(b"h", b"\xff")], b"\0")
+    for given in (tails, tails[:1], [b""]):
+        driver.ask(streams.AppendStream(box=box, tails=given))
+    scanned, gaps = scan_all(driver, box, max_bytes)
+    assert (scanned, gaps) == read_all(driver, box)
+    assert len(scanned) == 42
+    assert scanned[7]["meta"] == {"headers": [["aA==", "/w=="]]} and scanned[7]["data"] == "AA=="

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -218,25 +220,54 @@ def test_over_http_1_a_session_is_one_exchange(stream: Client) -> None:
     assert len(Frames(read.content).regular) == 1
 
 
-def test_a_server_that_stops_advises_its_sessions_to_leave_and_then_ends_them() -> None:
-    with running_server(shards=1, drain_ms=3000) as server:
-        client = Client(server.url, "drain-basin")
-        client.create()
-        client.stream()
-        client.append("a")
-        with H2c(server.port) as connection:
-            writing = open_append(connection, client)
-            connection.send(writing, given(b"b"))
-            connection.until(lambda: len(said(connection, writing).regular) == 1)
-            reading = open_read(connection, client, "seq_num=0")
-            connection.until(lambda: len(said(connection, reading).regular) >= 2)
-            assert not said(connection, reading).advised
-            os.kill(server.pid, signal.SIGTERM)
-            connection.until(lambda: said(connection, reading).advised)
-            connection.send(writing, given(b"c"))
-            connection.until(lambda: said(connection, writing).advised)
-            for session in (writing, reading):
-                found = Frames(connection.answered(session))
-                assert found.terminal is not None
-                assert (found.terminal[0], found.terminal[1]["code"]) == (503, "server_draining")
-        assert server.wait() == 0
+@pytest.fixture
+def stopping() -> Iterator[Callable[[int], tuple[Server, Client]]]:
+    """A server with a stream of one record that has this long to stop."""
+    with ExitStack() as stack:
+
+        def start(drain_ms: int) -> tuple[Server, Client]:
+            server = stack.enter_context(running_server(shards=1, drain_ms=drain_ms))
+            client = Client(server.url, "drain-basin")
+            client.create()
+            client.stream()
+            client.append("a")
+            return server, client
+
+        yield start
+
+
+def test_a_server_that_stops_advises_its_sessions_to_leave(
+    stopping: Callable[[int], tuple[Server, Client]],
+) -> None:
+    server, client = stopping(120_000)
+    with H2c(server.port) as connection:
+        writing = open_append(connection, client)
+        connection.send(writing, given(b"b"))
+        connection.until(lambda: len(said(connection, writing).regular) == 1)
+        reading = open_read(connection, client, "seq_num=0")
+        connection.until(lambda: len(said(connection, reading).regular) >= 2)
+        assert not said(connection, reading).advised and not said(connection, writing).advised
+        os.kill(server.pid, signal.SIGTERM)
+        connection.until(lambda: said(connection, reading).advised)
+        connection.send(writing, given(b"c"), ends=True)
+        found = Frames(connection.answered(writing))
+        assert (len(found.regular), found.advised, found.terminal) == (2, True, None)
+        assert reading not in connection.ended
+    assert server.wait() == 0  # at once: nobody is left
+
+
+def test_sessions_that_stay_are_ended_when_the_time_is_over_all_acks_first(
+    stopping: Callable[[int], tuple[Server, Client]],
+) -> None:
+    server, client = stopping(2_000)  # all of which is left for the end
+    with H2c(server.port) as connection:
+        writing = open_append(connection, client)
+        reading = open_read(connection, client, "seq_num=0")
+        connection.send(writing, given(b"b"))
+        connection.until(lambda: len(said(connection, writing).regular) == 1)
+        os.kill(server.pid, signal.SIGTERM)
+        for session in (writing, reading):
+            found = Frames(connection.answered(session))
+            assert found.terminal is not None
+            assert (found.terminal[0], found.terminal[1]["code"]) == (503, "server_draining")
+    assert server.wait() == 0

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import httpx2
 import pyarrow as pa
 import pytest
 from py4j.protocol import Py4JJavaError
@@ -450,6 +451,25 @@ def test_rows_that_were_read_before_a_box_went_or_lost_some_are_given_and_a_gap_
     assert pulled(grow) == [(1, False), (5, True), *[(seq, False) for seq in range(6, 13)]]
     wanted = Range(name, wanted.gen, 5, 15)
     assert pulled(box.drop) == [(6, False)]
+
+
+# -- streams of the S2 API
+
+
+def test_a_stream_is_read_by_its_qualified_name(spark: SparkSession, server: Server) -> None:
+    with httpx2.Client(base_url=server.url, trust_env=False, timeout=60) as http:
+        http.put("/v1/basins/spark-basin", json={"config": {"create_stream_on_append": True}})
+        records = [{"body": f"body {n}", "headers": [["n", str(n)]]} for n in range(50)]
+        answer = http.post(
+            "/v1/streams/orders%2F1/records", json={"records": records}, headers={"s2-basin": "spark-basin"}
+        )
+        assert answer.status_code == 200, answer.text
+    frame = spark.read.format("streams").option("url", server.url).load("spark-basin/orders/1")
+    body = sql.unbase64(sql.get_json_object("data", "$")).cast("string")
+    assert [(row[0], row[1]) for row in frame.select("seq", body).orderBy("seq").collect()] == [
+        (n + 1, f"body {n}") for n in range(50)
+    ]
+    assert frame.where("seq = 3").select("meta").collect()[0][0] == '{"headers":[["bg==","Mg=="]]}'
 
 
 # -- how far a query is
