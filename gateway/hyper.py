@@ -183,14 +183,21 @@ class _Buffer(StreamBuffer):
 
 
 def _outlive_goaway(protocol: H2Protocol) -> None:
-    """Has `h2` stay as it is when a GOAWAY comes, and Hypercorn not hear of one without an error. Without a
-    stream the connection is idle, and closes when the peer does, or when it has been idle for long."""
+    """Has `h2` stay as it is when a GOAWAY comes or goes, and Hypercorn not hear of one without an error.
+    Without a stream the connection is idle, and closes when the peer does, or when it has been idle for long.
+
+    Hypercorn says GOAWAY when it stops and the last answer has been made, which may be before the end of that
+    answer is sent; and behind a GOAWAY of its own `h2` would not send it."""
     connection = protocol.connection
     machine = connection.state_machine
     open_states = (H2State.CLIENT_OPEN, H2State.SERVER_OPEN)
     machine._transitions = {
         **machine._transitions,
-        **{(state, ConnectionInputs.RECV_GOAWAY): (None, state) for state in open_states},
+        **{
+            (state, way): (None, state)
+            for state in open_states
+            for way in (ConnectionInputs.RECV_GOAWAY, ConnectionInputs.SEND_GOAWAY)
+        },
     }
     receive_data = connection.receive_data
 
