@@ -26,7 +26,7 @@ _EVENT = {
 
 
 @example("streams bench --for 200ms")
-@click.command("bench", short_help="Measure the server from here.")
+@click.command("bench")
 @click.option("--for", "for_ms", type=MILLIS, default=3000, help="Each row (default 3s).")
 @click.option(
     "--durability", type=click.Choice(("memory", "disk", "fsync")), default="disk", show_default=True
@@ -38,7 +38,7 @@ def command(target: Target, for_ms: int, durability: str, direct: bool) -> None:
     rows: list[dict[str, Any]] = []
     with target.client(is_patient=True) as client:
         box = client.box(f"bench.{uuid.uuid4().hex[:12]}")
-        box.create(durability=durability)
+        box.create(durability=durability)  # type: ignore[arg-type]  # of the three that click lets pass
         try:
             rows.append(_single(box, for_ms / 1000))
             with box.producer() as producer:

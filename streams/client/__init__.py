@@ -2,6 +2,7 @@
 
     answers      what the server says, as types; what you append, as `Entry`
     errors       what can go wrong between a client and a server, beside the server's own errors
+    options      what can be given by name, as types
     retry        whether and when to repeat a request; pure
     batching     when a batch is full or due; pure
     events       server-sent events out of bytes; pure

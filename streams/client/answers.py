@@ -40,6 +40,13 @@ class Record(msgspec.Struct, frozen=True):
     meta: dict[str, Any] = {}
 
 
+class RawRecord(Record, frozen=True):
+    """The same with data and meta as the bytes that came, digits of numbers and all."""
+
+    data: msgspec.Raw = msgspec.Raw(b"null")
+    meta: dict[str, msgspec.Raw] = {}
+
+
 class Tombstone(msgspec.Struct, frozen=True):
     """Records that you would have been shown and that are lost: to a cap (`cap`), an age (`ttl`), both
     (`mixed`), a box made anew (`recreated`), a crash (`crash`), or before a router copied them
@@ -243,10 +250,21 @@ class Job(msgspec.Struct, frozen=True):
     meta: dict[str, Any] = {}
 
 
+class RawJob(Job, frozen=True):
+    """The same with data and meta as the bytes that came, digits of numbers and all."""
+
+    data: msgspec.Raw = msgspec.Raw(b"null")
+    meta: dict[str, msgspec.Raw] = {}
+
+
 class Claimed(msgspec.Struct, frozen=True):
     claimed: list[Job]
     count: int
     ready: int
+
+
+class RawClaimed(msgspec.Struct, frozen=True):
+    claimed: list[RawJob]
 
 
 class Settled(msgspec.Struct, frozen=True):

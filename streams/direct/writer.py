@@ -9,13 +9,14 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, Unpack
 from urllib.parse import urlencode
 
 from streams.client import answers
 from streams.client._sync.producer import Producer
 from streams.client.answers import Appended, BoxState, Entry
 from streams.client.batching import Bounds
+from streams.client.options import ProducerBounds, WriteFields
 from streams.client.retry import Retry
 from streams.direct.shards import Shards
 from streams.protocol import wire
@@ -57,7 +58,12 @@ class ShardWriter:
     # -- writing
 
     def append(
-        self, box: str, entries: Iterable[Entry | Any], *, idempotency_key: str | None = None, **fields: Any
+        self,
+        box: str,
+        entries: Iterable[Entry | Any],
+        *,
+        idempotency_key: str | None = None,
+        **fields: Unpack[WriteFields],
     ) -> Appended:
         """As `Box.append_batch`: all or none, with seqs in a row, once. `fields` are those of the HTTP
         body."""
@@ -90,9 +96,17 @@ class ShardWriter:
         message = self._call(wire.OP_GET_STATE, box, {"touch": "false"}, b"", self.retry)
         return answers.decode(message.body, BoxState)
 
-    def producer(self, box: str, *, settle_s: float = 60.0, **bounds: Any) -> Producer:
+    def producer(
+        self,
+        box: str,
+        *,
+        settle_s: float = 60.0,
+        stop_at_failure: bool = False,
+        **bounds: Unpack[ProducerBounds],
+    ) -> Producer:
         """As `Box.producer`, over the shard's own socket."""
-        return Producer(_DirectBox(self, check_box_name(box)), Bounds(**bounds), settle_s=settle_s)
+        sender = _DirectBox(self, check_box_name(box))
+        return Producer(sender, Bounds(**bounds), settle_s=settle_s, stop_at_failure=stop_at_failure)
 
     def _call(self, op: int, box: str, query: Mapping[str, str], body: bytes, retry: Retry) -> wire.Message:
         head = wire.head_encoder.encode(wire.RequestHead(check_box_name(box), urlencode(query)))

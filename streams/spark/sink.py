@@ -229,7 +229,7 @@ class _Maker:
         with open_client(self._asked.server) as client:
             for box in new:
                 if box not in there:
-                    client.box(box).create(durability=self._asked.durability)
+                    client.box(box).create(durability=self._asked.durability)  # type: ignore[arg-type]
         self._seen.update(new)
 
 

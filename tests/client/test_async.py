@@ -71,6 +71,19 @@ def test_a_producer_settles_its_tickets(run: Any, server: Server, name: str) -> 
     run(walk)
 
 
+def test_what_was_submitted_goes_even_when_the_block_fails(run: Any, server: Server, name: str) -> None:
+    async def walk() -> None:
+        async with streams.AsyncClient(server.url) as client:
+            with pytest.raises(ZeroDivisionError):
+                async with client.box(name).producer(linger_ms=3_600_000) as producer:
+                    ticket = await producer.submit("before")
+                    raise ZeroDivisionError
+            assert await ticket.wait() == 1
+            assert [item.data for item in await client.box(name).tail()] == ["before"]  # type: ignore[union-attr]
+
+    run(walk)
+
+
 def test_a_producer_that_is_told_to_end_says_what_it_does_not_know(
     run: Any, server: Server, name: str
 ) -> None:
@@ -106,6 +119,16 @@ def test_a_worker_works_and_gives_back_what_it_has_when_it_is_told_to_end(
             worker = queue.worker(handle, concurrency=4)
             await worker.run()
             assert sorted(done) == list(range(20))
+
+            await queue.append_batch(["good", "bad"])
+
+            async def fail(job: streams.Job) -> None:
+                assert job.data == "good"
+
+            worker = queue.worker(fail, concurrency=4)
+            await worker.run(drain=True)
+            assert (worker.statistics().done, worker.statistics().failed) == (1, 1)
+            await queue.delete(before_seq=100)
 
             await queue.append("held")
             with anyio.CancelScope() as scope:

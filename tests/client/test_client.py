@@ -302,6 +302,38 @@ def test_a_lease_is_kept_while_the_handler_works(client: streams.Client, server:
     assert worker.statistics().done == 1
 
 
+def test_a_worker_drains_a_queue_also_of_what_others_give_back(client: streams.Client, name: str) -> None:
+    queue = client.queue(name)
+    queue.create(lease_ms=600_000)
+    queue.append_batch([0, 1, 2, 3])
+    others = queue.claim("other", max=1)
+    done: list[int] = []
+    both = threading.Barrier(2)
+
+    def handle(job: streams.Job) -> None:
+        if job.data in (1, 2):
+            both.wait(60)  # both are at work when either is done
+        done.append(job.data)
+        if len(done) == 3:
+            queue.nack("other", others)
+
+    queue.worker(handle, concurrency=2).run(drain=True)
+    assert sorted(done) == [0, 1, 2, 3] and done[-1] == 0
+
+
+def test_data_can_be_had_as_it_was_written(client: streams.Client, name: str) -> None:
+    text = b"[4.50,1e400]"
+    queue = client.queue(name)
+    queue.create()
+    queue.append(msgspec.Raw(text))
+    watch = client.watch({name: 0}, raw_data=True)
+    _, record = next(iter(watch))
+    watch.close()
+    assert isinstance(record, Record) and bytes(record.data) == text
+    (job,) = queue.claim("w", raw_data=True)
+    assert bytes(job.data) == text
+
+
 @pytest.mark.parametrize("concurrency", [0, 1001])
 def test_a_worker_has_bounds(client: streams.Client, name: str, concurrency: int) -> None:
     with pytest.raises(ValueError, match="concurrency"):

@@ -123,6 +123,42 @@ def test_submit_waits_when_too_much_is_held() -> None:
     assert len(set(box.keys)) == len(box.keys)
 
 
+class Picky(Slow):
+    """A box that has no room for the second batch, and would have for those that come after it."""
+
+    def append_encoded(self, records: list[bytes], *, key: str, retry: Retry | None = None) -> Appended:
+        if len(self.seen) == 1:
+            self.seen.append(0)
+            raise BoxFull("full")
+        return super().append_encoded(records, key=key, retry=retry)
+
+
+def test_nothing_is_written_after_a_failure_when_that_is_asked_for() -> None:
+    box = Picky()
+    bounds = Bounds(batch_records=10)
+    with (
+        pytest.raises(BoxFull),
+        Producer(box, bounds, settle_s=60, stop_at_failure=True) as producer,
+    ):
+        tickets = [producer.submit(n) for n in range(40)]
+        box.may_answer.set()
+        assert [ticket.wait(60) for ticket in tickets[:10]] == list(range(1, 11))
+        with pytest.raises(Closed):
+            tickets[30].wait(60)
+        with pytest.raises(Closed, match="stopped at a failure"):
+            producer.submit(40)
+    assert box.seen == [10, 0]
+    found = producer.statistics()
+    assert (found.acked, found.failed, found.held) == (10, 30, 0)
+
+
+def test_nothing_is_written_after_the_one_record_that_is_at_fault(client: streams.Client, name: str) -> None:
+    with pytest.raises(RecordTooLarge), client.box(name).producer(stop_at_failure=True) as producer:
+        for n in range(10):
+            producer.submit("x" * (2 << 20) if n == 5 else n)
+    assert numbers(client, name) == [0, 1, 2, 3, 4]
+
+
 def test_a_closed_producer_takes_nothing(client: streams.Client, name: str) -> None:
     with client.box(name).producer() as producer:
         pass

@@ -3,6 +3,8 @@ error is."""
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import json
 from math import inf
 
@@ -10,12 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import streams
 from streams.client.answers import Record, decode
 from streams.client.batching import Backlog, Batch, Bounds
 from streams.client.errors import AnswerLost, NotAnAnswer, Unreachable, error_of
 from streams.client.events import EventReader
+from streams.client.options import BoxSettings, ProducerBounds, Times, WriteFields, WriteOptions
 from streams.client.retry import FOREVER, NEVER, Retry
 from streams.client.working import DELAY_MS_MAX, delay_ms
+from streams.protocol.boxes import BoxPatch, TimestampingPatch
 from streams.protocol.errors import (
     BY_CODE,
     BoxFull,
@@ -42,6 +47,15 @@ def test_the_twin_for_threads_is_not_stale() -> None:
 def pause(error: StreamsError, policy: Retry = FOREVER, **how: object) -> float | None:
     asked = {"attempt": 0, "spent_s": 0.0, "is_repeatable": True, "luck": 0.0, **how}
     return policy.pause_s(error, **asked)  # type: ignore[arg-type]
+
+
+def test_options_have_the_names_that_are_taken() -> None:
+    """A checker believes these types; so they must not fall behind."""
+    assert BoxSettings.__annotations__.keys() == set(BoxPatch.__struct_fields__)
+    assert Times.__annotations__.keys() == set(TimestampingPatch.__struct_fields__)
+    taken = inspect.signature(streams.Client().box("b").append_batch).parameters.keys()
+    assert {*WriteFields.__annotations__, *WriteOptions.__annotations__} == taken - {"entries"}
+    assert ProducerBounds.__annotations__.keys() == {each.name for each in dataclasses.fields(Bounds)}
 
 
 def test_what_was_refused_is_never_repeated() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import AsyncIterator, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 from urllib.parse import quote
 
 from streams.client import answers
@@ -15,6 +15,7 @@ from streams.client._async.snapshots import AsyncBoxSnapshots, AsyncStoredSnapsh
 from streams.client._async.watch import AsyncBoxWatch
 from streams.client.answers import Entry, Record, Tombstone
 from streams.client.batching import Bounds
+from streams.client.options import BoxSettings, WriteOptions
 from streams.client.retry import Retry
 from streams.client.stores import Store, open_store
 from streams.protocol.boxes import BoxConfig
@@ -49,7 +50,7 @@ class AsyncBox:
         node: str | None = None,
         meta: dict[str, Any] | None = None,
         ts: int | None = None,
-        **options: Any,
+        **options: Unpack[WriteOptions],
     ) -> answers.Appended:
         """Appends one record; `options` are those of `append_batch`."""
         return await self.append_batch([Entry(data, tag, node, meta, ts)], **options)
@@ -63,7 +64,7 @@ class AsyncBox:
         fencing_token: str | None = None,
         trim_before_seq: int | None = None,
         create: bool | None = None,
-        config: Mapping[str, Any] | None = None,
+        config: BoxSettings | Mapping[str, Any] | None = None,
         disable_backpressure: bool = False,
         retry: Retry | None = None,
     ) -> answers.Appended:
@@ -117,6 +118,7 @@ class AsyncBox:
         held_records: int = Bounds.held_records,
         held_bytes: int = Bounds.held_bytes,
         settle_s: float = 60.0,
+        stop_at_failure: bool = False,
     ) -> AsyncProducer:
         """Many records, in batches, in the background; see `AsyncProducer`."""
         bounds = Bounds(
@@ -126,7 +128,7 @@ class AsyncBox:
             held_records=held_records,
             held_bytes=held_bytes,
         )
-        return AsyncProducer(self, bounds, settle_s=settle_s)
+        return AsyncProducer(self, bounds, settle_s=settle_s, stop_at_failure=stop_at_failure)
 
     async def delete(
         self, match: str | list[str] | None = None, *, before_seq: int | None = None
@@ -261,7 +263,7 @@ class AsyncBox:
 
     # -- the box itself
 
-    async def create(self, **config: Any) -> answers.BoxPut:
+    async def create(self, **config: Unpack[BoxSettings]) -> answers.BoxPut:
         """Makes the box, or changes the settings that are given. Settings are those of the reference."""
         return await self.client.call("PUT", self.path, answers.BoxPut, config)
 

@@ -133,10 +133,12 @@ class AsyncClient:
         node: str | None = None,
         include_tags: bool = True,
         strong: bool = False,
+        raw_data: bool = False,
     ) -> AsyncWatch:
         """What is in these boxes and comes to them, as (box, item), over one connection that is made again
-        when it is lost. A box starts after the seq that is given for it; None is at its end."""
-        return AsyncWatch(self, boxes, node=node, include_tags=include_tags, strong=strong)
+        when it is lost. A box starts after the seq that is given for it; None is at its end. With
+        `raw_data` the data of a record is a `msgspec.Raw`, the JSON text as it was appended."""
+        return AsyncWatch(self, boxes, node=node, include_tags=include_tags, strong=strong, raw_data=raw_data)
 
     # -- the server
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections import deque
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -28,8 +27,9 @@ from streams.protocol.errors import Refused, StreamsError
 _ONE_IS_TO_BLAME = frozenset({"invalid_request", "record_too_large", "batch_too_large", "payload_too_large"})
 #: Attempts end this much before the box forgets the key.
 _WINDOW_SHARE = 0.8
-#: Failures that `flush` still tells of; there is no end to them when nobody asks.
+#: Failures that `flush` still tells of, the first ones; there is no end to them when nobody asks.
 _FAILURES_KEPT = 1000
+_NOT_SENT = "the producer was ended before this was sent"
 
 
 class AsyncSender(Protocol):
@@ -78,12 +78,17 @@ class AsyncProducer:
 
     `submit` returns a ticket at once, or waits when too much is on its way. A batch goes when it is full or
     has lingered; `flush`, and leaving the block, wait until all is settled and raise the first failure that
-    nobody has seen on its ticket.
+    nobody has seen on its ticket. With `stop_at_failure` nothing is written after a record that was not: the
+    rest is settled as `Closed`, and no more is taken.
     """
 
-    def __init__(self, sender: AsyncSender, bounds: Bounds, *, settle_s: float) -> None:
+    def __init__(
+        self, sender: AsyncSender, bounds: Bounds, *, settle_s: float, stop_at_failure: bool = False
+    ) -> None:
         self._sender = sender
         self._settle_s = settle_s
+        self._stops_at_failure = stop_at_failure
+        self._has_stopped = False
         self._name = uuid.uuid4().hex
         self._batches_begun = 0
         self._retry = Retry(total_s=settle_s)
@@ -92,7 +97,7 @@ class AsyncProducer:
         self._backlog: Backlog[AsyncFlag] = Backlog(bounds)
         self._newest: Batch[AsyncFlag] | None = None
         self._waiting_for_room: list[AsyncFlag] = []
-        self._failures: deque[Batch[AsyncFlag]] = deque(maxlen=_FAILURES_KEPT)
+        self._failures: list[Batch[AsyncFlag]] = []
         self._acked = self._failed = 0
         self._is_closing = False
         self._bell = AsyncBell()
@@ -114,6 +119,10 @@ class AsyncProducer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._close()
+        if isinstance(error, Exception):
+            # What was submitted before the block failed still goes. Only who is told to end goes at once.
+            await self._crew.__aexit__(None, None, None)
+            return
         await self._crew.__aexit__(kind, error, trace)
         if error is None:
             self._raise_unseen()
@@ -138,7 +147,8 @@ class AsyncProducer:
         while True:
             with self._lock:
                 if self._is_closing:
-                    raise Closed("the producer is closed; nothing was submitted")
+                    why = "has stopped at a failure" if self._has_stopped else "is closed"
+                    raise Closed(f"the producer {why}; nothing was submitted")
                 if backlog.has_room(len(record)):
                     batch = backlog.open_batch(len(record))
                     is_new = batch is None
@@ -188,7 +198,7 @@ class AsyncProducer:
     def _raise_unseen(self) -> None:
         with self._lock:
             unseen = [batch for batch in self._failures if not batch.is_seen]
-            self._failures.clear()
+            self._failures = []
         for batch in unseen:
             for _, outcome in batch.runs:
                 if isinstance(outcome, StreamsError):
@@ -210,10 +220,15 @@ class AsyncProducer:
                     continue
                 await self._deliver(batch, 0, batch.count, batch.key)
                 self._settled(batch)
+                if self._has_stopped:
+                    return
         finally:
             self._give_up(batch)
 
     async def _deliver(self, batch: Batch[AsyncFlag], start: int, end: int, key: str) -> None:
+        if self._has_stopped:  # within this very batch, whose halves go one after the other
+            batch.settle(end - start, Closed(_NOT_SENT))
+            return
         outcome: int | StreamsError
         try:
             appended = await self._sender.append_encoded(batch.records[start:end], key=key, retry=self._retry)
@@ -227,6 +242,7 @@ class AsyncProducer:
             outcome = error
         except StreamsError as error:
             outcome = error
+        self._has_stopped = self._stops_at_failure and isinstance(outcome, StreamsError)
         batch.settle(end - start, outcome)
 
     def _settled(self, batch: Batch[AsyncFlag]) -> None:
@@ -238,7 +254,8 @@ class AsyncProducer:
                 else:
                     self._failed += end - start
                 start = end
-            if any(isinstance(outcome, StreamsError) for _, outcome in batch.runs):
+            has_failed = any(isinstance(outcome, StreamsError) for _, outcome in batch.runs)
+            if has_failed and len(self._failures) < _FAILURES_KEPT:
                 self._failures.append(batch)
             self._backlog.release(batch)
             waiting, self._waiting_for_room = self._waiting_for_room, []
@@ -247,7 +264,8 @@ class AsyncProducer:
             room.set()
 
     def _give_up(self, batch: Batch[AsyncFlag] | None) -> None:
-        """The task was told to end. What was on its way is uncertain; the rest was not sent."""
+        """The task was told to end, or ends at a failure. What was on its way is uncertain; the rest was
+        not sent."""
         self._close()
         error: StreamsError = AnswerLost("the producer was ended while this was on its way")
         while True:
@@ -258,4 +276,4 @@ class AsyncProducer:
                 if self._backlog.is_empty:
                     return
                 batch = self._backlog.take()
-            error = Closed("the producer was ended before this was sent")
+            error = Closed(_NOT_SENT)

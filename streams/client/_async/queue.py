@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from streams.client import answers
 from streams.client._async.box import AsyncBox
 from streams.client._async.worker import AsyncWorker
 from streams.client.answers import Job
+from streams.client.options import BoxSettings
 from streams.client.retry import Retry
 from streams.client.working import AsyncHandler
 
@@ -16,8 +17,9 @@ from streams.client.working import AsyncHandler
 class AsyncQueue(AsyncBox):
     """Everything of a box, and jobs. `create(max_deliveries=5, dead_letter="jobs.dead")` makes one."""
 
-    async def create(self, **config: Any) -> answers.BoxPut:
-        return await super().create(**{"type": "queue", **config})
+    async def create(self, **config: Unpack[BoxSettings]) -> answers.BoxPut:
+        config.setdefault("type", "queue")
+        return await super().create(**config)
 
     async def claim(
         self,
@@ -27,13 +29,17 @@ class AsyncQueue(AsyncBox):
         lease_ms: int | None = None,
         wait_ms: int = 0,
         retry: Retry | None = None,
+        raw_data: bool = False,
     ) -> list[Job]:
         """Up to `max` jobs, which are this node's until their deadline; waits up to `wait_ms` for the
-        first."""
+        first. With `raw_data` their data is a `msgspec.Raw`, the JSON text as it was appended."""
         body: dict[str, Any] = {"node": node, "max": max, "wait_ms": wait_ms}
         if lease_ms is not None:
             body["lease_ms"] = lease_ms
         path = f"{self.path}/claim"
+        if raw_data:
+            raw = await self.client.call("POST", path, answers.RawClaimed, body, retry=retry)
+            return list[Job](raw.claimed)
         return (await self.client.call("POST", path, answers.Claimed, body, retry=retry)).claimed
 
     async def ack(self, node: str, jobs: Sequence[Job]) -> answers.Settled:
@@ -67,6 +73,10 @@ class AsyncQueue(AsyncBox):
         node: str | None = None,
         concurrency: int = 1,
         lease_ms: int | None = None,
+        raw_data: bool = False,
     ) -> AsyncWorker:
-        """Calls `handler(job)` for each job, `concurrency` at once: `await worker.run()`."""
-        return AsyncWorker(self, handler, node=node, concurrency=concurrency, lease_ms=lease_ms)
+        """Calls `handler(job)` for each job, `concurrency` at once: `await worker.run()`. `raw_data` as for
+        `claim`."""
+        return AsyncWorker(
+            self, handler, node=node, concurrency=concurrency, lease_ms=lease_ms, raw_data=raw_data
+        )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from streams.client.answers import BoxDeleted, CaughtUp, Record, Tombstone, decode
+from streams.client.answers import BoxDeleted, CaughtUp, RawRecord, Record, Tombstone, decode
 from streams.client.concurrency import asleep
 from streams.client.errors import AnswerLost, error_of
 from streams.client.events import Event, EventReader
@@ -40,6 +40,10 @@ class _Records(msgspec.Struct):
     to_seq: int
 
 
+class _RawRecords(_Records):
+    records: list[RawRecord]  # type: ignore[assignment]
+
+
 class _Gap(Tombstone, frozen=True, kw_only=True):
     box: str
 
@@ -61,8 +65,10 @@ class AsyncWatch:
         node: str | None,
         include_tags: bool,
         strong: bool,
+        raw_data: bool,
     ) -> None:
         self._client = client
+        self._records_kind = _RawRecords if raw_data else _Records
         #: Box -> the seq after which it goes on; None: at its end, which is learnt when a session is made.
         self.cursors: dict[str, int | None] = dict(boxes)
         self._options: dict[str, Any] = {"heartbeat_ms": HEARTBEAT_MS, "include_tags": include_tags}
@@ -139,7 +145,7 @@ class AsyncWatch:
             self._last_id = event.id
         match event.name:
             case "record":
-                found = decode(event.data, _Records)
+                found = decode(event.data, self._records_kind)
                 self.cursors[found.box] = found.to_seq
                 return [(found.box, record) for record in found.records]
             case "tombstone":

@@ -9,7 +9,7 @@ import threading
 import uuid
 from typing import TYPE_CHECKING
 
-from streams.client.answers import Job
+from streams.client.answers import BoxState, Job
 from streams.client.concurrency import AsyncBell, AsyncCrew, AsyncFlag, ashielded, asleep
 from streams.client.retry import FOREVER
 from streams.client.working import AsyncHandler, Nack, WorkerStatistics, delay_ms
@@ -44,6 +44,7 @@ class AsyncWorker:
         node: str | None,
         concurrency: int,
         lease_ms: int | None,
+        raw_data: bool = False,
     ) -> None:
         if not 1 <= concurrency <= _CONCURRENCY_MAX:
             raise ValueError(f"concurrency must be from 1 to {_CONCURRENCY_MAX}, got {concurrency}")
@@ -51,6 +52,7 @@ class AsyncWorker:
         self._handler = handler
         self._concurrency = concurrency
         self._lease_ms = lease_ms
+        self._raw_data = raw_data
         self.node = node or f"{socket.gethostname()[:64]}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
         self._stopping = AsyncFlag()
         self._finished = AsyncFlag()
@@ -72,31 +74,50 @@ class AsyncWorker:
         self._stopping.set()
         self._freed.ring()
 
-    async def run(self) -> None:
+    async def run(self, *, drain: bool = False) -> None:
+        """Works until `stop`, or with `drain` until no job is ready and none is at work, here or elsewhere.
+        Jobs that are delayed are not waited for."""
         lease_ms = self._lease_ms or (await self._queue.config()).lease_ms
         async with AsyncCrew() as crew:
             crew.start(self._keep_leases, lease_ms)
             try:
-                await self._keep_claiming(crew)
+                await self._keep_claiming(crew, drain)
                 while self._held:
                     await self._freed.wait()
             finally:
                 self._stopping.set()
                 self._finished.set()
 
-    async def _keep_claiming(self, crew: AsyncCrew) -> None:
+    async def _keep_claiming(self, crew: AsyncCrew, drain: bool) -> None:
+        wait_ms = 0 if drain else _WAIT_MS
         while not self._stopping.is_set():
             free = self._concurrency - len(self._held)
             if free == 0:
                 await self._freed.wait()
                 continue
             jobs = await self._queue.claim(
-                self.node, max=free, lease_ms=self._lease_ms, wait_ms=_WAIT_MS, retry=FOREVER
+                self.node,
+                max=free,
+                lease_ms=self._lease_ms,
+                wait_ms=wait_ms,
+                retry=FOREVER,
+                raw_data=self._raw_data,
             )
             with self._lock:
                 self._held.update((job.seq, job) for job in jobs)
             for job in jobs:
                 crew.start(self._work, job)
+            if drain and not jobs:
+                if self._held:
+                    await self._freed.wait()
+                elif await self._is_drained():
+                    return
+                else:  # others are at work; what they give back is ours
+                    wait_ms = _WAIT_MS
+
+    async def _is_drained(self) -> bool:
+        state = await self._queue.client.get(self._queue.path, BoxState, {"touch": "false"}, retry=FOREVER)
+        return state.queue is None or state.queue.ready + state.queue.in_flight == 0
 
     async def _work(self, job: Job) -> None:
         try:

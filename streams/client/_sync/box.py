@@ -6,7 +6,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 from urllib.parse import quote
 
 from streams.client import answers
@@ -16,6 +16,7 @@ from streams.client._sync.snapshots import BoxSnapshots, Dump, Load, StoredSnaps
 from streams.client._sync.watch import BoxWatch
 from streams.client.answers import Entry, Record, Tombstone
 from streams.client.batching import Bounds
+from streams.client.options import BoxSettings, WriteOptions
 from streams.client.retry import Retry
 from streams.client.stores import Store, open_store
 from streams.protocol.boxes import BoxConfig
@@ -50,7 +51,7 @@ class Box:
         node: str | None = None,
         meta: dict[str, Any] | None = None,
         ts: int | None = None,
-        **options: Any,
+        **options: Unpack[WriteOptions],
     ) -> answers.Appended:
         """Appends one record; `options` are those of `append_batch`."""
         return self.append_batch([Entry(data, tag, node, meta, ts)], **options)
@@ -64,7 +65,7 @@ class Box:
         fencing_token: str | None = None,
         trim_before_seq: int | None = None,
         create: bool | None = None,
-        config: Mapping[str, Any] | None = None,
+        config: BoxSettings | Mapping[str, Any] | None = None,
         disable_backpressure: bool = False,
         retry: Retry | None = None,
     ) -> answers.Appended:
@@ -118,6 +119,7 @@ class Box:
         held_records: int = Bounds.held_records,
         held_bytes: int = Bounds.held_bytes,
         settle_s: float = 60.0,
+        stop_at_failure: bool = False,
     ) -> Producer:
         """Many records, in batches, in the background; see `Producer`."""
         bounds = Bounds(
@@ -127,7 +129,7 @@ class Box:
             held_records=held_records,
             held_bytes=held_bytes,
         )
-        return Producer(self, bounds, settle_s=settle_s)
+        return Producer(self, bounds, settle_s=settle_s, stop_at_failure=stop_at_failure)
 
     def delete(
         self, match: str | list[str] | None = None, *, before_seq: int | None = None
@@ -262,7 +264,7 @@ class Box:
 
     # -- the box itself
 
-    def create(self, **config: Any) -> answers.BoxPut:
+    def create(self, **config: Unpack[BoxSettings]) -> answers.BoxPut:
         """Makes the box, or changes the settings that are given. Settings are those of the reference."""
         return self.client.call("PUT", self.path, answers.BoxPut, config)
 

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from streams.client import answers
 from streams.client._sync.box import Box
 from streams.client._sync.worker import Worker
 from streams.client.answers import Job
+from streams.client.options import BoxSettings
 from streams.client.retry import Retry
 from streams.client.working import Handler
 
@@ -17,8 +18,9 @@ from streams.client.working import Handler
 class Queue(Box):
     """Everything of a box, and jobs. `create(max_deliveries=5, dead_letter="jobs.dead")` makes one."""
 
-    def create(self, **config: Any) -> answers.BoxPut:
-        return super().create(**{"type": "queue", **config})
+    def create(self, **config: Unpack[BoxSettings]) -> answers.BoxPut:
+        config.setdefault("type", "queue")
+        return super().create(**config)
 
     def claim(
         self,
@@ -28,13 +30,17 @@ class Queue(Box):
         lease_ms: int | None = None,
         wait_ms: int = 0,
         retry: Retry | None = None,
+        raw_data: bool = False,
     ) -> list[Job]:
         """Up to `max` jobs, which are this node's until their deadline; waits up to `wait_ms` for the
-        first."""
+        first. With `raw_data` their data is a `msgspec.Raw`, the JSON text as it was appended."""
         body: dict[str, Any] = {"node": node, "max": max, "wait_ms": wait_ms}
         if lease_ms is not None:
             body["lease_ms"] = lease_ms
         path = f"{self.path}/claim"
+        if raw_data:
+            raw = self.client.call("POST", path, answers.RawClaimed, body, retry=retry)
+            return list[Job](raw.claimed)
         return (self.client.call("POST", path, answers.Claimed, body, retry=retry)).claimed
 
     def ack(self, node: str, jobs: Sequence[Job]) -> answers.Settled:
@@ -68,6 +74,8 @@ class Queue(Box):
         node: str | None = None,
         concurrency: int = 1,
         lease_ms: int | None = None,
+        raw_data: bool = False,
     ) -> Worker:
-        """Calls `handler(job)` for each job, `concurrency` at once: `worker.run()`."""
-        return Worker(self, handler, node=node, concurrency=concurrency, lease_ms=lease_ms)
+        """Calls `handler(job)` for each job, `concurrency` at once: `worker.run()`. `raw_data` as for
+        `claim`."""
+        return Worker(self, handler, node=node, concurrency=concurrency, lease_ms=lease_ms, raw_data=raw_data)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from streams.client.answers import BoxDeleted, CaughtUp, Record, Tombstone, decode
+from streams.client.answers import BoxDeleted, CaughtUp, RawRecord, Record, Tombstone, decode
 from streams.client.concurrency import sleep
 from streams.client.errors import AnswerLost, error_of
 from streams.client.events import Event, EventReader
@@ -41,6 +41,10 @@ class _Records(msgspec.Struct):
     to_seq: int
 
 
+class _RawRecords(_Records):
+    records: list[RawRecord]  # type: ignore[assignment]
+
+
 class _Gap(Tombstone, frozen=True, kw_only=True):
     box: str
 
@@ -62,8 +66,10 @@ class Watch:
         node: str | None,
         include_tags: bool,
         strong: bool,
+        raw_data: bool,
     ) -> None:
         self._client = client
+        self._records_kind = _RawRecords if raw_data else _Records
         #: Box -> the seq after which it goes on; None: at its end, which is learnt when a session is made.
         self.cursors: dict[str, int | None] = dict(boxes)
         self._options: dict[str, Any] = {"heartbeat_ms": HEARTBEAT_MS, "include_tags": include_tags}
@@ -138,7 +144,7 @@ class Watch:
             self._last_id = event.id
         match event.name:
             case "record":
-                found = decode(event.data, _Records)
+                found = decode(event.data, self._records_kind)
                 self.cursors[found.box] = found.to_seq
                 return [(found.box, record) for record in found.records]
             case "tombstone":

@@ -10,7 +10,7 @@ import threading
 import uuid
 from typing import TYPE_CHECKING
 
-from streams.client.answers import Job
+from streams.client.answers import BoxState, Job
 from streams.client.concurrency import Bell, Crew, Flag, shielded, sleep
 from streams.client.retry import FOREVER
 from streams.client.working import Handler, Nack, WorkerStatistics, delay_ms
@@ -45,6 +45,7 @@ class Worker:
         node: str | None,
         concurrency: int,
         lease_ms: int | None,
+        raw_data: bool = False,
     ) -> None:
         if not 1 <= concurrency <= _CONCURRENCY_MAX:
             raise ValueError(f"concurrency must be from 1 to {_CONCURRENCY_MAX}, got {concurrency}")
@@ -52,6 +53,7 @@ class Worker:
         self._handler = handler
         self._concurrency = concurrency
         self._lease_ms = lease_ms
+        self._raw_data = raw_data
         self.node = node or f"{socket.gethostname()[:64]}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
         self._stopping = Flag()
         self._finished = Flag()
@@ -73,31 +75,50 @@ class Worker:
         self._stopping.set()
         self._freed.ring()
 
-    def run(self) -> None:
+    def run(self, *, drain: bool = False) -> None:
+        """Works until `stop`, or with `drain` until no job is ready and none is at work, here or elsewhere.
+        Jobs that are delayed are not waited for."""
         lease_ms = self._lease_ms or (self._queue.config()).lease_ms
         with Crew() as crew:
             crew.start(self._keep_leases, lease_ms)
             try:
-                self._keep_claiming(crew)
+                self._keep_claiming(crew, drain)
                 while self._held:
                     self._freed.wait()
             finally:
                 self._stopping.set()
                 self._finished.set()
 
-    def _keep_claiming(self, crew: Crew) -> None:
+    def _keep_claiming(self, crew: Crew, drain: bool) -> None:
+        wait_ms = 0 if drain else _WAIT_MS
         while not self._stopping.is_set():
             free = self._concurrency - len(self._held)
             if free == 0:
                 self._freed.wait()
                 continue
             jobs = self._queue.claim(
-                self.node, max=free, lease_ms=self._lease_ms, wait_ms=_WAIT_MS, retry=FOREVER
+                self.node,
+                max=free,
+                lease_ms=self._lease_ms,
+                wait_ms=wait_ms,
+                retry=FOREVER,
+                raw_data=self._raw_data,
             )
             with self._lock:
                 self._held.update((job.seq, job) for job in jobs)
             for job in jobs:
                 crew.start(self._work, job)
+            if drain and not jobs:
+                if self._held:
+                    self._freed.wait()
+                elif self._is_drained():
+                    return
+                else:  # others are at work; what they give back is ours
+                    wait_ms = _WAIT_MS
+
+    def _is_drained(self) -> bool:
+        state = self._queue.client.get(self._queue.path, BoxState, {"touch": "false"}, retry=FOREVER)
+        return state.queue is None or state.queue.ready + state.queue.in_flight == 0
 
     def _work(self, job: Job) -> None:
         try:

@@ -1,0 +1,64 @@
+"""What can be given by name, as types: a checker finds a typing error before a server does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, TypedDict
+
+from streams.client.retry import Retry
+
+
+class Times(TypedDict, total=False):
+    """Whose time a record has."""
+
+    mode: Literal["arrival", "client-prefer", "client-require"]
+    uncapped: bool
+
+
+class BoxSettings(TypedDict, total=False):
+    """Settings of a box; one that is left out stays as it is, or is the default."""
+
+    type: Literal["log", "queue"]
+    ttl_ms: int
+    cap_records: int
+    cap_bytes: int
+    discard: Literal["old", "reject"]
+    durability: Literal["memory", "disk", "fsync"]
+    durable: bool
+    priority: int | None
+    auto_priority: bool
+    auto_create: bool
+    idempotency_window_ms: int
+    dedupe_node: bool
+    timestamping: Times
+    delete_on_empty_ms: int
+    compact: Literal["none", "tag"]
+    lease_ms: int
+    claim_jitter_ms: int
+    max_deliveries: int
+    dead_letter: str | None
+    leases_durable: bool
+
+
+class WriteFields(TypedDict, total=False):
+    """What a write can say beside its records."""
+
+    match_seq: int | None
+    fencing_token: str | None
+    trim_before_seq: int | None
+    create: bool | None
+    config: BoxSettings | Mapping[str, Any] | None
+    disable_backpressure: bool
+
+
+class WriteOptions(WriteFields, total=False):
+    idempotency_key: str | None
+    retry: Retry | None
+
+
+class ProducerBounds(TypedDict, total=False):
+    batch_records: int
+    batch_bytes: int
+    linger_ms: float
+    held_records: int
+    held_bytes: int
