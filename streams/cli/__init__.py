@@ -1,4 +1,4 @@
-"""The `streams` command: a group of verbs, each in its own file and imported only when it is used or listed.
+"""The `streams` command: a group of verbs, each in its own file and imported only when it is used.
 
 Exit codes: 0 done, 1 a bug of ours, 2 refused, 3 busy, 4 uncertain, 5 nothing to show, 6 data is damaged.
 """
@@ -9,41 +9,45 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from streams import __version__
 from streams.cli import output
 
-#: verb -> the module with its `command`, or module:name. Modules import what they need inside the command.
-COMMANDS: Final[dict[str, str]] = {
-    "serve": "streams.cli.serve",
-    "append": "streams.cli.records:append",
-    "read": "streams.cli.records:read",
-    "tail": "streams.cli.records:tail",
-    "watch": "streams.cli.records:watch",
-    "delete": "streams.cli.records:delete",
-    "ls": "streams.cli.boxes:ls",
-    "box": "streams.cli.boxes",
-    "queue": "streams.cli.queues",
-    "group": "streams.cli.groups",
-    "router": "streams.cli.routers",
-    "export": "streams.cli.archive:export",
-    "import": "streams.cli.archive:import_",
-    "pipeline": "streams.cli.pipeline",
-    "backup": "streams.cli.backup",
-    "restore": "streams.cli.restore",
-    "verify": "streams.cli.verify",
-    "repair": "streams.cli.repair",
-    "inspect": "streams.cli.inspect",
-    "status": "streams.cli.status:status",
-    "top": "streams.cli.top",
-    "doctor": "streams.cli.status:doctor",
-    "bench": "streams.cli.bench",
-    "config": "streams.cli.config",
-    "context": "streams.cli.contexts",
-    "completion": "streams.cli.completion",
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+#: verb -> (the module with its `command`, or module:name; what it does). The list of verbs is shown from
+#: here, so `streams --help` loads none of them. Modules import what they need inside the command.
+COMMANDS: Final[dict[str, tuple[str, str]]] = {
+    "serve": ("streams.cli.serve", "Run a server in the foreground."),
+    "append": ("streams.cli.records:append", "Append records, from arguments or standard input."),
+    "read": ("streams.cli.records:read", "Read records."),
+    "tail": ("streams.cli.records:tail", "The last records, and those that come."),
+    "watch": ("streams.cli.records:watch", "Records of many boxes as they come."),
+    "delete": ("streams.cli.records:delete", "Delete records by tag or position."),
+    "ls": ("streams.cli.boxes:ls", "List boxes."),
+    "box": ("streams.cli.boxes", "Make, look at, change and delete a box."),
+    "queue": ("streams.cli.queues", "Claim, ack and work jobs."),
+    "group": ("streams.cli.groups", "Cursors that a box keeps for its readers."),
+    "router": ("streams.cli.routers", "Copy records from box to box."),
+    "export": ("streams.cli.archive:export", "Write a box to a file of lines."),
+    "import": ("streams.cli.archive:import_", "Append a file of lines to a box."),
+    "pipeline": ("streams.cli.pipeline", "Jobs over boxes with Spark: archive, backfill, replay, …"),
+    "backup": ("streams.cli.backup", "Copy a server's data elsewhere."),
+    "restore": ("streams.cli.restore", "Put a backup into an empty data directory."),
+    "verify": ("streams.cli.verify", "Look at every byte of a server's data."),
+    "repair": ("streams.cli.repair", "Make damaged data whole again."),
+    "inspect": ("streams.cli.inspect", "What stands in the files of a server."),
+    "status": ("streams.cli.status:status", "How the server is."),
+    "top": ("streams.cli.top", "The busiest boxes, live."),
+    "doctor": ("streams.cli.status:doctor", "Find out what is wrong."),
+    "bench": ("streams.cli.bench", "Measure the server from here."),
+    "config": ("streams.cli.config", "Settings of a server."),
+    "context": ("streams.cli.contexts", "Servers by name."),
+    "completion": ("streams.cli.completion", "Completion for your shell."),
 }
 
 
@@ -64,9 +68,20 @@ class _Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module, _, name = COMMANDS[cmd_name].partition(":")
+        module, _, name = COMMANDS[cmd_name][0].partition(":")
         command: click.Command = getattr(importlib.import_module(module), name or "command")
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        found = [(name, text) for name, (_, text) in COMMANDS.items() if name.startswith(incomplete)]
+        verbs = [CompletionItem(name, help=text) for name, text in found]
+        return verbs + click.Command.shell_complete(self, ctx, incomplete)
 
 
 def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:

@@ -15,12 +15,12 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, NamedTuple
 
 import click
 
 from streams.cli import output
-from streams.cli.records import LINE_BYTES_MAX, match_of, shown, tell_loss
+from streams.cli.records import LINE_BYTES_MAX, checked_text, match_of, tell_loss
 from streams.cli.verbs import Target, connected, example
 
 _PAGE_BYTES: Final = 8 << 20
@@ -36,7 +36,7 @@ _TAIL_BYTES: Final = 4 << 20
     "streams export orders -o orders.ndjson --resume",
     "streams export orders | wc -l",
 )
-@click.command("export", short_help="Write a box to a file of lines.")
+@click.command("export")
 @click.argument("box")
 @click.option("-o", "--output", "path", type=click.Path(dir_okay=False, path_type=Path), help="To this file.")
 @click.option("--resume", is_flag=True, help="Go on after the last whole line of the file.")
@@ -58,8 +58,11 @@ def export(
             _export(found, sys.stdout.buffer, from_seq, state.head_seq, match)
             return
         with open(path, "ab+") as file:
-            if resume:
-                from_seq = max(from_seq, _last_seq(file))
+            if resume and (last_seq := _last_seq(file)) > state.head_seq:
+                raise output.Refusal(
+                    f"{path} ends with record {last_seq}, and {box} with {state.head_seq}: it is another box"
+                )
+            from_seq = max(from_seq, last_seq) if resume else from_seq
             count = _export(found, file, from_seq, state.head_seq, match)
             file.flush()
             os.fsync(file.fileno())
@@ -76,11 +79,11 @@ def _export(box: Any, file: IO[bytes], from_seq: int, until: int, match: str | N
     if match is not None:
         asked["match"] = match_of(match)
     count = 0
-    with output.progress(f"exporting {box.name}", until - from_seq) as step:
+    with output.progress(f"exporting {box.name}", until - from_seq, beside=file) as step:
         while asked["from_seq"] < until:
             page = box.raw_page(**asked)
             tell_loss(box.name, page.tombstone)
-            file.write(b"".join([shown(record, False) + b"\n" for record in page.records]))
+            file.write(b"".join([output.as_line(record) + b"\n" for record in page.records]))
             count += len(page.records)
             asked |= {"from_seq": page.next_from_seq, "generation": page.generation}
             step(page.next_from_seq - from_seq)
@@ -118,7 +121,7 @@ def _last_seq(file: IO[bytes]) -> int:
 
 
 @example("streams import copy orders.ndjson", "streams export orders | streams import copy2 -")
-@click.command("import", short_help="Append a file of lines to a box.")
+@click.command("import")
 @click.argument("box")
 @click.argument("source", type=click.Path(allow_dash=True, dir_okay=False))
 @click.option(
@@ -144,6 +147,10 @@ def import_(target: Target, box: str, source: str, data_only: bool, keep_ts: boo
                 f"an import of {path} into {box} was stopped; --resume goes on, "
                 f"deleting {place.path} forgets it"
             )
+        if resume and not place.exists():
+            raise output.Refusal(
+                f"no import of {path} into {box} was stopped; without --resume all of it is imported"
+            )
         with target.client(is_patient=True) as client, open(path, "rb") as file:
             count = _import(client.box(box), file, place, data_only, keep_ts)
         place.forget()
@@ -151,7 +158,7 @@ def import_(target: Target, box: str, source: str, data_only: bool, keep_ts: boo
 
 
 def _start() -> dict[str, Any]:
-    return {"offset": 0, "count": 0, "key": uuid.uuid4().hex, "pending_since_ms": None}
+    return {"offset": 0, "lines": 0, "count": 0, "key": uuid.uuid4().hex, "pending_since_ms": None}
 
 
 class _Place:
@@ -171,13 +178,21 @@ class _Place:
             found: dict[str, Any] = msgspec.json.decode(self.path.read_bytes())
         except FileNotFoundError:
             return _start()
+        except msgspec.DecodeError as error:
+            raise output.Refusal(
+                f"{self.path} is not what an import writes ({error}); look with `streams tail` how far it "
+                "came, delete that file, and import the rest of the lines"
+            ) from None
         return found
 
     def save(self, place: dict[str, Any]) -> None:
         import msgspec
 
         temporary = self.path.with_name(self.path.name + ".new")
-        temporary.write_bytes(msgspec.json.encode(place))
+        with open(temporary, "wb") as file:
+            file.write(msgspec.json.encode(place))
+            file.flush()
+            os.fsync(file.fileno())  # a note of nothing, after a power cut, would be worse than none
         os.replace(temporary, self.path)
 
     def forget(self) -> None:
@@ -186,6 +201,7 @@ class _Place:
 
 def _import(box: Any, file: IO[bytes], place: _Place | None, data_only: bool, keep_ts: bool) -> int:
     from streams.client.retry import Retry
+    from streams.protocol.errors import StreamsError
 
     at = place.load() if place is not None else _start()
     if place is not None:
@@ -193,20 +209,47 @@ def _import(box: Any, file: IO[bytes], place: _Place | None, data_only: bool, ke
         file.seek(at["offset"])
     window_ms = box.idempotency_window_ms()
     retry = Retry(total_s=60.0 if window_ms is None else min(60.0, window_ms / 1000 * _WINDOW_SHARE))
-    with output.progress(f"importing into {box.name}", None) as step:
-        for records, length in _writes(file, at["count"], data_only, keep_ts):
-            if place is not None:
-                place.save({**at, "pending_since_ms": at.get("pending_since_ms") or int(time.time() * 1000)})
-            box.append_encoded(records, key=f"{at['key']}-{at['offset']}", retry=retry)
-            at |= {
-                "offset": at["offset"] + length,
-                "count": at["count"] + len(records),
-                "pending_since_ms": None,
-            }
-            if place is not None:
-                place.save(at)
-            step(at["count"])
+    with output.progress(f"importing into {box.name}", None, beside=file) as step:
+        try:
+            for write in _writes(file, at.get("lines", 0), data_only, keep_ts):
+                _write(box, write, at, place, retry)
+                step(at["count"])
+        except output.Refusal as refusal:
+            raise output.Refusal(f"{refusal.message}\n{_so_far(at, place)}") from None
+        except StreamsError as error:
+            raise type(error)(f"{error.message}; {_so_far(at, place)}", **error.detail) from error
     return int(at["count"])
+
+
+def _so_far(at: dict[str, Any], place: _Place | None) -> str:
+    resume = "; when that is mended, the same with --resume goes on" if place and place.exists() else ""
+    return f"{at['count']} records were imported, up to line {at.get('lines', 0)}{resume}"
+
+
+def _write(box: Any, write: _Write, at: dict[str, Any], place: _Place | None, retry: Any) -> None:
+    """Appends, and notes before that it may have and after that it has."""
+    from streams.protocol.errors import Busy, Refused
+
+    since_ms = at.get("pending_since_ms")
+    if place is not None:
+        place.save({**at, "pending_since_ms": since_ms or int(time.time() * 1000)})
+    try:
+        box.append_encoded(write.records, key=f"{at['key']}-{at['offset']}", retry=retry)
+    except (Refused, Busy) as error:
+        # Nothing was written now. A refusal says so of an earlier run, too, whose write would have been found
+        # by its key.
+        at["pending_since_ms"] = None if isinstance(error, Refused) else since_ms
+        if place is not None:
+            place.save(at)
+        raise
+    at |= {
+        "offset": at["offset"] + write.bytes,
+        "lines": at.get("lines", 0) + write.lines,
+        "count": at["count"] + len(write.records),
+        "pending_since_ms": None,
+    }
+    if place is not None:
+        place.save(at)
 
 
 def _check_pending(box: Any, at: dict[str, Any], place: _Place) -> None:
@@ -225,38 +268,46 @@ def _check_pending(box: Any, at: dict[str, Any], place: _Place) -> None:
     )
 
 
-def _writes(file: IO[bytes], start: int, data_only: bool, keep_ts: bool) -> Iterator[tuple[list[bytes], int]]:
-    """(records of one write, bytes of the file they stood in). Cut by what is read, so a repeat cuts the
-    same."""
+class _Write(NamedTuple):
+    records: list[bytes]
+    #: Of the file, that they stood in.
+    bytes: int
+    lines: int
+
+
+def _writes(file: IO[bytes], lines_before: int, data_only: bool, keep_ts: bool) -> Iterator[_Write]:
+    """Cut by what is read, so a repeat cuts the same."""
     records: list[bytes] = []
-    length = size = 0
-    number = start
+    length = size = lines = 0
     while line := file.readline(LINE_BYTES_MAX):
-        number += 1
+        lines += 1
         length += len(line)
         if line.strip():
-            record = _record(line.strip(), number, data_only, keep_ts)
+            record = _record(line.strip(), lines_before + lines, data_only, keep_ts)
             records.append(record)
             size += len(record)
         if size >= _WRITE_BYTES or len(records) >= _WRITE_RECORDS:
-            yield records, length
-            records, length, size = [], 0, 0
+            yield _Write(records, length, lines)
+            lines_before += lines
+            records, length, size, lines = [], 0, 0, 0
     if records:
-        yield records, length
+        yield _Write(records, length, lines)
 
 
 def _record(line: bytes, number: int, data_only: bool, keep_ts: bool) -> bytes:
     """A line of an export as a record of a write; digits stay as they are."""
     import msgspec
 
+    shown = checked_text(line, f"line {number}")[:60]
     try:
         if data_only:
             return b'{"data":%b}' % bytes(msgspec.json.decode(line, type=msgspec.Raw))
         fields = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
     except msgspec.DecodeError as error:
-        raise output.Refusal(f"record {number}: {line[:60]!r} is not what export writes ({error})") from None
+        what = "JSON" if data_only else "what export writes"
+        raise output.Refusal(f"line {number}: {shown!r} is not {what} ({error})") from None
     if "data" not in fields:
-        raise output.Refusal(f"record {number}: has no data; --data takes each line as data")
+        raise output.Refusal(f"line {number}: has no data; --data takes each line as data")
     names = {"data": "data", "meta": "meta", "$tag": "tag", "$node": "node", "tag": "tag", "node": "node"}
     if keep_ts:
         names["$ts"] = "ts"

@@ -108,14 +108,12 @@ def _take(place: Target, config: Config, keep: int | None, as_json: bool) -> Non
         "copied_bytes": taken.copied_bytes,
         "pruned": pruned,
     }
-    if as_json:
-        output.print_json(facts)
-    else:
-        click.echo(
-            f"{taken.backup.id}: {taken.backup.boxes} boxes, {output.size(taken.backup.size)}; copied "
-            f"{taken.copied_segments} new segments, {output.size(taken.copied_bytes)} in all"
-            + (f"; dropped {len(pruned)} older backups" if pruned else "")
-        )
+    text = (
+        f"{taken.backup.id}: {taken.backup.boxes} boxes, {output.size(taken.backup.size)}; copied "
+        f"{taken.copied_segments} new segments, {output.size(taken.copied_bytes)} in all"
+    )
+    dropped = f"; dropped {len(pruned)} older backups" if pruned else ""
+    output.show_result(text + dropped, facts, as_json=as_json)
 
 
 def _prune(place: Target, keep: int, taken: str) -> list[str]:
@@ -141,28 +139,13 @@ def _list(place: Target, as_json: bool) -> int:
             found.append(place.load(id))
         except Corrupt as damage:
             damaged.append(damage)
-    _show(found, as_json)
+    rows = (_row(backup) for backup in found)
+    output.show_rows(("id", "taken_ms", "boxes", "shards", "bytes"), rows, as_json=as_json)
     for each in damaged:
         output.warn(f"{each.path} cannot be restored: {each.reason}")
-    return output.EXIT_DAMAGED if damaged else output.EXIT_DONE
-
-
-def _show(backups: list[Backup], as_json: bool) -> None:
-    rows = [_row(backup) for backup in backups]
-    if as_json:
-        output.print_json(rows)
-        return
-    shown = [
-        [
-            row["id"],
-            output.moment(row["taken_ms"]),
-            str(row["boxes"]),
-            str(row["shards"]),
-            output.size(row["bytes"]),
-        ]
-        for row in rows
-    ]
-    output.print_table(("backup", "taken", "boxes", "shards", "size"), shown)
+    if damaged:
+        return output.EXIT_DAMAGED
+    return output.EXIT_DONE if found else output.EXIT_NOTHING
 
 
 def _row(backup: Backup) -> dict[str, Any]:

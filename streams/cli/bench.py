@@ -46,7 +46,10 @@ def command(target: Target, for_ms: int, durability: str, direct: bool) -> None:
             if direct:
                 from streams.direct import ShardWriter
 
-                with ShardWriter(client.url) as writer, writer.producer(box.name) as producer:
+                with (
+                    ShardWriter(client.url, key=target.resolved().key or None) as writer,
+                    writer.producer(box.name) as producer,
+                ):
                     rows.append(_produced("producer, direct", producer, for_ms / 1000))
             rows.append(_read(box, for_ms / 1000))
         finally:

@@ -3,14 +3,18 @@ settings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from streams.cli import output
 from streams.cli.records import match_of
 from streams.cli.verbs import BYTES, MILLIS, Target, connected, example, yes_option
+
+if TYPE_CHECKING:
+    from streams.client._sync.box import Box
+    from streams.client.answers import BoxState
 
 #: Setting of a box -> (type of its option, help). Flags have no type.
 SETTINGS: Final[dict[str, tuple[Any, str]]] = {
@@ -60,7 +64,7 @@ def config_of(given: dict[str, Any]) -> dict[str, Any]:
 
 
 @example("streams ls", "streams ls ord")
-@click.command("ls", short_help="List boxes.")
+@click.command("ls")
 @click.argument("prefix", default="")
 @connected
 def ls(target: Target, prefix: str) -> None:
@@ -76,44 +80,71 @@ def ls(target: Target, prefix: str) -> None:
             )
 
 
-@click.group("box", short_help="Make, look at, change and delete a box.")
+@click.group("box")
 def command() -> None:
     """Make, look at, change and delete a box."""
 
 
 @example(
-    "streams box create orders --durability fsync --ttl 7d",
+    "streams box create invoices --durability fsync --ttl 7d",
     "streams box create jobs --type queue --lease 30s --max-deliveries 5 --dead-letter jobs.dead",
 )
 @command.command("create")
 @click.argument("box")
 @settings
+@yes_option
 @connected
-def create(target: Target, box: str, **given: Any) -> None:
+def create(target: Target, box: str, yes: bool, **given: Any) -> None:
     """Make BOX. If it is there already, the settings that are given are changed."""
-    _put(target, box, config_of(given))
+    _put(target, box, config_of(given), yes=yes, must_exist=False)
 
 
 @example("streams box edit orders --cap-records 1000000 --ttl 0")
 @command.command("edit")
 @click.argument("box")
 @settings
+@yes_option
 @connected
-def edit(target: Target, box: str, **given: Any) -> None:
-    """Change settings of BOX, which must be there. A tighter cap or age applies to what is stored."""
+def edit(target: Target, box: str, yes: bool, **given: Any) -> None:
+    """Change settings of BOX, which must be there. A tighter cap or age applies to what is stored: it asks
+    first."""
     config = config_of(given)
     if not config:
         raise output.Refusal("nothing to change; name a setting, as in --ttl 7d")
-    with target.client() as client:
-        client.box(box).state()  # PUT would make one
-    _put(target, box, config)
+    _put(target, box, config, yes=yes, must_exist=True)
 
 
-def _put(target: Target, box: str, config: dict[str, Any]) -> None:
+#: Settings by which records go that are stored already.
+_LOSING: Final = ("ttl_ms", "cap_records", "cap_bytes", "compact")
+
+
+def _put(target: Target, box: str, config: dict[str, Any], *, yes: bool, must_exist: bool) -> None:
     with target.client() as client:
-        put = client.box(box).create(**config)
+        found = client.box(box)
+        if must_exist or any(name in config for name in _LOSING):
+            state = found.state() if must_exist or found.exists() else None  # a PUT would make one
+            if state is not None and (tighter := _tighter(config, state)):
+                what = ", ".join(tighter)
+                output.confirm(
+                    f"{box} has {state.count:,} records; delete those that {what} forbids?", yes=yes
+                )
+        put = found.create(**config)
     facts = {"box": put.box, "created": put.created, "config": put.config.shown()}
     output.show_facts(facts, as_json=target.as_json)
+
+
+def _tighter(config: dict[str, Any], state: BoxState) -> list[str]:
+    """What is given and could take records away that are there."""
+    if not state.count:
+        return []
+    age_ms = config.get("ttl_ms") or 0
+    caps = (("cap_records", state.count), ("cap_bytes", state.bytes))
+    found = [f"{name} {config[name]}" for name, used in caps if 0 < (config.get(name) or 0) < used]
+    if age_ms and not 0 < state.config.ttl_ms <= age_ms:
+        found.append(f"ttl_ms {age_ms}")
+    if config.get("compact", "none") != "none" and state.config.compact == "none":
+        found.append(f"compact {config['compact']}")
+    return found
 
 
 @example("streams box show orders")
@@ -188,40 +219,44 @@ def trim(target: Target, box: str, before_seq: int | None, keep: int | None, yes
 @connected
 def gaps(target: Target, box: str, match: str | None) -> None:
     """List the seqs of BOX that hold no record any more, and why: lost (with its reason) or deleted."""
-    rows = []
     with target.client(is_patient=True) as client:
-        found = client.box(box)
-        at = 0
-        options: dict[str, Any] = {"include_data": False, "include_meta": False, "limit": 1000}
-        options["match"] = match_of(match)
-        asked = {name: value for name, value in options.items() if value is not None}
-        while True:
-            page = found.page(at, **asked)
-            next_seq = at + 1
-            if (lost := page.tombstone) is not None:
-                rows.append({"from": lost.gap_from, "to": lost.gap_to, "reason": lost.reason})
-                next_seq = lost.gap_to + 1
-            for seq in (*(record.seq for record in page.records), page.next_from_seq + 1):
-                if seq > next_seq:
-                    rows.append({"from": next_seq, "to": seq - 1, "reason": "deleted"})
-                next_seq = seq + 1
-            at = page.next_from_seq
-            if page.caught_up:
-                break
-    merged = _merged(rows)
-    if not output.show_rows(("from", "to", "reason"), merged, as_json=target.as_json):
-        output.note(f"{box} has no gap")
+        rows = _merged(_gaps(client.box(box), match))
+        if not output.show_rows(("from", "to", "reason"), rows, as_json=target.as_json):
+            output.note(f"{box} has no gap")
 
 
-def _merged(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Neighbours of one reason as one."""
-    found: list[dict[str, Any]] = []
+def _gaps(box: Box, match: str | None) -> Iterator[dict[str, Any]]:
+    at = 0
+    options: dict[str, Any] = {"include_data": False, "include_meta": False, "limit": 1000}
+    options["match"] = match_of(match)
+    asked = {name: value for name, value in options.items() if value is not None}
+    while True:
+        page = box.page(at, **asked)
+        next_seq = at + 1
+        if (lost := page.tombstone) is not None:
+            yield {"from": lost.gap_from, "to": lost.gap_to, "reason": lost.reason}
+            next_seq = lost.gap_to + 1
+        for seq in (*(record.seq for record in page.records), page.next_from_seq + 1):
+            if seq > next_seq:
+                yield {"from": next_seq, "to": seq - 1, "reason": "deleted"}
+            next_seq = seq + 1
+        at = page.next_from_seq
+        if page.caught_up:
+            return
+
+
+def _merged(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Neighbours of one reason as one; only the last is held."""
+    last: dict[str, Any] | None = None
     for row in rows:
-        if found and found[-1]["reason"] == row["reason"] and found[-1]["to"] + 1 == row["from"]:
-            found[-1]["to"] = row["to"]
-        else:
-            found.append(dict(row))
-    return found
+        if last is not None and last["reason"] == row["reason"] and last["to"] + 1 == row["from"]:
+            last["to"] = row["to"]
+            continue
+        if last is not None:
+            yield last
+        last = row
+    if last is not None:
+        yield last
 
 
 @example("streams box fence orders writer-2", "streams box fence orders ''")

@@ -9,7 +9,7 @@ from streams.cli.verbs import example
 
 
 @example("streams completion bash > streams-completion.bash")
-@click.command("completion", short_help="Completion for your shell.")
+@click.command("completion")
 @click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
 def command(shell: str) -> None:
     """Print a script for SHELL. For bash: `streams completion bash >> ~/.bashrc`."""

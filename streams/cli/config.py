@@ -41,7 +41,7 @@ def settings_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-@click.group("config", invoke_without_command=True, short_help="Settings of a server.")
+@click.group("config", invoke_without_command=True)
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 @click.option("--markdown", is_flag=True, help="Print the reference page of all settings instead.")
 @click.pass_context
@@ -96,8 +96,4 @@ def _show(as_json: bool) -> None:
         }
         for setting in SETTINGS
     ]
-    if as_json:
-        output.print_json(rows)
-    else:
-        shown = ("variable", "value", "default", "from", "help")
-        output.print_table(shown, [[row[column] for column in shown] for row in rows])
+    output.show_rows(("variable", "value", "default", "from", "help"), rows, as_json=as_json)

@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from streams.cli import output
-from streams.cli.contexts_file import LOCAL, Context, load, save
+from streams.cli.contexts_file import LOCAL, Context, Contexts, load, save
 from streams.cli.verbs import example, yes_option
 
 
-@click.group("context", short_help="Servers by name.")
+@click.group("context")
 def command() -> None:
     """Give servers names, and say which one commands talk to."""
 
 
+_json = click.option("--json", "as_json", is_flag=True, help="JSON lines, also on a terminal.")
+
+
 @example("streams context ls")
 @command.command("ls")
-@click.option("--json", "as_json", is_flag=True, help="JSON lines, also on a terminal.")
+@_json
 def ls(as_json: bool) -> None:
     """List the servers that have a name."""
     contexts = load()
-    rows = [
-        {
-            "name": name,
-            "url": context.url,
-            "key": "(set)" if context.key else "",
-            "in_use": name == contexts.current,
-        }
-        for name, context in contexts.by_name.items()
-    ]
+    rows = [_row(contexts, name) for name in contexts.by_name]
     output.show_rows(("name", "url", "key", "in_use"), rows, as_json=as_json)
+
+
+def _row(contexts: Contexts, name: str) -> dict[str, Any]:
+    """A key is never shown."""
+    context = contexts.by_name[name]
+    key = "(set)" if context.key else ""
+    return {"name": name, "url": context.url, "key": key, "in_use": name == contexts.current}
 
 
 @example(
@@ -41,7 +45,8 @@ def ls(as_json: bool) -> None:
 @click.argument("url")
 @click.option("--key", default="", help="API key; kept in a file that only you can read.")
 @click.option("--use", is_flag=True, help="Talk to it from now on.")
-def add(name: str, url: str, key: str, use: bool) -> None:
+@_json
+def add(name: str, url: str, key: str, use: bool, as_json: bool) -> None:
     """Name a server, or change one that has this name."""
     if not url.startswith(("http://", "https://")):
         raise output.Refusal(f"{url!r} must start with http:// or https://")
@@ -50,40 +55,40 @@ def add(name: str, url: str, key: str, use: bool) -> None:
     if use:
         contexts.current = name
     save(contexts)
-    output.note(
-        f"{name} is {url}" + ("" if use else f"; `streams context use {name}` talks to it from now on")
-    )
+    if contexts.current != name:
+        output.note(f"`streams context use {name}` talks to it from now on")
+    output.show_facts(_row(contexts, name), as_json=as_json)
 
 
 @example("streams context use local")
 @command.command("use")
 @click.argument("name")
-def use(name: str) -> None:
+@_json
+def use(name: str, as_json: bool) -> None:
     """Talk to this server from now on."""
     contexts = load()
     if name not in contexts.by_name:
         raise output.Refusal(f"there is no context {name!r}; known are {', '.join(contexts.by_name)}")
     contexts.current = name
     save(contexts)
-    output.note(f"commands talk to {contexts.by_name[name].url}")
+    output.show_facts(_row(contexts, name), as_json=as_json)
 
 
 @example("streams context show")
 @command.command("show")
-@click.option("--json", "as_json", is_flag=True, help="JSON, also on a terminal.")
+@_json
 def show(as_json: bool) -> None:
     """Show the server that commands talk to."""
     contexts = load()
-    context = contexts.by_name[contexts.current]
-    facts = {"name": contexts.current, "url": context.url, "key": "(set)" if context.key else ""}
-    output.show_facts(facts, as_json=as_json)
+    output.show_facts(_row(contexts, contexts.current), as_json=as_json)
 
 
 @example("streams context rm staging --yes")
 @command.command("rm")
 @click.argument("name")
 @yes_option
-def rm(name: str, yes: bool) -> None:
+@_json
+def rm(name: str, yes: bool, as_json: bool) -> None:
     """Forget a name. The server is not touched."""
     contexts = load()
     if name == LOCAL or name not in contexts.by_name:
@@ -93,3 +98,4 @@ def rm(name: str, yes: bool) -> None:
     if contexts.current == name:
         contexts.current = LOCAL
     save(contexts)
+    output.show_facts({"name": name, "deleted": True}, as_json=as_json)

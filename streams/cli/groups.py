@@ -8,7 +8,7 @@ from streams.cli import output
 from streams.cli.verbs import Target, connected, example, yes_option
 
 
-@click.group("group", short_help="Cursors that a box keeps for its readers.")
+@click.group("group")
 def command() -> None:
     """Cursors that a box keeps for its readers: `streams read BOX --group NAME --commit` uses them."""
 

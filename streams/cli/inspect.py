@@ -23,7 +23,7 @@ _KINDS: Final = {".wal": "log", ".seg": "segment", ".stub": "stub", ".snap": "sn
 
 
 @example("streams inspect", "streams inspect --json | head -1")
-@click.command("inspect", short_help="What stands in the files of a server.")
+@click.command("inspect")
 @click.argument("path", required=False, type=click.Path(path_type=Path))
 @click.option("--records", is_flag=True, help="The records of a segment, one a line.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")

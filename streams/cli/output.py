@@ -39,7 +39,9 @@ NEXT_STEPS: Final[dict[str, str]] = {
     "moved": "start the command again; the map of shards has changed",
     "invalid_request": "change what the message names; --help shows what is expected",
     "batch_too_large": "send fewer records at a time (--batch-records)",
-    "record_too_large": "make the record smaller, or raise STREAMS_MAX_RECORD_BYTES on the server",
+    "record_too_large": (
+        "make the record smaller, or raise the cap of the box or STREAMS_MAX_RECORD_BYTES of the server"
+    ),
     "unauthorized": "give a key with --key, STREAMS_KEY or `streams context add --key`",
     "forbidden": "use a key with the scope that the message names",
     "box_not_found": "`streams ls` lists the boxes; `streams box create NAME` makes one",
@@ -69,6 +71,14 @@ NEXT_STEPS: Final[dict[str, str]] = {
     "job_refused": "change what the message names; --help shows what is expected",
     "java_not_found": "pip install 'streams-server[spark]' brings a Java, or set JAVA_HOME",
     "spark_not_installed": "pip install 'streams-server[spark]'",
+    "basin_not_found": "make it with the S2 API; `streams ls` lists streams as boxes",
+    "stream_not_found": "make it with the S2 API; `streams ls` lists streams as boxes",
+    "basin_deletion_pending": "wait until it is gone, or use another name",
+    "stream_deletion_pending": "wait until it is gone, or use another name",
+    "access_token_not_found": "list the tokens with the S2 API",
+    "resource_already_exists": "use another name, or what is there",
+    "cipher_mismatch": "read it with the S2 API and the key that its records were closed with",
+    "position_unwritten": "wait until something is written there, or begin earlier",
     "data_damaged": "see the server's log for the file, then `streams verify`",
 }
 
@@ -89,13 +99,10 @@ class Occupied(Refusal):
     exit_code = EXIT_BUSY
 
 
-class Nothing(click.ClickException):
+class Nothing(Refusal):
     """There is nothing to show."""
 
     exit_code = EXIT_NOTHING
-
-    def show(self, file: IO[Any] | None = None) -> None:
-        click.echo(f"streams: {self.message}", err=True, file=file)
 
 
 # -- talk
@@ -103,6 +110,10 @@ class Nothing(click.ClickException):
 
 def warn(message: str) -> None:
     click.echo(f"streams: warning: {message}", err=True)
+
+
+def tell(message: str) -> None:
+    click.echo(f"streams: {message}", err=True)
 
 
 def note(message: str) -> None:
@@ -117,8 +128,13 @@ def confirm(question: str, *, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise Refusal(f"{question}\nthis cannot be undone; add --yes to do it without being asked")
-    if not click.confirm(f"{question} This cannot be undone.", err=True):
-        raise Refusal("nothing was done")
+    try:
+        if click.confirm(f"{question} This cannot be undone.", err=True):
+            return
+    except click.Abort:
+        click.echo(err=True)  # Ctrl-C and Ctrl-D leave the question standing
+        raise
+    raise Refusal("nothing was done")
 
 
 def report(error: Exception) -> int:
@@ -129,6 +145,11 @@ def report(error: Exception) -> int:
             return code
     if isinstance(error, StreamsError) and error.code in ("not_an_answer", "closed"):
         _show_error(error)
+        return EXIT_REFUSED
+    if isinstance(error, OSError):  # of this machine: a folder that is not there, a disk that is full
+        _forget_unwritten()
+        where = f"{error.filename}: " if error.filename else ""
+        click.echo(f"streams: {where}{error.strerror or error}", err=True)
         return EXIT_REFUSED
     import traceback
 
@@ -144,6 +165,15 @@ def _show_error(error: StreamsError) -> None:
     step = NEXT_STEPS.get(error.code)
     if step is not None:
         click.echo(f"streams: next: {step}", err=True)
+
+
+def _forget_unwritten() -> None:
+    """What standard output does not take now it will not take at the exit either, where Python would say so
+    in its own words."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        give_up_quietly()
 
 
 def give_up_quietly() -> int:
@@ -175,12 +205,6 @@ def moment(ms: int) -> str:
     return datetime.fromtimestamp(ms / 1000).astimezone().isoformat(sep=" ", timespec="seconds")
 
 
-def print_json(value: object) -> None:
-    import orjson
-
-    click.echo(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode())
-
-
 def print_line(value: object) -> None:
     """One value as one line of JSON."""
     import msgspec
@@ -207,7 +231,7 @@ def show_rows(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], *, as_j
             print_line(row)
             count += 1
         return count
-    shown = [[_cell(row.get(column)) for column in columns] for row in rows]
+    shown = [[_cell(column, row.get(column)) for column in columns] for row in rows]
     if shown:
         print_table(columns, shown)
     return len(shown)
@@ -225,19 +249,32 @@ def show_facts(facts: Mapping[str, Any], *, as_json: bool) -> None:
     for name, value in facts.items():
         if isinstance(value, Mapping):
             for inner, of_it in value.items():
-                table.add_row(f"{name}.{inner}", _cell(of_it), style=None)
+                table.add_row(f"{name}.{inner}", _cell(inner, of_it))
         else:
-            table.add_row(name, _cell(value))
+            table.add_row(name, _cell(name, value))
     Console(markup=False).print(table)
 
 
-def _cell(value: object) -> str:
+def show_result(text: str, facts: Mapping[str, Any], *, as_json: bool) -> None:
+    """What was done: a sentence on a terminal, its facts as one line of JSON elsewhere."""
+    if is_for_people(as_json):
+        click.echo(text)
+    else:
+        print_line(facts)
+
+
+def _cell(name: str, value: object) -> str:
+    """A value for a person, who can read a time and a size."""
     if value is None:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
-        return f"{value:,}"
+        if name == "ts" or name.endswith(("_ts", "$ts", "deadline", "taken_ms")):
+            return moment(value)
+        if name.endswith("bytes"):
+            return size(value)
+        return str(value) if name == "generation" else f"{value:,}"
     if isinstance(value, float):
         return f"{value:,.1f}"
     if isinstance(value, str):
@@ -252,7 +289,7 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, is_ta
     if (sys.stderr if is_talk else sys.stdout).isatty():
         from rich.console import Console
 
-        Console(markup=False, stderr=is_talk).print(_table(headings, rows))
+        Console(markup=False, highlight=False, stderr=is_talk).print(_table(headings, rows))
         return
     widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
     for row in (headings, *rows):
@@ -265,11 +302,89 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Any:
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD)
-    for heading in headings:  # a path that is too long for its column goes on below: all of it counts
-        table.add_column(heading, overflow="fold")
+    for heading, cells in zip(headings, zip(*rows, strict=True), strict=True):
+        are_numbers = all(cell == "-" or (cell[:1].isdigit() and ":" not in cell) for cell in cells)
+        table.add_column(heading, justify="right" if are_numbers else "left", overflow="fold")
     for row in rows:
         table.add_row(*row)
     return table
+
+
+# -- records
+
+
+def as_line(json: Any) -> bytes:
+    """JSON on one line. A line break in it is white space: inside a string it is escaped."""
+    line = bytes(json)
+    return line.replace(b"\n", b" ").replace(b"\r", b" ") if b"\n" in line or b"\r" in line else line
+
+
+class RecordPrinter:
+    """Records as they come: the JSON of each on a line of its own; for people, lines under a heading."""
+
+    def __init__(self, *, as_json: bool, data_only: bool, with_box: bool = False) -> None:
+        self._is_table = is_for_people(as_json) and not data_only
+        self._data_only = data_only
+        self._with_box = with_box
+        self._widths = {"box": 3, "seq": 3, "tag": 3}
+        self._has_heading = False
+
+    def __call__(self, records: Sequence[bytes], box: str = "") -> None:
+        """Prints records as the server wrote them."""
+        if not self._is_table:
+            write_lines([self._line(record, box) for record in records])
+        elif records:
+            self._print_rows(records, box)
+
+    def _line(self, record: bytes, box: str) -> bytes:
+        from streams.client.answers import DataOf, decode
+
+        if self._data_only:
+            return as_line(decode(record, DataOf).data)
+        line = as_line(record)
+        return b'{"box":"%b",%b' % (box.encode(), line[1:]) if self._with_box else line
+
+    def _print_rows(self, records: Sequence[bytes], box: str) -> None:
+        from streams.client.answers import RawRecord, decode
+
+        found = [decode(record, RawRecord) for record in records]
+        wanted = {"box": box, "seq": str(found[-1].seq)}
+        for name, text in (*wanted.items(), *(("tag", record.tag or "") for record in found)):
+            self._widths[name] = min(max(self._widths[name], len(text)), 32)
+        if not self._has_heading:
+            self._has_heading = True
+            click.echo(_paint(self._columns("box", "seq", "time", "tag") + "data", bold=True))
+        for record in found:
+            front = self._columns(box, str(record.seq), moment(record.ts)[:19], record.tag or "")
+            more = "".join(
+                f"  {name} {value}"
+                for name, value in (("node", record.node), ("meta", _json(record.meta)))
+                if value
+            )
+            data = _printable(bytes(record.data).decode(errors="replace"))
+            click.echo(_paint(_printable(front), dim=True) + data + _paint(_printable(more), dim=True))
+
+    def _columns(self, box: str, seq: str, time: str, tag: str) -> str:
+        name = f"{box:{self._widths['box']}}  " if self._with_box else ""
+        return f"{name}{seq:>{self._widths['seq']}}  {time:19}  {tag:{self._widths['tag']}}  "
+
+
+def _json(value: Mapping[str, Any]) -> str:
+    import msgspec
+
+    return msgspec.json.encode(value).decode() if value else ""
+
+
+def _printable(text: str) -> str:
+    """What others wrote must not steer the terminal."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else f"\\u{ord(each):04x}" for each in text)
+
+
+def _paint(text: str, **style: bool) -> str:
+    is_plain = not text or "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
+    return text if is_plain else click.style(text, **style)
 
 
 # -- what moves
@@ -280,9 +395,10 @@ class Progress(Protocol):
 
 
 @contextmanager
-def progress(title: str, total: int | None) -> Iterator[Progress]:
-    """A bar on standard error, if that is a terminal: `step(done)` says how far it is."""
-    if not sys.stderr.isatty():
+def progress(title: str, total: int | None, *, beside: IO[Any] | None = None) -> Iterator[Progress]:
+    """A bar on standard error, if that is a terminal: `step(done)` says how far it is. There is none when
+    `beside`, what is read or written meanwhile, is a terminal too: they would write over each other."""
+    if not sys.stderr.isatty() or (beside is not None and beside.isatty()):
         yield lambda done: None
         return
     from rich.console import Console
@@ -312,7 +428,7 @@ def screen(*, as_json: bool) -> Iterator[Screen]:
     with Live(console=Console(markup=False), auto_refresh=False, screen=True) as live:
 
         def draw(headings: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
-            cells = [[_cell(row.get(heading)) for heading in headings] for row in rows]
+            cells = [[_cell(heading, row.get(heading)) for heading in headings] for row in rows]
             live.update(_table(headings, cells), refresh=True)
 
         yield draw

@@ -99,7 +99,7 @@ def _show(result: Any, target: Target) -> None:
     output.show_facts(msgspec.to_builtins(result), as_json=target.as_json)
 
 
-@click.group("pipeline", short_help="Jobs over boxes with Spark: archive, backfill, replay, …")
+@click.group("pipeline")
 def command() -> None:
     """Jobs over many records, with Spark: on this machine, or unchanged on a cluster (--master, --remote).
 

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from streams.cli import output
+from streams.cli.records import present_fields
 from streams.cli.verbs import MILLIS, Target, connected, example
 
 if TYPE_CHECKING:
+    from streams.client._sync.box import Box
     from streams.client.answers import Job
 
 
-@click.group("queue", short_help="Claim, ack and work jobs.")
+@click.group("queue")
 def command() -> None:
     """Take jobs out of a queue, say how they went, and look after those that failed.
 
@@ -31,13 +34,6 @@ _leases = click.option("--lease-id", "lease_ids", multiple=True, help="Proof of 
 _seqs = click.argument("seqs", nargs=-1, type=int, required=True)
 
 
-def job_fields(job: Job) -> dict[str, Any]:
-    import msgspec
-
-    fields = msgspec.to_builtins(job)
-    return {name: value for name, value in fields.items() if name == "data" or value not in (None, {})}
-
-
 @example("streams queue claim jobs --node w1 --max 2")
 @command.command("claim")
 @click.argument("queue")
@@ -49,9 +45,10 @@ def job_fields(job: Job) -> dict[str, Any]:
 def claim(target: Target, queue: str, node: str, max_jobs: int, lease_ms: int | None, wait_ms: int) -> None:
     """Take jobs under a lease and print them, with what `ack` needs. Exit code 5 when there is none."""
     with target.client() as client:
-        jobs = client.queue(queue).claim(node, max=max_jobs, lease_ms=lease_ms, wait_ms=wait_ms)
-    rows = [{**job_fields(job), "node": node} for job in jobs]
-    columns = ("$seq", "lease_id", "deliveries", "data")
+        found = client.queue(queue)
+        jobs = found.claim(node, max=max_jobs, lease_ms=lease_ms, wait_ms=wait_ms, raw_data=True)
+    rows = [{**present_fields(job), "node": node} for job in jobs]
+    columns = ("$seq", "node", "lease_id", "deliveries", "data")
     if not output.show_rows(columns, rows, as_json=target.as_json):
         raise output.Nothing(f"{queue} has no job that is ready")
 
@@ -149,8 +146,6 @@ def work(
     Exit code 0 acks the job, any other gives it back for a time that grows with its deliveries.
     STREAMS_JOB_SEQ, _TAG and _DELIVERIES are in its environment. Ctrl-C lets those at work finish.
     """
-    import msgspec
-
     with target.client(is_patient=True) as client:
         found = client.queue(queue)
 
@@ -162,7 +157,7 @@ def work(
             }
             ran = subprocess.run(
                 ["sh", "-c", shell],
-                input=msgspec.json.encode(job.data) + b"\n",
+                input=output.as_line(job.data) + b"\n",
                 env={**os.environ, **environ},
                 start_new_session=True,  # Ctrl-C is for us: what is at work may finish
                 check=False,
@@ -172,28 +167,17 @@ def work(
 
                 output.warn(f"job {job.seq}: the command ended with {ran.returncode}; it will be tried again")
                 raise Nack(delay_ms(job.deliveries))
-            if drain and _is_drained(found.state().queue):
-                worker.stop()
 
-        worker = found.worker(run_one, node=node, concurrency=concurrency, lease_ms=lease_ms)
-        if drain and _is_empty(found.state().queue):
-            raise output.Nothing(f"{queue} has no job that is ready")
+        worker = found.worker(run_one, node=node, concurrency=concurrency, lease_ms=lease_ms, raw_data=True)
         try:
-            worker.run()
+            worker.run(drain=drain)
         except KeyboardInterrupt:
             output.note("stopped; jobs that were at work are finished")
     statistics = worker.statistics()
     facts = {"done": statistics.done, "given_back": statistics.given_back, "lost": statistics.lost}
+    if drain and not any(facts.values()):
+        raise output.Nothing(f"{queue} has no job that is ready")
     output.show_facts(facts, as_json=target.as_json)
-
-
-def _is_empty(counts: Any) -> bool:
-    return counts is not None and counts.ready == 0 and counts.in_flight == 0
-
-
-def _is_drained(counts: Any) -> bool:
-    """As a handler sees it whose own job is still out."""
-    return counts is not None and counts.ready == 0 and counts.in_flight <= 1
 
 
 @example("streams queue dead jobs")
@@ -205,8 +189,6 @@ def _is_drained(counts: Any) -> bool:
 @connected
 def dead(target: Target, queue: str, limit: int) -> None:
     """List the dead letters of QUEUE: jobs that were delivered too often. Exit code 5 when there is none."""
-    from streams.client.answers import Record
-
     with target.client() as client:
         box = client.queue(queue).config().dead_letter
         if box is None:
@@ -214,25 +196,34 @@ def dead(target: Target, queue: str, limit: int) -> None:
                 f"{queue} keeps no dead letters; `streams box edit {queue} --max-deliveries 5 --dead-letter "
                 f"{queue}.dead` makes it keep them"
             )
-        rows: list[dict[str, Any]] = []
-        if client.box(box).exists():
-            for item in client.box(box).read():
-                if (
-                    isinstance(item, Record)
-                    and item.meta.get("$dead_letter_from") == queue
-                    and len(rows) < limit
-                ):
-                    rows.append(
-                        {
-                            "box": box,
-                            "seq": item.seq,
-                            "from_seq": item.meta.get("$dead_letter_src_seq"),
-                            "deliveries": item.meta.get("$dead_letter_deliveries"),
-                            "data": item.data,
-                        }
-                    )
+        letters = client.box(box)
+        rows = list(islice(_dead_letters(letters, queue), limit)) if letters.exists() else []
     if not output.show_rows(("box", "seq", "from_seq", "deliveries", "data"), rows, as_json=target.as_json):
         raise output.Nothing(f"{queue} has no dead letters")
+
+
+def _dead_letters(box: Box, queue: str) -> Iterator[dict[str, Any]]:
+    import msgspec
+
+    from streams.client.answers import RawRecord
+
+    asked: dict[str, Any] = {"from_seq": 0, "limit": 1000}
+    while True:
+        page = box.raw_page(**asked)
+        for raw in page.records:
+            record = msgspec.json.decode(raw, type=RawRecord)
+            facts = {name: msgspec.json.decode(value) for name, value in record.meta.items()}
+            if facts.get("$dead_letter_from") == queue:
+                yield {
+                    "box": box.name,
+                    "seq": record.seq,
+                    "from_seq": facts.get("$dead_letter_src_seq"),
+                    "deliveries": facts.get("$dead_letter_deliveries"),
+                    "data": record.data,
+                }
+        if page.caught_up:
+            return
+        asked |= {"from_seq": page.next_from_seq, "generation": page.generation}
 
 
 @example("streams queue redrive jobs")
@@ -248,7 +239,9 @@ def redrive(target: Target, queue: str, from_box: str | None, max_jobs: int) -> 
         source = from_box or found.config().dead_letter
         if source is None:
             raise output.Refusal(f"{queue} keeps no dead letters; name their box with --from")
-        moved = found.requeue(source, max=max_jobs)
+        # It is made by the first dead letter.
+        is_there = from_box is not None or client.box(source).exists()
+        moved = found.requeue(source, max=max_jobs) if is_there else 0
     if not moved:
         raise output.Nothing(f"{source} holds no dead letters of {queue}")
     output.show_facts({"queue": queue, "from": source, "requeued": moved}, as_json=target.as_json)

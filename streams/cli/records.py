@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING, Any, Final
@@ -13,6 +14,7 @@ from streams.cli.verbs import BYTES, MILLIS, Target, connected, example, parse_j
 
 if TYPE_CHECKING:
     from streams.client._sync.box import Box
+    from streams.client._sync.producer import Producer, Ticket
     from streams.client.answers import Record
 
 #: A line longer than any record can be is not NDJSON; nothing of it is kept.
@@ -30,7 +32,7 @@ _WAIT_MS: Final = 25_000
     'printf \'{"n": 1}\\n{"n": 2}\\n\' | streams append orders -',
     "printf 'plain text\\n' | streams append notes - --text",
 )
-@click.command("append", short_help="Append records, from arguments or standard input.")
+@click.command("append")
 @click.argument("box")
 @click.argument("data", nargs=-1, required=True)
 @click.option("--tag", help="Tag of each record.")
@@ -81,6 +83,8 @@ def append(
                 "--idempotency-key, --match-seq and --fencing-token are for one write, not for -"
             )
         lines = encoded_lines(sys.stdin.buffer, text=text, records=records, facts=facts)
+        if sys.stdin.isatty():
+            output.note(f"type one {'line' if text else 'JSON value'} a record; Ctrl-D ends")
         with target.client(is_patient=True) as client:
             bounds = {"batch_records": batch_records, "batch_bytes": batch_bytes, "linger_ms": linger}
             _append_lines(client.box(box), lines, target.as_json, bounds)
@@ -89,6 +93,9 @@ def append(
 
     from streams.client.answers import Entry
 
+    if text:
+        for value in data:
+            checked_text(os.fsencode(value), "DATA")
     values = data if text else tuple(msgspec.Raw(_checked(value)) for value in data)
     entries = [Entry(value, tag, node, facts["meta"]) for value in values]
     with target.client() as client:
@@ -99,14 +106,23 @@ def append(
 
 
 def _checked(text: str) -> bytes:
-    parse_json_raw(text.encode(), "DATA")
-    return text.encode()
+    return parse_json_raw(os.fsencode(text), "DATA")
+
+
+def checked_text(line: bytes, where: str) -> str:
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        raise output.Refusal(
+            f"{where}: byte {error.start + 1} is not UTF-8; convert it (`iconv -t utf-8`), nothing is guessed"
+        ) from None
 
 
 def parse_json_raw(line: bytes, where: str) -> bytes:
     """The line, which must be one JSON value; its digits stay as they are."""
     import msgspec
 
+    checked_text(line, where)
     try:
         return bytes(msgspec.json.decode(line, type=msgspec.Raw))
     except msgspec.DecodeError as error:
@@ -134,23 +150,29 @@ def encoded_lines(stream: IO[bytes], *, text: bool, records: bool, facts: dict[s
             yield parse_json_raw(line, f"line {number}")
             continue
         value: Any = (
-            line.decode(errors="replace") if text else msgspec.Raw(parse_json_raw(line, f"line {number}"))
+            checked_text(line, f"line {number}")
+            if text
+            else msgspec.Raw(parse_json_raw(line, f"line {number}"))
         )
         yield msgspec.json.encode(Entry(value, **facts))
 
 
 def _append_lines(box: Box, lines: Iterator[bytes], as_json: bool, bounds: dict[str, Any]) -> None:
-    first = last = None
-    with (
-        box.producer(settle_s=60.0, held_bytes=16 << 20, **bounds) as producer,
-        output.progress(f"appending to {box.name}", None) as step,
-    ):
-        for number, line in enumerate(lines, 1):
-            last = producer.submit_encoded(line)
-            first = first or last
-            if number % 1000 == 0:
-                step(producer.statistics().acked)
-        producer.flush()
+    from streams.protocol.errors import StreamsError, Uncertain
+
+    producer = box.producer(settle_s=60.0, held_bytes=16 << 20, stop_at_failure=True, **bounds)
+    try:
+        first, last = _submitted(box, producer, lines)
+    except output.Refusal as refusal:
+        # All that was submitted has been settled, so this is where whoever repeats it goes on.
+        raise output.Refusal(f"{refusal.message}\n{_so_far(producer)}; mend it and go on there") from None
+    except StreamsError as error:
+        at_least = "at least " if isinstance(error, Uncertain) else ""
+        message = f"{error.message}; {at_least}{_so_far(producer)}"
+        raise type(error)(message, **error.detail) from error
+    except KeyboardInterrupt:
+        output.tell(f"interrupted; {_so_far(producer)}")
+        raise
     if first is None or last is None:
         raise output.Nothing("standard input was empty; nothing was appended")
     facts = {
@@ -160,6 +182,29 @@ def _append_lines(box: Box, lines: Iterator[bytes], as_json: bool, bounds: dict[
         "last_seq": last.wait(),
     }
     output.show_facts(facts, as_json=as_json)
+
+
+def _submitted(box: Box, producer: Producer, lines: Iterator[bytes]) -> tuple[Ticket | None, Ticket | None]:
+    """The first and the last of what was submitted. All is settled in the end, whatever happens."""
+    from streams.client.errors import Closed
+
+    first = last = None
+    with producer, output.progress(f"appending to {box.name}", None, beside=sys.stdin) as step:
+        try:
+            for number, line in enumerate(lines, 1):
+                last = producer.submit_encoded(line)
+                first = first or last
+                if number % 1000 == 0:
+                    step(producer.statistics().acked)
+        except Closed:
+            pass  # it has stopped at a failure, and says at which
+        producer.flush()
+    return first, last
+
+
+def _so_far(producer: Producer) -> str:
+    count = producer.statistics().acked
+    return f"the first {count} records were appended, none after them" if count else "nothing was appended"
 
 
 # -- read
@@ -189,7 +234,7 @@ def match_of(text: str | None) -> str | list[str] | None:
     "streams read orders --from 1 -n 1 --data",
     "streams read orders | head -1",
 )
-@click.command("read", short_help="Read records.")
+@click.command("read")
 @click.argument("box")
 @click.option("--from", "from_seq", type=int, default=None, help="After this seq (default 0: all).")
 @click.option("--since", type=MILLIS, help="Not older than this: 90s, 2h, 7d.")
@@ -229,7 +274,8 @@ def read(
             options["group"] = group
         else:
             options["from_seq"] = from_seq or 0
-        count, cursor = print_pages(found, options, limit=limit, data_only=data_only)
+        printer = output.RecordPrinter(as_json=target.as_json, data_only=data_only)
+        count, cursor = print_pages(found, options, printer, limit=limit)
         if commit and group is not None:
             found.group(group).commit(cursor)
     if count == 0:
@@ -239,9 +285,9 @@ def read(
 def print_pages(
     box: Box,
     options: dict[str, Any],
+    printer: output.RecordPrinter,
     *,
     limit: int | None,
-    data_only: bool,
     follow: bool = False,
 ) -> tuple[int, int]:
     """Prints what follows, a page at a time; (how many, the seq up to which). Ends at what is the head at
@@ -254,8 +300,11 @@ def print_pages(
     while limit is None or count < limit:
         asked["limit"] = _PAGE_RECORDS if limit is None else min(limit - count, _PAGE_RECORDS)
         page = box.raw_page(retry=FOREVER if follow else None, **asked)
+        if "generation" not in asked and asked.get("from_seq", 0) > page.head_seq:
+            # To the server this is a box that was made anew; who asks knows of no other one.
+            raise output.Nothing(f"{box.name} ends at {page.head_seq}; nothing is after {asked['from_seq']}")
         tell_loss(box.name, page.tombstone)
-        output.write_lines(shown(record, data_only) for record in page.records)
+        printer(page.records)
         count += len(page.records)
         cursor = page.next_from_seq
         until = page.head_seq if until is None else until
@@ -267,14 +316,6 @@ def print_pages(
         if follow:
             asked["wait_ms"] = _WAIT_MS
     return count, cursor
-
-
-def shown(record: Any, data_only: bool) -> bytes:
-    """A record as one line. A line break in JSON is white space: inside a string it is escaped."""
-    from streams.client.answers import DataOf, decode
-
-    line = bytes(decode(record, DataOf).data if data_only else record)
-    return line.replace(b"\n", b" ").replace(b"\r", b" ") if b"\n" in line or b"\r" in line else line
 
 
 def tell_loss(box: str, tombstone: Any) -> None:
@@ -291,7 +332,7 @@ def tell_loss(box: str, tombstone: Any) -> None:
 
 
 @example("streams tail orders", "streams tail orders -n 2 --data", "streams tail orders -n 1 -f --limit 1")
-@click.command("tail", short_help="The last records, and those that come.")
+@click.command("tail")
 @click.argument("box")
 @click.option(
     "-n", "--last", type=click.IntRange(0), default=10, show_default=True, help="So many of the last."
@@ -320,7 +361,8 @@ def tail(
         ]
         start = items[0].seq - 1 if items else found.position().head_seq
         options = {"from_seq": start, "match": match_of(match), "node": node}
-        count, _ = print_pages(found, options, limit=limit, data_only=data_only, follow=follow)
+        printer = output.RecordPrinter(as_json=target.as_json, data_only=data_only)
+        count, _ = print_pages(found, options, printer, limit=limit, follow=follow)
     if count == 0:
         raise output.Nothing(f"{box} has no such record")
 
@@ -329,7 +371,7 @@ def tail(
 
 
 @example("streams watch orders --from 0 -n 2", "streams watch orders notes --from 0 -n 3 --data")
-@click.command("watch", short_help="Records of many boxes as they come.")
+@click.command("watch")
 @click.argument("boxes", nargs=-1, required=True)
 @click.option("--from", "from_seq", type=int, help="After this seq; without it, what comes from now on.")
 @click.option("-n", "--limit", type=click.IntRange(1), help="End after so many.")
@@ -351,11 +393,12 @@ def watch(
     """
     from streams.client.answers import BoxDeleted, Record, Tombstone
 
+    printer = output.RecordPrinter(as_json=target.as_json, data_only=data_only, with_box=True)
     with target.client(is_patient=True) as client:
         count = 0
-        for box, item in client.watch(dict.fromkeys(boxes, from_seq), node=node):
+        for box, item in client.watch(dict.fromkeys(boxes, from_seq), node=node, raw_data=True):
             if isinstance(item, Record):
-                output.print_line(item.data if data_only else {"box": box, **_fields(item)})
+                printer([_encoded(item)], box)
                 count += 1
                 if count == limit:
                     return
@@ -365,11 +408,17 @@ def watch(
                 output.warn(f"{box} was deleted")
 
 
-def _fields(record: Record) -> dict[str, Any]:
-    """As the server shows it: what is absent is left out."""
+def _encoded(record: Record) -> bytes:
     import msgspec
 
-    fields = msgspec.to_builtins(record)
+    return msgspec.json.encode(present_fields(record))
+
+
+def present_fields(found: Any) -> dict[str, Any]:
+    """A record or a job as the server shows it: what is absent is left out."""
+    import msgspec
+
+    fields = {field.encode_name: getattr(found, field.name) for field in msgspec.structs.fields(type(found))}
     return {name: value for name, value in fields.items() if name == "data" or value not in (None, {})}
 
 
@@ -377,7 +426,7 @@ def _fields(record: Record) -> dict[str, Any]:
 
 
 @example("streams delete orders --match kitchen --yes", "streams delete orders --before 2 --yes")
-@click.command("delete", short_help="Delete records by tag or position.")
+@click.command("delete")
 @click.argument("box")
 @click.option("--match", metavar="TAG", help="Records with this tag; `user-*` for all that begin so.")
 @click.option("--before", "before_seq", type=int, help="Records before this seq.")

@@ -145,7 +145,7 @@ class _Repair:
         losses = [loss for each in repaired.values() for loss in each.losses]
         if self._yes or not losses:
             return True
-        self._show_losses(repaired, is_talk=self._as_json)
+        self._show_losses(repaired, is_talk=not output.is_for_people(self._as_json))
         try:
             return click.confirm("These records are lost for good. Go on?", err=True)
         except click.Abort:
@@ -202,8 +202,8 @@ class _Repair:
             ],
             "aside": aside,
         }
-        if self._as_json:
-            output.print_json(facts)
+        if not output.is_for_people(self._as_json):
+            output.print_line(facts)
             return output.EXIT_DONE
         if not repaired and not problems:
             click.echo(f"{self._directory.path} is whole; nothing was changed")

@@ -65,14 +65,12 @@ def command(
         with closing(_directory(config.data_dir.absolute())) as directory:
             found = _restore(place, backup, directory, config, shards, until_ms)
     facts = {"id": backup.id, "taken_ms": backup.taken_ms, **found._asdict(), "data_dir": str(directory.path)}
-    if as_json:
-        output.print_json(facts)
-        return
     cut = f"; left out {found.cut_records} records and {found.cut_boxes} boxes that are younger"
-    click.echo(
+    text = (
         f"{backup.id}, taken {output.moment(backup.taken_ms)}: {found.boxes} boxes, {found.records} records "
-        f"are in {directory.path}" + (cut if until_ms is not None else "")
+        f"are in {directory.path}"
     )
+    output.show_result(text + (cut if until_ms is not None else ""), facts, as_json=as_json)
 
 
 def _chosen(place: Target, source: str, id: str, until_ms: int | None) -> Backup:

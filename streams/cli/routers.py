@@ -9,7 +9,7 @@ from streams.cli.records import match_of
 from streams.cli.verbs import Target, connected, example, yes_option
 
 
-@click.group("router", short_help="Copy records from box to box.")
+@click.group("router")
 def command() -> None:
     """Copy what is appended to one box into another, in order, each record once."""
 

@@ -20,15 +20,13 @@ if TYPE_CHECKING:
 
 
 @example("streams status")
-@click.command("status", short_help="How the server is.")
+@click.command("status")
 @connected
 def status(target: Target) -> None:
     """Show the server's address, version, pressure, what it holds, and each of its processes.
 
     Exit code 3 when some of it does not serve.
     """
-    from streams.protocol.errors import Busy
-
     with target.client() as client:
         began_s = time.monotonic()
         client.health()
@@ -57,7 +55,9 @@ def status(target: Target) -> None:
     else:
         output.show_facts({**facts, "processes": processes}, as_json=True)
     if found.status != "ready":
-        raise Busy(f"{client.url} is {found.status}: some of its processes do not serve")
+        raise output.Occupied(
+            f"{client.url} is {found.status}: some of its processes do not serve; `streams doctor` says which"
+        )
 
 
 def _process(found: ProcessStatus) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def _process(found: ProcessStatus) -> dict[str, Any]:
 
 
 @example("streams doctor")
-@click.command("doctor", short_help="Find out what is wrong.")
+@click.command("doctor")
 @connected
 def doctor(target: Target) -> None:
     """Check everything between this command and the server's shards; each finding says the next step.
@@ -95,9 +95,7 @@ def doctor(target: Target) -> None:
     output.show_rows(("check", "result", "found", "next"), rows, as_json=target.as_json)
     wrong = [row for row in rows if row["result"] == "wrong"]
     if wrong:
-        from streams.protocol.errors import Busy
-
-        raise Busy(
+        raise output.Occupied(
             f"{context.url}: {len(wrong)} of {len(rows)} checks found something wrong, "
             f"first: {wrong[0]['found']}"
         )

@@ -14,7 +14,7 @@ _COLUMNS: Final = ("box", "type", "appends_per_s", "count", "bytes", "head_seq",
 
 
 @example("streams top --count 1", "streams top --every 200ms --count 2 --json")
-@click.command("top", short_help="The busiest boxes, live.")
+@click.command("top")
 @click.argument("prefix", default="")
 @click.option("--every", "every_ms", type=MILLIS, default=1000, help="How often (default 1s).")
 @click.option("--count", type=click.IntRange(1), help="End after so many drawings.")

@@ -142,10 +142,10 @@ def _show(
         "segment_bytes": sum(each.bytes for each in verified),
     }
     unread = next((each.unread for each in verified if each.unread), "")
-    if as_json:
+    is_for_people = output.is_for_people(as_json)
+    if not is_for_people:
         found = {"unread": unread, "problems": [problem._asdict() for problem in problems]}
-        output.print_json({**totals, **found})
-        return
+        output.print_line({**totals, **found})
     if unread:
         output.warn(
             f"the cold store was not looked at, or not all of it: {unread}. Repeat this when it answers"
@@ -155,13 +155,14 @@ def _show(
             [each.path, str(each.offset), each.reason + (" (harmless)" if each.is_harmless else "")]
             for each in problems
         ]
-        output.print_table(("file", "byte", "problem"), rows)
+        if is_for_people:
+            output.print_table(("file", "byte", "problem"), rows)
         output.warn(
             "stop the server and run `streams repair`, which keeps what is whole and tells what is lost; or "
             "put a backup in place with `streams restore`"
         )
         return
-    if unread:
+    if unread or not is_for_people:
         return
     click.echo(
         f"{path} is whole: {totals['shards']} shards, {totals['boxes']} boxes, {totals['records']} records, "

@@ -193,7 +193,7 @@ def test_config_lists_each_setting_with_its_origin_and_no_secret(
     monkeypatch.setenv("STREAMS_API_KEYS", "hunter2")
     monkeypatch.setenv("STREAMS_PORT", "5000")
     assert run(["config", "--json"]) == 0
-    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    rows = {row["name"]: row for row in map(json.loads, capsys.readouterr().out.splitlines())}
     assert list(rows) == [setting.name for setting in SETTINGS]
     assert (rows["port"]["value"], rows["port"]["default"], rows["port"]["from"]) == (
         "5000",

@@ -13,6 +13,7 @@ import pty
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,64 @@ def test_a_line_that_is_not_json_is_named(shell: Shell) -> None:
     assert ran.returncode == 2 and b"line 3" in ran.stderr and b"three" in ran.stderr
     ran = shell("append", "bad-lines", "three")
     assert ran.returncode == 2 and b"DATA" in ran.stderr and b"quotes" in ran.stderr
+
+
+def test_whoever_must_go_on_is_told_where(shell: Shell, client: streams.Client) -> None:
+    ran = shell("append", "broken-off", "-", given=b"1\n\n2\nthree\n4\n")
+    assert ran.returncode == 2 and b"line 4" in ran.stderr and b"first 2 records were appended" in ran.stderr
+    assert shell.lines("read", "broken-off", "--data") == [1, 2]
+    client.box("filled").create(cap_records=2, discard="reject")
+    words = ("append", "filled", "-", "--batch-records", "1")
+    ran = shell(*words, given=b"".join(b"%d\n" % n for n in range(5000)))
+    assert ran.returncode == 2 and b"(box_full)" in ran.stderr
+    assert b"first 2 records were appended, none after them" in ran.stderr
+    ran = shell("append", "filled", "-", given=b"1\n")
+    assert ran.returncode == 2 and b"nothing was appended" in ran.stderr
+
+
+def test_what_is_not_utf_8_is_named_and_not_guessed(shell: Shell, client: streams.Client) -> None:
+    for words, given in (
+        (("append", "latin", "-", "--text"), b"good\ncaf\xe9\n"),
+        (("append", "latin", "-"), b'"good"\n"caf\xe9"\n'),
+        (("import", "latin", "-", "--data"), b'"good"\n"caf\xe9"\n'),
+    ):
+        ran = shell(*words, given=given)
+        assert ran.returncode == 2 and b"line 2" in ran.stderr and b"UTF-8" in ran.stderr, words
+    for words in (("append", "latin", "caf\udce9", "--text"), ("append", "latin", '"caf\udce9"')):
+        ran = shell(*words)
+        assert ran.returncode == 2 and b"UTF-8" in ran.stderr
+    assert all(item.data == "good" for item in client.box("latin").read())  # type: ignore[union-attr]
+
+
+def test_digits_stay_as_they_were_given_wherever_they_are_shown(shell: Shell, client: streams.Client) -> None:
+    digits = b"[4.50,1e400,12345678901234567890123]"
+    client.box("digits.dead").create()
+    client.queue("digits").create(max_deliveries=1, dead_letter="digits.dead")
+    shell.lines("append", "digits", "-", given=(digits + b"\n") * 2)
+    assert digits in shell("watch", "digits", "--from", "0", "-n", "1").stdout
+    assert digits in shell("queue", "claim", "digits", "--node", "w").stdout
+    shell.lines("queue", "nack", "digits", "1", "--node", "w")
+    shell.lines("queue", "work", "digits", "--exec", "cat > seen", "--drain")
+    assert (shell.folder / "seen").read_bytes() == digits + b"\n"
+    assert next(client.box("digits.dead").follow())
+    assert digits in shell("queue", "dead", "digits").stdout
+
+
+def test_what_is_after_the_end_is_nothing(shell: Shell, client: streams.Client) -> None:
+    client.box("short").append(1)
+    ran = shell("read", "short", "--from", "99")
+    assert ran.returncode == 5 and ran.stdout == b"" and b"short ends at 1" in ran.stderr
+
+
+def test_a_file_or_a_disk_that_is_in_the_way_is_no_bug(shell: Shell, client: streams.Client) -> None:
+    client.box("homeless").append_batch(["x" * 1000] * 100)
+    ran = shell("export", "homeless", "-o", "no-such-folder/out.ndjson")
+    assert ran.returncode == 2
+    assert ran.stderr == b"streams: no-such-folder/out.ndjson: No such file or directory\n"
+    with open("/dev/full", "wb") as full:
+        reading = shell.start("read", "homeless", stdout=full, stderr=subprocess.PIPE)
+    _, talk = reading.communicate(timeout=120)
+    assert (reading.returncode, talk) == (2, b"streams: No space left on device\n")
 
 
 def test_whole_records_and_text_can_be_given(shell: Shell) -> None:
@@ -278,6 +337,43 @@ def test_an_import_that_was_killed_goes_on_and_doubles_nothing(
     assert not list(tmp_path.glob("in.ndjson.import-*"))
 
 
+def test_an_import_stops_at_a_bad_line_and_goes_on_when_it_is_mended(
+    shell: Shell, client: streams.Client
+) -> None:
+    lines = [b'{"data": %d}\n' % n for n in range(6000)]
+    source = shell.folder / "mended.ndjson"
+    source.write_bytes(b"".join([*lines[:5500], b"\n", b"{bad\n", *lines[5501:]]))
+    ran = shell("import", "mended", "mended.ndjson")
+    assert ran.returncode == 2 and b"line 5502: '{bad'" in ran.stderr
+    assert b"5000 records were imported, up to line 5000" in ran.stderr and b"--resume" in ran.stderr
+    source.write_bytes(b"".join(lines))
+    assert shell.lines("import", "mended", "mended.ndjson", "--resume")[0]["records"] == 6000
+    ran = shell("import", "mended", "mended.ndjson", "--resume")
+    assert ran.returncode == 2 and b"no import of mended.ndjson" in ran.stderr, "it would be doubled"
+    assert [item.data for item in client.box("mended").read()] == list(range(6000))  # type: ignore[union-attr]
+
+
+def test_an_import_that_was_refused_is_not_uncertain_later(shell: Shell, client: streams.Client) -> None:
+    client.box("crowded").create(cap_records=3, discard="reject")
+    client.box("crowded").append_batch([-1, 0])
+    (shell.folder / "two.ndjson").write_bytes(b'{"data": 1}\n{"data": 2}\n')
+    ran = shell("import", "crowded", "two.ndjson")
+    assert ran.returncode == 2 and b"(box_full)" in ran.stderr and b"--resume" in ran.stderr
+    (note,) = shell.folder.glob("two.ndjson.import-*")
+    assert json.loads(note.read_bytes())["pending_since_ms"] is None
+    client.box("crowded").configure(cap_records=4)
+    assert shell.lines("import", "crowded", "two.ndjson", "--resume")[0]["records"] == 2
+
+
+def test_an_export_of_another_box_is_not_gone_on_with(shell: Shell, client: streams.Client) -> None:
+    client.box("reborn").append_batch([1, 2, 3])
+    shell.lines("export", "reborn", "-o", "reborn.ndjson")
+    client.box("reborn").drop()
+    client.box("reborn").append(1)
+    ran = shell("export", "reborn", "-o", "reborn.ndjson", "--resume")
+    assert ran.returncode == 2 and b"another box" in ran.stderr
+
+
 def test_an_import_whose_outcome_nobody_can_know_any_more_is_uncertain(
     shell: Shell, client: streams.Client, tmp_path: Path
 ) -> None:
@@ -304,6 +400,14 @@ def test_work_runs_a_command_for_each_job(shell: Shell, client: streams.Client) 
     assert (shell.folder / "seen").read_text() == '"a"\n"b"\n'
     assert (shell.folder / "seqs").read_text() == "1\n2\n"
     assert shell("queue", "work", "chores", "--exec", "true", "--drain").returncode == 5
+
+
+def test_work_ends_when_all_that_is_left_has_failed(shell: Shell, client: streams.Client) -> None:
+    client.queue("hopeless").create(max_deliveries=1, dead_letter="hopeless.dead")
+    assert shell("queue", "redrive", "hopeless").returncode == 5, "a box that no letter has made yet"
+    client.queue("hopeless").append_batch([1, 2])
+    ran = shell("queue", "work", "hopeless", "--exec", "false", "--drain", "--concurrency", "2")
+    assert ran.returncode == 0 and json.loads(ran.stdout) == {"done": 0, "given_back": 2, "lost": 0}
 
 
 def test_ctrl_c_lets_the_job_at_work_finish(shell: Shell, client: streams.Client) -> None:
@@ -350,6 +454,20 @@ def test_box_settings_have_units_and_edit_needs_a_box(shell: Shell, client: stre
     assert b"7y" in shell("box", "edit", "tuned", "--ttl", "7y").stderr
 
 
+def test_settings_that_take_records_away_are_asked_for(shell: Shell, client: streams.Client) -> None:
+    client.box("roomy").append_batch([1, 2, 3])
+    for words in (("--cap-records", "2"), ("--cap-bytes", "9"), ("--ttl", "1d"), ("--compact", "tag")):
+        for verb in ("edit", "create"):
+            ran = shell("box", verb, "roomy", *words)
+            assert ran.returncode == 2 and b"3 records" in ran.stderr and b"--yes" in ran.stderr, words
+    assert client.box("roomy").state().count == 3
+    shell.lines("box", "edit", "roomy", "--cap-records", "3", "--cap-bytes", "1MiB", "--priority", "1")
+    shell.lines("box", "edit", "roomy", "--ttl", "1d", "--yes")
+    shell.lines("box", "edit", "roomy", "--ttl", "2d")
+    shell.lines("box", "edit", "roomy", "--cap-records", "2", "--yes")
+    assert client.box("roomy").state().count == 2
+
+
 def test_doctor_says_what_is_wrong_and_what_to_do(tmp_path: Path) -> None:
     with running_server(tmp_path / "data", shards=2) as server:
         shell = Shell(server.url, tmp_path)
@@ -369,13 +487,36 @@ def test_status_shows_the_server_and_each_of_its_processes(shell: Shell, server:
 
 def test_contexts_say_which_server(shell: Shell, server: Server) -> None:
     del shell.environ["STREAMS_URL"]
-    assert shell("context", "add", "here", server.url, "--use").returncode == 0
+    (made,) = shell.lines("context", "add", "here", server.url, "--key", "s3cret", "--use")
+    assert made == {"name": "here", "url": server.url, "key": "(set)", "in_use": True}
     assert shell.lines("status")[0]["url"] == server.url
     assert oct((shell.folder / "streams" / "contexts.json").stat().st_mode)[-3:] == "600"
     assert shell("status", "--context", "nowhere").returncode == 2
     assert shell("context", "add", "bad", "localhost:4000").returncode == 2
-    assert shell("context", "rm", "here", "--yes").returncode == 0
+    assert shell.lines("context", "use", "local")[0]["name"] == "local"
+    assert shell.lines("context", "rm", "here", "--yes") == [{"name": "here", "deleted": True}]
     assert [row["name"] for row in shell.lines("context", "ls")] == ["local"]
+
+
+# -- a terminal
+
+
+def on_a_terminal(shell: Shell, *words: str, typed: bytes = b"") -> tuple[int, str]:
+    """Exit code, and what a person sees who types this when something is asked."""
+    ours, theirs = pty.openpty()
+    running = shell.start(*words, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    text = b""
+    try:
+        while piece := os.read(ours, 65536):
+            text += piece
+            if typed and b"[y/N]" in text:
+                os.write(ours, typed)
+                typed = b""
+    except OSError:  # the other end is closed
+        pass
+    os.close(ours)
+    return running.wait(60), text.decode()
 
 
 def test_a_terminal_gets_a_table_and_json_when_it_asks(shell: Shell, client: streams.Client) -> None:
@@ -384,15 +525,30 @@ def test_a_terminal_gets_a_table_and_json_when_it_asks(shell: Shell, client: str
         (("ls", "seen-by"), "durability"),
         (("ls", "seen-by", "--json"), '"durability":"disk"'),
     ):
-        ours, theirs = pty.openpty()
-        running = shell.start(*words, stdin=theirs, stdout=theirs, stderr=theirs)
-        os.close(theirs)
-        text = b""
-        try:
-            while piece := os.read(ours, 65536):
-                text += piece
-        except OSError:  # the other end is closed
-            pass
-        os.close(ours)
-        assert running.wait(60) == 0 and wanted in text.decode(), text
-        assert ("{" in text.decode()) == ("--json" in words)
+        code, text = on_a_terminal(shell, *words)
+        assert code == 0 and wanted in text
+        assert ("{" in text) == ("--json" in words)
+
+
+def test_people_can_read_records_times_and_sizes(shell: Shell, client: streams.Client) -> None:
+    box = client.box("for-people")
+    box.append({"a": "\u009b31m"}, tag="kitchen", meta={"why": 1})
+    box.append("x" * 3000)
+    code, text = on_a_terminal(shell, "read", "for-people")
+    year = time.strftime("%Y-", time.localtime(box.record(1).ts / 1000))
+    assert code == 0 and "seq" in text and "kitchen" in text and year in text and '{"why":1}' in text
+    assert "\\u009b31m" in text and "\u009b" not in text, "what is stored does not steer the terminal"
+    assert "$seq" not in text and "$seq" in on_a_terminal(shell, "read", "for-people", "--json")[1]
+    assert on_a_terminal(shell, "read", "for-people", "--data", "-n", "1")[1].startswith('{"a"')
+    shown = on_a_terminal(shell, "box", "show", "for-people")[1]
+    assert "3.0 KiB" in shown and year in shown and str(box.state().generation) in shown
+
+
+def test_a_question_is_answered_at_a_terminal(shell: Shell, client: streams.Client) -> None:
+    client.box("asked-for").append(1)
+    code, text = on_a_terminal(shell, "box", "rm", "asked-for", typed=b"n\n")
+    assert code == 2 and "1 records" in text and "nothing was done" in text
+    assert on_a_terminal(shell, "box", "rm", "asked-for", typed=b"\x04")[0] == 130, "Ctrl-D is no answer"
+    assert client.box("asked-for").exists()
+    assert on_a_terminal(shell, "box", "rm", "asked-for", typed=b"y\n")[0] == 0
+    assert not client.box("asked-for").exists()

@@ -102,12 +102,10 @@ def test_a_stopped_server_is_backed_up_pruned_listed_and_restored_to_a_time(
     for _ in range(3):
         last = done("backup", str(target), "--data-dir", data, "--keep", "2")
     assert last["online"] is False and len(last["pruned"]) == 1
-    listed = done("backup", str(target), "--list")
+    listed = [json.loads(line) for line in streams("backup", str(target), "--list").stdout.splitlines()]
     assert len(listed) == 2 and listed[-1] == {
         key: last[key] for key in ("id", "taken_ms", "boxes", "shards", "segments", "bytes")
     }
-    shown = streams("backup", str(target), "--list").stdout.splitlines()
-    assert shown[0].split() == ["backup", "taken", "boxes", "shards", "size"] and len(shown) == 3
 
     found = done("restore", str(target), "--data-dir", str(tmp_path / "back"), "--until", str(until_ms))
     assert (found["cut_records"], found["cut_boxes"]) == (41, 1)
@@ -150,7 +148,8 @@ def test_an_object_store_takes_and_gives_backups(tmp_path: Path) -> None:
         refused = streams("backup", url, "--list", **environ)
         assert refused.returncode == 3 and "cannot be used now" in refused.stderr
         looked = streams("verify", "--data-dir", data, "--cold-dir", f"{url}-cold", "--cold", **environ)
-        assert (looked.returncode, looked.stdout) == (3, "") and "Repeat this" in looked.stderr
+        assert looked.returncode == 3 and "Repeat this" in looked.stderr
+        assert json.loads(looked.stdout)["unread"]
     finally:
         store.close()
 
@@ -187,7 +186,7 @@ def test_what_cannot_be_done_is_refused_with_the_next_step(tmp_path: Path, targe
     assert f"backups/{id}.json" in refused("backup", str(target), "--data-dir", data, "--keep", "2")
     listed = streams("backup", str(target), "--list", "--json")
     assert listed.returncode == 6 and f"backups/{id}.json cannot be restored" in listed.stderr
-    assert len(json.loads(listed.stdout)) == 1
+    assert len(listed.stdout.splitlines()) == 1
 
 
 def test_a_restore_that_was_cut_short_is_not_served_and_can_be_repeated(tmp_path: Path, target: Path) -> None:

@@ -24,6 +24,7 @@ Data goes to standard output, talk to standard error. On a terminal data is a ta
 | 3 | busy: try again later; nothing happened |
 | 4 | uncertain: it may have happened |
 | 5 | nothing to show |
+| 6 | data is damaged |
 | 130 | interrupted with Ctrl-C |
 
 Which server: `--url`, else `--context`, else `STREAMS_URL`, else `STREAMS_CONTEXT`, else the context in use,
