@@ -43,9 +43,15 @@ GROUP_FRAMES_MAX = 1024
 #: A file that lasts for less than this is not followed by one full of zeros.
 _FAST_FILE_NS = 2_000_000_000
 
-#: What the engine's own thread may write at once: a copy of some 20 µs into the page cache. More is left to
-#: the commit thread, which writes beside the engine and not in its place.
-APPEND_NOW_BYTES_MAX = 32 << 10
+#: What the engine's own thread may write at once: a copy of some 100 µs into the page cache. More is left to
+#: the commit thread, which writes beside the engine and not in its place. A hop there and back costs the
+#: engine about as much: two wake-ups of threads, and turns at the interpreter that both of them want.
+APPEND_NOW_BYTES_MAX = 512 << 10
+
+#: Written and not synced, beyond which the disk is what all wait for. Then the system makes writers wait
+#: inside a write, and that must not be the engine. It is far more than a disk that keeps up is behind by: a
+#: million records a second are some 20 MB in the time of a sync.
+UNSYNCED_BYTES_MAX = 128 << 20
 
 #: (frames, their bytes, sync, logged_matters)
 _Submission = tuple[Sequence[FrameParts], int, bool, bool]
@@ -102,6 +108,7 @@ class Committer:
         sync_interval_ms: int = SYNC_INTERVAL_MS,
         group_bytes_max: int = GROUP_BYTES_MAX,
         group_frames_max: int = GROUP_FRAMES_MAX,
+        unsynced_bytes_max: int = UNSYNCED_BYTES_MAX,
     ) -> None:
         self._wal = wal
         self._post = post
@@ -111,6 +118,7 @@ class Committer:
         self._sync_interval_ns = sync_interval_ms * 1_000_000
         self._group_bytes_max = group_bytes_max
         self._group_frames_max = group_frames_max
+        self._unsynced_bytes_max = unsynced_bytes_max
         #: A failure in here was met by the files thread and is handed on by the commit thread.
         self._backlog: SimpleQueue[_Submission | _Flush | _Poke | BaseException] = SimpleQueue()
         #: Held by whoever is at the log. Only `append_now` ever finds it taken, and then it does not wait.
@@ -137,6 +145,7 @@ class Committer:
         self._written = 0
         self._taken_bytes = 0
         # Written by whoever has the turn.
+        self._durable_bytes = 0
         self._frames = 0
         self._groups = 0
         self._fsyncs = 0
@@ -180,13 +189,18 @@ class Committer:
         A hop to the commit thread and back costs two switches of threads, more than such a write itself. It
         is the only place where two threads may want the log, hence the lock; nobody waits for it here.
         """
-        size = sum(len(part) for frame in frames for part in frame[3])
-        if size > APPEND_NOW_BYTES_MAX or self._submitted != self._written:
+        if self._submitted != self._written:
             return False
-        if not self._turn.acquire(blocking=False):
+        size = 0
+        for frame in frames:
+            for part in frame[3]:
+                size += len(part)
+        if size > APPEND_NOW_BYTES_MAX or not self._turn.acquire(blocking=False):
             return False
         try:
             if self._failure is not None or not self._wal.has_room(len(frames), size):
+                return False
+            if self._wal.bytes_written - self._durable_bytes > self._unsynced_bytes_max:
                 return False
             was_synced = not self._oldest_unsynced_ns
             self._append(frames)
@@ -348,6 +362,7 @@ class Committer:
             started_ns = monotonic_ns()
             self._wal.sync()
             self._oldest_unsynced_ns = 0
+            self._durable_bytes = self._wal.bytes_written
             self._report_durable(started_ns)
 
     def _begin_sync(self) -> None:
@@ -385,10 +400,12 @@ class Committer:
         with self._turn:
             syncing = self._wal.begin_sync()
             self._oldest_unsynced_ns = 0
+            synced_bytes = self._wal.bytes_written
         if syncing is not None:
             started_ns = monotonic_ns()
             self._wal.run_sync(syncing)
             with self._turn:
+                self._durable_bytes = max(self._durable_bytes, synced_bytes)
                 if self._wal.end_sync(syncing):
                     self._report_durable(started_ns)
         self._is_syncing = False

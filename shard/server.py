@@ -45,8 +45,10 @@ log = structlog.get_logger()
 
 _UNSENT_BYTES_MAX = 64 * 1024 * 1024
 _SENDMSG_BUFFERS_MAX = 512
-#: Messages after which a long wake-up hands on what it has, so that log, gateway and shard work at once.
-_FLUSH_EVERY = 8
+#: Messages, and bytes of them, after which a long wake-up hands on what it has, so that gateway and shard
+#: work at once. The price is one write to the log and one `sendmsg`, as much as one or two single records.
+_FLUSH_MESSAGES = 32
+_FLUSH_BYTES = 64 * 1024
 _EXHAUSTED_WAIT_S = 0.1
 _PEER_CREDENTIALS = struct.Struct("3i")
 
@@ -316,11 +318,7 @@ class _Connection:
             if count == 0:
                 return
             self.woken_ns = monotonic_ns()
-            for number, message in enumerate(receiver.received(count), 1):
-                self._handle(message)
-                if number % _FLUSH_EVERY == 0:
-                    server.flush_all()
-            server.flush_all()
+            self._handle_all(receiver.received(count))
             while self._unsent_bytes > _UNSENT_BYTES_MAX:
                 await self._sent_some()
             if server.engine is not None and server.engine.is_congested:
@@ -329,6 +327,19 @@ class _Connection:
                 if self._peer.key is None:  # it was greeted, and told that its key is no good
                     return
                 receiver.message_bytes_max = self._peer.message_bytes_max
+
+    def _handle_all(self, messages: list[wire.Message]) -> None:
+        """What one wake-up has brought."""
+        server = self._server
+        number = size = 0
+        for message in messages:
+            self._handle(message)
+            number += 1
+            size += len(message.body)
+            if number == _FLUSH_MESSAGES or size >= _FLUSH_BYTES:
+                server.flush_all()
+                number = size = 0
+        server.flush_all()
 
     def _handle(self, message: wire.Message) -> None:
         server = self._server

@@ -433,6 +433,21 @@ def test_a_lot_or_more_than_the_file_holds_is_left_to_the_thread(desk: Callable[
     assert one.wal.logged_lsn == 1
 
 
+def test_nothing_is_written_at_once_while_the_disk_is_far_behind(desk: Callable[..., Desk]) -> None:
+    """Whoever writes may then be made to wait for the disk, and that must not be the engine."""
+    disk = GatedDisk("wal-sync")
+    one = desk(disk, sync_interval_ms=5, unsynced_bytes_max=1000)
+    disk.armed = True
+    one.submit(b"a", sync=False)
+    assert one.next() == ("logged", 1)
+    assert disk.reached.wait(PATIENCE_S)
+    assert now(one, bytes(1000))
+    assert not now(one, b"c")
+    disk.gate.set()
+    assert [one.next(), one.next()] == [("durable", 1), ("durable", 2)]
+    assert now(one, b"c")
+
+
 def test_a_failed_write_at_once_is_reported_once_and_ends_everything(desk: Callable[..., Desk]) -> None:
     disk = FaultDisk("/data")
     one = idle(desk(disk))
