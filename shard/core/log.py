@@ -324,9 +324,11 @@ class Log:
         """The oldest batches of the tail that may be sealed, so many that they fit, but one at least."""
         batches: list[Batch] = []
         size = 0
-        for batch in self.tail:
+        visible_seq = self.visible_seq
+        for batch in self.tail.batches[self.tail.front :]:
             size += len(batch.blob)
-            if batch.lsn > durable_lsn or batch.last_seq > self.visible_seq or (batches and size > bytes_max):
+            is_shown = batch.first_seq + batch.count - 1 <= visible_seq
+            if batch.lsn > durable_lsn or not is_shown or (batches and size > bytes_max):
                 break
             if batch.dead < batch.count:
                 batches.append(batch)

@@ -26,13 +26,15 @@ _NO_ENCODING = 0
 
 
 class Tail:
-    __slots__ = ("_firsts", "_front", "_husks", "_lsns", "batches", "held_bytes", "records")
+    __slots__ = ("_costs", "_firsts", "_front", "_husks", "_lsns", "batches", "held_bytes", "records")
 
     def __init__(self) -> None:
         self.batches: list[Batch] = []
-        # Of each batch the first seq and the lsn, in a form that can be searched and copied at once.
+        # Of each batch the first seq, the lsn and what it costs in memory, in a form that can be searched,
+        # copied and summed at once.
         self._firsts: array[int] = array("Q")
         self._lsns: array[int] = array("Q")
+        self._costs: array[int] = array("I")
         self._front = 0
         self._husks = 0
         #: What its batches cost in memory.
@@ -88,7 +90,9 @@ class Tail:
         self.batches.append(batch)
         self._firsts.append(batch.first_seq)
         self._lsns.append(batch.lsn)
-        self.held_bytes += batch.bytes_in_memory
+        cost = batch.bytes_in_memory
+        self._costs.append(cost)
+        self.held_bytes += cost
         self.records += batch.count
 
     def relog(self, at: int, lsn: int) -> None:
@@ -105,13 +109,14 @@ class Tail:
                 break
             count += batch.count - batch.dead
             size += batch.live_bytes
-            self._pass_over(batch)
+            self._pass_over(front)
             front += 1
         self._front = front
         return count, size
 
-    def _pass_over(self, batch: Batch) -> None:
-        self.held_bytes -= batch.bytes_in_memory
+    def _pass_over(self, at: int) -> None:
+        batch = self.batches[at]
+        self.held_bytes -= self._costs[at]
         self.records -= batch.count
         if batch.encoding == _NO_ENCODING:
             self._husks -= 1
@@ -122,7 +127,9 @@ class Tail:
         husk = _husk(batch.first_seq, batch.count, batch.last_ts)
         self.batches[at] = husk
         self._lsns[at] = 0
-        self.held_bytes += husk.bytes_in_memory - batch.bytes_in_memory
+        cost = husk.bytes_in_memory
+        self.held_bytes += cost - self._costs[at]
+        self._costs[at] = cost
         self._husks += 1
 
     def compact(self) -> list[tuple[int, int]]:
@@ -139,7 +146,7 @@ class Tail:
             batch = self.batches[self._front]
             if batch.dead < batch.count:
                 break
-            self._pass_over(batch)
+            self._pass_over(self._front)
             self._front += 1
         if self._front >= _COMPACT_AT and self._front * 2 >= len(self.batches):
             self._cut(self._front)
@@ -154,25 +161,29 @@ class Tail:
         """Takes out everything at or below `seq`, where a batch ends, and returns what was not dead."""
         end = self.from_seq(seq + 1)
         gone = self.batches[self._front : end]
-        for batch in gone:
-            self._pass_over(batch)
+        self.held_bytes -= sum(self._costs[self._front : end])
+        self.records -= sum([batch.count for batch in gone])
         self._cut(end)
-        return [batch for batch in gone if batch.dead < batch.count]
+        live = [batch for batch in gone if batch.dead < batch.count]
+        self._husks -= len(gone) - len(live)  # ORDER: what is entirely dead is a husk
+        return live
 
     def _cut(self, end: int) -> None:
         """What lies before `end` is accounted for; its places go."""
         del self.batches[:end]
         del self._firsts[:end]
         del self._lsns[:end]
+        del self._costs[:end]
         self._front = 0
 
     def _keep(self, batches: list[Batch]) -> None:
         self.batches = batches
         self._firsts = array("Q", [batch.first_seq for batch in batches])
         self._lsns = array("Q", [batch.lsn for batch in batches])
+        self._costs = array("I", [batch.bytes_in_memory for batch in batches])
         self._front = 0
         self._husks = sum(batch.encoding == _NO_ENCODING for batch in batches)
-        self.held_bytes = sum(batch.bytes_in_memory for batch in batches)
+        self.held_bytes = sum(self._costs)
         self.records = sum(batch.count for batch in batches)
 
     def sort(self) -> None:
@@ -186,6 +197,7 @@ class Tail:
             last = batch.last_seq
             assert batch.dead < batch.count or batch.encoding == _NO_ENCODING, "ORDER"
         assert list(self._lsns[self._front :]) == [batch.lsn for batch in self], "COPIES"
+        assert list(self._costs[self._front :]) == [batch.bytes_in_memory for batch in self], "COPIES"
         assert self._husks == sum(batch.encoding == _NO_ENCODING for batch in self), "ORDER"
         assert self.held_bytes == sum(batch.bytes_in_memory for batch in self), "HELD"
         assert self.records == sum(batch.count for batch in self), "HELD"

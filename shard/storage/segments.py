@@ -286,7 +286,16 @@ class _Builder:
         self._generation = generation
         self._serial = serial
         self._columns = {name: array(kind) for name, kind in COLUMNS}
-        self._add_entry = [column.append for column in self._columns.values()]
+        (
+            self._add_first_seq,
+            self._add_offset,
+            self._add_checksum,
+            self._add_first_time,
+            self._add_last_time,
+            self._add_length,
+            self._add_count,
+            self._add_size,
+        ) = [column.append for column in self._columns.values()]
         self._tags = TagIndexBuilder()
         self._records = 0
         self._record_bytes = 0
@@ -327,10 +336,16 @@ class _Builder:
             buffers += parts
             checksum = checksum_of(parts, self._generation)
         size = len(blob) - (batch.count - 1)
-        entry = (batch.first_seq, self.offset, checksum, batch.first_ts, batch.last_ts)
-        for add, value in zip(self._add_entry, (*entry, length, batch.count, size), strict=True):
-            add(value)
-        self._tags.take(batch)
+        self._add_first_seq(batch.first_seq)
+        self._add_offset(self.offset)
+        self._add_checksum(checksum)
+        self._add_first_time(batch.first_ts)
+        self._add_last_time(batch.last_ts)
+        self._add_length(length)
+        self._add_count(batch.count)
+        self._add_size(size)
+        if batch.tags is not None:
+            self._tags.take(batch)
         self._records += batch.count
         self._record_bytes += size
         self.offset += length + len(padding)

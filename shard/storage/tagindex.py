@@ -124,11 +124,12 @@ class TagIndexBuilder:
         if batch.count == 1:
             entries = self._entries_of[str(batch.tags, "utf-8")]
             entries.append(batch.first_seq)
-            entries.append(batch.size(0, 0))
+            entries.append(len(batch.blob))
             return
         tags = str(batch.tags, "utf-8").split("\0")
         entries_of = self._entries_of
-        for seq, (tag, size) in enumerate(zip(tags, batch.sizes(), strict=True), batch.first_seq):
+        seqs = range(batch.first_seq, batch.first_seq + batch.count)
+        for tag, seq, size in zip(tags, seqs, batch.sizes(), strict=True):
             if tag:
                 entries = entries_of[tag]
                 entries.append(seq)
