@@ -25,9 +25,11 @@ from __future__ import annotations
 import heapq
 import itertools
 import time
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from operator import itemgetter
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -90,8 +92,9 @@ class Ticket(Protocol):
     def answer(self, reply: Reply | StreamsError, fsync_ms: float, wal_append_ms: float) -> None: ...
 
 
-#: A reply on hold: the lsn it waits for, its age, who gets it.
-_Parked = tuple[int, int, Ticket, Reply | StreamsError]
+#: A reply on hold: the lsn it waits for, and who gets it.
+_Parked = tuple[int, Ticket, Reply | StreamsError]
+_lsn_of = itemgetter(0)
 
 
 class EngineSettings(NamedTuple):
@@ -175,8 +178,9 @@ class Engine:
         self._staged_sync = False
         self._staged_logged_matters = False
         self._order = itertools.count()
-        self._until_logged: list[_Parked] = []
-        self._until_durable: list[_Parked] = []
+        #: In the order of the lsns they wait for, and of their coming.
+        self._until_logged: deque[_Parked] = deque()
+        self._until_durable: deque[_Parked] = deque()
         #: Reads that wait, by box. One that is over may be among them until it is looked at.
         self._reads: dict[str, list[_WaitingRead]] = {}
         #: By ticket: every read that waits, for its box or for the fetcher.
@@ -370,8 +374,11 @@ class Engine:
         if not lsn:
             ticket.answer(reply, 0.0, 0.0)
             return
-        parked = (lsn, next(self._order), ticket, reply)
-        heapq.heappush(self._until_durable if outcome.until_durable else self._until_logged, parked)
+        parked = self._until_durable if outcome.until_durable else self._until_logged
+        if not parked or parked[-1][0] <= lsn:
+            parked.append((lsn, ticket, reply))
+        else:  # it rests on something older than the last write of another
+            parked.insert(bisect_right(parked, lsn, key=_lsn_of), (lsn, ticket, reply))
 
     def _log(self, outcome: Outcome, *, sync: bool) -> None:
         """Notes changes for the log; they leave with the next `flush`."""
@@ -419,10 +426,11 @@ class Engine:
         self.failure = error
         self.failed.set()
 
-    def _release(self, parked: list[_Parked], lsn: int, fsync_ms: float) -> None:
+    def _release(self, parked: deque[_Parked], lsn: int, fsync_ms: float) -> None:
+        wal_append_ms = self._wal_append_ms
         while parked and parked[0][0] <= lsn:
-            _, _, ticket, reply = heapq.heappop(parked)
-            ticket.answer(reply, fsync_ms, self._wal_append_ms)
+            _, ticket, reply = parked.popleft()
+            ticket.answer(reply, fsync_ms, wal_append_ms)
 
     def _after_report(self, woken: list[str]) -> None:
         if woken and (self._reads or self._claims):
@@ -615,7 +623,11 @@ class Engine:
 
     def _mind_time(self) -> None:
         """What has been done may need a tick sooner than the next one is to come."""
-        for deadline_ms in (self.machine.next_deadline_ms(), self._claims.next_ms()):
+        deadline_ms = self.machine.next_deadline_ms()
+        if deadline_ms is not None and deadline_ms < self._timer_at_ms:
+            self._timer_changed.set()
+        if self._claims:
+            deadline_ms = self._claims.next_ms()
             if deadline_ms is not None and deadline_ms < self._timer_at_ms:
                 self._timer_changed.set()
 

@@ -270,12 +270,11 @@ class Machine:
         return shown
 
     def next_deadline_ms(self) -> int | None:
-        due = [
-            self._next_box_ms(),
-            self.forwarding.outboxes.next_retry_ms(),
-            self.txns.next_expiry_ms(),
-        ]
-        return min((when for when in due if when is not None), default=None)
+        soonest = self._next_box_ms()
+        for when in (self.forwarding.outboxes.next_retry_ms(), self.txns.next_expiry_ms()):
+            if when is not None and (soonest is None or when < soonest):
+                soonest = when
+        return soonest
 
     def _next_box_ms(self) -> int | None:
         while self._deadlines:

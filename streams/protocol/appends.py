@@ -87,7 +87,7 @@ _decode_lines_as_list = msgspec.json.Decoder(_Lines).decode
 _decode_object = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
-class ParsedAppend(msgspec.Struct, kw_only=True):
+class ParsedAppend(msgspec.Struct, gc=False):
     columns: Columns
     idempotency_key: str | None = None
     create: bool | None = None
@@ -151,7 +151,11 @@ def parse_append(body: bytes, limits: RecordLimits) -> ParsedAppend:
         columns = _full_columns(request.records)
         tags = [record.tag for record in request.records]
         tag_chars_max = None
-    _check_columns(columns, tags, len(body), request.node, limits, tag_chars_max)
+    is_plain = tag_chars_max is not None and not request.node and len(body) <= limits.record_bytes_max
+    if is_plain and 0 < len(tags) <= limits.batch_records_max:  # then nothing but its tags can be wrong
+        columns.tags = _joined_texts(tags, "tag", limits.tag_bytes_max, tag_chars_max)
+    else:
+        _check_columns(columns, tags, len(body), request.node, limits, tag_chars_max)
     key = request.idempotency_key
     if key is not None:
         check_idempotency_key(key)
@@ -160,14 +164,14 @@ def parse_append(body: bytes, limits: RecordLimits) -> ParsedAppend:
     if request.trim_before_seq is not None:
         check_seq(request.trim_before_seq, "trim_before_seq")
     return ParsedAppend(
-        columns=columns,
-        idempotency_key=key,
-        create=request.create,
-        config=request.config,
-        disable_backpressure=request.disable_backpressure,
-        match_seq=request.match_seq,
-        fencing_token=request.fencing_token,
-        trim_before_seq=request.trim_before_seq,
+        columns,
+        key,
+        request.create,
+        request.config,
+        request.disable_backpressure,
+        request.match_seq,
+        request.fencing_token,
+        request.trim_before_seq,
     )
 
 
@@ -272,6 +276,13 @@ def _joined_texts(
     """Tags or nodes joined with NUL, "" where a record has none; None when no record has one. `chars_max` is
     how long the longest can be, where that is known."""
     count = len(column)
+    if count == 1:
+        text = column[0]
+        if not text:
+            return None
+        if len(text) > bytes_max or not text.isascii() or "\0" in text:
+            check_text(text, f"records[0].{field}", bytes_max=bytes_max)
+        return text.encode()
     try:
         joined = "\0".join(column)  # type: ignore[arg-type]
     except TypeError:  # some have none
@@ -280,7 +291,7 @@ def _joined_texts(
         return None
     # One look at the joined text clears the ordinary write; only a suspicious one is gone through.
     if chars_max is None or chars_max > bytes_max:
-        chars_max = len(joined) if count == 1 else max(map(len, filter(None, column)))
+        chars_max = max(map(len, filter(None, column)))
     if not joined.isascii() or joined.count("\0") != count - 1 or chars_max > bytes_max:
         for index, text in enumerate(column):
             if text:

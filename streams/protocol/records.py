@@ -518,15 +518,14 @@ def render(columns: Columns, *, first_seq: int, times: int | array[int]) -> Batc
     """The batch that these records become at this place."""
     count = len(columns.datas)
     uniform_ts = times if isinstance(times, int) else None
+    if count == 1 and uniform_ts is not None and columns.nodes is None and columns.metas is None:
+        return _render_one(columns, first_seq, uniform_ts)
     nodes = _joined_nodes(columns.nodes)
     one_node = nodes if nodes is not None and b"\0" not in nodes else None
     regular = uniform_ts is not None and columns.metas is None and (nodes is None or one_node is not None)
     ends: array[int] | None
     if count == 1:
-        if regular and nodes is None:
-            blob = b'{"$seq":%d,"$ts":%d,"data":%b}' % (first_seq, uniform_ts or 0, columns.datas[0])
-        else:
-            blob = b'{"$seq":%d%b%b}' % (first_seq, _middles(columns, times, one_node)[0], columns.datas[0])
+        blob = b'{"$seq":%d%b%b}' % (first_seq, _middles(columns, times, one_node)[0], columns.datas[0])
         ends, stride = None, 1
     elif regular:
         middle = _middle(uniform_ts or 0, one_node, None)
@@ -553,6 +552,23 @@ def render(columns: Columns, *, first_seq: int, times: int | array[int]) -> Batc
         tags=columns.tags,
         nodes=nodes,
         blob=blob,
+    )
+
+
+def _render_one(columns: Columns, first_seq: int, ts: int) -> Batch:
+    """The same for the most ordinary write of all."""
+    return Batch(
+        encoding=JSON,
+        first_seq=first_seq,
+        count=1,
+        first_ts=ts,
+        last_ts=ts,
+        times=None,
+        ends=None,
+        stride=1,
+        tags=columns.tags,
+        nodes=None,
+        blob=b'{"$seq":%d,"$ts":%d,"data":%b}' % (first_seq, ts, columns.datas[0]),
     )
 
 

@@ -394,18 +394,33 @@ def decode_command(
 # ---------------------------------------------------------------------------------------------------
 # Replies
 
+_FLAGS = {False: b"false", True: b"true"}
+
 
 def _appended(reply: commands.Appended) -> bytes:
-    count = reply.last_seq - reply.first_seq + 1
-    text = b'{"box":"%b","first_seq":%d,"last_seq":%d' % (reply.box.encode(), reply.first_seq, reply.last_seq)
+    first_seq, last_seq = reply.first_seq, reply.last_seq
+    seqs = b""
     if reply.return_seqs:
-        text += b',"seqs":%b' % orjson.dumps(list(range(reply.first_seq, reply.last_seq + 1)))
-    return text + b',"head_seq":%d,"count":%d,"created":%b,"deduped":%b}' % (
+        if first_seq == last_seq:
+            seqs = b',"seqs":[%d]' % first_seq
+        else:
+            seqs = b',"seqs":%b' % orjson.dumps(list(range(first_seq, last_seq + 1)))
+    return b'{"box":"%b","first_seq":%d,"last_seq":%d%b,"head_seq":%d,"count":%d%b' % (
+        reply.box.encode(),
+        first_seq,
+        last_seq,
+        seqs,
         reply.head_seq,
-        count,
-        b"true" if reply.created else b"false",
-        b"true" if reply.deduped else b"false",
+        last_seq - first_seq + 1,
+        _ENDS_OF_APPENDED[reply.created, reply.deduped],
     )
+
+
+_ENDS_OF_APPENDED = {
+    (created, deduped): b',"created":%b,"deduped":%b}' % (_FLAGS[created], _FLAGS[deduped])
+    for created in (False, True)
+    for deduped in (False, True)
+}
 
 
 def _records(reply: commands.Records) -> bytes:
@@ -486,7 +501,9 @@ _ENCODERS: dict[type[Any], Callable[[Any], bytes]] = {
 
 
 def status_of(reply: Reply) -> int:
-    return 201 if isinstance(reply, (commands.Appended, commands.BoxPut, GroupPut)) and reply.created else 200
+    if type(reply) is commands.Appended:
+        return 201 if reply.created else 200
+    return 201 if isinstance(reply, (commands.BoxPut, GroupPut)) and reply.created else 200
 
 
 def encode_reply(reply: Reply) -> bytes:

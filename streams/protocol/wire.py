@@ -231,8 +231,8 @@ class Receiver:
                     flags,
                     op,
                     id,
-                    bytes(view[start + HEADER_BYTES : body_at]),
-                    bytes(view[body_at : start + total]),
+                    view[start + HEADER_BYTES : body_at].tobytes(),
+                    view[body_at : start + total].tobytes(),
                 )
             )
             start += total
