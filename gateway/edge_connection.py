@@ -8,7 +8,8 @@ Rules of this file:
   surfaces here as `Expired`.
 - A handler is never cancelled because its client went away: a write would be left in doubt. Its answer is
   dropped. Only a streamed answer watches its peer, and a handler that says that it only waits.
-- We write first and wait only when the socket says so. We wait before we read: there a wait is the rule.
+- We write first and wait only when the socket says so. We wait before we read, because there a wait is the
+  rule; but not before the rest of a body whose beginning has come.
 """
 
 from __future__ import annotations
@@ -255,11 +256,14 @@ class Connection:
         body[:have] = self._pending
         self._pending = b""
         started_s = trio.current_time()
+        is_first = True  # What came behind the head is there already, as a rule.
         with memoryview(body) as view:
             while have < length:
                 self._set_body_deadline(started_s, have)
                 try:
-                    await wait_readable(self._sock)
+                    if not is_first:
+                        await wait_readable(self._sock)
+                    is_first = False
                     count = self._sock.recv_into(view[have:])
                 except trio.ClosedResourceError:
                     raise self._too_slow() from None

@@ -16,6 +16,7 @@ from collections import deque
 import outcome
 import structlog
 import trio
+from trio.lowlevel import current_task, reschedule, wait_task_rescheduled
 
 from gateway.http import Buffer
 from gateway.sockets import connectable_path
@@ -36,9 +37,13 @@ IN_FLIGHT_MAX = 20_000
 #: A long poll waits 30 s in the shard; twice that means that the shard is stuck.
 ANSWER_S_MAX = 60.0
 _CONNECT_PAUSE_S_MIN, _CONNECT_PAUSE_S_MAX = 0.02, 1.0
+#: How often it is looked who waits for too long. They need no better clock, and this one costs nothing.
+_LOOK_S = 1.0
 _SENDMSG_BUFFERS_MAX = 512
-#: Buffers, two a request, that make a piece worth its `sendmsg`.
-_SEND_AT_BUFFERS = 16
+#: Buffers that make a piece worth its `sendmsg`: eight requests, or four with long bodies.
+_SEND_AT_BUFFERS = 8
+#: Bodies up to this size are joined with what stands before them: the copy costs less than one more buffer.
+_JOIN_BYTES_MAX = 2048
 
 
 class Link:
@@ -53,8 +58,9 @@ class Link:
         self.is_up = False
         self._came_up = trio.Event()
         self._ids = itertools.count(1)
-        #: id -> (who waits, until when, for the answer to what), oldest first.
-        self._waiting: dict[int, tuple[trio.lowlevel.Task, float, int]] = {}
+        #: id -> (who waits, since which look of `_keep_watch`, for the answer to what), oldest first.
+        self._waiting: dict[int, tuple[trio.lowlevel.Task, int, int]] = {}
+        self._looks = 0
         self._unsent: deque[tuple[int, Buffer]] = deque()
         self._sent_id = 0
         self._sender: trio.lowlevel.Task | None = None
@@ -77,9 +83,12 @@ class Link:
         if len(waiting) >= IN_FLIGHT_MAX:
             raise Throttled("too many requests in flight", limit="in_flight")
         id = next(self._ids)
-        waiting[id] = (trio.lowlevel.current_task(), trio.current_time() + ANSWER_S_MAX, op)
-        self._unsent.append((id, wire.frame(wire.REQUEST, 0, op, id, head, len(body))))
-        if body:
+        waiting[id] = (current_task(), self._looks, op)
+        framed = wire.frame(wire.REQUEST, 0, op, id, head, len(body))
+        if len(body) <= _JOIN_BYTES_MAX:
+            self._unsent.append((id, framed + body))
+        else:
+            self._unsent.append((id, framed))
             self._unsent.append((id, body))
         # Alone, it goes at once. In company, it waits for the end of this round of tasks, and all that the
         # round has gathered goes in one `sendmsg`.
@@ -88,14 +97,14 @@ class Link:
             self._send_some()
         if self._unsent and self._sender is not None:
             sender, self._sender = self._sender, None
-            trio.lowlevel.reschedule(sender)
+            reschedule(sender)
 
         def abort(_: object) -> trio.lowlevel.Abort:
             if waiting.pop(id, None) is not None and op in wire.WAITING_OPS:
                 self._forget(id)
             return trio.lowlevel.Abort.SUCCEEDED
 
-        message: wire.Message = await trio.lowlevel.wait_task_rescheduled(abort)
+        message: wire.Message = await wait_task_rescheduled(abort)
         if message.flags & wire.FAILED:
             raise _failure(message.body)
         return message
@@ -249,10 +258,10 @@ class Link:
     async def _keep_watch(self) -> None:
         """Gives up on answers that do not come."""
         while True:
-            await trio.sleep(1)
-            now = trio.current_time()
-            for id, (task, until, _) in list(itertools.islice(self._waiting.items(), 1000)):
-                if until > now:
+            await trio.sleep(_LOOK_S)
+            self._looks += 1
+            for id, (task, since, _) in list(itertools.islice(self._waiting.items(), 1000)):
+                if (self._looks - since - 1) * _LOOK_S < ANSWER_S_MAX:
                     break
                 del self._waiting[id]
                 error = OutcomeUnknown(
