@@ -148,10 +148,10 @@ def plan_compaction(machine: Machine, *, now_ms: int) -> Box | None:
     """A box to compact: half of it is new, or it has been quiet for a while."""
     for box in list(islice(machine.compactable.values(), _LOOK_MAX)):
         fresh = box.log.visible_seq - box.compacted_seq
-        if box.config.compact != "tag" or fresh <= 0:
+        if box.config.compact != "tag" or box.log.head_seq <= box.compacted_seq:
             del machine.compactable[box.generation]
-        elif 2 * fresh >= box.log.count or now_ms - box.last_append_ms >= _QUIET_MS:
-            return box
+        elif fresh > 0 and (2 * fresh >= box.log.count or now_ms - box.last_append_ms >= _QUIET_MS):
+            return box  # one whose new records are still on their way to the disk waits for them
     return None
 
 

@@ -409,6 +409,18 @@ def test_a_box_is_compacted_when_half_of_it_is_new_or_it_is_quiet() -> None:
     assert plan_compaction(driver.machine, now_ms=driver.now_ms + 10_000) is box
 
 
+def test_a_box_whose_new_record_is_on_its_way_is_not_forgotten_by_compaction() -> None:
+    driver = Driver()
+    driver.put(compact="tag")
+    driver.append(*({"data": at, "tag": "t"} for at in range(4)))
+    box = driver.machine.boxes["b"]
+    driver.machine.handle(driver.write({"data": 4, "tag": "t"}), driver.now_ms)
+    box.compacted_seq = box.log.visible_seq  # compaction went by when only four could be seen
+    assert plan_compaction(driver.machine, now_ms=driver.now_ms + 10_000) is None
+    driver.machine.durable(driver.machine.lsn)
+    assert plan_compaction(driver.machine, now_ms=driver.now_ms + 10_000) is box
+
+
 # -- changing the class in place
 
 
