@@ -351,7 +351,7 @@ class Config:
     max_sse_connections: int = _setting(
         "count",
         10_000,
-        "Open event streams and WebSockets on this server, shared evenly by its gateways; 0 is no limit.",
+        "Open event streams, WebSockets and S2 sessions, shared evenly by the gateways; 0 is no limit.",
         most=10**9,
     )
 

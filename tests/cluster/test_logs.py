@@ -36,7 +36,7 @@ def lines_of(server: Server) -> list[dict[str, Any]]:
 
 
 def test_a_request_is_logged_under_its_id_and_that_id_is_answered(talkative: Server) -> None:
-    with httpx2.Client(base_url=talkative.url, trust_env=False) as client:
+    with httpx2.Client(base_url=talkative.url, trust_env=False, timeout=60) as client:
         given = client.get("/v0/boxes/none", headers={"x-request-id": "order-66"})
         made = client.get("/v0/health")
     assert given.headers["x-request-id"] == "order-66"
@@ -48,7 +48,7 @@ def test_a_request_is_logged_under_its_id_and_that_id_is_answered(talkative: Ser
 
 
 def test_no_line_has_a_payload_a_query_a_key_or_the_name_of_a_session(talkative: Server) -> None:
-    with httpx2.Client(base_url=talkative.url, trust_env=False) as client:
+    with httpx2.Client(base_url=talkative.url, trust_env=False, timeout=60) as client:
         headers = {"authorization": f"Bearer {SECRET}", "idempotency-key": SECRET}
         body = {"records": [{"data": SECRET, "tag": SECRET, "meta": {"m": SECRET}}]}
         assert client.post("/v0/boxes/b", json=body, headers=headers).is_success

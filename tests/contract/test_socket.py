@@ -217,7 +217,7 @@ def test_a_stopping_server_closes_its_sockets():
     from streams.testing import running_server
 
     with running_server(shards=1) as server, WebSocket(server.port) as ws:
-        httpx2.post(f"{server.url}/v0/boxes/b", json={"records": [{"data": 1}]})
+        httpx2.post(f"{server.url}/v0/boxes/b", json={"records": [{"data": 1}]}, timeout=60)
         ws.ask({"op": "subscribe", "box": "b"})
         ws.until("caught_up")
         server.process.terminate()

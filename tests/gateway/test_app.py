@@ -660,7 +660,7 @@ async def test_the_app_can_be_served_by_itself():
                 task_status=task_status,
             )
         )
-        async with httpx2.AsyncClient() as client:
+        async with httpx2.AsyncClient(timeout=60) as client:
             answer = await client.get(f"http://127.0.0.1:{listener.getsockname()[1]}/a%20b")
         assert answer.json()["path"] == "/a%20b"
         stop.set()

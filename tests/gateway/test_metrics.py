@@ -261,7 +261,7 @@ def test_series_by_box_are_bounded_and_the_first_by_name(page: Page) -> None:
 def test_any_gateway_tells_of_all_of_them(server: Server, page: Page) -> None:
     answered_by = set()
     while len(answered_by) < 2:  # the kernel gives each connection to one of them
-        with httpx2.Client(base_url=server.url, trust_env=False) as client:
+        with httpx2.Client(base_url=server.url, trust_env=False, timeout=60) as client:
             answer = client.get("/v0/status")
             served = read_page(client.get("/metrics").text)
         answered_by.add(answer.headers["x-request-id"].partition("-")[0])  # begins anew in each process
@@ -270,7 +270,7 @@ def test_any_gateway_tells_of_all_of_them(server: Server, page: Page) -> None:
 
 
 def test_status_shows_every_process_and_what_it_holds(server: Server, page: Page) -> None:
-    status = httpx2.get(f"{server.url}/v0/status", trust_env=False).json()
+    status = httpx2.get(f"{server.url}/v0/status", trust_env=False, timeout=60).json()
     assert status["status"] == "ready" and status["pressure"] in ("none", "pacing", "throttling")
     assert {each["pid"] for each in status["shards"]} == set(server.shard_pids().values())
     assert {each["pid"] for each in status["gateways"]} == set(server.gateway_pids().values())
@@ -308,7 +308,7 @@ def test_who_wants_neither_text_nor_json_is_told(accept: str) -> None:
 
 def test_json_says_the_same_as_the_text(server: Server, page: Page) -> None:
     headers = {"accept": "application/json"}
-    answer = httpx2.get(f"{server.url}/v0/metrics", headers=headers, trust_env=False)
+    answer = httpx2.get(f"{server.url}/v0/metrics", headers=headers, trust_env=False, timeout=60)
     assert answer.headers["content-type"] == "application/json"
     told = {each["name"]: each for each in json.loads(answer.text)["metrics"]}
     assert list(told) == [metric.name for metric in METRICS]

@@ -44,7 +44,7 @@ def server() -> Iterator[Server]:
 
 class Caller:
     def __init__(self, server: Server) -> None:
-        self._http = httpx2.Client(base_url=f"{server.url}/v1")
+        self._http = httpx2.Client(base_url=f"{server.url}/v1", timeout=60, trust_env=False)
 
     def __call__(self, key: str | None, method: str, path: str, body: Any = None) -> tuple[int, str]:
         headers = {"s2-basin": BASIN}
@@ -101,7 +101,9 @@ def test_each_address_takes_the_keys_that_it_should(
 
 
 def test_a_browser_may_ask_what_it_may_send_without_a_key(server: Server) -> None:
-    answer = httpx2.request("OPTIONS", f"{server.url}/v1/basins", headers={"origin": "https://example.com"})
+    answer = httpx2.request(
+        "OPTIONS", f"{server.url}/v1/basins", headers={"origin": "https://example.com"}, timeout=60
+    )
     assert answer.status_code == 204 and "access-control-allow-origin" in answer.headers
 
 
@@ -109,7 +111,7 @@ def test_any_page_may_use_a_server_that_asks_for_keys(server: Server) -> None:
     """It proves itself by a key that it was given, never by a cookie."""
     origin = {"origin": "https://example.com"}
     for headers in (origin, {**origin, "authorization": "Bearer root-secret"}):
-        answer = httpx2.get(f"{server.url}/v1/basins", headers=headers, trust_env=False)
+        answer = httpx2.get(f"{server.url}/v1/basins", headers=headers, trust_env=False, timeout=60)
         assert answer.headers["access-control-allow-origin"] == "https://example.com"
 
 
