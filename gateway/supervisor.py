@@ -4,7 +4,8 @@ It owns the lock on the data directory, every listening socket and every child, 
 fresh interpreters, never forks of this one. Each is told, by arguments, descriptors and signals only:
 
     arguments   --index N --listen-fd F (one or more) --parent-fd P --ready-fd R
-                shards also: --directory NAME; gateways also: --placement JSON --sockets JSON --addresses JSON
+                --placement JSON; shards also: --directory NAME --server ID; gateways also: --sockets JSON
+                --addresses JSON
                 with keys on, also: --keys-file PATH (`keyfile.py`)
     environment STREAMS_CHILD_CONFIG: the whole `Config` as JSON (it would make `ps` unreadable)
     lock        the descriptor of LOCK is inherited and simply stays open
@@ -258,10 +259,10 @@ class Supervisor:
     ) -> None:
         placement = manifest.placement
         keys = () if self._keys is None else ("--keys-file", str(self._keys.path))
-        shard = (*self._commands.shard, *keys)
+        known = ("--placement", placement.to_json(), "--server", str(manifest.created_ms))
+        shard = (*self._commands.shard, *keys, *known)
         addresses: list[str] = []
         if self.config.shard_host:
-            shard = (*shard, "--placement", placement.to_json())
             addresses = [address_of(self.config.shard_host, each[0].getsockname()[1]) for each in tcp]
         self._shards = [
             Child("shard", index, (*shard, "--directory", folder), [listener, *more], folder=folder)

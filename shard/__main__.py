@@ -17,6 +17,7 @@ import uuid
 from functools import partial
 from typing import TYPE_CHECKING
 
+import msgspec
 import structlog
 import trio
 
@@ -39,6 +40,7 @@ from streams.protocol.reports import ShardReport
 
 if TYPE_CHECKING:
     from shard.storage.cold import ColdStore
+    from shard.uploads import Place
 
 log = structlog.get_logger()
 
@@ -102,6 +104,26 @@ def open_cold_store(location: str, disk: Disk) -> ColdStore | None:
     return open_cold(location, disk)
 
 
+def place_of(arguments: ChildArgs, store: ColdStore, folder: str) -> Place:
+    """Where boxes of class object are kept beside this disk."""
+    from shard.uploads import Place  # as above
+
+    return Place(
+        store,
+        server=arguments.server,
+        shard=arguments.index,
+        slots=msgspec.json.decode(arguments.placement, type=_Map).slots if arguments.placement else [],
+        folder=folder,
+        flush_ms=arguments.config.object_flush_ms,
+    )
+
+
+class _Map(msgspec.Struct):
+    """Of the slot map, what is needed here."""
+
+    slots: list[tuple[int, int, int]]
+
+
 class Shard:
     def __init__(self, arguments: ChildArgs) -> None:
         config = arguments.config
@@ -125,10 +147,15 @@ class Shard:
             due_bytes=config.segment_max_bytes,
             txn_bytes_max=config.txn_bytes,
             txn_ttl_ms=config.txn_ttl_ms,
+            has_store=bool(config.cold_dir),
+            streams_in_store=config.s2_durability == "object",
+            backlog_bytes_max=config.object_backlog_bytes,
         )
         self._wal = Wal(disk, f"{directory}/wal", file_bytes=config.wal_file_bytes)
         self._snapshots = Snapshots(disk, f"{directory}/snapshot")
-        self._store = SegmentStore(disk, f"{directory}/segments", open_cold_store(config.cold_dir, disk))
+        cold = open_cold_store(config.cold_dir, disk)
+        self._store = SegmentStore(disk, f"{directory}/segments", cold)
+        self._place = place_of(arguments, cold, f"{directory}/object-base") if cold is not None else None
         listener, *tcp = [socket.socket(fileno=fd) for fd in arguments.listen_fds]
         self._peers = peers_of(arguments) if tcp else None
         self._server = Server(listener, limits_of(config), config.thresholds, tcp, self._peers)
@@ -215,6 +242,7 @@ class Shard:
             disk=self._disk,
             export_folder=self._export_folder,
             needs_lsn=found.needs_lsn,
+            place=self._place,
         )
         self._store.remove_leftovers()
         remove_tree(self._disk, self._export_folder)

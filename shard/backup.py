@@ -72,6 +72,7 @@ class StoredSegment(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def object(self) -> str:
+        """Its name below the root of the target."""
         stem = self.name.file.removesuffix(".seg")
         return f"{_SEGMENTS}{stem}-{self.digest:016x}.seg"
 
@@ -128,25 +129,26 @@ class Taken(NamedTuple):
 class Target:
     """Where backups are kept."""
 
-    def __init__(self, store: ColdStore, disk: DiskLike) -> None:
+    def __init__(self, store: ColdStore, disk: DiskLike, *, root: str = "") -> None:
+        """All names begin with `root`."""
         self.store = store
         self._disk = disk
+        self._root = root
 
     def __repr__(self) -> str:
-        return f"<Target {self.store!r}>"
+        return f"<Target {self.store!r} {self._root}>"
 
     # -- looking
 
     def ids(self) -> list[str]:
         """Of all backups, the oldest first."""
-        names = self.store.names(_MANIFESTS)
-        return [
-            name.removeprefix(_MANIFESTS).removesuffix(".json") for name in names if name.endswith(".json")
-        ]
+        prefix = self._root + _MANIFESTS
+        names = self.store.names(prefix)
+        return [name.removeprefix(prefix).removesuffix(".json") for name in names if name.endswith(".json")]
 
     def load(self, id: str) -> Backup:
         """Raises `ColdMissing`, or `Corrupt` if it is not what was written."""
-        name = f"{_MANIFESTS}{id}.json"
+        name = f"{self._root}{_MANIFESTS}{id}.json"
         size = self.store.size(name)
         if size is None:
             raise ColdMissing(name)
@@ -166,12 +168,13 @@ class Target:
         shards: Sequence[ShardSource],
         slots: list[tuple[int, int, int]],
         *,
+        id: str = "",
         pause: Pause = segments.no_pause,
         report: Report = lambda ratio: None,
     ) -> Taken:
         """Copies what is not there yet. It is a backup when this returns, and none if it raises."""
         taken_ms = min(shard.taken_ms for shard in shards)
-        id = _new_id(taken_ms)
+        id = id or _new_id(taken_ms)
         states = [_state_of(self._disk, shard.folder) for shard in shards]
         needed = [self._needed(shard, state) for shard, state in zip(shards, states, strict=True)]
         known = self._known()
@@ -193,7 +196,7 @@ class Target:
         ]
         backup = Backup(id=id, taken_ms=taken_ms, slots=slots, shards=found)
         content = backup.encode()
-        self._put(f"{_MANIFESTS}{id}.json", [content])
+        self._put(f"{self._root}{_MANIFESTS}{id}.json", [content])
         files = sum(stored.size for shard in found for stored in shard.files.values())
         return Taken(backup, len(missing), copied + files + len(content))
 
@@ -216,14 +219,14 @@ class Target:
         return set()
 
     def _has(self, segment: StoredSegment, known: set[StoredSegment]) -> bool:
-        return segment in known and self.store.size(segment.object) == segment.size
+        return segment in known and self.store.size(self._root + segment.object) == segment.size
 
     def _copy_segment(self, shard: ShardSource, segment: StoredSegment, pause: Pause) -> None:
         name, store = segment.name, shard.store
         index = store.index_of(name)
         if not store.is_elsewhere(name):
             try:
-                self._put(segment.object, _Verified(store.source_of(name), index, pause))
+                self._put(self._root + segment.object, _Verified(store.source_of(name), index, pause))
                 return
             except FileNotFoundError:  # it has moved to the cold store between two steps
                 pass
@@ -244,15 +247,15 @@ class Target:
         finally:
             self._disk.close(handle)
         size, checksum = measure(self._disk, path)
-        self.store.put(segment.object, path, size=size, checksum=checksum)
-        self.store.verify(segment.object, size=size, checksum=checksum)
+        self.store.put(self._root + segment.object, path, size=size, checksum=checksum)
+        self.store.verify(self._root + segment.object, size=size, checksum=checksum)
         self._disk.unlink(path)
 
     def _copy_files(self, id: str, number: int, folder: str, pause: Pause) -> dict[str, Stored]:
         copied: dict[str, Stored] = {}
         for part in ("wal", "snapshot"):
             for file in self._disk.listdir(f"{folder}/{part}"):
-                name = f"{_SHARDS}{id}/shard-{number:02d}/{part}/{file}"
+                name = f"{self._root}{_SHARDS}{id}/shard-{number:02d}/{part}/{file}"
                 size, checksum = measure(self._disk, f"{folder}/{part}/{file}")
                 self.store.put(name, f"{folder}/{part}/{file}", size=size, checksum=checksum)
                 self.store.verify(name, size=size, checksum=checksum)
@@ -282,12 +285,12 @@ class Target:
         needed: set[str] = set()
         for id in kept:
             for shard in self.load(id).shards:
-                needed.update(segment.object for segment in shard.segments)
+                needed.update(self._root + segment.object for segment in shard.segments)
                 needed.update(stored.name for stored in shard.files.values())
         for id in gone:
-            self.store.delete(f"{_MANIFESTS}{id}.json")
+            self.store.delete(f"{self._root}{_MANIFESTS}{id}.json")
         for prefix in (_SHARDS, _SEGMENTS):
-            for name in list(self.store.names(prefix)):
+            for name in list(self.store.names(self._root + prefix)):
                 if name not in needed:
                     self.store.delete(name)
         return gone
@@ -310,7 +313,7 @@ class Target:
 
     def source(self, segment: StoredSegment) -> Source:
         """The bytes of a segment, under the name it had."""
-        return _SegmentObject(self.store, segment)
+        return _SegmentObject(self.store, segment, self._root + segment.object)
 
 
 class _Verified:
@@ -331,9 +334,9 @@ class _Verified:
 class _SegmentObject:
     __slots__ = ("_object", "_size", "_store", "name")
 
-    def __init__(self, store: ColdStore, segment: StoredSegment) -> None:
+    def __init__(self, store: ColdStore, segment: StoredSegment, object: str) -> None:
         self._store = store
-        self._object = segment.object
+        self._object = object
         self._size = segment.size
         self.name = segment.name.file
 

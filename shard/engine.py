@@ -30,7 +30,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from operator import itemgetter
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 import structlog
@@ -58,6 +58,10 @@ from streams.protocol.errors import StreamsError
 from streams.protocol.forwards import Collect
 from streams.protocol.histogram import Histogram
 from streams.protocol.queues import AwaitMoves, Claim, ClaimedTogether, ClaimTogether, ReleaseHolder
+from streams.protocol.reports import ObjectsReport
+
+if TYPE_CHECKING:
+    from shard.uploads import Place, Uploads
 
 log = structlog.get_logger()
 
@@ -128,7 +132,9 @@ class Engine:
         disk: DiskLike,
         export_folder: str,
         needs_lsn: int = 0,
+        place: Place | None = None,
     ) -> None:
+        """`place` is where object boxes are kept beside this disk, if there is such a place."""
         self.machine = machine
         self._wal = wal
         self._snapshots = snapshots
@@ -173,6 +179,22 @@ class Engine:
             file_bytes=settings.wal_file_bytes,
             bytes_per_s=settings.upkeep_bytes_per_s,
         )
+        self._uploads: Uploads | None = None
+        if place is not None:
+            from shard.uploads import Uploads  # brings obstore along, which takes a while to import
+
+            self._uploads = Uploads(
+                machine,
+                place,
+                disk,
+                store,
+                now_ms=now_ms,
+                wait_durable=self.wait_durable,
+                on_uploaded=self._on_uploaded,
+                pins=self._upkeep.pinned_for_base,
+                on_unpinned=self._sweep,
+                file_bytes=settings.wal_file_bytes,
+            )
         #: Frames of this wake-up that the committer does not have yet, and what their waiters need.
         self._staged: list[FrameParts] = []
         self._staged_sync = False
@@ -181,6 +203,7 @@ class Engine:
         #: In the order of the lsns they wait for, and of their coming.
         self._until_logged: deque[_Parked] = deque()
         self._until_durable: deque[_Parked] = deque()
+        self._until_uploaded: deque[_Parked] = deque()
         #: Reads that wait, by box. One that is over may be among them until it is looked at.
         self._reads: dict[str, list[_WaitingRead]] = {}
         #: By ticket: every read that waits, for its box or for the fetcher.
@@ -211,7 +234,7 @@ class Engine:
         self._pacing = Pacing()
 
     def __repr__(self) -> str:
-        parked = len(self._until_logged) + len(self._until_durable)
+        parked = len(self._until_logged) + len(self._until_durable) + len(self._until_uploaded)
         return f"<Engine {self.machine!r}, {parked} replies parked>"
 
     # -- life
@@ -233,10 +256,14 @@ class Engine:
             nursery.start_soon(self._keep_snapshots)
             nursery.start_soon(self._keep_segments)
             nursery.start_soon(self.exports.run)
+            if self._uploads is not None:
+                nursery.start_soon(self._uploads.run)
             task_status.started()
 
     async def stop(self) -> None:
         """Ends the life in order: the last change, a snapshot, the log closed."""
+        if self._uploads is not None and await self.wait_durable(self.machine.lsn):
+            await self._uploads.finish()
         outcome = self.machine.stop(self._now_ms())
         self._log(outcome, sync=True)
         self.flush()
@@ -247,6 +274,9 @@ class Engine:
 
     def statistics(self) -> CommitterStatistics:
         return self._committer.statistics()
+
+    def objects_report(self) -> ObjectsReport:
+        return ObjectsReport() if self._uploads is None else self._uploads.report()
 
     @property
     def fsync_times(self) -> Histogram:
@@ -289,6 +319,11 @@ class Engine:
         if self._behind and not isinstance(command, _READS) and _box_of(command) in self._behind:
             self._behind[_box_of(command)].append((command, ticket))
             return
+        if self.machine.uploading.is_on and not isinstance(command, _READS):
+            refusal = self.machine.uploading.refuses(command)
+            if refusal is not None:
+                ticket.answer(refusal, 0.0, 0.0)
+                return
         self._handle(command, ticket, [])
 
     def _handle(self, command: Command, ticket: Ticket, held: Brought) -> None:
@@ -375,6 +410,8 @@ class Engine:
             ticket.answer(reply, 0.0, 0.0)
             return
         parked = self._until_durable if outcome.until_durable else self._until_logged
+        if outcome.until_uploaded:
+            parked = self._until_uploaded
         if not parked or parked[-1][0] <= lsn:
             parked.append((lsn, ticket, reply))
         else:  # it rests on something older than the last write of another
@@ -416,11 +453,21 @@ class Engine:
             woken = woken + self._strong_due(lsn)
         self._release(self._until_logged, lsn, 0.0)
         self._release(self._until_durable, lsn, fsync_ms)
+        if self._until_uploaded:  # some rest on what need not be uploaded after all
+            self._release(self._until_uploaded, self.machine.uploading.position, fsync_ms)
+        if self._uploads is not None and self.machine.uploading.is_on:
+            self._uploads.wake()
         self._after_report(woken)
         self._durable_changed.set()
         self._durable_changed = trio.Event()
         if self._wal.bytes_written - self._bytes_at_snapshot >= self._settings.snapshot_wal_bytes:
             self._snapshot_wanted.set()
+
+    def _on_uploaded(self, outcome: Outcome) -> None:
+        """More of what must be in the object store is there."""
+        self._log(outcome, sync=False)
+        self._release(self._until_uploaded, self.machine.uploading.position, self._fsync_ms)
+        self._after_report(list(outcome.wakes))
 
     def _on_failed(self, error: BaseException) -> None:
         self.failure = error

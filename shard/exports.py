@@ -28,7 +28,7 @@ import trio
 from shard.core.machine import Machine
 from shard.storage.files import DiskLike, remove_tree
 from shard.storage.store import Name
-from shard.transfer import Parts, ShardBuilder, parts_of
+from shard.transfer import Parts, ShardBuilder, parts_of, servers_of
 from streams.protocol import wire
 from streams.protocol.errors import InvalidRequest, NotFound, ShuttingDown, StreamsError, Throttled
 from streams.protocol.names import shown
@@ -197,4 +197,5 @@ def write_export(
     builder.add_not_recreated(parts.state.not_recreated)
     builder.add_routers(parts.state)
     builder.add_marks(parts.state.marks)
+    builder.add_follows(servers_of(parts.state))
     builder.finish(last_generation=parts.state.last_generation, boot_id=parts.state.boot_id, now_ms=now_ms)

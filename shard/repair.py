@@ -44,7 +44,7 @@ from shard.storage.snapshot import Snapshots
 from shard.storage.sources import FileSource
 from shard.storage.store import Name, SegmentStore, Unreachable, segment_of
 from shard.storage.wal import FILE_BYTES, Frame
-from shard.transfer import ShardBuilder, end_life, parts_of
+from shard.transfer import ShardBuilder, end_life, parts_of, servers_of
 from shard.verify import name_of
 from streams.protocol.records import Batch
 
@@ -109,6 +109,7 @@ def repair_shard(
     builder.add_not_recreated(parts.state.not_recreated)
     builder.add_routers(parts.state)
     builder.add_marks(parts.state.marks)
+    builder.add_follows(servers_of(parts.state))
     builder.finish(last_generation=machine.last_generation, boot_id=boot_id, now_ms=now_ms)
     builder.check()
     records = sum(facts.live_count for facts in parts.state.boxes)

@@ -84,6 +84,7 @@ class Reporter:
                 queue_bytes=committed.backlog_bytes,
                 unsynced_frames=max(0, machine.lsn - machine.durable_lsn),
             ),
+            objects=engine.objects_report(),
             fsync=engine.fsync_times.facts(),
             ack=self._ack_times.facts(),
             watch_sessions=len(machine.sessions),

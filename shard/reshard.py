@@ -39,6 +39,7 @@ from shard.transfer import (
     has_links,
     parts_of,
     read_shard,
+    servers_of,
 )
 from streams.protocol.slots import SLOTS, slot_of
 
@@ -142,6 +143,8 @@ class _Resharding:
             builder.add_not_recreated(names)
         self._builders[0].add_routers(parts.state)
         self._marks.add(number, parts.state.marks)
+        for builder in self._builders:
+            builder.add_follows(servers_of(parts.state))
         self._last_generation = max(self._last_generation, machine.last_generation)
 
     def _move(self, facts: BoxFacts, parts: Parts, source: str) -> None:

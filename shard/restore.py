@@ -13,11 +13,11 @@ The caller has named the new folders as being built, and puts them in force when
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from shard.backup import Backup, BackupShard, Pause, Report, Target
 from shard.core.box import Box
-from shard.core.changes import SegmentFacts
+from shard.core.changes import BoxFacts, SegmentFacts
 from shard.core.machine import Machine
 from shard.core.sealed import NotLoaded, Segment
 from shard.core.surgery import cut_after, live_runs
@@ -28,9 +28,11 @@ from shard.storage.segmentindex import digest_of
 from shard.storage.snapshot import Snapshots
 from shard.storage.store import Name, SegmentStore
 from shard.storage.wal import FILE_BYTES
-from shard.transfer import ShardBuilder, end_life, parts_of, read_shard
+from shard.transfer import ShardBuilder, end_life, parts_of, read_shard, servers_of
 from streams.protocol.records import Batch
 from streams.protocol.slots import slot_of
+
+T = TypeVar("T")
 
 
 class Restored(NamedTuple):
@@ -68,6 +70,7 @@ class Restoring:
         data_dir: str,
         folders: list[str],
         slots: list[int],
+        owners: list[int] | None = None,
         until_ms: int | None = None,
         file_bytes: int = FILE_BYTES,
         boot_id: str,
@@ -75,7 +78,8 @@ class Restoring:
         pause: Pause = segments.no_pause,
         report: Report = lambda ratio: None,
     ) -> None:
-        """`slots` has the new shard of each slot, `folders` the folder of each new shard."""
+        """`slots` has the new shard of each slot, `owners` the old one if the backup does not say it,
+        `folders` the folder of each new shard."""
         self._disk = disk
         self._target = target
         self._backup = backup
@@ -91,7 +95,7 @@ class Restoring:
         ]
         self._stores = [SegmentStore(disk, builder.segments) for builder in self._builders]
         self._named: list[set[Name]] = [set() for _ in folders]
-        self._marks = MarkMerge(owners_of(backup.slots), slots)
+        self._marks = MarkMerge(owners_of(backup.slots) if owners is None else owners, slots)
         self._done_bytes = 0
         self._found = Restored(0, 0, 0, 0)
 
@@ -100,13 +104,9 @@ class Restoring:
 
     def run(self) -> Restored:
         last_generation = 0
-        for number, shard in enumerate(self._backup.shards):
-            scratch = f"{self._data_dir}/{scratch_of(number)}"
-            self._fetch_files(shard, scratch)
-            machine = self._read(shard, scratch, number)
+        for number, machine in self.machines():
             self._give(number, machine)
             last_generation = max(last_generation, machine.last_generation)
-            remove_tree(self._disk, scratch)
         for at, builder in enumerate(self._builders):
             builder.add_marks(self._marks.of(at))
         for builder, store, named in zip(self._builders, self._stores, self._named, strict=True):
@@ -115,6 +115,22 @@ class Restoring:
             builder.check()
         self._report(1.0)
         return self._found
+
+    def machines(self) -> Iterator[tuple[int, Machine]]:
+        """The shards that are to be put back, one after the other."""
+        for number, shard in enumerate(self._backup.shards):
+            scratch = f"{self._data_dir}/{scratch_of(number)}"
+            self._fetch_files(shard, scratch)
+            yield number, self._read(shard, scratch, number)
+            remove_tree(self._disk, scratch)
+
+    def keeps(self, facts: BoxFacts) -> bool:
+        """Whether a box that was found is to be put back."""
+        return True
+
+    def keeps_registers(self, number: int) -> bool:
+        """Whether the registers of this shard are to be put back: of routers, basins and tokens."""
+        return True
 
     # -- fetching
 
@@ -160,7 +176,7 @@ class Restoring:
         end_life(machine, boot_id=self._boot_id, now_ms=self._now_ms)
         dropped = self._cut(machine)
         parts = parts_of(machine)
-        boxes = [facts for facts in parts.state.boxes if facts.name not in dropped]
+        boxes = [facts for facts in parts.state.boxes if facts.name not in dropped and self.keeps(facts)]
         for facts in boxes:
             owner = self._slots[slot_of(facts.name)]
             self._builders[owner].add(facts, parts.batches_of(facts))
@@ -169,7 +185,10 @@ class Restoring:
             )
         for name in parts.state.not_recreated:
             self._builders[self._slots[slot_of(name)]].add_not_recreated([name])
-        self._builders[0].add_routers(parts.state)
+        if self.keeps_registers(number):
+            self._builders[0].add_routers(parts.state)
+        for builder in self._builders:
+            builder.add_follows(servers_of(parts.state))
         until_ms = self._until_ms
         self._marks.add(
             number, [mark for mark in parts.state.marks if until_ms is None or mark.at_ms <= until_ms]
@@ -201,11 +220,11 @@ class Restoring:
 def cut_box(box: Box, until_ms: int, store: SegmentStore) -> None:
     """Records of the box with a later `$ts` never were."""
     log = box.log
-    seq = max(_loading(store, lambda: log.first_seq_at(until_ms + 1)) - 1, log.earliest_seq - 1)
+    seq = max(loading(store, lambda: log.first_seq_at(until_ms + 1)) - 1, log.earliest_seq - 1)
     if seq >= log.head_seq:
         return
     last = log._last_live_before(seq + 1)
-    last_ts = _loading(store, lambda: log.ts_of(last)) if last else min(log.last_ts, until_ms)
+    last_ts = loading(store, lambda: log.ts_of(last)) if last else min(log.last_ts, until_ms)
     stand_in: Segment | None = None
     for segment in log.segments:
         if segment.first_seq <= seq < segment.last_seq:
@@ -226,7 +245,7 @@ def live_batches(
             yield batch.part(first, last)
 
 
-def _loading(store: SegmentStore, ask: Callable[[], int]) -> int:
+def loading(store: SegmentStore, ask: Callable[[], T]) -> T:
     """Asks again with what it was missing, until it misses nothing."""
     while True:
         try:

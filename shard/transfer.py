@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from shard.core.box import Box
 from shard.core.changes import BatchKept, BoxFacts, MarkFacts, ShardState, ShardStopped
 from shard.core.machine import Machine
 from shard.recovery import OpenSegment, Recovered, recover
@@ -59,16 +60,24 @@ class Parts(NamedTuple):
         return [self.batches[lsn] for lsn in array("Q", facts.batches) if lsn]
 
 
-def parts_of(machine: Machine) -> Parts:
-    """What must be written down of a machine. Shares its batches, which never change, and nothing else."""
+def parts_of(machine: Machine, keep: Callable[[Box], bool] | None = None) -> Parts:
+    """What must be written down of a machine, or of the boxes of it that are to be kept. Shares its batches,
+    which never change, and nothing else."""
     assert not machine.txns.unkept, "every batch has a frame of its own once a life has begun"
     batches = {
         batch.lsn: batch
         for box in machine.unsealed.values()
+        if keep is None or keep(box)
         for batch in box.log.tail
         if batch.dead < batch.count
     }
-    return Parts(machine.snapshot(), batches)
+    return Parts(machine.snapshot(keep), batches)
+
+
+def servers_of(state: ShardState) -> list[str]:
+    """Whose chains in the object store its boxes were in."""
+    own = [state.chain.rpartition("-")[2]] if state.chain else []
+    return sorted({*state.follows, *own})
 
 
 def read_shard(
@@ -177,6 +186,7 @@ class ShardBuilder:
         self._basins: list[Basin] = []
         self._last_basin_number = 0
         self._tokens: list[AccessToken] = []
+        self._follows: set[str] = set()
         #: Folders in which names were made and are not durable yet; at most one for each box.
         self._folders: dict[str, None] = {}
         disk.mkdir(directory)
@@ -251,6 +261,11 @@ class ShardBuilder:
         self._last_basin_number = max(self._last_basin_number, state.last_basin_number)
         self._tokens += state.tokens
 
+    def add_follows(self, servers: Iterable[str]) -> None:
+        """Servers whose chains in the object store had boxes that are here now: what this shard puts there is
+        to take their place."""
+        self._follows.update(servers)
+
     def add_marks(self, marks: Iterable[MarkFacts]) -> None:
         """Which epochs of transactions were committed. What is held for others stays behind: their commits
         will be told so, and whoever wrote them writes them again."""
@@ -283,6 +298,7 @@ class ShardBuilder:
                 basins=self._basins,
                 last_basin_number=self._last_basin_number,
                 tokens=self._tokens,
+                follows=sorted(self._follows),
             )
             content = frames.encode_state(state)
             snapshots.write(lsn, content)

@@ -117,6 +117,8 @@ class Upkeep:
         self._named: set[Name] | None = None
         #: Segments that somebody is reading: they stay although nobody names them any more.
         self.pinned: set[Name] = set()
+        #: The same for a base that is being put into the object store.
+        self.pinned_for_base: set[Name] = set()
 
     def __repr__(self) -> str:
         return f"<Upkeep {self.sealed} sealed, {self.rewritten} rewritten, {self.kept} batches kept>"
@@ -184,7 +186,7 @@ class Upkeep:
         """Drops files that nobody names. Between two pieces of work there is no segment that is written and
         not named yet."""
         assert self._named is not None
-        named, self._named = self._named | self.pinned, None
+        named, self._named = self._named | self.pinned | self.pinned_for_base, None
         cold: set[Name] = set()
         # Meanwhile others only ever let go of segments, so what is there at the end was met on the way.
         for number, box in enumerate(list(self._machine.generations.values()), 1):

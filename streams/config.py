@@ -285,6 +285,28 @@ class Config:
         "the environment.",
         default_shown="unset",
     )
+    object_flush_ms: int = _setting(
+        "ms",
+        50,
+        "Writes to boxes of class object are put into the cold store in groups, one each so long; they are "
+        "answered when their group is there.",
+        least=1,
+        most=60_000,
+    )
+    object_backlog_bytes: int = _setting(
+        "bytes",
+        64 << 20,
+        "What may wait for the cold store, in each shard, before further writes to boxes of class object are "
+        "told to come later.",
+        least=64 << 10,
+        most=1 << 40,
+    )
+    s2_durability: str = _setting(
+        "choice",
+        "fsync",
+        "Class of the streams that the S2 API makes: fsync, or object, which needs a cold store.",
+        choices=("fsync", "object"),
+    )
     hot_retain_segments: int = _setting(
         "count",
         4,
@@ -531,8 +553,8 @@ def is_loopback(address: str) -> bool:
 
 
 def check_may_serve(config: Config) -> None:
-    """Refuse keys that cannot be read, and to serve openly where strangers could reach us. The file with keys
-    is not looked at here."""
+    """Refuse keys that cannot be read, settings that do not go together, and to serve openly where strangers
+    could reach us. The file with keys is not looked at here."""
     if config.api_keys:
         try:
             parse_ring(entries_of_list(config.api_keys))
@@ -542,6 +564,8 @@ def check_may_serve(config: Config) -> None:
         raise ConfigError(
             [f"STREAMS_SHARD_HOST is {config.shard_host}, and there are no keys; clients of shards need one"]
         )
+    if config.s2_durability == "object" and not config.cold_dir:
+        raise ConfigError(["STREAMS_S2_DURABILITY is object; it needs a cold store, set STREAMS_COLD_DIR"])
     if not config.has_keys and not is_loopback(config.host) and not config.allow_insecure_no_auth:
         raise ConfigError([refusal_to_serve_openly(config.host)])
 
@@ -561,9 +585,10 @@ class ChildArgs:
     listen_fds  listening sockets, inherited; of a shard, the first is its Unix socket, the others are TCP
     parent_fd   read end of a pipe; end of file means the supervisor is gone and the child must stop
     ready_fd    write end of a pipe for the lines `progress 0.42`, `ready` and `error <message>`
-    placement   the slot map as JSON (gateways, and shards that listen on TCP)
+    placement   the slot map as JSON
     sockets     the shards' socket paths by shard number (gateways)
     directory   the folder in the data directory that is the shard's (shards)
+    server      names the data directory, for good (shards)
     addresses   the shards' TCP addresses by shard number, if they have some (gateways)
     keys_file   where the keys are, as digests, when keys are asked for; read again on SIGHUP
     """
@@ -578,6 +603,7 @@ class ChildArgs:
     directory: str = ""
     keys_file: str = ""
     addresses: tuple[str, ...] = ()
+    server: str = "0"
 
     @classmethod
     def parse(cls, argv: Sequence[str], environ: Mapping[str, str]) -> ChildArgs:
@@ -588,6 +614,7 @@ class ChildArgs:
         parser.add_argument("--parent-fd", type=int, required=True)
         parser.add_argument("--ready-fd", type=int, required=True)
         parser.add_argument("--directory", default="")
+        parser.add_argument("--server", default="0")
         parser.add_argument("--placement", default="")
         parser.add_argument("--sockets", default="[]")
         parser.add_argument("--addresses", default="[]")
@@ -604,6 +631,7 @@ class ChildArgs:
             parent_fd=known.parent_fd,
             ready_fd=known.ready_fd,
             directory=known.directory,
+            server=known.server,
             placement=known.placement,
             sockets=tuple(orjson.loads(known.sockets)),
             keys_file=known.keys_file,

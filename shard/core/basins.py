@@ -148,7 +148,7 @@ class Basins:
         return self._answer(made, protocol.BasinFound(basin))
 
     def _answer(self, made: Made, reply: protocol.Reply | StreamsError) -> Outcome:
-        return Outcome(made, reply, self.lsn if self.lsn > self._machine.durable_lsn else 0, True)
+        return self._machine.when_registered(reply, self.lsn, made)
 
     # -- applying
 

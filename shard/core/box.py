@@ -141,6 +141,10 @@ class Box:
         return self.config.durability == "disk"
 
     @property
+    def is_object(self) -> bool:
+        return self.config.durability == "object"
+
+    @property
     def visible_earliest_seq(self) -> int:
         return min(self.log.earliest_seq, self.log.visible_seq + 1)
 
@@ -540,6 +544,9 @@ class Box:
                 if isinstance(outbox, RouterOutbox)
             ],
             stream=None if self.stream is None else self.stream.facts(),
+            shown=(log.visible_seq, log.visible_ts)
+            if self.is_object and log.visible_seq < log.head_seq
+            else None,
         )
 
     @classmethod
@@ -572,6 +579,8 @@ class Box:
         log.ttl_floor = facts.ttl_floor
         log.evicted_ts = facts.evicted_ts
         log.last_ts = log.visible_ts = facts.last_ts
+        if facts.shown is not None:
+            log.visible_seq, log.visible_ts = facts.shown
         log.count = facts.live_count
         log.bytes = facts.live_bytes
         log.deleted = BitMap64.deserialize(facts.deleted)

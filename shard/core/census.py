@@ -23,7 +23,7 @@ class Census:
         self._machine = machine
         self._rows_max = rows_max
         self._after = ""
-        self.totals = BoxTotals(boxes={"memory": 0, "disk": 0, "fsync": 0})
+        self.totals = BoxTotals(boxes={"memory": 0, "disk": 0, "fsync": 0, "object": 0})
         self.boxes: list[BoxRow] = []
         self.routers: list[RouterRow] = []
         self.has_more = False

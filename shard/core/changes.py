@@ -397,6 +397,16 @@ class TokenRevoked(msgspec.Struct, frozen=True):
     id: str
 
 
+class UploadsMoved(msgspec.Struct, frozen=True):
+    """All that the object store must have of this shard, up to `lsn`, it has: in this chain, whose last
+    object, or base, ends at `tail_lsn`."""
+
+    chain: str
+    lsn: int
+    tail_lsn: int
+    is_base: bool
+
+
 # ---------------------------------------------------------------------------------------------------
 # A snapshot: the same facts, folded up. Payloads stay in the log; a batch is named by its lsn.
 
@@ -473,6 +483,8 @@ class BoxFacts(msgspec.Struct, kw_only=True, gc=False):
     #: (origin, route, position, total) of the routers that copy from here.
     outboxes: list[tuple[str, Route, int, int]] = []
     stream: StreamFacts | None = None
+    #: Of an object box: (visible seq, its time), where the store is yet to have what comes after.
+    shown: tuple[int, int] | None = None
 
 
 class MarkFacts(msgspec.Struct, array_like=True, gc=False):
@@ -509,6 +521,12 @@ class ShardState(msgspec.Struct, kw_only=True):
     #: Of a shard that has stopped in order: watch sessions (name, epoch, state, when it lapses, owner).
     sessions: list[SessionFacts] = []
     tokens: list[AccessToken] = []
+    #: The chain that the shard writes, how far it is, where its last object ends, and of which servers the
+    #: chains are that it takes the place of (`uploading.py`).
+    chain: str = ""
+    uploaded_lsn: int = 0
+    uploaded_tail_lsn: int = 0
+    follows: list[str] = []
 
 
 class BoxRestated(msgspec.Struct, frozen=True):
@@ -568,6 +586,7 @@ Change = (
     | BasinDropped
     | TokenIssued
     | TokenRevoked
+    | UploadsMoved
 )
 
 #: What background work brings about, none of it because somebody asked.

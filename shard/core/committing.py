@@ -9,7 +9,8 @@ Rules of the file
 - A commit is worked out in full before the first of its changes is made: what one box refuses, or what has to
   be fetched first, leaves everything as it was.
 - All boxes of a commit show it at once, when it is durable, whatever their class: a reader never sees a part
-  of it that a crash could take back. What boxes in memory get is in no log, and is shown at once.
+  of it that a crash could take back. What boxes in memory get is in no log, and is shown at once; what object
+  boxes get is shown when it is in the store, and then the commit is answered.
 """
 
 from __future__ import annotations
@@ -134,6 +135,9 @@ class Committing:
 
     def _when_durable(self, reply: bulk.BulkReply | StreamsError, lsn: int, made: Made) -> Outcome:
         """An answer that rests on a change of this lsn."""
+        uploading = self._machine.uploading
+        if uploading.is_on:  # it may have been of object boxes
+            return Outcome(made, reply, uploading.rests_on(lsn), True, until_uploaded=True)
         return Outcome(made, reply, lsn if lsn > self._machine.durable_lsn else 0, True)
 
     def _check_bounds(self, txn: bulk.Txn, epoch: Epoch | None, size: int) -> None:
@@ -296,7 +300,9 @@ class Committing:
             for each in planned
         ]
         records = sum(sum(each.part.counts) for each in planned)
-        return Outcome(made, bulk.Committed(False, records, told), lsn, True, tuple(wakes))
+        committed = bulk.Committed(False, records, told)
+        until_uploaded = any(box.is_object for box, _ in stored)
+        return Outcome(made, committed, lsn, True, tuple(wakes), until_uploaded=until_uploaded)
 
     def _append_in_memory(
         self, boxes: Sequence[tuple[Box, list[Batch], changes.TxnPart]], now_ms: int, made: Made

@@ -2,7 +2,7 @@
 
     handle(command, now_ms) ──► Outcome(changes to log, reply, what the reply waits for, boxes to wake)
     apply(change, lsn)      the only code that mutates; handle uses it, recovery replays through it
-    logged(lsn)/durable(lsn)──► boxes whose readers may see more now
+    logged(lsn)/durable(lsn)──► boxes whose readers may see more now; `uploading.moved` likewise
     tick(now_ms)            what time alone brings about (expiry); next_deadline_ms() says when to call
 
 Time comes in as an argument. There is no clock, file, socket, randomness or lock here.
@@ -54,14 +54,16 @@ from shard.core.sessions import Sessions
 from shard.core.streams import Streams
 from shard.core.tokens import Tokens
 from shard.core.txn import Txns
+from shard.core.uploading import OPENING, Staged, Uploading
 from shard.core.watch import page_for
 from streams.protocol import commands, forwards
-from streams.protocol.boxes import BoxConfig, BoxPatch, merge
+from streams.protocol.boxes import DURABLE, BoxConfig, BoxPatch, merge
 from streams.protocol.commands import Command, Reply
 from streams.protocol.errors import (
     BoxNotEmpty,
     BoxNotFound,
     FencingTokenMismatch,
+    InvalidRequest,
     NotFound,
     StreamsError,
     Throttled,
@@ -110,6 +112,14 @@ class _Pending(NamedTuple):
     ts: int = 0
 
 
+class _Rests(NamedTuple):
+    """What a reply waits for: an lsn, or 0 for nothing, and what is to become of it."""
+
+    lsn: int
+    until_durable: bool = False
+    until_uploaded: bool = False
+
+
 class Machine:
     def __init__(
         self,
@@ -123,6 +133,9 @@ class Machine:
         due_bytes: int = 64 << 20,
         txn_bytes_max: int = 128 << 20,
         txn_ttl_ms: int = 3_600_000,
+        has_store: bool = False,
+        streams_in_store: bool = False,
+        backlog_bytes_max: int = 64 << 20,
     ) -> None:
         self.boxes: SortedDict[str, Box] = SortedDict()
         self.generations: dict[int, Box] = {}
@@ -164,6 +177,9 @@ class Machine:
         # (when, generation): when a box has something to expire. Entries may be out of date; a tick looks.
         self._deadlines: list[tuple[int, int]] = []
         self._deadline_of: dict[int, int] = {}
+        self.uploading = Uploading(
+            self, is_enabled=has_store, registers=streams_in_store, backlog_bytes_max=backlog_bytes_max
+        )
         self.forwarding = Forwarding(self)
         self.routers = Routers(self, routers_max)
         self._handlers: dict[type[Any], Callable[[Any, int, Made], Outcome]] = {
@@ -202,6 +218,7 @@ class Machine:
             changes.ShardStarted: self._apply_started,
             changes.ShardStopped: self._apply_stopped,
             changes.ShardRested: self._apply_rested,
+            **self.uploading.appliers,
             **self.forwarding.appliers,
             **self.routers.appliers,
         }
@@ -248,6 +265,8 @@ class Machine:
         if lsn:
             assert lsn == self.lsn + 1, "LSN"
             self.lsn = lsn
+        if self.uploading.is_on or type(change) in OPENING:
+            self.uploading.note(change, lsn)
         self._appliers[type(change)](change, lsn)
 
     def logged(self, lsn: int) -> list[str]:
@@ -339,6 +358,7 @@ class Machine:
         self.basins.lsn = self.tokens.lsn = self.lsn
         self.routers.lsn = self.forwarding.ties_lsn = self.lsn
         self.forwarding.outboxes.shard_life = self.lsn
+        self.uploading.start()
         return Outcome(made, None, self.lsn, True)
 
     def stop(self, now_ms: int) -> Outcome:
@@ -431,20 +451,36 @@ class Machine:
             self._deadline_of[box.generation] = when
             heapq.heappush(self._deadlines, (when, box.generation))
 
-    def _as_durable_as(self, box: Box, lsn: int) -> tuple[int, bool]:
-        """What a reply resting on `lsn` of this box waits for: (lsn or 0, until durable)."""
+    def _as_durable_as(self, box: Box, lsn: int) -> _Rests:
+        """What a reply resting on `lsn` of this box waits for."""
         if box.is_memory:  # its records rest on nothing, the box itself on its creation
-            return (box.config_lsn, True) if box.config_lsn > self.durable_lsn else (0, False)
+            return _Rests(box.config_lsn, True) if box.config_lsn > self.durable_lsn else _Rests(0)
+        if box.is_object:
+            waits_for = self.uploading.rests_on(lsn)
+            return _Rests(waits_for, True, True) if waits_for else _Rests(0)
         # A disk box may have writes that wait for the disk; nothing may tell of them before they do.
         until_durable = box.config.durability == "fsync" or (
             box.is_disk and box.staged_durable_lsn > self.durable_lsn
         )
         done = self.durable_lsn if until_durable else self.logged_lsn
-        return (0, False) if lsn <= done else (lsn, until_durable)
+        return _Rests(0) if lsn <= done else _Rests(lsn, until_durable)
+
+    def _listed_lsn(self, box: Box, lsn: int) -> int:
+        """What a list waits for that shows this box. It does not wait for the object store: it would stand
+        still as long as that does, for all boxes."""
+        if box.is_object:
+            return lsn if lsn > self.durable_lsn else 0
+        return self._as_durable_as(box, lsn).lsn
 
     def _answer(self, box: Box, reply: Reply | StreamsError, made: Made, lsn: int) -> Outcome:
-        waits_for, until_durable = self._as_durable_as(box, lsn)
-        return Outcome(made, reply, waits_for, until_durable)
+        waits_for, until_durable, until_uploaded = self._as_durable_as(box, lsn)
+        return Outcome(made, reply, waits_for, until_durable, until_uploaded=until_uploaded)
+
+    def when_registered(self, reply: Any, lsn: int, made: Made) -> Outcome:
+        """An answer about what belongs to no box."""
+        if self.uploading.registers:
+            return Outcome(made, reply, self.uploading.rests_on(lsn), True, until_uploaded=True)
+        return Outcome(made, reply, lsn if lsn > self.durable_lsn else 0, True)
 
     def _wait(self, made: Made, not_before_ms: int = 0) -> Outcome:
         """Nothing to answer yet."""
@@ -455,13 +491,20 @@ class Machine:
         box = self.boxes.get(getattr(command, "box", ""))
         if box is not None:
             return self._answer(box, error, made, box.last_lsn)
-        return Outcome(made, error, self._undone_deletion_lsn(), True)
+        return self._answer_absent(getattr(command, "box", ""), error, made)
+
+    def _answer_absent(self, name: str, reply: Reply | StreamsError, made: Made) -> Outcome:
+        """An answer that says of a box that it is not there."""
+        uploading_lsn = self.uploading.deletion_of(name) if self.uploading.is_on else 0
+        if uploading_lsn:
+            return Outcome(made, reply, uploading_lsn, True, until_uploaded=True)
+        return Outcome(made, reply, self._undone_deletion_lsn(), True)
 
     def _undone_deletion_lsn(self) -> int:
         """What an answer waits for that says of a box that it is not there; 0 = nothing."""
         return self._deleted_lsn if self._deleted_lsn > self.durable_lsn else 0
 
-    def _show(self, pending: deque[_Pending], lsn: int) -> list[str]:
+    def _show(self, pending: deque[_Pending] | deque[Staged], lsn: int) -> list[str]:
         shown: list[str] = []
         while pending and pending[0].lsn <= lsn:
             entry = pending.popleft()
@@ -486,8 +529,18 @@ class Machine:
     def _plan_box(self, name: str, patch: BoxPatch | None, now_ms: int) -> changes.BoxCreated:
         generation = self.plan_generation(now_ms)
         config = merge(BoxConfig(), patch or BoxPatch(), box=name, exists=False)
+        self._check_class(config, None)
         return changes.BoxCreated(
             generation, name, config, now_ms, RESERVE_SEQS if config.durability == "disk" else 0
+        )
+
+    def _check_class(self, config: BoxConfig, box: Box | None) -> None:
+        if config.durability != "object" or self.uploading.is_enabled or (box is not None and box.is_object):
+            return
+        raise InvalidRequest(
+            "durability: this server has no object store for boxes of class object; give it one with "
+            "STREAMS_COLD_DIR",
+            field="durability",
         )
 
     def _next_generation(self, now_ms: int) -> int:
@@ -502,9 +555,17 @@ class Machine:
         if box is None:
             created = self._plan_box(command.box, command.patch, now_ms)
             lsn = self._log(created, made)
-            return Outcome(made, commands.BoxPut(command.box, True, created.config), lsn, True)
+            return Outcome(
+                made,
+                commands.BoxPut(command.box, True, created.config),
+                lsn,
+                True,
+                until_uploaded=created.config.durability == "object",
+            )
         self._expire(box, now_ms, made)  # by the old TTL: what has expired stays expired
         config = merge(box.config, command.patch, box=command.box, exists=True)
+        self._check_class(config, box)
+        until_uploaded = box.is_object or config.durability == "object"
         if config != box.config:
             self._configure(box, config, made)
         # Also when nothing changes: a crash may have kept an earlier config and lost what it brought about.
@@ -514,9 +575,10 @@ class Machine:
         self._expire(box, now_ms, made)
         self._watch(box)
         lsn = max(box.config_lsn, made[-1][0] if made else 0)
-        waits_for = lsn if lsn > self.durable_lsn else 0
+        waits_for = self.uploading.rests_on(lsn) if until_uploaded else lsn if lsn > self.durable_lsn else 0
         wakes = (box.name,) if box.is_memory else ()
-        return Outcome(made, commands.BoxPut(command.box, False, config), waits_for, True, wakes)
+        reply = commands.BoxPut(command.box, False, config)
+        return Outcome(made, reply, waits_for, True, wakes, until_uploaded=until_uploaded)
 
     def _configure(self, box: Box, config: BoxConfig, made: Made) -> None:
         was_memory = box.is_memory
@@ -575,7 +637,7 @@ class Machine:
                 self._expire(box, now_ms, made)
             except NotLoaded:
                 pass  # a tick will see to it; a list does not wait for payloads
-            waits_for = max(waits_for, self._as_durable_as(box, box.floor_lsn)[0])
+            waits_for = max(waits_for, self._listed_lsn(box, box.floor_lsn))
             page.append(self._listed(box, now_ms))
         return Outcome(made, commands.BoxPage(page, more), waits_for, True)
 
@@ -588,7 +650,7 @@ class Machine:
             "earliest_seq": box.visible_earliest_seq,
             "count": count,
             "bytes": size,
-            "durable": box.config.durability == "fsync",
+            "durable": box.config.durability in DURABLE,
             "durability": box.config.durability,
             "effective_priority": box.effective_priority(now_ms),
         }
@@ -596,13 +658,14 @@ class Machine:
     def _delete_box(self, command: commands.DeleteBox, now_ms: int, made: Made) -> Outcome:
         box = self.boxes.get(command.box)
         if box is None:
-            return Outcome(made, commands.BoxGone(command.box, False, []), self._undone_deletion_lsn(), True)
+            return self._answer_absent(command.box, commands.BoxGone(command.box, False, []), made)
         self._expire(box, now_ms, made)
         if command.if_empty and box.log.count:
             raise BoxNotEmpty(f"{box.name} still holds {box.log.count} records", count=box.log.count)
         origins = self.forwarding.routers_of(box)
         lsn = self._log(changes.BoxDeleted(box.generation), made)
-        return Outcome(made, commands.BoxGone(command.box, True, origins), lsn, True, (command.box,))
+        gone = commands.BoxGone(command.box, True, origins)
+        return Outcome(made, gone, lsn, True, (command.box,), until_uploaded=box.is_object)
 
     # -- records
 
@@ -675,6 +738,8 @@ class Machine:
             if box.outboxes and self.forwarding.note(box):
                 wakes = (box.name, forwards.CARRIER)
             return self._answer(box, reply, made, 0)._replace(wakes=wakes)
+        if box.is_object:  # `_apply_appended` has noted when it is for readers
+            return Outcome(made, reply, lsn, True, until_uploaded=True)
         until_durable = box.config.durability == "fsync" or self._must_wait_for_disk(box, last_seq)
         pending = _Pending(lsn, box, last_seq, batch.last_ts)
         if until_durable:
@@ -699,6 +764,8 @@ class Machine:
 
     def _show_when_durable(self, lsn: int, box: Box) -> None:
         """Readers may have all that the box has now when this lsn is durable, and not before."""
+        if box.is_object:  # when it is in the store
+            return
         box.staged_durable_lsn = lsn
         self._until_durable.append(_Pending(lsn, box, box.log.head_seq, box.log.last_ts))
 
@@ -726,7 +793,7 @@ class Machine:
             return Outcome(made, None)
         box.last_read_ms = now_ms
         self._count_read(page)
-        if command.strong:
+        if command.strong and not box.is_object:
             waits_for = box.floor_lsn if box.floor_lsn > self.durable_lsn else 0
             return Outcome(made, page, waits_for, True)
         return self._answer(box, page, made, box.floor_lsn)
@@ -806,6 +873,8 @@ class Machine:
             self._note_reservation(box, lsn)
         if box.is_memory:  # where a record is visible as soon as it has a seq
             box.log.show(box.log.head_seq, box.log.last_ts)
+        if box.is_object:
+            self.uploading.stage(box, lsn)
         self._note_unsealed(box, held_bytes)
         if box.config.compact == "tag":
             self.compactable[box.generation] = box
@@ -860,6 +929,8 @@ class Machine:
             self.compactable[box.generation] = box
         if lsn == 0:
             box.log.show(box.log.head_seq, box.log.last_ts)
+        elif box.is_object:
+            self.uploading.stage(box, lsn)
         if was_empty:
             self._watch(box)
         if box.queue is not None:
@@ -1005,9 +1076,10 @@ class Machine:
 
     # -- recovery: restore a snapshot, give its batches their payload back, then apply the log after it
 
-    def snapshot(self) -> ShardState:
-        """Everything but payloads, as of `self.lsn`. Shares nothing with the machine."""
-        capture = self._new_capture()
+    def snapshot(self, keep: Callable[[Box], bool] | None = None) -> ShardState:
+        """Everything but payloads, as of `self.lsn`. Shares nothing with the machine. Of boxes only those
+        that are to be kept."""
+        capture = self._new_capture(keep)
         capture.step(len(self.boxes))
         return capture.state()
 
@@ -1017,7 +1089,7 @@ class Machine:
         self._capture = self._new_capture()
         return self._capture
 
-    def _new_capture(self) -> Capture:
+    def _new_capture(self, keep: Callable[[Box], bool] | None = None) -> Capture:
         state = ShardState(
             lsn=self.lsn,
             needs_lsn=self.txns.oldest_lsn or self.lsn + 1,
@@ -1034,8 +1106,12 @@ class Machine:
             last_basin_number=self.basins.last_number,
             sessions=self.sessions.facts() if self.stopped_clean else [],
             tokens=list(self.tokens.tokens.values()),
+            **self.uploading.facts(self.lsn),
         )
-        return Capture(state, self.generations)
+        boxes = self.generations
+        if keep is not None:
+            boxes = {generation: box for generation, box in boxes.items() if keep(box)}
+        return Capture(state, boxes)
 
     def end_snapshot(self) -> None:
         self._capture = None
@@ -1066,6 +1142,7 @@ class Machine:
                     wanted.batches[lsn] = box
             wanted.segments.extend((box, segment) for segment in facts.segments)
             self._note_reservation(box, state.lsn)
+        self.uploading.restore(state, self.boxes.values())
         return wanted
 
     def hydrated(self) -> None:
@@ -1086,10 +1163,12 @@ class Machine:
             yield from box.log.segments
 
     def recovered(self, lsn: int) -> None:
-        """Everything up to `lsn` has been replayed and is on the disk: it is all visible."""
+        """Everything up to `lsn` has been replayed and is on the disk: it is all visible, but for what must
+        be in the object store first."""
         self.durable(lsn)
         for box in self.boxes.values():
-            box.log.show(box.log.head_seq, box.log.last_ts)
+            if not box.is_object:
+                box.log.show(box.log.head_seq, box.log.last_ts)
 
     def check(self) -> None:
         """Asserts the invariants of the machine and of every box. For tests."""

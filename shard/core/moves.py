@@ -31,7 +31,7 @@ from shard.core.outbox import EXAMINE_MAX, PARCEL_BYTES_MAX, Load, Outbox
 from shard.core.sealed import NotLoaded
 from streams.protocol import queues
 from streams.protocol.errors import NotAQueue
-from streams.protocol.forwards import ForwardHead
+from streams.protocol.forwards import CARRIER, ForwardHead
 from streams.protocol.records import metas_of, with_meta
 
 if TYPE_CHECKING:
@@ -171,6 +171,8 @@ class Moves:
         self._machine = machine
         #: Plans that are on their way to the disk, in the order of their lsns.
         self._until_durable: deque[tuple[int, Line, int]] = deque()
+        #: Those of object boxes, on their way to the store.
+        self._until_uploaded: deque[tuple[int, Line, int]] = deque()
         self.handlers: dict[type[Any], Callable[[Any, int, Made], Outcome]] = {
             queues.RequireQueue: self._require_queue,
             queues.PlanRequeue: self._plan_requeue,
@@ -207,7 +209,9 @@ class Moves:
         reply = queues.RequeuePlanned(box.name, len(seqs), line.last if line is not None else 0)
         # Nothing leaves before the plan is on the disk, so the answer sees to it that this is soon.
         outcome = self._machine._answer(box, reply, made, max(lsn, box.floor_lsn))
-        return outcome._replace(waits_for_lsn=lsn, until_durable=True) if lsn else outcome
+        if not lsn or box.is_object:
+            return outcome
+        return outcome._replace(waits_for_lsn=lsn, until_durable=True)
 
     def _find_letters(self, box: Box, to: str, count: int, now_ms: int) -> list[int]:
         """The oldest records that died in `to`, are not on their way yet, and that no worker has."""
@@ -242,12 +246,25 @@ class Moves:
 
     def durable(self, lsn: int) -> bool:
         """Plans up to `lsn` are on the disk: what they say may leave. Whether there is something."""
+        return self._let_go(self._until_durable, lsn)
+
+    def uploaded(self, lsn: int) -> list[str]:
+        """The same of object boxes, whose plans are in the store."""
+        return [CARRIER] if self._let_go(self._until_uploaded, lsn) else []
+
+    def _let_go(self, waiting: deque[tuple[int, Line, int]], lsn: int) -> bool:
         noted = False
-        while self._until_durable and self._until_durable[0][0] <= lsn:
-            _, line, position = self._until_durable.popleft()
+        while waiting and waiting[0][0] <= lsn:
+            _, line, position = waiting.popleft()
             line.shown = position
             noted = self._machine.forwarding.outboxes.note((line,)) or noted
         return noted
+
+    def hold_back(self, box: Box, lsn: int) -> None:
+        """What is on its way out of this box must wait until `lsn` is in the store."""
+        for line in box.moves.values():
+            line.shown = line.saved_position
+            self._until_uploaded.append((lsn, line, line.last))
 
     def note(self, box: Box) -> None:
         self._machine.forwarding.outboxes.note(box.moves.values())
@@ -270,7 +287,8 @@ class Moves:
             for seq, deliveries in zip(change.seqs, change.deliveries, strict=True):
                 box.queue.moving(seq, deliveries)
         if lsn:
-            self._until_durable.append((lsn, line, line.last))
+            waiting = self._until_uploaded if box.is_object else self._until_durable
+            waiting.append((lsn, line, line.last))
         else:
             line.shown = line.last
             self._machine.forwarding.outboxes.note((line,))

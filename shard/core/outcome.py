@@ -21,9 +21,10 @@ class Outcome(NamedTuple):
     """What a command comes to.
 
     `waits_for_lsn` is 0 when the reply may go at once; otherwise it goes when that lsn is logged, or durable
-    if `until_durable`. `reply` is None when a read has nothing yet and the caller may wait (`wait_ms`); it is
-    not to be asked again before `not_before_ms`. Or it is None because something that is not in memory has to
-    be fetched: `needs` says what. Then the same command is to be handled again; nothing of it has been done.
+    if `until_durable`, or in the object store if `until_uploaded`, when it is durable too. `reply` is None
+    when a read has nothing yet and the caller may wait (`wait_ms`); it is not to be asked again before
+    `not_before_ms`. Or it is None because something that is not in memory has to be fetched: `needs` says
+    what. Then the same command is to be handled again; nothing of it has been done.
     """
 
     changes: Made
@@ -33,3 +34,4 @@ class Outcome(NamedTuple):
     wakes: tuple[str, ...] = ()
     not_before_ms: int = 0
     needs: tuple[Missing, ...] = ()
+    until_uploaded: bool = False

@@ -153,7 +153,7 @@ class Routers:
         return router if router is not None and router.number == number else None
 
     def _answer(self, made: Made, reply: protocol.Reply | StreamsError) -> Outcome:
-        return Outcome(made, reply, self.lsn if self.lsn > self._machine.durable_lsn else 0, True)
+        return self._machine.when_registered(reply, self.lsn, made)
 
     # -- applying
 

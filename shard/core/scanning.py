@@ -47,7 +47,7 @@ class Scanning:
                 machine._expire(box, now_ms, made)
             except NotLoaded:
                 pass  # a tick will see to it; a list does not wait for payloads
-            waits_for = max(waits_for, machine._as_durable_as(box, box.floor_lsn)[0])
+            waits_for = max(waits_for, machine._listed_lsn(box, box.floor_lsn))
             found.append(_position(box))
         return Outcome(made, bulk.Positions(found, more), waits_for, True)
 
@@ -72,7 +72,7 @@ class Scanning:
                 found.append(None)
                 continue
             machine._expire(box, now_ms, made)
-            waits_for = max(waits_for, machine._as_durable_as(box, box.floor_lsn)[0])
+            waits_for = max(waits_for, machine._listed_lsn(box, box.floor_lsn))
             seq = min(box.log.first_seq_at(ts), box.log.visible_seq + 1)
             found.append((box.generation, max(seq, box.visible_earliest_seq)))
         return Outcome(made, bulk.Located(found), waits_for, True)

@@ -76,6 +76,11 @@ class Streams:
     def __repr__(self) -> str:
         return "<Streams>"
 
+    @property
+    def _in_store(self) -> bool:
+        """Whether streams that are made now are of class object."""
+        return self._machine.uploading.registers
+
     # -- finding
 
     def _require(self, name: str) -> tuple[Box, StreamState]:
@@ -117,11 +122,11 @@ class Streams:
                 token=command.token,
                 asked=command.asked,
             )
-            created = changes.StreamCreated(
-                generation, command.box, spec.box_config, now_ms, 0, stream=stream
-            )
+            config = replace(spec.box_config, durability="object" if self._in_store else "fsync")
+            created = changes.StreamCreated(generation, command.box, config, now_ms, 0, stream=stream)
             lsn = self._machine._log(created, made)
-            return Outcome(made, protocol.StreamPut(stream, "created"), lsn, True)
+            put = protocol.StreamPut(stream, "created")
+            return Outcome(made, put, lsn, True, until_uploaded=self._in_store)
         assert box.stream is not None, "no other box has such a name"
         stream = box.stream.stream
         if stream.deleted_ms or stream.basin_number != command.basin_number:
@@ -144,7 +149,8 @@ class Streams:
         return self._machine._answer(box, protocol.StreamFound(stream), made, box.config_lsn)
 
     def _state(self, box: Box, stream: Stream, made: Made) -> Stream:
-        self._machine._log(changes.StreamStated(box.generation, stream.spec.box_config, stream), made)
+        config = replace(stream.spec.box_config, durability=box.config.durability)
+        self._machine._log(changes.StreamStated(box.generation, config, stream), made)
         return stream
 
     def _get(self, command: protocol.GetStream, now_ms: int, made: Made) -> Outcome:
@@ -175,7 +181,7 @@ class Streams:
             reached = name
             box = machine.boxes[name]
             if name > command.after and box.stream is not None:
-                waits_for = max(waits_for, machine._as_durable_as(box, box.config_lsn)[0])
+                waits_for = max(waits_for, machine._listed_lsn(box, box.config_lsn))
                 page.append((name, box.stream.stream))
         return Outcome(made, protocol.StreamPage(page), waits_for, True)
 

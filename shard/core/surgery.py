@@ -14,8 +14,12 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from types import MappingProxyType
 
 import msgspec
+from msgspec.structs import replace
+from pyroaring import BitMap64
 
+from shard.core import changes
 from shard.core.box import Box
+from shard.core.changes import Change
 from shard.core.log import Hole, Log
 from shard.core.sealed import Segment
 from shard.core.tail import Tail
@@ -179,3 +183,24 @@ def add_holes(log: Log, holes: Sequence[tuple[int, int]]) -> None:
             before.last_seq = max(hole.last_seq, before.last_seq)
         else:  # one that a source's loss made keeps its own count
             log.holes.append(hole)
+
+
+def fitted(change: Change, box: Box) -> Change:
+    """The same change for a box whose records are batched in another way than where it was made. What it says
+    of the inside of batches is worked out anew: that may need payloads."""
+    log = box.log
+    if isinstance(change, changes.BatchAppended) and (change.trim_before_seq or change.evict_before_seq):
+        return replace(
+            change,
+            trim_cut_bytes=log.measure_before(change.trim_before_seq),
+            evict_cut_bytes=log.measure_before(change.evict_before_seq, above=change.trim_before_seq),
+        )
+    if isinstance(change, changes.RecordsEvicted):
+        return replace(change, cut_bytes=log.measure_before(change.before_seq))
+    if isinstance(change, changes.RecordsDeleted):
+        cut_bytes = log.measure_before(change.before_seq) if change.before_seq else 0
+        sizes = log.measure_seqs(change.seqs) if change.seqs else ()
+        return replace(change, cut_bytes=cut_bytes, sizes=sizes)
+    if isinstance(change, changes.MovesDone):
+        return replace(change, sizes=log.measure_seqs(BitMap64(change.seqs)))
+    return change

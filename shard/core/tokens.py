@@ -96,7 +96,7 @@ class Tokens:
         return self._answer(made, protocol.TokenFound(token if is_valid else None, token is not None))
 
     def _answer(self, made: Made, reply: protocol.Reply | StreamsError) -> Outcome:
-        return Outcome(made, reply, self.lsn if self.lsn > self._machine.durable_lsn else 0, True)
+        return self._machine.when_registered(reply, self.lsn, made)
 
     # -- applying
 

@@ -24,6 +24,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
+
 from shard.core import changes
 from streams.protocol.packed import PackedHead, joined, sizes_of, unpack_again
 from streams.protocol.records import Batch, Columns, render, resolve_times
@@ -233,7 +235,8 @@ class Txns:
             self._by_age[key] = None
 
     def _apply_committed(self, change: changes.TxnCommitted, lsn: int) -> None:
-        machine = self._machine
+        machine, uploading = self._machine, self._machine.uploading
+        is_shipped = False
         if change.parts:
             rows = self.epochs[change.writer, change.epoch].rows(change.parcels)
             for part in change.parts:  # before any of them is made true
@@ -243,12 +246,17 @@ class Txns:
                 cuts = (0, part.evict_before_seq, 0, part.evict_cut_bytes, part.evicted_ts)
                 for batch in batches_of(part, rows.pop(part.box), change.at_ms):
                     appended = changes.BatchAppended(part.generation, batch, change.at_ms, None, *cuts)
+                    if uploading.is_on and machine.generations[part.generation].is_object:
+                        uploading.ship(appended, lsn)
+                        is_shipped = True
                     machine._apply_appended(appended, lsn)
                     self.unkept[part.generation, batch.first_seq] = None
                     cuts = (0, 0, 0, 0, 0)
         for writer, number in [key for key in self.epochs if key[0] == change.writer]:
             if number <= change.epoch:
                 self._drop(writer, number, list(self.epochs[writer, number].parcels))
+        if is_shipped:  # as a commit of nothing more: what it made was shipped above
+            uploading.ship(msgspec.structs.replace(change, parcels=[], parts=[]), lsn)
         self.note_mark(change.writer, Mark(change.epoch, change.query, change.at_ms, lsn=lsn))
         self._forget_marks(change.at_ms)
 

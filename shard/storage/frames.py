@@ -82,6 +82,7 @@ _KINDS: dict[type[Any], int] = {
     changes.BasinDropped: 64,
     changes.TokenIssued: 65,
     changes.TokenRevoked: 66,
+    changes.UploadsMoved: 70,
 }
 APPENDED = _KINDS[changes.BatchAppended]
 FORWARDED = _KINDS[changes.BatchForwarded]

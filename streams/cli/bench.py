@@ -29,7 +29,10 @@ _EVENT = {
 @click.command("bench")
 @click.option("--for", "for_ms", type=MILLIS, default=3000, help="Each row (default 3s).")
 @click.option(
-    "--durability", type=click.Choice(("memory", "disk", "fsync")), default="disk", show_default=True
+    "--durability",
+    type=click.Choice(("memory", "disk", "fsync", "object")),
+    default="disk",
+    show_default=True,
 )
 @click.option("--direct", is_flag=True, help="Also over the shards' own sockets (on the server's machine).")
 @connected

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 #: Setting of a box -> (type of its option, help). Flags have no type.
 SETTINGS: Final[dict[str, tuple[Any, str]]] = {
     "type": (click.Choice(("log", "queue")), "What it is; cannot change later."),
-    "durability": (click.Choice(("memory", "disk", "fsync")), "What an acknowledged write survives."),
+    "durability": (
+        click.Choice(("memory", "disk", "fsync", "object")),
+        "What an acknowledged write survives.",
+    ),
     "ttl_ms": (MILLIS, "Records older than this are expired; 0 = never."),
     "cap_records": (int, "At most so many records; 0 = no limit."),
     "cap_bytes": (BYTES, "At most so many bytes; 0 = no limit."),

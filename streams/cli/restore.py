@@ -1,4 +1,4 @@
-"""`streams restore`: put a backup into an empty data directory."""
+"""`streams restore`: put a backup, or the object boxes of an object store, into an empty data directory."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gateway.datadir import DataDir
     from gateway.manifest import Manifest
     from shard.backup import Backup, Target
+    from shard.chains import Told
     from shard.restore import Restored
     from streams.config import Config
 
@@ -46,21 +47,44 @@ def _moment(ctx: click.Context, param: click.Parameter, text: str | None) -> int
     callback=_moment,
     help="Leave out what was written after this time, by its $ts.",
 )
+@click.option(
+    "--what",
+    type=click.Choice(("backup", "objects")),
+    help="Needed only if SOURCE has both: a backup, or the boxes of class object as they were last.",
+)
 @click.option("--data-dir", metavar="DIR", help="Where to put it; must be empty. [STREAMS_DATA_DIR]")
 @click.option(
     "--shards", type=click.IntRange(1, 256), metavar="N", help="As many shards as it had unless given."
 )
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def command(
-    source: str, id: str, until_ms: int | None, data_dir: str | None, shards: int | None, as_json: bool
+    source: str,
+    id: str,
+    until_ms: int | None,
+    what: str | None,
+    data_dir: str | None,
+    shards: int | None,
+    as_json: bool,
 ) -> None:
     """Put a backup from SOURCE into an empty data directory.
+
+    If SOURCE is the cold store of a server (STREAMS_COLD_DIR), this brings back its boxes of class object
+    with everything that was acknowledged, whatever became of its machine.
 
     With --until the oldest backup that was taken at or after that time is used, and records, and boxes, that
     are younger are left out. What was deleted between that time and the backup stays deleted.
     """
     config = configured(data_dir=data_dir)
     with opened(source, otherwise="Choose another backup") as place:
+        told = [] if id or until_ms is not None or what == "backup" else _find_objects(place)
+        if told and what is None and place.ids():
+            raise output.Refusal(
+                f"{source} has backups, and what is kept of boxes of class object; say --what backup, or "
+                "--what objects"
+            )
+        if told or what == "objects":
+            _restore_objects(place, told, source, config, shards, as_json)
+            return
         backup = _chosen(place, source, id, until_ms)
         with closing(_directory(config.data_dir.absolute())) as directory:
             found = _restore(place, backup, directory, config, shards, until_ms)
@@ -71,6 +95,57 @@ def command(
         f"are in {directory.path}"
     )
     output.show_result(text + (cut if until_ms is not None else ""), facts, as_json=as_json)
+
+
+def _find_objects(place: Target) -> list[Told]:
+    from shard.restore_objects import find
+    from shard.storage.files import Disk
+
+    return find(place.store, Disk())
+
+
+def _restore_objects(
+    place: Target, told: list[Told], source: str, config: Config, shards: int | None, as_json: bool
+) -> None:
+    from shard.__main__ import boot_id, now_ms
+    from shard.restore_objects import RestoringObjects, shards_of
+    from shard.storage.files import Disk
+    from streams import progress
+
+    if not told:
+        raise output.Refusal(f"{source} holds nothing of boxes of class object")
+    with closing(_directory(config.data_dir.absolute())) as directory:
+        manifest = _manifest(told[-1].base.slots, shards_of(told), shards, scratches=len(told))
+        directory.commit(manifest)
+        with progress.shown("restore") as report:
+            found = RestoringObjects(
+                Disk(),
+                place.store,
+                told,
+                data_dir=str(directory.path),
+                folders=list(manifest.directories),
+                slots=list(manifest.placement.slots),
+                file_bytes=config.wal_file_bytes,
+                boot_id=boot_id(),
+                now_ms=now_ms(),
+                report=report,
+            ).restore()
+        directory.settle(manifest)
+    boxes, records, *_ = found.restored
+    facts = {
+        "boxes": boxes,
+        "records": records,
+        "chains": found.chains,
+        "objects": found.objects,
+        "left_out_objects": found.left_out,
+        "data_dir": str(directory.path),
+    }
+    text = f"{source}: {boxes} boxes of class object, {records} records are in {directory.path}"
+    output.show_result(text, facts, as_json=as_json)
+    if found.left_out:
+        output.warn(
+            f"{found.left_out} objects are damaged, or come after one that is missing; they were left out"
+        )
 
 
 def _chosen(place: Target, source: str, id: str, until_ms: int | None) -> Backup:
@@ -122,7 +197,7 @@ def _restore(
     from shard.storage.files import Disk
     from streams import progress
 
-    manifest = _manifest(backup, shards)
+    manifest = _manifest(backup.slots, len(backup.shards), shards, scratches=len(backup.shards))
     directory.commit(manifest)
     with progress.shown("restore") as report:
         found = Restoring(
@@ -142,16 +217,18 @@ def _restore(
     return found
 
 
-def _manifest(backup: Backup, shards: int | None) -> Manifest:
+def _manifest(
+    slots: list[tuple[int, int, int]], shards_before: int, shards: int | None, *, scratches: int
+) -> Manifest:
     """Names what is about to be built, and that nobody may serve it before it is."""
     from gateway.manifest import fresh
     from gateway.placement import Placement
     from shard.restore import scratch_of
 
     now_ms = time.time_ns() // 1_000_000
-    manifest = fresh(shards or len(backup.shards), now_ms=now_ms)
-    if shards in (None, len(backup.shards)):  # slots that had moved stay where they were
-        fields = {"slots": backup.slots, "shards": len(backup.shards), "version": 1}
+    manifest = fresh(shards or shards_before, now_ms=now_ms)
+    if shards in (None, shards_before):  # slots that had moved stay where they were
+        fields = {"slots": slots, "shards": shards_before, "version": 1}
         manifest = replace(manifest, placement=Placement.from_dict(fields))
-    scratch = tuple(scratch_of(number) for number in range(len(backup.shards)))
+    scratch = tuple(scratch_of(number) for number in range(scratches))
     return replace(manifest, building=(*manifest.directories, *scratch), is_restoring=True)

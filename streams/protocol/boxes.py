@@ -13,7 +13,9 @@ from msgspec import UNSET, Meta, UnsetType
 from streams.protocol.errors import BoxExistsIncompatible, InvalidRequest
 from streams.protocol.names import BoxName, check_box_name
 
-Durability = Literal["memory", "disk", "fsync"]
+Durability = Literal["memory", "disk", "fsync", "object"]
+#: Classes of which an answered record outlives the power of this machine (`durable: true`).
+DURABLE = ("fsync", "object")
 NON_NEGATIVE_MAX = 2**53 - 1  # the largest integer every JSON reader keeps exact
 
 _Count = Annotated[int, Meta(ge=0, le=NON_NEGATIVE_MAX)]
@@ -52,7 +54,7 @@ class BoxConfig(msgspec.Struct, frozen=True, kw_only=True):
         """The config as answers show it: with `durable`, the boolean alias of `durability`."""
         fields = msgspec.structs.asdict(self)
         fields["timestamping"] = msgspec.structs.asdict(self.timestamping)
-        fields["durable"] = self.durability == "fsync"
+        fields["durable"] = self.durability in DURABLE
         return fields
 
 
@@ -99,7 +101,10 @@ def merge(config: BoxConfig, patch: BoxPatch, *, box: str, exists: bool) -> BoxC
     }
     durable = given.pop("durable", None)
     if durable is not None and "durability" not in given:
-        given["durability"] = "fsync" if durable else "disk"
+        if not durable:
+            given["durability"] = "disk"
+        elif config.durability not in DURABLE:  # more than that was never asked for
+            given["durability"] = "fsync"
     for name, (low, high) in _CLAMPED.items():
         if given.get(name) is not None:
             given[name] = min(max(given[name], low), high)

@@ -91,6 +91,16 @@ class WalReport(msgspec.Struct, frozen=True, kw_only=True):
     unsynced_frames: int = 0
 
 
+class ObjectsReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a shard puts into the object store for its boxes of class object."""
+
+    objects: int = 0
+    bytes: int = 0
+    bases: int = 0
+    failures: int = 0
+    backlog_bytes: int = 0
+
+
 class ShardReport(msgspec.Struct, frozen=True, kw_only=True):
     shard: int
     ready: bool = False
@@ -100,6 +110,7 @@ class ShardReport(msgspec.Struct, frozen=True, kw_only=True):
     totals: BoxTotals = msgspec.field(default_factory=BoxTotals)
     tally: TallyReport = msgspec.field(default_factory=TallyReport)
     wal: WalReport = WalReport()
+    objects: ObjectsReport = ObjectsReport()
     fsync: HistogramFacts = HistogramFacts()
     ack: HistogramFacts = HistogramFacts()
     watch_sessions: int = 0

@@ -37,7 +37,7 @@ Millis = Annotated[int, Meta(ge=0)]
 Box = Annotated[str, Meta(pattern=f"^{BOX_NAME_PATTERN}$")]
 Group = Annotated[str, Meta(pattern=f"^{BOX_NAME_PATTERN}$")]
 Router = Annotated[str, Meta(pattern=f"^{ROUTER_NAME_PATTERN}$")]
-Durability = Literal["memory", "disk", "fsync"]
+Durability = Literal["memory", "disk", "fsync", "object"]
 Kind = Literal["log", "queue"]
 Pressure = Literal["none", "pacing", "throttling"]
 

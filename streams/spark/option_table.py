@@ -426,7 +426,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option(
         "durability",
         _WRITES,
-        _one_of("memory", "disk", "fsync"),
+        _one_of("memory", "disk", "fsync", "object"),
         None,
         "Class of boxes that the write makes.",
         shown="the server's",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -138,11 +138,17 @@ SHELF = Shelf()
 class Driver:
     """A machine, its log, and the two positions that the committer reports."""
 
-    def __init__(self, machine: Machine | None = None, now_ms: int = 1_000) -> None:
+    def __init__(
+        self, machine: Machine | None = None, now_ms: int = 1_000, make: Callable[[], Machine] = Machine
+    ) -> None:
+        """`make` is asked for a machine for each life."""
         global SHELF
         if machine is None:
             SHELF = Shelf()
-        self.machine = machine or Machine()
+        self.machine = machine or make()
+        self.make = make
+        #: Of the boxes of a random history.
+        self.classes: tuple[str, ...] = ("memory", "disk", "disk", "disk", "fsync", "fsync")
         self.log: list[Frame] = []
         self.now_ms = now_ms
 
@@ -304,7 +310,8 @@ class Driver:
     def reborn(self, lsn: int | None = None, state: ShardState | None = None) -> Driver:
         """Another driver, recovered from the log up to `lsn`; not yet started."""
         kept = self.log[: self.machine.lsn if lsn is None else lsn]
-        other = Driver(recovered(kept, state), self.now_ms)
+        other = Driver(recovered(kept, state, self.make), self.now_ms, self.make)
+        other.classes = self.classes
         other.log = list(kept)
         return other
 
@@ -314,16 +321,20 @@ class Driver:
         return other
 
 
-def recovered(log: list[Frame], state: ShardState | None = None) -> Machine:
+def recovered(
+    log: list[Frame], state: ShardState | None = None, make: Callable[[], Machine] = Machine
+) -> Machine:
     """What `shard/recovery.py` makes of a snapshot and a log, without files."""
-    machine = replayed(log, state)
+    machine = replayed(log, state, make)
     machine.recovered(machine.lsn)
     machine.check()
     return machine
 
 
-def replayed(log: list[Frame], state: ShardState | None = None) -> Machine:
-    machine = Machine()
+def replayed(
+    log: list[Frame], state: ShardState | None = None, make: Callable[[], Machine] = Machine
+) -> Machine:
+    machine = make()
     wanted: dict[int, Any] = {}
     held: set[int] = set()
     snapshot_lsn = 0
@@ -495,11 +506,11 @@ def random_command(rng: random.Random, driver: Driver, number: int) -> Command:
             fencing_token=known.fencing_token if known is not None else None,
             match_seq=head + 1 if rng.random() < 0.2 else None,
             trim_before_seq=max(0, head - rng.randrange(4)) if rng.random() < 0.15 else None,
-            config=random_patch(rng, box),
+            config=random_patch(rng, box, driver.classes),
             create=None if rng.random() < 0.7 else True,
         )
     if kind == "put":
-        return commands.PutBox(box, random_patch(rng, box))
+        return commands.PutBox(box, random_patch(rng, box, driver.classes))
     if kind == "delete":
         before_seq = max(0, head - rng.randrange(8)) if rng.random() < 0.5 else None
         match = commands.Match(rng.choice(("u-", "v")), is_prefix=True) if rng.random() < 0.6 else None
@@ -639,13 +650,13 @@ def put_of(txn: bulk.Txn, parcel: str, chunk: int, packed: Packed) -> bulk.TxnPu
     return bulk.TxnPut(txn, parcel, chunk, packed.head(), b"".join(packed.buffers()))
 
 
-def random_patch(rng: random.Random, box: str = "") -> BoxPatch:
+def random_patch(rng: random.Random, box: str, classes: tuple[str, ...]) -> BoxPatch:
     choices: dict[str, tuple[Any, ...]] = {
         "ttl_ms": (0, 40, 300),
         "cap_records": (0, 3, 8),
         "cap_bytes": (0, 300, 900),
         "discard": ("old", "reject"),
-        "durability": ("memory", "disk", "disk", "disk", "fsync", "fsync"),
+        "durability": classes,
         "auto_create": (True, True, False),
         "idempotency_window_ms": (0, 50, 120_000),
         "timestamping": ({"mode": "arrival"}, {"mode": "client-prefer"}, {"uncapped": True}),

@@ -1,0 +1,181 @@
+"""Puts what the object store holds of object boxes into the folders of new shards, from the store alone.
+
+    chain: newest base ──► machine ──apply, in the order of the log──► objects behind it ──► ShardBuilder
+
+Of each chain the unbroken beginning counts: an object is taken if it begins where the one before it ended, or
+earlier, and each lsn of it once. So what two lives of a shard put there is there once, and what came after
+something that is missing or damaged is left out and counted. Boxes that have left the class are left out too:
+the store knows what they were, not what they are.
+
+The caller has named the new folders as being built, and puts them in force when this returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from typing import NamedTuple
+
+from shard import chains
+from shard.backup import Report
+from shard.chains import Told
+from shard.core.box import Box
+from shard.core.changes import BoxFacts, Change, UploadsMoved
+from shard.core.machine import Machine
+from shard.core.surgery import fitted
+from shard.restore import Restored, Restoring, loading, scratch_of
+from shard.storage import objectlog
+from shard.storage.cold import ColdDamaged, ColdMissing, ColdStore
+from shard.storage.files import Corrupt, DiskLike, remove_tree
+from shard.storage.objectlog import LogName, ObjectLog
+from shard.storage.wal import FILE_BYTES
+from streams.protocol.slots import slot_of
+
+#: Objects that are fetched at once: each takes a round trip, and they are small.
+_FETCHES = 8
+
+
+class RestoredObjects(NamedTuple):
+    restored: Restored
+    chains: int
+    objects: int
+    #: Objects behind something that is missing or damaged.
+    left_out: int
+
+
+def find(store: ColdStore, disk: DiskLike) -> list[Told]:
+    """The chains that count. Raises `Corrupt` if the base of one is damaged."""
+    told = chains.tell(store, disk, chains.survey(store))
+    gone = chains.superseded(told)
+    return [each for each in told if each not in gone]
+
+
+def shards_of(told: Sequence[Told]) -> int:
+    """How many shards the newest of these servers had."""
+    return max(shard for _, _, shard in told[-1].base.slots) + 1
+
+
+class Replayed(NamedTuple):
+    reached_lsn: int
+    objects: int
+    left_out: int
+
+
+def replay(
+    machine: Machine,
+    base_lsn: int,
+    contents: Iterable[ObjectLog | None],
+    fit: Callable[[Change, Box], Change],
+) -> Replayed:
+    """Applies what is behind a base: objects in the order of their names, None for one that is not whole."""
+    reached, taken, left_out = base_lsn, 0, 0
+    for content in contents:
+        if content is None or content.previous_lsn > reached:
+            left_out += 1
+        elif content.last_lsn > reached:
+            for lsn, change in content.changes:
+                if lsn > reached:
+                    box: Box | None = machine.generations.get(getattr(change, "generation", 0))
+                    machine.apply(change if box is None else fit(change, box), machine.lsn + 1)
+            reached = content.last_lsn
+            taken += 1
+    # All of it is in the store, so all of it may be seen.
+    machine.apply(UploadsMoved("", machine.lsn, 0, False), machine.lsn + 1)
+    return Replayed(reached, taken, left_out)
+
+
+class RestoringObjects(Restoring):
+    def __init__(
+        self,
+        disk: DiskLike,
+        store: ColdStore,
+        told: Sequence[Told],
+        *,
+        data_dir: str,
+        folders: list[str],
+        slots: list[int],
+        file_bytes: int = FILE_BYTES,
+        boot_id: str,
+        now_ms: int,
+        report: Report = lambda ratio: None,
+    ) -> None:
+        """`slots` has the new shard of each slot, `folders` the folder of each new shard."""
+        self._store = store
+        self._told = told
+        #: Of each slot, the chain that tells what is in it.
+        self._tellers = chains.owners_among(told)
+        self._place = 0
+        self._objects = self._left_out = 0
+        super().__init__(
+            disk,
+            chains.target_of(store, disk, told[-1].found.name),
+            told[-1].base,
+            data_dir=data_dir,
+            folders=folders,
+            slots=slots,
+            owners=self._tellers,
+            file_bytes=file_bytes,
+            boot_id=boot_id,
+            now_ms=now_ms,
+            report=report,
+        )
+
+    def restore(self) -> RestoredObjects:
+        found = self.run()
+        return RestoredObjects(found, len(self._told), self._objects, self._left_out)
+
+    def machines(self) -> Iterator[tuple[int, Machine]]:
+        for builder in self._builders:
+            builder.add_follows({each.found.name.server for each in self._told})
+        for place, each in enumerate(self._told):
+            self._place = place
+            self._target = chains.target_of(self._store, self._disk, each.found.name)
+            self._backup = each.base
+            scratch = f"{self._data_dir}/{scratch_of(place)}"
+            (shard,) = each.base.shards
+            self._fetch_files(shard, scratch)
+            machine = self._read(shard, scratch, place)
+            self._replay(machine, each)
+            yield place, machine
+            remove_tree(self._disk, scratch)
+            self._report(min(0.99, (place + 1) / len(self._told)))
+
+    def keeps(self, facts: BoxFacts) -> bool:
+        """Of a box in two chains, the one counts that has its slot."""
+        return facts.config.durability == "object" and self._tellers[slot_of(facts.name)] == self._place
+
+    def keeps_registers(self, number: int) -> bool:
+        """Shard 0 has them, and its newest chain tells what they are."""
+        places = [place for place, each in enumerate(self._told) if each.found.name.shard == 0]
+        return bool(places) and number == places[-1]
+
+    # -- the log
+
+    def _replay(self, machine: Machine, told: Told) -> None:
+        base_lsn = told.found.bases[-1]
+        wanted = sorted(log for log in told.found.logs if log.last_lsn > base_lsn)
+
+        def fit(change: Change, box: Box) -> Change:
+            store = self._stores[self._slots[slot_of(box.name)]]
+            return loading(store, lambda: fitted(change, box))
+
+        _, taken, left_out = replay(machine, base_lsn, self._fetch_logs(told.found.name.root, wanted), fit)
+        self._objects += taken
+        self._left_out += left_out
+
+    def _fetch_logs(self, root: str, names: Sequence[LogName]) -> Iterator[ObjectLog | None]:
+        """Their contents in order, a few of them ahead; None for one that is not whole."""
+        waiting = (root + name.text for name in names)
+        with ThreadPoolExecutor(_FETCHES, thread_name_prefix="objects") as pool:
+            under_way = [pool.submit(self._fetch_log, name) for name in islice(waiting, _FETCHES)]
+            while under_way:
+                yield under_way.pop(0).result()
+                under_way += [pool.submit(self._fetch_log, name) for name in islice(waiting, 1)]
+
+    def _fetch_log(self, name: str) -> ObjectLog | None:
+        try:
+            size = self._store.size(name)
+            return None if size is None else objectlog.decode(name, self._store.read(name, 0, size))
+        except (ColdMissing, ColdDamaged, Corrupt):
+            return None

@@ -1,0 +1,146 @@
+"""Names and bytes of what the object store holds of a shard for its boxes of class `object`. Pure.
+
+    object/00000003-002-1700000000000/                    a chain: its number, its shard, its server
+        log/<first lsn>-<last lsn>-<life>.frames          changes, one object for each group
+        backups/<lsn>.json, backup-shards/…, backup-segments/…    bases, laid out as `shard/backup.py` has it
+
+An object is a header and frames, one after the other:
+
+    header    magic `streams\\x4f` (8) · version u32 · frames u32 · life u64 · previous lsn u64 ·
+              last lsn u64 · length of the frames u64 · xxh3_64 of the frames · xxh3_64 of the header
+    frame     length u32 · kind u8 · version u8 · 0 u16 · lsn u64 · content, as in the log (`frames.py`)
+
+Checksums are seeded with the object's name, so that one under another name does not verify. `previous` is
+where the object before it ended, or the base: all that concerns object boxes and lies between is in here.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from xxhash import xxh3_64_intdigest
+
+from shard.core.changes import Change
+from shard.storage import frames
+from shard.storage.files import Corrupt
+
+ROOT = "object/"
+VERSION = 1
+
+_MAGIC = b"streams\x4f"
+_HEADER = struct.Struct("<8sIIQQQQQ")
+_CHECKSUM = struct.Struct("<Q")
+_FRAME = struct.Struct("<IBBHQ")
+_HEADER_BYTES = _HEADER.size + _CHECKSUM.size
+
+_CHAIN = re.compile(r"([0-9]{8})-([0-9]{3})-([0-9]+)")
+_LOG = re.compile(r"log/([0-9]{20})-([0-9]{20})-([0-9]{20})\.frames")
+_BASE = re.compile(r"backups/([0-9]{20})\.json")
+
+
+class ChainName(NamedTuple):
+    number: int
+    shard: int
+    server: str
+
+    @property
+    def text(self) -> str:
+        return f"{self.number:08d}-{self.shard:03d}-{self.server}"
+
+    @property
+    def root(self) -> str:
+        return f"{ROOT}{self.text}/"
+
+    @classmethod
+    def parse(cls, text: str) -> ChainName | None:
+        found = _CHAIN.fullmatch(text)
+        return cls(int(found[1]), int(found[2]), found[3]) if found else None
+
+
+class LogName(NamedTuple):
+    """Of one object with changes; they sort as their changes do."""
+
+    first_lsn: int
+    last_lsn: int
+    life: int
+
+    @property
+    def text(self) -> str:
+        return f"log/{self.first_lsn:020d}-{self.last_lsn:020d}-{self.life:020d}.frames"
+
+    @classmethod
+    def parse(cls, text: str) -> LogName | None:
+        found = _LOG.fullmatch(text)
+        return cls(int(found[1]), int(found[2]), int(found[3])) if found else None
+
+
+def base_id(lsn: int) -> str:
+    return f"{lsn:020d}"
+
+
+def base_lsn(text: str) -> int | None:
+    """Of a name below a chain, if it is that of a base."""
+    found = _BASE.fullmatch(text)
+    return int(found[1]) if found else None
+
+
+class ObjectLog(NamedTuple):
+    """What is in one object."""
+
+    previous_lsn: int
+    last_lsn: int
+    changes: list[tuple[int, Change]]
+
+
+def encode(
+    name: str, changes: Sequence[tuple[int, Change]], *, previous_lsn: int, last_lsn: int, life: int
+) -> bytes:
+    parts: list[bytes] = []
+    for lsn, change in changes:
+        kind, version, _, content = frames.encode(lsn, change)
+        parts.append(_FRAME.pack(sum(map(len, content)), kind, version, 0, lsn))
+        parts += content
+    body = b"".join(parts)
+    seed = xxh3_64_intdigest(name.encode())
+    header = _HEADER.pack(
+        _MAGIC,
+        VERSION,
+        len(changes),
+        life,
+        previous_lsn,
+        last_lsn,
+        len(body),
+        xxh3_64_intdigest(body, seed=seed),
+    )
+    return header + _CHECKSUM.pack(xxh3_64_intdigest(header, seed=seed)) + body
+
+
+def decode(name: str, content: bytes) -> ObjectLog:
+    """Raises `Corrupt` for anything that is not, to the last bit, what was put there under this name."""
+    seed = xxh3_64_intdigest(name.encode())
+    header = content[: _HEADER.size]
+    if len(content) < _HEADER_BYTES or content[_HEADER.size : _HEADER_BYTES] != _CHECKSUM.pack(
+        xxh3_64_intdigest(header, seed=seed)
+    ):
+        raise Corrupt(name, 0, "its header does not match its checksum")
+    magic, version, count, _, previous_lsn, last_lsn, length, checksum = _HEADER.unpack(header)
+    if magic != _MAGIC or version != VERSION:
+        raise Corrupt(name, 0, f"it is of version {version}, known is {VERSION}")
+    body = memoryview(content)[_HEADER_BYTES:]
+    if len(body) != length or xxh3_64_intdigest(body, seed=seed) != checksum:
+        raise Corrupt(name, _HEADER_BYTES, "it does not match its checksum")
+    found: list[tuple[int, Change]] = []
+    at = 0
+    while at < length:
+        size, kind, frame_version, _, lsn = _FRAME.unpack_from(body, at)
+        at += _FRAME.size
+        try:
+            found.append((lsn, frames.decode(kind, frame_version, body[at : at + size])))
+        except frames.UnknownFrame as error:
+            raise Corrupt(name, _HEADER_BYTES + at, str(error)) from None
+        at += size
+    assert len(found) == count, "the checksum is right"
+    return ObjectLog(previous_lsn, last_lsn, found)

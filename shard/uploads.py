@@ -1,0 +1,318 @@
+"""Puts what object boxes need into the object store: groups of changes, and bases. One task of the engine.
+
+    machine.uploading ─► group, at most one each `flush_ms` ─► put, again and again until it is there ─► moved
+                      ─► a base: all object boxes of this moment ─► put, verified ─► moved ─► older things go
+
+One object is on its way at a time, so what is there is always a beginning of what should be: a put that
+failed is repeated, under the same name with the same bytes, until it has succeeded, and meanwhile more
+gathers. A base that is taken because there are many objects is put beside further groups; one that is needed
+is waited for.
+
+Rules of the file
+- Only what is durable here is put there: after a crash the log has it again, under the same lsns, and what
+  was not told to have arrived is put again. Whoever reads the store takes each lsn once (`chains.py`).
+- A name is never put with other bytes: names of groups hold the lsns and the life of the shard.
+- The store being away is not a failure of the shard: writers of object boxes wait, then are told to come
+  later.
+
+Bounds: `OBJECT_BYTES_MAX` an object; what gathers is bounded by `Uploading`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import msgspec
+import structlog
+import trio
+from xxhash import xxh3_64_intdigest
+
+from shard import chains
+from shard.backup import ShardSource
+from shard.core.changes import BoxFacts
+from shard.core.machine import Machine
+from shard.core.outcome import Outcome
+from shard.core.uploading import Pending
+from shard.exports import write_export
+from shard.storage import objectlog
+from shard.storage.cold import ColdError, ColdStore
+from shard.storage.files import Corrupt, DiskLike, remove_tree
+from shard.storage.objectlog import ChainName, LogName
+from shard.storage.store import Name, SegmentStore, Unreachable
+from shard.transfer import Parts, parts_of
+from streams.protocol.reports import ObjectsReport
+
+log = structlog.get_logger()
+
+#: One request's worth, see `PIECE_BYTES` in `cold.py`; a group ends with the change that reaches it.
+OBJECT_BYTES_MAX = 4 << 20
+
+#: A base is taken when this much has gathered behind the last one: so much a restore has to read beside it.
+#: At full pace objects come 20 a second, so that is every four minutes at most.
+COMPACT_BYTES = 256 << 20
+COMPACT_OBJECTS = 5_000
+
+_BACKOFF_S, _BACKOFF_S_MAX = 0.1, 5.0
+#: A store that must not be used is looked at again after this.
+_REFUSED_S = 30.0
+#: How long an orderly end waits for the store.
+_FINISH_S = 5.0
+
+
+class Place(NamedTuple):
+    """The store, and who writes to it."""
+
+    store: ColdStore
+    #: Names the data directory, for good.
+    server: str
+    shard: int
+    #: Which shard has which slots, as in the manifest.
+    slots: list[tuple[int, int, int]]
+    #: A folder on this disk in which a base is put together.
+    folder: str
+    flush_ms: int = 50
+    compact_bytes: int = COMPACT_BYTES
+    compact_objects: int = COMPACT_OBJECTS
+
+
+class Uploads:
+    def __init__(
+        self,
+        machine: Machine,
+        place: Place,
+        disk: DiskLike,
+        segments: SegmentStore,
+        *,
+        now_ms: Callable[[], int],
+        wait_durable: Callable[[int], Awaitable[bool]],
+        on_uploaded: Callable[[Outcome], None],
+        pins: set[Name],
+        on_unpinned: Callable[[], None],
+        file_bytes: int,
+    ) -> None:
+        self._machine = machine
+        self._uploading = machine.uploading
+        self._place = place
+        self._disk = disk
+        self._segments = segments
+        self._now_ms = now_ms
+        self._wait_durable = wait_durable
+        self._on_uploaded = on_uploaded
+        self._pins = pins
+        self._on_unpinned = on_unpinned
+        self._file_bytes = file_bytes
+        self._wanted = trio.Event()
+        self._next_put = 0.0
+        #: Since the last base: objects, those of earlier lives included, and the bytes of this life's.
+        self._objects = 0
+        self._bytes = 0
+        self._is_compacting = False
+        self._is_away = False
+        #: Of this life, for whoever looks on.
+        self._objects_put = self._bytes_put = self._bases_put = self._failures = 0
+
+    def __repr__(self) -> str:
+        return f"<Uploads of shard {self._place.shard}: {self._objects} objects since the last base>"
+
+    def report(self) -> ObjectsReport:
+        return ObjectsReport(
+            objects=self._objects_put,
+            bytes=self._bytes_put,
+            bases=self._bases_put,
+            failures=self._failures,
+            backlog_bytes=self._uploading.pending_bytes,
+        )
+
+    def wake(self) -> None:
+        """There may be something to do."""
+        self._wanted.set()
+
+    async def run(self) -> None:
+        await self._count_objects()
+        async with trio.open_nursery() as nursery:
+            while True:
+                self._wanted = trio.Event()
+                if not self._uploading.has_work:
+                    await self._wanted.wait()
+                elif self._uploading.needs_base_lsn:
+                    if not self._is_compacting:
+                        await self._base()
+                    else:  # its end wakes us
+                        await self._wanted.wait()
+                else:
+                    await self._put_group()
+                    if self._is_due and not self._is_compacting:
+                        self._is_compacting = True
+                        nursery.start_soon(self._compact)
+
+    async def finish(self) -> None:
+        """What is left, if it can be there soon: then the next life has nothing to catch up with."""
+        with trio.move_on_after(_FINISH_S):
+            while self._uploading.has_work and not self._uploading.needs_base_lsn:
+                await self._put_group()
+
+    async def _count_objects(self) -> None:
+        """Lives that are short must not add up to a log that is never folded up."""
+        chain = self._uploading.chain
+
+        def count() -> None:
+            root = f"{objectlog.ROOT}{chain}/log/"
+            self._objects = sum(1 for _ in self._place.store.names(root))
+
+        if chain:
+            await self._try(count, "a look at what is there")
+
+    # -- groups
+
+    async def _put_group(self) -> None:
+        await trio.sleep_until(self._next_put)
+        self._next_put = trio.current_time() + self._place.flush_ms / 1000
+        group = self._uploading.group(OBJECT_BYTES_MAX)
+        if not group:
+            return
+        chain = ChainName.parse(self._uploading.chain)
+        assert chain is not None, "a chain begins with a base"
+        log_name = LogName(group[0].lsn, group[-1].lsn, self._machine.forwarding.outboxes.shard_life)
+        name = chain.root + log_name.text
+        content = self._encoded(name, group, log_name)
+        put = partial(
+            self._place.store.put,
+            name,
+            [content],
+            size=len(content),
+            checksum=xxh3_64_intdigest(content),
+        )
+        backoff_s = _BACKOFF_S
+        while not await self._try(put, "changes of object boxes"):
+            await trio.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, _BACKOFF_S_MAX)
+        self._objects += 1
+        self._objects_put += 1
+        self._bytes += len(content)
+        self._bytes_put += len(content)
+        self._on_uploaded(self._uploading.moved(chain.text, log_name.last_lsn, is_base=False))
+
+    def _encoded(self, name: str, group: Sequence[Pending], log_name: LogName) -> bytes:
+        return objectlog.encode(
+            name,
+            [(each.lsn, each.change) for each in group],
+            previous_lsn=self._uploading.tail_lsn,
+            last_lsn=log_name.last_lsn,
+            life=log_name.life,
+        )
+
+    async def _try(self, work: Callable[[], object], what: str) -> bool:
+        """Whether the store has done it. Trouble is told when it begins and when it ends."""
+        try:
+            # An end of the shard does not wait: whatever becomes of it, it may be done again.
+            await trio.to_thread.run_sync(work, abandon_on_cancel=True)
+        except (ColdError, Unreachable, Corrupt, OSError) as error:
+            if not self._is_away:
+                log.warning(
+                    "the object store does not take what it should; trying on", what=what, error=str(error)
+                )
+            self._is_away = True
+            self._failures += 1
+            return False
+        if self._is_away:
+            log.info("the object store takes what it should again")
+        self._is_away = False
+        return True
+
+    # -- bases
+
+    @property
+    def _is_due(self) -> bool:
+        place = self._place
+        return self._objects >= place.compact_objects or self._bytes >= place.compact_bytes
+
+    async def _compact(self) -> None:
+        try:
+            await self._base()
+        finally:
+            self._is_compacting = False
+            self.wake()
+
+    async def _base(self) -> None:
+        """Takes a base and puts it there, trying until it is. A base of a moment ago would do, but what has
+        gathered meanwhile is in one of now."""
+        backoff_s = _BACKOFF_S
+        while True:
+            chain = await self._chain()
+            if chain is not None:
+                objects, bytes_before = self._objects, self._bytes
+                parts = parts_of(self._machine, keep=lambda box: box.is_object)
+                self._pins.update(_names_in(parts))
+                try:
+                    if not await self._wait_durable(parts.state.lsn):
+                        return
+                    is_there = await self._try(
+                        partial(self._write_base, chain, parts), "a base of object boxes"
+                    )
+                finally:
+                    self._pins.clear()
+                    self._on_unpinned()
+                if is_there:
+                    self._bases_put += 1
+                    self._objects -= objects
+                    self._bytes -= bytes_before
+                    lsn = parts.state.lsn
+                    del parts
+                    self._on_uploaded(self._uploading.moved(chain.text, lsn, is_base=True))
+                    follows = list(self._uploading.follows)
+                    tidy = partial(chains.tidy, self._place.store, self._disk, chain, follows=follows)
+                    await self._try(tidy, "the removal of what is not needed any more")
+                    return
+            await trio.sleep(_REFUSED_S if self._uploading.refusal else backoff_s)
+            backoff_s = min(2 * backoff_s, _BACKOFF_S_MAX)
+
+    async def _chain(self) -> ChainName | None:
+        """The chain that is being written, or a new one; None when the store is away, or another's. So it is
+        asked before anything is put together for it."""
+        place, found = self._place, list[chains.Found]()
+        chain = ChainName.parse(self._uploading.chain)
+        if chain is not None:
+            probe = partial(place.store.size, f"{chain.root}backups/{objectlog.base_id(0)}.json")
+            return chain if await self._try(probe, "a look at what is there") else None
+        if not await self._try(lambda: found.extend(chains.survey(place.store)), "a look at what is there"):
+            return None
+        try:
+            name = chains.next_name(
+                found, shard=place.shard, server=place.server, follows=self._uploading.follows
+            )
+        except chains.ForeignChains as error:
+            if not self._uploading.refusal:
+                log.error("the object store cannot be used for object boxes", reason=str(error))
+            self._uploading.refusal = str(error)
+            return None
+        self._uploading.refusal = ""
+        return name
+
+    def _write_base(self, chain: ChainName, parts: Parts) -> None:
+        """In a thread."""
+        folder, taken_ms = self._place.folder, self._now_ms()
+        # What is in the store is in the store: nothing of it is to be hidden from those who restore it.
+        for at, facts in enumerate(parts.state.boxes):
+            parts.state.boxes[at] = _all_shown(facts)
+        remove_tree(self._disk, folder)
+        write_export(self._disk, folder, parts, now_ms=taken_ms, file_bytes=self._file_bytes)
+        try:
+            target = chains.target_of(self._place.store, self._disk, chain)
+            source = ShardSource(folder, self._segments, taken_ms)
+            target.take([source], self._place.slots, id=objectlog.base_id(parts.state.lsn))
+        finally:
+            remove_tree(self._disk, folder)
+
+
+def _names_in(parts: Parts) -> set[Name]:
+    return {
+        Name(facts.generation, segment.first_seq, segment.serial)
+        for facts in parts.state.boxes
+        for segment in facts.segments
+    }
+
+
+def _all_shown(facts: BoxFacts) -> BoxFacts:
+    return msgspec.structs.replace(facts, shown=None)
