@@ -1,4 +1,4 @@
-"""A Spark home whose Python workers start three times as quickly.
+"""A Spark home whose Python workers start three times as quickly, and that says nothing but errors.
 
 Workers import pyspark from an archive inside Spark's home, `python/lib/pyspark.zip`, which holds no compiled
 code: each of them compiles it anew, most of a second. Every query needs several workers, and Spark gives a
@@ -22,6 +22,19 @@ from streams.spark.java import cache
 
 _ARCHIVE = "pyspark.zip"
 
+#: What Spark tells before it has read its settings, it tells as this file says. Level and pattern alone.
+_LOGGING = """\
+rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = stderr
+logger.shell.name = org.apache.spark.api.python.PythonGatewayServer
+logger.shell.level = error
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %d{yy/MM/dd HH:mm:ss} %p %c{1}: %m%n%ex
+"""
+
 
 def spark_home() -> Path | None:
     """The home made of links; None where pyspark is not installed as pip does it, or links cannot be made."""
@@ -32,7 +45,9 @@ def spark_home() -> Path | None:
     if not (package / "bin").is_dir() or not (package / "python" / "lib" / _ARCHIVE).is_file():
         return None
     # What is linked to: another environment, or another version in the same one, has a home of its own.
-    linked = "\n".join([str(package), *sorted(path.name for path in (package / "python" / "lib").iterdir())])
+    linked = "\n".join(
+        [_LOGGING, str(package), *sorted(path.name for path in (package / "python" / "lib").iterdir())]
+    )
     name = hashlib.sha256(linked.encode()).hexdigest()[:16]
     home = cache() / f"home-{name}-py{sys.version_info.major}{sys.version_info.minor}"
     if not home.is_dir():
@@ -48,8 +63,10 @@ def _make(home: Path, package: Path) -> None:
     fresh = Path(tempfile.mkdtemp(dir=home.parent))
     try:
         for path in package.iterdir():
-            if path.name != "python":
+            if path.name not in ("python", "conf"):
                 (fresh / path.name).symlink_to(path)
+        (fresh / "conf").mkdir()
+        (fresh / "conf" / "log4j2.properties").write_text(_LOGGING)
         lib = fresh / "python" / "lib"
         (lib / _ARCHIVE).mkdir(parents=True)
         (lib / _ARCHIVE / "pyspark").symlink_to(package)

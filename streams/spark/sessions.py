@@ -65,10 +65,10 @@ def session(
     settings = {"spark.sql.session.timeZone": "UTC"}
     if master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-        home = spark_home() if "SPARK_HOME" not in os.environ else None
-        if home is not None:
-            os.environ["SPARK_HOME"] = str(home)
         settings = dict(_LOCAL)
+        home = spark_home()
+        if home is not None and os.environ.setdefault("SPARK_HOME", str(home)) == str(home):
+            del settings["spark.log.level"]  # it is that home's, and to set it again is told on stderr
     builder = SparkSession.builder.master(master).appName(app)
     for name, value in {**settings, **(config or {})}.items():
         builder = builder.config(name, str(value))

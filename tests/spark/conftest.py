@@ -55,6 +55,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             "spark.sql.codegen.wholeStage": "false",
             "spark.sql.codegen.factoryMode": "NO_CODEGEN",
             "spark.driver.memory": "1g",
+            # On a machine that is busy with other things, nobody is given up because he is slow.
+            "spark.network.timeout": "600s",
+            "spark.executor.heartbeatInterval": "60s",
+            "spark.python.authenticate.socketTimeout": "300s",
             "spark.local.dir": folder,
             "spark.sql.warehouse.dir": folder / "warehouse",
             "spark.sql.python.filterPushdown.enabled": "true",

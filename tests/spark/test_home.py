@@ -19,6 +19,7 @@ def test_workers_of_a_home_of_links_import_what_pip_has_compiled(
     home = spark_home()
     assert home is not None and home.is_relative_to(tmp_path) and spark_home() == home
     assert (home / "bin" / "spark-submit").is_file() and any((home / "jars").glob("spark-core*.jar"))
+    assert "rootLogger.level = error" in (home / "conf" / "log4j2.properties").read_text()
     # As Spark sets it for its workers.
     paths = [str(path) for path in sorted((home / "python" / "lib").iterdir())]
     assert len(paths) == 2

@@ -83,15 +83,14 @@ def rollup(
     if max_records is not None:
         reader = reader.option("maxRecordsPerTrigger", max_records)
     counted = _counted(reader.load(",".join(boxes)), window, aggregates, by, time, late)
-    options = site.options() | {"box": to, "node": "rollup"}
+    written: list[int] = []
 
     def write(rows: DataFrame, batch: int) -> None:
         # The mode "update" is not open to Python sinks. A batch write under the query's id and the number
         # of the micro-batch is the same transaction that the sink itself would make.
         app = rows.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
         assert app is not None, "a micro-batch knows its query"
-        sink = rows.write.format("streams").options(**options)
-        sink.option("txnAppId", app).option("txnVersion", str(batch)).mode("append").save()
+        written.append(site.write(rows, writer=app, epoch=batch, box=to, node="rollup"))
 
     query = (
         counted.writeStream.foreachBatch(write)
@@ -101,13 +100,9 @@ def rollup(
         .start()
     )
     query.awaitTermination()
-    progress = [each for each in query.recentProgress if each.numInputRows or each.sink.numOutputRows > 0]
-    return Rollup(
-        to,
-        sum(each.numInputRows for each in progress),
-        sum(max(0, each.sink.numOutputRows) for each in progress),
-        len(progress),
-    )
+    # Spark does not know how many rows such a sink takes.
+    examined = [each.numInputRows for each in query.recentProgress if each.numInputRows]
+    return Rollup(to, sum(examined), sum(written), len(written))
 
 
 def _reached(spark: SparkSession, checkpoint: str) -> offsets.Offset:
