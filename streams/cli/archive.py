@@ -139,8 +139,8 @@ def import_(target: Target, box: str, source: str, data_only: bool, keep_ts: boo
             count = _import(client.box(box), sys.stdin.buffer, None, data_only, keep_ts)
     else:
         path = Path(source)
-        if not path.exists():
-            raise output.Refusal(f"there is no file {path}")
+        if not path.is_file():
+            raise output.Refusal(f"there is no file {path}; what comes out of a pipe is imported with -")
         place = _Place(path, box)
         if place.exists() and not resume:
             raise output.Refusal(

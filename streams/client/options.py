@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypedDict
 
 from streams.client.retry import Retry
+from streams.protocol.boxes import Durability
 
 
 class Times(TypedDict, total=False):
@@ -23,7 +24,7 @@ class BoxSettings(TypedDict, total=False):
     cap_records: int
     cap_bytes: int
     discard: Literal["old", "reject"]
-    durability: Literal["memory", "disk", "fsync"]
+    durability: Durability
     durable: bool
     priority: int | None
     auto_priority: bool

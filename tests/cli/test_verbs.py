@@ -353,6 +353,13 @@ def test_an_import_stops_at_a_bad_line_and_goes_on_when_it_is_mended(
     assert [item.data for item in client.box("mended").read()] == list(range(6000))  # type: ignore[union-attr]
 
 
+def test_a_pipe_is_imported_as_standard_input(shell: Shell) -> None:
+    os.mkfifo(shell.folder / "pipe")
+    ran = shell("import", "piped", "pipe")
+    assert ran.returncode == 2 and b"imported with -" in ran.stderr
+    assert shell.lines("import", "piped", "-", given=b'{"data": 1}\n') == [{"box": "piped", "records": 1}]
+
+
 def test_an_import_that_was_refused_is_not_uncertain_later(shell: Shell, client: streams.Client) -> None:
     client.box("crowded").create(cap_records=3, discard="reject")
     client.box("crowded").append_batch([-1, 0])
