@@ -37,7 +37,7 @@ import structlog
 import trio
 
 from shard.cache import PayloadCache
-from shard.committer import Committer, CommitterStatistics
+from shard.committer import APPEND_NOW_BYTES_MAX, Committer, CommitterStatistics
 from shard.core.changes import ShardState
 from shard.core.machine import Machine, Missing, Outcome
 from shard.core.priority import HELD_UP_TO, Pacing
@@ -423,6 +423,11 @@ class Engine:
             self._staged.append(frames.encode(lsn, change))
         self._staged_sync = self._staged_sync or sync
         self._staged_logged_matters = self._staged_logged_matters or not outcome.until_durable
+
+    def leaves_to_thread(self, size: int) -> bool:
+        """Whether the next `flush`, of commands of about this size, is likely to go through the committer's
+        thread. What is logged of a write is somewhat longer than its body."""
+        return self._staged_sync or size > APPEND_NOW_BYTES_MAX * 3 // 4
 
     def flush(self) -> None:
         """Logs what one wake-up has staged: a little of it at once, more through the committer's thread."""

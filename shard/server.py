@@ -51,6 +51,8 @@ _JOIN_BYTES_MAX = 2048
 #: work at once. The price is one write to the log and one `sendmsg`, as much as one or two single records.
 _FLUSH_MESSAGES = 32
 _FLUSH_BYTES = 64 * 1024
+#: The same for what the log's own thread has to write, which is a hop there and back more.
+_HOP_MESSAGES = 8
 _EXHAUSTED_WAIT_S = 0.1
 _PEER_CREDENTIALS = struct.Struct("3i")
 
@@ -343,10 +345,17 @@ class _Connection:
             self._handle(message)
             number += 1
             size += len(message.body)
-            if number == _FLUSH_MESSAGES or size >= _FLUSH_BYTES:
+            if (number >= _HOP_MESSAGES or size >= _FLUSH_BYTES) and self._is_enough(number, size):
                 server.flush_all()
                 number = size = 0
         server.flush_all()
+
+    def _is_enough(self, number: int, size: int) -> bool:
+        """Whether so much of a wake-up is worth handing on by itself."""
+        engine = self._server.engine
+        if engine is not None and engine.leaves_to_thread(size):
+            return number >= _HOP_MESSAGES
+        return number >= _FLUSH_MESSAGES or size >= _FLUSH_BYTES
 
     def _handle(self, message: wire.Message) -> None:
         server = self._server
