@@ -42,7 +42,7 @@ AIMS: Final = (
         "watch-1-p50",
         "watch-1-p99",
     ),
-    *("watch-100-p50", "direct-1000", "ram-per-record", "replay"),
+    *("watch-100-p50", "direct-1000", "direct-columns-5000", "ram-per-record", "replay"),
 )
 #: Those that fill a server with millions of records are measured once.
 ONCE: Final = frozenset({"ram-per-record", "replay"})
