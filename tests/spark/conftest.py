@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import streams
+from streams.protocol.slots import SLOTS, slot_of
 from streams.testing import Server, running_server
 
 if TYPE_CHECKING:
@@ -32,9 +33,13 @@ def client(server: Server) -> Iterator[streams.Client]:
 
 @pytest.fixture
 def name(request: pytest.FixtureRequest) -> str:
-    """A box that nobody else uses, and that says whose it is."""
+    """A box that nobody else uses, and that says whose it is. Boxes `NAME.0` to `NAME.11` are on all of the
+    four shards; with any name, one in eight would leave one out."""
     words = re.sub(r"[^a-z0-9]+", "-", request.node.originalname.removeprefix("test_").lower())
-    return f"{words[:40].strip('-')}.{uuid.uuid4().hex[:8]}"
+    while True:
+        found = f"{words[:40].strip('-')}.{uuid.uuid4().hex[:8]}"
+        if len({slot_of(f"{found}.{n}") * 4 // SLOTS for n in range(12)}) == 4:
+            return found
 
 
 @pytest.fixture(scope="session")
