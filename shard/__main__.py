@@ -149,13 +149,15 @@ class Shard:
             txn_ttl_ms=config.txn_ttl_ms,
             has_store=bool(config.cold_dir),
             streams_in_store=config.s2_durability == "object",
-            backlog_bytes_max=config.object_backlog_bytes,
+            # What waits is unsealed, and more of that than twice the cache would hold up all writers.
+            backlog_bytes_max=min(config.object_backlog_bytes, config.cache_bytes),
         )
         self._wal = Wal(disk, f"{directory}/wal", file_bytes=config.wal_file_bytes)
         self._snapshots = Snapshots(disk, f"{directory}/snapshot")
         cold = open_cold_store(config.cold_dir, disk)
         self._store = SegmentStore(disk, f"{directory}/segments", cold)
-        self._place = place_of(arguments, cold, f"{directory}/object-base") if cold is not None else None
+        self._base_folder = f"{directory}/object-base"
+        self._place = place_of(arguments, cold, self._base_folder) if cold is not None else None
         listener, *tcp = [socket.socket(fileno=fd) for fd in arguments.listen_fds]
         self._peers = peers_of(arguments) if tcp else None
         self._server = Server(listener, limits_of(config), config.thresholds, tcp, self._peers)
@@ -246,6 +248,7 @@ class Shard:
         )
         self._store.remove_leftovers()
         remove_tree(self._disk, self._export_folder)
+        remove_tree(self._disk, self._base_folder)
         gc.collect()
         gc.freeze()
         gc.set_threshold(100_000, 50, 100)

@@ -107,8 +107,9 @@ def next_name(chains: Sequence[Found], *, shard: int, server: str, follows: Iter
     foreign = sorted({chain.name.server for chain in chains if chain.name.server not in known})
     if foreign:
         raise ForeignChains(
-            f"it holds what {len(foreign)} other data directories have put there; put that back with "
-            "`streams restore` first, or give this server another place with STREAMS_COLD_DIR"
+            f"it holds what {len(foreign)} other data directories have put there: put that back with "
+            "`streams restore`, or give this server another place with STREAMS_COLD_DIR, or remove "
+            f"{objectlog.ROOT} there if nobody needs it"
         )
     number = max((chain.name.number for chain in chains), default=0) + 1
     return ChainName(number, shard, server)

@@ -411,6 +411,10 @@ class Engine:
             return
         parked = self._until_durable if outcome.until_durable else self._until_logged
         if outcome.until_uploaded:
+            refusal = self.machine.uploading.stuck()
+            if refusal is not None:  # what it rests on will not be there soon; a write was told so before
+                ticket.answer(refusal, 0.0, 0.0)
+                return
             parked = self._until_uploaded
         if not parked or parked[-1][0] <= lsn:
             parked.append((lsn, ticket, reply))

@@ -297,7 +297,7 @@ class Config:
         "bytes",
         64 << 20,
         "What may wait for the cold store, in each shard, before further writes to boxes of class object are "
-        "told to come later.",
+        "told to come later; no more than STREAMS_CACHE_BYTES.",
         least=64 << 10,
         most=1 << 40,
     )

@@ -195,15 +195,20 @@ class Uploading:
         """Whether a command that writes has to be turned away because of the store."""
         if not self._concerns(command):
             return None
-        if not self.is_enabled or self.refusal:
-            why = self.refusal or "there is none: set STREAMS_COLD_DIR"
-            return ColdStoreUnavailable(f"writes to boxes of class object need the object store, and {why}")
+        if not self.is_enabled:
+            return _no_store("there is none: set STREAMS_COLD_DIR")
+        if self.refusal:
+            return self.stuck()
         if self.pending_bytes > self.backlog_bytes_max or len(self._pending) > PENDING_MAX:
             return Throttled(
                 f"{self.pending_bytes} bytes wait for the object store; try again when it has taken some",
                 limit="object_backlog",
             )
         return None
+
+    def stuck(self) -> StreamsError | None:
+        """What to tell those who would have to wait for a store that is not to be used."""
+        return _no_store(self.refusal) if self.refusal else None
 
     def _concerns(self, command: Command) -> bool:
         box = self._machine.boxes.get(getattr(command, "box", ""))
@@ -322,3 +327,7 @@ class Uploading:
         if self.is_on and (not self.chain or self.lsn < self._restored_lsn):
             self.require_base(self.lsn + 1)
         self._machine.moves.uploaded(self.lsn)
+
+
+def _no_store(why: str) -> ColdStoreUnavailable:
+    return ColdStoreUnavailable(f"boxes of class object need the object store, and {why}")

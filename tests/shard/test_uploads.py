@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 
 from shard import chains
+from shard.reshard import Plan, reshard
 from shard.storage.cold import FolderCold
 from shard.storage.files import Disk
 from streams.protocol import commands
 from streams.protocol.errors import BoxNotFound, ColdStoreUnavailable, InvalidRequest, Throttled
+from streams.protocol.slots import SLOTS, slot_of
 from tests.support.machines import records_of
 from tests.support.objects import FaultyStore, Life, living, put_back
 
@@ -193,8 +195,9 @@ async def test_a_store_that_holds_what_another_server_put_there_is_not_written_t
         asked = life.send(commands.PutBox("b", commands.BoxPatch(durability="object")))  # type: ignore[attr-defined]
         await life.until(lambda: bool(life.machine.uploading.refusal))
         assert asked.found is None
-        with pytest.raises(ColdStoreUnavailable, match="streams restore"):
-            await life.append("yours")
+        for command in (life.write("yours"), life.send(commands.GetState("b", False))):
+            told = await command.reply()
+            assert isinstance(told, ColdStoreUnavailable) and "streams restore" in str(told)
     assert list(store.names()) == before
 
 
@@ -214,3 +217,37 @@ async def test_a_server_that_was_restored_goes_on_in_a_chain_of_its_own(
         assert chains.survey(store)[0].name.server == "2"
     machine, _ = put_back(store, tmp_path / "back-again")
     assert list(machine.boxes) == ["b"] and restored(machine) == [1, 2]
+
+
+async def test_after_resharding_each_slot_is_told_by_one_chain_at_any_time(
+    tmp_path: Path, store: FaultyStore
+) -> None:
+    names = [f"box-{number}" for number in range(8)]
+    slots = [(0, SLOTS // 2, 0), (SLOTS // 2, SLOTS, 1)]
+    mine = {at: [name for name in names if (slot_of(name) >= SLOTS // 2) == bool(at)] for at in (0, 1)}
+    assert len(mine[0]) >= 2 and len(mine[1]) >= 2
+    async with living(tmp_path / "shard-00", store) as life:
+        for name in names:
+            await life.put(name)
+            await life.append(name, box=name)
+    plan = Plan(
+        data_dir=str(tmp_path),
+        sources=["shard-00"],
+        targets=["shard-00-v2", "shard-01-v2"],
+        slots=slots,
+        old_slots=[(0, SLOTS, 0)],
+    )
+    reshard(Disk(), plan, boot_id="boot", now_ms=1_000_000)
+    async with living(tmp_path / "shard-01-v2", store, shard=1, slots=slots) as life:
+        gone, kept = mine[1][0], mine[1][1]
+        await life.ask(commands.DeleteBox(gone, False))
+        await life.append("newer", box=kept)
+    assert len(chains.survey(store)) == 2, "the other half is told by the old chain alone"
+    machine, _ = put_back(store, tmp_path / "back")
+    assert set(machine.boxes) == set(names) - {gone} and restored(machine, kept) == [1, 2]
+    async with living(tmp_path / "shard-00-v2", store, shard=0, slots=slots) as life:
+        await life.append("newer", box=mine[0][0])
+        await life.until(lambda: {chain.name.number for chain in chains.survey(store)} == {2, 3})
+    machine, _ = put_back(store, tmp_path / "back-again")
+    assert set(machine.boxes) == set(names) - {gone}
+    assert restored(machine, kept) == restored(machine, mine[0][0]) == [1, 2]

@@ -186,8 +186,8 @@ async def living(
     where = None
     if store is not None:
         slots = [(0, SLOTS, 0)]
-        more = {"flush_ms": 1, "slots": slots, **place}
-        where = Place(store, server=server, shard=0, folder=f"{directory}/object-base", **more)
+        more = {"flush_ms": 1, "slots": slots, "shard": 0, **place}
+        where = Place(store, server=server, folder=f"{directory}/object-base", **more)
     engine = Engine(
         made,
         wal,
