@@ -30,9 +30,7 @@ from s2_sdk import (
 
 from streams.testing import Server, running_server
 from tests.s2.conftest import Client
-
-ROOT = Path(__file__).parents[2]
-TYPESCRIPT = "@s2-dev/streamstore@0.27.0"
+from tests.support.s2_typescript import installed
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip", "zstd"])
@@ -98,11 +96,7 @@ process.exit(0);
 def test_the_typescript_sdk_appends_and_reads_over_both_of_its_transports(
     server: Server, client: Client
 ) -> None:
-    folder = ROOT / "build" / "s2-typescript"
-    folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / "node_modules" / "@s2-dev").exists():
-        install = ["npm", "install", "--no-save", "--ignore-scripts", "--prefix", str(folder), TYPESCRIPT]
-        subprocess.run(install, check=True, capture_output=True, cwd=folder)
+    folder = installed()
     script = folder / "session.mjs"
     script.write_text(SCRIPT)
     ran = subprocess.run(
