@@ -24,6 +24,8 @@ SMALL, LARGE = 100, 100_000
 BASIN: Final = "bench-s2-basin"
 #: Batches on the way at a time.
 IN_FLIGHT: Final = 32
+#: The way without the SDK: `s2frames.py`.
+FRAMES: Final = "frames"
 
 
 async def _session(stream: Any, seconds: float, size: int, count: int) -> tuple[float, int]:
@@ -108,8 +110,16 @@ async def _main(way: str, plan: dict[str, Any]) -> dict[str, float]:
 def through_sdk(bench: Bench, case: Case) -> Measured:
     if importlib.util.find_spec("s2_sdk") is None:
         raise CaseSkipped("Python's s2-sdk is not installed")
+    return _ran(bench, case, ["loadtests.s2sdk", case.plan["way"]])
+
+
+def frame_by_frame(bench: Bench, case: Case) -> Measured:
+    return _ran(bench, case, ["loadtests.s2frames"])
+
+
+def _ran(bench: Bench, case: Case, module: list[str]) -> Measured:
     plan = {"url": bench.server().url, "seconds": bench.sizes.seconds, **case.plan}
-    command = [sys.executable, "-m", "loadtests.s2sdk", case.plan["way"], json.dumps(plan)]
+    command = [sys.executable, "-m", *module, json.dumps(plan)]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=plan["seconds"] + 120)
     if ran.returncode != 0:
         raise CaseFailed(f"the client ended with {ran.returncode}: {ran.stderr}")
@@ -121,7 +131,7 @@ def through_sdk(bench: Bench, case: Case) -> Measured:
 def _case(way: str, rows: list[tuple[Row, str]], **plan: Any) -> Case:
     return Case(
         tuple(row for row, _ in rows),
-        through_sdk,
+        frame_by_frame if way == FRAMES else through_sdk,
         {"way": way, "figures": {row.key: figure for row, figure in rows}, **plan},
     )
 
@@ -151,6 +161,16 @@ S2_CASES: Final[tuple[Case, ...]] = (
         ],
         size=LARGE,
         count=8,
+    ),
+    _case(
+        FRAMES,
+        [
+            (
+                Row("s2-append-frames", "S2 append session, s2s frames, 100 B", "records/s"),
+                "append-records",
+            ),
+            (Row("s2-read-frames", "S2 read session, s2s frames, 100 B", "records/s"), "read-records"),
+        ],
     ),
 )
 
