@@ -213,6 +213,25 @@ def test_a_client_that_says_goaway_may_finish_what_it_has_begun(server: Server, 
     assert stream.bodies() == ["before", "after"]
 
 
+def test_a_follower_gets_what_the_very_batch_trims_and_later_readers_pass_it_by(
+    server: Server, stream: Client
+) -> None:
+    trim = {"headers": [["", "trim"]], "body": "\0\0\0\0\0\0\0\2"}
+    with H2c(server.port) as connection:
+        session = open_read(connection, stream, "seq_num=0")
+        connection.until(lambda: len(said(connection, session).regular) == 1)
+        batch = {"records": [{"body": "a"}, {"body": "b"}, trim]}
+        assert stream.call("POST", "/streams/s/records", batch).status_code == 200
+        connection.until(lambda: len(said(connection, session).regular) == 2)
+        found = said(connection, session).regular[1]
+        assert b"\x22\x01a" in found and b"\x22\x01b" in found
+    while (page := stream.call("GET", "/streams/s/records?seq_num=0").json())["records"][0]["seq_num"] == 0:
+        pass  # it is eventual; the core's tests say when
+    assert [record["seq_num"] for record in page["records"]] == [2]
+    assert page["tail"]["seq_num"] == stream.tail() == 3
+    assert stream.call("GET", "/streams/s/records?seq_num=0&count=1").json()["records"] == page["records"]
+
+
 def test_over_http_1_a_session_is_one_exchange(stream: Client) -> None:
     answer = stream.call("POST", "/streams/s/records", given(b"a") + given(b"b"), content_type="s2s/proto")
     assert (answer.status_code, len(Frames(answer.content).regular)) == (200, 2)
