@@ -28,6 +28,9 @@ __all__ = ["Front", "FrontLimits", "FrontName", "FrontStatistics", "serve_front"
 
 FrontName = Literal["edge", "hypercorn"]
 
+#: What the kernel holds of an answer that its client does not take. It would hold up to four megabytes of
+#: each (`tcp_wmem`), and the backlog of a crowd would be read and worded for nobody.
+UNSENT_BYTES_MAX = 128 * 1024
 #: Out of file descriptors or kernel memory: wait for some connection to end. Nothing else helps.
 _EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 _EXHAUSTED_WAIT_S = 0.1
@@ -119,6 +122,7 @@ class Front:
 
     async def run(self, task_status: trio.TaskStatus[Front] = trio.TASK_STATUS_IGNORED) -> None:
         with self._listener:
+            _bound_unsent(self._listener)
             async with self._hypercorn.running(), trio.open_nursery() as nursery:
                 nursery.start_soon(self._sweep)
                 async with self._accepting(nursery):
@@ -228,6 +232,12 @@ class Front:
                 await self._empty.wait()
         if scope.cancelled_caught:
             log.warning("connections cut off at the end of the drain", open=len(self._sockets))
+
+
+def _bound_unsent(listener: socket.socket) -> None:
+    """Every connection that is accepted has it from its listener."""
+    if listener.family in (socket.AF_INET, socket.AF_INET6):
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES_MAX)
 
 
 def _keep_alive(sock: socket.socket) -> None:

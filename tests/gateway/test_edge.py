@@ -13,7 +13,7 @@ import pytest
 import trio
 import trio.testing
 
-from gateway.edge import FrontLimits, serve_front
+from gateway.edge import UNSENT_BYTES_MAX, FrontLimits, serve_front
 from gateway.errors import response_for
 from gateway.http import Request, Response
 from streams.protocol.errors import Throttled
@@ -588,6 +588,33 @@ async def test_a_stream_ends_and_cleans_up_when_its_peer_goes_away(waits_in):
         with trio.fail_after(PATIENCE_S):
             await cleaned.wait()
             await no_connections(running)
+
+
+@pytest.mark.parametrize("front", ["edge", "hypercorn"])
+async def test_the_kernel_holds_little_for_a_reader_who_takes_nothing(front):
+    """Thousands of them would hold gigabytes, and have their backlog read for nothing."""
+    given = 0
+
+    async def endless():
+        nonlocal given
+        while True:
+            yield bytes(16_384)
+            given += 16_384
+
+    async def handler(request: Request) -> Response:
+        return Response(200, stream=endless())
+
+    async with running_front(handler, front=front) as running:
+        sock = trio.socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        await sock.connect(("127.0.0.1", running.port))
+        async with trio.SocketStream(sock) as stream:
+            await stream.send_all(GET)
+            before = -1
+            while not given or given != before:
+                before = given
+                await trio.testing.wait_all_tasks_blocked(0.1)
+            assert 0 < given <= 4 * UNSENT_BYTES_MAX
 
 
 async def test_a_stream_whose_reader_stalls_is_cut_off():
