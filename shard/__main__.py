@@ -124,6 +124,11 @@ class _Map(msgspec.Struct):
     slots: list[tuple[int, int, int]]
 
 
+def _absolute(location: str) -> str:
+    """A cold store as others name it, who may be in another folder than we are."""
+    return location if not location or "://" in location else os.path.abspath(location)
+
+
 class Shard:
     def __init__(self, arguments: ChildArgs) -> None:
         config = arguments.config
@@ -169,7 +174,7 @@ class Shard:
             "shard": self._arguments.index,
             "pid": os.getpid(),
             "ready": self._server.engine is not None,
-            "cold_dir": self._config.cold_dir,
+            "cold_dir": _absolute(self._config.cold_dir),
             "upkeep_bytes_per_s": self._config.upkeep_bytes_per_s,
             "replay_progress": 1.0 if self._server.engine else round(self._server.progress, 4),
             **self._machine.statistics(),

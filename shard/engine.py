@@ -174,7 +174,7 @@ class Engine:
             export_folder,
             now_ms=now_ms,
             wait_durable=self.wait_durable,
-            pins=self._upkeep.pinned,
+            pins=self._upkeep.pins,
             on_unpinned=self._sweep,
             file_bytes=settings.wal_file_bytes,
             bytes_per_s=settings.upkeep_bytes_per_s,
@@ -764,7 +764,7 @@ class Engine:
             while capture.step(_SNAPSHOT_BOXES):  # noqa: ASYNC110 (it waits for nothing, it leaves room)
                 await trio.sleep(rest_s)
         finally:
-            self.machine.end_snapshot()
+            self.machine.end_snapshot(capture)
         state = capture.state()
         if not await self.wait_durable(state.lsn):
             return

@@ -1,7 +1,7 @@
 """What a backup or a check of a running shard reads: its state as of one lsn, held still while it is read.
 
     begin(id) ──► state and unsealed batches of this moment ──► durable ──► <folder>/wal, <folder>/snapshot
-                  the segments it names are pinned: upkeep drops none of them
+                  taken in small steps; the segments it names are pinned: upkeep drops none of them
     renew(id) ──► goes on for another `LEASE_S`
     end(id)   ──► folder and pins go; so they do when nobody has renewed in time
 
@@ -26,14 +26,17 @@ import structlog
 import trio
 
 from shard.core.machine import Machine
+from shard.retention import Pins, names_in
 from shard.storage.files import DiskLike, remove_tree
-from shard.storage.store import Name
-from shard.transfer import Parts, ShardBuilder, parts_of, servers_of
+from shard.transfer import Parts, ShardBuilder, begin_parts, end_parts, servers_of
 from streams.protocol import wire
 from streams.protocol.errors import InvalidRequest, NotFound, ShuttingDown, StreamsError, Throttled
 from streams.protocol.names import shown
 
 log = structlog.get_logger()
+
+#: Boxes that are taken in one step, and how long others have in between: as for a snapshot (`engine.py`).
+_STEP_BOXES, _STEP_REST_S = 32, 0.002
 
 #: How long an export is kept for somebody who does not ask for it any more.
 LEASE_S = 60.0
@@ -54,7 +57,7 @@ class Exports:
         *,
         now_ms: Callable[[], int],
         wait_durable: Callable[[int], Awaitable[bool]],
-        pins: set[Name],
+        pins: Pins,
         on_unpinned: Callable[[], None],
         file_bytes: int,
         bytes_per_s: int,
@@ -78,7 +81,7 @@ class Exports:
         self._changed = trio.Event()
 
     def __repr__(self) -> str:
-        return f"<Exports {self._id or 'none'}, {len(self._pins)} segments pinned>"
+        return f"<Exports {self._id or 'none'}, {self._pins!r}>"
 
     # -- asked for
 
@@ -124,9 +127,7 @@ class Exports:
 
     async def _keep(self, id: str) -> None:
         """One export, from its begin to its end."""
-        parts = parts_of(self._machine)
-        taken_ms = self._now_ms()
-        self._pins.update(map(Name.of, self._machine.segments()))
+        parts, taken_ms = await self._take()
         if not await self._wait_durable(parts.state.lsn):
             self._tell(ShuttingDown())
             return
@@ -141,7 +142,7 @@ class Exports:
             "lsn": parts.state.lsn,
             "taken_ms": taken_ms,
             "boxes": len(parts.state.boxes),
-            "segments": len(self._pins),
+            "segments": len(self._pins.names),
         }
         del parts  # the unsealed batches are in the folder now
         self._tell(self._facts)
@@ -152,6 +153,21 @@ class Exports:
             if waited.cancelled_caught:
                 log.warning("an export was given up: nobody has asked for it in time", id=id)
                 self._is_wanted = False
+
+    async def _take(self) -> tuple[Parts, int]:
+        """Everything as of this moment, and the moment."""
+        self._pins.is_all = True
+        capture, taken_ms = begin_parts(self._machine), self._now_ms()
+        try:
+            while capture.step(_STEP_BOXES):  # noqa: ASYNC110 (it waits for nothing, it leaves room)
+                await trio.sleep(_STEP_REST_S)
+        except BaseException:
+            self._machine.end_snapshot(capture)
+            raise
+        parts = end_parts(self._machine, capture)
+        self._pins.names = await trio.to_thread.run_sync(names_in, parts.state)
+        self._pins.is_all = False
+        return parts, taken_ms
 
     def _remove_folder(self) -> None:
         try:
@@ -167,7 +183,7 @@ class Exports:
     def _release(self) -> None:
         self._id, self._is_wanted = "", False
         self._facts = None
-        self._pins.clear()
+        self._pins.release()
         self._on_unpinned()
 
     def _write(self, parts: Parts, taken_ms: int) -> None:

@@ -183,7 +183,8 @@ class _Resharding:
         return [(self._builders[shard], mine) for shard, mine in sorted(found.items())]
 
     def _refuse_if_full(self, machine: Machine, parts: Parts, source: str) -> None:
-        needed = _SPARE_BYTES + sum(len(batch.blob) + _FRAME_BYTES for batch in parts.batches.values())
+        unsealed = (batch for tail in parts.tails.values() for batch in tail)
+        needed = _SPARE_BYTES + sum(len(batch.blob) + _FRAME_BYTES for batch in unsealed)
         needed += _BOX_BYTES * len(parts.state.boxes)
         if not self._has_links:
             directory = f"{source}/segments"

@@ -53,6 +53,21 @@ class Retention:
         return through
 
 
+class Pins:
+    """Segments that somebody reads: they stay although nobody names them any more. All of them do while it is
+    being found out which ones those are."""
+
+    def __init__(self) -> None:
+        self.names: set[Name] = set()
+        self.is_all = False
+
+    def __repr__(self) -> str:
+        return f"<Pins {'of all' if self.is_all else len(self.names)} segments>"
+
+    def release(self) -> None:
+        self.names, self.is_all = set(), False
+
+
 def names_in(state: ShardState) -> set[Name]:
     """The segments that a snapshot names."""
     return {

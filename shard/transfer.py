@@ -28,6 +28,7 @@ from typing import NamedTuple
 import msgspec
 
 from shard.core.box import Box
+from shard.core.capture import Capture
 from shard.core.changes import BatchKept, BoxFacts, MarkFacts, ShardState, ShardStopped
 from shard.core.machine import Machine
 from shard.recovery import OpenSegment, Recovered, recover
@@ -53,25 +54,32 @@ class Parts(NamedTuple):
     """A shard as of one lsn, but for the payloads of its segments."""
 
     state: ShardState
-    #: By the lsn under which `state` names them.
-    batches: dict[int, Batch]
+    #: By generation: the unsealed batches that `state` names, in order, and those with nothing live.
+    tails: dict[int, list[Batch]]
 
     def batches_of(self, facts: BoxFacts) -> list[Batch]:
-        return [self.batches[lsn] for lsn in array("Q", facts.batches) if lsn]
+        lsns = array("Q", facts.batches)
+        tail = self.tails.get(facts.generation, [])
+        return [batch for lsn, batch in zip(lsns, tail, strict=True) if lsn]
 
 
 def parts_of(machine: Machine, keep: Callable[[Box], bool] | None = None) -> Parts:
     """What must be written down of a machine, or of the boxes of it that are to be kept. Shares its batches,
     which never change, and nothing else."""
+    capture = begin_parts(machine, keep)
+    capture.step(len(machine.generations))
+    return end_parts(machine, capture)
+
+
+def begin_parts(machine: Machine, keep: Callable[[Box], bool] | None = None) -> Capture:
+    """The same in steps, while the machine goes on."""
     assert not machine.txns.unkept, "every batch has a frame of its own once a life has begun"
-    batches = {
-        batch.lsn: batch
-        for box in machine.unsealed.values()
-        if keep is None or keep(box)
-        for batch in box.log.tail
-        if batch.dead < batch.count
-    }
-    return Parts(machine.snapshot(keep), batches)
+    return machine.begin_snapshot(keep, with_batches=True)
+
+
+def end_parts(machine: Machine, capture: Capture) -> Parts:
+    machine.end_snapshot(capture)
+    return Parts(capture.state(), capture.tails)
 
 
 def servers_of(state: ShardState) -> list[str]:

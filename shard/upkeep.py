@@ -41,6 +41,7 @@ from shard.core.upkeep import (
     plan_rewrite,
     plan_seal,
 )
+from shard.retention import Pins
 from shard.storage.files import Corrupt
 from shard.storage.store import Name, SegmentStore, Unreachable
 from streams.protocol.records import Batch
@@ -115,8 +116,7 @@ class Upkeep:
         self.moved = 0
         self._cold_again_at = 0.0
         self._named: set[Name] | None = None
-        #: Segments that somebody is reading: they stay although nobody names them any more.
-        self.pinned: set[Name] = set()
+        self.pins = Pins()
         #: The same for a base that is being put into the object store.
         self.pinned_for_base: set[Name] = set()
 
@@ -144,7 +144,7 @@ class Upkeep:
 
     async def step(self) -> bool:
         """Does the next piece of work; whether there was any."""
-        if self._named is not None:
+        if self._named is not None and not self.pins.is_all:
             await self._sweep()
         kept = self._machine.keep_held(self._pinned_lsn())
         if kept is not None:
@@ -186,7 +186,8 @@ class Upkeep:
         """Drops files that nobody names. Between two pieces of work there is no segment that is written and
         not named yet."""
         assert self._named is not None
-        named, self._named = self._named | self.pinned | self.pinned_for_base, None
+        of_snapshots, self._named = self._named, None
+        named = of_snapshots | self.pinned_for_base
         cold: set[Name] = set()
         # Meanwhile others only ever let go of segments, so what is there at the end was met on the way.
         for number, box in enumerate(list(self._machine.generations.values()), 1):
@@ -199,6 +200,10 @@ class Upkeep:
         # What the machine does not name any more, it may name again until the log says so for good.
         if not await self._wait_durable(self._machine.lsn):
             return
+        if self.pins.is_all:  # since this began; somebody may read what it has not met any more
+            self._named = self._named or of_snapshots
+            return
+        named |= self.pins.names | self.pinned_for_base
         try:
             await self._in_thread(self._store.remove_unnamed, named, cold)
         except Unreachable as trouble:

@@ -4,7 +4,8 @@
                ▲ before(change)                  whoever is about to change a box has it taken first
 
 So what comes out is the state at the lsn of `begin`, however long it took, and nobody waits longer than one
-step: with a hundred thousand boxes all at once would take half a second.
+step: with a hundred thousand boxes all at once would take half a second. Unsealed batches come out too if
+they are asked for: they never change, so that only the list of them is copied.
 
 Rules of the file
 - `Machine.apply` calls `before` for every change while a capture is under way.
@@ -18,13 +19,17 @@ from collections.abc import Mapping
 
 from shard.core.box import Box
 from shard.core.changes import BoxFacts, Change, ShardState, TxnCommitted
+from streams.protocol.records import Batch
 
 
 class Capture:
-    def __init__(self, state: ShardState, boxes: Mapping[int, Box]) -> None:
+    def __init__(self, state: ShardState, boxes: Mapping[int, Box], *, with_batches: bool = False) -> None:
         """`state` has everything but the boxes."""
         self._state = state
         self._left = dict(boxes)
+        self._with_batches = with_batches
+        #: By generation, and in the order in which the facts of a box name them.
+        self.tails: dict[int, list[Batch]] = {}
 
     def __repr__(self) -> str:
         return f"<Capture at lsn {self.lsn}, {len(self._left)} boxes left>"
@@ -53,6 +58,8 @@ class Capture:
     def _take(self, box: Box) -> None:
         facts: BoxFacts = box.facts(leases_kept=self._state.stopped_clean)
         self._state.boxes.append(facts)
+        if self._with_batches and facts.batches:
+            self.tails[box.generation] = box.log.tail.copied()
         oldest = None if box.is_memory else box.log.tail.oldest
         if oldest is not None:
             self._state.needs_lsn = min(self._state.needs_lsn, oldest.lsn)

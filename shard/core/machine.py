@@ -169,7 +169,8 @@ class Machine:
         self._keys = 0
         self._deleted_lsn = 0
         #: The snapshot that is being taken.
-        self._capture: Capture | None = None
+        #: Snapshots that are being taken.
+        self._captures: list[Capture] = []
         # Visibility that waits: in lsn order, because lsns are given in order.
         self._until_logged: deque[_Pending] = deque()
         self._until_durable: deque[_Pending] = deque()
@@ -260,8 +261,8 @@ class Machine:
 
     def apply(self, change: Change, lsn: int) -> None:
         """Makes a fact true. `lsn` is 0 for facts that are never logged (memory boxes)."""
-        if self._capture is not None:
-            self._capture.before(change)
+        for capture in self._captures:
+            capture.before(change)
         if lsn:
             assert lsn == self.lsn + 1, "LSN"
             self.lsn = lsn
@@ -1083,13 +1084,17 @@ class Machine:
         capture.step(len(self.boxes))
         return capture.state()
 
-    def begin_snapshot(self) -> Capture:
+    def begin_snapshot(
+        self, keep: Callable[[Box], bool] | None = None, *, with_batches: bool = False
+    ) -> Capture:
         """The same in steps, while the machine goes on; `end_snapshot` follows, whatever came of it."""
-        assert self._capture is None, "one snapshot at a time"
-        self._capture = self._new_capture()
-        return self._capture
+        capture = self._new_capture(keep, with_batches=with_batches)
+        self._captures.append(capture)
+        return capture
 
-    def _new_capture(self, keep: Callable[[Box], bool] | None = None) -> Capture:
+    def _new_capture(
+        self, keep: Callable[[Box], bool] | None = None, *, with_batches: bool = False
+    ) -> Capture:
         state = ShardState(
             lsn=self.lsn,
             needs_lsn=self.txns.oldest_lsn or self.lsn + 1,
@@ -1111,10 +1116,10 @@ class Machine:
         boxes = self.generations
         if keep is not None:
             boxes = {generation: box for generation, box in boxes.items() if keep(box)}
-        return Capture(state, boxes)
+        return Capture(state, boxes, with_batches=with_batches)
 
-    def end_snapshot(self) -> None:
-        self._capture = None
+    def end_snapshot(self, capture: Capture) -> None:
+        self._captures.remove(capture)
 
     def restore(self, state: ShardState) -> Wanted:
         """Takes over a snapshot. Returns what it names and does not hold."""

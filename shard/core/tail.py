@@ -76,6 +76,10 @@ class Tail:
             return self._front
         return at if self.batches[at].last_seq >= seq else at + 1
 
+    def copied(self) -> list[Batch]:
+        """The batches from the front on; husks among them."""
+        return self.batches[self._front :]
+
     def lsns(self) -> bytes:
         """Of the batches from the front on, as u64s; 0 for a husk."""
         return self._lsns[self._front :].tobytes()

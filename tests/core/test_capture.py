@@ -47,7 +47,7 @@ def test_a_snapshot_taken_in_steps_is_that_of_its_first_moment(seed: int) -> Non
             capture.step(1)
     while capture.step(1):
         pass
-    driver.machine.end_snapshot()
+    driver.machine.end_snapshot(capture)
     assert as_facts(capture.state()) == as_facts(expected)
     again = Driver(driver.machine, driver.now_ms)
     again.log = log
@@ -65,20 +65,35 @@ def test_boxes_that_are_made_or_deleted_meanwhile_do_not_change_the_snapshot() -
     driver.append("x", box="stays")
     driver.do(commands.DeleteBox("goes"))
     assert not capture.step(100)
-    driver.machine.end_snapshot()
+    driver.machine.end_snapshot(capture)
     assert sorted((facts.name, facts.head_seq) for facts in capture.state().boxes) == [
         ("goes", 0),
         ("stays", 0),
     ]
 
 
-def test_one_snapshot_is_taken_at_a_time_and_only_a_whole_one_is_given_out() -> None:
+def test_only_a_whole_snapshot_is_given_out() -> None:
     driver = Driver()
     driver.put()
     capture = driver.machine.begin_snapshot()
     with pytest.raises(AssertionError):
-        driver.machine.begin_snapshot()
-    with pytest.raises(AssertionError):
         capture.state()
-    driver.machine.end_snapshot()
+    driver.machine.end_snapshot(capture)
     assert driver.machine.snapshot().lsn == capture.lsn
+
+
+def test_two_that_are_taken_at_once_are_each_of_their_own_moment() -> None:
+    driver = Driver()
+    driver.append("one", "two")
+    first = driver.machine.begin_snapshot(with_batches=True)
+    driver.append("three")
+    second = driver.machine.begin_snapshot(with_batches=True)
+    driver.delete(before_seq=3)
+    driver.append("four")
+    for capture, head_seq, counts in ((first, 2, [2]), (second, 3, [2, 1])):
+        assert not capture.step(1)
+        driver.machine.end_snapshot(capture)
+        (facts,) = capture.state().boxes
+        (tail,) = capture.tails.values()
+        assert (facts.head_seq, facts.live_count) == (head_seq, head_seq)
+        assert [batch.count for batch in tail] == counts and len(facts.batches) == 8 * len(counts)

@@ -408,7 +408,7 @@ class Life:
         capture, self._capture = self._capture, None
         assert capture is not None
         capture.step(len(self.machine.boxes) + 100)
-        self.machine.end_snapshot()
+        self.machine.end_snapshot(capture)
         state = capture.state()
         self._make_durable(state.lsn)
         self.snapshots.write(state.lsn, frames.encode_state(state))

@@ -16,9 +16,10 @@ import trio
 import trio.testing
 
 from shard.exports import Exports
+from shard.retention import Pins
 from shard.storage.files import Disk, DiskLike
 from shard.storage.store import Name, SegmentStore
-from streams.protocol import wire
+from streams.protocol import commands, wire
 from streams.protocol.errors import StreamsError
 from tests.support import machines
 from tests.support.faultdisk import FaultDisk
@@ -36,7 +37,7 @@ class Rig:
             self.driver.append(*"abc")
             self.driver.seal()
         self.driver.append("tail")
-        self.pins: set[Name] = set()
+        self.pins = Pins()
         self.unpinned = 0
         self._released = trio.Event()
         self.is_durable = is_durable
@@ -65,7 +66,7 @@ class Rig:
         """Blocks until the export that is under way is over."""
         if self.exports._id:
             await self._released.wait()
-        assert not self.pins
+        assert not self.pins.names and not self.pins.is_all
 
     async def ask(self, op: int, id: str, body: bytes | None = None) -> Answered:
         answers: list[Answered] = []
@@ -104,7 +105,7 @@ async def test_an_export_is_the_state_of_its_moment_and_pins_its_segments(tmp_pa
         assert isinstance(found, dict)
         assert (found["folder"], found["lsn"], found["taken_ms"]) == (rig.folder, driver.machine.lsn, 77)
         assert (found["boxes"], found["segments"]) == (1, 2)
-        assert rig.pins == set(map(Name.of, driver.machine.segments()))
+        assert rig.pins.names == set(map(Name.of, driver.machine.segments()))
         driver.append("later")
         driver.delete(before_seq=5)
         # Segments stand elsewhere; here they are put where a folder that is whole has them.
@@ -116,6 +117,31 @@ async def test_an_export_is_the_state_of_its_moment_and_pins_its_segments(tmp_pa
         assert not disk.exists(rig.folder) and rig.unpinned == 1
         again = await rig.ask(wire.OP_EXPORT, "two")
         assert isinstance(again, dict) and again["lsn"] == driver.machine.lsn
+
+
+async def test_what_happens_while_an_export_is_taken_is_not_in_it(tmp_path: Path) -> None:
+    disk = Disk()
+    async with running(Rig(disk, str(tmp_path))) as rig, trio.open_nursery() as nursery:
+        driver = rig.driver
+        for number in range(100):
+            driver.append(number, box=f"box-{number}")
+        machines.SHELF.store(disk, f"{tmp_path}/segments")
+        before = contents_of(driver.machine, SegmentStore(disk, f"{tmp_path}/segments"))
+        names = set(map(Name.of, driver.machine.segments()))
+        nursery.start_soon(rig.ask, wire.OP_EXPORT, "one")
+        while not driver.machine._captures:
+            await trio.lowlevel.checkpoint()
+        assert rig.pins.is_all, "nothing is dropped while it is not known what is read"
+        driver.append("later")
+        driver.delete(before_seq=5)
+        for number in range(0, 100, 2):
+            driver.append("later", box=f"box-{number}")
+            driver.ask(commands.DeleteBox(f"box-{number + 1}"))
+        found = await rig.ask(wire.OP_EXPORT, "one")
+        assert isinstance(found, dict) and found["boxes"] == 101 and found["lsn"] < driver.machine.lsn
+        assert rig.pins.names == names and not rig.pins.is_all and not driver.machine._captures
+        machines.SHELF.store(disk, f"{rig.folder}/segments")
+        assert contents(disk, rig.folder) == before
 
 
 async def test_one_export_at_a_time_and_questions_that_make_no_sense(tmp_path: Path) -> None:
@@ -143,7 +169,7 @@ async def test_an_export_that_nobody_renews_is_given_up(
         for _ in range(5):
             await trio.sleep(50)
             assert await rig.ask(wire.OP_EXPORT_RENEW, "one") == {"id": "one"}
-        assert rig.pins
+        assert rig.pins.names
         await trio.sleep(61)
         await rig.released()
         assert await rig.refusal(wire.OP_EXPORT_RENEW, "one") == "not_found"
