@@ -15,6 +15,7 @@ Invariants:
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from collections.abc import Sequence
@@ -28,6 +29,13 @@ BUFFERS_PER_CALL = 1024
 
 #: Linux moves at most 2 GiB less a page in one call; stay well under and loop.
 READ_BYTES_PER_CALL = 1 << 30
+
+
+#: What a disk or its file system says of bytes that it cannot give back: a bad sector, a checksum of its own.
+UNREADABLE = (errno.EIO, errno.EUCLEAN, errno.EBADMSG)
+
+#: What a disk gives back or loses as one.
+PAGE_BYTES = 4096
 
 
 class Corrupt(Exception):
@@ -223,6 +231,57 @@ class Disk:
     def free_bytes(self, path: str) -> int:
         found = os.statvfs(path)
         return found.f_bavail * found.f_frsize
+
+
+class ExaminedDisk(Disk):
+    """For those who look for damage: what the disk cannot give back is `Corrupt`, with its place. Whoever
+    serves is told the `OSError`, and may have more luck in another life."""
+
+    def __init__(self) -> None:
+        self._paths: dict[int, str] = {}
+
+    def open(self, path: str, *, writable: bool) -> int:
+        handle = super().open(path, writable=writable)
+        self._paths[handle] = path
+        return handle
+
+    def create(self, path: str) -> int:
+        handle = super().create(path)
+        self._paths[handle] = path
+        return handle
+
+    def pread(self, handle: int, length: int, offset: int) -> bytes:
+        try:
+            return super().pread(handle, length, offset)
+        except OSError as error:
+            if error.errno not in UNREADABLE:
+                raise
+            path = self._paths.get(handle, "a file")
+            if length > PAGE_BYTES:  # where in there?
+                for at in range(offset, offset + length, PAGE_BYTES):
+                    self.pread(handle, min(PAGE_BYTES, offset + length - at), at)
+            raise Corrupt(path, offset, f"the disk cannot read it ({error.strerror})") from error
+
+
+def read_around(disk: DiskLike, path: str) -> bytes:
+    """All of a file, with zeros in place of what an examined disk cannot give back."""
+    try:
+        return disk.read_all(path)
+    except Corrupt:
+        pass
+    size = disk.size(path)
+    parts: list[bytes] = []
+    handle = disk.open(path, writable=False)
+    try:
+        for offset in range(0, size, PAGE_BYTES):
+            length = min(PAGE_BYTES, size - offset)
+            try:
+                parts.append(disk.pread(handle, length, offset))
+            except Corrupt:
+                parts.append(bytes(length))
+    finally:
+        disk.close(handle)
+    return b"".join(parts)
 
 
 def remove_tree(disk: DiskLike, path: str) -> None:

@@ -9,6 +9,7 @@ Rules of the file
 - A gap is told only where something is missing: a frame behind it has a later lsn than the next one, or a
   marker or a later file proves that there was more. What was not synced and is torn is no gap.
 - What may have stood in a gap is a guess (`Gap.guess`), never a frame.
+- What the disk cannot give back is as good as zeros: the frames around it count.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
-from shard.storage.files import Corrupt, DiskLike
+from shard.storage.files import Corrupt, DiskLike, read_around
 from shard.storage.wal import (
     CHECKSUM_BYTES,
     FRAME_HEAD,
@@ -76,7 +77,7 @@ def salvage(disk: DiskLike, directory: str) -> Iterator[Frame | Gap]:
     end = (directory, 0)
     for number in numbers:
         path = path_of(directory, number)
-        data = disk.read_all(path)
+        data = read_around(disk, path)
         try:
             first_lsn = first_lsn_of(path, data, number)
             proven = max(proven, first_lsn - 1)
@@ -124,7 +125,7 @@ def salvage(disk: DiskLike, directory: str) -> Iterator[Frame | Gap]:
 
 def frames_of(disk: DiskLike, path: str) -> Iterator[Frame | int]:
     """Frames of one file that are whole, markers left out, and offsets at which none begins."""
-    data = disk.read_all(path)
+    data = read_around(disk, path)
     number = number_of(path.rpartition("/")[2])
     if number is None:
         raise Corrupt(path, 0, "a log file is named by its number")

@@ -87,7 +87,10 @@ class ReadAhead:
     def read(self, offset: int, length: int) -> bytes:
         at = offset - self._start
         if not 0 <= at <= at + length <= len(self._step):
-            self._step = self._source.read(offset, max(length, READ_BYTES))
+            try:
+                self._step = self._source.read(offset, max(length, READ_BYTES))
+            except Corrupt:  # what cannot be read may be further on
+                self._step = self._source.read(offset, length)
             self._start = offset
             at = 0
         return self._step[at : at + length]

@@ -118,7 +118,7 @@ class _Repair:
     def _build(self, intent: Manifest, damaged: list[int], targets: dict[int, str]) -> dict[int, Repaired]:
         from shard.__main__ import boot_id, now_ms
         from shard.repair import CannotRepair, repair_shard
-        from shard.storage.files import Disk
+        from shard.storage.files import ExaminedDisk
         from streams.cli.shardfolders import cold_store
 
         repaired = {}
@@ -126,7 +126,7 @@ class _Repair:
             source = str(self._directory.path / intent.directories[shard])
             try:
                 repaired[shard] = repair_shard(
-                    Disk(),
+                    ExaminedDisk(),
                     source,
                     str(self._directory.path / targets[shard]),
                     shard=shard,

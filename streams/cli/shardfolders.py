@@ -15,7 +15,7 @@ from gateway.datadir import CannotServe, DataDir
 from gateway.manifest import Manifest
 from shard.backup import ShardSource
 from shard.exports import write_export
-from shard.storage.files import Corrupt, Disk, remove_tree
+from shard.storage.files import Corrupt, Disk, ExaminedDisk, remove_tree
 from shard.storage.store import SegmentStore
 from shard.transfer import end_life, parts_of, read_shard
 from streams.cli import output
@@ -131,7 +131,7 @@ def sockets_of(directory: DataDir, manifest: Manifest) -> list[Path]:
 
 
 def store_of(folder: Path, cold_dir: str) -> SegmentStore:
-    return SegmentStore(Disk(), f"{folder}/segments", cold_store(cold_dir))
+    return SegmentStore(ExaminedDisk(), f"{folder}/segments", cold_store(cold_dir))
 
 
 def cold_store(location: str) -> ColdStore | None:

@@ -81,11 +81,11 @@ def manifest_of(directory: DataDir) -> tuple[list[Problem], Manifest | None]:
 
 
 def verify(scope: Scope, number: int, count: int, report: Any) -> Verified:
-    from shard.storage.files import Disk
+    from shard.storage.files import ExaminedDisk
     from shard.verify import verify_shard
 
     told = scope._replace(report=lambda ratio: report((number + ratio) / count))
-    return verify_shard(Disk(), told)
+    return verify_shard(ExaminedDisk(), told)
 
 
 def offline_scope(directory: DataDir, manifest: Manifest, shard: int, store: SegmentStore) -> Scope:
