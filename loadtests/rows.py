@@ -78,6 +78,8 @@ class Sizes:
     #: Jobs that wait while workers are measured, and while a claim from a deep queue is.
     queue_jobs: int = 400_000
     deep_jobs: int = 1_000_000
+    #: Records of which most are deleted: 170 MB.
+    deleted_records: int = 1_000_000
     #: Of the server that takes snapshots all the time.
     snapshot_boxes: int = 20_000
     snapshot_batches: int = 1_000_000
@@ -97,6 +99,7 @@ class Sizes:
             replay_records=200_000,
             queue_jobs=20_000,
             deep_jobs=20_000,
+            deleted_records=20_000,
             snapshot_boxes=100,
             snapshot_batches=1_000,
             is_quick=True,
@@ -496,6 +499,76 @@ def snapshots_taken(server: Server) -> int:
 
 
 # ---------------------------------------------------------------------------------------------------
+# Space
+
+
+#: Tags are `user-0` to `user-999`: 888 of a thousand records go, spread evenly over all that is stored.
+_DELETED_TAGS: Final = [f"user-{digit}*" for digit in range(1, 9)]
+#: Disk use that has not changed for so long has converged; one that still does after the second has not.
+_STILL_S, _STILL_S_QUICK, _CONVERGED_S_MAX = 6.0, 2.0, 300.0
+
+
+def space_after_deletes(bench: Bench, case: Case) -> Measured:
+    """Boxes are filled, most of their records deleted by tag, and the disk looked at until it does not change
+    any more: everything that the shards keep, over what is live. That is the worst there is: of each batch of
+    a thousand some hundred stay that are no neighbours, and become batches of their own, of a hundred bytes
+    more each."""
+    own = Bench(bench.sizes, bench.settings | case.plan["settings"], bench.folder)
+    try:
+        server = own.server()
+        with own.boxes(server, "disk") as names:
+            fill(own, server, by_shard(server, names), requests=max(8, own.sizes.deleted_records // 1000))
+            full_bytes = stored_bytes(server)
+            began = monotonic()
+            for name in names:
+                for tag in _DELETED_TAGS:
+                    call(server, "POST", f"/v0/boxes/{name}/delete", {"match": ["tag", "Glob", tag]})
+            deleted_s = monotonic() - began
+            kept_bytes = converged(server, _STILL_S_QUICK if own.sizes.is_quick else _STILL_S)
+            states = [call(server, "GET", f"/v0/boxes/{name}") for name in names]
+            live_bytes = sum(state["bytes"] for state in states)
+            if sum(state["count"] for state in states) > 0.2 * sum(state["head_seq"] for state in states):
+                raise CaseFailed("records that were to be deleted are there")
+            detail = {
+                "full_bytes": full_bytes,
+                "kept_bytes": kept_bytes,
+                "live_bytes": live_bytes,
+                "segment_bytes": stored_bytes(server, "segments"),
+                "deleted_s": round(deleted_s, 2),
+                "converged_s": round(monotonic() - began, 2),
+            }
+        own.close()
+    finally:
+        own.close(well=False)
+    return Measured({case.rows[0].key: round(kept_bytes / live_bytes, 2)}, detail)
+
+
+def converged(server: Server, still_s: float) -> int:
+    """What is stored once that has been the same for a while."""
+    began = since = monotonic()
+    size = stored_bytes(server)
+    while monotonic() - since < still_s:
+        if monotonic() - began > _CONVERGED_S_MAX:
+            raise CaseFailed(f"disk use still changes after {_CONVERGED_S_MAX:g} s; it is {size} bytes")
+        sleep(0.2)
+        found = stored_bytes(server)
+        if found != size:
+            size, since = found, monotonic()
+    return size
+
+
+def stored_bytes(server: Server, folder: str = "*") -> int:
+    """What the log, snapshots and segments of all shards take on the disk, or one of these."""
+    total = 0
+    for path in server.data_dir.glob(f"shard-*/{folder}/**/*"):
+        try:
+            total += path.stat().st_size if path.is_file() else 0
+        except FileNotFoundError:  # it went meanwhile
+            continue
+    return total
+
+
+# ---------------------------------------------------------------------------------------------------
 # Weight and restart
 
 
@@ -738,6 +811,29 @@ CASES: Final[tuple[Case, ...]] = (
             "during": backups,
             "proof": backups_taken,
             "what": "backup was taken",
+        },
+    ),
+    Case(
+        (
+            Row(
+                "space-after-deletes",
+                "disk in use after 9 of 10 records were deleted, against what is live",
+                "times",
+                3.0,
+                2.0,
+                True,
+            ),
+        ),
+        space_after_deletes,
+        {
+            # The log is kept short, so that it is segments that count.
+            "settings": {
+                "segment_max_events": "20000",
+                "upkeep_bytes_per_s": "0",
+                "wal_file_bytes": "1MiB",
+                "snapshot_wal_bytes": "1MiB",
+                "snapshot_interval_ms": "500",
+            }
         },
     ),
     Case(
