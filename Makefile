@@ -34,8 +34,8 @@ check: .venv/.dev ## Style, types and import rules.
 	$(BIN)/lint-imports
 
 sweep: .venv/.dev ## Every crash point instead of a sample; takes long.
-	STREAMS_SWEEP=full $(BIN)/pytest $(PYTEST_ARGS) tests/storage tests/crash tests/client/test_producer.py \
-		tests/cluster/test_router_torture.py
+	STREAMS_SWEEP=full $(BIN)/pytest $(PYTEST_ARGS) --timeout 14400 tests/storage tests/crash \
+		tests/client/test_producer.py tests/cluster/test_router_torture.py
 
 scale: .venv/.dev ## Five million records in one box: bounded memory, exact, quick to start.
 	STREAMS_SCALE=full $(BIN)/pytest -q -s tests/cluster/test_scale.py

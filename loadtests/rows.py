@@ -505,7 +505,7 @@ def snapshots_taken(server: Server) -> int:
 #: Tags are `user-0` to `user-999`: 888 of a thousand records go, spread evenly over all that is stored.
 _DELETED_TAGS: Final = [f"user-{digit}*" for digit in range(1, 9)]
 #: Disk use that has not changed for so long has converged; one that still does after the second has not.
-_STILL_S, _STILL_S_QUICK, _CONVERGED_S_MAX = 6.0, 2.0, 300.0
+_STILL_S, _STILL_S_QUICK, _CONVERGED_S_MAX = 6.0, 1.0, 300.0
 
 
 def space_after_deletes(bench: Bench, case: Case) -> Measured:

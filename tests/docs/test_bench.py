@@ -22,6 +22,7 @@ README = (ROOT / "loadtests" / "README.md").read_text()
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_every_row_is_measured_and_reported(tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     quick = ["--quick", "--seconds", "0.2", "--set", "shards=1", "--json", str(file)]
@@ -30,7 +31,7 @@ def test_every_row_is_measured_and_reported(tmp_path: Path) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1700,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     run = json.loads(file.read_text())
