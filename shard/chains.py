@@ -51,10 +51,10 @@ class Told(NamedTuple):
     slots: frozenset[int]
 
 
-def survey(store: ColdStore) -> list[Found]:
-    """All chains, in the order of their numbers."""
+def survey(store: ColdStore, root: str = objectlog.ROOT) -> list[Found]:
+    """All chains, in the order of their numbers; or the one with this root."""
     found: dict[ChainName, Found] = {}
-    for name in store.names(objectlog.ROOT):
+    for name in store.names(root):
         chain_text, _, rest = name.removeprefix(objectlog.ROOT).partition("/")
         chain = ChainName.parse(chain_text)
         if chain is None:

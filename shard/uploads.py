@@ -130,7 +130,7 @@ class Uploads:
         self._wanted.set()
 
     async def run(self) -> None:
-        await self._count_objects()
+        await self._find_chain()
         async with trio.open_nursery() as nursery:
             while True:
                 self._wanted = trio.Event()
@@ -153,16 +153,25 @@ class Uploads:
             while self._uploading.has_work and not self._uploading.needs_base_lsn:
                 await self._put_group()
 
-    async def _count_objects(self) -> None:
-        """Lives that are short must not add up to a log that is never folded up."""
-        chain = self._uploading.chain
-
-        def count() -> None:
-            root = f"{objectlog.ROOT}{chain}/log/"
-            self._objects = sum(1 for _ in self._place.store.names(root))
-
-        if chain:
-            await self._try(count, "a look at what is there")
+    async def _find_chain(self) -> None:
+        """Looks whether the chain of earlier lives is there before more is put behind it: it is not if this
+        is another store than theirs, and then nothing of it is worth anything without a base. Also counts
+        what they have left, or lives that are short would add up to a log that is never folded up."""
+        chain = ChainName.parse(self._uploading.chain)
+        found: list[chains.Found] = []
+        backoff_s = _BACKOFF_S
+        while chain is not None and not await self._try(
+            lambda: found.extend(chains.survey(self._place.store, chain.root)), "a look at what is there"
+        ):
+            await trio.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, _BACKOFF_S_MAX)
+        if chain is not None and not (found and found[0].bases):
+            log.warning(
+                "the object store does not have the chain of this shard; it begins another", chain=chain.text
+            )
+            self._uploading.begin_anew()
+        elif found:
+            self._objects = len(found[0].logs)
 
     # -- groups
 

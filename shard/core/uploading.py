@@ -263,6 +263,11 @@ class Uploading:
         """Changes from `lsn` on are not in the store before a base is that has them."""
         self.needs_base_lsn = min(self.needs_base_lsn or lsn, lsn)
 
+    def begin_anew(self) -> None:
+        """The store does not have the chain: what comes from now on needs another, with a base."""
+        self.chain = ""
+        self.require_base(self._machine.lsn + 1)
+
     def stage(self, box: Box, lsn: int) -> None:
         """What the box has now is for its readers when `lsn` is in the store."""
         self._until_uploaded.append(Staged(lsn, box, box.log.head_seq, box.log.last_ts))

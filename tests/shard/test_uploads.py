@@ -251,3 +251,21 @@ async def test_after_resharding_each_slot_is_told_by_one_chain_at_any_time(
     machine, _ = put_back(store, tmp_path / "back-again")
     assert set(machine.boxes) == set(names) - {gone}
     assert restored(machine, kept) == restored(machine, mine[0][0]) == [1, 2]
+
+
+async def test_in_another_store_everything_is_put_before_anything_is_answered(
+    tmp_path: Path, store: FaultyStore
+) -> None:
+    async with living(tmp_path / "shard", store) as life:
+        await life.put()
+        await life.append("there")
+    (tmp_path / "other").mkdir()
+    other = FaultyStore(FolderCold(str(tmp_path / "other"), Disk()))
+    other.is_away.set()
+    async with living(tmp_path / "shard", other) as life:
+        waiting = life.write("here")
+        assert await datas(life) == ["there"]
+        other.is_away.clear()
+        assert (await waiting.reply()).first_seq == 2
+    machine, _ = put_back(other, tmp_path / "back")
+    assert restored(machine) == [1, 2]
