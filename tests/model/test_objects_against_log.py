@@ -10,6 +10,7 @@ steps of `shard/restore_objects.py`, and compared with the log replayed up to th
 from __future__ import annotations
 
 import random
+from array import array
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from shard.storage.files import Corrupt
 from shard.storage.objectlog import LogName, ObjectLog
 from shard.transfer import Parts
 from shard.transfer import parts_of as parts_of_machine
+from streams.protocol.records import Batch
 from tests.support import machines
 from tests.support.machines import Driver, facts_of, random_command, recovered, sampled
 
@@ -80,14 +82,14 @@ class Store:
         if self.base is not None:
             base_lsn, parts = self.base
             wanted = machine.restore(parts.state)
-            for box, facts in wanted.segments:
-                box.log.attach(machines.SHELF.open(box.generation, facts), facts.dead)
-            for lsn, box in wanted.batches.items():
-                batch = type(parts.batches[lsn]).from_bytes(
-                    memoryview(b"".join(parts.batches[lsn].to_parts()))
-                )
-                batch.lsn = lsn
-                box.log.hydrate(batch)
+            for box, segment in wanted.segments:
+                box.log.attach(machines.SHELF.open(box.generation, segment), segment.dead)
+            for facts in parts.state.boxes:
+                lsns = [lsn for lsn in array("Q", facts.batches) if lsn]
+                for lsn, kept in zip(lsns, parts.batches_of(facts), strict=True):
+                    batch = Batch.from_bytes(memoryview(b"".join(kept.to_parts())))
+                    batch.lsn = lsn
+                    wanted.batches[lsn].log.hydrate(batch)
             machine.hydrated()
         return machine, replay(machine, base_lsn, self.contents(), fit)
 
