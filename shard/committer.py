@@ -43,10 +43,10 @@ GROUP_FRAMES_MAX = 1024
 #: A file that lasts for less than this is not followed by one full of zeros.
 _FAST_FILE_NS = 2_000_000_000
 
-#: What the engine's own thread may write at once: a copy of some 100 µs into the page cache. More is left to
+#: What the engine's own thread may write at once: a copy of some 50 µs into the page cache. More is left to
 #: the commit thread, which writes beside the engine and not in its place. A hop there and back costs the
-#: engine about as much: two wake-ups of threads, and turns at the interpreter that both of them want.
-APPEND_NOW_BYTES_MAX = 512 << 10
+#: engine more than that: two wake-ups of threads, and turns at the interpreter that both of them want.
+APPEND_NOW_BYTES_MAX = 128 << 10
 
 #: Written and not synced, beyond which the disk is what all wait for. Then the system makes writers wait
 #: inside a write, and that must not be the engine. It is far more than a disk that keeps up is behind by: a
