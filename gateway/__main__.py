@@ -105,6 +105,7 @@ async def run(arguments: ChildArgs) -> int:
             nursery.start_soon(s2.housekeeping.run)
         if others:
             nursery.start_soon(peers.serve, peers.socket_of(config.run_dir, arguments.index), report)
+        nursery.start_soon(s2.history.run)
         nursery.start_soon(pressure.run)
         nursery.start_soon(_end_polls, links, draining)
         nursery.start_soon(_watch_signals, draining, partial(_read_keys_again, arguments, guard, watch))
@@ -130,6 +131,7 @@ async def run(arguments: ChildArgs) -> int:
             gc.freeze()
             gc.set_threshold(50_000, 50, 100)
             nursery.start_soon(_tell_when_linked, arguments.ready_fd, links + others)
+        await s2.history.finish(config.drain_ms / 1000)
         nursery.cancel_scope.cancel()
     log.info("drained")
     return 0

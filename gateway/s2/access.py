@@ -68,8 +68,9 @@ _KEPT_MAX = 1024
 class Permit:
     """What one caller may do. This one may do everything."""
 
-    #: Whether it was asked: nothing is answered by code that has not (`endpoints.py`).
-    was_asked = False
+    #: The first operation that it was asked for, and on which basin. Nothing is answered by code that has not
+    #: asked (`endpoints.py`). A request is this operation; what else it is asked for goes with it.
+    asked: tuple[str, str] | None = None
 
     #: What is put before every name of a stream that this caller gives, and taken off those it gets.
     prefix = ""
@@ -84,7 +85,8 @@ class Permit:
         return True
 
     def check(self, operation: str, basin: str = "", stream: str = "") -> None:
-        self.was_asked = True
+        if self.asked is None:
+            self.asked = (operation, basin)
         if not self.allows(operation, basin, stream):
             raise S2Error("permission_denied", f"the access token does not allow {operation} here")
 
@@ -159,8 +161,6 @@ class TokenPermit(Permit):
             counts = await self._doorkeeper.still_holds(self._token)
 
 
-EVERYTHING = Permit()
-
 #: The guard of the server: whose request it is. Raises `Unauthorized`. None: the server has no keys.
 Admit = Callable[[Request], Grant]
 
@@ -184,7 +184,7 @@ class Doorkeeper:
                 return TokenPermit(found.token, self)
             if found.is_known:
                 raise S2Error("authn", "authorization: the access token has expired")
-        return EVERYTHING if self._admit is None else KeyPermit(self._admit(request))
+        return Permit() if self._admit is None else KeyPermit(self._admit(request))
 
     async def still_holds(self, token: AccessToken) -> bool:
         """Whether it counts and allows the same. While nobody can say, it does."""

@@ -6,6 +6,7 @@ shard refuses what is closed in another way than its stream's, and then it is do
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -14,6 +15,7 @@ import trio
 
 from gateway.dispatch import Dispatch
 from gateway.s2.ciphers import Sealing
+from gateway.s2.history import History
 from gateway.s2.inflight import Inflight
 from gateway.s2.messages import Input
 from streams.protocol import stream_requests, streams, wire
@@ -37,6 +39,7 @@ class Calls:
     def __init__(self, dispatch: Dispatch) -> None:
         self._dispatch = dispatch
         self.inflight = Inflight()
+        self.history = History(dispatch, int(time.time()))
         self._ciphers: dict[str, Cipher] = {}
 
     def __repr__(self) -> str:
@@ -108,6 +111,7 @@ class Calls:
             gate.leave()
         took_s = trio.current_time() - since_s
         self.inflight.acked(records=len(given.tails), size=given.metered, took_s=took_s)
+        self.history.tally.appended(box.partition("/")[0], given.metered)
         return msgspec.msgpack.decode(message.body, type=StreamAppended)
 
     def _remember(self, box: str, cipher: Cipher | None) -> None:

@@ -15,10 +15,12 @@ from gateway.dispatch import Dispatch
 from gateway.http import Live, Request, Response
 from gateway.limits import InFlight
 from gateway.s2 import ciphers, fields, frames
-from gateway.s2.access import EVERYTHING, Admit, Doorkeeper, KeyPermit, Permit
+from gateway.s2.access import OPERATIONS, Admit, Doorkeeper, KeyPermit, Permit
 from gateway.s2.calls import Calls
 from gateway.s2.control import Basins, Streams
+from gateway.s2.counting import ACCOUNT
 from gateway.s2.errors import S2Error, translated
+from gateway.s2.history import History
 from gateway.s2.housekeeping import Housekeeping
 from gateway.s2.inflight import Inflight
 from gateway.s2.locations import Locations
@@ -70,6 +72,10 @@ class S2:
         return self._calls.inflight
 
     @property
+    def history(self) -> History:
+        return self._calls.history
+
+    @property
     def housekeeping(self) -> Housekeeping:
         return Housekeeping(self._calls)
 
@@ -85,7 +91,7 @@ class S2:
 
     async def _answer(self, request: Request) -> Response:
         _, _, *segments = fields.path_segments(request.path)
-        permit = EVERYTHING if request.method == "OPTIONS" else await self._doorkeeper.permit(request)
+        permit = Permit() if request.method == "OPTIONS" else await self._doorkeeper.permit(request)
         handlers = self._handlers(request, permit, segments)
         if not handlers:
             return Response(404)
@@ -104,8 +110,15 @@ class S2:
                 response = await handler()
             finally:
                 self._in_flight.give(request.key)
-        assert permit.was_asked, "an address of this API answers without asking what its caller may"
+        assert permit.asked is not None, "an address of this API answers without asking what its caller may"
+        self._count(*permit.asked)
         return response
+
+    def _count(self, operation: str, basin: str) -> None:
+        """Counts what was not refused. Appends and reads are counted by batch, where they are done."""
+        if operation not in ("append", "read"):
+            is_of_account = OPERATIONS[operation][0] == "account"
+            self._calls.history.tally.did(operation, ACCOUNT if is_of_account else basin)
 
     def _handlers(self, request: Request, permit: Permit, segments: list[str]) -> _Handlers:
         """What can be done at this address, by method; nothing when there is no such address."""

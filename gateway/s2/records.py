@@ -178,6 +178,7 @@ class Records:
         head = asked.head(box, may_follow=wait_s > 0)
         page = await self._page(basin, stream, spec, head, key, wait_ms=1000 * wait_s)
         records = opened(page, key, box)
+        self._calls.history.tally.read(basin, len(records))
         tail = tail_of(page) if records else None
         if fields.is_protobuf(fields.media_type(headers, "accept")):
             body = messages.batch_as_protobuf(records, tail)

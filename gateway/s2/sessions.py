@@ -377,6 +377,7 @@ class ReadSession:
         if page.records:
             records = opened(page, self._key, self._head.box)
             sink.put(wording.batch(records, tail, is_advised=self._is_advised))
+            self._calls.history.tally.read(self._head.box.partition("/")[0], len(records))
             self._consume(records)
             self._until_s = None
             if sink.unsent_bytes > _UNSENT_BYTES_MAX:

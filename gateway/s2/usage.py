@@ -1,7 +1,7 @@
-"""Metrics of the account, of a basin, of a stream (s2-v1 §17): what is known of them, which is how they are.
+"""Metrics of the account, of a basin, of a stream (s2-v1 §17).
 
-No history is kept. So a range that does not reach to now has no points, and the sets that are about a time
-(operations, throughput) are not implemented.
+What was done (operations, throughput) is in the history. What there is (basins, bytes stored) is known of now
+alone, so a range that does not reach to now has no points of that. Nothing is billed.
 """
 
 from __future__ import annotations
@@ -9,11 +9,14 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import msgspec
+
 from gateway.http import Request, Response
 from gateway.s2 import fields
-from gateway.s2.access import Permit
+from gateway.s2.access import OPERATIONS, Permit
 from gateway.s2.calls import Calls
 from gateway.s2.control import answer
+from gateway.s2.counting import ACCOUNT, APPEND_BYTES, INTERVALS_S, READ_BYTES, Sums
 from gateway.s2.errors import S2Error
 from streams.protocol import streams
 from streams.protocol.streams import box_of
@@ -21,11 +24,40 @@ from streams.protocol.streams import box_of
 _ACCOUNT = ("active-basins", "account-ops", "estimated-billable-usage")
 _BASIN = ("storage", "append-ops", "read-ops", "read-throughput", "append-throughput", "basin-ops")
 _STREAM = ("storage",)
-_INTERVALS = ("minute", "hour", "day")
+
+
+def _of_group(group: str) -> tuple[str, ...]:
+    return tuple(operation for operation, facts in OPERATIONS.items() if facts[0] == group)
+
+
+class _Counted(msgspec.Struct, frozen=True):
+    """A set out of the history."""
+
+    #: The name of each series -> what is counted for it.
+    series: dict[str, str]
+    unit: str
+    #: When none is asked for.
+    interval: str
+
+
+def _operations(*operations: str, interval: str) -> _Counted:
+    return _Counted({operation: operation for operation in operations}, "operations", interval)
+
+
+_HISTORY = {
+    "account-ops": _operations(*_of_group("account"), interval="hour"),
+    "basin-ops": _operations(*_of_group("basin"), "stream-metrics", interval="hour"),
+    "append-ops": _operations("append", interval="minute"),
+    "read-ops": _operations("read", "check-tail", interval="minute"),
+    "append-throughput": _Counted({"append-throughput": APPEND_BYTES}, "bytes", "minute"),
+    "read-throughput": _Counted({"read-throughput": READ_BYTES}, "bytes", "minute"),
+}
 #: What is stored is told by the hour for a basin, by the minute for a stream.
 _BASIN_STORAGE_INTERVAL, _STREAM_STORAGE_INTERVAL = "hour", "minute"
 #: A range may end a little in the future, for clocks differ, and be at most a month long.
 _AHEAD_S, _RANGE_S_MAX = 300, 31 * 24 * 3600
+#: No basin is called so: who sees it sees them all.
+_ANY_BASIN = "*"
 
 
 class _Asked:
@@ -34,9 +66,9 @@ class _Asked:
         self.set = given.text("set") or ""
         if self.set not in known:
             raise S2Error("bad_query", f"set: must be one of {', '.join(known)}")
-        self._interval = given.text("interval")
-        if self._interval is not None and self._interval not in _INTERVALS:
-            raise S2Error("bad_query", f"interval: must be one of {', '.join(_INTERVALS)}")
+        self.interval = given.text("interval")
+        if self.interval is not None and self.interval not in INTERVALS_S:
+            raise S2Error("bad_query", f"interval: must be one of {', '.join(INTERVALS_S)}")
         start, end = given.number("start", fields.U32_MAX), given.number("end", fields.U32_MAX)
         if start is None or end is None:
             raise S2Error("invalid", "start, end: both must be given, in seconds")
@@ -44,10 +76,11 @@ class _Asked:
             raise S2Error(
                 "invalid", f"start, end: must be in order, past, and {_RANGE_S_MAX} s apart at most"
             )
+        self.start_s, self.end_s = start, end
         self.has_now = start <= now_s <= end
 
     def check_interval(self, only: str) -> None:
-        if self._interval not in (None, only):
+        if self.interval not in (None, only):
             raise S2Error("invalid", f"interval: of this set must be {only}")
 
 
@@ -58,8 +91,14 @@ class Usage:
     async def account(self, request: Request, permit: Permit) -> Response:
         asked = _Asked(request.query, _ACCOUNT, int(time.time()))
         permit.check("account-metrics")
-        if asked.set != "active-basins":
-            raise _not_kept(asked.set)
+        if asked.set == "estimated-billable-usage":
+            return answer({"values": []})
+        if asked.set in _HISTORY:
+            if not permit.sees_basin(_ANY_BASIN):
+                raise S2Error(
+                    "permission_denied", f"the access token is not for all basins, as {asked.set} is"
+                )
+            return await self._counted(asked, ACCOUNT)
         names: list[str] = []
         after, more = "", asked.has_now
         while more:
@@ -75,8 +114,8 @@ class Usage:
         asked = _Asked(request.query, _BASIN, now_s)
         permit.check("basin-metrics", basin)
         await self._calls.basin(basin)
-        if asked.set != "storage":
-            raise _not_kept(asked.set)
+        if asked.set in _HISTORY:
+            return await self._counted(asked, basin)
         asked.check_interval(_BASIN_STORAGE_INTERVAL)
         size = 0
         for shard in range(self._calls.shards) if asked.has_now else ():
@@ -102,11 +141,18 @@ class Usage:
         usage = await self._calls.ask_owner(box, streams.GetUsage(box, "", True), streams.StreamUsage)
         return _storage(asked, now_s, usage.bytes)
 
+    async def _counted(self, asked: _Asked, basin: str) -> Response:
+        counted = _HISTORY[asked.set]
+        interval = asked.interval or counted.interval
+        sums = Sums(counted.series.values(), asked.start_s, asked.end_s, INTERVALS_S[interval])
+        await self._calls.history.add_to(sums, basin)
+        values = [
+            {"accumulation": {"name": name, "unit": counted.unit, "interval": interval, "values": points}}
+            for name, points in ((name, sums.points(what)) for name, what in counted.series.items())
+        ]
+        return answer({"values": values})
+
 
 def _storage(asked: _Asked, now_s: int, size: int) -> Response:
     values: list[Any] = [[now_s, size]] if asked.has_now else []
     return answer({"values": [{"gauge": {"name": "storage", "unit": "bytes", "values": values}}]})
-
-
-def _not_kept(set: str) -> S2Error:
-    return S2Error("not_implemented", f"set: this server keeps no history of {set}")

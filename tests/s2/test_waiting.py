@@ -8,8 +8,11 @@ from typing import Any, cast
 
 import pytest
 
+from gateway.dispatch import Dispatch
 from gateway.http import Request
+from gateway.placement import even
 from gateway.s2.calls import Calls
+from gateway.s2.history import History
 from gateway.s2.records import Records
 from streams.protocol.streams import ReadHead, StreamRecords
 
@@ -21,6 +24,7 @@ NOTHING = StreamRecords(
 class Silent:
     def __init__(self) -> None:
         self.waits_ms: list[int] = []
+        self.history = History(Dispatch(even(1), []), 0)
 
     async def making(self, *_: Any, call: Callable[[], Awaitable[Any]], **__: Any) -> Any:
         return await call()

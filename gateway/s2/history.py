@@ -1,0 +1,169 @@
+"""Keeps what was counted (`counting.py`) in a box of this server, and sums it up.
+
+The box is an ordinary one: in backups, on its shard, readable over `/v0`. Each gateway writes once a minute,
+and when it stops: one batch, a record for each basin with its name as the tag. What a gateway has not written
+is in its own answers alone, and lost when it is killed.
+
+A minute is written under an idempotency key that no other has, so that writing it again after an answer that
+did not come counts it once.
+
+Bounds: `_KEPT_MS` and `_KEPT_BYTES`, whichever is less. A page at a time is in memory when it is summed.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+
+import msgspec
+import structlog
+import trio
+
+from gateway.dispatch import Dispatch
+from gateway.s2.counting import MINUTES_MAX, Entry, Minute, Sums, Tally
+from streams.protocol import wire
+from streams.protocol.boxes import BoxPatch
+from streams.protocol.errors import BoxNotFound, StreamsError
+
+log = structlog.get_logger()
+
+BOX = "s2.usage"
+
+_MINUTE_MS = 60_000
+_KEPT_MS = 32 * 24 * 60 * _MINUTE_MS
+#: A record has some 170 bytes, so these are 32 days of 15 basins that are used in every minute.
+_KEPT_BYTES = 128 * 1024 * 1024
+#: A minute is given up before its key is forgotten.
+_CONFIG = BoxPatch(
+    ttl_ms=_KEPT_MS,
+    cap_bytes=_KEPT_BYTES,
+    durability="disk",
+    idempotency_window_ms=2 * MINUTES_MAX * _MINUTE_MS,
+)
+_PAGE_RECORDS, _PAGE_BYTES = 1000, 1024 * 1024
+
+
+class _Record(msgspec.Struct):
+    data: Entry
+    tag: str
+
+
+class _Batch(msgspec.Struct):
+    records: list[_Record]
+    idempotency_key: str
+    config: BoxPatch
+
+
+class _Question(msgspec.Struct, omit_defaults=True):
+    match: tuple[str, str, str]
+    from_ts: int | None = None
+    from_seq: int | None = None
+    limit: int = 0
+    max_bytes: int = 0
+
+
+class _Found(msgspec.Struct):
+    ts: int = msgspec.field(name="$ts")
+    data: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _Page(msgspec.Struct):
+    records: list[_Found]
+    next_from_seq: int
+    caught_up: bool
+
+
+_decode_page = msgspec.json.Decoder(_Page).decode
+_decode_entry = msgspec.json.Decoder(Entry).decode
+
+
+class History:
+    def __init__(self, dispatch: Dispatch, now_s: int) -> None:
+        self._dispatch = dispatch
+        self._writer = uuid.uuid4().hex[:12]
+        self.tally = Tally(now_s)
+
+    def __repr__(self) -> str:
+        return f"<History {self.tally!r}>"
+
+    # -- writing
+
+    async def run(self) -> None:
+        """For ever, in every gateway."""
+        while True:
+            await trio.sleep(60 - time.time() % 60)
+            await self.keep(int(time.time()))
+
+    async def keep(self, now_s: int) -> None:
+        """Writes the minutes that are over."""
+        self.tally.turn(now_s)
+        await self._write()
+
+    async def finish(self, within_s: float) -> None:
+        """When nothing is counted any more: the gateway is about to end."""
+        self.tally.end()
+        with trio.move_on_after(within_s):
+            await self._write()
+
+    async def _write(self) -> None:
+        for minute in list(self.tally.waiting):
+            try:
+                await self._dispatch.append(wire.RequestHead(BOX), self._batch(minute))
+            except StreamsError as error:
+                log.warning(
+                    "usage is kept later",
+                    error=error.code,
+                    minutes=len(self.tally.waiting),
+                    lost=self.tally.lost,
+                )
+                return
+            self.tally.settle(minute)
+
+    def _batch(self, minute: Minute) -> bytes:
+        records = [
+            _Record(Entry(minute.at_s, self._writer, minute.number, counts), basin)
+            for basin, counts in minute.rows.items()
+        ]
+        return msgspec.json.encode(_Batch(records, f"{self._writer}-{minute.number}", _CONFIG))
+
+    # -- reading
+
+    async def add_to(self, sums: Sums, basin: str) -> None:
+        """Adds what is known of a basin. Records that others have put into the box are passed over."""
+        # Taken first: what is written meanwhile is then seen twice, and told by its number, but never missed.
+        unsettled = self.tally.unsettled()
+        kept: set[int] = set()
+        # A minute is written after it has begun, and given up when it cannot be written for so long.
+        question = _Question(
+            ("tag", "Eq", basin), sums.first_s * 1000, limit=_PAGE_RECORDS, max_bytes=_PAGE_BYTES
+        )
+        last_ms = sums.last_s * 1000 + (MINUTES_MAX + 2) * _MINUTE_MS
+        is_over = False
+        while not is_over:
+            page = await self._page(question)
+            for found in page.records:
+                entry = _entry_untrusted(found.data)
+                if entry is not None:
+                    sums.add(entry.minute, entry.counts)
+                    if entry.writer == self._writer:
+                        kept.add(entry.number)
+            is_over = page.caught_up or (bool(page.records) and page.records[-1].ts > last_ms)
+            question.from_ts, question.from_seq = None, page.next_from_seq
+        for minute in unsettled:
+            if minute.number not in kept and basin in minute.rows:
+                sums.add(minute.at_s, minute.rows[basin])
+
+    async def _page(self, question: _Question) -> _Page:
+        try:
+            body = msgspec.json.encode(question)
+            message = await self._dispatch.to_owner(wire.OP_DIFF, wire.RequestHead(BOX), body)
+        except BoxNotFound:
+            return _Page([], 0, caught_up=True)
+        return _decode_page(message.body)
+
+
+def _entry_untrusted(data: msgspec.Raw) -> Entry | None:
+    try:
+        return _decode_entry(data)
+    except msgspec.DecodeError:
+        return None
