@@ -51,6 +51,11 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
 }
 
 
+#: They read all there is, mostly beside a server that runs and comes first.
+_STEP_ASIDE: Final = frozenset(("backup", "verify"))
+_NICENESS: Final = 10
+
+
 class _Ended(Exception):
     """Ended from outside: Ctrl-C, or nobody reads what is printed. click would have its own say on either."""
 
@@ -125,6 +130,8 @@ def run(argv: Sequence[str]) -> int:
 
 
 def main() -> None:
+    if _STEP_ASIDE.intersection(sys.argv[1:2]):
+        os.nice(_NICENESS)
     code = run(sys.argv[1:])
     if "obstore" in sys.modules:
         # Its threads outlive a call that failed, and abort an interpreter that is being taken down around

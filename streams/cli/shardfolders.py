@@ -3,7 +3,6 @@ that is stopped under its lock."""
 
 from __future__ import annotations
 
-import os
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -24,10 +23,6 @@ from streams.config import Config
 
 if TYPE_CHECKING:
     from shard.storage.cold import ColdStore
-
-
-#: A tenth of the server's share of a processor that both want.
-_NICENESS = 10
 
 
 class Sources(NamedTuple):
@@ -57,11 +52,6 @@ def hold(directory: DataDir, who: str) -> None:
     directory.describe_holder(url=who, now_ms=time.time_ns() // 1_000_000)
 
 
-def give_way() -> None:
-    """The server that runs beside us comes first."""
-    os.nice(_NICENESS)
-
-
 def read_manifest(directory: DataDir) -> Manifest:
     try:
         manifest = directory.read()
@@ -88,7 +78,6 @@ def sources(config: Config) -> Iterator[Sources]:
 
 @contextmanager
 def _online(directory: DataDir, manifest: Manifest, config: Config) -> Iterator[Sources]:
-    give_way()
     with Exported(sockets_of(directory, manifest), secrets.token_hex(8)) as exported:
         shards = []
         for name, facts, server in zip(manifest.directories, exported.facts, exported.servers, strict=True):

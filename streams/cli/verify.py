@@ -103,7 +103,7 @@ def _scopes(
     is_online: bool,
     with_cold: bool,
 ) -> list[Scope]:
-    from streams.cli.shardfolders import give_way, paced, sockets_of, store_of
+    from streams.cli.shardfolders import paced, sockets_of, store_of
     from streams.cli.shardlinks import Exported
 
     paths = [directory.path / name for name in manifest.directories]
@@ -114,7 +114,6 @@ def _scopes(
             )
             for shard, path in enumerate(paths)
         ]
-    give_way()
     exported = stack.enter_context(Exported(sockets_of(directory, manifest), secrets.token_hex(8)))
     scopes = []
     for shard, (path, facts, server) in enumerate(zip(paths, exported.facts, exported.servers, strict=True)):
