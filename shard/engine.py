@@ -426,7 +426,8 @@ class Engine:
         for lsn, change in outcome.changes:
             self._staged.append(frames.encode(lsn, change))
         self._staged_sync = self._staged_sync or sync
-        self._staged_logged_matters = self._staged_logged_matters or not outcome.until_durable
+        if not outcome.until_durable or self.machine.shows_when_logged:
+            self._staged_logged_matters = True
 
     def leaves_to_thread(self, size: int) -> bool:
         """Whether the next `flush`, of commands of about this size, is likely to go through the committer's

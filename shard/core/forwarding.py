@@ -75,7 +75,7 @@ class Forwarding:
         known = self._standing(box, head)
         if not origins.fits(known, head):
             answer = Forwarded(known.life, known.position, known.total, box.generation)
-            return machine._answer(box, answer, made, box.last_lsn)
+            return self._when_kept(box, machine._answer(box, answer, made, box.last_lsn), box.last_lsn)
         if box.fencing_token:
             raise FencingTokenMismatch(f"{box.name} is fenced: copies have no token", field="fencing_token")
         change = _plan_copies(box, command, known, now_ms) if head.count else None
@@ -84,10 +84,20 @@ class Forwarding:
             box = machine.generations[created.generation]
         answer = Forwarded(head.life, head.upto, known.total + head.count, box.generation)
         if change is not None:
-            return machine._write(command, box, change, created is not None, made)._replace(reply=answer)
+            written = machine._write(command, box, change, created is not None, made)
+            return self._when_kept(box, written._replace(reply=answer), box.last_lsn)
         lost = known.lost + head.lost
         moved = changes.OriginMoved(box.generation, head.origin, head.life, head.upto, lost)
-        return machine._answer(box, answer, made, machine._stage(moved, box, made))
+        lsn = machine._stage(moved, box, made)
+        return self._when_kept(box, machine._answer(box, answer, made, lsn), lsn)
+
+    def _when_kept(self, box: Box, outcome: Outcome, lsn: int) -> Outcome:
+        """A source that is told how far a disk box is never looks again, so it is told what no power cut takes
+        back. Readers have the copies as soon as in any disk box."""
+        if not box.is_disk:
+            return outcome
+        waits_for = lsn if lsn > self._machine.durable_lsn else 0
+        return outcome._replace(waits_for_lsn=waits_for, until_durable=True)
 
     @staticmethod
     def _standing(box: Box, head: ForwardHead) -> Origin:

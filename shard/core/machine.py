@@ -452,6 +452,11 @@ class Machine:
             self._deadline_of[box.generation] = when
             heapq.heappush(self._deadlines, (when, box.generation))
 
+    @property
+    def shows_when_logged(self) -> bool:
+        """Whether readers get something when what is staged is logged."""
+        return bool(self._until_logged)
+
     def _as_durable_as(self, box: Box, lsn: int) -> _Rests:
         """What a reply resting on `lsn` of this box waits for."""
         if box.is_memory:  # its records rest on nothing, the box itself on its creation

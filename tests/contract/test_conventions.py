@@ -315,7 +315,7 @@ def test_an_answer_to_a_client_that_accepts_anything_can_be_decoded(api, box):
 
 @pytest.mark.parametrize(
     "path",
-    ["/v0/nowhere", "/v0", "/v0/", "/v0/box/x", "/v1/boxes", "/v0/boxes/x/nowhere", "/v0/boxes/x/records",
+    ["/v0/nowhere", "/v0", "/v0/", "/v0/box/x", "/v0/boxes/x/nowhere", "/v0/boxes/x/records",
      "/v0/boxes/x/records/1/2", "/v0/healthy", "/nowhere"],
 )  # fmt: skip
 def test_an_unknown_route_is_404_not_found(api, path):

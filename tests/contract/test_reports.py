@@ -16,7 +16,8 @@ def test_metrics_are_the_text_of_prometheus(api, box, path):
 def test_metrics_are_json_for_those_who_ask(api):
     """§13"""
     answer = api.ok(api.send("GET", "/v0/metrics", headers={"Accept": "application/json"}))
-    assert all(metric["name"].startswith("streams_") for metric in answer["metrics"])
+    families = {metric["name"].partition("_")[0] for metric in answer["metrics"]}
+    assert families == {"streams", "s2", "process"}
 
 
 def test_metrics_in_another_form_are_not_to_be_had(api):

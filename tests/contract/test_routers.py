@@ -305,7 +305,7 @@ def test_other_ends_make_another_router_under_the_name(api, box):
     api.append(a, 2)
     assert data_of(arrived(api, c, 1)) == [2]
     assert api.state(b)["head_seq"] == 1
-    assert get(api, box)["forwarded_total"] == 1
+    api.until(lambda: get(api, box)["forwarded_total"] == 1, f"{box}.quiet")
 
 
 def test_fan_in_fan_out_and_chains(api, box):
@@ -400,7 +400,8 @@ def test_a_full_destination_blocks_its_own_router_only_and_loses_nothing(api, bo
     assert data_of(arrived(api, c, 10)) == list(range(10))
     assert data_of(arrived(api, b, 3)) == [0, 1, 2]
     blocked = api.until(
-        lambda: (found := get(api, f"{box}.full"))["state"] == "blocked" and found, f"{box}.quiet"
+        lambda: (found := get(api, f"{box}.full"))["state"] == "blocked" and found["lag"] == 7 and found,
+        f"{box}.quiet",
     )
     assert "box_full" in blocked["last_error"]
     assert (blocked["forwarded_total"], blocked["position"], blocked["lag"]) == (3, 3, 7)
@@ -486,7 +487,7 @@ def test_a_router_made_again_starts_at_the_head(api, box):
     assert made(api, box, source=a, dest=b)["created"] is True
     api.append(a, 3)
     assert data_of(arrived(api, b, 2)) == [1, 3]
-    assert get(api, box)["forwarded_total"] == 1
+    api.until(lambda: get(api, box)["forwarded_total"] == 1, f"{box}.quiet")
 
 
 def test_lists_are_sorted_filtered_and_paged(api, box):

@@ -65,6 +65,24 @@ def record(number: int) -> bytes:
 # -- what a parcel becomes
 
 
+def test_a_source_is_told_of_copies_in_a_disk_box_when_they_are_synced_and_readers_have_them_before(
+    dest: Driver,
+) -> None:
+    """A source that was told never looks again, and a power cut takes what was only logged."""
+    dest.put("to", durability="disk")
+    dest.append(0, box="to")  # reserves seqs, which waits for the disk itself
+    dest.sync()
+    parcel = Forward(head(bind=True), record(1))
+    first = dest.do(parcel)
+    assert first.until_durable and first.waits_for_lsn > dest.machine.durable_lsn
+    assert dest.machine.shows_when_logged and dest.logged() == ["to"]
+    assert copies(dest) == [0, 1] and not dest.machine.shows_when_logged
+    again = dest.do(parcel)
+    assert again.until_durable and again.waits_for_lsn == first.waits_for_lsn, "a repeat says no more"
+    dest.sync()
+    assert dest.do(parcel).waits_for_lsn == 0
+
+
 def test_a_parcel_is_appended_where_its_origin_stands_and_nowhere_else(dest: Driver) -> None:
     first = Forward(head(bind=True), record(1))
     assert dest.ask(first).position == 1

@@ -145,7 +145,7 @@ class ExactlyOnce(RuleBasedStateMachine):
 
 
 class ExactlyOnceIntoADiskBox(ExactlyOnce):
-    """A power failure takes copies from it that were answered already. They come again."""
+    """A power failure takes copies from it that readers have seen. They come again: none was answered."""
 
     durability = "disk"
 

@@ -36,7 +36,8 @@ def test_each_example_of_a_job_works_as_typed(
     verb: str, spark: SparkSession, server: Server, client: streams.Client, tmp_path: Path
 ) -> None:
     for box in list(client.boxes()):
-        client.box(box.box).drop()
+        if "/" not in box.box:  # a stream of another test
+            client.box(box.box).drop()
     client.box("orders").append_batch([streams.Entry({"item": n}, tag="kitchen") for n in range(3)])
     (tmp_path / "orders.ndjson").write_text('{"item": 1}\n{"item": 2}\n')
     environ = {**os.environ, "STREAMS_URL": server.url, "XDG_CONFIG_HOME": str(tmp_path)}
