@@ -92,8 +92,8 @@ class Forwarding:
         return self._when_kept(box, machine._answer(box, answer, made, lsn), lsn)
 
     def _when_kept(self, box: Box, outcome: Outcome, lsn: int) -> Outcome:
-        """A source that is told how far a disk box is never looks again, so it is told what no power cut takes
-        back. Readers have the copies as soon as in any disk box."""
+        """A source that was told how far a disk box is never looks again, so it is told what no power cut can
+        take. Readers have the copies as soon as in any disk box."""
         if not box.is_disk:
             return outcome
         waits_for = lsn if lsn > self._machine.durable_lsn else 0
