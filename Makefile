@@ -34,7 +34,7 @@ check: .venv/.dev ## Style, types and import rules.
 	$(BIN)/lint-imports
 
 sweep: .venv/.dev ## Every crash point instead of a sample; takes long.
-	STREAMS_SWEEP=full $(BIN)/pytest $(PYTEST_ARGS) --timeout 14400 tests/storage tests/crash \
+	STREAMS_SWEEP=full $(BIN)/pytest $(PYTEST_ARGS) --timeout 14400 tests/storage tests/crash tests/model \
 		tests/client/test_producer.py tests/cluster/test_router_torture.py
 
 scale: .venv/.dev ## Five million records in one box: bounded memory, exact, quick to start.

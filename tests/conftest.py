@@ -1,4 +1,8 @@
-"""Seeds are chosen here, before any worker starts, and told at the end of every run."""
+"""Seeds are chosen here, before any worker starts, and told at the end of every run.
+
+Property tests try the same cases every time, so that a change is judged by what it changes. New cases are
+looked for with STREAMS_SWEEP=full (`make sweep`).
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,14 @@ import os
 import random
 
 import pytest
+from hypothesis import settings
 
 _FUZZ_SEED = "STREAMS_FUZZ_SEED"
+
+
+settings.register_profile("same cases", derandomize=True)
+if os.environ.get("STREAMS_SWEEP") != "full":
+    settings.load_profile("same cases")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -46,7 +46,6 @@ def sampled(examples: int, steps: int = 50) -> settings:
         stateful_step_count=steps,
         deadline=None,
         print_blob=True,
-        derandomize=False,
         report_multiple_bugs=False,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
     )
@@ -390,8 +389,10 @@ def facts_of(machine: Machine) -> dict[str, Any]:
             "created_ms": box.created_ms,
             # What a memory box was sent is not logged, unless it was tied.
             "tied": sorted(name for name, known in box.origins.items() if known.pinned or not box.is_memory),
+            # How far one of a memory box has come is not logged either: it begins anew with the box.
             "outboxes": [
-                (name, outbox.life, outbox.saved_position, outbox.saved_total, outbox.dest)
+                (name, outbox.life, outbox.dest)
+                + (() if box.is_memory else (outbox.saved_position, outbox.saved_total))
                 for name, outbox in box.outboxes.items()
             ],
         }
