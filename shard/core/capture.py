@@ -60,9 +60,9 @@ class Capture:
         self._state.boxes.append(facts)
         if self._with_batches and facts.batches:
             self.tails[box.generation] = box.log.tail.copied()
-        oldest = None if box.is_memory else box.log.tail.oldest
-        if oldest is not None:
-            self._state.needs_lsn = min(self._state.needs_lsn, oldest.lsn)
+        oldest_lsn = 0 if box.is_memory else box.log.tail.oldest_lsn
+        if oldest_lsn:
+            self._state.needs_lsn = min(self._state.needs_lsn, oldest_lsn)
 
     def state(self) -> ShardState:
         """The snapshot, when all boxes are taken."""

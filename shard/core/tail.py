@@ -58,6 +58,12 @@ class Tail:
     def oldest(self) -> Batch | None:
         return self.batches[self._front] if self._front < len(self.batches) else None
 
+    @property
+    def oldest_lsn(self) -> int:
+        """The first frame of the log that any batch here is in; 0 when there is none. Not that of the oldest
+        batch: one that is logged again comes behind its successors, and a commit's rows were put before."""
+        return min(filter(None, self._lsns[self._front :]), default=0)
+
     def __iter__(self) -> Iterator[Batch]:
         for at in range(self._front, len(self.batches)):
             yield self.batches[at]

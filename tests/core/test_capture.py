@@ -97,3 +97,17 @@ def test_two_that_are_taken_at_once_are_each_of_their_own_moment() -> None:
         (tail,) = capture.tails.values()
         assert (facts.head_seq, facts.live_count) == (head_seq, head_seq)
         assert [batch.count for batch in tail] == counts and len(facts.batches) == 8 * len(counts)
+
+
+def test_a_snapshot_needs_the_log_from_the_first_frame_of_any_batch() -> None:
+    """Rows of a commit are logged again behind what was appended after them."""
+    driver = Driver()
+    driver.put("b", durability="fsync")
+    driver.append(1, box="b")
+    driver.append(2, box="b")
+    driver.sync()
+    tail = driver.machine.boxes["b"].log.tail
+    first, second = tail.batches
+    tail.relog(0, second.lsn + 1)
+    assert first.lsn > second.lsn
+    assert driver.machine.snapshot().needs_lsn == tail.oldest_lsn == second.lsn
