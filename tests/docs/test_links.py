@@ -1,0 +1,34 @@
+"""Links between pages lead somewhere, and decisions have numbers of their own."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").rglob("*.md")])
+_link = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)(?:#([^)\s]*))?\)")
+_heading = re.compile(r"^#+ +(.*)$", re.MULTILINE)
+_fence = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """As forges make them of headings: lower case, words joined with hyphens, the rest dropped."""
+    headings = _heading.findall(_fence.sub("", page.read_text()))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_of_a_page_lead_somewhere(page: Path) -> None:
+    for target, anchor in _link.findall(_fence.sub("", page.read_text())):
+        found = (page.parent / target).resolve() if target else page
+        assert found.exists(), target
+        if anchor and found.suffix == ".md":
+            assert anchor in anchors(found), f"{target}#{anchor}"
+
+
+def test_every_decision_has_a_number_of_its_own() -> None:
+    numbers = [page.name[:4] for page in sorted((ROOT / "docs" / "decisions").glob("*.md"))]
+    assert numbers == [f"{at:04}" for at in range(1, len(numbers) + 1)]
