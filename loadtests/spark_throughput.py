@@ -3,7 +3,8 @@
 Every figure is in one run beside the same job with a sink that drops everything and a source that makes rows
 up, so what is ours can be told from what is Spark's. Server, JVM and Python workers share the cores of this
 machine. Rows have 128 bytes of data, a tag and a node, and go to 64 boxes. The figure is the best of
-the runs after one that is not counted: the first use of a source starts half a dozen interpreters.
+the runs after one that is not counted: the first use of a source starts half a dozen interpreters. Jobs take
+turns, so that a machine that is busy with other things for a while is so for all of them.
 """
 
 from __future__ import annotations
@@ -104,15 +105,15 @@ def made(spark: SparkSession, rows: int, prefix: str, *, with_meta: bool = False
     return frame.withColumn("meta", sql.lit('{"k":1}')) if with_meta else frame
 
 
-def measured(rows: int, repeat: int, run: Callable[[], None]) -> float:
-    """Rows a second: the best of the runs after one that warms up."""
-    run()
-    found = []
-    for _ in range(repeat):
-        began_s = time.perf_counter()
-        run()
-        found.append(time.perf_counter() - began_s)
-    return rows / min(found)
+def measured(rows: int, repeat: int, runs: dict[str, Callable[[], None]]) -> dict[str, float]:
+    """Rows a second: of each, the best of the runs after one that warms up."""
+    found: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(repeat + 1):
+        for name, run in runs.items():
+            began_s = time.perf_counter()
+            run()
+            found[name].append(time.perf_counter() - began_s)
+    return {name: rows / min(times[1:]) for name, times in found.items()}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -151,17 +152,17 @@ def _figures(spark: SparkSession, url: str, rows: int, repeat: int) -> dict[str,
 
         return run
 
-    found = {
-        "write-nothing": measured(rows, repeat, write("noop")),
-        "write-empty": measured(rows, repeat, write("drop_all")),
-        "write-txn": measured(rows, repeat, write("streams", url=url)),
-        "write-txn-meta": measured(rows, repeat, write("streams", with_meta=True, url=url)),
-        "write-append": measured(rows, repeat, write("streams", url=url, delivery="append")),
-    }
     made(spark, rows, "read.").write.format("streams").option("url", url).mode("append").save()
-    found["read-empty"] = measured(rows, repeat, read("drop_all", rows=str(rows), cut="4"))
-    found["read"] = measured(rows, repeat, read("streams", url=url, subscribePrefix="read."))
-    return found
+    runs = {
+        "write-nothing": write("noop"),
+        "write-empty": write("drop_all"),
+        "write-txn": write("streams", url=url),
+        "write-txn-meta": write("streams", with_meta=True, url=url),
+        "write-append": write("streams", url=url, delivery="append"),
+        "read-empty": read("drop_all", rows=str(rows), cut="4"),
+        "read": read("streams", url=url, subscribePrefix="read."),
+    }
+    return measured(rows, repeat, runs)
 
 
 if __name__ == "__main__":

@@ -86,6 +86,13 @@ class _Poke:
 _POKE = _Poke()
 
 
+class _Border:
+    """A place in the backlog that no group reaches over."""
+
+
+_BORDER = _Border()
+
+
 class _Flush:
     """A place in the backlog: `done` is set when all before it is durable, or never will be."""
 
@@ -120,7 +127,7 @@ class Committer:
         self._group_frames_max = group_frames_max
         self._unsynced_bytes_max = unsynced_bytes_max
         #: A failure in here was met by the files thread and is handed on by the commit thread.
-        self._backlog: SimpleQueue[_Submission | _Flush | _Poke | BaseException] = SimpleQueue()
+        self._backlog: SimpleQueue[_Submission | _Flush | _Poke | _Border | BaseException] = SimpleQueue()
         #: Held by whoever is at the log. Only `append_now` ever finds it taken, and then it does not wait.
         self._turn = threading.Lock()
         #: A number asks to release all files up to it, True for a spare to be ready, None ends the thread.
@@ -181,6 +188,11 @@ class Committer:
         self._submitted += 1
         self._submitted_bytes += size
         self._backlog.put((frames, size, sync, logged_matters))
+
+    def part(self) -> None:
+        """What was submitted is written and synced without what will be: that is much, and nobody waits for
+        it."""
+        self._backlog.put(_BORDER)
 
     def append_now(self, frames: Sequence[FrameParts]) -> bool:
         """Write frames that nobody waits to be synced, at once and in the calling thread, if the commit
@@ -284,8 +296,7 @@ class Committer:
             if isinstance(item, tuple):
                 with self._turn:
                     self._commit_group(item)
-            elif item is not _POKE:
-                assert not isinstance(item, _Poke)
+            elif not isinstance(item, _Poke | _Border):
                 self._held = item
 
     def _settle_held(self, item: _Flush | BaseException) -> bool:
@@ -326,6 +337,8 @@ class Committer:
                 item = backlog.get_nowait()
                 if isinstance(item, _Poke):
                     continue
+                if isinstance(item, _Border):
+                    break
                 if not isinstance(item, tuple):
                     self._held = item
                     break

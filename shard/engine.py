@@ -422,8 +422,14 @@ class Engine:
             parked.insert(bisect_right(parked, lsn, key=_lsn_of), (lsn, ticket, reply))
 
     def _log(self, outcome: Outcome, *, sync: bool) -> None:
-        """Notes changes for the log; they leave with the next `flush`."""
+        """Notes changes for the log; they leave with the next `flush`. Afterthoughts, which may be a hundred
+        times what they follow, are kept apart from it: its sync has none of them to write."""
         for lsn, change in outcome.changes:
+            if outcome.afterthoughts and lsn == outcome.waits_for_lsn + 1:
+                self._staged_sync = self._staged_sync or sync
+                self._submit_staged()
+                self._committer.part()
+                sync = False
             self._staged.append(frames.encode(lsn, change))
         self._staged_sync = self._staged_sync or sync
         if not outcome.until_durable or self.machine.shows_when_logged:
@@ -437,15 +443,19 @@ class Engine:
     def flush(self) -> None:
         """Logs what one wake-up has staged: a little of it at once, more through the committer's thread."""
         self._mind_time()
-        if not self._staged:
-            return
+        if self._staged:
+            if not self._staged_sync and self._committer.append_now(self._staged):
+                logged_lsn = self._staged[-1][2]
+                self._staged, self._staged_logged_matters = [], False
+                self._on_logged(logged_lsn, self._committer.append_ms_last)
+            else:
+                self._submit_staged()
+
+    def _submit_staged(self) -> None:
         staged, sync, logged_matters = self._staged, self._staged_sync, self._staged_logged_matters
         self._staged = []
         self._staged_sync = self._staged_logged_matters = False
-        if not sync and self._committer.append_now(staged):
-            self._on_logged(staged[-1][2], self._committer.append_ms_last)
-        else:
-            self._committer.submit(staged, sync=sync, logged_matters=logged_matters)
+        self._committer.submit(staged, sync=sync, logged_matters=logged_matters)
 
     # -- reports of the committer, in this thread
 

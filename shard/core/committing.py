@@ -115,6 +115,8 @@ class Committing:
         lsn = self._machine._log(change, made)
         held = txns.find(txn.writer, txn.epoch)
         assert held is not None
+        if command.rows is not None:
+            txns.remember(held.parcels[command.parcel][command.chunk], command.rows)
         return Outcome(made, bulk.Put(False, False, held.bytes), lsn)
 
     def _known(self, txn: bulk.Txn, made: Made) -> tuple[list[Mark], Outcome | None]:
@@ -195,6 +197,8 @@ class Committing:
                     raise
                 return machine._answer(box, error.with_traceback(None), made, box.last_lsn)
         self._check_room(planned)
+        if command.dry:
+            return Outcome(made, _told(planned))
         return self._make(command, parcels, planned, rows, now_ms, made)
 
     def _required(self, command: bulk.TxnCommit) -> Epoch:
@@ -295,14 +299,10 @@ class Committing:
         for kept in machine.txns.take_unkept():
             machine._log(kept, made)
         wakes = self._append_in_memory(in_memory, now_ms, made)
-        told = [
-            (each.name, each.part.first_seq, each.part.first_seq + sum(each.part.counts) - 1)
-            for each in planned
-        ]
-        records = sum(sum(each.part.counts) for each in planned)
-        committed = bulk.Committed(False, records, told)
         until_uploaded = any(box.is_object for box, _ in stored)
-        return Outcome(made, committed, lsn, True, tuple(wakes), until_uploaded=until_uploaded)
+        return Outcome(
+            made, _told(planned), lsn, True, tuple(wakes), until_uploaded=until_uploaded, afterthoughts=True
+        )
 
     def _append_in_memory(
         self, boxes: Sequence[tuple[Box, list[Batch], changes.TxnPart]], now_ms: int, made: Made
@@ -369,6 +369,13 @@ class Committing:
         more = max(len(held), len(marks)) > _LISTED_MAX
         lsn = max((mark.lsn for known in txns.marks.values() for mark in known), default=0)
         return self._when_durable(bulk.TxnState(held[:_LISTED_MAX], marks[:_LISTED_MAX], more), lsn, made)
+
+
+def _told(planned: Sequence[_Planned]) -> bulk.Committed:
+    told = [
+        (each.name, each.part.first_seq, each.part.first_seq + sum(each.part.counts) - 1) for each in planned
+    ]
+    return bulk.Committed(False, sum(sum(each.part.counts) for each in planned), told)
 
 
 def _done(marks: Sequence[Mark], epoch: int) -> Mark | None:

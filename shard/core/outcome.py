@@ -24,7 +24,8 @@ class Outcome(NamedTuple):
     if `until_durable`, or in the object store if `until_uploaded`, when it is durable too. `reply` is None
     when a read has nothing yet and the caller may wait (`wait_ms`); it is not to be asked again before
     `not_before_ms`. Or it is None because something that is not in memory has to be fetched: `needs` says
-    what. Then the same command is to be handled again; nothing of it has been done.
+    what. Then the same command is to be handled again; nothing of it has been done. Changes after
+    `waits_for_lsn` need not be in the log when the reply goes if it has `afterthoughts`.
     """
 
     changes: Made
@@ -35,3 +36,4 @@ class Outcome(NamedTuple):
     not_before_ms: int = 0
     needs: tuple[Missing, ...] = ()
     until_uploaded: bool = False
+    afterthoughts: bool = False

@@ -189,12 +189,18 @@ class Shards:
         return self._ask(wire.OP_TXN_PUT, shard, head, packed.buffers(), Put, packed.boxes)
 
     def txn_commit(
-        self, shard: int, txn: Txn, parcels: Sequence[tuple[str, int]], *, retry: Retry | None = None
+        self,
+        shard: int,
+        txn: Txn,
+        parcels: Sequence[tuple[str, int]],
+        *,
+        retry: Retry | None = None,
+        dry: bool = False,
     ) -> Committed:
         """Shows exactly these parcels, in this order; of each so many chunks must be held. Every shard that
         boxes of the writer live on should be told, also those that have none of the parcels: then all of
-        them know that the epoch is over."""
-        head = _encode(bulk.TxnCommit(txn, list(parcels)))
+        them know that the epoch is over. A `dry` one raises what a commit would, and changes nothing."""
+        head = _encode(bulk.TxnCommit(txn, list(parcels), dry))
         return self._ask(wire.OP_TXN_COMMIT, shard, head, (), Committed, (), retry)
 
     def txn_abort(self, shard: int, txn: Txn, parcels: Sequence[str] = ()) -> bulk.Aborted:

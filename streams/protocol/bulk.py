@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from streams.protocol.packed import PackedHead
+from streams.protocol.packed import PackedHead, Rows
 
 #: Positions asked for, or states given, in one message.
 LOCATE_MAX = 10_000
@@ -66,6 +66,8 @@ class TxnPut(TxnPutHead, frozen=True, gc=False):
 
     #: What the message brought beside its head: checked, and kept as it came.
     body: bytes
+    #: The same taken apart, which checking it has done anyway.
+    rows: list[Rows] | None = None
 
 
 class TxnCommit(msgspec.Struct, array_like=True, frozen=True):
@@ -73,6 +75,8 @@ class TxnCommit(msgspec.Struct, array_like=True, frozen=True):
 
     txn: Txn
     parcels: list[tuple[str, int]]
+    #: Says what the commit would say, and changes nothing.
+    dry: bool = False
 
 
 class TxnAbort(msgspec.Struct, array_like=True, frozen=True):

@@ -99,8 +99,8 @@ def _put(head: bytes, body: bytes, limits: RecordLimits) -> bulk.TxnPut:
     _check_parcel(asked.parcel)
     if not 0 <= asked.chunk <= bulk.CHUNK_MAX:
         raise InvalidRequest(f"chunk: must be 0 to {bulk.CHUNK_MAX}, got {asked.chunk}", field="chunk")
-    unpack(asked.packed, body, limits)
-    return bulk.TxnPut(asked.txn, asked.parcel, asked.chunk, asked.packed, body)
+    rows = unpack(asked.packed, body, limits)
+    return bulk.TxnPut(asked.txn, asked.parcel, asked.chunk, asked.packed, body, rows)
 
 
 def _commit(head: bytes, body: bytes, limits: RecordLimits) -> bulk.TxnCommit:

@@ -197,7 +197,8 @@ class _Unpacking:
         self._head = head
         self._limits = limits
         self._count = sum(head.counts)
-        self._body = body
+        # Values are views into the body; it is not copied.
+        self._body = memoryview(body)
         self._at = 0
         data, tag, node, meta, ts = head.sizes
         expected = ts + sum(4 * (self._count + 1) + size for size in (data, tag, node, meta) if size)
@@ -224,12 +225,13 @@ class _Unpacking:
 
     # -- columns of the message
 
-    def _take(self, size: int) -> bytes:
+    def _take(self, size: int) -> memoryview:
         self._at += size
         return self._body[self._at - size : self._at]
 
     def _offsets(self) -> array[int]:
-        offsets = array("i", self._take(4 * (self._count + 1)))
+        offsets = array("i")
+        offsets.frombytes(self._take(4 * (self._count + 1)))
         if offsets[0] != 0:
             raise InvalidRequest(f"offsets: must begin with 0, not {offsets[0]}", field="offsets")
         return offsets
@@ -239,15 +241,14 @@ class _Unpacking:
         offsets = self._offsets()
         text = self._take(size)
         try:
-            if not text.isascii():
-                str(text, "utf-8")  # raw values are passed over unchecked otherwise
+            str(text, "utf-8")  # raw values are passed over unchecked otherwise
             raws = _decode_raws(text)
         except (ValueError, RecursionError):
             raws = []
         # Every value ends where its offset says: then each of them is one value, and whole.
         ends = list(accumulate(map(len, raws)))
         if ends != offsets[1:].tolist():
-            raise self._offender(column, offsets, text)
+            raise self._offender(column, offsets, bytes(text))
         return raws, ends
 
     def _offender(self, column: str, offsets: array[int], text: bytes) -> InvalidRequest:
@@ -279,7 +280,7 @@ class _Unpacking:
         if not size:
             return None
         offsets = self._offsets()
-        text = self._take(size)
+        text = bytes(self._take(size))
         if offsets[-1] + self._count - 1 != size:
             raise InvalidRequest("offsets: do not end where the values do", field="offsets")
         return offsets, text
@@ -287,7 +288,8 @@ class _Unpacking:
     def _numbers(self, size: int) -> list[int | None] | None:
         if not size:
             return None
-        numbers = array("q", self._take(size))
+        numbers = array("q")
+        numbers.frombytes(self._take(size))
         for number in (min(numbers), max(numbers)):
             if not -1 <= number <= MILLIS_MAX:
                 raise self._wrong(numbers.index(number), "ts", f"is out of range, got {number}")
@@ -344,6 +346,9 @@ class _Unpacking:
             joined = self._joined(self._nodes, first, end, "node", self._limits.node_bytes_max)
         if joined is None:
             return [default] * (end - first) if default else None
+        one = joined[: joined.find(b"\0") + 1]
+        if one * (end - first - 1) + one[:-1] == joined and len(one) > 1:  # mostly it is the same for all
+            return [str(one[:-1], "utf-8")] * (end - first)
         return [own or default for own in str(joined, "utf-8").split("\0")]
 
     def _own_metas(self, box: str, first: int, end: int) -> list[Raw | None] | None:

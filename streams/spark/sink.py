@@ -17,7 +17,9 @@ from __future__ import annotations
 import hashlib
 import uuid
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -37,7 +39,7 @@ from pyspark.sql.types import (
 
 from streams.client.retry import Retry
 from streams.direct import BoxResult, Packed, Parcel, Shards, Txn
-from streams.protocol.errors import BY_CODE, Refused, StreamsError, Uncertain, WriterConflict
+from streams.protocol.errors import BY_CODE, StreamsError, Uncertain, WriterConflict
 from streams.spark.columns import Packer, pieces
 from streams.spark.options import BadOption, Writing
 from streams.spark.reads import open_client, open_shards
@@ -46,6 +48,9 @@ from streams.spark.reads import open_client, open_shards
 #: the same for years; a task that does not find them refuses to write rather than guess.
 _BATCH_ID = "streaming.sql.batchId"
 _QUERY_ID = "sql.streaming.queryId"
+
+#: Shards that are told of a commit at the same time.
+_TOLD_AT_ONCE = 16
 
 _TEXT: tuple[type[DataType], ...] = (StringType, BinaryType, VarcharType)
 _TYPES: dict[str, tuple[type[DataType], ...]] = {
@@ -235,7 +240,8 @@ class _Maker:
 
 def commit(asked: Writing, messages: Sequence[Sent | None]) -> int:
     """Shows what these tasks have put, in their order, and returns how many rows that were. Every shard is
-    told, also one that has none of them: then all know that the epoch is over."""
+    told, also one that has none of them: then all know that the epoch is over. What is refused, or a shard
+    that cannot be reached, leaves nothing shown; a shard that goes away in between is `PartialCommit`."""
     sent = [message for message in messages if message is not None]
     if not sent or asked.delivery != "txn":
         return sum(message.rows for message in sent)
@@ -245,19 +251,28 @@ def commit(asked: Writing, messages: Sequence[Sent | None]) -> int:
     for message in sent:
         for shard, chunks in message.chunks:
             parcels.setdefault(shard, []).append((message.parcel, chunks))
-    undone: dict[int, StreamsError] = {}
     with open_shards(asked.server, retry_s=asked.commit_s) as shards:
-        for shard in range(shards.count):
+
+        def tell(shard: int, *, dry: bool) -> StreamsError | None:
+            retry = Retry(total_s=asked.commit_s)
             try:
-                shards.txn_commit(shard, txn, parcels.get(shard, []), retry=Retry(total_s=asked.commit_s))
+                shards.txn_commit(shard, txn, parcels.get(shard, []), retry=retry, dry=dry)
             except StreamsError as error:
-                if isinstance(error, Refused) and shard == 0:
-                    raise  # nothing was committed anywhere
-                undone[shard] = error
+                return error
+            return None
+
+        count = shards.count
+        with ThreadPoolExecutor(min(count, _TOLD_AT_ONCE)) as threads:
+            # Shards commit each for itself, so what one of them would refuse is found out before any has.
+            for error in threads.map(partial(tell, dry=True), range(count)):
+                if error is not None:
+                    raise error
+            told = threads.map(partial(tell, dry=False), range(count))
+            undone = {shard: error for shard, error in enumerate(told) if error is not None}
     if undone:
         shown = "; ".join(f"shard {shard}: {error.message}" for shard, error in undone.items())
         raise PartialCommit(
-            f"epoch {txn.epoch} of writer {txn.writer} is not committed on {len(undone)} of {shards.count} "
+            f"epoch {txn.epoch} of writer {txn.writer} is not committed on {len(undone)} of {count} "
             f"shards "
             f"({shown}). Run the same again with the same txnAppId and txnVersion, or go on from the same "
             f"checkpoint: what is missing is added and nothing is doubled",

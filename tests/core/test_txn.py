@@ -252,9 +252,37 @@ def test_what_one_box_refuses_nobody_gets(driver: Driver, prepare: Any, error: t
     put(driver, {"b": [b"1"], "z": [b"2"]})
     prepare(driver)
     before = facts_of(driver.machine)
-    with pytest.raises(error):
-        commit(driver, ("p", 1))
-    assert facts_of(driver.machine) == before
+    for dry in (True, False):
+        with pytest.raises(error):
+            driver.ask(bulk.TxnCommit(T1, [("p", 1)], dry))
+        assert facts_of(driver.machine) == before
+
+
+def test_what_is_logged_behind_a_commit_is_nothing_that_its_answer_waits_for(driver: Driver) -> None:
+    put(driver, {"b": [b"1"], "c": [b"2"]})
+    outcome = driver.do(bulk.TxnCommit(T1, [("p", 1)]))
+    kinds = [type(change) for lsn, change in outcome.changes if lsn > outcome.waits_for_lsn]
+    assert outcome.afterthoughts and kinds == [changes.BatchKept] * 2
+
+
+def test_rows_stay_taken_apart_as_far_as_there_is_room(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shard.core.txn._APART_MAX", 3)
+    for chunk, value in ((0, b"1"), (2, b"2"), (4, b"3"), (6, b"4")):
+        put(driver, {"b": [value]}, parcel=f"p{chunk}", chunk=chunk)
+    parcels = driver.machine.txns.epochs["w", 1].parcels
+    assert [bool(chunk.rows) for parcel in parcels.values() for chunk in parcel.values()] == [
+        *[True] * 3,
+        False,
+    ]
+    driver.machine.check()
+    driver.ask(bulk.TxnAbort(T1, ["p0"]))
+    put(driver, {"b": [b"5"]}, chunk=0)
+    put(driver, {"b": [b"6"]}, chunk=1)
+    commit(driver, ("p", 2))
+    assert datas(driver) == [5, 6]
+    driver.machine.check()
 
 
 def test_a_commit_makes_room_in_a_capped_box_once(driver: Driver) -> None:

@@ -137,8 +137,11 @@ class TxnAgainstModel(RuleBasedStateMachine):
         if is_exact:
             parcels = [parcel for parcel in parcels if parcel in held]
         named = [(parcel, max(held[parcel]) + 1 if parcel in held else 1) for parcel in parcels]
+        dry = self.driver.do(bulk.TxnCommit(txn, named, dry=True))
+        assert not dry.changes
         outcome = self.driver.do(bulk.TxnCommit(txn, named))
         reply: Any = outcome.reply
+        assert str(dry.reply) == str(reply), "a dry run tells what a commit will"
         standing = self.model.standing(txn)
         if standing == "conflict":
             assert isinstance(reply, WriterConflict)

@@ -229,6 +229,22 @@ def test_what_comes_during_a_sync_is_one_group(desk: Callable[..., Desk]) -> Non
     assert one.rest() == [("logged", 1), ("durable", 1), ("durable", 21)]
 
 
+def test_what_is_parted_is_synced_without_what_follows(desk: Callable[..., Desk]) -> None:
+    disk = GatedDisk()
+    one = desk(disk)
+    disk.armed = True
+    one.submit(b"first", sync=True)
+    assert disk.reached.wait(PATIENCE_S)
+    one.submit(b"waited for", sync=True, logged_matters=False)
+    one.committer.part()
+    one.submit(b"much", sync=False, logged_matters=False)
+    disk.armed = False
+    disk.gate.set()
+    one.committer.flush()
+    assert one.committer.statistics().groups == 3
+    assert one.rest() == [("logged", 1), ("durable", 1), ("durable", 2), ("durable", 3)]
+
+
 @pytest.mark.parametrize(
     ("options", "groups"), [({"group_frames_max": 5}, 4), ({"group_bytes_max": 50}, 4), ({}, 1)]
 )

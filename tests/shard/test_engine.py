@@ -748,7 +748,11 @@ async def test_both_snapshots_of_a_quiet_shard_can_be_started_from(open_desk: Op
             await desk.seal(box)
         (gone,) = desk.segments("a")
         snapshots = Snapshots(Disk(), f"{tmp_path}/snapshot")
-        await desk.until(lambda: len(snapshots.kept()) == 2)
+
+        def newest() -> set[Name]:
+            return names_in(frames.decode_state(snapshots.load(snapshots.kept()[-1])))
+
+        await desk.until(lambda: len(snapshots.kept()) == 2 and len(newest()) == 2)
         await desk.ask(commands.DeleteBox("a"))
         await desk.until(lambda: desk.store.is_elsewhere(Name.of(gone)))
         states = [frames.decode_state(snapshots.load(lsn)) for lsn in snapshots.kept()]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -248,13 +249,14 @@ class KilledBetweenShards(DataSource):
 
 class _KilledWriter(sink.BatchWriter):
     def commit(self, messages: list[Any]) -> None:
-        real, done = reads.Shards.txn_commit, []
+        real, all_there = reads.Shards.txn_commit, threading.Barrier(4)
 
-        def commit_two(shards: Any, shard: int, *args: Any, **more: Any) -> Any:
-            if len(done) == 2:
+        def commit_two(shards: Any, shard: int, *args: Any, dry: bool, **more: Any) -> Any:
+            answer = real(shards, shard, *args, dry=dry, **more) if dry or shard < 2 else None
+            if not dry:
+                all_there.wait()
                 os.kill(os.getpid(), signal.SIGKILL)
-            done.append(shard)
-            return real(shards, shard, *args, **more)
+            return answer
 
         reads.Shards.txn_commit = commit_two  # type: ignore[method-assign]
         super().commit(messages)
