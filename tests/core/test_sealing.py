@@ -25,7 +25,7 @@ from shard.core.upkeep import (
     plan_rewrite,
     plan_seal,
 )
-from streams.protocol import commands
+from streams.protocol import commands, queues
 from tests.support import machines
 from tests.support.machines import Driver, facts_of
 
@@ -448,11 +448,16 @@ def test_a_memory_box_can_be_stored_with_all_it_holds(target: str, seals: bool) 
         assert again.append(9, fencing_token="f").first_seq == 7
 
 
-def test_a_change_to_stored_that_is_cut_off_leaves_an_empty_memory_box() -> None:
+@pytest.mark.parametrize("kind", ["log", "queue"])
+def test_a_change_to_stored_that_is_cut_off_leaves_an_empty_memory_box(kind: str) -> None:
     driver = Driver()
-    driver.put(durability="memory")
+    driver.put(durability="memory", type=kind)
     driver.append(1)
     driver.append(2)
+    if kind == "queue":
+        for _ in range(2):  # the log hears of deliveries from the second on
+            driver.ask(queues.Claim(box="b", node="w", max=2))
+            driver.ask(queues.Nack(box="b", node="w", seqs=[1, 2]))
     start = driver.machine.lsn
     driver.put(durability="fsync")
     for lsn in range(start, driver.machine.lsn):
