@@ -14,6 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PYTEST_ARGS ?= -q -n 2 --dist loadfile
+SWEEP_ARGS ?= -q -n 2 --dist worksteal
 ARGS ?=
 SCENARIO ?= mixed
 MINUTES ?= 10
@@ -37,7 +38,7 @@ check: .venv/.dev ## Style, types and import rules.
 	$(BIN)/lint-imports
 
 sweep: .venv/.dev ## Every crash point instead of a sample; takes long.
-	STREAMS_SWEEP=full $(BIN)/pytest $(PYTEST_ARGS) --timeout 14400 tests/storage tests/crash tests/model \
+	STREAMS_SWEEP=full $(BIN)/pytest $(SWEEP_ARGS) --timeout 14400 tests/storage tests/crash tests/model \
 		tests/client/test_producer.py tests/cluster/test_router_torture.py
 
 scale: .venv/.dev ## Five million records in one box: bounded memory, exact, quick to start.

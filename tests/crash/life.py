@@ -34,7 +34,7 @@ from shard.core.capture import Capture
 from shard.core.changes import RecordsEvicted, SeqsReserved
 from shard.core.log import Span
 from shard.core.machine import Machine, Made, Missing, Outcome
-from shard.core.sealed import NotLoaded
+from shard.core.sealed import SealedBatch
 from shard.core.upkeep import HotPolicy, SealPolicy
 from shard.fetcher import Brought, Fetcher
 from shard.recovery import Recovered, recover
@@ -482,10 +482,11 @@ def fingerprint(machine: Machine, store: SegmentStore) -> dict[str, object]:
 
 
 def payload_of(span: Span, store: SegmentStore) -> Batch:
-    try:
+    if not isinstance(span, SealedBatch):
         return span.payload
-    except NotLoaded as missing:
-        return store.read(Name.of(missing.segment), missing.at, bytes_max=1)[0]
+    # Without a note that it was used: a machine that goes on must not know that it was looked at.
+    segment, at = span._segment, span._at
+    return segment.loaded(at) or store.read(Name.of(segment), at, bytes_max=1)[0]
 
 
 def columns(datas: Iterable[dict[str, object]]) -> Columns:

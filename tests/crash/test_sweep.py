@@ -1,19 +1,20 @@
 """Goal: whatever operation the power, the process or the disk fails at, the next life of a shard keeps what
 was promised, tells of what is lost, and goes on.
 
-Method: `script.py` drives a shard (`life.py`) on the fault disk and is stopped at each of its operations,
-before, midway and after, in recovery too. The next life recovers and is held against `promises.py`, an own
-bookkeeping of commands and replies, and against a twin that has seen every frame and no snapshot. Then it is
-stopped as well. All points with STREAMS_SWEEP=full, a sample otherwise.
+Method: `script.py` drives a shard (`life.py`) on the fault disk, and what it would leave if it were stopped
+at one of its operations, before, midway or after (`stops.py`), in recovery too, is found by a next life. That
+one recovers and is held against `promises.py`, an own bookkeeping of commands and replies, and against a twin
+that has seen every frame and no snapshot. Then it is stopped as well. All stops with STREAMS_SWEEP=full, a
+sample otherwise.
 """
 
 from __future__ import annotations
 
 import errno
+import gc
 import random
 from collections import Counter
-from collections.abc import Iterator
-from copy import deepcopy
+from collections.abc import Callable, Iterator
 from functools import cache
 
 import pytest
@@ -27,7 +28,8 @@ from streams.protocol import commands
 from tests.crash.life import Life, Reading, World, fingerprint, new_disk, read_all, recovered, replayed
 from tests.crash.promises import BoxBook, Level
 from tests.crash.script import BOXES, Script
-from tests.support.faultdisk import MOMENTS, Crashed, FaultDisk, sweep
+from tests.crash.stops import States, Stop, stop_everywhere, stops_of
+from tests.support.faultdisk import IS_FULL, MOMENTS, Crashed, FaultDisk, sweep
 
 STEPS = 60
 SEEDS = range(12)
@@ -45,6 +47,17 @@ def small_is_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shard.core.upkeep, "SMALL_BYTES", 1_500)
 
 
+@pytest.fixture(autouse=True)
+def garbage_is_collected_rarely() -> Iterator[None]:
+    """Lives leave much of it; to look for it as often as usual takes a quarter of the time."""
+    before = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 1_000)
+    yield
+    gc.set_threshold(*before)
+    gc.unfreeze()
+
+
 # -- lives and their ends
 
 
@@ -56,18 +69,19 @@ def live(life: Life, seed: int) -> Life:
     return life
 
 
-def ended(disk: FaultDisk, world: World, rng: random.Random) -> FaultDisk:
+def ended(disk: FaultDisk, world: World, rng: random.Random, end: Level | None = None) -> FaultDisk:
     """The disk as the next life finds it, after a kill or a power cut."""
-    end = Level.KILL if rng.random() < 0.3 else Level.POWER_CUT
+    end = end or (Level.KILL if rng.random() < 0.3 else Level.POWER_CUT)
     world.ended(end)
     return disk.kill() if end is Level.KILL else disk.crash(rng)
 
 
 @cache
-def operations_of(seed: int) -> int:
+def history_of(seed: int) -> list[str]:
+    """The operations of a whole life."""
     disk = new_disk()
     live(Life(disk, World()), seed)
-    return disk.operations
+    return disk.history
 
 
 def begun(disk: FaultDisk, world: World, rng: random.Random) -> Life:
@@ -259,48 +273,57 @@ def test_what_the_log_says_is_what_the_machine_was() -> None:
 # -- the sweeps
 
 
-def every_point() -> Iterator[tuple[int, int, str]]:
-    for seed in SEEDS:
-        for at in range(operations_of(seed)):
-            for moment in MOMENTS:
-                yield seed, at, moment
+def chosen(seed: int, sample: int, *, every: int = 1) -> list[Stop]:
+    """Where the life of this seed is stopped."""
+    return sweep(stops_of(history_of(seed))[::every], seed=seed, sample=sample)
 
 
-def stopped_at(seed: int, at: int, moment: str) -> tuple[Life | None, FaultDisk, World]:
-    """A first life that was stopped there, and the disk and the world it leaves. None: it never began."""
+def lead(
+    seed: int, only: list[Stop], check: Callable[[Life | None, FaultDisk, World, random.Random], None]
+) -> None:
+    """Leads a life and has it checked what it would leave at these stops. No life: it had not begun."""
     disk, world = new_disk(), World()
-    disk.crash_at(at, moment)
     life: Life | None = None
-    with pytest.raises(Crashed):
+
+    def run() -> None:
+        nonlocal life
         life = Life(disk, world)
         live(life, seed)
-    return life, disk, world
+
+    def look(left: FaultDisk, promised: World, stop: Stop) -> None:
+        check(life, left, promised, random.Random(f"{seed} {stop}"))
+
+    found = stop_everywhere(run, disk, world, look, only=only)
+    assert disk.history == history_of(seed), "to look at it changes nothing"
+    print(f"{found} states at {len(only)} stops")
 
 
-def test_a_shard_stopped_at_any_operation_keeps_its_promises_and_goes_on() -> None:
-    for seed, at, moment in sweep(every_point(), seed=21, sample=80):
-        rng = random.Random(f"{seed} {at} {moment}")
-        _, disk, world = stopped_at(seed, at, moment)
-        for _ in range(2):
-            life = begun(ended(disk, world, rng), world, rng)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_shard_that_loses_its_power_at_any_operation_keeps_its_promises_and_goes_on(seed: int) -> None:
+    def check(_: Life | None, disk: FaultDisk, world: World, rng: random.Random) -> None:
+        world.ended(Level.POWER_CUT)
+        life = begun(disk.crash(rng), world, rng)
+        for _turn in range(2):
             disk = life.disk
             disk.crash_at(disk.operations + rng.randrange(150), rng.choice(MOMENTS))
             try:
                 Script(life, random.Random(rng.random())).run(30)
             except Crashed:
                 pass
-        last = begun(ended(disk, world, rng), world, rng)
-        goes_on(last, seed)
-        tidied(last)
+            life = begun(ended(disk, world, rng), world, rng)
+        goes_on(life, seed)
+        tidied(life)
+
+    lead(seed, chosen(seed, 7), check)
 
 
-def test_a_process_that_is_killed_at_any_operation_loses_nothing_that_was_logged() -> None:
-    for seed, at, moment in sweep(every_point(), seed=22, sample=60):
-        life, disk, world = stopped_at(seed, at, moment)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_process_that_is_killed_at_any_operation_loses_nothing_that_was_logged(seed: int) -> None:
+    def check(life: Life | None, disk: FaultDisk, world: World, rng: random.Random) -> None:
         world.ended(Level.KILL)
-        after = begun(disk.kill(), world, random.Random(at))
+        after = begun(disk.kill(), world, rng)
         if life is None:
-            continue
+            return
         assert after.found.last_lsn >= life.machine.logged_lsn
         assert not any(box.log.holes for box in after.machine.boxes.values())
         if after.found.last_lsn == life.machine.lsn:
@@ -308,32 +331,30 @@ def test_a_process_that_is_killed_at_any_operation_loses_nothing_that_was_logged
             before, now = stored(life.machine, store), stored(machine, store)
             assert before == now, "the machine was in a state that the log does not know"
 
+    lead(seed, chosen(seed, 5), check)
+
 
 def stored(machine: Machine, store: SegmentStore) -> dict[str, object]:
     found = fingerprint(machine, store)
     return {name: found[name] for name, box in machine.boxes.items() if not box.is_memory}
 
 
-def test_a_shard_stopped_at_any_operation_of_recovery_recovers_the_next_time() -> None:
-    # Every operation of every recovery: so the recoveries themselves are fewer, or all would take days.
-    for seed, at, moment in sweep(list(every_point())[::40], seed=23, sample=2):
-        rng = random.Random(f"{seed} {at} {moment}")
-        _, disk, world = stopped_at(seed, at, moment)
-        found = ended(disk, world, rng)
-        during, stops = 0, 0
-        while True:
-            # Recovery and the begin of a life, on the same disk each time, stopped one operation later.
-            trial, trial_world = found.kill(), deepcopy(world)
-            trial.crash_at(during, rng.choice(MOMENTS))
-            try:
-                Life(trial, trial_world).begin()
-                break
-            except Crashed:
-                stops += 1
-            again = ended(trial, trial_world, rng)
-            goes_on(begun(again, trial_world, rng), seed)
-            during += 1
-        assert stops >= 8
+@pytest.mark.parametrize("seed", SEEDS if IS_FULL else SEEDS[:3])
+def test_a_shard_stopped_at_any_operation_of_recovery_recovers_the_next_time(seed: int) -> None:
+    """Every operation of every recovery: so the recoveries themselves are fewer, or all would take days."""
+    states = States()
+
+    def check(_: Life | None, disk: FaultDisk, world: World, rng: random.Random) -> None:
+        trial = ended(disk, world, rng)
+
+        def look(left: FaultDisk, promised: World, _: Stop) -> None:
+            goes_on(begun(ended(left, promised, rng), promised, rng), seed)
+
+        stop_everywhere(lambda: Life(trial, world).begin(), trial, world, look, states=states)
+        assert trial.operations >= 8
+
+    lead(seed, chosen(seed, 1, every=40), check)
+    print(f"{len(states)} states in recoveries")
 
 
 def failed_at(seed: int, at: int, code: int) -> tuple[FaultDisk, World]:
@@ -351,32 +372,26 @@ def failed_at(seed: int, at: int, code: int) -> tuple[FaultDisk, World]:
     return disk, world
 
 
-def every_operation() -> Iterator[tuple[int, int]]:
-    return ((seed, at) for seed in SEEDS for at in range(operations_of(seed)))
-
-
-@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
-def test_a_disk_that_fails_at_any_operation_and_then_the_power_break_no_promise(code: int) -> None:
-    for seed, at in sweep(every_operation(), seed=24, sample=25):
-        rng = random.Random(f"{seed} {at}")
-        disk, world = failed_at(seed, at, code)
-        world.ended(Level.POWER_CUT)
-        life = begun(disk.crash(rng), world, rng)
-        Script(life, random.Random(at)).run(5)
-        goes_on(begun(ended(life.disk, world, rng), world, rng), seed)
-
-
-@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
-def test_a_disk_that_fails_at_any_operation_and_the_restart_at_once_break_no_promise(code: int) -> None:
-    """The supervisor starts a failed shard again, which reads what the kernel still has of its writes."""
-    for seed, at in sweep(every_operation(), seed=25, sample=25):
-        rng = random.Random(f"{seed} {at}")
-        disk, world = failed_at(seed, at, code)
-        world.ended(Level.KILL)
-        life = begun(disk.kill(), world, rng)
-        Script(life, random.Random(at)).run(5)
-        world.ended(Level.POWER_CUT)
-        goes_on(begun(life.disk.crash(rng), world, rng), seed)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_disk_that_fails_at_any_operation_breaks_no_promise(seed: int) -> None:
+    """Neither if the power goes then, nor if the shard is started again at once, as the supervisor does, and
+    reads what the kernel still has of its writes."""
+    states = States()
+    for at in sweep(range(len(history_of(seed))), seed=seed, sample=2):
+        for code in (errno.EIO, errno.ENOSPC):
+            copies = states.new(*failed_at(seed, at, code))
+            if copies is None:
+                continue
+            for end, then in ((Level.POWER_CUT, None), (Level.KILL, Level.POWER_CUT)):
+                (disk, world), rng = copies(), random.Random(f"{seed} {at} {end}")
+                try:
+                    life = begun(ended(disk, world, rng, end), world, rng)
+                    Script(life, random.Random(at)).run(5)
+                    goes_on(begun(ended(life.disk, world, rng, then), world, rng), seed)
+                except BaseException as error:
+                    error.add_note(f"after {errno.errorcode[code]} at operation {at}, and {end.name}")
+                    raise
+    print(f"{len(states)} states")
 
 
 def refuses(life: Life) -> None:

@@ -6,11 +6,12 @@ What is written and what is durable are two things, for each file and for each d
     create, rename, ...   change the names as they are seen; durable after `fsync_dir` of their directory
     crash(rng)            the power fails: every change that is not durable is kept, lost or torn, by chance
     kill()                the process dies: everything stays as it is read, and no more durable than it was
+    image()               all of this as bytes: where they are equal, nobody could tell two disks apart
 
 Every operation has a number, from 0. `crash_at` stops the disk before, midway through or after one of them:
-the operation raises `Crashed`, and so does every later one but `close`. `fail_at` makes one raise an
-`OSError`; a failed write may have written a part, and what a failed sync did not write is not written by a
-later one either, as on Linux.
+the operation raises `Crashed`, and so does every later one but `close`. `watch` shows the disk at all these
+moments in one run, instead of stopping it. `fail_at` makes one raise an `OSError`; a failed write may have
+written a part, and what a failed sync did not write is not written by a later one either, as on Linux.
 
 Faults that are modelled: lost writes, writes out of order, writes cut at any byte, writes of which any
 512-byte sectors are missing, names lost in order or out of it. Not modelled: bits that change by themselves
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pickle
 import random
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -30,6 +32,9 @@ from shard.storage.files import Buffer
 
 SECTOR_BYTES = 512
 MOMENTS = ("before", "midway", "after")
+
+#: Whether sweeps look at everything.
+IS_FULL = os.environ.get("STREAMS_SWEEP") == "full"
 
 T = TypeVar("T")
 
@@ -41,11 +46,9 @@ class Crashed(BaseException):
 def sweep(points: Iterable[T], *, seed: int, sample: int) -> list[T]:
     """All points if STREAMS_SWEEP=full, else `sample` of them. Prints what is needed to run it again."""
     everything = list(points)
-    full = os.environ.get("STREAMS_SWEEP") == "full"
-    print(
-        f"sweep: seed {seed}, {'all' if full else min(sample, len(everything))} of {len(everything)} points"
-    )
-    return everything if full else random.Random(seed).sample(everything, min(sample, len(everything)))
+    count = len(everything) if IS_FULL else min(sample, len(everything))
+    print(f"sweep: seed {seed}, {count} of {len(everything)} points")
+    return everything if IS_FULL else random.Random(seed).sample(everything, count)
 
 
 class _Change:
@@ -151,6 +154,7 @@ class FaultDisk:
         self._failures_by_name: dict[str, OSError] = {}
         self._crash: tuple[int, str] | None = None
         self._crashed = False
+        self._watcher: Callable[[int, str], None] | None = None
         self._mutex = threading.RLock()
 
     def __repr__(self) -> str:
@@ -169,6 +173,21 @@ class FaultDisk:
     def crash_at(self, operation: int, moment: str = "before") -> None:
         assert moment in MOMENTS
         self._crash = (operation, moment)
+
+    def watch(self, watcher: Callable[[int, str], None]) -> None:
+        """Calls it with the number of every operation before and after it, and midway through a write: there
+        alone is a midway of its own. It may take an `image`, and touches nothing."""
+        self._watcher = watcher
+
+    def image(self) -> bytes:
+        """What `kill` leaves of this disk, for `from_image`."""
+        return pickle.dumps((self._names, self._durable_names, self._pending_names))
+
+    @classmethod
+    def from_image(cls, image: bytes) -> FaultDisk:
+        disk = cls()
+        disk._names, disk._durable_names, disk._pending_names = pickle.loads(image)
+        return disk
 
     def crash(self, rng: random.Random) -> FaultDisk:
         """A disk as it may be found after a power failure. This one answers no more."""
@@ -259,6 +278,14 @@ class FaultDisk:
             inode.change(_Change(offset, data[:length]))
             return length
 
+        if self._watcher is not None and not self._crashed:
+            # Half of it is written, looked at and taken back.
+            inode = self._open_file(handle)[0]
+            before = bytes(inode.content)
+            write(len(data) // 2)
+            self._watcher(self.operations, "midway")
+            inode.pending.pop()
+            inode.content[:] = before
         return self._do("pwritev", lambda: write(len(data)), half=lambda: write(len(data) // 2))
 
     def pread(self, handle: int, length: int, offset: int) -> bytes:
@@ -364,6 +391,11 @@ class FaultDisk:
                 half()
                 failing()
                 raise failure
+            if self._watcher is not None:
+                self._watcher(number, "before")
+                result = effect()
+                self._watcher(number, "after")
+                return result
             if self._crash is None or self._crash[0] != number:
                 return effect()
             self._crashed = True
