@@ -12,6 +12,8 @@ import random
 import pytest
 from hypothesis import settings
 
+from tests.support import turns
+
 _FUZZ_SEED = "STREAMS_FUZZ_SEED"
 
 
@@ -23,6 +25,7 @@ if os.environ.get("STREAMS_SWEEP") != "full":
 def pytest_configure(config: pytest.Config) -> None:
     # Workers of a parallel run inherit the environment, so all of them agree with what is printed.
     os.environ.setdefault(_FUZZ_SEED, str(random.SystemRandom().randrange(2**32)))
+    config.pluginmanager.register(turns)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
