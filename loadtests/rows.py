@@ -95,10 +95,10 @@ class Sizes:
         return cls(
             seconds,
             diff_box_records=5_000,
-            ram_records=100_000,
-            replay_records=200_000,
-            queue_jobs=20_000,
-            deep_jobs=20_000,
+            ram_records=20_000,
+            replay_records=40_000,
+            queue_jobs=5_000,
+            deep_jobs=5_000,
             deleted_records=20_000,
             snapshot_boxes=100,
             snapshot_batches=1_000,
@@ -162,6 +162,11 @@ class Bench:
             if self._data_dir is not None:
                 shutil.rmtree(self._data_dir, ignore_errors=True)
                 self._data_dir = None
+
+    def renew(self) -> None:
+        """The next `server()` is a new one, unless nobody looks at the figures."""
+        if not self.sizes.is_quick:
+            self.close()
 
     @contextmanager
     def boxes(self, server: Server, durability: str) -> Iterator[list[str]]:
@@ -393,9 +398,9 @@ def fill(
 def beside(bench: Bench, case: Case) -> Measured:
     """How much longer single appends take at worst (p99) while the server is busy with something else, as a
     multiple of what they take when it is not. Idle is measured before and after, because machines change."""
-    bench.close()
+    bench.renew()
     idle_ms = [_single_p99(bench)]
-    bench.close()
+    bench.renew()
     busy = Bench(bench.sizes, bench.settings | _busy_settings(bench, case), bench.folder)
     try:
         detail: dict[str, Any] = {"prepared": case.plan["prepare"](busy) if "prepare" in case.plan else None}
@@ -574,8 +579,7 @@ def stored_bytes(server: Server, folder: str = "*") -> int:
 
 def ram_and_replay(bench: Bench, case: Case) -> Measured:
     sizes = bench.sizes
-    if not sizes.is_quick:
-        bench.close()
+    bench.renew()
     server = bench.server()
     empty_start_s = bench.start_s
     names = [f"bench-{number}" for number in range(BOXES)]
