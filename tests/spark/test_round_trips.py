@@ -507,7 +507,7 @@ def test_a_query_is_a_consumer_like_any_other(
             .start()
         )
         query.awaitTermination()
-        spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
+        spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty(240_000)
     finally:
         spark.streams.removeListener(lag)
         spark.streams.removeListener(own)
