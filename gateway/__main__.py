@@ -24,6 +24,7 @@ from gateway.carrier import Carrier
 from gateway.collector import Collector
 from gateway.dispatch import Dispatch
 from gateway.edge import FrontLimits, FrontName, serve_front
+from gateway.gate import says_urgent
 from gateway.http import Request
 from gateway.limits import share_of
 from gateway.links import Link
@@ -48,7 +49,8 @@ _LINKS_S_MAX = 5.0
 async def run(arguments: ChildArgs) -> int:
     config = arguments.config
     links = [Link(shard, path) for shard, path in enumerate(arguments.sockets)]
-    dispatch = Dispatch(Placement.from_json(arguments.placement), links, config.thresholds)
+    urgent = [Link(shard, path, is_urgent=True) for shard, path in enumerate(arguments.sockets)]
+    dispatch = Dispatch(Placement.from_json(arguments.placement), links, config.thresholds, urgent)
     pressure = GatewayPressure(dispatch, config.thresholds)
     draining = trio.Event()
     watch = Watch(
@@ -97,7 +99,7 @@ async def run(arguments: ChildArgs) -> int:
     limits = FrontLimits(body_bytes_max=config.max_body_bytes, drain_s=config.drain_ms / 1000)
     front: FrontName = "hypercorn" if config.front == "hypercorn" else "edge"
     async with trio.open_nursery() as nursery:
-        for link in links + others:
+        for link in links + urgent + others:
             nursery.start_soon(link.run)
         if arguments.index == 0:  # one of each is enough, and two would be in each other's way
             nursery.start_soon(Carrier(dispatch).run)
@@ -124,13 +126,15 @@ async def run(arguments: ChildArgs) -> int:
                         front=front,
                         socket_handler=api.sockets.serve,
                         admit=None if guard is None else guard.admit_body,
+                        is_urgent=says_urgent,
                     )
                 )
                 report.fronts.append(served)
+                pressure.turns.append(served.turns)
             gc.collect()
             gc.freeze()
             gc.set_threshold(50_000, 50, 100)
-            nursery.start_soon(_tell_when_linked, arguments.ready_fd, links + others)
+            nursery.start_soon(_tell_when_linked, arguments.ready_fd, links + urgent + others)
         await s2.history.finish(config.drain_ms / 1000)
         nursery.cancel_scope.cancel()
     log.info("drained")

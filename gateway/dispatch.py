@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 import orjson
 import trio
 
-from gateway.gate import Gate
+from gateway.gate import Gate, says_urgent, skips
 from gateway.http import Buffer
 from gateway.links import Link
 from gateway.placement import Placement
@@ -25,9 +25,17 @@ _encode_head = wire.head_encoder.encode
 
 
 class Dispatch:
-    def __init__(self, placement: Placement, links: list[Link], thresholds: Thresholds | None = None) -> None:
+    def __init__(
+        self,
+        placement: Placement,
+        links: list[Link],
+        thresholds: Thresholds | None = None,
+        urgent: list[Link] | None = None,
+    ) -> None:
         self.placement = placement
         self.links = links
+        #: By shard too: for what must not wait behind the appends of others.
+        self.urgent = urgent or links
         #: By shard: where appends wait while there is too much to do.
         self.gates = [Gate(thresholds or Thresholds()) for _ in links]
 
@@ -41,10 +49,14 @@ class Dispatch:
     async def append(self, head: wire.RequestHead, body: Buffer) -> tuple[wire.Message, float]:
         """The same for an append, in its turn: its answer, and how long it waited for that, in seconds."""
         shard = self.placement.shard_of(head.box)
-        gate = self.gates[shard]
-        waited_s = 0.0 if gate.try_enter() else await gate.enter(head.query, body)
+        gate, links, waited_s = self.gates[shard], self.links, 0.0
+        if says_urgent(body) or (not gate.has_room and skips(head.query, body)):
+            gate.pass_by()
+            links = self.urgent
+        elif not gate.try_enter():
+            waited_s = await gate.enter()
         try:
-            return await self.links[shard].call(wire.OP_APPEND, _encode_head(head), body), waited_s
+            return await links[shard].call(wire.OP_APPEND, _encode_head(head), body), waited_s
         finally:
             gate.leave()
 
@@ -52,7 +64,7 @@ class Dispatch:
         """The same for a write that is sent in another form: whose gate it was, for the caller to leave."""
         gate = self.gates[shard]
         if not gate.try_enter():
-            await gate.enter("", b"")
+            await gate.enter()
         return gate
 
     async def to_all(self, op: int, head: wire.RequestHead) -> list[wire.Message | StreamsError]:

@@ -21,8 +21,9 @@ from gateway.app import build_app
 from gateway.edge_connection import Connection
 from gateway.edge_rules import BodyBudget, FrontLimits, log
 from gateway.h1 import HeadMemory, HeadWriter
-from gateway.http import Admit, Handler, SocketHandler
+from gateway.http import Admit, Handler, IsUrgent, SocketHandler
 from gateway.hyper import HypercornServer
+from gateway.turns import Turns
 
 __all__ = ["Front", "FrontLimits", "FrontName", "FrontStatistics", "serve_front"]
 
@@ -56,6 +57,7 @@ async def serve_front(
     front: FrontName = "edge",
     socket_handler: SocketHandler | None = None,
     admit: Admit | None = None,
+    is_urgent: IsUrgent | None = None,
     task_status: trio.TaskStatus[Front] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serves until `draining` is set and every connection has ended, at most `limits.drain_s` later.
@@ -63,7 +65,7 @@ async def serve_front(
     `listener` is bound and listening; it is closed here when draining starts.
     """
     limits = limits or FrontLimits()
-    await Front(listener, handler, draining, limits, front, socket_handler, admit).run(task_status)
+    await Front(listener, handler, draining, limits, front, socket_handler, admit, is_urgent).run(task_status)
 
 
 class Front:
@@ -79,14 +81,17 @@ class Front:
         name: FrontName,
         socket_handler: SocketHandler | None = None,
         admit: Admit | None = None,
+        is_urgent: IsUrgent | None = None,
     ) -> None:
         self.handler = handler
         self.admit = admit
+        self.is_urgent = is_urgent
         self.limits = limits
         self.name = name
         self.budget = BodyBudget(limits.body_bytes_in_flight_max)
         self.writer = HeadWriter()
         self.heads = HeadMemory(limits)
+        self.turns = Turns()
         #: Until when a connection that turns idle now may stay so. The sweep moves it on.
         self.idle_deadline_s = inf
         self.is_draining = False
@@ -125,6 +130,7 @@ class Front:
             _bound_unsent(self._listener)
             async with self._hypercorn.running(), trio.open_nursery() as nursery:
                 nursery.start_soon(self._sweep)
+                nursery.start_soon(self.turns.run)
                 async with self._accepting(nursery):
                     task_status.started(self)
                     await self._draining.wait()

@@ -140,12 +140,14 @@ class Connection:
 
     async def _receive_idle(self) -> bytes:
         """The first bytes of the next request; b"" when there will be none."""
-        sock = self._sock
+        sock, turns = self._sock, self._front.turns
         self.deadline = self._front.idle_deadline_s
         self.is_idle = True
         while not self._front.is_draining:
             try:
                 await wait_readable(sock)
+                if not turns.try_take() and not self._is_urgent():
+                    await turns.take()
                 data = bytes(_landing[: sock.recv_into(_landing)])
                 self.is_idle = False
                 return data
@@ -159,6 +161,13 @@ class Connection:
             return bytes(_landing[: sock.recv_into(_landing)])
         except BlockingIOError:
             return b""
+
+    def _is_urgent(self) -> bool:
+        """Looks at what has come, and leaves it where it is: nothing of a request is held before its turn."""
+        says_urgent = self._front.is_urgent
+        if says_urgent is None:
+            return False
+        return says_urgent(_landing[: self._sock.recv_into(_landing, 0, socket.MSG_PEEK)])
 
     async def _receive(self) -> bytes:
         """Waits, then reads; b"" is the end."""

@@ -5,7 +5,8 @@
 
 How many may be under way is found by measuring (`streams/protocol/pressure.py`). So under a flood the queue
 stands here, where waiting costs nothing, and not in the event loop or the shard, where everybody would share
-it: reads, and appends that skip the throttle, go on as if there was no flood.
+it: reads, and appends that skip the throttle, go on as if there was no flood. What is urgent, such appends
+and the questions of those who watch, has a link of its own.
 
 Bounds: at most `WAITING_MAX` wait, none longer than twice the second threshold.
 """
@@ -25,10 +26,30 @@ from streams.protocol.pressure import Gauge, Limit, Thresholds
 #: At ten thousand appends a second these are served within a tenth of a second.
 WAITING_MAX = 1024
 
-#: Where a body says that it skips the throttle. It is not parsed here: one that has this elsewhere, as a
-#: field of its data, gets in as well, which it could have had by asking.
-_SKIPS_IN_BODY = re.compile(rb'"disable_backpressure"\s*:\s*true').search
+#: Where a body, or the query of a request, says that it skips the throttle. It is not parsed here: one that
+#: has this elsewhere, as a field of its data, gets in as well, which it could have had by asking.
+_SKIPS = re.compile(rb'["?&]disable_backpressure(?:"\s*:\s*|=)true').search
+_FIELD = b"disable_backpressure"
 _SKIPS_IN_QUERY = "disable_backpressure=true"
+#: The fields of an append stand before or behind its records, so as much of both ends is looked at when
+#: there is no need to be sure: to search a long body would cost as much as to pass it on.
+_END_BYTES = 512
+
+
+def skips(query: str, body: Buffer) -> bool:
+    """Whether an append skips the throttle."""
+    return _SKIPS_IN_QUERY in query or _SKIPS(body) is not None
+
+
+def says_urgent(data: Buffer) -> bool:
+    """Whether a body, or what has come of a request, says at one of its ends that it skips the throttle."""
+    start = bytes(data[:_END_BYTES])
+    if _FIELD in start and _SKIPS(start) is not None:
+        return True
+    if len(data) <= _END_BYTES:
+        return False
+    end = bytes(data[-_END_BYTES:])
+    return _FIELD in end and _SKIPS(end) is not None
 
 
 class _Waiter:
@@ -59,23 +80,32 @@ class Gate:
 
     @property
     def is_busy(self) -> bool:
-        return self.was_used or bool(self._waiting) or self.gauge.level != pressure.NONE
+        return self.was_used or self.is_pressed
+
+    @property
+    def is_pressed(self) -> bool:
+        return bool(self._waiting) or self.gauge.level != pressure.NONE
+
+    @property
+    def has_room(self) -> bool:
+        return self.under_way < self._limit.value and not self._waiting
 
     def try_enter(self) -> bool:
         """Whether an append may go at once. Who enters, in this way or the other, leaves."""
-        if self.under_way >= self._limit.value or self._waiting:
+        if not self.has_room:
             return False
         self.under_way += 1
         self.was_used = True
         return True
 
-    async def enter(self, query: str, body: Buffer) -> float:
+    def pass_by(self) -> None:
+        """For an append that skips the throttle. It leaves as others do."""
+        self.under_way += 1
+        self.was_used = True
+
+    async def enter(self) -> float:
         """Waits for a turn; how long that took. Raises `Throttled`."""
         self.was_used = True
-        if _SKIPS_IN_QUERY in query or _SKIPS_IN_BODY(body):
-            self.under_way += 1
-            await trio.lowlevel.checkpoint()
-            return 0.0
         now_s = trio.current_time()
         # The gate is full. A way that is far behind with nothing of ours on it is refused nothing.
         if self.gauge.level == pressure.THROTTLING or len(self._waiting) >= WAITING_MAX:

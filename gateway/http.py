@@ -168,6 +168,9 @@ class Socket(Protocol):
 #: worth reading.
 Admit = Callable[[str, dict[str, str], str], object]
 
+#: Looks at what has come of a request, head and all, and says whether it should be served before others.
+IsUrgent = Callable[[Buffer], bool]
+
 #: Serves one WebSocket. It is given the request's headers and a way to accept; what it raises before that is
 #: answered as to any request. Its return closes the socket.
 SocketHandler = Callable[[dict[str, str], Callable[[], Awaitable[Socket]]], Awaitable[None]]

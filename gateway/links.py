@@ -1,4 +1,7 @@
-"""Connections to shards: one pipelined link each, many requests in flight, answers as they become ready.
+"""Connections to shards: pipelined links, many requests in flight, answers as they become ready.
+
+Each shard has two: an urgent one for the little that must not wait (`gate.py` says what), and one for all
+else.
 
 A link says what it knows and never guesses: a request that was not sent is `ShardUnavailable` (nothing was
 done), one that was sent and got no answer is `OutcomeUnknown`.
@@ -49,8 +52,9 @@ _JOIN_BYTES_MAX = 2048
 class Link:
     """One shard as the gateway sees it."""
 
-    def __init__(self, shard: int, path: str) -> None:
+    def __init__(self, shard: int, path: str, *, is_urgent: bool = False) -> None:
         self.shard = shard
+        self._is_urgent = is_urgent
         self._path = path
         self._sock: socket.socket | None = None
         #: Whether the shard has answered our hello. That a connection was accepted proves nothing: the
@@ -90,10 +94,10 @@ class Link:
         else:
             self._unsent.append((id, framed))
             self._unsent.append((id, body))
-        # Alone, it goes at once. In company, it waits for the end of this round of tasks, and all that the
-        # round has gathered goes in one `sendmsg`.
+        # Alone or urgent, it goes at once. In company, it waits for the end of this round of tasks, and all
+        # that the round has gathered goes in one `sendmsg`.
         # A long round is sent in pieces, so that the shard is at work while we still read.
-        if len(waiting) == 1 or len(self._unsent) >= _SEND_AT_BUFFERS:
+        if self._is_urgent or len(waiting) == 1 or len(self._unsent) >= _SEND_AT_BUFFERS:
             self._send_some()
         if self._unsent and self._sender is not None:
             sender, self._sender = self._sender, None
@@ -176,7 +180,8 @@ class Link:
 
     async def _talk(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._unsent.append((0, wire.frame(wire.REQUEST, 0, wire.OP_HELLO, 0, b"", 0)))
+        hello = wire.HELLO_URGENT if self._is_urgent else b""
+        self._unsent.append((0, wire.frame(wire.REQUEST, 0, wire.OP_HELLO, 0, b"", len(hello)) + hello))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._keep_sending, sock)
             nursery.start_soon(self._keep_watch)

@@ -1,4 +1,5 @@
-"""Measures how hard a gateway and the way to each shard are pressed, and moves the gates (v0-api §9).
+"""Measures how hard a gateway and the way to each shard are pressed, and moves the gates and turns
+(v0-api §9).
 
 A probe to each shard travels behind the appends on its link, so its round trip, less what it waited for us,
 is what the next append would wait for. Probes also tell the shard how pressed this gateway is.
@@ -14,6 +15,7 @@ import trio
 
 from gateway.dispatch import Dispatch
 from gateway.links import Link
+from gateway.turns import Turns
 from streams.protocol import pressure, wire
 from streams.protocol.errors import StreamsError
 from streams.protocol.reports import PressureReport
@@ -32,6 +34,8 @@ class GatewayPressure:
         self._round_trips_s = [0.0] * len(dispatch.links)
         self._probed_s: list[float | None] = [None] * len(dispatch.links)
         self._pause_s = pressure.SAMPLE_S
+        #: Of each front.
+        self.turns: list[Turns] = []
 
     def __repr__(self) -> str:
         return f"<GatewayPressure {self._gauge!r}>"
@@ -60,9 +64,13 @@ class GatewayPressure:
             lag_ms = pressure.own_lag_ms(late_s, worked_s)
             self._gauge.sample(lag_ms)
             is_busy = self._gauge.level != pressure.NONE
-            for at, gate in enumerate(self._dispatch.gates):
+            gates = self._dispatch.gates
+            for at, gate in enumerate(gates):
                 is_busy = is_busy or gate.is_busy
                 gate.sample(max(lag_ms, 1000 * (self._behind_s(at, now_s) - late_s)))
+            is_pressed = self._gauge.level != pressure.NONE or any(gate.is_pressed for gate in gates)
+            for turns in self.turns:
+                turns.sample(is_pressed=is_pressed)
             self._pause_s = pressure.SAMPLE_S if is_busy else pressure.IDLE_SAMPLE_S
 
     def _behind_s(self, at: int, now_s: float) -> float:

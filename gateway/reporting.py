@@ -42,7 +42,10 @@ class SelfReport:
             feeds=feeds.feeds,
             pages_delivered=feeds.pages_delivered,
             requests=self.answered,
-            in_flight=[link.in_flight for link in self._dispatch.links],
+            in_flight=[
+                link.in_flight + urgent.in_flight
+                for link, urgent in zip(self._dispatch.links, self._dispatch.urgent, strict=True)
+            ],
             delivery=[times.facts() for times in self._watch.feeds.delivery_times],
             s2=self._inflight.report(),
         )

@@ -17,7 +17,7 @@ Rules of the file
 Bounds: parked replies and reads are at most as many as requests in flight, which the links and fronts bound;
 what is left of reads that are over is dropped when it is more than the reads that wait (`_drop_stale`).
 The backlog of the committer and the unsealed batches are bounded by `is_congested`: servers stop reading
-while it lasts.
+while it lasts. What is urgent is let in beyond that, up to half as much again.
 """
 
 from __future__ import annotations
@@ -71,6 +71,9 @@ _RELIEVED_BYTES = 16 * 1024 * 1024
 
 #: Unsealed batches may take this much more memory than they should before writers are held up.
 _UNSEALED_FACTOR = 2
+
+#: Both may be exceeded this much by what is urgent, so that it need not wait for what is not.
+_URGENT_FACTOR = 1.5
 
 #: Log that is kept although a snapshot covers it, for batches that are not sealed: this many times what makes
 #: a snapshot due. Beyond it they are sealed, or written to the log again.
@@ -303,13 +306,16 @@ class Engine:
 
     @property
     def is_congested(self) -> bool:
+        return self._is_over(1.0)
+
+    def _is_over(self, factor: float) -> bool:
         return (
-            self._committer.backlog_bytes > _CONGESTED_BYTES
-            or self.machine.unsealed_bytes > _UNSEALED_FACTOR * self._settings.cache_bytes
+            self._committer.backlog_bytes > factor * _CONGESTED_BYTES
+            or self.machine.unsealed_bytes > factor * _UNSEALED_FACTOR * self._settings.cache_bytes
         )
 
-    async def wait_relieved(self) -> None:
-        if self.is_congested:
+    async def wait_relieved(self, *, is_urgent: bool = False) -> None:
+        if self._is_over(_URGENT_FACTOR if is_urgent else 1.0):
             self._relieved = trio.Event() if self._relieved.is_set() else self._relieved
             await self._relieved.wait()
 

@@ -2,9 +2,9 @@
 
 A connection on the Unix socket is ours. One over TCP has a `Peer`, which says who it is (`peers.py`).
 
-It decides nothing. One task a connection reads; whatever one wake-up brings is handled in one go, and the
-replies it produces leave in one `sendmsg`. Replies that get ready later are sent together after the
-committer's report that released them.
+It decides nothing. One task a connection reads; what one wake-up brings is handled in one go, or in a few
+when it is much, and the replies it produces leave in one `sendmsg` each time. Replies that get ready later
+are sent together after the committer's report that released them.
 
 Bounds: a connection that does not take its answers is not read from either (`_UNSENT_BYTES_MAX`), and nobody
 is read from while the log cannot keep up (`Engine.is_congested`). One message is at most
@@ -262,6 +262,7 @@ class _Nobody:
 class _Connection:
     __slots__ = (
         "_holders",
+        "_is_urgent",
         "_limits",
         "_peer",
         "_server",
@@ -284,6 +285,8 @@ class _Connection:
         self._limits = limits
         self._unsent: deque[bytes | memoryview] = deque()
         self._unsent_bytes = 0
+        #: Whether it carries only what must not wait behind the messages of others.
+        self._is_urgent = False
         self.is_dirty = False
         self.is_open = True
         #: When the messages came that are being handled: one look at the clock for all of them.
@@ -327,27 +330,31 @@ class _Connection:
             if count == 0:
                 return
             self.woken_ns = monotonic_ns()
-            self._handle_all(receiver.received(count))
+            await self._handle_all(receiver.received(count))
             while self._unsent_bytes > _UNSENT_BYTES_MAX:
                 await self._sent_some()
             if server.engine is not None and server.engine.is_congested:
-                await server.engine.wait_relieved()
+                await server.engine.wait_relieved(is_urgent=self._is_urgent)
             if self._peer is not None:
                 if self._peer.key is None:  # it was greeted, and told that its key is no good
                     return
                 receiver.message_bytes_max = self._peer.message_bytes_max
 
-    def _handle_all(self, messages: list[wire.Message]) -> None:
-        """What one wake-up has brought."""
+    async def _handle_all(self, messages: list[wire.Message]) -> None:
+        """What one wake-up has brought. When that is much, others get their turn in between."""
         server = self._server
         number = size = 0
+        last = messages[-1] if messages else None
         for message in messages:
             self._handle(message)
             number += 1
             size += len(message.body)
+            if message is last:
+                break
             if (number >= _HOP_MESSAGES or size >= _FLUSH_BYTES) and self._is_enough(number, size):
                 server.flush_all()
                 number = size = 0
+                await trio.lowlevel.checkpoint()
         server.flush_all()
 
     def _is_enough(self, number: int, size: int) -> bool:
@@ -371,6 +378,7 @@ class _Connection:
         if peer is not None and not self._let_in(peer, message, ticket):
             return
         if peer is None and (message.op == wire.OP_STATS or message.op == wire.OP_HELLO):
+            self._is_urgent = self._is_urgent or message.body == wire.HELLO_URGENT
             self.reply(message.op, message.id, 0, _PLAIN_READ, msgspec.json.encode(server.describe()))
             return
         if message.op == wire.OP_PING:

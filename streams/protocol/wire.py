@@ -37,6 +37,8 @@ FAILED = 1
 
 # op: numbers are on the wire and therefore frozen.
 OP_HELLO = 1
+#: The hello of a connection whose messages are few and must not wait behind those of others.
+HELLO_URGENT = b"urgent"
 OP_PUT_BOX = 10
 OP_GET_STATE = 11
 OP_LIST_BOXES = 12

@@ -13,7 +13,7 @@ import trio
 import trio.testing
 
 from gateway.edge import Front, FrontLimits, FrontName, serve_front
-from gateway.http import Handler, Request, Response
+from gateway.http import Handler, IsUrgent, Request, Response
 
 #: Nothing in these tests may take this long; it turns a hang into a failure.
 PATIENCE_S = 60.0
@@ -65,6 +65,7 @@ async def running_front(
     front: FrontName = "edge",
     limits: FrontLimits | None = None,
     patience_s: float = 2 * PATIENCE_S,
+    is_urgent: IsUrgent | None = None,
 ) -> AsyncIterator[Running]:
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
@@ -75,7 +76,13 @@ async def running_front(
 
         async def serve(task_status: trio.TaskStatus[Front] = trio.TASK_STATUS_IGNORED) -> None:
             await serve_front(
-                listener, handler, draining=draining, limits=limits, front=front, task_status=task_status
+                listener,
+                handler,
+                draining=draining,
+                limits=limits,
+                front=front,
+                is_urgent=is_urgent,
+                task_status=task_status,
             )
 
         started = await nursery.start(serve)

@@ -37,7 +37,7 @@ async def test_who_waits_gets_in_when_another_leaves_in_the_order_of_coming(
     entered: list[int] = []
 
     async def append(number: int) -> None:
-        assert await gate.enter("", b"{}") >= 0
+        assert await gate.enter() >= 0
         entered.append(number)
 
     async with trio.open_nursery() as nursery:
@@ -52,26 +52,76 @@ async def test_who_waits_gets_in_when_another_leaves_in_the_order_of_coming(
     assert (gate.under_way, gate.paced, gate.throttled) == (LIMIT_MIN, 3, 0)
 
 
+LONG = b'{"records":[%b]' % b",".join([b'{"data":"aaaaaaaaaaaaaaaa"}'] * 500)
+
+
 @pytest.mark.parametrize(
     ("query", "body"),
-    [("", b'{"records":[],"disable_backpressure" : true}'), ("disable_backpressure=true", b"")],
+    [
+        ("", b'{"records":[],"disable_backpressure" : true}'),
+        ("", b'{"disable_backpressure":true,%b}' % LONG[1:]),
+        ("", b'%b,"disable_backpressure":true}' % LONG),
+        ("disable_backpressure=true", b""),
+        ("return_seqs=false&disable_backpressure=true", LONG + b"}"),
+    ],
 )
-async def test_who_skips_the_throttle_does_not_wait(query: str, body: bytes) -> None:
-    gate = narrow()
-    assert await gate.enter(query, body) == 0.0
-    assert gate.under_way == LIMIT_MIN + 1
+async def test_who_skips_the_throttle_does_not_wait_and_goes_by_the_urgent_link(
+    query: str, body: bytes
+) -> None:
+    told: list[str] = []
+    dispatch = told_dispatch(told)
+    dispatch.gates[0] = narrow()
+    await dispatch.append(wire.RequestHead("b", query), body)
+    assert told == ["urgent"]
+    assert dispatch.gates[0].under_way == LIMIT_MIN, "it has left again"
 
 
 @pytest.mark.parametrize(
-    "body", [b'{"disable_backpressure":false}', rb'{"data":"\"disable_backpressure\":true"}']
+    "body",
+    [
+        b'{"disable_backpressure":false}',
+        rb'{"data":"\"disable_backpressure\":true"}',
+        LONG + b"}",
+    ],
 )
 async def test_to_speak_of_skipping_is_not_to_skip(
     body: bytes, autojump_clock: trio.testing.MockClock
 ) -> None:
-    gate = narrow()
+    told: list[str] = []
+    dispatch = told_dispatch(told)
+    await dispatch.append(wire.RequestHead("b"), body)
+    assert told == ["other"]
+    gate = dispatch.gates[0] = narrow()
     with trio.move_on_after(0.1) as scope:
-        await gate.enter("", body)
+        await dispatch.append(wire.RequestHead("b"), body)
     assert scope.cancelled_caught and gate.under_way == LIMIT_MIN
+    assert told == ["other"]
+
+
+async def test_where_there_is_room_a_long_body_is_looked_at_from_both_ends_only() -> None:
+    """In its middle it does not say so before the throttle would be felt."""
+    told: list[str] = []
+    dispatch = told_dispatch(told)
+    middle = LONG + b',"disable_backpressure":true,' + LONG[1:] + b"}"
+    await dispatch.append(wire.RequestHead("b"), middle)
+    dispatch.gates[0] = narrow()
+    await dispatch.append(wire.RequestHead("b"), middle)
+    assert told == ["other", "urgent"]
+
+
+def told_dispatch(told: list[str]) -> Dispatch:
+    """Says which link was taken."""
+
+    def link(name: str) -> Link:
+        async def call(op: int, head: bytes, body: bytes) -> wire.Message:
+            told.append(name)
+            return wire.Message(wire.REPLY, 0, op, 1, b"", b"")
+
+        made = Link(0, "nowhere")
+        made.call = call  # type: ignore[method-assign, assignment]
+        return made
+
+    return Dispatch(even(1), [link("other")], LIMITS, [link("urgent")])
 
 
 async def test_nobody_waits_longer_than_twice_the_threshold(autojump_clock: trio.testing.MockClock) -> None:
@@ -86,7 +136,7 @@ async def test_nobody_waits_longer_than_twice_the_threshold(autojump_clock: trio
         nursery.start_soon(keep_sampling)
         began_s = trio.current_time()
         with pytest.raises(Throttled) as refused:
-            await gate.enter("", b"")
+            await gate.enter()
         assert 0.4 <= trio.current_time() - began_s < 0.5
         nursery.cancel_scope.cancel()
     assert refused.value.detail["retry_after_ms"] >= 100
@@ -99,13 +149,13 @@ async def test_newcomers_are_refused_at_once_while_others_wait_for_too_long(
     gate = narrow()
 
     async def append() -> None:
-        await gate.enter("", b"")
+        await gate.enter()
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(append)
         await trio.sleep(0.25)
         with pytest.raises(Throttled) as refused:
-            await gate.enter("", b"")
+            await gate.enter()
         assert refused.value.detail == {"retry_after_ms": 500}, "twice what the first one has waited"
         nursery.cancel_scope.cancel()
 
@@ -114,14 +164,14 @@ async def test_the_queue_is_bounded(autojump_clock: trio.testing.MockClock) -> N
     gate = narrow()
 
     async def append() -> None:
-        await gate.enter("", b"")
+        await gate.enter()
 
     async with trio.open_nursery() as nursery:
         for _ in range(WAITING_MAX):
             nursery.start_soon(append)
         await trio.testing.wait_all_tasks_blocked()
         with pytest.raises(Throttled):
-            await gate.enter("", b"")
+            await gate.enter()
         nursery.cancel_scope.cancel()
     assert "0 waiting" in repr(gate)
 
@@ -131,11 +181,11 @@ async def test_who_goes_away_while_waiting_leaves_nothing_behind(
 ) -> None:
     gate = narrow()
     with trio.move_on_after(0.01):
-        await gate.enter("", b"")
+        await gate.enter()
 
     async def append_and_go(scope: trio.CancelScope) -> None:
         with scope:
-            await gate.enter("", b"")
+            await gate.enter()
 
     async with trio.open_nursery() as nursery:
         scope = trio.CancelScope()
@@ -155,7 +205,7 @@ async def test_a_way_that_is_far_behind_refuses_nothing_while_there_is_room() ->
         gate.sample(5000.0)
     assert all(gate.try_enter() for _ in range(LIMIT_MIN))
     with pytest.raises(Throttled):
-        await gate.enter("", b"")
+        await gate.enter()
 
 
 async def test_pressure_that_is_over_is_forgotten(autojump_clock: trio.testing.MockClock) -> None:
@@ -163,7 +213,7 @@ async def test_pressure_that_is_over_is_forgotten(autojump_clock: trio.testing.M
     for _ in range(10):
         gate.sample(500.0)
     with pytest.raises(Throttled):
-        await gate.enter("", b"")
+        await gate.enter()
     assert gate.is_busy
     for _ in range(80):
         gate.sample(0.0)

@@ -452,19 +452,23 @@ async def test_a_write_that_cannot_have_what_it_needs_is_refused_and_those_behin
 # -- pressure
 
 
+@pytest.mark.parametrize(("is_urgent", "factor"), [(False, 2), (True, 3)])
 async def test_writers_who_are_faster_than_sealing_are_held_up_until_it_has_caught_up(
-    open_desk: Open,
+    open_desk: Open, is_urgent: bool, factor: int
 ) -> None:
+    """What is urgent later than the rest, and in the end as well."""
     seal = SealPolicy(10, 1 << 26, NEVER_MS)
     async with open_desk(cache_bytes=20_000, seal=seal) as desk:
         await desk.put()
         desk.store.writing.shut()
-        while not desk.engine.is_congested:
+        while desk.machine.unsealed_bytes <= factor * 20_000:
+            await desk.engine.wait_relieved(is_urgent=is_urgent)
             await desk.append("x" * 1_000)
+        assert desk.engine.is_congested
         relieved: list[bool] = []
 
         async def wait() -> None:
-            await desk.engine.wait_relieved()
+            await desk.engine.wait_relieved(is_urgent=is_urgent)
             relieved.append(desk.engine.is_congested)
 
         async with trio.open_nursery() as nursery:

@@ -1,0 +1,149 @@
+"""Rounds of the event loop stay short, and what is urgent does not wait for a later one (v0-api §9).
+
+Method: real tasks and real sockets. What many clients have sent before the front looks comes in one round.
+"""
+
+from __future__ import annotations
+
+import socket
+
+import trio
+import trio.testing
+
+from gateway.gate import says_urgent
+from gateway.http import Request, Response
+from gateway.turns import PER_ROUND, PER_ROUND_PRESSED, Turns
+from tests.gateway.edge_harness import PATIENCE_S, running_front
+
+
+async def test_so_many_begin_in_a_round_and_the_rest_in_later_ones_in_the_order_of_coming() -> None:
+    turns = Turns(3)
+    begun: list[tuple[int, int]] = []
+    round_number = 0
+
+    async def count_rounds() -> None:
+        nonlocal round_number
+        while True:
+            round_number += 1
+            await trio.lowlevel.checkpoint()
+
+    async def begin(number: int) -> None:
+        if not turns.try_take():
+            await turns.take()
+        begun.append((number, round_number))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(turns.run)
+        await trio.testing.wait_all_tasks_blocked()
+        assert [turns.try_take() for _ in range(4)] == [True, True, True, False]
+        for number in range(10):
+            nursery.start_soon(begin, number)
+            # Not a round of its own: the giver has had none since the last turn was taken.
+        nursery.start_soon(count_rounds)
+        with trio.fail_after(PATIENCE_S):
+            while len(begun) < 10:
+                await trio.lowlevel.checkpoint()
+        nursery.cancel_scope.cancel()
+    rounds = [number for _, number in begun]
+    assert rounds == sorted(rounds)
+    assert all(rounds.count(number) <= 2 * 3 for number in rounds), "what is left, and what is given"
+
+
+async def test_who_waits_is_served_first_come_first_served() -> None:
+    turns = Turns(1)
+    begun: list[int] = []
+
+    async def begin(number: int) -> None:
+        await turns.take()
+        begun.append(number)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(5):
+            nursery.start_soon(begin, number)
+            await trio.testing.wait_all_tasks_blocked()
+        assert turns.try_take()
+        nursery.start_soon(turns.run)
+        with trio.fail_after(PATIENCE_S):
+            while len(begun) < 5:
+                await trio.lowlevel.checkpoint()
+        nursery.cancel_scope.cancel()
+    assert begun == [0, 1, 2, 3, 4]
+
+
+async def test_who_gives_up_waiting_takes_no_turn() -> None:
+    turns = Turns(1)
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await turns.take()
+    assert scope.cancelled_caught
+    begun = trio.Event()
+
+    async def begin() -> None:
+        await turns.take()
+        begun.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(begin)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(turns.run)
+        with trio.fail_after(PATIENCE_S):
+            await begun.wait()
+        nursery.cancel_scope.cancel()
+
+
+def test_rounds_are_short_under_pressure_and_while_many_wait() -> None:
+    turns = Turns()
+    turns.sample(is_pressed=True)
+    assert turns.per_round == PER_ROUND_PRESSED
+    turns.sample(is_pressed=False)
+    assert turns.per_round == PER_ROUND
+
+
+async def test_rounds_stay_short_while_more_wait_than_a_long_one_serves() -> None:
+    turns = Turns()
+    async with trio.open_nursery() as nursery:
+        for _ in range(PER_ROUND + 1):
+            nursery.start_soon(turns.take)
+        await trio.testing.wait_all_tasks_blocked()
+        for _ in range(3):
+            turns.sample(is_pressed=False)
+            assert turns.per_round == PER_ROUND_PRESSED
+        while turns.try_take():
+            pass
+        nursery.start_soon(turns.run)
+        await trio.testing.wait_all_tasks_blocked()
+        turns.sample(is_pressed=False)  # they have waited since the last time
+        turns.sample(is_pressed=False)
+        assert turns.per_round == PER_ROUND
+        nursery.cancel_scope.cancel()
+
+
+async def test_of_many_requests_at_once_the_urgent_one_is_among_the_first() -> None:
+    order: list[str] = []
+
+    async def handler(request: Request) -> Response:
+        order.append(request.path)
+        return Response(200, b"{}")
+
+    crowd = 4 * PER_ROUND
+    async with running_front(handler, is_urgent=says_urgent) as running:
+        streams = [await running.connect() for _ in range(crowd + 1)]
+        await trio.testing.wait_all_tasks_blocked()
+        # Blocking, so that the front sees nothing before all have sent.
+        for number, stream in enumerate(streams[:-1]):
+            send(stream.socket, f"/{number}", b'{"records":[]}')
+        send(streams[-1].socket, "/urgent", b'{"records":[],"disable_backpressure":true}')
+        with trio.fail_after(PATIENCE_S):
+            for stream in streams:
+                assert (await stream.receive_some(65536)).startswith(b"HTTP/1.1 200")
+                await stream.aclose()
+    assert len(order) == crowd + 1
+    assert order.index("/urgent") <= 2 * PER_ROUND
+
+
+def send(sock: trio.socket.SocketType, path: str, body: bytes) -> None:
+    """In one piece, without giving others a turn."""
+    whole = b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (path.encode(), len(body), body)
+    twin = socket.socket(fileno=socket.dup(sock.fileno()))
+    with twin:
+        assert twin.send(whole) == len(whole)
