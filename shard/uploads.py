@@ -239,14 +239,16 @@ class Uploads:
 
     async def _compact(self) -> None:
         try:
-            await self._base()
+            # While one was put there, as much may have come again, and nothing may come after it.
+            while self._is_due and await self._base():
+                pass
         finally:
             self._is_compacting = False
             self.wake()
 
-    async def _base(self) -> None:
+    async def _base(self) -> bool:
         """Takes a base and puts it there, trying until it is. A base of a moment ago would do, but what has
-        gathered meanwhile is in one of now."""
+        gathered meanwhile is in one of now. False when the log has failed, and the shard is to end."""
         backoff_s = _BACKOFF_S
         while True:
             chain = await self._chain()
@@ -256,7 +258,7 @@ class Uploads:
                 self._pins.update(_names_in(parts))
                 try:
                     if not await self._wait_durable(parts.state.lsn):
-                        return
+                        return False
                     is_there = await self._try(
                         partial(self._write_base, chain, parts), "a base of object boxes"
                     )
@@ -273,7 +275,7 @@ class Uploads:
                     follows = list(self._uploading.follows)
                     tidy = partial(chains.tidy, self._place.store, self._disk, chain, follows=follows)
                     await self._try(tidy, "the removal of what is not needed any more")
-                    return
+                    return True
             await trio.sleep(_REFUSED_S if self._uploading.refusal else backoff_s)
             backoff_s = min(2 * backoff_s, _BACKOFF_S_MAX)
 
