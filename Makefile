@@ -13,7 +13,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-PYTEST_ARGS ?= -q -n 2 --dist loadfile
+# Three workers for two cores: tests wait for processes and disks about as long as they compute.
+PYTEST_ARGS ?= -q -n 3 --dist loadfile
 SWEEP_ARGS ?= -q -n 2 --dist worksteal
 ARGS ?=
 SCENARIO ?= mixed
@@ -28,7 +29,9 @@ setup: .venv/.dev ## Install everything for work on the code.
 run: .venv/.serve ## Run a server on port 4000 (ARGS="--port 5000" and so on).
 	@exec $(BIN)/streams serve $(ARGS)
 
-test: check ## Run all checks and tests (PYTEST_ARGS="-x tests/core" for some).
+# Beside the checks, the tests are compiled once. In a fresh clone each worker would do that by itself.
+test: .venv/.dev ## Run all checks and tests (PYTEST_ARGS="-x tests/core" for some).
+	@$(BIN)/pytest $(PYTEST_ARGS) -n 0 --collect-only >/dev/null 2>&1 & $(MAKE) --no-print-directory check && wait
 	$(BIN)/pytest $(PYTEST_ARGS)
 
 check: .venv/.dev ## Style, types and import rules.
