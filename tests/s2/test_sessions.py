@@ -98,12 +98,12 @@ def test_inputs_are_pipelined_and_acked_in_their_order(server: Server, stream: C
         connection.send(session, data[:77])
         connection.send(session, data[77:], ends=True)
         found = Frames(connection.answered(session))
+    assert found.terminal is None
     ends = []
     for ack in found.regular:
         end = next(body for tag, _, *body in sequenced.fields(ack, 0, len(ack)) if tag == 0x12)
         ends.append({tag: value for tag, value, *_ in sequenced.fields(ack, *end)}[0x08])
     assert ends == [sum(1 + number % 3 for number in range(upto + 1)) for upto in range(100)]
-    assert found.terminal is None
 
 
 def test_the_first_failure_comes_after_all_earlier_acks_and_nothing_behind_it_is_done(
