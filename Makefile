@@ -1,7 +1,7 @@
 # Needs make and Python 3.11 or newer; everything else is installed into .venv.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check sweep scale suites bench overload load soak peers compare profile docs twin clean
+.PHONY: help setup run test check sweep scale suites bench overload load soak peers compare profile docs cluster twin clean
 
 ifndef PYTHON
 PYTHON := $(shell for each in python3.11 python3.12 python3.13 python3.14 python3 python; do \
@@ -70,6 +70,10 @@ compare: .venv/.dev ## Measure us beside them, and write docs/reference/benchmar
 
 profile: .venv/.dev ## Flame graphs of gateway and shards under a load (WORKLOAD=single, diff, watch …).
 	$(BIN)/python -m loadtests.profile $(WORKLOAD) $(ARGS)
+
+cluster: .venv/.dev ## Spark with a master, workers and executors, and Spark Connect; takes minutes.
+	$(PIP) --editable '.[connect]'
+	$(BIN)/python -m tests.support.spark_cluster $(ARGS)
 
 twin: .venv/.dev ## Write the client for threads again from the one for tasks.
 	$(BIN)/python -m tests.support.twin

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -43,8 +43,10 @@ _gaps = click.option(
 
 
 @contextmanager
-def _session(title: str, master: str | None, remote: str | None, cores: int | None) -> Iterator[SparkSession]:
-    """A session, and a bar that shows how many of Spark's tasks are done."""
+def _session(
+    title: str, target: Target, master: str | None, remote: str | None, cores: int | None
+) -> Iterator[SparkSession]:
+    """A session, and a bar that shows how many of Spark's tasks are done; none for a program (`--json`)."""
     from pyspark.sql import SparkSession
 
     from streams.spark.sessions import session
@@ -53,7 +55,7 @@ def _session(title: str, master: str | None, remote: str | None, cores: int | No
     spark = session(cores, master=master, remote=remote, app=f"streams pipeline {title}")
     ended = threading.Event()
     try:
-        with output.progress(title, None) as step:
+        with output.progress(title, None) if not target.as_json else nullcontext(_untold) as step:
             watcher = threading.Thread(target=_watch, args=(spark, step, ended), daemon=True)
             if remote is None:
                 watcher.start()
@@ -68,11 +70,16 @@ def _session(title: str, master: str | None, remote: str | None, cores: int | No
             spark.stop()
 
 
+def _untold(done: int) -> None:
+    """Nobody looks."""
+
+
 def _watch(spark: SparkSession, step: output.Progress, ended: threading.Event) -> None:
     tracker = spark.sparkContext.statusTracker()
+    #: By stage. One that is over between two looks is looked at once more: as many as the job has stages.
     done: dict[int, int] = {}
     while not ended.wait(_LOOK_EVERY_S):
-        for stage in tracker.getActiveStageIds():
+        for stage in {*done, *tracker.getActiveStageIds()}:
             info = tracker.getStageInfo(stage)
             if info is not None:
                 done[stage] = info.numCompletedTasks
@@ -135,7 +142,7 @@ def archive(
     from streams.spark.jobs.archive import archive as job
 
     at = target.resolved()
-    with _session("archive", master, remote, cores) as spark:
+    with _session("archive", target, master, remote, cores) as spark:
         result = job(
             spark,
             boxes,
@@ -180,7 +187,7 @@ def read_all(
     from streams.spark.jobs.archive import export_all as job
 
     at = target.resolved()
-    with _session("read-all", master, remote, cores) as spark:
+    with _session("read-all", target, master, remote, cores) as spark:
         result = job(
             spark,
             name,
@@ -226,7 +233,7 @@ def backfill(
     from streams.spark.jobs.backfill import backfill as job
 
     at = target.resolved()
-    with _session("backfill", master, remote, cores) as spark:
+    with _session("backfill", target, master, remote, cores) as spark:
         result = job(
             spark,
             _path(path),
@@ -284,7 +291,7 @@ def replay(
     from streams.spark.jobs.replay import replay as job
 
     at = target.resolved()
-    with _session("replay", master, remote, cores) as spark:
+    with _session("replay", target, master, remote, cores) as spark:
         result = job(
             spark,
             boxes,
@@ -346,7 +353,7 @@ def rollup(
     if len(named) != len(sums):
         raise output.Refusal("--sum needs a name and an expression: --sum orders='count(*)'")
     at = target.resolved()
-    with _session("rollup", master, remote, cores) as spark:
+    with _session("rollup", target, master, remote, cores) as spark:
         result = job(
             spark,
             boxes,
@@ -390,7 +397,7 @@ def snapshot(
     from streams.spark.jobs.snapshot import snapshot as job
 
     at = target.resolved()
-    with _session("snapshot", master, remote, cores) as spark:
+    with _session("snapshot", target, master, remote, cores) as spark:
         result = job(
             spark,
             box,
@@ -424,7 +431,7 @@ def audit(
     from streams.spark.jobs.audit import audit as job
 
     at = target.resolved()
-    with _session("audit", master, remote, cores) as spark:
+    with _session("audit", target, master, remote, cores) as spark:
         result = job(spark, boxes, archive=archive, against=against, url=at.url, key=at.key or None)
     _show(result, target)
     return output.EXIT_DONE if result.ok else output.EXIT_DAMAGED

@@ -50,8 +50,12 @@ def session(
     if remote is not None:
         if master is not None or cores is not None:
             raise ValueError("remote goes without master and cores: the server has its own")
-        builder = SparkSession.builder.remote(remote)
-        return builder.appName(app).getOrCreate()
+        try:
+            return SparkSession.builder.remote(remote).appName(app).getOrCreate()
+        except ImportError as error:
+            raise SparkNotInstalled(
+                f"Spark Connect needs more than Spark: pip install 'streams-server[connect]' ({error})"
+            ) from error
     if master is None:
         # A failed task is tried again, as on a cluster; plain local[N] would give up at once.
         master = f"local[{cores or os.cpu_count() or 1},3]"

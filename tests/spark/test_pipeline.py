@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
 import shlex
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import pytest
 from pyspark.errors import PySparkException
 
 import streams
-from streams.cli import cli
+from streams.cli import cli, run
 from streams.cli.verbs import examples_of
 from streams.testing import Server, running_server
 from tests.support.cli_page import commands
@@ -63,6 +66,47 @@ def test_a_job_that_finds_damage_or_loss_says_so_by_its_exit_code(
         ["pipeline", "replay", name, "--to", "x", "--name", name, "--from", "0"], environ, tmp_path
     )
     assert lost.returncode == 2 and b"(records_lost)" in lost.stderr and b"--skip-gaps" in lost.stderr
+
+
+def test_a_terminal_sees_a_bar_that_is_gone_at_the_end_and_a_program_sees_none(
+    spark: SparkSession, server: Server, client: streams.Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.box(name).append(1)
+    monkeypatch.setenv("STREAMS_URL", server.url)
+    monkeypatch.setenv("TERM", "xterm")
+    drawn: dict[str, bytes] = {}
+    for given in ("", "--json"):
+        ours, theirs = pty.openpty()
+        with ThreadPoolExecutor() as reader, os.fdopen(ours, "rb", 0) as seen:
+            with os.fdopen(theirs, "w") as terminal, monkeypatch.context() as patched:
+                whole = reader.submit(_all_of, seen)
+                patched.setattr("sys.stderr", terminal)
+                assert run(["pipeline", "audit", name, *given.split()]) == 0
+            drawn[given] = whole.result()
+    assert drawn["--json"] == b""
+    bar = drawn[""]
+    assert b"audit" in bar and b"/?" in bar
+    assert bar.rindex(b"\x1b[2K") > bar.rindex(b"/?"), "its line is wiped"
+    assert bar.rindex(b"\x1b[?25h") > bar.rindex(b"\x1b[?25l"), "the cursor is back"
+
+
+def _all_of(terminal: IO[bytes]) -> bytes:
+    found = b""
+    try:
+        while piece := terminal.read(65536):
+            found += piece
+    except OSError:  # the other end is closed
+        pass
+    return found
+
+
+def test_without_what_connect_needs_the_extra_is_named(
+    server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyspark.sql.connect.session", None)
+    environ = {**os.environ, "STREAMS_URL": server.url, "XDG_CONFIG_HOME": str(tmp_path)}
+    ran = in_process(["pipeline", "audit", "b", "--remote", "sc://127.0.0.1:1"], environ, tmp_path)
+    assert ran.returncode == 2 and b"streams-server[connect]" in ran.stderr
 
 
 def test_the_how_to_runs_from_its_first_block_to_its_last(spark: SparkSession, tmp_path: Path) -> None:
