@@ -46,15 +46,21 @@ class Dispatch:
         link = self.links[self.placement.shard_of(head.box)]
         return await link.call(op, _encode_head(head), body)
 
-    async def append(self, head: wire.RequestHead, body: Buffer) -> tuple[wire.Message, float]:
-        """The same for an append, in its turn: its answer, and how long it waited for that, in seconds."""
+    async def append(
+        self, head: wire.RequestHead, body: Buffer, waited_s: float = 0.0
+    ) -> tuple[wire.Message, float]:
+        """The same for an append, in its turn: its answer, and how long it waited for that, in seconds, with
+        what it had waited before."""
         shard = self.placement.shard_of(head.box)
-        gate, links, waited_s = self.gates[shard], self.links, 0.0
-        if says_urgent(body) or (not gate.has_room and skips(head.query, body)):
-            gate.pass_by()
+        gate, links = self.gates[shard], self.links
+        must_wait = not gate.has_room or gate.is_late(waited_s)
+        if says_urgent(body) or (must_wait and skips(head.query, body)):
+            gate.go_in()
             links = self.urgent
-        elif not gate.try_enter():
-            waited_s = await gate.enter()
+        elif must_wait:
+            waited_s += await gate.enter(waited_s)
+        else:
+            gate.go_in()
         try:
             return await links[shard].call(wire.OP_APPEND, _encode_head(head), body), waited_s
         finally:

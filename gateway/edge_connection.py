@@ -56,13 +56,15 @@ class Expired(Exception):
 
 
 class Connection:
-    __slots__ = ("_front", "_head", "_pending", "_sock", "deadline", "is_idle", "served")
+    __slots__ = ("_front", "_head", "_pending", "_sock", "_waited_s", "deadline", "is_idle", "served")
 
     def __init__(self, sock: socket.socket, front: Front) -> None:
         self._sock = sock
         self._front = front
         self._head: Head | None = None
         self._pending = b""
+        #: How long the request that is served has waited for its turn.
+        self._waited_s = 0.0
         self.deadline = inf
         self.is_idle = True
         self.served = 0
@@ -109,6 +111,7 @@ class Connection:
             headers = head.headers.copy()
             request = Request(head.method, head.path, head.query, headers, body, perf_counter_ns())
             request.watch_peer = self._watch_peer
+            request.waited_s = self._waited_s
             try:
                 response = await handler(request)
             except Exception as error:  # A handler raises only by a bug.
@@ -146,8 +149,9 @@ class Connection:
         while not self._front.is_draining:
             try:
                 await wait_readable(sock)
+                self._waited_s = 0.0
                 if not turns.try_take() and not self._is_urgent():
-                    await turns.take()
+                    self._waited_s = await turns.take()
                 data = bytes(_landing[: sock.recv_into(_landing)])
                 self.is_idle = False
                 return data
@@ -167,7 +171,10 @@ class Connection:
         says_urgent = self._front.is_urgent
         if says_urgent is None:
             return False
-        return says_urgent(_landing[: self._sock.recv_into(_landing, 0, socket.MSG_PEEK)])
+        if not says_urgent(_landing[: self._sock.recv_into(_landing, 0, socket.MSG_PEEK)]):
+            return False
+        self._front.turns.note_urgent()
+        return True
 
     async def _receive(self) -> bytes:
         """Waits, then reads; b"" is the end."""

@@ -94,24 +94,29 @@ class Gate:
         """Whether an append may go at once. Who enters, in this way or the other, leaves."""
         if not self.has_room:
             return False
-        self.under_way += 1
-        self.was_used = True
+        self.go_in()
         return True
 
-    def pass_by(self) -> None:
-        """For an append that skips the throttle. It leaves as others do."""
+    def go_in(self) -> None:
+        """For who has looked whether there is room, or need not: an append that skips the throttle."""
         self.under_way += 1
         self.was_used = True
 
-    async def enter(self) -> float:
+    def is_late(self, waited_s: float) -> bool:
+        """Whether who has waited that long before is refused."""
+        return waited_s >= self._throttle_s
+
+    async def enter(self, waited_s: float = 0.0) -> float:
         """Waits for a turn; how long that took. Raises `Throttled`."""
         self.was_used = True
+        if self.is_late(waited_s):
+            raise self._refusal(waited_s)
         now_s = trio.current_time()
         # The gate is full. A way that is far behind with nothing of ours on it is refused nothing.
         if self.gauge.level == pressure.THROTTLING or len(self._waiting) >= WAITING_MAX:
-            raise self._refusal(now_s)
+            raise self._refusal(self._longest_s(now_s))
         if self._waiting and now_s - self._waiting[0].since_s >= self._throttle_s:
-            raise self._refusal(now_s)
+            raise self._refusal(self._longest_s(now_s))
         waiter = _Waiter(now_s)
         self._waiting.append(waiter)
         self.paced += 1
@@ -126,7 +131,7 @@ class Gate:
             raise
         now_s = trio.current_time()
         if waiter.is_refused:
-            raise self._refusal(now_s)
+            raise self._refusal(self._longest_s(now_s))
         return now_s - waiter.since_s
 
     def leave(self) -> None:
@@ -152,8 +157,10 @@ class Gate:
             self.under_way += 1
             self._waiting.popleft().event.set()
 
-    def _refusal(self, now_s: float) -> Throttled:
+    def _longest_s(self, now_s: float) -> float:
+        return now_s - self._waiting[0].since_s if self._waiting else 0.0
+
+    def _refusal(self, waited_s: float) -> Throttled:
         self.throttled += 1
-        waited_s = now_s - self._waiting[0].since_s if self._waiting else 0.0
         wait_ms = pressure.retry_after_ms(max(waited_s * 1000, self.gauge.lag_ms))
         return Throttled(f"the server is under pressure; try again in {wait_ms} ms", retry_after_ms=wait_ms)

@@ -42,6 +42,7 @@ class Request:
         "path",
         "query",
         "started_ns",
+        "waited_s",
         "watch_peer",
     )
 
@@ -60,6 +61,8 @@ class Request:
         self.headers = headers
         self.body = body
         self.started_ns = started_ns
+        #: How long it was left unread because there was too much to do.
+        self.waited_s = 0.0
         #: The body as it comes, where the answer is to begin before its end; `body` is empty then.
         self.incoming: AsyncIterator[bytes] | None = None
         #: Waits until whoever asked has gone, and cancels the scope it is given. A handler that only waits

@@ -25,7 +25,7 @@ class Records:
             body = await uncompressed(request, self._body_bytes_max)
         grant = None if request.key is None else request.key.passed_on
         head = wire.RequestHead(box, request.query, form, request.headers.get("idempotency-key", ""), grant)
-        answer, waited_s = await self._dispatch.append(head, body)
+        answer, waited_s = await self._dispatch.append(head, body, request.waited_s)
         return from_shard(request, answer, waited_s)
 
     async def diff(self, request: Request, box: str, rest: str) -> Response:

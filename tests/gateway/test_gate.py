@@ -98,6 +98,20 @@ async def test_to_speak_of_skipping_is_not_to_skip(
     assert told == ["other"]
 
 
+async def test_who_has_waited_too_long_before_the_gate_is_refused_and_told_when_to_come_back() -> None:
+    told: list[str] = []
+    dispatch = told_dispatch(told)
+    late_s = LIMITS.throttle_lag_ms / 1000
+    _, waited_s = await dispatch.append(wire.RequestHead("b"), b"{}", late_s - 0.01)
+    assert waited_s == late_s - 0.01
+    with pytest.raises(Throttled) as refused:
+        await dispatch.append(wire.RequestHead("b"), b"{}", late_s)
+    assert refused.value.detail == {"retry_after_ms": 2 * LIMITS.throttle_lag_ms}
+    await dispatch.append(wire.RequestHead("b"), b'{"disable_backpressure":true}', late_s)
+    assert told == ["other", "urgent"]
+    assert (dispatch.gates[0].under_way, dispatch.gates[0].throttled) == (0, 1)
+
+
 async def test_where_there_is_room_a_long_body_is_looked_at_from_both_ends_only() -> None:
     """In its middle it does not say so before the throttle would be felt."""
     told: list[str] = []

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import socket
 
+import pytest
 import trio
 import trio.testing
 
 from gateway.gate import says_urgent
 from gateway.http import Request, Response
-from gateway.turns import PER_ROUND, PER_ROUND_PRESSED, Turns
+from gateway.turns import PER_ROUND, PER_ROUND_PRESSED, PER_ROUND_URGENT, REST_S, Turns
 from tests.gateway.edge_harness import PATIENCE_S, running_front
 
 
@@ -97,6 +98,25 @@ def test_rounds_are_short_under_pressure_and_while_many_wait() -> None:
     assert turns.per_round == PER_ROUND_PRESSED
     turns.sample(is_pressed=False)
     assert turns.per_round == PER_ROUND
+
+
+@pytest.mark.parametrize(("is_urgent", "rests"), [(False, 0), (True, 4)])
+async def test_rounds_under_pressure_leave_room_for_what_is_urgent(
+    is_urgent: bool, rests: int, autojump_clock: trio.testing.MockClock
+) -> None:
+    turns = Turns()
+    turns.sample(is_pressed=True)
+    if is_urgent:
+        turns.note_urgent()
+    async with trio.open_nursery() as nursery:
+        async with trio.open_nursery() as waiting:
+            for _ in range(rests * PER_ROUND_URGENT + 1):
+                waiting.start_soon(turns.take)
+            await trio.testing.wait_all_tasks_blocked()
+            began_s = trio.current_time()
+            nursery.start_soon(turns.run)
+        assert trio.current_time() - began_s == pytest.approx(rests * REST_S)
+        nursery.cancel_scope.cancel()
 
 
 async def test_rounds_stay_short_while_more_wait_than_a_long_one_serves() -> None:
