@@ -32,6 +32,9 @@ FrontName = Literal["edge", "hypercorn"]
 #: What the kernel holds of an answer that its client does not take. It would hold up to four megabytes of
 #: each (`tcp_wmem`), and the backlog of a crowd would be read and worded for nobody.
 UNSENT_BYTES_MAX = 128 * 1024
+#: Connections accepted in a row before other tasks get a turn. One at a time would be too slow for a crowd
+#: that comes at once while rounds of the event loop are long: the kernel's queue of them would overflow.
+ACCEPT_TURN = 16
 #: Out of file descriptors or kernel memory: wait for some connection to end. Nothing else helps.
 _EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 _EXHAUSTED_WAIT_S = 0.1
@@ -147,9 +150,16 @@ class Front:
     async def _accept(self, connections: trio.Nursery) -> None:
         """A gateway that is full stops accepting: connections then wait in the kernel's backlog, where
         another gateway on the same socket can take them."""
+        accepted = 0
         while True:
-            await self._slots.acquire()
+            try:
+                self._slots.acquire_nowait()
+            except trio.WouldBlock:
+                await self._slots.acquire()
+            if accepted % ACCEPT_TURN == 0:
+                await trio.lowlevel.checkpoint()
             sock = await self._accept_one()
+            accepted += 1
             self._sockets.add(sock)
             self._connections_total += 1
             connections.start_soon(self._serve, sock)

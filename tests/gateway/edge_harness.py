@@ -14,6 +14,7 @@ import trio.testing
 
 from gateway.edge import Front, FrontLimits, FrontName, serve_front
 from gateway.http import Handler, IsUrgent, Request, Response
+from gateway.sockets import BACKLOG
 
 #: Nothing in these tests may take this long; it turns a hang into a failure.
 PATIENCE_S = 60.0
@@ -69,7 +70,7 @@ async def running_front(
 ) -> AsyncIterator[Running]:
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    listener.listen(128)
+    listener.listen(BACKLOG)
     draining = trio.Event()
     async with trio.open_nursery() as nursery:
         port = listener.getsockname()[1]
