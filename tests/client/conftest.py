@@ -14,7 +14,8 @@ from streams.testing import Server, running_server
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
-    with running_server(shards=2) as found:
+    # Other tests keep the machine busy, and nothing is to be refused for that.
+    with running_server(shards=2, throttle_lag_ms=60_000) as found:
         yield found
 
 

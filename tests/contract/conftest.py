@@ -60,6 +60,9 @@ class Combo:
         }
 
 
+#: Other tests keep the machine busy, and nothing is to be refused for that.
+PATIENT = {"throttle_lag_ms": 60_000}
+
 COMBOS = [Combo(front, protocol) for front in ("edge", "hypercorn") for protocol in ("h1", "h2c")]
 
 
@@ -85,7 +88,9 @@ def fleet():
             key = (front, *sorted(settings.items()))
             if key not in running:
                 running[key] = None  # stays so when it does not start: once is enough to wait for that
-                running[key] = stack.enter_context(running_server(front=front, shards=2, **settings))
+                running[key] = stack.enter_context(
+                    running_server(front=front, shards=2, **PATIENT | settings)
+                )
             assert running[key] is not None, f"the server {key} did not start"
             return running[key]
 

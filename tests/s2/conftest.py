@@ -73,7 +73,8 @@ class Client:
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
-    with running_server(shards=2) as running:
+    # Other tests keep the machine busy, and a session is not to be refused for that.
+    with running_server(shards=2, throttle_lag_ms=60_000) as running:
         yield running
 
 
