@@ -11,7 +11,7 @@ import pytest
 
 from streams.protocol import queues
 from streams.protocol.errors import BoxNotFound, NotAQueue
-from streams.protocol.forwards import CARRIER
+from streams.protocol.forwards import CARRIER, Untie, Untied
 from tests.support.carrying import bring, carry_all, collect
 from tests.support.jobs import QueueDriver
 from tests.support.machines import Driver, records_of
@@ -191,6 +191,21 @@ def test_a_queue_in_memory_has_dead_letters_too(source: QueueDriver, dest: Drive
     source.claim(box="m")
     reborn = source.after_kill()
     assert reborn.machine.boxes["m"].moves == {}
+
+
+def test_an_origin_that_only_memory_knew_can_be_dropped_and_the_log_replayed(
+    source: QueueDriver, dest: Driver
+) -> None:
+    dest.put("dead", durability="memory")
+    source.append(1)
+    wear_out(source, 1)
+    source.claim()
+    carry_all(source, dest)
+    (origin,) = dest.machine.boxes["dead"].origins
+    assert dest.ask(Untie("dead", origin)) == Untied(True)
+    again = dest.reborn()
+    again.start("boot")
+    assert not again.machine.boxes["dead"].origins
 
 
 # -- and back
