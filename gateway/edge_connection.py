@@ -56,13 +56,25 @@ class Expired(Exception):
 
 
 class Connection:
-    __slots__ = ("_front", "_head", "_pending", "_sock", "_waited_s", "deadline", "is_idle", "served")
+    __slots__ = (
+        "_front",
+        "_head",
+        "_is_patient",
+        "_pending",
+        "_sock",
+        "_waited_s",
+        "deadline",
+        "is_idle",
+        "served",
+    )
 
     def __init__(self, sock: socket.socket, front: Front) -> None:
         self._sock = sock
         self._front = front
         self._head: Head | None = None
         self._pending = b""
+        #: Whether its last request was not urgent, as far as that was looked at.
+        self._is_patient = False
         #: How long the request that is served has waited for its turn.
         self._waited_s = 0.0
         self.deadline = inf
@@ -74,6 +86,7 @@ class Connection:
 
     def wake(self) -> None:
         """Interrupts whatever this connection waits for on its socket."""
+        self._front.turns.interrupt(self._sock)
         trio.lowlevel.notify_closing(self._sock)
 
     async def run(self) -> bytes | None:
@@ -148,11 +161,16 @@ class Connection:
         self.is_idle = True
         while not self._front.is_draining:
             try:
-                await wait_readable(sock)
                 self._waited_s = 0.0
-                if not turns.try_take() and not self._is_urgent():
-                    self._waited_s = await turns.take()
+                if self._is_patient and turns.is_pressed:
+                    self._waited_s = await turns.wait_readable(sock)
+                else:
+                    await wait_readable(sock)
+                    if not turns.try_take() and not self._is_urgent():
+                        self._waited_s = await turns.take()
                 data = bytes(_landing[: sock.recv_into(_landing)])
+                if self._is_patient:
+                    self._note_patience(data)
                 self.is_idle = False
                 return data
             except BlockingIOError:
@@ -168,13 +186,14 @@ class Connection:
 
     def _is_urgent(self) -> bool:
         """Looks at what has come, and leaves it where it is: nothing of a request is held before its turn."""
+        self._note_patience(_landing[: self._sock.recv_into(_landing, 0, socket.MSG_PEEK)])
+        return not self._is_patient
+
+    def _note_patience(self, data: Buffer) -> None:
         says_urgent = self._front.is_urgent
-        if says_urgent is None:
-            return False
-        if not says_urgent(_landing[: self._sock.recv_into(_landing, 0, socket.MSG_PEEK)]):
-            return False
-        self._front.turns.note_urgent()
-        return True
+        self._is_patient = says_urgent is None or not says_urgent(data)
+        if not self._is_patient:
+            self._front.turns.note_urgent()
 
     async def _receive(self) -> bytes:
         """Waits, then reads; b"" is the end."""

@@ -30,6 +30,7 @@ class GatewayPressure:
     def __init__(self, dispatch: Dispatch, thresholds: pressure.Thresholds) -> None:
         self._dispatch = dispatch
         self._gauge = pressure.Gauge(thresholds)
+        self._late_s = thresholds.throttle_lag_ms / 1000
         #: By shard: the last round trip, and since when the probe that is out has been.
         self._round_trips_s = [0.0] * len(dispatch.links)
         self._probed_s: list[float | None] = [None] * len(dispatch.links)
@@ -70,6 +71,7 @@ class GatewayPressure:
                 gate.sample(max(lag_ms, 1000 * (self._behind_s(at, now_s) - late_s)))
             is_pressed = self._gauge.level != pressure.NONE or any(gate.is_pressed for gate in gates)
             for turns in self.turns:
+                turns.late_s = self._late_s
                 turns.sample(is_pressed=is_pressed)
             self._pause_s = pressure.SAMPLE_S if is_busy else pressure.IDLE_SAMPLE_S
 

@@ -9,13 +9,20 @@ wait in the kernel, first come, first served.
                  └──no──► urgent? ──yes──► read and served
                               └──no──► waits for a later round
 
+Under pressure, a connection whose last request was not urgent is not even woken before its turn: its socket
+is watched in a second set, and what becomes ready there costs a microsecond until its turn, instead of fifty.
+
 Bounds: who waits is a connection, and the front bounds those. Nothing of a request is read before its turn.
 """
 
 from __future__ import annotations
 
+import select
+import socket
 from collections import deque
+from math import inf
 
+import outcome
 import trio
 from trio.lowlevel import Abort, Task, current_task, reschedule, wait_task_rescheduled
 
@@ -24,24 +31,52 @@ from trio.lowlevel import Abort, Task, current_task, reschedule, wait_task_resch
 PER_ROUND, PER_ROUND_PRESSED = 64, 8
 #: Under pressure while there is something urgent: the requests of a round, the rest until the next one, and
 #: for how long after the last that was urgent. With every core busy, what is urgent would wait for one at
-#: each step of its way: here, in the shard, and here again. So about half of the time is left to it.
-PER_ROUND_URGENT, REST_S, URGENT_S = 4, 0.001, 1.0
+#: each step of its way: here, in the shard, and here again. With two, an append is with its watcher nearly as
+#: soon as in an idle server and the flood gets a seventh of what it could; with four it is a third, and the
+#: slowest hundredth of what is urgent takes twice as long.
+PER_ROUND_URGENT, REST_S, URGENT_S = 2, 0.001, 0.25
+#: For how long pressure is expected to come back: whoever was refused is left alone for up to a second, and
+#: then they all come again.
+PRESSED_S = 2.0
+
+_READABLE_ONCE = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLONESHOT
 
 
 class Turns:
-    __slots__ = ("_giver", "_left", "_urgent_until_s", "_waiting", "_were_many", "per_round")
+    __slots__ = (
+        "_asleep",
+        "_epoll",
+        "_giver",
+        "_left",
+        "_pressed_until_s",
+        "_urgent_until_s",
+        "_waiting",
+        "_were_many",
+        "late_s",
+        "per_round",
+    )
 
     def __init__(self, per_round: int = PER_ROUND) -> None:
         self.per_round = per_round
+        #: Who has waited this long is refused by whoever serves it.
+        self.late_s = inf
         self._left = per_round
-        self._waiting: deque[Task] = deque()
+        #: Whose turn is next, and since when it has something to do.
+        self._waiting: deque[tuple[Task, float]] = deque()
+        #: By descriptor: who waits for its peer and then for its turn.
+        self._asleep: dict[int, Task] = {}
+        self._epoll = select.epoll()
         #: Whether more than a whole round has waited since that was last asked.
         self._were_many = False
         self._giver: Task | None = None
-        self._urgent_until_s = 0.0
+        self._urgent_until_s = self._pressed_until_s = -inf
 
     def __repr__(self) -> str:
-        return f"<Turns {self._left} left, {len(self._waiting)} waiting>"
+        return f"<Turns {self._left} left, {len(self._waiting)} waiting, {len(self._asleep)} asleep>"
+
+    @property
+    def is_pressed(self) -> bool:
+        return self.per_round == PER_ROUND_PRESSED
 
     def try_take(self) -> bool:
         """Whether a request may begin at once."""
@@ -55,42 +90,68 @@ class Turns:
     async def take(self) -> float:
         """Waits for a turn; how long that took, in seconds."""
         task = current_task()
-        since_s = trio.current_time()
-        self._waiting.append(task)
-        if len(self._waiting) > PER_ROUND:
-            self._were_many = True
+        self._put_last(task, trio.current_time())
 
         def abort(_: object) -> Abort:
-            self._waiting.remove(task)
+            self._leave(task)
             return Abort.SUCCEEDED
 
-        await wait_task_rescheduled(abort)
+        since_s: float = await wait_task_rescheduled(abort)
         return trio.current_time() - since_s
+
+    async def wait_readable(self, sock: socket.socket) -> float:
+        """Waits until a socket has something, and then for a turn; how long the latter took, in seconds.
+        Raises `trio.ClosedResourceError` when it is interrupted before it has anything."""
+        task, fd = current_task(), sock.fileno()
+        try:
+            self._epoll.modify(fd, _READABLE_ONCE)
+        except FileNotFoundError:
+            self._epoll.register(fd, _READABLE_ONCE)
+        self._asleep[fd] = task
+
+        def abort(_: object) -> Abort:
+            if self._asleep.get(fd) is task:
+                del self._asleep[fd]
+            else:
+                self._leave(task)
+            return Abort.SUCCEEDED
+
+        since_s: float = await wait_task_rescheduled(abort)
+        return trio.current_time() - since_s
+
+    def interrupt(self, sock: socket.socket) -> None:
+        """Ends the wait for a socket that has nothing."""
+        task = self._asleep.pop(sock.fileno(), None)
+        if task is not None:
+            reschedule(task, outcome.Error(trio.ClosedResourceError("interrupted")))
 
     def note_urgent(self) -> None:
         """Something has come that must not wait."""
         self._urgent_until_s = trio.current_time() + URGENT_S
 
     def sample(self, *, is_pressed: bool) -> None:
-        """Rounds are short while somebody is pressed, and while more wait for their turn than a long one
-        would serve: short rounds are what keeps the pressure from being felt."""
-        is_pressed = is_pressed or self._were_many
+        """Rounds are short while somebody is pressed, or more wait for a turn than a long one would serve:
+        short rounds are what keeps the pressure from being felt. And for a while after that."""
+        now_s = trio.current_time()
+        if is_pressed or self._were_many:
+            self._pressed_until_s = now_s + PRESSED_S
         self._were_many = len(self._waiting) > PER_ROUND
-        self.per_round = PER_ROUND_PRESSED if is_pressed else PER_ROUND
-
-    def _wake_giver(self) -> None:
-        if self._giver is not None:
-            giver, self._giver = self._giver, None
-            reschedule(giver)
+        self.per_round = PER_ROUND_PRESSED if now_s < self._pressed_until_s else PER_ROUND
 
     async def run(self) -> None:
+        with self._epoll:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._keep_gathering)
+                await self._keep_giving()
+
+    async def _keep_giving(self) -> None:
         """Gives turns, once a round while they are wanted; it sleeps while they are not."""
         waiting = self._waiting
         while True:
             while waiting:
-                rests = self.per_round == PER_ROUND_PRESSED and trio.current_time() < self._urgent_until_s
-                for _ in range(min(PER_ROUND_URGENT if rests else self.per_round, len(waiting))):
-                    reschedule(waiting.popleft())
+                now_s = trio.current_time()
+                rests = self.is_pressed and now_s < self._urgent_until_s
+                self._give(PER_ROUND_URGENT if rests else self.per_round, now_s - self.late_s)
                 if rests:
                     await trio.sleep(REST_S)
                 else:
@@ -98,6 +159,45 @@ class Turns:
             self._left = self.per_round
             self._giver = current_task()
             await wait_task_rescheduled(self._stop)
+
+    def _give(self, count: int, too_early_s: float) -> None:
+        """A round's turns; and as many more to those who come too late, for they are only to be told so."""
+        waiting = self._waiting
+        left, late_left = count, count
+        while waiting and left and late_left:
+            task, since_s = waiting.popleft()
+            if since_s > too_early_s:
+                left -= 1
+            else:
+                late_left -= 1
+            reschedule(task, outcome.Value(since_s))
+
+    async def _keep_gathering(self) -> None:
+        """Notes which sockets have something, without waking anybody."""
+        while True:
+            await trio.lowlevel.wait_readable(self._epoll.fileno())
+            now_s = trio.current_time()
+            for fd, _ in self._epoll.poll(0):
+                task = self._asleep.pop(fd, None)
+                if task is not None:  # else it has given up
+                    self._put_last(task, now_s)
+            self._wake_giver()
+
+    def _put_last(self, task: Task, since_s: float) -> None:
+        self._waiting.append((task, since_s))
+        if len(self._waiting) > PER_ROUND:
+            self._were_many = True
+
+    def _leave(self, task: Task) -> None:
+        for at, (other, _) in enumerate(self._waiting):
+            if other is task:
+                del self._waiting[at]
+                return
+
+    def _wake_giver(self) -> None:
+        if self._giver is not None:
+            giver, self._giver = self._giver, None
+            reschedule(giver)
 
     def _stop(self, _: object) -> Abort:
         self._giver = None

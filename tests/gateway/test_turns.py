@@ -13,7 +13,7 @@ import trio.testing
 
 from gateway.gate import says_urgent
 from gateway.http import Request, Response
-from gateway.turns import PER_ROUND, PER_ROUND_PRESSED, PER_ROUND_URGENT, REST_S, Turns
+from gateway.turns import PER_ROUND, PER_ROUND_PRESSED, PER_ROUND_URGENT, PRESSED_S, REST_S, Turns
 from tests.gateway.edge_harness import PATIENCE_S, running_front
 
 
@@ -92,10 +92,111 @@ async def test_who_gives_up_waiting_takes_no_turn() -> None:
         nursery.cancel_scope.cancel()
 
 
-def test_rounds_are_short_under_pressure_and_while_many_wait() -> None:
+async def test_a_socket_with_something_gets_its_turn_and_others_sleep_on() -> None:
+    turns = Turns(1)
+    served: list[int] = []
+    pairs = [socket.socketpair() for _ in range(3)]
+
+    async def serve(number: int) -> None:
+        assert await turns.wait_readable(pairs[number][0]) >= 0
+        served.append(number)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(turns.run)
+        for number in range(3):
+            nursery.start_soon(serve, number)
+        await trio.testing.wait_all_tasks_blocked()
+        for number in (2, 0):
+            pairs[number][1].send(b"x")
+            await wait_served(served, number)
+        pairs[1][1].close()  # its end is something, too
+        await wait_served(served, 1)
+        nursery.cancel_scope.cancel()
+    assert served == [2, 0, 1]
+    for one, other in pairs:
+        one.close()
+        other.close()
+
+
+async def wait_served(served: list[int], number: int) -> None:
+    with trio.fail_after(PATIENCE_S):
+        while number not in served:
+            await trio.lowlevel.checkpoint()
+
+
+async def test_who_sleeps_can_be_interrupted_or_give_up_and_sleep_again() -> None:
     turns = Turns()
+    one, other = socket.socketpair()
+    with one, other:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(turns.run)
+            with trio.move_on_after(0.01) as scope:
+                await turns.wait_readable(one)
+            assert scope.cancelled_caught
+            raised: list[BaseException] = []
+
+            async def sleep() -> None:
+                try:
+                    await turns.wait_readable(one)
+                except trio.ClosedResourceError as error:
+                    raised.append(error)
+
+            nursery.start_soon(sleep)
+            await trio.testing.wait_all_tasks_blocked()
+            turns.interrupt(one)
+            turns.interrupt(one)  # nobody sleeps there any more
+            await trio.testing.wait_all_tasks_blocked()
+            assert len(raised) == 1
+            other.send(b"x")
+            with trio.fail_after(PATIENCE_S):
+                await turns.wait_readable(one)
+            nursery.cancel_scope.cancel()
+
+
+async def test_under_pressure_connections_that_are_not_urgent_are_served_in_their_turn() -> None:
+    """And are ended like others when the front drains."""
+    order: list[str] = []
+
+    async def handler(request: Request) -> Response:
+        order.append(request.path)
+        return Response(200, b"{}")
+
+    async with running_front(handler, is_urgent=says_urgent) as running:
+        streams = [await running.connect() for _ in range(3 * PER_ROUND)]
+        for name in ("first", "second", "third"):
+            running.front.turns.sample(is_pressed=True)
+            await trio.testing.wait_all_tasks_blocked()
+            for number, stream in enumerate(streams):
+                send(stream.socket, f"/{name}/{number}", b'{"records":[]}')
+            urgent = name == "third"
+            if urgent:
+                late = await running.connect()
+                send(late.socket, "/urgent", b'{"records":[],"disable_backpressure":true}')
+                streams.append(late)
+            with trio.fail_after(PATIENCE_S):
+                for stream in streams:
+                    assert (await stream.receive_some(65536)).startswith(b"HTTP/1.1 200")
+        running.draining.set()
+        with trio.fail_after(PATIENCE_S):
+            for stream in streams:
+                assert await stream.receive_some(65536) == b""
+                await stream.aclose()
+    assert len(set(order)) == len(order) == 9 * PER_ROUND + 1
+    assert order.index("/urgent") < len(order) - PER_ROUND, "it came last"
+
+
+async def test_rounds_are_short_under_pressure_and_for_a_while_after_it(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    turns = Turns()
+    turns.sample(is_pressed=False)
+    assert turns.per_round == PER_ROUND
     turns.sample(is_pressed=True)
     assert turns.per_round == PER_ROUND_PRESSED
+    await trio.sleep(0.9 * PRESSED_S)
+    turns.sample(is_pressed=False)
+    assert turns.per_round == PER_ROUND_PRESSED
+    await trio.sleep(0.2 * PRESSED_S)
     turns.sample(is_pressed=False)
     assert turns.per_round == PER_ROUND
 
@@ -119,13 +220,38 @@ async def test_rounds_under_pressure_leave_room_for_what_is_urgent(
         nursery.cancel_scope.cancel()
 
 
-async def test_rounds_stay_short_while_more_wait_than_a_long_one_serves() -> None:
+async def test_who_comes_too_late_takes_no_turn_from_others(autojump_clock: trio.testing.MockClock) -> None:
+    turns = Turns(3)
+    turns.late_s = 1.0
+    begun: list[str] = []
+
+    async def begin(name: str) -> None:
+        await turns.take()
+        begun.append(name)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(2):
+            nursery.start_soon(begin, "late")
+        await trio.sleep(1.0)
+        for _ in range(5):
+            nursery.start_soon(begin, "in time")
+        await trio.testing.wait_all_tasks_blocked()
+        turns._give(3, trio.current_time() - turns.late_s)
+        await trio.testing.wait_all_tasks_blocked()
+        assert sorted(begun) == ["in time"] * 3 + ["late"] * 2
+        nursery.cancel_scope.cancel()
+
+
+async def test_rounds_stay_short_while_more_wait_than_a_long_one_serves(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     turns = Turns()
     async with trio.open_nursery() as nursery:
         for _ in range(PER_ROUND + 1):
             nursery.start_soon(turns.take)
         await trio.testing.wait_all_tasks_blocked()
         for _ in range(3):
+            await trio.sleep(2 * PRESSED_S)
             turns.sample(is_pressed=False)
             assert turns.per_round == PER_ROUND_PRESSED
         while turns.try_take():
@@ -133,6 +259,7 @@ async def test_rounds_stay_short_while_more_wait_than_a_long_one_serves() -> Non
         nursery.start_soon(turns.run)
         await trio.testing.wait_all_tasks_blocked()
         turns.sample(is_pressed=False)  # they have waited since the last time
+        await trio.sleep(2 * PRESSED_S)
         turns.sample(is_pressed=False)
         assert turns.per_round == PER_ROUND
         nursery.cancel_scope.cancel()
