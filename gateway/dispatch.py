@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
+from math import inf
 from typing import Any
 from urllib.parse import urlencode
 
@@ -36,6 +37,8 @@ class Dispatch:
         self.links = links
         #: By shard too: for what must not wait behind the appends of others.
         self.urgent = urgent or links
+        #: When there was the last urgent append.
+        self.urgent_s = -inf
         #: By shard: where appends wait while there is too much to do.
         self.gates = [Gate(thresholds or Thresholds()) for _ in links]
 
@@ -57,6 +60,7 @@ class Dispatch:
         if says_urgent(body) or (must_wait and skips(head.query, body)):
             gate.go_in()
             links = self.urgent
+            self.urgent_s = trio.current_time()
         elif must_wait:
             waited_s += await gate.enter(waited_s)
         else:

@@ -162,7 +162,7 @@ class Connection:
         while not self._front.is_draining:
             try:
                 self._waited_s = 0.0
-                if self._is_patient and turns.is_pressed:
+                if self._is_patient and turns.rests:
                     self._waited_s = await turns.wait_readable(sock)
                 else:
                     await wait_readable(sock)
@@ -192,8 +192,6 @@ class Connection:
     def _note_patience(self, data: Buffer) -> None:
         says_urgent = self._front.is_urgent
         self._is_patient = says_urgent is None or not says_urgent(data)
-        if not self._is_patient:
-            self._front.turns.note_urgent()
 
     async def _receive(self) -> bytes:
         """Waits, then reads; b"" is the end."""

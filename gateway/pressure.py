@@ -22,6 +22,8 @@ from streams.protocol.reports import PressureReport
 
 #: A probe costs both sides a tenth of a millisecond.
 _PROBE_S = 0.05
+#: For how long after an urgent append others leave most of the time to the next one.
+_URGENT_S = 0.25
 #: When to look again for a shard that is away.
 _AWAY_S = 0.1
 
@@ -72,7 +74,7 @@ class GatewayPressure:
             is_pressed = self._gauge.level != pressure.NONE or any(gate.is_pressed for gate in gates)
             for turns in self.turns:
                 turns.late_s = self._late_s
-                turns.sample(is_pressed=is_pressed)
+                turns.sample(is_pressed=is_pressed, is_urgent=now_s < self._dispatch.urgent_s + _URGENT_S)
             self._pause_s = pressure.SAMPLE_S if is_busy else pressure.IDLE_SAMPLE_S
 
     def _behind_s(self, at: int, now_s: float) -> float:

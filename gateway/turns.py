@@ -9,8 +9,9 @@ wait in the kernel, first come, first served.
                  └──no──► urgent? ──yes──► read and served
                               └──no──► waits for a later round
 
-Under pressure, a connection whose last request was not urgent is not even woken before its turn: its socket
-is watched in a second set, and what becomes ready there costs a microsecond until its turn, instead of fifty.
+Under pressure, while there is something urgent, rounds are much shorter and there is a rest between them.
+Then a connection whose last request was not urgent is not even woken before its turn: its socket is watched
+in a second set, and what becomes ready there costs a microsecond until its turn, instead of fifty.
 
 Bounds: who waits is a connection, and the front bounds those. Nothing of a request is read before its turn.
 """
@@ -27,14 +28,13 @@ import trio
 from trio.lowlevel import Abort, Task, current_task, reschedule, wait_task_rescheduled
 
 #: A request is about a tenth of a millisecond of work at most, so a round is a few milliseconds.
-#: Under pressure it is well under one; what a round costs by itself is a tenth of that then.
-PER_ROUND, PER_ROUND_PRESSED = 64, 8
-#: Under pressure while there is something urgent: the requests of a round, the rest until the next one, and
-#: for how long after the last that was urgent. With every core busy, what is urgent would wait for one at
-#: each step of its way: here, in the shard, and here again. With two, an append is with its watcher nearly as
-#: soon as in an idle server and the flood gets a seventh of what it could; with four it is a third, and the
-#: slowest hundredth of what is urgent takes twice as long.
-PER_ROUND_URGENT, REST_S, URGENT_S = 2, 0.001, 0.25
+PER_ROUND = 64
+#: Under pressure while there is something urgent: the requests of a round, and the rest until the next one.
+#: With every core busy, what is urgent would wait for one at each step of its way: here, in the shard, and
+#: here again. With two, an append is with its watcher nearly as soon as in an idle server, and the flood gets
+#: a seventh of what it could; with four it is a third, and the slowest hundredth of what is urgent takes twice
+#: as long.
+PER_ROUND_URGENT, REST_S = 2, 0.001
 #: For how long pressure is expected to come back: whoever was refused is left alone for up to a second, and
 #: then they all come again.
 PRESSED_S = 2.0
@@ -49,7 +49,6 @@ class Turns:
         "_giver",
         "_left",
         "_pressed_until_s",
-        "_urgent_until_s",
         "_waiting",
         "_were_many",
         "late_s",
@@ -69,14 +68,15 @@ class Turns:
         #: Whether more than a whole round has waited since that was last asked.
         self._were_many = False
         self._giver: Task | None = None
-        self._urgent_until_s = self._pressed_until_s = -inf
+        self._pressed_until_s = -inf
 
     def __repr__(self) -> str:
         return f"<Turns {self._left} left, {len(self._waiting)} waiting, {len(self._asleep)} asleep>"
 
     @property
-    def is_pressed(self) -> bool:
-        return self.per_round == PER_ROUND_PRESSED
+    def rests(self) -> bool:
+        """Whether there is a rest between rounds, so that most of the time is left to what is urgent."""
+        return self.per_round == PER_ROUND_URGENT
 
     def try_take(self) -> bool:
         """Whether a request may begin at once."""
@@ -125,18 +125,15 @@ class Turns:
         if task is not None:
             reschedule(task, outcome.Error(trio.ClosedResourceError("interrupted")))
 
-    def note_urgent(self) -> None:
-        """Something has come that must not wait."""
-        self._urgent_until_s = trio.current_time() + URGENT_S
-
-    def sample(self, *, is_pressed: bool) -> None:
-        """Rounds are short while somebody is pressed, or more wait for a turn than a long one would serve:
-        short rounds are what keeps the pressure from being felt. And for a while after that."""
+    def sample(self, *, is_pressed: bool, is_urgent: bool) -> None:
+        """Takes in whether there is pressure, and anything urgent. Pressure is also when more wait for a turn
+        than a round would serve: short rounds with a rest keep it from being felt elsewhere."""
         now_s = trio.current_time()
         if is_pressed or self._were_many:
             self._pressed_until_s = now_s + PRESSED_S
         self._were_many = len(self._waiting) > PER_ROUND
-        self.per_round = PER_ROUND_PRESSED if now_s < self._pressed_until_s else PER_ROUND
+        rests = is_urgent and now_s < self._pressed_until_s
+        self.per_round = PER_ROUND_URGENT if rests else PER_ROUND
 
     async def run(self) -> None:
         with self._epoll:
@@ -149,10 +146,8 @@ class Turns:
         waiting = self._waiting
         while True:
             while waiting:
-                now_s = trio.current_time()
-                rests = self.is_pressed and now_s < self._urgent_until_s
-                self._give(PER_ROUND_URGENT if rests else self.per_round, now_s - self.late_s)
-                if rests:
+                self._give(self.per_round, trio.current_time() - self.late_s)
+                if self.rests:
                     await trio.sleep(REST_S)
                 else:
                     await trio.lowlevel.checkpoint()

@@ -13,7 +13,7 @@ import trio.testing
 
 from gateway.gate import says_urgent
 from gateway.http import Request, Response
-from gateway.turns import PER_ROUND, PER_ROUND_PRESSED, PER_ROUND_URGENT, PRESSED_S, REST_S, Turns
+from gateway.turns import PER_ROUND, PER_ROUND_URGENT, PRESSED_S, REST_S, Turns
 from tests.gateway.edge_harness import PATIENCE_S, running_front
 
 
@@ -164,7 +164,7 @@ async def test_under_pressure_connections_that_are_not_urgent_are_served_in_thei
     async with running_front(handler, is_urgent=says_urgent) as running:
         streams = [await running.connect() for _ in range(3 * PER_ROUND)]
         for name in ("first", "second", "third"):
-            running.front.turns.sample(is_pressed=True)
+            running.front.turns.sample(is_pressed=True, is_urgent=True)
             await trio.testing.wait_all_tasks_blocked()
             for number, stream in enumerate(streams):
                 send(stream.socket, f"/{name}/{number}", b'{"records":[]}')
@@ -185,20 +185,22 @@ async def test_under_pressure_connections_that_are_not_urgent_are_served_in_thei
     assert order.index("/urgent") < len(order) - PER_ROUND, "it came last"
 
 
-async def test_rounds_are_short_under_pressure_and_for_a_while_after_it(
+async def test_rounds_are_short_under_pressure_and_for_a_while_after_it_if_anything_is_urgent(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     turns = Turns()
-    turns.sample(is_pressed=False)
-    assert turns.per_round == PER_ROUND
-    turns.sample(is_pressed=True)
-    assert turns.per_round == PER_ROUND_PRESSED
+    turns.sample(is_pressed=False, is_urgent=True)
+    assert not turns.rests and turns.per_round == PER_ROUND
+    turns.sample(is_pressed=True, is_urgent=True)
+    assert turns.rests and turns.per_round == PER_ROUND_URGENT
     await trio.sleep(0.9 * PRESSED_S)
-    turns.sample(is_pressed=False)
-    assert turns.per_round == PER_ROUND_PRESSED
+    turns.sample(is_pressed=False, is_urgent=True)
+    assert turns.rests
+    turns.sample(is_pressed=False, is_urgent=False)
+    assert not turns.rests
     await trio.sleep(0.2 * PRESSED_S)
-    turns.sample(is_pressed=False)
-    assert turns.per_round == PER_ROUND
+    turns.sample(is_pressed=False, is_urgent=True)
+    assert not turns.rests
 
 
 @pytest.mark.parametrize(("is_urgent", "rests"), [(False, 0), (True, 4)])
@@ -206,9 +208,7 @@ async def test_rounds_under_pressure_leave_room_for_what_is_urgent(
     is_urgent: bool, rests: int, autojump_clock: trio.testing.MockClock
 ) -> None:
     turns = Turns()
-    turns.sample(is_pressed=True)
-    if is_urgent:
-        turns.note_urgent()
+    turns.sample(is_pressed=True, is_urgent=is_urgent)
     async with trio.open_nursery() as nursery:
         async with trio.open_nursery() as waiting:
             for _ in range(rests * PER_ROUND_URGENT + 1):
@@ -242,7 +242,7 @@ async def test_who_comes_too_late_takes_no_turn_from_others(autojump_clock: trio
         nursery.cancel_scope.cancel()
 
 
-async def test_rounds_stay_short_while_more_wait_than_a_long_one_serves(
+async def test_it_is_pressure_when_more_wait_than_a_round_serves(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     turns = Turns()
@@ -252,16 +252,16 @@ async def test_rounds_stay_short_while_more_wait_than_a_long_one_serves(
         await trio.testing.wait_all_tasks_blocked()
         for _ in range(3):
             await trio.sleep(2 * PRESSED_S)
-            turns.sample(is_pressed=False)
-            assert turns.per_round == PER_ROUND_PRESSED
+            turns.sample(is_pressed=False, is_urgent=True)
+            assert turns.rests
         while turns.try_take():
             pass
         nursery.start_soon(turns.run)
         await trio.testing.wait_all_tasks_blocked()
-        turns.sample(is_pressed=False)  # they have waited since the last time
+        turns.sample(is_pressed=False, is_urgent=True)  # they have waited since the last time
         await trio.sleep(2 * PRESSED_S)
-        turns.sample(is_pressed=False)
-        assert turns.per_round == PER_ROUND
+        turns.sample(is_pressed=False, is_urgent=True)
+        assert not turns.rests
         nursery.cancel_scope.cancel()
 
 
