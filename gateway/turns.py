@@ -32,8 +32,8 @@ PER_ROUND = 64
 #: Under pressure while there is something urgent: the requests of a round, and the rest until the next one.
 #: With every core busy, what is urgent would wait for one at each step of its way: here, in the shard, and
 #: here again. With two, an append is with its watcher nearly as soon as in an idle server, and the flood gets
-#: a seventh of what it could; with four it is a third, and the slowest hundredth of what is urgent takes twice
-#: as long.
+#: a seventh of what it could; with four it is a third, and the slowest hundredth of what is urgent takes
+#: twice as long.
 PER_ROUND_URGENT, REST_S = 2, 0.001
 #: For how long pressure is expected to come back: whoever was refused is left alone for up to a second, and
 #: then they all come again.
