@@ -192,10 +192,11 @@ class Exchange(TrioASGIHTTPConnection):
     ) -> None:
         """An exchange whose answer begins before its request has ended."""
         request = Request(self._method, path, query, headers, b"", time.perf_counter_ns())
-        incoming, request.incoming = trio.open_memory_channel[bytes](0)
+        incoming, taken = trio.open_memory_channel[bytes](0)
+        request.incoming = taken
         response = await answer(self.app.handler, request)
         if response.is_streamed:
-            await self._send_streamed(request, response, receive, send, incoming)
+            await self._send_streamed(request, response, receive, send, (incoming, taken))
         else:
             await self._refuse(response, receive, send)
 
@@ -281,8 +282,9 @@ class Exchange(TrioASGIHTTPConnection):
         response: Response,
         receive: ASGIReceiveCallable,
         send: ASGISendCallable,
-        incoming: trio.MemorySendChannel[bytes] | None = None,
+        duplex: tuple[trio.MemorySendChannel[bytes], trio.MemoryReceiveChannel[bytes]] | None = None,
     ) -> None:
+        incoming, taken = duplex or (None, None)
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_cancel_when_gone, receive, nursery.cancel_scope, incoming)
@@ -290,10 +292,15 @@ class Exchange(TrioASGIHTTPConnection):
                     await self._emit(send, self._start(response, closes=False))
                     if not has_no_body(self._method, response.status):
                         if response.live is not None:
-                            await self._run_live(response.live, send)
+                            await self._run_live(response.live, send, taken)
                         elif response.stream is not None:
                             await self._pump(response.stream, send)
                     await self._emit(send, _END)
+                    if taken is not None:
+                        # Hypercorn blocks for ever, and with it the whole connection, on a full queue of
+                        # input that nobody takes: so it is dropped until it says that the exchange is over.
+                        with trio.move_on_after(self.app.limits.linger_s):
+                            await trio.sleep_forever()
                 except _Stalled:
                     pass
                 except Exception as error:
@@ -309,7 +316,10 @@ class Exchange(TrioASGIHTTPConnection):
         async for chunk in stream:
             await self._emit(send, _body(chunk), len(chunk))
 
-    async def _run_live(self, live: Live, send: ASGISendCallable) -> None:
+    async def _run_live(
+        self, live: Live, send: ASGISendCallable, taken: trio.MemoryReceiveChannel[bytes] | None
+    ) -> None:
+        """`taken`: input that comes after the end of the answer is dropped."""
         sink = AsgiSink()
         with trio.CancelScope() as body:
             stalled = False
@@ -329,6 +339,8 @@ class Exchange(TrioASGIHTTPConnection):
                 nursery.start_soon(keep_sending)
                 try:
                     await live.run(sink)
+                    if taken is not None:
+                        taken.close()
                     await sink.wait_sent(self.app.limits.linger_s)
                 except Stalled:
                     stalled = True

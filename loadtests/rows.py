@@ -97,7 +97,7 @@ class Sizes:
             diff_box_records=5_000,
             ram_records=20_000,
             replay_records=40_000,
-            queue_jobs=5_000,
+            queue_jobs=40_000,
             deep_jobs=5_000,
             deleted_records=20_000,
             snapshot_boxes=100,
