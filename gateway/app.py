@@ -295,12 +295,9 @@ class Exchange(TrioASGIHTTPConnection):
                             await self._run_live(response.live, send, taken)
                         elif response.stream is not None:
                             await self._pump(response.stream, send)
-                    await self._emit(send, _END)
                     if taken is not None:
-                        # Hypercorn blocks for ever, and with it the whole connection, on a full queue of
-                        # input that nobody takes: so it is dropped until it says that the exchange is over.
-                        with trio.move_on_after(self.app.limits.linger_s):
-                            await trio.sleep_forever()
+                        taken.close()
+                    await self._emit(send, _END)
                 except _Stalled:
                     pass
                 except Exception as error:
@@ -319,7 +316,8 @@ class Exchange(TrioASGIHTTPConnection):
     async def _run_live(
         self, live: Live, send: ASGISendCallable, taken: trio.MemoryReceiveChannel[bytes] | None
     ) -> None:
-        """`taken`: input that comes after the end of the answer is dropped."""
+        """`taken`: input that comes when all is answered is dropped. The task that would wait with it is the
+        one that hears of the peer's windows, which the answer may need."""
         sink = AsgiSink()
         with trio.CancelScope() as body:
             stalled = False

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import h2.events
@@ -22,9 +22,19 @@ from hypercorn.config import Config
 from hypercorn.events import Event, RawData, Updated
 from hypercorn.protocol.h2 import BUFFER_LOW_WATER, H2Protocol, StreamBuffer
 from hypercorn.trio.lifespan import Lifespan
+from hypercorn.trio.task_group import TaskGroup
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
-from hypercorn.typing import ConnectionState, LifespanState
+from hypercorn.typing import (
+    AppWrapper,
+    ASGIReceiveCallable,
+    ASGIReceiveEvent,
+    ASGISendCallable,
+    ASGISendEvent,
+    ConnectionState,
+    LifespanState,
+    Scope,
+)
 from quart_trio import QuartTrio
 
 from gateway.edge_rules import FrontLimits, log
@@ -104,12 +114,14 @@ class HypercornServer:
 
 
 class _Server(TCPServer):
-    """Hypercorn's server of one connection, with five things that it has no setting for:
+    """Hypercorn's server of one connection, with six things that it has no setting for:
 
     - the flow-control windows of HTTP/2 are wider;
     - an HTTP/2 answer is held back when its client gives no window for it (`_Buffer`);
     - DATA that arrives on an HTTP/2 stream after its answer (a body refused for its length) is dropped; to
       Hypercorn it is a KeyError that ends the connection, with every other request on it;
+    - what an exchange has not taken when it is over is dropped: Hypercorn leaves it on a queue, and when that
+      is full the whole connection waits for ever for somebody to take from it;
     - a client that says GOAWAY without an error still gets the answers that it waits for, and may send the
       rest of what it has begun: Node does so whenever it closes a session. To Hypercorn that is the end;
     - a connection whose peer has closed ends with its last answer, where Hypercorn would keep it, and one of
@@ -127,6 +139,7 @@ class _Server(TCPServer):
                 self._is_widened = True
                 assert not protocol.streams  # Settings go out before the first stream is made.
                 protocol.streams, protocol.stream_buffers = _Streams(), _Buffers()
+                protocol.task_group = _Exchanges(self._task_group._nursery)
                 _outlive_goaway(protocol)
                 event = RawData(event.data + _widen(protocol))
         if self._has_ended and isinstance(event, Updated):
@@ -149,6 +162,39 @@ class _Server(TCPServer):
         if isinstance(protocol, H2Protocol):  # It sends no more; whoever waits for it to send would wait on.
             for buffer in list(protocol.stream_buffers.values()):
                 await buffer.close()
+
+
+class _Exchanges(TaskGroup):
+    """Starts the app for each exchange of a connection, with a queue that ends with it."""
+
+    def __init__(self, nursery: trio.Nursery | None) -> None:
+        self._nursery = nursery
+
+    async def spawn_app(
+        self,
+        app: AppWrapper,
+        config: Config,
+        scope: Scope,
+        send: Callable[[ASGISendEvent | None], Awaitable[None]],
+    ) -> Callable[[ASGIReceiveEvent], Awaitable[None]]:
+        queue, taken = trio.open_memory_channel[ASGIReceiveEvent](config.max_app_queue_size)
+
+        async def run(
+            scope: Scope,
+            _receive: ASGIReceiveCallable,
+            send: ASGISendCallable,
+            sync_spawn: Callable[..., Any],
+            call_soon: Callable[..., Any],
+        ) -> None:
+            with taken:
+                await app(scope, taken.receive, send, sync_spawn, call_soon)
+
+        async def put(message: ASGIReceiveEvent) -> None:
+            with suppress(trio.BrokenResourceError):
+                await queue.send(message)
+
+        await super().spawn_app(run, config, scope, send)  # type: ignore[arg-type]
+        return put
 
 
 class _Streams(dict[int, Any]):

@@ -21,7 +21,7 @@ from hypercorn.config import Config, Sockets
 from hypercorn.trio.run import worker_serve
 from quart import websocket
 
-from gateway.app import build_app
+from gateway.app import DUPLEX_TYPE, build_app
 from gateway.edge import FrontLimits, FrontName
 from gateway.http import Request, Response
 from gateway.hyper import (
@@ -635,6 +635,33 @@ async def test_data_on_an_answered_http2_stream_costs_the_others_nothing():
                 assert await client.receive()
             client.connection.send_data(1, bytes(10_000), end_stream=number == 299)
             await client.flush()
+        await client.request("GET", "/next", [], stream_id=3)
+        assert await client.status_of(3) == b"200"
+        await client.aclose()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_an_exchange_that_ends_before_its_input_costs_the_others_nothing(fails: bool) -> None:
+    goes_on = trio.Event()
+
+    async def answer():
+        yield b"begun"
+        await goes_on.wait()
+        if fails:
+            raise RuntimeError
+
+    async def handler(request: Request) -> Response:
+        return Response(200, stream=answer()) if request.method == "POST" else Response(200)
+
+    async with running_front(handler) as running:
+        client = await H2Client.connect(running)
+        await client.request("POST", "/", [("content-type", DUPLEX_TYPE)], ends=False)
+        assert await client.status_of(1) == b"200"
+        for _ in range(50):  # More than there is room for on the way to whoever would take it.
+            client.connection.send_data(1, b"input")
+        await client.flush()
+        await trio.testing.wait_all_tasks_blocked()
+        goes_on.set()
         await client.request("GET", "/next", [], stream_id=3)
         assert await client.status_of(3) == b"200"
         await client.aclose()

@@ -109,7 +109,8 @@ def test_the_typescript_sdk_appends_and_reads_over_both_of_its_transports(
 
 def test_a_session_goes_on_through_the_death_of_its_shard(tmp_path: Path) -> None:
     """What the SDK sends again may be there twice, for it sets no condition; nothing acked is missing,
-    and what it was told stands where it was told."""
+    and what it was told stands where it was told. It has got everything before the shard dies: 0.13 forgets
+    what it takes in the moment in which its attempt ends, and waits for the ack of it for ever."""
 
     async def main(server: Server) -> None:
         endpoints = Endpoints(account=server.url, basin=server.url)
@@ -122,12 +123,11 @@ def test_a_session_goes_on_through_the_death_of_its_shard(tmp_path: Path) -> Non
             async with stream.append_session() as session:
                 tickets = []
                 for number in range(200):
-                    body = b"%d" % number
+                    body = b"%d %s" % (number, bytes(20_000))
                     given = AppendInput(records=[Record(body=body)])
                     tickets.append((body, await session.submit(given)))
-                    if number == 100:
-                        await tickets[50][1]
-                        os.kill(server.shard_pids()[0], signal.SIGKILL)
+                await tickets[50][1]
+                os.kill(server.shard_pids()[0], signal.SIGKILL)
                 for body, ticket in tickets:
                     told[(await ticket).start.seq_num] = body
             assert len(told) == 200
