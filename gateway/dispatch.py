@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 import orjson
 import trio
 
-from gateway.gate import Gate, says_urgent, skips
+from gateway.gate import Gate, says_urgent, skips, skips_by_query
 from gateway.http import Buffer
 from gateway.links import Link
 from gateway.placement import Placement
@@ -57,7 +57,7 @@ class Dispatch:
         shard = self.placement.shard_of(head.box)
         gate, links = self.gates[shard], self.links
         must_wait = not gate.has_room or gate.is_late(waited_s)
-        if says_urgent(body) or (must_wait and skips(head.query, body)):
+        if skips_by_query(head.query) or says_urgent(body) or (must_wait and skips(body)):
             gate.go_in()
             links = self.urgent
             self.urgent_s = trio.current_time()

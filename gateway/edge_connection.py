@@ -124,7 +124,7 @@ class Connection:
             headers = head.headers.copy()
             request = Request(head.method, head.path, head.query, headers, body, perf_counter_ns())
             request.watch_peer = self._watch_peer
-            request.waited_s = self._waited_s
+            request.waited_s, self._waited_s = self._waited_s, 0.0
             try:
                 response = await handler(request)
             except Exception as error:  # A handler raises only by a bug.
@@ -161,7 +161,6 @@ class Connection:
         self.is_idle = True
         while not self._front.is_draining:
             try:
-                self._waited_s = 0.0
                 if self._is_patient and turns.rests:
                     self._waited_s = await turns.wait_readable(sock)
                 else:

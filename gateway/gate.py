@@ -36,9 +36,13 @@ _SKIPS_IN_QUERY = "disable_backpressure=true"
 _END_BYTES = 512
 
 
-def skips(query: str, body: Buffer) -> bool:
-    """Whether an append skips the throttle."""
-    return _SKIPS_IN_QUERY in query or _SKIPS(body) is not None
+def skips(body: Buffer) -> bool:
+    """Whether a body says anywhere that it skips the throttle."""
+    return _SKIPS(body) is not None
+
+
+def skips_by_query(query: str) -> bool:
+    return _SKIPS_IN_QUERY in query
 
 
 def says_urgent(data: Buffer) -> bool:

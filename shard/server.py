@@ -7,8 +7,8 @@ when it is much, and the replies it produces leave in one `sendmsg` each time. R
 are sent together after the committer's report that released them.
 
 Bounds: a connection that does not take its answers is not read from either (`_UNSENT_BYTES_MAX`), and nobody
-is read from while the log cannot keep up (`Engine.is_congested`). One message is at most
-`MESSAGE_BYTES_MAX`.
+is read from while the log cannot keep up (`Engine.is_congested`); what is urgent is read a while longer. One
+message is at most `MESSAGE_BYTES_MAX`.
 """
 
 from __future__ import annotations

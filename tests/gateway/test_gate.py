@@ -70,9 +70,10 @@ async def test_who_skips_the_throttle_does_not_wait_and_goes_by_the_urgent_link(
 ) -> None:
     told: list[str] = []
     dispatch = told_dispatch(told)
+    await dispatch.append(wire.RequestHead("b", query), body)
     dispatch.gates[0] = narrow()
     await dispatch.append(wire.RequestHead("b", query), body)
-    assert told == ["urgent"]
+    assert told == ["urgent", "urgent"]
     assert dispatch.gates[0].under_way == LIMIT_MIN, "it has left again"
 
 

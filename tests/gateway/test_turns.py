@@ -185,6 +185,27 @@ async def test_under_pressure_connections_that_are_not_urgent_are_served_in_thei
     assert order.index("/urgent") < len(order) - PER_ROUND, "it came last"
 
 
+async def test_only_the_first_of_what_comes_in_one_piece_has_waited_for_its_turn() -> None:
+    waited: list[float] = []
+
+    async def handler(request: Request) -> Response:
+        waited.append(request.waited_s)
+        return Response(200, b"{}")
+
+    async with running_front(handler) as running, await running.connect() as stream:
+        await trio.testing.wait_all_tasks_blocked()
+        running.front.turns._left = 0  # Others have them.
+        send(stream.socket, "/one", b"{}")
+        send(stream.socket, "/two", b"{}")
+        await trio.testing.wait_all_tasks_blocked()
+        running.front.turns._wake_giver()
+        with trio.fail_after(PATIENCE_S):
+            while len(waited) < 2:
+                await stream.receive_some(65536)
+    assert waited[0] > 0
+    assert waited[1] == 0
+
+
 async def test_rounds_are_short_under_pressure_and_for_a_while_after_it_if_anything_is_urgent(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
