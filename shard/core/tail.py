@@ -26,7 +26,18 @@ _NO_ENCODING = 0
 
 
 class Tail:
-    __slots__ = ("_costs", "_firsts", "_front", "_husks", "_lsns", "batches", "held_bytes", "records")
+    __slots__ = (
+        "_costs",
+        "_firsts",
+        "_front",
+        "_husks",
+        "_is_in_order",
+        "_lsns",
+        "_newest_lsn",
+        "batches",
+        "held_bytes",
+        "records",
+    )
 
     def __init__(self) -> None:
         self.batches: list[Batch] = []
@@ -37,6 +48,10 @@ class Tail:
         self._costs: array[int] = array("I")
         self._front = 0
         self._husks = 0
+        # Whether the lsns are in order, as they are but where something was logged again or put before, and
+        # the last of them. A snapshot asks every box for its first.
+        self._is_in_order = True
+        self._newest_lsn = 0
         #: What its batches cost in memory.
         self.held_bytes = 0
         #: Records of the batches from the front on, dead or not.
@@ -62,6 +77,11 @@ class Tail:
     def oldest_lsn(self) -> int:
         """The first frame of the log that any batch here is in; 0 when there is none. Not that of the oldest
         batch: one that is logged again comes behind its successors, and a commit's rows were put before."""
+        if self._front == len(self.batches):
+            return 0
+        first = self._lsns[self._front]
+        if self._is_in_order and first:
+            return first
         return min(filter(None, self._lsns[self._front :]), default=0)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -100,6 +120,7 @@ class Tail:
         self.batches.append(batch)
         self._firsts.append(batch.first_seq)
         self._lsns.append(batch.lsn)
+        self._note_lsn(batch.lsn)
         cost = batch.bytes_in_memory
         self._costs.append(cost)
         self.held_bytes += cost
@@ -108,6 +129,15 @@ class Tail:
     def relog(self, at: int, lsn: int) -> None:
         """A batch was logged again, under this lsn."""
         self.batches[at].lsn = self._lsns[at] = lsn
+        self._is_in_order = False
+
+    def _note_lsn(self, lsn: int) -> None:
+        if self._front == len(self.batches) - 1:
+            self._is_in_order, self._newest_lsn = True, 0
+        if lsn < self._newest_lsn:
+            self._is_in_order = False
+        else:
+            self._newest_lsn = lsn
 
     def drop_before(self, seq: int) -> tuple[int, int]:
         """Batches that end below `seq` go. Returns how many live records and bytes went with them."""
@@ -192,6 +222,11 @@ class Tail:
         self._lsns = array("Q", [batch.lsn for batch in batches])
         self._costs = array("I", [batch.bytes_in_memory for batch in batches])
         self._front = 0
+        self._is_in_order, self._newest_lsn = True, 0
+        for batch in batches:
+            if batch.lsn < self._newest_lsn:
+                self._is_in_order = False
+            self._newest_lsn = max(batch.lsn, self._newest_lsn)
         self._husks = sum(batch.encoding == _NO_ENCODING for batch in batches)
         self.held_bytes = sum(self._costs)
         self.records = sum(batch.count for batch in batches)
@@ -207,6 +242,7 @@ class Tail:
             last = batch.last_seq
             assert batch.dead < batch.count or batch.encoding == _NO_ENCODING, "ORDER"
         assert list(self._lsns[self._front :]) == [batch.lsn for batch in self], "COPIES"
+        assert self.oldest_lsn == min((batch.lsn for batch in self if batch.lsn), default=0), "COPIES"
         assert list(self._costs[self._front :]) == [batch.bytes_in_memory for batch in self], "COPIES"
         assert self._husks == sum(batch.encoding == _NO_ENCODING for batch in self), "ORDER"
         assert self.held_bytes == sum(batch.bytes_in_memory for batch in self), "HELD"
