@@ -7,3 +7,7 @@ links.py     connections to shards          placement.py name -> slot -> shard
 supervisor.py the process tree: spawn, watch, restart, drain
 datadir.py   lock, manifest, folders         resharding.py another number of shards, on start
 """
+
+from streams.lean import load_structlog
+
+load_structlog()

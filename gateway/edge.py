@@ -2,7 +2,9 @@
 
 HTTP/1.1 is served by `edge_connection.py`, which costs about 40 µs of CPU a request. The HTTP/2 preface and
 every `Upgrade` hand the connection, bytes read so far included, to Hypercorn (`hyper.py`), which costs
-25 times that and speaks everything. With `front="hypercorn"` Hypercorn gets every connection.
+25 times that and speaks everything. With `front="hypercorn"` Hypercorn gets every connection. Without, it is
+loaded with the first connection that needs it: most gateways never do, and a third of the time in which one
+starts would go into it.
 """
 
 from __future__ import annotations
@@ -12,18 +14,20 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from math import inf
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import trio
 
-from gateway.app import build_app
 from gateway.edge_connection import Connection
 from gateway.edge_rules import BodyBudget, FrontLimits, log
 from gateway.h1 import HeadMemory, HeadWriter
 from gateway.http import Admit, Handler, IsUrgent, SocketHandler
-from gateway.hyper import HypercornServer
 from gateway.turns import Turns
+
+if TYPE_CHECKING:
+    from gateway.hyper import HypercornServer
 
 __all__ = ["Front", "FrontLimits", "FrontName", "FrontStatistics", "serve_front"]
 
@@ -106,15 +110,9 @@ class Front:
         self._connections_total = 0
         self._handed_over_total = 0
         self._empty = trio.Event()
-        app = build_app(
-            handler,
-            limits,
-            budget=self.budget,
-            draining=draining,
-            socket_handler=socket_handler,
-            admit=admit,
-        )
-        self._hypercorn = HypercornServer(app, limits)
+        self._socket_handler = socket_handler
+        self._hypercorn: HypercornServer | None = None
+        self._loading = trio.Lock()
 
     def __repr__(self) -> str:
         state = "draining" if self.is_draining else "serving"
@@ -131,14 +129,19 @@ class Front:
     async def run(self, task_status: trio.TaskStatus[Front] = trio.TASK_STATUS_IGNORED) -> None:
         with self._listener:
             _bound_unsent(self._listener)
-            async with self._hypercorn.running(), trio.open_nursery() as nursery:
-                nursery.start_soon(self._sweep)
-                nursery.start_soon(self.turns.run)
-                async with self._accepting(nursery):
-                    task_status.started(self)
-                    await self._draining.wait()
-                await self._drain()
-                nursery.cancel_scope.cancel()
+            async with trio.open_nursery() as self._lasting:
+                if self.name == "hypercorn":
+                    await self._load_hypercorn()
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._sweep)
+                    nursery.start_soon(self.turns.run)
+                    async with self._accepting(nursery):
+                        task_status.started(self)
+                        await self._draining.wait()
+                    await self._drain()
+                    nursery.cancel_scope.cancel()
+                if self._hypercorn is not None:
+                    self._hypercorn.finish()
 
     @asynccontextmanager
     async def _accepting(self, connections: trio.Nursery) -> AsyncIterator[None]:
@@ -193,7 +196,7 @@ class Front:
                 first = await self._serve_edge(sock)
             if first is not None:
                 self._handed_over_total += 1
-                await self._hypercorn.serve(sock, first)
+                await (await self._load_hypercorn()).serve(sock, first)
         except OSError as error:
             log.debug("connection lost", error=str(error))
         except Exception as error:  # A bug of ours may cost this connection, never the others.
@@ -205,6 +208,28 @@ class Front:
             if not self._sockets:
                 self._empty.set()
                 self._empty = trio.Event()
+
+    async def _load_hypercorn(self) -> HypercornServer:
+        async with self._loading:
+            if self._hypercorn is None:
+                await trio.to_thread.run_sync(import_module, "gateway.app")  # Nobody else waits for it.
+                from gateway.app import build_app
+                from gateway.hyper import HypercornServer
+
+                app = build_app(
+                    self.handler,
+                    self.limits,
+                    budget=self.budget,
+                    draining=self._draining,
+                    socket_handler=self._socket_handler,
+                    admit=self.admit,
+                )
+                server = HypercornServer(app, self.limits)
+                await self._lasting.start(server.run)
+                self._hypercorn = server
+                if self.is_draining:
+                    await server.drain()
+        return self._hypercorn
 
     async def _serve_edge(self, sock: socket.socket) -> bytes | None:
         connection = Connection(sock, self)
@@ -237,7 +262,8 @@ class Front:
     async def _drain(self) -> None:
         self.is_draining = True
         self._listener.close()
-        await self._hypercorn.drain()
+        if self._hypercorn is not None:
+            await self._hypercorn.drain()
         for connection in list(self._connections):
             if connection.is_idle:
                 connection.wake()

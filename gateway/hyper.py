@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import h2.events
@@ -77,19 +77,20 @@ class HypercornServer:
         self._config = hypercorn_config(limits)
         self._context = WorkerContext(None)
         self._state: LifespanState = {}
+        self._finished = trio.Event()
 
     def __repr__(self) -> str:
         state = "draining" if self._context.terminated.is_set() else "serving"
         return f"<HypercornServer {state}>"
 
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """The app's lifespan: its startup before the first connection, its shutdown after the last."""
         lifespan = Lifespan(self._app, self._config, self._state)
         async with trio.open_nursery() as nursery:
             await nursery.start(lifespan.handle_lifespan)
             await lifespan.wait_for_startup()
-            yield
+            task_status.started()
+            await self._finished.wait()
             with trio.move_on_after(self._limits.drain_s):
                 await lifespan.wait_for_shutdown()
             nursery.cancel_scope.cancel()
@@ -107,6 +108,10 @@ class HypercornServer:
             # Hypercorn lets some breaches of protocol out as exceptions (a path that is not ASCII, for
             # one). They are the fault of this one peer and end this one connection.
             log.warning("hypercorn gave up a connection", error=repr(error))
+
+    def finish(self) -> None:
+        """There is no connection any more."""
+        self._finished.set()
 
     async def drain(self) -> None:
         """Idle connections close now, busy ones after their answers."""

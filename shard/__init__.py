@@ -7,3 +7,7 @@ transfer.py  boxes out of folders, into new ones  reshard.py   a process that mo
 exports.py   its state held still for a reader    backup.py, restore.py  copies elsewhere, and back
 verify.py    every byte looked at                 repair.py    what is damaged left out, and told
 """
+
+from streams.lean import load_structlog
+
+load_structlog()

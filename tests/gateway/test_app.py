@@ -571,7 +571,7 @@ async def test_an_upgrade_without_its_connection_option_is_no_upgrade():
 
 async def test_a_websocket_upgrade_reaches_quart():
     async with running_front(Recorder()) as running:
-        app = running.front._hypercorn._app.app
+        app = (await running.front._load_hypercorn())._app.app
 
         @app.websocket("/ws")
         async def echo() -> None:
