@@ -51,10 +51,19 @@ def container(image: Stage, **environ: str) -> Iterator[tuple[subprocess.Popen[b
         process.communicate()
 
 
+@contextmanager
+def ready_client(url: str) -> Iterator[httpx2.Client]:
+    """A server is healthy before its shards have read their logs."""
+    with httpx2.Client(base_url=url, trust_env=False, timeout=60) as client:
+        while client.get("/v0/ready").status_code == 503:
+            pass
+        yield client
+
+
 def test_the_image_serves_from_a_read_only_root_and_keeps_its_data_in_the_volume(image: Stage) -> None:
     assert image.volumes == ["/data"] and image.ports == [4000] and image.user != "0:0"
     with container(image, STREAMS_ALLOW_INSECURE_NO_AUTH="1") as (process, url):
-        with httpx2.Client(base_url=url, trust_env=False, timeout=60) as client:
+        with ready_client(url) as client:
             assert client.post("/v0/boxes/b", json={"records": [{"data": "kept"}]}).status_code == 201
             [shard] = client.get("/v0/status").json()["shards"]
         if os.geteuid() == 0:
@@ -64,7 +73,8 @@ def test_the_image_serves_from_a_read_only_root_and_keeps_its_data_in_the_volume
         process.send_signal(getattr(signal, image.stop_signal))
         assert process.wait(90) == 0
     with container(image, STREAMS_ALLOW_INSECURE_NO_AUTH="1") as (process, url):
-        read = httpx2.post(f"{url}/v0/boxes/b/diff", json={}, trust_env=False, timeout=60).json()
+        with ready_client(url) as client:
+            read = client.post("/v0/boxes/b/diff", json={}).json()
         assert [record["data"] for record in read["records"]] == ["kept"]
         process.terminate()
         assert process.wait(90) == 0
