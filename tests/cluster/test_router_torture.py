@@ -5,7 +5,7 @@ on one way only. Writers fill the boxes at its top while shards, the gateway and
 -9, at moments counted in acks. When all routers have caught up, each destination is compared with each of its
 sources, record by record.
 
-20,000 records and 4 kills by default, 100,000 and 20 with STREAMS_SWEEP=full.
+10,000 records and 4 kills by default, 100,000 and 20 with STREAMS_SWEEP=full.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.support.machines import SWEEP_FACTOR
 
 SHARDS = 4
 FULL = SWEEP_FACTOR > 1
-RECORDS = 100_000 if FULL else 20_000
+RECORDS = 100_000 if FULL else 10_000
 VICTIMS = ["shard", "gateway", "both", "everything"] * (5 if FULL else 1)
 WRITERS = 6
 #: Records in one write.
