@@ -397,13 +397,22 @@ def fill(
 
 def beside(bench: Bench, case: Case) -> Measured:
     """How much longer single appends take at worst (p99) while the server is busy with something else, as a
-    multiple of what they take when it is not. Idle is measured before and after, because machines change."""
+    multiple of what they take when it is not. Idle is measured before and after, because machines change, and
+    on a server that holds the same."""
     bench.renew()
-    idle_ms = [_single_p99(bench)]
-    bench.renew()
+    prepare = case.plan.get("prepare")
+    idle = bench
+    if prepare is not None:
+        idle = Bench(bench.sizes, bench.settings | case.plan.get("idle_settings", {}), bench.folder)
     busy = Bench(bench.sizes, bench.settings | _busy_settings(bench, case), bench.folder)
+    detail: dict[str, Any] = {}
     try:
-        detail: dict[str, Any] = {"prepared": case.plan["prepare"](busy) if "prepare" in case.plan else None}
+        if prepare is not None:
+            prepare(idle)
+        idle_ms = [_single_p99(idle)]
+        bench.renew()
+        if prepare is not None:
+            detail["prepared"] = prepare(busy)
         for doubled in range(_BUSY_TRIES):
             with case.plan.get("during", _nothing)(busy):
                 busy_ms = _single_p99(busy, seconds=bench.sizes.seconds * 2**doubled)
@@ -413,9 +422,11 @@ def beside(bench: Bench, case: Case) -> Measured:
         else:
             raise CaseFailed(f"no {case.plan['what']}; give it more --seconds")
         busy.close()
+        idle_ms.append(_single_p99(idle))
     finally:
         busy.close(well=False)
-    idle_ms.append(_single_p99(bench))
+        if idle is not bench:
+            idle.close(well=False)
     ratio = round(2 * busy_ms / sum(idle_ms), 2)
     return Measured({case.rows[0].key: ratio}, detail | {"idle_p99_ms": idle_ms, "busy_p99_ms": busy_ms})
 
@@ -787,6 +798,7 @@ CASES: Final[tuple[Case, ...]] = (
         beside,
         {
             "settings": {"snapshot_interval_ms": "100"},
+            "idle_settings": {"snapshot_interval_ms": "3600000"},
             "prepare": many_batches,
             "proof": snapshots_taken,
             "what": "snapshot was taken",
