@@ -136,7 +136,7 @@ async def run(arguments: ChildArgs) -> int:
             # What was refused or cancelled is garbage in cycles, some 10 MB of it before 50,000 objects have
             # piled up. To look at 5,000 takes a third of a millisecond.
             gc.set_threshold(5_000, 50, 100)
-            nursery.start_soon(_tell_when_linked, arguments.ready_fd, links + urgent + others)
+            nursery.start_soon(_tell_when_linked, arguments.ready_fd, links + urgent, others)
         await s2.history.finish(config.drain_ms / 1000)
         nursery.cancel_scope.cancel()
     log.info("drained")
@@ -189,11 +189,13 @@ async def _watch_parent(parent_fd: int, draining: trio.Event) -> None:
     draining.set()
 
 
-async def _tell_when_linked(fd: int, links: list[Link]) -> None:
+async def _tell_when_linked(fd: int, to_shards: list[Link], to_gateways: list[Link]) -> None:
     """Ready is who can answer for every shard, and knows the other gateways. One that stays away keeps no
     other's boxes waiting."""
     with trio.move_on_after(_LINKS_S_MAX):
-        for link in links:
+        for link in to_shards:
+            await link.settled()
+        for link in to_gateways:
             await link.came_up()
     _tell(fd, b"ready\n")
 

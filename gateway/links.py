@@ -61,6 +61,8 @@ class Link:
         #: supervisor keeps the listening socket open while the shard behind it is starting again.
         self.is_up = False
         self._came_up = trio.Event()
+        #: Set with that, or when nobody listens at the other end.
+        self._settled = trio.Event()
         self._ids = itertools.count(1)
         #: id -> (who waits, since which look of `_keep_watch`, for the answer to what), oldest first.
         self._waiting: dict[int, tuple[trio.lowlevel.Task, int, int]] = {}
@@ -145,6 +147,11 @@ class Link:
         """Returns when the link has been up once."""
         await self._came_up.wait()
 
+    async def settled(self) -> None:
+        """The same, or when it is known not to: the supervisor closes the listening socket of a shard that it
+        does not start again, because its data is damaged."""
+        await self._settled.wait()
+
     async def run(self) -> None:
         """Keeps the link up, for ever."""
         pause_s = _CONNECT_PAUSE_S_MIN
@@ -153,6 +160,8 @@ class Link:
                 sock = await self._connect()
             except OSError as error:
                 log.debug("shard not reachable", shard=self.shard, error=str(error))
+                if isinstance(error, ConnectionRefusedError):
+                    self._settled.set()
                 await trio.sleep(pause_s)
                 pause_s = min(pause_s * 2, _CONNECT_PAUSE_S_MAX)
                 continue
@@ -222,6 +231,7 @@ class Link:
                 elif message.op == wire.OP_HELLO:
                     self.is_up = True
                     self._came_up.set()
+                    self._settled.set()
                 # else the caller gave up
 
     async def _keep_sending(self, sock: socket.socket) -> None:

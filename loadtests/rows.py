@@ -402,7 +402,7 @@ def beside(bench: Bench, case: Case) -> Measured:
     bench.renew()
     prepare = case.plan.get("prepare")
     idle = bench
-    if prepare is not None:
+    if prepare is not None and not bench.sizes.is_quick:
         idle = Bench(bench.sizes, bench.settings | case.plan.get("idle_settings", {}), bench.folder)
     busy = Bench(bench.sizes, bench.settings | _busy_settings(bench, case), bench.folder)
     detail: dict[str, Any] = {}
