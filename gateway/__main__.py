@@ -134,7 +134,7 @@ async def run(arguments: ChildArgs) -> int:
             gc.collect()
             gc.freeze()
             # What was refused or cancelled is garbage in cycles, some 10 MB of it before 50,000 objects have
-            # piled up. To look at 5,000 takes a third of a millisecond.
+            # piled up. To look at 5,000 takes a fifth of a millisecond.
             gc.set_threshold(5_000, 50, 100)
             nursery.start_soon(_tell_when_linked, arguments.ready_fd, links + urgent, others)
         await s2.history.finish(config.drain_ms / 1000)

@@ -117,9 +117,9 @@ def text(result: dict[str, Any]) -> str:
         f"{result['rounds']} rounds "
         f"of {result['seconds']:g} s for each measurement, all contenders in turns; a figure is the median "
         f"of the "
-        "rounds, and least to most of them is its spread. Ratios of a further run lie within it or up to a "
-        "fifth beside it; those of times against fsync, where all wait for one disk, up to 1.7 times beside "
-        "it: a claim finer than that is none. Figures themselves move with the machine. "
+        "rounds, and least to most of them is its spread. It says little of another run: on a "
+        "noisy machine that was measured twice, a quarter of the ratios lay outside it, most of them by less "
+        "than a fifth, times against fsync by up to 1.7 times. "
         f"Others used {facts['cores_used_by_others']} cores when it began, and the processor ran at "
         f"{facts['speed']:.2f} of the best speed seen on one of its kind.",
         *_caveats(result),
