@@ -142,13 +142,16 @@ def arguments(
     """What to give to `subprocess` to have a command run in a stage: as its user and with its root read-only,
     unless it is a step of the build."""
     python = Path(sys.base_prefix)
-    cache = Path.home() / ".cache" / "pip"  # what was downloaded before need not be again
-    lines = [f"mkdir -p .{python} root/.cache/pip", "mount --bind . .", f"cd {stage.root}"]
+    lines = [f"mkdir -p .{python} root/.cache/pip root/.cache/uv", "mount --bind . .", f"cd {stage.root}"]
     lines += [f"mount --rbind {python} .{python}"]
     lines += [f"[ ! -e /{each} ] || mount --rbind /{each} {each}" for each in _HOST_FOLDERS]
     lines += ["mount --rbind /dev dev", "mount --rbind /proc proc", "mount -t tmpfs -o mode=1777 none tmp"]
-    if is_build and cache.is_dir():
-        lines += [f"mount --rbind {cache} root/.cache/pip"]
+    if is_build:  # what was downloaded before need not be again
+        caches = Path.home() / ".cache"
+        lines += [
+            f"[ ! -e {caches}/{each} ] || mount --rbind {caches}/{each} root/.cache/{each}"
+            for each in ("pip", "uv")
+        ]
     if not is_build:
         lines += [f"mount --bind .{volume} .{volume}" for volume in stage.volumes]
         lines += ["mount -o remount,ro,bind ."]
@@ -156,7 +159,7 @@ def arguments(
     uid, gid = stage.user.split(":")
     keeps_user = is_build or as_root or not is_root
     as_user = [] if keeps_user else [f"--reuid={uid}", f"--regid={gid}", "--clear-groups"]
-    given = {**_pip_environ(), "HOME": "/root", "PATH": f"{python}/bin:/usr/bin:/bin", **stage.environ}
+    given = {**_network_environ(), "HOME": "/root", "PATH": f"{python}/bin:/usr/bin:/bin", **stage.environ}
     given["PATH"] += f":{python}/bin"
     named = [f"{name}={value}" for name, value in {**given, **(environ or {})}.items()]
     inner = ["env", "-i", *named, "sh", "-c", f'cd {stage.cwd} && exec "$@"', "-", *command]
@@ -167,9 +170,9 @@ def arguments(
     }
 
 
-def _pip_environ() -> dict[str, str]:
+def _network_environ() -> dict[str, str]:
     return {
         name: value
         for name, value in os.environ.items()
-        if name.startswith("PIP_") and name != "PIP_FIND_LINKS"
+        if name.startswith(("PIP_", "UV_", "SSL_CERT_")) and name != "PIP_FIND_LINKS"
     }
