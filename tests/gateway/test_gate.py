@@ -12,9 +12,11 @@ from gateway.dispatch import Dispatch
 from gateway.gate import WAITING_MAX, Gate
 from gateway.links import Link
 from gateway.placement import even
+from gateway.pressure import GatewayPressure
 from gateway.s2.calls import Calls
 from gateway.s2.messages import Given, Input
-from streams.protocol import wire
+from gateway.turns import Turns
+from streams.protocol import pressure, wire
 from streams.protocol.errors import ShardUnavailable, Throttled
 from streams.protocol.pressure import LIMIT_MIN, Thresholds
 
@@ -111,6 +113,56 @@ async def test_who_has_waited_too_long_before_the_gate_is_refused_and_told_when_
     await dispatch.append(wire.RequestHead("b"), b'{"disable_backpressure":true}', late_s)
     assert told == ["other", "urgent"]
     assert (dispatch.gates[0].under_way, dispatch.gates[0].throttled) == (0, 1)
+
+
+async def test_what_is_urgent_is_under_way_until_it_is_answered(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    told: list[str] = []
+    dispatch = told_dispatch(told)
+    turns = Turns()
+    GatewayPressure(dispatch, LIMITS).watch_over(turns)
+    await dispatch.append(wire.RequestHead("b"), b"{}")
+    assert not turns.urgency.is_under_way
+    seen: list[bool] = []
+    answer = dispatch.urgent[0].call
+
+    async def call(op: int, head: bytes, body: bytes) -> wire.Message:
+        seen.append(turns.urgency.is_under_way)
+        await trio.sleep(1)
+        seen.append(turns.urgency.is_under_way)
+        if body.endswith(b" "):
+            raise ShardUnavailable
+        return await answer(op, head, body)
+
+    dispatch.urgent[0].call = call  # type: ignore[method-assign, assignment]
+    await dispatch.append(wire.RequestHead("b"), b'{"disable_backpressure":true}')
+    with pytest.raises(ShardUnavailable):
+        await dispatch.append(wire.RequestHead("b"), b'{"disable_backpressure":true} ')
+    assert seen == [True] * 4
+    await trio.sleep(1)
+    assert not turns.urgency.is_under_way
+
+
+async def test_a_gateway_whose_clients_wait_for_their_turn_is_under_pressure(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    dispatch = told_dispatch([])
+    turns = Turns()
+    measured = GatewayPressure(dispatch, LIMITS)
+    measured.watch_over(turns)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(measured.run)
+        await trio.sleep(1)
+        assert measured.report().level == pressure.NONE
+        nursery.start_soon(turns.take)
+        await trio.sleep(2)
+        assert measured.report().level == pressure.THROTTLING
+        turns.try_take()
+        nursery.start_soon(turns.run)
+        await trio.sleep(2)
+        assert measured.report().level == pressure.NONE
+        nursery.cancel_scope.cancel()
 
 
 async def test_where_there_is_room_a_long_body_is_looked_at_from_both_ends_only() -> None:

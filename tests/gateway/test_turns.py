@@ -13,7 +13,15 @@ import trio.testing
 
 from gateway.gate import says_urgent
 from gateway.http import Request, Response
-from gateway.turns import PER_ROUND, PER_ROUND_URGENT, PRESSED_S, REST_S, Turns
+from gateway.turns import (
+    BEHIND_URGENT_S,
+    PER_ROUND,
+    PER_ROUND_URGENT,
+    PRESSED_S,
+    REST_S,
+    RESTS_MAX,
+    Turns,
+)
 from tests.gateway.edge_harness import PATIENCE_S, running_front
 
 
@@ -238,6 +246,48 @@ async def test_rounds_under_pressure_leave_room_for_what_is_urgent(
             began_s = trio.current_time()
             nursery.start_soon(turns.run)
         assert trio.current_time() - began_s == pytest.approx(rests * REST_S)
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("lasts_s", "waits_s"),
+    [
+        (0.5 * REST_S, REST_S + BEHIND_URGENT_S),  # answered within the first rest
+        (100 * REST_S, RESTS_MAX * REST_S),  # never, as far as the others are concerned
+    ],
+)
+async def test_under_pressure_no_round_begins_while_something_urgent_is_under_way(
+    lasts_s: float, waits_s: float, autojump_clock: trio.testing.MockClock
+) -> None:
+    turns = Turns()
+    turns.sample(is_pressed=True, is_urgent=True)
+    began: list[float] = []
+
+    async def begin() -> None:
+        await turns.take()
+        began.append(trio.current_time())
+
+    async with trio.open_nursery() as nursery:
+        async with trio.open_nursery() as waiting:
+            for _ in range(PER_ROUND_URGENT + 1):
+                waiting.start_soon(begin)
+            await trio.testing.wait_all_tasks_blocked()
+            turns.urgency.begin()
+            nursery.start_soon(turns.run)
+            await trio.sleep(lasts_s)
+            turns.urgency.end()
+        assert began[-1] - began[0] == pytest.approx(waits_s)
+        nursery.cancel_scope.cancel()
+
+
+async def test_it_says_how_long_the_next_one_has_waited(autojump_clock: trio.testing.MockClock) -> None:
+    turns = Turns()
+    assert turns.longest_s == 0
+    async with trio.open_nursery() as nursery:
+        for _ in range(2):
+            nursery.start_soon(turns.take)
+            await trio.sleep(0.5)
+        assert turns.longest_s == pytest.approx(1.0)
         nursery.cancel_scope.cancel()
 
 
