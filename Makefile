@@ -68,7 +68,7 @@ soak: .venv/.dev ## The same for MINUTES=10, a shard killed every 30 s: nothing 
 peers: .venv/.dev ## Unpack Redis, NATS and RabbitMQ into build/, to compare with.
 	$(BIN)/python -m loadtests.peers.install
 
-compare: .venv/.dev ## Measure us beside them, and write docs/reference/benchmarks.md; a quarter of an hour.
+compare: .venv/.dev ## Measure us beside them, and write docs/reference/benchmarks.md; ten minutes.
 	$(BIN)/python -m loadtests.peers.compare $(ARGS)
 
 profile: .venv/.dev ## Flame graphs of gateway and shards under a load (WORKLOAD=single, diff, watch …).

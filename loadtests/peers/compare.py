@@ -2,10 +2,11 @@
 
     .venv/bin/python -m loadtests.peers.compare --rounds 5
 
-In turns: a round measures every workload with every contender, one after the other, and there are several
-rounds. A machine that gets slower for a minute slows all of them. A ratio is the median of the ratios of the
-rounds, so both of its sides were measured within the same minutes. What is not installed is left out, with a
-line.
+In turns: a round measures every workload with every contender, one after the other, and then our own aims;
+and there are several rounds. A machine that gets slower for a minute slows all of them. A ratio is the median
+of the ratios of the rounds, so both of its sides were measured within the same minutes. All servers are new
+in each round, for some of what differs between two runs differs between two starts. What is not installed is
+left out, with a line. In the end it is told whether the run agrees with the one before.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import statistics
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Final
@@ -26,11 +28,16 @@ from loadtests import bench as benching
 from loadtests import machine
 from loadtests.peers import page
 from loadtests.peers.measuring import CONTENDERS, OURS, WORKLOADS, Contender, Ground, Workload
-from loadtests.peers.servers import SERVERS, NotInstalled, running_peer
-from loadtests.rows import ROOT, Bench, CaseFailed, Sizes
+from loadtests.peers.servers import SERVERS, NotInstalled, Running, running_peer
+from loadtests.rows import ROOT, Bench, CaseFailed, Measured, Sizes
 from streams.testing import ServerFailed
 
-ROUNDS, SECONDS = 3, 2.0
+ROUNDS, SECONDS = 5, 1.2
+#: The spread of a figure says where another run is expected. A few rounds rarely show how far a machine goes,
+#: so it goes this many times as far from the median as the farthest of them, and this far at the least.
+#: Chosen by two runs, so that each is where the other expects it; a third then was where both expected it.
+#: The range of the rounds themselves was kept by nine ratios of ten.
+STRETCH, FACTOR_MIN = 1.5, 1.25
 #: Rows of `make bench` that have an aim, and are measured in the same run.
 AIMS: Final = (
     *("append-1000-disk", "append-1000-fsync", "append-100-disk", "single-64-disk", "single-64-fsync"),
@@ -59,7 +66,13 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--only", default="", metavar="NAMES", help="peers, by commas: redis,nats")
     add("--workloads", default="*", metavar="PATTERN", help="only these, and our own aims not at all")
     add("--out", type=Path, default=ROOT / "docs" / "reference", metavar="DIR", help="where the page goes")
-    add("--data-dir", type=Path, default=ROOT / "build", metavar="DIR", help="where data goes")
+    add(
+        "--data-dir",
+        type=Path,
+        default=ROOT / "build",
+        metavar="DIR",
+        help="where data goes, and compare.json",
+    )
     return parser.parse_args(argv)
 
 
@@ -77,38 +90,89 @@ def measured(ground: Ground, workload: Workload, contender: Contender) -> dict[s
     return None
 
 
-def rounds(ground: Ground, count: int, pattern: str) -> dict[str, dict[str, list[float]]]:
-    """Figures by workload and contender, one a round. Workloads that differ only in the figure share one."""
-    found: dict[str, dict[str, list[float]]] = {each.key: {} for each in WORKLOADS}
+#: By workload and contender, one a round; none where it failed.
+Found = dict[str, dict[str, list[float | None]]]
+
+
+class Peers:
+    """Those that are installed, started anew for each round."""
+
+    def __init__(self, only: str, folder: Path) -> None:
+        self._names = [name for name in SERVERS if not only or name in only.split(",")]
+        self._folder = folder
+        self.skipped: dict[str, str] = {}
+        self.versions: dict[str, str] = {}
+
+    @contextmanager
+    def running(self) -> Iterator[dict[str, Running]]:
+        found: dict[str, Running] = {}
+        with ExitStack() as stack:
+            for name in [each for each in self._names if each not in self.skipped]:
+                try:
+                    found[name] = stack.enter_context(running_peer(name, self._folder))
+                    self.versions[name] = found[name].version
+                except (NotInstalled, OSError) as error:
+                    self.skipped[name] = str(error).splitlines()[0]
+                    say(f"skipped: {self.skipped[name]}")
+            yield found
+
+
+def one_round(ground: Ground, at: str, pattern: str, found: Found) -> None:
+    """Adds a figure to each. Workloads that differ only in the figure share one measurement."""
     taking_part = [each for each in CONTENDERS if each.peer == OURS or each.peer in ground.peers]
-    for number in range(1, count + 1):
-        shared: dict[Any, dict[str, float] | None] = {}
-        for workload in (each for each in WORKLOADS if fnmatch(each.key, pattern)):
-            for contender in filter(workload.is_for, taking_part):
-                same = (workload.measure, *workload.plan.items(), contender.key)
-                if same not in shared:
-                    shared[same] = measured(ground, workload, contender)
-                figures = shared[same]
-                if figures:
-                    found[workload.key].setdefault(contender.key, []).append(figures[workload.figure])
-                    figure = page.number(figures[workload.figure])
-                    say(f"[{number}/{count}] {workload.title}: {contender.title}: {figure}")
-    return found
+    shared: dict[Any, dict[str, float] | None] = {}
+    for workload in (each for each in WORKLOADS if fnmatch(each.key, pattern)):
+        for contender in filter(workload.is_for, taking_part):
+            same = (workload.measure, *workload.plan.items(), contender.key)
+            if same not in shared:
+                shared[same] = measured(ground, workload, contender)
+            figure = (shared[same] or {}).get(workload.figure)
+            found[workload.key].setdefault(contender.key, []).append(figure)
+            if figure is not None:
+                say(f"[{at}] {workload.title}: {contender.title}: {page.number(figure)}")
 
 
-def aims(bench: Bench, repeat: int) -> list[dict[str, Any]]:
+class Aims:
     """Our own rows, beside their floors and aims."""
-    found = []
-    for case in benching.CASES:
-        if wanted := [row for row in case.rows if row.key in AIMS]:
-            times = 1 if ONCE.intersection(row.key for row in wanted) else repeat
-            figures, error, skipped = benching.measure(bench, case, times)
-            found += [benching.summary(row, figures, error, skipped) for row in wanted]
-            say(f"{wanted[0].title}: {benching.shown_briefly(found[-len(wanted) :])}")
-    return found
+
+    def __init__(self) -> None:
+        self._cases = [case for case in benching.CASES if any(row.key in AIMS for row in case.rows)]
+        self._found: list[list[Measured]] = [[] for _ in self._cases]
+        self._errors = [""] * len(self._cases)
+        self._skipped = [""] * len(self._cases)
+
+    def measure(self, bench: Bench, at: str) -> None:
+        for number, case in enumerate(self._cases):
+            if self._found[number] and ONCE.intersection(row.key for row in case.rows):
+                continue
+            figures, error, self._skipped[number] = benching.measure(bench, case, 1)
+            self._found[number] += figures
+            self._errors[number] = self._errors[number] or error
+            say(f"[{at}] {case.rows[0].title}: {benching.shown_briefly(self._rows(number))}")
+
+    def _rows(self, number: int) -> list[dict[str, Any]]:
+        found, error, skipped = self._found[number], self._errors[number], self._skipped[number]
+        wanted = [row for row in self._cases[number].rows if row.key in AIMS]
+        rows_ = [benching.summary(row, found, error, skipped) for row in wanted]
+        for row in rows_:
+            row["spread"] = spread_of([each.figures[row["key"]] for each in found]) or None
+        return rows_
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [row for number in range(len(self._cases)) for row in self._rows(number)]
 
 
-def summary(found: dict[str, dict[str, list[float]]]) -> dict[str, Any]:
+def spread_of(figures: list[float]) -> list[float]:
+    """Where the median of another run is expected."""
+    if len(figures) < 2:
+        return []
+    middle = statistics.median(figures)
+    farthest = max(max(figures) / middle, middle / min(figures))
+    factor = max(FACTOR_MIN, farthest**STRETCH)
+    return [middle / factor, middle * factor]
+
+
+def summary(found: Found) -> dict[str, Any]:
     """Median and spread of each, and its ratio to ours: above 1 we are better, whatever is measured."""
     out: dict[str, Any] = {}
     for workload in WORKLOADS:
@@ -117,22 +181,52 @@ def summary(found: dict[str, dict[str, list[float]]]) -> dict[str, Any]:
             each.promise: found[workload.key].get(each.key) for each in CONTENDERS if each.peer == OURS
         }
         for contender in CONTENDERS:
-            figures = found[workload.key].get(contender.key)
+            all_figures = found[workload.key].get(contender.key, [])
+            figures = [each for each in all_figures if each is not None]
             if not figures:
                 continue
             ours = of_ours[contender.promise] or of_ours["disk"]
             ratios = [
                 theirs / mine if workload.is_time else mine / theirs
-                for mine, theirs in zip(ours or [], figures, strict=False)
+                for mine, theirs in zip(ours or [], all_figures, strict=False)  # it may have stayed away
+                if mine is not None and theirs is not None and contender.peer != OURS
             ]
             rows_[contender.key] = {
                 "median": statistics.median(figures),
-                "least": min(figures),
-                "most": max(figures),
-                "ratio": None if contender.peer == OURS or not ratios else statistics.median(ratios),
-                "ratios": [] if contender.peer == OURS else [min(ratios), max(ratios)] if ratios else [],
+                "spread": spread_of(figures),
+                "ratio": statistics.median(ratios) if ratios else None,
+                "ratio_spread": spread_of(ratios),
             }
     return out
+
+
+def agreement(now: dict[str, Any], before: dict[str, Any] | None) -> dict[str, Any] | None:
+    """How this run repeats the one before: of its ratios, how many lie where that one expected them. None
+    when that was not the same measurement."""
+    same = ("rounds", "seconds", "quick", "versions")
+    hardware = ("cores", "cpu", "kernel")
+    if before is None or any(now[each] != before.get(each) for each in same):
+        return None
+    if any(now["machine"][each] != before["machine"].get(each) for each in hardware):
+        return None
+    compared, outside = 0, []
+    for workload in WORKLOADS:
+        for contender in CONTENDERS:
+            row = now["summary"][workload.key].get(contender.key, {})
+            expected = before["summary"].get(workload.key, {}).get(contender.key, {}).get("ratio_spread")
+            if row.get("ratio") is None or not expected:
+                continue
+            compared += 1
+            if not expected[0] <= row["ratio"] <= expected[1]:
+                outside.append(
+                    {
+                        "workload": workload.title,
+                        "contender": contender.title,
+                        "expected": expected,
+                        "ratio": row["ratio"],
+                    }
+                )
+    return {"compared": compared, "outside": outside} if compared else None
 
 
 def run(asked: argparse.Namespace) -> dict[str, Any]:
@@ -144,22 +238,17 @@ def run(asked: argparse.Namespace) -> dict[str, Any]:
     for warning in machine.warnings_of(facts):
         say(f"warning: {warning}")
     ground = Ground(Bench(sizes, {}, folder))
-    skipped: dict[str, str] = {}
-    versions: dict[str, str] = {}
+    peers, own = Peers(asked.only, folder), Aims()
+    found: Found = {each.key: {} for each in WORKLOADS}
     try:
-        with ExitStack() as stack:
-            for name in SERVERS:
-                if asked.only and name not in asked.only.split(","):
-                    continue
-                try:
-                    ground.peers[name] = running = stack.enter_context(running_peer(name, folder))
-                    versions[name] = running.version
-                except (NotInstalled, OSError) as error:
-                    skipped[name] = str(error).splitlines()[0]
-                    say(f"skipped: {skipped[name]}")
-            found = rounds(ground, asked.rounds, asked.workloads)
-        own = aims(ground.bench, asked.rounds) if asked.workloads == "*" else []
-        ground.bench.close()
+        for number in range(1, asked.rounds + 1):
+            at = f"{number}/{asked.rounds}"
+            with peers.running() as ground.peers:
+                one_round(ground, at, asked.workloads, found)
+            ground.bench.close()
+            if asked.workloads == "*":
+                own.measure(ground.bench, at)
+                ground.bench.close()
     finally:
         ground.bench.close(well=False)
         shutil.rmtree(folder, ignore_errors=True)
@@ -168,24 +257,45 @@ def run(asked: argparse.Namespace) -> dict[str, Any]:
         "took_s": round(time.monotonic() - began),
         "rounds": asked.rounds,
         "seconds": asked.seconds,
+        "stretch": STRETCH,
+        "factor_min": FACTOR_MIN,
         "quick": asked.quick,
         "machine": facts,
-        "versions": versions,
-        "skipped": skipped,
+        "versions": peers.versions,
+        "skipped": peers.skipped,
         "figures": found,
         "summary": summary(found),
-        "aims": own,
+        "aims": own.rows() if asked.workloads == "*" else [],
     }
+
+
+def read_before(path: Path) -> dict[str, Any] | None:
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return found
 
 
 def main(argv: list[str] | None = None) -> int:
     asked = arguments(argv)
+    kept = asked.data_dir / "compare.json"
+    before = read_before(kept)
     result = run(asked)
+    result["agreement"] = agreed = agreement(result, before)
     asked.out.mkdir(parents=True, exist_ok=True)
-    (ROOT / "build").mkdir(exist_ok=True)
-    (ROOT / "build" / "compare.json").write_text(json.dumps(result, indent=1) + "\n")
+    kept.write_text(json.dumps(result, indent=1) + "\n")
     page.plots(result, asked.out / "benchmarks")
     (asked.out / "benchmarks.md").write_text(page.text(result))
+    if agreed is not None:
+        for each in agreed["outside"]:
+            low, high = each["expected"]
+            say(
+                f"{each['workload']}: {each['contender']}: {each['ratio']:.2f}, and the run before expected "
+                f"{low:.2f} to {high:.2f}"
+            )
+        inside = agreed["compared"] - len(agreed["outside"])
+        say(f"{inside} of {agreed['compared']} ratios are where the run before expected them")
     say(f"{asked.out / 'benchmarks.md'}, in {result['took_s']} s")
     return 0
 

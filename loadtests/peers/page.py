@@ -111,15 +111,15 @@ def text(result: dict[str, Any]) -> str:
         f"Python "
         f"{facts['python']}, data on {facts['filesystem']}, {result['at']}. Run it on yours: `make peers "
         f"compare`, "
-        "a quarter of an hour.",
+        "ten minutes.",
         "",
         f"Everything shares the machine: server, peers that wait, and the process that loads. "
         f"{result['rounds']} rounds "
         f"of {result['seconds']:g} s for each measurement, all contenders in turns; a figure is the median "
         f"of the "
-        "rounds, and least to most of them is its spread. It says little of another run: on a "
-        "noisy machine that was measured twice, a quarter of the ratios lay outside it, most of them by less "
-        "than a fifth, times against fsync by up to 1.7 times. "
+        "rounds. All servers are new in each round. A spread says where another run is expected: "
+        f"{result['stretch']:g} times as far from the median as the farthest round, and "
+        f"{result['factor_min']:g} times as much or as little at the least. {_agreement(result)}"
         f"Others used {facts['cores_used_by_others']} cores when it began, and the processor ran at "
         f"{facts['speed']:.2f} of the best speed seen on one of its kind.",
         *_caveats(result),
@@ -165,6 +165,22 @@ def text(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _agreement(result: dict[str, Any]) -> str:
+    found = result["agreement"]
+    if found is None:
+        return ""
+    inside = found["compared"] - len(found["outside"])
+    outside = "; ".join(
+        f"{each['contender']}, {each['workload'].split(' (')[0]}: {_ratio(each['ratio'])}, not "
+        f"{_ratio(each['expected'][0])}–{_ratio(each['expected'][1])}"
+        for each in found["outside"]
+    )
+    return (
+        f"Of the ratios of this run, {inside} of {found['compared']} are where the run before it expected "
+        f"them{f' ({outside})' if outside else ''}. "
+    )
+
+
 def _caveats(result: dict[str, Any]) -> list[str]:
     facts = result["machine"]
     found = []
@@ -204,7 +220,7 @@ def _ratios(result: dict[str, Any]) -> list[str]:
             for each in peers:
                 row = found.get(each.key)
                 if row and row["ratio"] is not None:
-                    least, most = row["ratios"]
+                    least, most = row["ratio_spread"] or [row["ratio"]] * 2
                     cells.append(f"**{_ratio(row['ratio'])}** ({_ratio(least)}–{_ratio(most)})")
                 else:
                     cells.append("–")
@@ -239,7 +255,7 @@ def _figures(result: dict[str, Any]) -> list[str]:
         lines += ["| | promise | figure | spread | streams is |", "|---|---|---|---|---|"]
         for each, row in shown:
             ratio = "" if row["ratio"] is None else f"{_ratio(row['ratio'])}"
-            spread = f"{number(row['least'])}–{number(row['most'])}"
+            spread = "–".join(map(number, row["spread"]))
             lines.append(f"| {each.title} | {each.promise} | {number(row['median'])} | {spread} | {ratio} |")
         lines += ["", f"![{workload.title}](benchmarks/{workload.key}.png)"]
     return lines
@@ -268,10 +284,10 @@ def _aims(result: dict[str, Any]) -> list[str]:
     for key, promise in (("redis-everysec-c", "disk"), ("redis-always-c", "fsync")):
         found = result["summary"]["append-1000"].get(key)
         if found and found["ratio"] is not None:
-            ratio, (least, most) = found["ratio"], found["ratios"]
+            ratio = found["ratio"]
             verdict = "aim" if ratio >= REDIS_AIM else "floor" if ratio >= REDIS_FLOOR else "BELOW FLOOR"
             title = f"batches of 1000 against Redis Streams by its C tool, {promise}"
-            spread = f"{_ratio(least)}–{_ratio(most)}"
+            spread = "–".join(map(_ratio, found["ratio_spread"]))
             lines.append(
                 f"| {title} | {_ratio(ratio)} | {spread} | {REDIS_FLOOR:g}× | {REDIS_AIM:g}× | | {verdict} |"
             )
@@ -306,9 +322,10 @@ def _plot(pyplot: Any, workload: Workload, shown: list[tuple[Contender, dict[str
     figure, axes = pyplot.subplots(figsize=(8, 0.5 + 0.36 * len(shown)))
     shown = shown[::-1]
     medians = [row["median"] for _, row in shown]
+    spreads = [row["spread"] or [row["median"]] * 2 for _, row in shown]
     errors = [
-        [row["median"] - row["least"] for _, row in shown],
-        [row["most"] - row["median"] for _, row in shown],
+        [middle - least for middle, (least, _) in zip(medians, spreads, strict=True)],
+        [most - middle for middle, (_, most) in zip(medians, spreads, strict=True)],
     ]
     bars = axes.barh(
         [each.title for each, _ in shown],
@@ -339,7 +356,13 @@ def _plot_ratios(pyplot: Any, result: dict[str, Any], path: Path) -> None:
         return
     figure, axes = pyplot.subplots(figsize=(8, 0.8 + 0.24 * len(points)))
     for at, (_, each, row) in enumerate(points):
-        axes.plot(row["ratios"], [at, at], color=_COLOURS[each.promise], alpha=0.4, linewidth=5)
+        axes.plot(
+            row["ratio_spread"] or [row["ratio"]] * 2,
+            [at, at],
+            color=_COLOURS[each.promise],
+            alpha=0.4,
+            linewidth=5,
+        )
         axes.plot(row["ratio"], at, "o", color=_COLOURS[each.promise])
     axes.axvline(1, color="#888", linewidth=1)
     axes.set_xscale("log")

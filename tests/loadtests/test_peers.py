@@ -147,29 +147,59 @@ def test_without_any_peer_each_is_skipped_with_one_line_and_we_are_measured(
     assert "redis was left out" in text and "| streams, fsync | fsync | " in text
     assert (tmp_path / "out" / "benchmarks" / "append-1000.png").read_bytes().startswith(b"\x89PNG")
     assert "benchmarks/append-1000.png" in text
-    assert list((tmp_path / "data").iterdir()) == [], "data is left behind"
+    assert [each.name for each in (tmp_path / "data").iterdir()] == ["compare.json"], "data is left behind"
 
 
 def test_ratios_are_of_the_same_promise_and_above_one_is_better_for_us() -> None:
-    found: dict[str, dict[str, list[float]]] = {each.key: {} for each in WORKLOADS}
+    found: compare.Found = {each.key: {} for each in WORKLOADS}
     found["append-1000"] = {
         "streams-disk": [100.0, 300.0, 200.0],
         "redis-everysec": [50.0, 100.0, 100.0],
         "streams-fsync": [10.0, 10.0, 10.0],
         "redis-always": [20.0, 20.0, 20.0],
+        "nats-file": [400.0, None, 200.0],
+        "rabbitmq-stream": [None, None, None],
     }
     found["append-p50"] = {"streams-disk": [2.0], "redis-everysec": [1.0]}
     summary = compare.summary(found)
     assert summary["append-1000"]["redis-everysec"]["ratio"] == 2.0
-    assert summary["append-1000"]["redis-everysec"]["ratios"] == [2.0, 3.0]
+    assert summary["append-1000"]["redis-everysec"]["ratio_spread"] == pytest.approx(
+        [2.0 / 1.5**1.5, 2.0 * 1.5**1.5]
+    )
+    assert summary["append-1000"]["nats-file"]["ratio"] == 0.625, "of the rounds in which both were measured"
+    assert "rabbitmq-stream" not in summary["append-1000"]
     assert summary["append-1000"]["redis-always"]["ratio"] == 0.5
     assert summary["append-p50"]["redis-everysec"]["ratio"] == 0.5
     assert summary["append-1000"]["streams-disk"]["ratio"] is None
     assert summary["append-1000"]["streams-disk"]["median"] == 200.0
 
 
+def test_a_spread_goes_farther_than_the_farthest_round_and_is_never_small() -> None:
+    assert compare.spread_of([1.0]) == []
+    assert compare.spread_of([100.0, 100.0, 101.0]) == pytest.approx([80.0, 125.0])
+    assert compare.spread_of([100.0, 64.0, 110.0]) == pytest.approx([51.2, 195.3125])
+
+
+def test_a_run_says_which_ratios_are_not_where_the_run_before_expected_them() -> None:
+    def run(theirs: float, **more: object) -> dict[str, Any]:
+        found: compare.Found = {each.key: {} for each in WORKLOADS}
+        found["append-1000"] = {"streams-disk": [10.0, 10.0], "redis-everysec": [theirs, theirs]}
+        found["append-1"] = {"streams-disk": [10.0, 10.0], "redis-everysec": [5.0, 5.0]}
+        machine = {"cores": 2, "cpu": "a", "kernel": "6"}
+        same = {"rounds": 2, "seconds": 1.0, "quick": False, "versions": {}, "machine": machine}
+        return {**same, "summary": compare.summary(found), **more}
+
+    assert compare.agreement(run(10.0), run(11.0)) == {"compared": 2, "outside": []}
+    agreed = compare.agreement(run(10.0), run(13.0))
+    assert agreed is not None and agreed["compared"] == 2
+    [outside] = agreed["outside"]
+    assert (outside["contender"], outside["ratio"]) == ("Redis Streams, everysec", 1.0)
+    for other in (None, run(10.0, seconds=2.0), run(10.0, machine={"cores": 4, "cpu": "a", "kernel": "6"})):
+        assert compare.agreement(run(10.0), other) is None
+
+
 def test_the_page_says_where_we_lose_and_why(tmp_path: Path) -> None:
-    found: dict[str, dict[str, list[float]]] = {
+    found: compare.Found = {
         each.key: {
             contender.key: [2.0, 2.0] if contender.peer == "streams" else [20.0, 40.0]
             for contender in CONTENDERS
@@ -196,6 +226,14 @@ def test_the_page_says_where_we_lose_and_why(tmp_path: Path) -> None:
         "at": "2020-01-01",
         "rounds": 2,
         "seconds": 1.0,
+        "stretch": 1.5,
+        "factor_min": 1.25,
+        "agreement": {
+            "compared": 43,
+            "outside": [
+                {"workload": "A (ms)", "contender": "B", "expected": [1.0, 2.0], "ratio": 2.5},
+            ],
+        },
         "quick": True,
         "machine": {
             "cores": 2,
@@ -219,7 +257,8 @@ def test_the_page_says_where_we_lose_and_why(tmp_path: Path) -> None:
     assert "NATS JetStream, file (0.08×)" in lost
     assert page.IN_THE_WAY["append-100-disk"] in text and "quick run" in text
     assert "busy with other work: 0.5 of its 2 cores" in text
-    assert "its C tool, disk | 0.08× | 0.05×–0.10× | 3× | 5× | | BELOW FLOOR |" in text
+    assert "its C tool, disk | 0.08× | 0.04×–0.14× | 3× | 5× | | BELOW FLOOR |" in text
+    assert "42 of 43 are where the run before it expected them (B, A: 2.5×, not 1.0×–2.0×)" in text
     page.plots(result, tmp_path)
     assert (tmp_path / "ratios.png").exists()
 
