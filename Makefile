@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # uv takes a quarter of pip's time. Where it cannot be had, or pip is told of an index of packages, pip does it all.
-INSTALL = { $(PIP) uv && ! $(BIN)/python -m pip config list | grep -q 'index-url=' \
+INSTALL = { $(PIP) uv && ! $(BIN)/python -m pip config list | grep -qE '(index-url|no-index)=' \
 	&& $(BIN)/uv pip install --quiet --system-certs --python $(BIN)/python $(1); } || $(PIP) $(1)
 # Three workers for two cores: tests wait for processes and disks about as long as they compute.
 PYTEST_ARGS ?= -q -n 3 --dist loadfile

@@ -32,6 +32,9 @@ class GatewayPressure:
     def __init__(self, dispatch: Dispatch, thresholds: pressure.Thresholds) -> None:
         self._dispatch = dispatch
         self._gauge = pressure.Gauge(thresholds)
+        #: How long clients wait for their turn. It is told and changes nothing: what is done about pressure
+        #: is what makes them wait.
+        self._line = pressure.Gauge(thresholds)
         self._late_s = thresholds.throttle_lag_ms / 1000
         #: By shard: the last round trip, and since when the probe that is out has been.
         self._round_trips_s = [0.0] * len(dispatch.links)
@@ -52,7 +55,7 @@ class GatewayPressure:
     def report(self) -> PressureReport:
         gates = self._dispatch.gates
         return PressureReport(
-            level=max(self._gauge.level, *(gate.gauge.level for gate in gates)),
+            level=max(self._gauge.level, self._line.level, *(gate.gauge.level for gate in gates)),
             lag_s=round(self._gauge.lag_ms / 1000, 6),
             throttled=sum(gate.throttled for gate in gates),
             paced=sum(gate.paced for gate in gates),
@@ -71,9 +74,9 @@ class GatewayPressure:
             now_s, worked_s = trio.current_time(), time.process_time() - worked_s
             late_s = now_s - began_s - self._pause_s
             lag_ms = pressure.own_lag_ms(late_s, worked_s)
-            longest_s = max((turns.longest_s for turns in self._turns), default=0.0)
-            self._gauge.sample(max(lag_ms, 1000 * longest_s))
-            is_busy = self._gauge.level != pressure.NONE
+            self._gauge.sample(lag_ms)
+            self._line.sample(1000 * max((turns.longest_s for turns in self._turns), default=0.0))
+            is_busy = max(self._gauge.level, self._line.level) != pressure.NONE
             gates = self._dispatch.gates
             for at, gate in enumerate(gates):
                 is_busy = is_busy or gate.is_busy

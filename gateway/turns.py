@@ -32,13 +32,15 @@ from trio.lowlevel import Abort, Task, current_task, reschedule, wait_task_resch
 PER_ROUND = 64
 #: Under pressure while there is something urgent: the requests of a round, and the rest until the next one.
 #: With every core busy, what is urgent would wait for one at each step of its way: here, in the shard, and
-#: here again. With two, an append is with its watcher nearly as soon as in an idle server, and the flood gets
-#: a ninth of what it could; with three it is a fifth, and the slowest hundredth of what is urgent takes half
-#: as long again.
-PER_ROUND_URGENT, REST_S = 2, 0.001
+#: here again. So an append is with its watcher nearly as soon as in an idle server, and the flood gets a
+#: fifteenth of what it could. With a rest of a millisecond it is a ninth, and the slowest hundredth of what is
+#: urgent takes a fifth longer.
+PER_ROUND_URGENT, REST_S = 2, 0.0013
 #: How long after an urgent request is answered the next round is: until its client, and whoever watches, has
-#: what it waits for. And how many rests at most, one after the other, so that others get on whatever happens.
-BEHIND_URGENT_S, RESTS_MAX = 0.001, 4
+#: what it waits for. And how many rounds are missed at most, one after the other, for there may be something
+#: urgent under way all the time. Then as many more are told that they come too late, for a line in which all
+#: have waited for too long would serve nobody.
+BEHIND_URGENT_S, MISSED_MAX = 0.001, 3
 #: For how long pressure is expected to come back: whoever was refused is left alone for up to a second, and
 #: then they all come again.
 PRESSED_S = 2.0
@@ -115,9 +117,13 @@ class Turns:
         """How long the next one has waited for its turn."""
         return trio.current_time() - self._waiting[0][1] if self._waiting else 0.0
 
+    @property
+    def _is_held(self) -> bool:
+        return self.rests and self.urgency.is_under_way
+
     def try_take(self) -> bool:
         """Whether a request may begin at once."""
-        if self._left:
+        if self._left and not self._is_held:
             self._left -= 1
             if not self._left:
                 self._wake_giver()
@@ -128,6 +134,7 @@ class Turns:
         """Waits for a turn; how long that took, in seconds."""
         task = current_task()
         self._put_last(task, trio.current_time())
+        self._wake_giver()
 
         def abort(_: object) -> Abort:
             self._leave(task)
@@ -183,25 +190,28 @@ class Turns:
         waiting = self._waiting
         while True:
             while waiting:
-                self._give(self.per_round, trio.current_time() - self.late_s)
+                missed = await self._let_urgent_pass()
+                late = self.per_round * (1 + missed if missed == MISSED_MAX else 1)
+                self._give(self.per_round, late, trio.current_time() - self.late_s)
                 if self.rests:
-                    await self._rest()
+                    await trio.sleep(REST_S)
                 else:
                     await trio.lowlevel.checkpoint()
             self._left = self.per_round
             self._giver = current_task()
             await wait_task_rescheduled(self._stop)
 
-    async def _rest(self) -> None:
-        for _ in range(RESTS_MAX):
+    async def _let_urgent_pass(self) -> int:
+        """How many rounds were missed for it."""
+        missed = 0
+        while missed < MISSED_MAX and self._is_held:
             await trio.sleep(REST_S)
-            if not self.urgency.is_under_way:
-                return
+            missed += 1
+        return missed
 
-    def _give(self, count: int, too_early_s: float) -> None:
-        """A round's turns; and as many more to those who come too late, for they are only to be told so."""
+    def _give(self, left: int, late_left: int, too_early_s: float) -> None:
+        """A round's turns; and some more to those who come too late, for they are only to be told so."""
         waiting = self._waiting
-        left, late_left = count, count
         while waiting and left and late_left:
             task, since_s = waiting.popleft()
             if since_s > too_early_s:

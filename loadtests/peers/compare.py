@@ -1,6 +1,6 @@
 """`make compare`: measures us and our peers in turns, and writes docs/reference/benchmarks.md with its plots.
 
-    .venv/bin/python -m loadtests.peers.compare --rounds 5
+    .venv/bin/python -m loadtests.peers.compare --rounds 9
 
 In turns: a round measures every workload with every contender, one after the other, and then our own aims;
 and there are several rounds. A machine that gets slower for a minute slows all of them. A ratio is the median
@@ -34,7 +34,7 @@ from streams.testing import ServerFailed
 
 ROUNDS, SECONDS = 5, 1.2
 #: The spread of a figure says where another run is expected. A few rounds rarely show how far a machine goes,
-#: so it goes this many times as far from the median as the farthest of them, and this far at the least.
+#: so it is the factor between the median and the farthest of them to this power, and this much at the least.
 #: Chosen by two runs, so that each is where the other expects it; a third then was where both expected it.
 #: The range of the rounds themselves was kept by nine ratios of ten.
 STRETCH, FACTOR_MIN = 1.5, 1.25
@@ -112,7 +112,8 @@ class Peers:
                     found[name] = stack.enter_context(running_peer(name, self._folder))
                     self.versions[name] = found[name].version
                 except (NotInstalled, OSError) as error:
-                    self.skipped[name] = str(error).splitlines()[0]
+                    since = ", after some rounds" if name in self.versions else ""
+                    self.skipped[name] = str(error).splitlines()[0] + since
                     say(f"skipped: {self.skipped[name]}")
             yield found
 
@@ -147,7 +148,7 @@ class Aims:
                 continue
             figures, error, self._skipped[number] = benching.measure(bench, case, 1)
             self._found[number] += figures
-            self._errors[number] = self._errors[number] or error
+            self._errors[number] = error
             say(f"[{at}] {case.rows[0].title}: {benching.shown_briefly(self._rows(number))}")
 
     def _rows(self, number: int) -> list[dict[str, Any]]:
@@ -192,6 +193,7 @@ def summary(found: Found) -> dict[str, Any]:
                 if mine is not None and theirs is not None and contender.peer != OURS
             ]
             rows_[contender.key] = {
+                "rounds": len(figures),
                 "median": statistics.median(figures),
                 "spread": spread_of(figures),
                 "ratio": statistics.median(ratios) if ratios else None,
@@ -204,7 +206,7 @@ def agreement(now: dict[str, Any], before: dict[str, Any] | None) -> dict[str, A
     """How this run repeats the one before: of its ratios, how many lie where that one expected them. None
     when that was not the same measurement."""
     same = ("rounds", "seconds", "quick", "versions")
-    hardware = ("cores", "cpu", "kernel")
+    hardware = ("cores", "cpu", "kernel", "python")
     if before is None or any(now[each] != before.get(each) for each in same):
         return None
     if any(now["machine"][each] != before["machine"].get(each) for each in hardware):

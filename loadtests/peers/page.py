@@ -118,8 +118,8 @@ def text(result: dict[str, Any]) -> str:
         f"of {result['seconds']:g} s for each measurement, all contenders in turns; a figure is the median "
         f"of the "
         "rounds. All servers are new in each round. A spread says where another run is expected: "
-        f"{result['stretch']:g} times as far from the median as the farthest round, and "
-        f"{result['factor_min']:g} times as much or as little at the least. {_agreement(result)}"
+        f"so many times more or less than the median as the farthest round is, to the power of "
+        f"{result['stretch']:g}, and {result['factor_min']:g} times at the least. {_agreement(result)}"
         f"Others used {facts['cores_used_by_others']} cores when it began, and the processor ran at "
         f"{facts['speed']:.2f} of the best speed seen on one of its kind.",
         *_caveats(result),
@@ -256,6 +256,8 @@ def _figures(result: dict[str, Any]) -> list[str]:
         for each, row in shown:
             ratio = "" if row["ratio"] is None else f"{_ratio(row['ratio'])}"
             spread = "–".join(map(number, row["spread"]))
+            if row["rounds"] < result["rounds"]:
+                spread += f", {row['rounds']} of {result['rounds']} rounds"
             lines.append(f"| {each.title} | {each.promise} | {number(row['median'])} | {spread} | {ratio} |")
         lines += ["", f"![{workload.title}](benchmarks/{workload.key}.png)"]
     return lines

@@ -15,11 +15,11 @@ from gateway.gate import says_urgent
 from gateway.http import Request, Response
 from gateway.turns import (
     BEHIND_URGENT_S,
+    MISSED_MAX,
     PER_ROUND,
     PER_ROUND_URGENT,
     PRESSED_S,
     REST_S,
-    RESTS_MAX,
     Turns,
 )
 from tests.gateway.edge_harness import PATIENCE_S, running_front
@@ -252,31 +252,68 @@ async def test_rounds_under_pressure_leave_room_for_what_is_urgent(
 @pytest.mark.parametrize(
     ("lasts_s", "waits_s"),
     [
-        (0.5 * REST_S, REST_S + BEHIND_URGENT_S),  # answered within the first rest
-        (100 * REST_S, RESTS_MAX * REST_S),  # never, as far as the others are concerned
+        (0.0, 0.0),
+        (1.5 * REST_S, 3 * REST_S),  # and a millisecond more, in whole rests
+        (100 * REST_S, MISSED_MAX * REST_S),  # never, as far as the others are concerned
     ],
 )
 async def test_under_pressure_no_round_begins_while_something_urgent_is_under_way(
     lasts_s: float, waits_s: float, autojump_clock: trio.testing.MockClock
 ) -> None:
+    """Neither the first one, when nobody has waited, nor a later one."""
+    assert REST_S / 2 < BEHIND_URGENT_S <= 1.5 * REST_S
     turns = Turns()
     turns.sample(is_pressed=True, is_urgent=True)
-    began: list[float] = []
+    begun: list[float] = []
+
+    async def begin() -> None:
+        if not turns.try_take():
+            await turns.take()
+        begun.append(trio.current_time())
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(turns.run)
+        await trio.sleep(1)
+        if lasts_s:
+            turns.urgency.begin()
+        began_s = trio.current_time()
+        for _ in range(2 * PER_ROUND_URGENT):
+            nursery.start_soon(begin)
+        await trio.sleep(lasts_s)
+        if lasts_s:
+            turns.urgency.end()
+        await trio.sleep(1)
+        assert len(begun) == 2 * PER_ROUND_URGENT
+        assert [each - began_s for each in begun[:PER_ROUND_URGENT]] == pytest.approx(
+            [waits_s] * PER_ROUND_URGENT
+        )
+        assert begun[-1] > begun[0] or not lasts_s
+        nursery.cancel_scope.cancel()
+
+
+async def test_where_something_urgent_is_always_under_way_those_who_come_too_late_are_told_no_later(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    turns = Turns()
+    turns.late_s = 1.0
+    turns.sample(is_pressed=True, is_urgent=True)
+    turns.urgency.begin()
+    begun: list[float] = []
 
     async def begin() -> None:
         await turns.take()
-        began.append(trio.current_time())
+        begun.append(trio.current_time())
 
     async with trio.open_nursery() as nursery:
-        async with trio.open_nursery() as waiting:
-            for _ in range(PER_ROUND_URGENT + 1):
-                waiting.start_soon(begin)
-            await trio.testing.wait_all_tasks_blocked()
-            turns.urgency.begin()
-            nursery.start_soon(turns.run)
-            await trio.sleep(lasts_s)
-            turns.urgency.end()
-        assert began[-1] - began[0] == pytest.approx(waits_s)
+        count = (1 + MISSED_MAX) * PER_ROUND_URGENT
+        for _ in range(2 * count):
+            nursery.start_soon(begin)
+        await trio.sleep(2 * turns.late_s)
+        nursery.start_soon(turns.run)
+        await trio.sleep(1)
+        rounds_s = sorted({round(each, 6) for each in begun})
+        assert len(begun) == 2 * count and len(rounds_s) == 2
+        assert rounds_s[1] - rounds_s[0] == pytest.approx((1 + MISSED_MAX) * REST_S)
         nursery.cancel_scope.cancel()
 
 
@@ -307,7 +344,7 @@ async def test_who_comes_too_late_takes_no_turn_from_others(autojump_clock: trio
         for _ in range(5):
             nursery.start_soon(begin, "in time")
         await trio.testing.wait_all_tasks_blocked()
-        turns._give(3, trio.current_time() - turns.late_s)
+        turns._give(3, 3, trio.current_time() - turns.late_s)
         await trio.testing.wait_all_tasks_blocked()
         assert sorted(begun) == ["in time"] * 3 + ["late"] * 2
         nursery.cancel_scope.cancel()

@@ -185,7 +185,7 @@ def test_a_run_says_which_ratios_are_not_where_the_run_before_expected_them() ->
         found: compare.Found = {each.key: {} for each in WORKLOADS}
         found["append-1000"] = {"streams-disk": [10.0, 10.0], "redis-everysec": [theirs, theirs]}
         found["append-1"] = {"streams-disk": [10.0, 10.0], "redis-everysec": [5.0, 5.0]}
-        machine = {"cores": 2, "cpu": "a", "kernel": "6"}
+        machine = {"cores": 2, "cpu": "a", "kernel": "6", "python": "3.11"}
         same = {"rounds": 2, "seconds": 1.0, "quick": False, "versions": {}, "machine": machine}
         return {**same, "summary": compare.summary(found), **more}
 
@@ -194,7 +194,11 @@ def test_a_run_says_which_ratios_are_not_where_the_run_before_expected_them() ->
     assert agreed is not None and agreed["compared"] == 2
     [outside] = agreed["outside"]
     assert (outside["contender"], outside["ratio"]) == ("Redis Streams, everysec", 1.0)
-    for other in (None, run(10.0, seconds=2.0), run(10.0, machine={"cores": 4, "cpu": "a", "kernel": "6"})):
+    for other in (
+        None,
+        run(10.0, seconds=2.0),
+        run(10.0, machine={"cores": 4, "cpu": "a", "kernel": "6", "python": "3.11"}),
+    ):
         assert compare.agreement(run(10.0), other) is None
 
 
