@@ -33,8 +33,8 @@ PER_ROUND = 64
 #: Under pressure while there is something urgent: the requests of a round, and the rest until the next one.
 #: With every core busy, what is urgent would wait for one at each step of its way: here, in the shard, and
 #: here again. So an append is with its watcher nearly as soon as in an idle server, and the flood gets a
-#: fifteenth of what it could. With a rest of a millisecond it is a ninth, and the slowest hundredth of what is
-#: urgent takes a fifth longer.
+#: fifteenth of what it could. With a rest of a millisecond it is a ninth, and the slowest hundredth of what
+#: is urgent takes a fifth longer.
 PER_ROUND_URGENT, REST_S = 2, 0.0013
 #: How long after an urgent request is answered the next round is: until its client, and whoever watches, has
 #: what it waits for. And how many rounds are missed at most, one after the other, for there may be something
