@@ -124,16 +124,43 @@ def salvage(disk: DiskLike, directory: str) -> Iterator[Frame | Gap]:
 
 
 def frames_of(disk: DiskLike, path: str) -> Iterator[Frame | int]:
-    """Frames of one file that are whole, markers left out, and offsets at which none begins."""
+    """Frames of one file that are whole, markers left out, and offsets at which one is missing. Behind the
+    last one there is nothing, unless a marker or the next file proves that there was more."""
     data = read_around(disk, path)
-    number = number_of(path.rpartition("/")[2])
+    directory, _, name = path.rpartition("/")
+    number = number_of(name)
     if number is None:
         raise Corrupt(path, 0, "a log file is named by its number")
-    for found in _frames(path, data, number, first_lsn_of(path, data, number)):
+    next_lsn = first_lsn_of(path, data, number)
+    proven = _proven_by(disk, path_of(directory or ".", number + 1), number + 1)
+    bad_at: int | None = None
+    for found in _frames(path, data, number, next_lsn):
         if isinstance(found, int):
-            yield found
-        elif found.frame.kind != MARKER_KIND:
+            bad_at = found if bad_at is None else bad_at
+        elif found.frame.kind == MARKER_KIND:
+            proven = max(proven, U64.unpack_from(found.frame.content, 8)[0])
+        else:
+            if bad_at is not None:
+                yield bad_at
+            bad_at = None
             yield found.frame
+            next_lsn = found.frame.lsn + 1
+    if bad_at is not None and proven >= next_lsn:
+        yield bad_at
+
+
+def _proven_by(disk: DiskLike, path: str, number: int) -> int:
+    """The last lsn that was durable before this file was begun; 0 if the file is not there to say so."""
+    try:
+        handle = disk.open(path, writable=False)
+    except FileNotFoundError:
+        return 0
+    try:
+        return first_lsn_of(path, disk.pread(handle, HEADER_BYTES, 0), number) - 1
+    except Corrupt:
+        return 0
+    finally:
+        disk.close(handle)
 
 
 def _frames(path: str, data: bytes, number: int, next_lsn: int) -> Iterator[_Found | int]:

@@ -53,7 +53,7 @@ def test_a_folder_is_listed_by_kind(data_dir: Path) -> None:
 
 
 def test_a_log_is_told_change_by_change_without_payloads(data_dir: Path) -> None:
-    rows = [row for path in data_dir.glob("shard-*/wal/*.wal") for row in rows_of(path)]
+    rows = [row for path in sorted(data_dir.glob("shard-*/wal/*.wal")) for row in rows_of(path)]
     assert {"box created", "batch appended", "segment sealed", "shard stopped"} <= {
         row["change"] for row in rows
     }
@@ -62,6 +62,38 @@ def test_a_log_is_told_change_by_change_without_payloads(data_dir: Path) -> None
     assert "secret" not in str(rows)
     lsns = [row["lsn"] for row in rows]
     assert lsns == sorted(lsns, key=int)  # type: ignore[arg-type]
+
+
+def test_a_log_that_is_written_and_one_that_is_full_are_whole(tmp_path: Path) -> None:
+    with (
+        running_server(tmp_path, shards=1, wal_file_bytes=65536) as server,
+        streams.Client(server.url) as client,
+    ):
+        while len(found := sorted(tmp_path.glob("shard-*/wal/*.wal"))) < 3:
+            client.box("notes").append("x" * 5000)
+        client.box("notes").append("the last")
+        changes = [row["change"] for path in found for row in rows_of(path)]
+    assert "shard started" in changes and "batch appended" in changes
+
+
+def test_a_full_log_that_has_lost_its_end_says_so(tmp_path: Path) -> None:
+    with (
+        running_server(tmp_path, shards=1, wal_file_bytes=65536) as server,
+        streams.Client(server.url) as client,
+    ):
+        while len(found := sorted(tmp_path.glob("shard-*/wal/*.wal"))) < 2:
+            client.box("notes").append("x" * 5000)
+        last = rows_of(found[0])[-1]
+        with open(found[0], "r+b") as file:
+            file.seek(int(str(last["offset"])))
+            file.write(bytes(1 << 16))
+        ran = looked_at(found[0])
+        problem = json.loads(ran.stdout.splitlines()[-1])
+        server.kill()  # what it holds is damaged now, and is not to be stopped in order
+    assert ran.returncode == 6 and problem == {
+        "offset": last["offset"],
+        "problem": "no valid frame begins here",
+    }
 
 
 def test_a_segment_is_told_batch_by_batch_and_record_by_record(data_dir: Path) -> None:
