@@ -34,7 +34,7 @@ from gateway.registrar import Registrar
 from gateway.reporting import SelfReport
 from gateway.s2.endpoints import S2
 from gateway.watch.service import Watch
-from streams import __version__, logs
+from streams import __version__, logs, process
 from streams.config import ChildArgs, ConfigError
 from streams.protocol.access import Grant
 
@@ -219,4 +219,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    process.leave(main())

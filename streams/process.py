@@ -1,9 +1,12 @@
-"""What the operating system says of this process. Linux; where a figure is not to be had it is 0."""
+"""What the operating system says of this process, and how it ends. Linux; where a figure is not to be had it
+is 0."""
 
 from __future__ import annotations
 
 import os
+import sys
 import time
+from typing import NoReturn
 
 from streams.protocol.reports import ProcessReport
 
@@ -35,3 +38,15 @@ def _open_files() -> int:
         return len(os.listdir("/proc/self/fd"))
     except OSError:
         return 0
+
+
+def leave(code: int) -> NoReturn:
+    """Ends this process at once. To take the interpreter down first costs 30 ms, a seventh of what a process
+    of a server needs to start and stop, and frees what the system frees anyway. Nothing of ours is left to
+    be done by then."""
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:  # nobody reads it, or a full disk: what was printed is not whole
+        code = code or 1
+    os._exit(code)

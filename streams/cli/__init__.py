@@ -55,6 +55,11 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
 _STEP_ASIDE: Final = frozenset(("backup", "verify"))
 _NICENESS: Final = 10
 
+#: With these the interpreter is not taken down at the end. Threads of obstore outlive a call that failed, and
+#: abort an interpreter that is being taken down around them: on a busy machine one exit in four. A supervisor
+#: is gone sooner without.
+_LEFT_AT_ONCE: Final = frozenset(("obstore", "gateway.supervisor"))
+
 
 class _Ended(Exception):
     """Ended from outside: Ctrl-C, or nobody reads what is printed. click would have its own say on either."""
@@ -133,10 +138,8 @@ def main() -> None:
     if _STEP_ASIDE.intersection(sys.argv[1:2]):
         os.nice(_NICENESS)
     code = run(sys.argv[1:])
-    if "obstore" in sys.modules:
-        # Its threads outlive a call that failed, and abort an interpreter that is being taken down around
-        # them: on a busy machine one exit in four. Nothing of ours is left to be done.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+    if not _LEFT_AT_ONCE.isdisjoint(sys.modules):
+        from streams.process import leave
+
+        leave(code)
     sys.exit(code)
