@@ -4,7 +4,7 @@
 A probe to each shard travels behind the appends on its link, so its round trip, less what it waited for us,
 is what the next append would wait for. Probes also tell the shard how pressed this gateway is.
 
-Bounds: one probe to a shard at a time; twenty a second while there are appends, four otherwise.
+Bounds: one probe to a shard at a time; twenty a second while there are appends, one otherwise.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from streams.protocol.reports import PressureReport
 
 #: A probe costs both sides a tenth of a millisecond.
 _PROBE_S = 0.05
+#: With nothing to do, one is enough: the first that is busy again brings the next.
+_IDLE_PROBE_S = 1.0
 #: For how long after an urgent append others leave most of the time to the next one.
 _URGENT_S = 0.25
 #: When to look again for a shard that is away.
@@ -40,6 +42,8 @@ class GatewayPressure:
         self._round_trips_s = [0.0] * len(dispatch.links)
         self._probed_s: list[float | None] = [None] * len(dispatch.links)
         self._pause_s = pressure.SAMPLE_S
+        #: Set while there is something to do.
+        self._busy = trio.Event()
         #: Of each front.
         self._turns: list[Turns] = []
 
@@ -86,6 +90,10 @@ class GatewayPressure:
             for turns in self._turns:
                 turns.sample(is_pressed=is_pressed, is_urgent=is_urgent)
             self._pause_s = pressure.SAMPLE_S if is_busy else pressure.IDLE_SAMPLE_S
+            if is_busy:
+                self._busy.set()
+            elif self._busy.is_set():
+                self._busy = trio.Event()
 
     def _behind_s(self, at: int, now_s: float) -> float:
         probed_s = self._probed_s[at]
@@ -94,7 +102,7 @@ class GatewayPressure:
     async def _keep_probing(self, at: int, link: Link) -> None:
         while True:
             self._probed_s[at] = began_s = trio.current_time()
-            pause_s = max(_PROBE_S, self._pause_s)
+            pause_s = _PROBE_S
             try:
                 answer = await link.call(wire.OP_PING, b"", bytes((self._gauge.level,)))
                 # A shard that is not ready says so with nothing: what it does then is no pressure.
@@ -103,3 +111,5 @@ class GatewayPressure:
                 took_s, pause_s = 0.0, _AWAY_S
             self._round_trips_s[at], self._probed_s[at] = took_s, None
             await trio.sleep(pause_s)
+            with trio.move_on_after(_IDLE_PROBE_S - pause_s):
+                await self._busy.wait()
