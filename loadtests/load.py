@@ -256,7 +256,7 @@ def main(argv: list[str] | None = None) -> int:
     if asked.host:
         return run(asked, asked.host, None)
     data_dir = Path(tempfile.mkdtemp(prefix="load-", dir=asked.out.parent))
-    settings = {"shards": asked.shards} if asked.shards else {}
+    settings = machine.AS_SERVED | ({"shards": asked.shards} if asked.shards else {})
     try:
         with running_server(data_dir, **settings) as server:
             return run(asked, server.url, server)

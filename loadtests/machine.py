@@ -16,6 +16,9 @@ from loadtests.generator import machine_cpu_s
 RAM_FILESYSTEMS = frozenset({"tmpfs", "ramfs"})
 _LOOK_S = 0.5
 
+#: For `running_server`: what it would have otherwise than the servers of users, as they have it.
+AS_SERVED: dict[str, Any] = {"wal_file_bytes": ""}
+
 
 def facts(data_dir: Path) -> dict[str, Any]:
     return {

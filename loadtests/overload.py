@@ -268,7 +268,7 @@ def main() -> int:
     )
     asked = parser.parse_args()
     seconds, settings = asked.seconds, dict(setting_of(text) for text in asked.set)
-    with running_server(**{"shards": 2, "cache_bytes": CACHE_BYTES, **settings}) as server:
+    with running_server(**machine.AS_SERVED | {"shards": 2, "cache_bytes": CACHE_BYTES} | settings) as server:
         found = run(server, seconds)
     flooded = found.flood
     print(

@@ -138,7 +138,7 @@ class Bench:
         if self._server is None:
             self._data_dir = self._data_dir or Path(tempfile.mkdtemp(dir=self.folder))
             began = monotonic()
-            self._running = running_server(self._data_dir, **self.settings)
+            self._running = running_server(self._data_dir, **machine.AS_SERVED | self.settings)
             self._server = self._running.__enter__()
             self.start_s = monotonic() - began
         return self._server

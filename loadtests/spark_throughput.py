@@ -30,6 +30,7 @@ from pyspark.sql.datasource import (
 )
 
 import streams.spark as ss
+from loadtests import machine
 from streams.testing import running_server
 
 BOXES = 64
@@ -123,7 +124,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here too")
     asked = parser.parse_args(argv)
-    with tempfile.TemporaryDirectory(prefix="spark-bench-") as folder, running_server() as server:
+    with (
+        tempfile.TemporaryDirectory(prefix="spark-bench-") as folder,
+        running_server(**machine.AS_SERVED) as server,
+    ):
         spark = ss.session(asked.cores, config={"spark.local.dir": folder, "spark.driver.memory": "2g"})
         spark.dataSource.register(DropAll)
         figures = _figures(spark, server.url, asked.rows, asked.repeat)
