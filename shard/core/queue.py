@@ -273,12 +273,13 @@ class Queue:
         """What the log knows of this queue; without `leases_kept` that leaves out its leases. What moves is
         a fact of `moves.py`."""
         if leases_kept:
-            fresh_seq = self.fresh_seq
             jobs = [
                 (seq, job.deliveries, job.lease_id, job.node, job.holder, job.due_ms)
                 for seq, job in sorted(self.jobs.items())
                 if job.state != MOVING
             ]
+            # Without entries no live job is at or below it (COVER), and it says nothing.
+            fresh_seq = self.fresh_seq if jobs else 0
         else:
             fresh_seq = 0
             jobs = [

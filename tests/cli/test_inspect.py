@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 import streams
-from streams.testing import running_server
+from streams.testing import Server, running_server
 from tests.support.commands import Ran, in_process
 
 
@@ -64,30 +65,32 @@ def test_a_log_is_told_change_by_change_without_payloads(data_dir: Path) -> None
     assert lsns == sorted(lsns, key=int)  # type: ignore[arg-type]
 
 
-def test_a_log_that_is_written_and_one_that_is_full_are_whole(tmp_path: Path) -> None:
+@contextmanager
+def full_log(folder: Path) -> Iterator[tuple[Server, list[Path]]]:
+    """A server that writes the second file of its log, and both files."""
     with (
-        running_server(tmp_path, shards=1, wal_file_bytes=65536) as server,
+        running_server(folder, shards=1, wal_file_bytes=65536) as server,
         streams.Client(server.url) as client,
     ):
-        while len(found := sorted(tmp_path.glob("shard-*/wal/*.wal"))) < 3:
+        while len(found := sorted(folder.glob("shard-*/wal/*.wal"))) < 2:
             client.box("notes").append("x" * 5000)
         client.box("notes").append("the last")
-        changes = [row["change"] for path in found for row in rows_of(path)]
-    assert "shard started" in changes and "batch appended" in changes
+        yield server, found
+
+
+def test_a_log_that_is_written_and_one_that_is_full_are_whole(tmp_path: Path) -> None:
+    with full_log(tmp_path) as (_, (full, written)):
+        assert rows_of(full)[0]["change"] == "shard started"
+        assert rows_of(written)[-1]["change"] == "batch appended"
 
 
 def test_a_full_log_that_has_lost_its_end_says_so(tmp_path: Path) -> None:
-    with (
-        running_server(tmp_path, shards=1, wal_file_bytes=65536) as server,
-        streams.Client(server.url) as client,
-    ):
-        while len(found := sorted(tmp_path.glob("shard-*/wal/*.wal"))) < 2:
-            client.box("notes").append("x" * 5000)
-        last = rows_of(found[0])[-1]
-        with open(found[0], "r+b") as file:
+    with full_log(tmp_path) as (server, (full, _)):
+        last = rows_of(full)[-1]
+        with open(full, "r+b") as file:
             file.seek(int(str(last["offset"])))
             file.write(bytes(1 << 16))
-        ran = looked_at(found[0])
+        ran = looked_at(full)
         problem = json.loads(ran.stdout.splitlines()[-1])
         server.kill()  # what it holds is damaged now, and is not to be stopped in order
     assert ran.returncode == 6 and problem == {

@@ -17,6 +17,7 @@ from streams.protocol import commands, queues
 from streams.protocol.errors import NotAQueue
 from streams.protocol.requests import encode_reply
 from tests.support.jobs import QueueDriver
+from tests.support.machines import facts_of
 
 
 @pytest.fixture
@@ -351,6 +352,17 @@ def test_an_orderly_restart_keeps_leases_in_any_case(
     assert again.ack(*[1, 2], lease_ids=[jobs[0]["lease_id"]] * 2).acked == 2
     survivor = again.after_kill()
     assert survivor.totals() == (3, 0, 1), "that was for one restart; a kill frees what is not logged"
+
+
+def test_a_queue_without_entries_is_the_same_from_a_snapshot_as_from_the_log(driver: QueueDriver) -> None:
+    driver.append(*range(3))
+    driver.claim(max=2)
+    again = driver.after_restart()
+    again.ack(1, 2)
+    state = again.machine.snapshot()
+    again.stop()
+    from_log, from_snapshot = again.reborn().machine, again.reborn(state=state).machine
+    assert facts_of(from_log) == facts_of(from_snapshot) == facts_of(again.machine)
 
 
 def test_a_change_of_mind_about_leases_logs_those_that_are_out(driver: QueueDriver) -> None:
