@@ -48,6 +48,7 @@ from gateway.sockets import address_of, listen_tcp, listen_unix, url_of
 from streams import logs
 from streams.config import (
     CHILD_CONFIG_VARIABLE,
+    KILLED_AT_THE_END,
     READY_FD_VARIABLE,
     SETTINGS,
     SHARDS_MAX,
@@ -376,7 +377,7 @@ class Supervisor:
                 nursery.cancel_scope.cancel()
         for child in children:
             if not child.ended.is_set():
-                log.warning("killed: it did not end in time", child=child.name)
+                log.warning(KILLED_AT_THE_END, child=child.name)
                 child.signal(signal.SIGKILL)
         for child in children:
             await child.ended.wait()

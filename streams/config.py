@@ -36,6 +36,8 @@ _FRAME_BYTES_MAX: Final = 1 << 30
 #: Variables with our prefix that are not settings: how our own processes and tests talk to each other.
 CHILD_CONFIG_VARIABLE: Final = "STREAMS_CHILD_CONFIG"
 READY_FD_VARIABLE: Final = "STREAMS_READY_FD"
+#: What a supervisor logs of a process that it had to kill when the server was stopped.
+KILLED_AT_THE_END: Final = "killed: it did not end in time"
 #: Which server the command line talks to.
 CLIENT_VARIABLES: Final = ("STREAMS_URL", "STREAMS_KEY", "STREAMS_CONTEXT")
 _NOT_SETTINGS: Final = frozenset(

@@ -18,13 +18,14 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final
 
-from streams.config import READY_FD_VARIABLE, SETTINGS
+from streams.config import KILLED_AT_THE_END, READY_FD_VARIABLE, SETTINGS
 
 START_TIMEOUT_S: Final = 120.0
 STOP_TIMEOUT_S: Final = 90.0
@@ -127,8 +128,14 @@ def running_server(
                 if server.process.poll() is None:
                     server.kill()
                 raise
-            if server.process.poll() is None and server.terminate() != 0:
-                raise ServerFailed(f"the server ended with {server.process.returncode}\n{server.log_text()}")
+            if server.process.poll() is None:
+                if server.terminate() != 0:
+                    raise ServerFailed(
+                        f"the server ended with {server.process.returncode}\n{server.log_text()}"
+                    )
+                if KILLED_AT_THE_END in server.log_text():
+                    # It loses nothing, for that is what a crash would do. But it is not as it should be.
+                    warnings.warn(f"the server had to be killed in part\n{server.log_text()}", stacklevel=3)
     finally:
         if data_dir is None:
             shutil.rmtree(folder, ignore_errors=True)

@@ -162,6 +162,16 @@ def test_a_child_that_does_not_end_in_time_is_killed(stand_ins: StandIns, events
         assert log_lines(server, "killed")[0]["child"] == "gateway-0"
 
 
+def test_a_test_is_warned_of_a_server_that_had_to_be_killed_in_part(
+    stand_ins: StandIns, events: Events
+) -> None:
+    with (
+        pytest.warns(UserWarning, match=r"killed in part\n(.|\n)*gateway-0"),
+        stand_ins({"gateway-0": ["stubborn"]}, drain_ms=1),
+    ):
+        pass
+
+
 def test_a_second_interrupt_waits_no_longer(stand_ins: StandIns, events: Events) -> None:
     with stand_ins({"gateway-0": ["stubborn"], "shard-00": ["stubborn"]}, drain_ms="10m") as server:
         events.take(3)
