@@ -40,7 +40,7 @@ test: .venv/.dev ## Run all checks and tests (PYTEST_ARGS="-x tests/core" for so
 check: .venv/.dev ## Style, types and import rules.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 	$(BIN)/lint-imports
 
 sweep: .venv/.dev ## Every crash point instead of a sample; takes long.
@@ -97,12 +97,16 @@ clean: ## Remove .venv and caches. Data is never removed: that is ./streams-data
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, and " \
 		+ sys.executable + " is " + sys.version.split()[0])'
 	$(PYTHON) -m venv .venv
+	@printf '[bdist_wheel]\ncompression = stored\n' > .venv/wheels.cfg
 
 .venv/.serve: pyproject.toml | .venv/bin/python
 	@echo "installing what a server needs into .venv"
 	@$(call INSTALL,--editable .)
 	@touch $@
 
+# Spark comes as source. Its 400 MB of jars need not be compressed between being unpacked and being installed: that
+# takes as long as all the rest.
+.venv/.dev: export DIST_EXTRA_CONFIG ?= $(CURDIR)/.venv/wheels.cfg
 .venv/.dev: pyproject.toml | .venv/bin/python
 	@echo "installing what a server, its tests and its checks need into .venv"
 	@$(call INSTALL,--editable '.[dev]')
