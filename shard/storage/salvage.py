@@ -126,13 +126,14 @@ def salvage(disk: DiskLike, directory: str) -> Iterator[Frame | Gap]:
 def frames_of(disk: DiskLike, path: str) -> Iterator[Frame | int]:
     """Frames of one file that are whole, markers left out, and offsets at which one is missing. Behind the
     last one there is nothing, unless a marker or the next file proves that there was more."""
-    data = read_around(disk, path)
     directory, _, name = path.rpartition("/")
     number = number_of(name)
     if number is None:
         raise Corrupt(path, 0, "a log file is named by its number")
-    next_lsn = first_lsn_of(path, data, number)
+    # Looked at before: a server may fill this file and begin the next one while it is read.
     proven = _proven_by(disk, path_of(directory or ".", number + 1), number + 1)
+    data = read_around(disk, path)
+    next_lsn = first_lsn_of(path, data, number)
     bad_at: int | None = None
     for found in _frames(path, data, number, next_lsn):
         if isinstance(found, int):

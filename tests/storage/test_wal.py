@@ -15,6 +15,7 @@ import pytest
 from xxhash import xxh3_64_intdigest
 
 from shard.storage.files import Buffer, Corrupt, Disk, DiskLike
+from shard.storage.salvage import frames_of
 from shard.storage.wal import HEADER_BYTES, Frame, FrameParts, Wal, WalFile
 from tests.support.faultdisk import Crashed, FaultDisk, sweep
 
@@ -588,3 +589,20 @@ def test_a_file_that_is_released_while_it_is_verified_is_passed_over() -> None:
 
     disk.read_all = read_all  # type: ignore[method-assign]
     assert list(Wal(disk, WAL).verify_closed()) == []
+
+
+def test_a_file_that_is_filled_while_it_is_looked_at_is_whole(tmp_path: Path) -> None:
+    class Busy(Disk):
+        def read_all(self, path: str) -> bytes:
+            read = super().read_all(path)
+            for lsn in range(2, 20):
+                wal.append([(7, 1, lsn, [bytes(100)])])
+            return read
+
+    disk, directory = Busy(), f"{tmp_path}/wal"
+    wal = opened(disk, directory)
+    wal.prepare_next()
+    wal.append([(7, 1, 1, [b"one"])])
+    [found] = frames_of(disk, f"{directory}/000000000001.wal")
+    assert isinstance(found, Frame) and found.lsn == 1
+    assert wal.rotations > 1, "the next one has begun meanwhile"
