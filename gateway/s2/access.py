@@ -5,7 +5,8 @@ its scope says, wherever it is presented. Any other bearer is a key of the serve
 server without keys everything is allowed, as in `s2 lite`.
 
 What the register said of a token counts for a second, so a revocation counts everywhere after that; and for
-as long as the register cannot be reached, so that its shard does not take the streams of all others with it.
+as long as the register cannot be reached, so that its shard does not take the streams of all others with it;
+but never longer than until the token expires.
 A session of a token that is revoked or expires ends within `_LOOK_AGAIN_S` of that.
 
 A token counts against the limits of a key as a key of its own.
@@ -18,6 +19,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+import msgspec
 import trio
 
 from gateway.http import Request
@@ -27,7 +29,7 @@ from streams.protocol import streams
 from streams.protocol.access import Grant
 from streams.protocol.errors import Busy, StreamsError
 from streams.protocol.keys import Key
-from streams.protocol.streams import AccessToken, NameSet, box_of
+from streams.protocol.streams import EVERY_NAME, AccessToken, NameSet, box_of
 
 READ, WRITE = "read", "write"
 
@@ -75,6 +77,13 @@ class Permit:
     #: What is put before every name of a stream that this caller gives, and taken off those it gets.
     prefix = ""
 
+    #: The names within which this caller lists. A key of ours lists a kind of thing whole or not at all.
+    basins = streams = tokens = EVERY_NAME
+
+    @property
+    def sees_every_basin(self) -> bool:
+        return True
+
     def allows(self, operation: str, basin: str = "", stream: str = "") -> bool:
         return True
 
@@ -90,8 +99,14 @@ class Permit:
         if not self.allows(operation, basin, stream):
             raise S2Error("permission_denied", f"the access token does not allow {operation} here")
 
-    def check_grants(self, token: AccessToken) -> None:
-        """Nobody gives away what they have not got."""
+    def check_token_id(self, id: str) -> None:
+        """Raise `permission_denied` if the caller may not issue or revoke a token with this id."""
+        if not self.tokens.holds(id):
+            raise S2Error("permission_denied", "id: is outside the scope of the token that asks")
+
+    def limited(self, token: AccessToken) -> AccessToken:
+        """The token as this caller may issue it: never more than the caller has itself."""
+        return token
 
     async def wait_void(self) -> None:
         """Returns when this permit does not count any more. Most end with the request, or with their key."""
@@ -116,10 +131,15 @@ class KeyPermit(Permit):
     def _has(self, scope: str, name: str) -> bool:
         return self._grant.allows(scope, name)
 
-    def check_grants(self, token: AccessToken) -> None:
+    @property
+    def sees_every_basin(self) -> bool:
+        return self._has("read", "")
+
+    def limited(self, token: AccessToken) -> AccessToken:
         for operation in token.ops:
             if not self.allows(operation):
                 raise S2Error("permission_denied", f"scope: the key that asks does not allow {operation}")
+        return token
 
 
 class TokenPermit(Permit):
@@ -127,6 +147,11 @@ class TokenPermit(Permit):
         self._token = token
         self._doorkeeper = doorkeeper
         self.prefix = (token.streams.prefix or "") if token.auto_prefix else ""
+        self.basins, self.streams, self.tokens = token.basins, token.streams, token.tokens
+
+    @property
+    def sees_every_basin(self) -> bool:
+        return self.basins.is_every_name
 
     def allows(self, operation: str, basin: str = "", stream: str = "") -> bool:
         token = self._token
@@ -142,7 +167,9 @@ class TokenPermit(Permit):
     def sees_stream(self, basin: str, name: str) -> bool:
         return self._token.streams.holds(name)
 
-    def check_grants(self, token: AccessToken) -> None:
+    def limited(self, token: AccessToken) -> AccessToken:
+        """Operations and names must be within the caller's own. The caller's expiry is the default and the
+        latest."""
         own = self._token
         sets: tuple[tuple[NameSet, NameSet], ...] = (
             (token.basins, own.basins),
@@ -151,8 +178,12 @@ class TokenPermit(Permit):
         )
         if not (set(token.ops) <= set(own.ops) and all(inner.within(outer) for inner, outer in sets)):
             raise S2Error("permission_denied", "scope: is wider than that of the token that asks")
-        if not own.tokens.holds(token.id):
-            raise S2Error("permission_denied", "id: is outside the scope of the token that asks")
+        self.check_token_id(token.id)
+        if not own.expires_ms:
+            return token
+        if token.expires_ms > own.expires_ms:
+            raise S2Error("permission_denied", "expires_at: is later than that of the token that asks")
+        return msgspec.structs.replace(token, expires_ms=token.expires_ms or own.expires_ms)
 
     async def wait_void(self) -> None:
         counts = True
@@ -179,7 +210,7 @@ class Doorkeeper:
         scheme, _, secret = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and secret:
             found = await self._find(digest_of(secret.strip()))
-            if found.token is not None:
+            if found.token is not None and not _is_past(found.token.expires_ms):
                 request.key = Key(found.token.digest)
                 return TokenPermit(found.token, self)
             if found.is_known:
@@ -188,6 +219,8 @@ class Doorkeeper:
 
     async def still_holds(self, token: AccessToken) -> bool:
         """Whether it counts and allows the same. While nobody can say, it does."""
+        if _is_past(token.expires_ms):
+            return False
         try:
             return (await self._find(token.digest)).token == token
         except StreamsError:
@@ -209,6 +242,11 @@ class Doorkeeper:
         if len(self._kept) > _KEPT_MAX:
             del self._kept[next(iter(self._kept))]
         return found
+
+
+def _is_past(expires_ms: int) -> bool:
+    """Whether a token expired, also while its register cannot be reached."""
+    return 0 < expires_ms <= time.time() * 1000
 
 
 def digest_of(secret: str) -> str:

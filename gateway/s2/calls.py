@@ -153,7 +153,14 @@ class Calls:
         return await call()
 
     async def put_stream(
-        self, basin: streams.Basin, stream: str, asked: Spec, *, token: str = "", ensures: bool = False
+        self,
+        basin: streams.Basin,
+        stream: str,
+        asked: Spec,
+        *,
+        token: str = "",
+        ensures: bool = False,
+        may_update: bool = True,
     ) -> streams.StreamPut:
         if basin.deleted_ms:
             raise BasinDeletionPending(f"basin {basin.name} is being deleted", basin=basin.name)
@@ -166,5 +173,6 @@ class Calls:
             cipher=basin.config.cipher,
             token=token,
             ensures=ensures,
+            may_update=may_update,
         )
         return await self.ask_owner(box, command, streams.StreamPut)

@@ -54,20 +54,26 @@ class Basins:
 
     async def list(self, request: Request, permit: Permit) -> Response:
         query = fields.Query(request.query)
-        command = streams.ListBasins(
-            query.basin_part("prefix"), query.basin_part("start_after"), query.limit()
-        )
+        prefix, after, limit = query.basin_part("prefix"), query.basin_part("start_after"), query.limit()
         permit.check("list-basins")
+        names = permit.basins.narrow(prefix)
+        if names.is_empty:
+            return answer({"basins": [], "has_more": False})
+        command = streams.ListBasins(names.common_prefix, after, limit)
         page = await self._calls.ask_register(command, streams.BasinPage)
-        shown = [configs.shown_basin(each) for each in page.basins if permit.sees_basin(each.name)]
-        return answer({"basins": shown, "has_more": page.more})
+        shown = [
+            configs.shown_basin(each)
+            for each in page.basins
+            if names.holds(each.name) and permit.sees_basin(each.name)
+        ]
+        return answer({"basins": shown, "has_more": page.more and not names.exact})
 
     async def create(self, request: Request, permit: Permit) -> Response:
         token = fields.request_token(request.headers)
         body = configs.decoded(await json_body(request), configs.CreateBasin)
         name = fields.basin_name(body.basin, "bad_json")
         permit.check("create-basin", name)
-        return await self._put(name, body.config, token=token, ensures=False)
+        return await self._put(name, body.config, permit, token=token, ensures=False)
 
     async def ensure(self, request: Request, permit: Permit, basin: str) -> Response:
         fields.basin_name(basin, "bad_path")
@@ -75,11 +81,16 @@ class Basins:
         if request.body:
             body = configs.decoded(await json_body(request), configs.EnsureBasin)
         permit.check("create-basin", basin)
-        return await self._put(basin, body.config, token="", ensures=True)
+        return await self._put(basin, body.config, permit, token="", ensures=True)
 
-    async def _put(self, name: str, body: configs.BasinBody | None, *, token: str, ensures: bool) -> Response:
+    async def _put(
+        self, name: str, body: configs.BasinBody | None, permit: Permit, *, token: str, ensures: bool
+    ) -> Response:
         config = (body or configs.BasinBody()).config()
-        command = streams.PutBasin(name=name, config=config, token=token, ensures=ensures)
+        may_update = permit.allows("reconfigure-basin", name)
+        command = streams.PutBasin(
+            name=name, config=config, token=token, ensures=ensures, may_update=may_update
+        )
         put = await self._calls.ask_register(command, streams.BasinPut)
         return _provisioned(configs.shown_basin(put.basin), put.result, ensures=ensures)
 
@@ -114,7 +125,10 @@ class Streams:
         query = fields.Query(request.query)
         prefix, after, limit = query.stream_part("prefix"), query.stream_part("start_after"), query.limit()
         permit.check("list-streams", basin)
-        prefix = permit.prefix + prefix
+        names = permit.streams.narrow(permit.prefix + prefix)
+        if names.is_empty:
+            return answer({"streams": [], "has_more": False})
+        prefix = names.common_prefix
         after = permit.prefix + after if after else ""
         found: dict[str, streams.Stream] = {}
         more = False
@@ -126,9 +140,9 @@ class Streams:
         shown: list[dict[str, Any]] = []
         for box in boxes[:limit]:
             name = box.partition("/")[2]
-            if permit.sees_stream(basin, name):
+            if names.holds(name) and permit.sees_stream(basin, name):
                 shown.append(configs.shown_stream(name.removeprefix(permit.prefix), found[box]))
-        return answer({"streams": shown, "has_more": more or len(boxes) > limit})
+        return answer({"streams": shown, "has_more": (more or len(boxes) > limit) and not names.exact})
 
     async def _listed(
         self, shard: int, prefix: str, after: str, limit: int
@@ -172,7 +186,10 @@ class Streams:
     ) -> Response:
         asked = (body or configs.StreamBody()).spec()
         found = await self._calls.basin(basin)
-        put = await self._calls.put_stream(found, stream, asked, token=token, ensures=ensures)
+        may_update = permit.allows("reconfigure-stream", basin, stream)
+        put = await self._calls.put_stream(
+            found, stream, asked, token=token, ensures=ensures, may_update=may_update
+        )
         shown = configs.shown_stream(stream.removeprefix(permit.prefix), put.stream)
         return _provisioned(shown, put.result, ensures=ensures)
 

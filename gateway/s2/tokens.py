@@ -156,22 +156,25 @@ class Tokens:
         secret = secrets.token_urlsafe(_SECRET_BYTES)
         token = token_of(configs.decoded(await json_body(request), _Issue), digest_of(secret))
         permit.check("issue-access-token")
-        permit.check_grants(token)
+        token = permit.limited(token)
         await self._calls.ask(0, streams.IssueToken(token), streams.TokenFound)
         return answer({"access_token": secret}, 201)
 
     async def list(self, request: Request, permit: Permit) -> Response:
         query = fields.Query(request.query)
         permit.check("list-access-tokens")
-        command = streams.ListTokens(
-            query.text("prefix") or "", query.text("start_after") or "", query.limit()
-        )
+        limit = query.limit()
+        names = permit.tokens.narrow(query.text("prefix") or "")
+        if names.is_empty:
+            return answer({"access_tokens": [], "has_more": False})
+        command = streams.ListTokens(names.common_prefix, query.text("start_after") or "", limit)
         page = await self._calls.ask(0, command, streams.TokenPage)
-        shown = [shown_token(token) for token in page.tokens]
-        return answer({"access_tokens": shown, "has_more": page.more})
+        shown = [shown_token(token) for token in page.tokens if names.holds(token.id)]
+        return answer({"access_tokens": shown, "has_more": page.more and not names.exact})
 
     async def revoke(self, request: Request, permit: Permit, id: str) -> Response:
         token_id(id, "bad_path")
         permit.check("revoke-access-token")
+        permit.check_token_id(id)
         await self._calls.ask(0, streams.RevokeToken(id), streams.TokenFound)
         return Response(204)

@@ -56,8 +56,6 @@ _HISTORY = {
 _BASIN_STORAGE_INTERVAL, _STREAM_STORAGE_INTERVAL = "hour", "minute"
 #: A range may end a little in the future, for clocks differ, and be at most a month long.
 _AHEAD_S, _RANGE_S_MAX = 300, 31 * 24 * 3600
-#: No basin is called so: who sees it sees them all.
-_ANY_BASIN = "*"
 
 
 class _Asked:
@@ -94,7 +92,7 @@ class Usage:
         if asked.set == "estimated-billable-usage":
             return answer({"values": []})
         if asked.set in _HISTORY:
-            if not permit.sees_basin(_ANY_BASIN):
+            if not permit.sees_every_basin:
                 raise S2Error(
                     "permission_denied", f"the access token is not for all basins, as {asked.set} is"
                 )

@@ -23,6 +23,7 @@ from streams.protocol import streams as protocol
 from streams.protocol.errors import (
     BasinDeletionPending,
     BasinNotFound,
+    Forbidden,
     ResourceAlreadyExists,
     StreamsError,
     Throttled,
@@ -97,6 +98,10 @@ class Basins:
         if command.ensures:
             if known.config == command.config:
                 return self._answer(made, protocol.BasinPut(known, "noop"))
+            if not command.may_update:
+                raise Forbidden(
+                    f"basin {command.name} exists with another config, which the caller may not change"
+                )
             return self._register(replace(known, config=command.config), "updated", made)
         if not command.token or (command.token, command.config) != (known.token, known.asked):
             raise ResourceAlreadyExists(f"basin {command.name} already exists", basin=command.name)

@@ -26,6 +26,7 @@ from streams.protocol.commands import ReadStream
 from streams.protocol.errors import (
     CipherMismatch,
     FencingTokenMismatch,
+    Forbidden,
     InvalidRequest,
     PositionUnwritten,
     ResourceAlreadyExists,
@@ -134,6 +135,10 @@ class Streams:
         result: protocol.Result = "noop"
         if command.ensures:
             if stream.spec != spec:
+                if not command.may_update:
+                    raise Forbidden(
+                        f"stream {command.box} exists with another config, which the caller may not change"
+                    )
                 stream = self._state(box, replace(stream, spec=spec), made)
                 result = "updated"
         elif not command.token or (command.token, command.asked) != (stream.token, stream.asked):

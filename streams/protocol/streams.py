@@ -146,6 +146,32 @@ class NameSet(msgspec.Struct, frozen=True):
             return other.prefix is not None and self.prefix.startswith(other.prefix)
         return not self.exact or other.holds(self.exact)
 
+    @property
+    def is_every_name(self) -> bool:
+        return self.prefix == ""
+
+    @property
+    def is_empty(self) -> bool:
+        return self.prefix is None and not self.exact
+
+    @property
+    def common_prefix(self) -> str:
+        """The prefix by which to list these names. An exact name is the first one that begins with itself,
+        so that only the first page of such a list can hold it."""
+        return self.prefix or self.exact or ""
+
+    def narrow(self, prefix: str) -> NameSet:
+        """The names of this set that begin with `prefix`."""
+        if self.prefix is None:
+            return self if self.exact and self.exact.startswith(prefix) else NameSet()
+        if self.prefix.startswith(prefix):
+            return self
+        return NameSet(prefix=prefix) if prefix.startswith(self.prefix) else NameSet()
+
+
+#: The set of every name.
+EVERY_NAME = NameSet(prefix="")
+
 
 class AccessToken(msgspec.Struct, frozen=True, kw_only=True):
     """A token of the S2 API without its secret."""
@@ -175,6 +201,8 @@ class PutBasin(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     config: BasinConfig
     token: str = ""
     ensures: bool = False
+    #: False: `ensures` refuses to change the config of a basin that exists.
+    may_update: bool = True
 
 
 class PatchBasin(msgspec.Struct, frozen=True, tag=True):
@@ -215,6 +243,8 @@ class PutStream(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     cipher: Cipher | None = None
     token: str = ""
     ensures: bool = False
+    #: False: `ensures` refuses to change the config of a stream that exists.
+    may_update: bool = True
 
 
 class PatchStream(msgspec.Struct, frozen=True, tag=True):

@@ -11,6 +11,7 @@ from streams.protocol import streams
 from streams.protocol.errors import (
     BasinDeletionPending,
     BasinNotFound,
+    Forbidden,
     ResourceAlreadyExists,
     Throttled,
 )
@@ -56,6 +57,11 @@ def test_ensuring_replaces_the_config(driver: Driver) -> None:
     assert put(driver, ensures=True).result == "created"
     assert put(driver, ensures=True).result == "noop"
     assert put(driver, ensures=True, config=BasinConfig(cipher="aegis-256")).result == "updated"
+    with pytest.raises(Forbidden):
+        put(driver, ensures=True, may_update=False)
+    assert (
+        put(driver, ensures=True, may_update=False, config=BasinConfig(cipher="aegis-256")).result == "noop"
+    )
     found = driver.ask(streams.GetBasin(NAME)).basin
     assert (found.config.cipher, found.number) == ("aegis-256", 1)
 

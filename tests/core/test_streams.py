@@ -19,6 +19,7 @@ from streams.protocol.commands import ReadStream
 from streams.protocol.errors import (
     CipherMismatch,
     FencingTokenMismatch,
+    Forbidden,
     InvalidRequest,
     PositionUnwritten,
     ResourceAlreadyExists,
@@ -413,6 +414,9 @@ def test_ensuring_compares_what_the_config_comes_to(driver: Driver) -> None:
     assert put(driver, ensures=True).result == "noop"
     assert put(driver, ensures=True, defaults=Spec(age_secs=5)).result == "updated"
     assert put(driver, ensures=True, asked=Spec(age_secs=5)).result == "noop"
+    assert put(driver, ensures=True, asked=Spec(age_secs=5), may_update=False).result == "noop"
+    with pytest.raises(Forbidden):
+        put(driver, ensures=True, asked=Spec(age_secs=6), may_update=False)
     assert driver.ask(streams.GetStream(BOX)).stream.spec.age_secs == 5
 
 

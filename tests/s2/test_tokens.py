@@ -6,8 +6,13 @@ from typing import Any
 
 import pytest
 
-from gateway.s2.access import OPERATIONS, KeyPermit
+from gateway.http import Request
+from gateway.s2.access import OPERATIONS, Doorkeeper, KeyPermit, digest_of
+from gateway.s2.errors import S2Error
 from gateway.s2.tokens import _Operation
+from streams.protocol import streams
+from streams.protocol.errors import NotReady
+from streams.protocol.streams import AccessToken
 from streams.testing import Server
 from tests.s2.conftest import Client
 
@@ -17,10 +22,10 @@ class As:
 
     def __init__(self, client: Client, token: str) -> None:
         self._client = client
-        self._token = token
+        self.secret = token
 
     def __call__(self, method: str, path: str, body: Any = None) -> int:
-        answer = self._client.call(method, path, body, authorization=f"Bearer {self._token}")
+        answer = self._client.call(method, path, body, authorization=f"Bearer {self.secret}")
         return int(answer.status_code)
 
 
@@ -126,6 +131,99 @@ def test_nobody_gives_away_more_than_they_have(basin: Client) -> None:
     assert own("POST", "/access-tokens", {"id": "outside", "scope": scope}) == 403
 
 
+def listed(client: Client, token: As, path: str) -> tuple[list[str], bool]:
+    """The names on a page of a list, and whether there are more."""
+    answer = client.call("GET", path, authorization=f"Bearer {token.secret}").json()
+    kind = path.partition("?")[0].removeprefix("/").replace("-", "_")
+    return [each.get("name") or each["id"] for each in answer[kind]], answer["has_more"]
+
+
+TOKEN_OPS = ["issue-access-token", "list-access-tokens", "revoke-access-token"]
+
+
+def test_a_token_lists_and_revokes_only_the_tokens_in_its_scope(basin: Client) -> None:
+    id = f"{basin.basin}-"
+    for other in ("a", "team", "team-1", "team-2", "z"):
+        issue(basin, id + other, ops=["read"])
+    team = issue(basin, f"{id}boss", ops=TOKEN_OPS, access_tokens={"prefix": f"{id}team-"})
+    one = issue(basin, f"{id}clerk", ops=TOKEN_OPS, access_tokens={"exact": f"{id}team"})
+    none = issue(basin, f"{id}guest", ops=TOKEN_OPS)
+    both = [f"{id}team-1", f"{id}team-2"]
+    for query in ("", "?prefix=", f"?prefix={id}", f"?prefix={id}team-", f"?start_after={id}a"):
+        assert listed(basin, team, f"/access-tokens{query}") == (both, False), query
+    assert listed(basin, team, "/access-tokens?limit=1") == (both[:1], True)
+    assert listed(basin, team, f"/access-tokens?limit=1&start_after={both[0]}") == (both[1:], False)
+    assert listed(basin, team, f"/access-tokens?prefix={both[1]}") == (both[1:], False)
+    assert listed(basin, team, f"/access-tokens?prefix={id}z") == ([], False)
+    assert listed(basin, one, "/access-tokens?limit=1") == ([f"{id}team"], False)
+    assert listed(basin, one, f"/access-tokens?prefix={id}team-") == ([], False)
+    assert listed(basin, none, "/access-tokens") == ([], False)
+    for token, other in ((team, "a"), (team, "team"), (team, "boss"), (one, "team-1"), (none, "guest")):
+        assert token("DELETE", f"/access-tokens/{id}{other}") == 403, other
+    assert team("DELETE", f"/access-tokens/{id}nobody") == 403, "it says which ids are taken"
+    assert team("DELETE", f"/access-tokens/{id}team-1") == 204
+    assert one("DELETE", f"/access-tokens/{id}team") == 204
+
+
+def test_a_token_expires_no_later_than_the_token_that_issued_it(basin: Client) -> None:
+    id = f"{basin.basin}-"
+    end = "2100-01-01T00:00:00.000000Z"
+    own = issue(
+        basin, f"{id}i", ops=["issue-access-token", "read"], access_tokens={"prefix": id}, expires_at=end
+    )
+    scope = {"ops": ["read"]}
+    for late in ("2100-01-01T00:00:01Z", "9999-12-31T00:00:00Z"):
+        body = {"id": f"{id}late", "scope": scope, "expires_at": late}
+        assert own("POST", "/access-tokens", body) == 403
+    sooner = "2099-01-01T00:00:00.000000Z"
+    assert own("POST", "/access-tokens", {"id": f"{id}default", "scope": scope}) == 201
+    assert own("POST", "/access-tokens", {"id": f"{id}same", "scope": scope, "expires_at": end}) == 201
+    assert own("POST", "/access-tokens", {"id": f"{id}sooner", "scope": scope, "expires_at": sooner}) == 201
+    answer = basin.call("GET", f"/access-tokens?prefix={id}").json()["access_tokens"]
+    ends = {token["id"].removeprefix(id): token["expires_at"] for token in answer}
+    assert ends == {"i": end, "default": end, "same": end, "sooner": sooner}
+
+
+def test_a_token_that_may_create_does_not_thereby_reconfigure(basin: Client) -> None:
+    """`PUT` replaces the config of a stream or basin that exists."""
+    basin.stream("a", retention_policy={"age": 1000})
+    creator = issue(basin, f"{basin.basin}-c", ops=["create-stream", "create-basin"])
+    config = {"retention_policy": {"age": 1000}}
+    assert creator("PUT", "/streams/a", config) == 200
+    assert creator("PUT", "/streams/b", config) == 201
+    for body in ({"retention_policy": {"age": 1}}, {}, None):
+        assert creator("PUT", "/streams/a", body) == 403
+    assert creator("PUT", f"/basins/{basin.basin}", {"config": {"create_stream_on_append": True}}) == 403
+    assert creator("PUT", f"/basins/{basin.basin}") == 200
+    kept = basin.call("GET", "/streams/a").json()["retention_policy"]
+    assert kept == {"age": 1000}
+    ops = ["create-stream", "reconfigure-stream"]
+    assert issue(basin, f"{basin.basin}-e", ops=ops)("PUT", "/streams/a", {}) == 200
+
+
+def test_lists_are_paged_within_the_names_of_the_token(basin: Client) -> None:
+    """A page is full of names in scope: neither names nor `has_more` speak of others."""
+    for name in ("a", "b", "c/1", "c/2", "d"):
+        basin.stream(name)
+    ops = ["list-streams", "list-basins"]
+    part = issue(basin, f"{basin.basin}-l", ops=ops, streams={"prefix": "c/"})
+    one = issue(basin, f"{basin.basin}-m", ops=ops, streams={"exact": "c"}, basins={"exact": basin.basin})
+    assert listed(basin, part, "/streams?limit=1") == (["c/1"], True)
+    assert listed(basin, part, "/streams?limit=1&start_after=c/1") == (["c/2"], False)
+    assert listed(basin, part, "/streams?prefix=d") == ([], False)
+    assert listed(basin, one, "/streams?limit=1") == ([], False)
+    assert listed(basin, one, "/basins?limit=1") == ([basin.basin], False)
+
+
+def test_the_operations_of_the_account_are_shown_to_tokens_for_all_basins_only(basin: Client) -> None:
+    path = "/metrics?set=account-ops&start=0&end=60"
+    for number, (basins, status) in enumerate(
+        (({"prefix": ""}, 200), ({"prefix": "*"}, 403), ({"exact": "*"}, 403), ({"prefix": "b"}, 403))
+    ):
+        token = issue(basin, f"{basin.basin}-{number}", ops=["account-metrics"], basins=basins)
+        assert token("GET", path) == status, basins
+
+
 def test_a_token_ends_when_it_is_revoked_or_has_expired(basin: Client) -> None:
     basin.stream()
     id = f"{basin.basin}-e"
@@ -181,6 +279,38 @@ def test_a_secret_is_nowhere_in_the_log(basin: Client, server: Server) -> None:
     stored = b"".join(path.read_bytes() for path in server.data_dir.rglob("*.wal"))
     assert f"{basin.basin}-s".encode() in stored
     assert secret["access_token"].encode() not in stored
+
+
+class _Register:
+    """A register that knows one token and is then out of reach."""
+
+    def __init__(self, token: AccessToken) -> None:
+        self.token = token
+        self.is_away = False
+
+    async def ask(self, shard: int, command: object, reply: object) -> streams.TokenFound:
+        if self.is_away:
+            raise NotReady("shard 0 is starting")
+        return streams.TokenFound(self.token)
+
+
+async def test_a_token_expires_while_its_register_is_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 1000.0
+    monkeypatch.setattr("gateway.s2.access.time.time", lambda: now_s)
+    monkeypatch.setattr("gateway.s2.access.time.monotonic", lambda: now_s)
+    token = AccessToken(id="a", digest=digest_of("secret"), ops=("read",), expires_ms=2_000_000)
+    register = _Register(token)
+    doorkeeper = Doorkeeper(register)
+    request = Request("GET", "/v1/streams", "", {"authorization": "Bearer secret"}, b"")
+    assert (await doorkeeper.permit(request)).allows("read")
+    register.is_away = True
+    now_s = 1999.0
+    assert (await doorkeeper.permit(request)).allows("read")
+    assert await doorkeeper.still_holds(token)
+    now_s = 2000.0
+    assert not await doorkeeper.still_holds(token)
+    with pytest.raises(S2Error, match="has expired"):
+        await doorkeeper.permit(request)
 
 
 class _Key:
