@@ -11,6 +11,7 @@ Invariants
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -40,6 +41,10 @@ RESERVE_SEQS = 131_072
 #: Records one read may look at before it answers with what it has. Filters skip records; this bounds how
 #: long one read can hold the shard (about 5 ms).
 EXAMINE_MAX = 20_000
+
+#: Lapsed idempotency keys that one append drops. It adds one at most, so this keeps up with any load; what a
+#: pause has left is dropped by ticks (`key_expiry.py`).
+APPEND_KEYS_MAX = 64
 
 
 class Key(NamedTuple):
@@ -105,8 +110,9 @@ class Box:
         #: Records that move to other boxes, by where they go and whether they are dead letters.
         self.moves: dict[tuple[str, bool], Line] = {}
         self.fencing_token = ""
-        #: In the order in which they were first used.
-        self.keys: dict[str, Key] = {}
+        #: In the order in which they were first used. The front goes first, for which a dict is slow: it
+        #: looks past all that have gone since it was last resized, 0.3 ms at a million keys.
+        self.keys: OrderedDict[str, Key] = OrderedDict()
         self.reserved_seq = reserved_seq
         #: Where copies come from, and where they go (`origins.py`, `outbox.py`).
         self.origins: dict[str, Origin] = {}
@@ -155,6 +161,12 @@ class Box:
         if known is None or known.at_ms + self.config.idempotency_window_ms < now_ms:
             return None
         return known
+
+    def key_lapse_ms(self) -> int | None:
+        """When the oldest idempotency key lapses, if there is one."""
+        if not self.keys:
+            return None
+        return self.keys[next(iter(self.keys))].at_ms + self.config.idempotency_window_ms + 1
 
     def check_conditions(self, command: Append) -> None:
         if self.fencing_token and command.fencing_token != self.fencing_token:
@@ -436,16 +448,18 @@ class Box:
             self.keys.pop(change.idempotency_key, None)  # an expired one may stand here
             self.keys[change.idempotency_key] = Key(batch.first_seq, batch.last_seq, change.at_ms, lsn)
         if self.keys:
-            self._forget_keys(change.at_ms)
+            self.drop_lapsed_keys(change.at_ms, APPEND_KEYS_MAX)
         return lost
 
-    def _forget_keys(self, now_ms: int) -> None:
+    def drop_lapsed_keys(self, now_ms: int, keys_max: int) -> int:
+        """Drops keys whose window is over, oldest first. Returns how many."""
         oldest_ms = now_ms - self.config.idempotency_window_ms
-        while self.keys:
-            key = next(iter(self.keys))
-            if self.keys[key].at_ms >= oldest_ms:
-                return
-            del self.keys[key]
+        keys = self.keys
+        dropped = 0
+        while keys and dropped < keys_max and keys[next(iter(keys))].at_ms < oldest_ms:
+            keys.popitem(last=False)
+            dropped += 1
+        return dropped
 
     def evicted(self, change: changes.RecordsEvicted, lsn: int) -> int:
         self.last_lsn = self.floor_lsn = lsn
@@ -569,7 +583,7 @@ class Box:
         self.unsealed_since_ms = facts.last_append_ms
         self.emptied_ms = facts.emptied_ms
         self.fencing_token = facts.fencing_token
-        self.keys = {key: Key(*entry) for key, *entry in facts.keys}
+        self.keys = OrderedDict((key, Key(*entry)) for key, *entry in facts.keys)
         self.tags = Tags()
         log = self.log
         log.clear()

@@ -41,6 +41,7 @@ from shard.core.committing import Committing
 from shard.core.forwarding import Forwarding
 from shard.core.groups import GroupHandlers
 from shard.core.jobs import Jobs
+from shard.core.key_expiry import KeyExpiry
 from shard.core.moves import Moves
 from shard.core.outcome import Made as Made
 from shard.core.outcome import Missing as Missing
@@ -88,9 +89,9 @@ GENERATIONS_PER_MS = 1024
 #: Deleted names remembered because their box must not come back by itself. Beyond it the oldest is forgotten.
 NOT_RECREATED_MAX = 100_000
 
-#: Idempotency keys remembered per shard. One costs about 300 bytes, so this is at most about 300 MB; at the
-#: default window of two minutes it allows 8,000 keyed writes a second. Beyond it, keyed writes are told to
-#: wait: forgetting a key early would break a promise silently.
+#: Idempotency keys remembered per shard. One costs about 360 bytes, so this is at most about 360 MB; at the
+#: default window of two minutes it allows 8,000 keyed writes a second. Beyond it, keyed writes are refused
+#: until older keys lapse: forgetting a key early would break a promise silently.
 KEYS_MAX = 1_000_000
 
 
@@ -167,6 +168,7 @@ class Machine:
         #: What was done in this life, for whoever looks on. Nothing here asks it.
         self.tally = TallyReport()
         self._keys = 0
+        self._key_expiry = KeyExpiry()
         self._deleted_lsn = 0
         #: The snapshot that is being taken.
         #: Snapshots that are being taken.
@@ -291,7 +293,11 @@ class Machine:
 
     def next_deadline_ms(self) -> int | None:
         soonest = self._next_box_ms()
-        for when in (self.forwarding.outboxes.next_retry_ms(), self.txns.next_expiry_ms()):
+        for when in (
+            self.forwarding.outboxes.next_retry_ms(),
+            self.txns.next_expiry_ms(),
+            self._key_expiry.next_ms(),
+        ):
             if when is not None and (soonest is None or when < soonest):
                 soonest = when
         return soonest
@@ -332,6 +338,7 @@ class Machine:
                 woken.append(box.name)
             else:
                 self._watch(box)
+        self._keys -= self._key_expiry.step(self.generations, now_ms)
         self._committing.tick(now_ms, made)
         if self.forwarding.outboxes.retry(now_ms):
             woken.append(forwards.CARRIER)
@@ -698,10 +705,7 @@ class Machine:
             self._expire(box, now_ms, made)
         box.check_conditions(command)
         if command.idempotency_key is not None and self._keys >= KEYS_MAX:
-            raise Throttled(
-                f"{self._keys} idempotency keys are remembered; try again when older ones have lapsed",
-                limit="idempotency_keys",
-            )
+            self._make_room_for_keys(now_ms)
         change = box.plan_append(command, now_ms)
         if self._quota is not None:
             self._quota.check(self.boxes.values(), change.batch.live_bytes, now_ms)
@@ -709,6 +713,16 @@ class Machine:
             self._log(created, made)
             box = self.generations[created.generation]
         return self._write(command, box, change, created is not None, made)
+
+    def _make_room_for_keys(self, now_ms: int) -> None:
+        """Drops lapsed idempotency keys at the limit; raises `Throttled` when none has lapsed."""
+        self._keys -= self._key_expiry.step(self.generations, now_ms, slack_ms=0)
+        if self._keys >= KEYS_MAX:
+            raise Throttled(
+                f"this shard remembers {self._keys} idempotency keys, which is its limit; retry when older "
+                "keys have lapsed, or set a shorter idempotency_window_ms on the boxes that use many",
+                limit="idempotency_keys",
+            )
 
     def _plan_created(
         self, command: commands.Append | forwards.ForwardHead, now_ms: int
@@ -875,6 +889,7 @@ class Machine:
         box = self.generations[change.generation]
         held_bytes = self._held_bytes(box)
         box.configured(change, lsn)
+        self._key_expiry.watch(box)  # the window may be shorter now
         if change.reserved_seq:
             self._note_reservation(box, lsn)
         if box.is_memory:  # where a record is visible as soon as it has a seq
@@ -896,6 +911,7 @@ class Machine:
             self.forwarding.outboxes.close(outbox)
         box.restated(change.facts)
         self._keys += len(box.keys)
+        self._key_expiry.watch(box)
 
     def _apply_deleted(self, change: changes.BoxDeleted, lsn: int) -> None:
         box = self.generations.pop(change.generation)
@@ -903,6 +919,7 @@ class Machine:
         self._deleted_lsn = lsn
         self._deadline_of.pop(change.generation, None)
         self._keys -= len(box.keys)
+        self._key_expiry.forget(change.generation)
         if self.unsealed.pop(change.generation, None) is not None:
             self.unsealed_bytes -= box.log.tail.held_bytes
         self._leave_alone(change.generation)
@@ -928,6 +945,8 @@ class Machine:
         tally.appends += 1
         tally.records_appended += change.batch.count
         self._keys += len(box.keys) - keys
+        if not keys and box.keys:
+            self._key_expiry.watch(box)
         self._note_unsealed(box, held_bytes)
         if change.trim_before_seq or change.evict_before_seq:
             self._note_dented(box)
@@ -1069,6 +1088,7 @@ class Machine:
         self._leave_alone(old.generation)
         self._deadline_of.pop(old.generation, None)
         self._keys -= len(old.keys)
+        self._key_expiry.forget(old.generation)
         self.forwarding.box_reborn(old, box)
         self.moves.close(old)
         self.boxes[old.name] = box
@@ -1147,6 +1167,7 @@ class Machine:
             self.boxes[box.name] = box
             self.generations[box.generation] = box
             self._keys += len(box.keys)
+            self._key_expiry.watch(box)
             for lsn in array("Q", facts.batches):
                 if lsn:
                     wanted.batches[lsn] = box
@@ -1195,6 +1216,7 @@ class Machine:
         self.routers.check()
         self.txns.check()
         assert self._keys == sum(len(box.keys) for box in self.boxes.values()), "KEYS"
+        self._key_expiry.check(self.boxes.values())
         assert self.durable_lsn <= self.logged_lsn <= self.lsn, "LSN"
         stored = [box for box in self.boxes.values() if not box.is_memory and box.log.tail.records]
         assert {box.generation for box in stored} == set(self.unsealed), "UNSEALED"

@@ -10,6 +10,7 @@ Rules of the file
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Container, Mapping, Sequence
 from types import MappingProxyType
 
@@ -66,7 +67,7 @@ def cut_after(box: Box, seq: int, *, last_ts: int, stand_in: Segment | None = No
     log.head_seq, log.last_ts = seq, last_ts
     log.show(seq, last_ts)
     recount(log)
-    box.keys = {key: entry for key, entry in box.keys.items() if entry.last_seq <= seq}
+    box.keys = OrderedDict((key, entry) for key, entry in box.keys.items() if entry.last_seq <= seq)
     box.unsealed_since_ms = box.last_append_ms
     settle_rest(box)
 

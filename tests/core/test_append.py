@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from shard.core import box as box_module
+from shard.core import key_expiry
 from shard.core import machine as machine_module
 from shard.core.machine import Machine
 from streams.protocol import commands
@@ -175,6 +177,67 @@ def test_keys_that_have_lapsed_are_forgotten_by_later_writes(driver: Driver) -> 
     driver.now_ms += 500
     driver.append("b")
     assert driver.machine.statistics()["idempotency_keys"] == 0
+
+
+def test_a_shard_with_too_many_keys_takes_keyed_writes_again_when_old_keys_lapse(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine_module, "KEYS_MAX", 3)
+    driver.put("idle", idempotency_window_ms=100)
+    for key in ("k1", "k2", "k3"):
+        driver.append("a", box="idle", idempotency_key=key)
+    with pytest.raises(Throttled, match="idempotency"):
+        driver.append("a", idempotency_key="k")
+    assert driver.append("a", box="idle", idempotency_key="k1").deduped, "none is forgotten early"
+    driver.now_ms += 101
+    assert driver.append("a", idempotency_key="k").first_seq == 1, "though nobody writes to the idle box"
+    assert driver.machine.keys_kept == 1
+
+
+def test_keys_lapse_by_time_alone_in_bounded_steps(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_expiry, "STEP_KEYS", 4)
+    driver.put(idempotency_window_ms=1_000_000)
+    for key in range(6):
+        driver.append("a", idempotency_key=f"k{key}")
+        driver.append("a", box="other", idempotency_key=f"k{key}")
+    driver.put(idempotency_window_ms=100)
+    driver.put("other", idempotency_window_ms=100)
+    driver.now_ms += 101 + key_expiry.SLACK_MS
+    left = []
+    while (due_ms := driver.machine.next_deadline_ms()) is not None and due_ms <= driver.now_ms:
+        driver.tick()
+        left.append(driver.machine.keys_kept)
+    assert left == [8, 4, 0]
+
+
+def test_lapsed_keys_are_dropped_after_a_restart_too(driver: Driver) -> None:
+    driver.put(idempotency_window_ms=100)
+    driver.append("a", idempotency_key="k")
+    for again in (driver.reborn(), driver.reborn(state=driver.machine.snapshot())):
+        assert again.append("a", idempotency_key="k").deduped
+        again.now_ms += 101 + key_expiry.SLACK_MS
+        again.tick()
+        assert again.machine.keys_kept == 0
+
+
+def test_one_write_after_a_pause_does_not_drop_all_lapsed_keys_at_once(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(box_module, "APPEND_KEYS_MAX", 2)
+    driver.put(idempotency_window_ms=100)
+    for key in range(6):
+        driver.append("a", idempotency_key=f"k{key}")
+    driver.now_ms += 101
+    driver.append("b", idempotency_key="k")
+    assert driver.machine.keys_kept == 5
+
+
+def test_a_deleted_box_leaves_nothing_to_lapse(driver: Driver) -> None:
+    driver.append("a", idempotency_key="k")
+    driver.ask(commands.DeleteBox("b"))
+    driver.now_ms += 1_000_000
+    driver.tick()
+    assert driver.machine.next_deadline_ms() is None
 
 
 def test_a_key_that_is_used_again_does_not_keep_older_ones_alive(driver: Driver) -> None:
