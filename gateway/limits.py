@@ -73,13 +73,13 @@ class StreamSlots:
         if self._total_max and len(self._taken) >= self._total_max:
             raise Throttled(f"{len(self._taken)} event streams are open; close some", limit="sse_connections")
         if key is not None:
-            count = self._by_key.get(key.digest, 0)
+            count = self._by_key.get(key.id, 0)
             if self._per_key_max and count >= self._per_key_max:
                 raise Throttled(
                     f"{count} event streams of this key are open; close some",
                     limit="sse_connections_per_key",
                 )
-            self._by_key[key.digest] = count + 1
+            self._by_key[key.id] = count + 1
         slot = Slot(self, key, is_of_ring=is_of_ring)
         self._taken.add(slot)
         return slot
@@ -113,20 +113,20 @@ class InFlight:
 
     def take(self, key: Key) -> None:
         """Whoever takes one gives it back. (A context manager would cost four times as much.)"""
-        count = self._by_key.get(key.digest, 0)
+        count = self._by_key.get(key.id, 0)
         if self._max and count >= self._max:
             raise Throttled(
                 f"{count} requests of this key are in flight; wait for some", limit="inflight_per_key"
             )
-        self._by_key[key.digest] = count + 1
+        self._by_key[key.id] = count + 1
 
     def give(self, key: Key) -> None:
         _count_down(self._by_key, key)
 
 
 def _count_down(counts: dict[str, int], key: Key) -> None:
-    left = counts[key.digest] - 1
+    left = counts[key.id] - 1
     if left:
-        counts[key.digest] = left
+        counts[key.id] = left
     else:
-        del counts[key.digest]
+        del counts[key.id]

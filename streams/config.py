@@ -24,6 +24,7 @@ import orjson
 
 from streams.protocol.keys import MalformedKey, entries_of_list, parse_ring
 from streams.protocol.pressure import Thresholds
+from streams.protocol.units import UNITS, parse_number
 
 PREFIX: Final = "STREAMS_"
 
@@ -99,7 +100,7 @@ class Setting:
         """The value `text` stands for; `ValueError` when it is not legal. `parse(show(value)) == value`."""
         match self.kind:
             case "count" | "bytes" | "ms":
-                value = _number(text, _UNITS[self.kind])
+                value = parse_number(text, UNITS[self.kind])
                 if not self.least <= value <= self.most:
                     raise ValueError
                 return value
@@ -122,10 +123,10 @@ class Setting:
             case "flag":
                 return "true" if value else "false"
             case "bytes":
-                return _in_units(value, ("GiB", "MiB", "KiB"), _UNITS["bytes"])
+                return _in_units(value, ("GiB", "MiB", "KiB"), UNITS["bytes"])
             case "ms":
                 return (
-                    _in_units(value, ("h", "m", "s"), _UNITS["ms"])
+                    _in_units(value, ("h", "m", "s"), UNITS["ms"])
                     if value % 1000 == 0 and value
                     else f"{value}ms"
                 )
@@ -139,26 +140,6 @@ class Setting:
 _FLAGS: Final = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(
     ("0", "false", "no", "off"), False
 )
-_UNITS: Final[dict[str, dict[str, int]]] = {
-    "count": {"": 1},
-    "bytes": {"": 1, "b": 1}
-    | {f"{letter}b": 1000**power for power, letter in enumerate("kmgt", start=1)}
-    | {f"{letter}ib": 1024**power for power, letter in enumerate("kmgt", start=1)},
-    "ms": {"": 1, "ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000},
-}
-_number_and_unit = re.compile(r"([0-9]{1,18})(?:\.([0-9]{1,9}))? ?([A-Za-z]*)").fullmatch
-
-
-def _number(text: str, units: Mapping[str, int]) -> int:
-    found = _number_and_unit(text)
-    if found is None or found[3].lower() not in units:
-        raise ValueError
-    whole, fraction, unit = found[1], found[2] or "", units[found[3].lower()]
-    denominator: int = 10 ** len(fraction)
-    scaled, rest = divmod(int(whole + fraction) * unit, denominator)
-    if rest or (fraction and unit == 1):
-        raise ValueError
-    return scaled
 
 
 def _in_units(value: int, names: Sequence[str], units: Mapping[str, int]) -> str:
@@ -343,8 +324,8 @@ class Config:
     api_keys: str = _setting(
         "secret",
         "",
-        "Keys that clients must present, comma-separated: secret[:scopes[:prefixes]], such as "
-        "s3cret:read+write:orders.|audit.",
+        "Keys that clients must present, comma-separated: secret[:scopes[:prefixes]] [id=NAME], "
+        "such as s3cret:read+write:orders.|audit. id=orders (secret, scopes, prefixes, id).",
         default_shown="unset",
     )
     api_keys_file: str = _setting(

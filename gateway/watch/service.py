@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import time
 from contextlib import suppress
 from functools import partial
@@ -181,7 +180,7 @@ class Watch:
             boxes=boxes,
             encoding=plan.encoding,
             heartbeat_ms=plan.heartbeat_ms,
-            owner=key.digest if key is not None else "",
+            owner=key.id if key is not None else "",
         )
         return await self.sessions.create(state)
 
@@ -209,7 +208,7 @@ class Watch:
         until_s = trio.current_time() + OPEN_S_MAX
         while True:
             try:
-                return await self.sessions.take(wid, key.digest if key is not None else "")
+                return await self.sessions.take(wid, key.id if key is not None else "")
             except (Busy, Uncertain):
                 if trio.current_time() > until_s:
                     raise
@@ -322,7 +321,7 @@ def _check_owner(session: Session, key: Key | None) -> None:
     """A session is for the key that made it (v0-api §11), and for boxes that the key may still read."""
     if key is None:
         return
-    if not hmac.compare_digest(session.owner, key.digest):
+    if session.owner != key.id:
         raise Forbidden("wid: this session was made with another key", field="wid")
     for box in session.merge.tracks:
         key.grant.require_name(box, "wid")

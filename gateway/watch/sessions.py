@@ -41,7 +41,7 @@ class SessionState(msgspec.Struct, kw_only=True):
     heartbeat_ms: int
     #: Saved while a stream was open: it may have got further than this says.
     is_open: bool = False
-    #: Digest of the key that made it; empty when no key was asked for.
+    #: Id of the key that made it; empty when no key was asked for.
     owner: str = ""
 
     def merge(self) -> Merge:

@@ -130,7 +130,7 @@ class PutSession(msgspec.Struct, frozen=True):
     state: bytes
     ttl_ms: int
     epoch: int = 0
-    #: Whose it is: the digest of a key, or nothing where no keys are asked for.
+    #: Whose it is: the id of a key, or nothing where no keys are asked for.
     owner: str = ""
 
 

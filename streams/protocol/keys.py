@@ -1,8 +1,12 @@
 """API keys: how they are written down, and the ring that a presented one is looked for in (v0-api §11). Pure.
 
-    secret[:scopes[:prefixes]]      s3cret    s3cret:rw    s3cret:read+write:orders.|audit.
+    secret[:scopes[:prefixes]] [name=value …]
+
+    s3cret    s3cret:rw    s3cret:read+write:orders.|audit. id=orders boxes=1000 stored_bytes=10GiB
 
 Rules of the file
+- The id of a key is its identity: limits are counted, and sessions and transactions are owned, by id. Two
+  secrets may share an id, so that one can take the place of the other; everything else of them is the same.
 - A secret is turned into its SHA-256 digest where it is read, and only the digest is kept.
 - A complaint says which entry is wrong and never shows a part of it: whoever has a colon in a secret has
   written the end of it where scopes belong.
@@ -20,6 +24,8 @@ from collections.abc import Iterable
 import msgspec
 
 from streams.protocol.access import ALL, LETTERS, SCOPES, Grant
+from streams.protocol.key_limits import NAMES, STORED, Limits
+from streams.protocol.units import UNITS, parse_number
 
 #: Each request is compared with every key, at about 0.2 µs a key.
 KEYS_MAX = 1000
@@ -28,7 +34,11 @@ PREFIXES_MAX = 64
 #: Shorter secrets are taken, with a warning: they can be guessed.
 SECRET_CHARS_GOOD = 16
 
+#: No limit may be larger: the largest number that a JSON reader takes as it is.
+LIMIT_MAX = 2**53 - 1
+
 _secret = re.compile(r"[!-~]+").fullmatch
+_id = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}").fullmatch
 #: Of a box, or of a stream of the S2 API, whose name begins with that of its basin and a slash.
 _prefix = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}|[a-z0-9-]{8,48}/[^,|\s]{0,512}").fullmatch
 
@@ -38,10 +48,20 @@ class MalformedKey(ValueError):
 
 
 class Key(msgspec.Struct, frozen=True):
-    """A key without its secret. The digest is its identity; it stays out of logs and answers too."""
+    """A key without its secret. The digest stays out of logs and answers; the id may be in both."""
 
     digest: str
     grant: Grant = Grant()
+    id: str = ""
+    limits: Limits = Limits()
+    #: The id if shards have to look at the limits of this key, else nothing.
+    account: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.id:
+            msgspec.structs.force_setattr(self, "id", default_id(self.digest))
+        if not self.account and any(getattr(self.limits, name) for name in STORED):
+            msgspec.structs.force_setattr(self, "account", self.id)
 
     @property
     def passed_on(self) -> Grant | None:
@@ -49,7 +69,12 @@ class Key(msgspec.Struct, frozen=True):
         return None if self.grant.is_whole else self.grant
 
     def __repr__(self) -> str:
-        return f"<Key {self.grant}>"
+        return f"<Key {self.id} {self.grant}>"
+
+
+def default_id(digest: str) -> str:
+    """The id of a key that was given none. It tells less of the secret than the digest does."""
+    return f"key-{hashlib.sha256(b'id of a key ' + digest.encode()).hexdigest()[:10]}"
 
 
 def digest_of(secret: str) -> str:
@@ -71,8 +96,13 @@ class KeyRing(msgspec.Struct, frozen=True):
         return found
 
     def holds(self, key: Key) -> bool:
-        """Whether it is still here and still allows the same."""
-        return key in self.keys
+        """Whether it is still here and still allows the same. Its limits may be others."""
+        wanted = (key.digest, key.grant, key.id)
+        return any((each.digest, each.grant, each.id) == wanted for each in self.keys)
+
+    def accounts(self) -> dict[str, Key]:
+        """The keys whose limits shards enforce, by id."""
+        return {key.account: key for key in self.keys if key.account}
 
     def to_json(self) -> bytes:
         return msgspec.json.encode(self)
@@ -101,26 +131,77 @@ def entries_of_lines(text: str) -> list[tuple[str, str]]:
     return [(name, line) for name, line in lines if line and not line.startswith("#")]
 
 
-def parse_ring(entries: Iterable[tuple[str, str]]) -> tuple[KeyRing, list[str]]:
-    """The ring, and a warning for each weak key. Raises `MalformedKey`."""
+def parse_ring(
+    entries: Iterable[tuple[str, str]], defaults: Limits | None = None
+) -> tuple[KeyRing, list[str]]:
+    """The ring, and a warning for each weak key. Raises `MalformedKey`.
+
+    `defaults` are the limits of keys with prefixes. A key without prefixes may use everything on the server,
+    so what others store would count against it: it has the limits that its entry names, and no others.
+    """
     keys: dict[str, Key] = {}
+    by_id: dict[str, Key] = {}
     warnings: list[str] = []
     for name, entry in entries:
-        secret, _, rest = entry.partition(":")
+        main, *options = entry.split() or [""]
+        secret, _, rest = main.partition(":")
         scopes, _, prefixes = rest.partition(":")
         if _secret(secret) is None or "," in secret:
             raise MalformedKey(f"{name}: the secret must be visible ASCII without a colon or comma")
         if len(secret) > SECRET_CHARS_MAX:
             raise MalformedKey(f"{name}: the secret is longer than {SECRET_CHARS_MAX} characters")
-        key = Key(digest_of(secret), Grant(_scopes(name, scopes), _prefixes(name, prefixes)))
+        grant = Grant(_scopes(name, scopes), _prefixes(name, prefixes))
+        id, limits = _options(name, options, defaults if defaults and grant.prefixes else Limits())
+        key = Key(digest_of(secret), grant, id, limits)
         if key.digest in keys:
             raise MalformedKey(f"{name}: the same secret stands in an entry before it")
+        twin = by_id.setdefault(key.id, key)
+        if (twin.grant, twin.limits) != (key.grant, key.limits):
+            raise MalformedKey(
+                f"{name}: an entry before it has the same id; both must have the same scopes, prefixes and "
+                "limits, or one of them another id"
+            )
         keys[key.digest] = key
         if len(secret) < SECRET_CHARS_GOOD:
             warnings.append(f"{name}: the secret has fewer than {SECRET_CHARS_GOOD} characters")
     if len(keys) > KEYS_MAX:
         raise MalformedKey(f"there are {len(keys)} keys; at most {KEYS_MAX} are compared with")
     return KeyRing(tuple(keys.values())), warnings
+
+
+def _options(name: str, options: list[str], defaults: Limits) -> tuple[str, Limits]:
+    """The id and the limits that stand behind a key."""
+    given: dict[str, str] = {}
+    for option in options:
+        field, _, value = option.partition("=")
+        if field not in ("id", *NAMES):
+            raise MalformedKey(
+                f"{name}: what follows a space must be name=value, with one of these names: id, "
+                + ", ".join(NAMES)
+            )
+        if field in given:
+            raise MalformedKey(f"{name}: {field} stands there twice")
+        given[field] = value
+    id = given.pop("id", None)
+    if id is not None and _id(id) is None:
+        raise MalformedKey(
+            f"{name}: id must be 1 to 63 letters, digits, dots, dashes and underscores, beginning with a "
+            "letter or digit"
+        )
+    limits = {field: _limit(name, field, value) for field, value in given.items()}
+    return id or "", msgspec.structs.replace(defaults, **limits)
+
+
+def _limit(name: str, field: str, text: str) -> int:
+    kind = "bytes" if field.endswith("_bytes") else "count"
+    try:
+        value = parse_number(text, UNITS[kind])
+        if value > LIMIT_MAX:
+            raise ValueError
+    except ValueError:
+        legal = "a size such as 4096, 64MiB or 10GiB" if kind == "bytes" else "a whole number"
+        raise MalformedKey(f"{name}: {field} must be {legal}; 0 is no limit") from None
+    return value
 
 
 def _scopes(name: str, text: str) -> int:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from streams.protocol import op_access, wire
 from streams.protocol.access import ADMIN, ALL, DELETE, READ, WRITE, Grant
 from streams.protocol.errors import Forbidden
+from streams.protocol.key_limits import Limits
 from streams.protocol.keys import (
     KEYS_MAX,
     PREFIXES_MAX,
@@ -71,6 +72,16 @@ def test_scopes_and_prefixes_follow_the_secret(written: str, scopes: int, prefix
         f"{SECRET}:read:hunter2/",
         f"{SECRET}:read:" + "|".join(f"hunter2{n}" for n in range(PREFIXES_MAX + 1)),
         "hunter2 with spaces",
+        f"{SECRET}:r hunter2",
+        f"{SECRET}:r hunter2=1",
+        f"{SECRET}:r id=-hunter2",
+        f"{SECRET}:r id=hunter2/x",
+        f"{SECRET}:r id={'hunter2' * 10}",
+        f"{SECRET}:r id=a id=hunter2",
+        f"{SECRET}:r boxes=hunter2",
+        f"{SECRET}:r boxes=-1",
+        f"{SECRET}:r boxes=1KiB",
+        f"{SECRET}:r stored_bytes=99999999TiB",
         "hunter2\N{SNOWMAN}",
         "hunter2,and-a-comma",
         "hunter2" * 100,
@@ -81,6 +92,41 @@ def test_a_malformed_entry_is_refused_by_its_place_and_never_shown(entry: str) -
         parse_ring([("entry 3", entry)])
     assert str(caught.value).startswith("entry 3: ")
     assert "hunter2" not in str(caught.value)
+
+
+def test_an_id_and_limits_follow_behind_a_space() -> None:
+    written = ":rw:orders. id=orders-service boxes=1000 stored_bytes=1.5GiB requests_per_s=500"
+    key = only(SECRET + written)
+    assert (key.id, key.grant) == ("orders-service", Grant(READ | WRITE, ("orders.",)))
+    assert key.limits == Limits(boxes=1000, stored_bytes=3 << 29, requests_per_s=500)
+    assert key.account == "orders-service" and only(f"{SECRET} requests_per_s=9").account == ""
+    listed, _ = parse_ring(entries_of_list(f"{SECRET}:r id=a boxes=1, {SECRET}2 id=b"))
+    assert [key.id for key in listed.keys] == ["a", "b"]
+    assert KeyRing.from_json(listed.to_json()) == listed
+
+
+def test_a_key_without_an_id_has_one_that_tells_nothing_of_its_secret() -> None:
+    one, same, other = only(SECRET), only(f"{SECRET}:rw:in."), only(f"{SECRET}2")
+    assert one.id == same.id != other.id
+    assert one.id.startswith("key-") and one.id.removeprefix("key-") not in one.digest
+
+
+def test_two_secrets_may_share_an_id_when_they_are_the_same_key() -> None:
+    ring, _ = parse_ring(entries_of_list(f"{SECRET}:rw:in. id=one boxes=3,{SECRET}2:rw:in. id=one boxes=3"))
+    assert [key.id for key in ring.keys] == ["one", "one"]
+    for other in ("id=one boxes=4", "id=one"):
+        with pytest.raises(MalformedKey, match=r"^entry 2: an entry before it has the same id"):
+            parse_ring(entries_of_list(f"{SECRET} id=one boxes=3,{SECRET}2 {other}"))
+
+
+def test_default_limits_are_for_keys_with_prefixes_and_an_entry_overrides_them() -> None:
+    entries = entries_of_list(f"{SECRET}::in.,{SECRET}2::in. boxes=0 groups=7,{SECRET}3")
+    ring, _ = parse_ring(entries, Limits(boxes=5, routers=2))
+    assert [key.limits.shown() for key in ring.keys] == [
+        {"boxes": 5, "routers": 2},
+        {"routers": 2, "groups": 7},
+        {},
+    ]
 
 
 def test_a_secret_stands_in_one_entry_only() -> None:
@@ -121,7 +167,9 @@ def test_a_ring_finds_the_key_of_a_secret_and_keeps_no_secret() -> None:
 def test_a_ring_holds_a_key_only_as_it_was() -> None:
     ring, _ = parse_ring(entries_of_list(f"{SECRET}:r"))
     assert ring.holds(only(f"{SECRET}:r"))
+    assert ring.holds(only(f"{SECRET}:r boxes=3"))
     assert not ring.holds(only(f"{SECRET}:rw"))
+    assert not ring.holds(only(f"{SECRET}:r id=other"))
     assert not ring.holds(only(f"{SECRET}x:r"))
 
 

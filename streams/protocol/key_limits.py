@@ -1,0 +1,73 @@
+"""How much one key may have: boxes, routers, groups, sessions, bytes, requests (v0-api §12). Pure.
+
+What is stored is counted by the names that the key may use: everything under its prefixes, whichever key made
+it, and everything on the server when the key has none. Sessions and transactions are counted by the key that
+made them. A limit of 0 is no limit.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from streams.protocol.errors import Throttled
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    boxes: int = 0
+    routers: int = 0
+    groups: int = 0
+    sessions: int = 0
+    idempotency_keys: int = 0
+    txn_bytes: int = 0
+    stored_bytes: int = 0
+    requests_per_s: int = 0
+
+    def shown(self) -> dict[str, int]:
+        """The limits that there are, by name."""
+        return {name: value for name, value in msgspec.structs.asdict(self).items() if value}
+
+
+class Use(msgspec.Struct, array_like=True, gc=False):
+    """What a key uses, in a shard or on the whole server: one number for each limit that shards enforce."""
+
+    boxes: int = 0
+    routers: int = 0
+    groups: int = 0
+    sessions: int = 0
+    idempotency_keys: int = 0
+    txn_bytes: int = 0
+    stored_bytes: int = 0
+
+    def plus(self, other: Use) -> Use:
+        return Use(*(getattr(self, name) + getattr(other, name) for name in STORED))
+
+    def minus(self, other: Use) -> Use:
+        return Use(*(getattr(self, name) - getattr(other, name) for name in STORED))
+
+
+#: All limits, and those that shards enforce.
+NAMES: Final = Limits.__struct_fields__
+STORED: Final = Use.__struct_fields__
+
+#: What a client can do about a limit, by its name.
+_NEXT_STEP: Final = {
+    "boxes": "delete some boxes",
+    "routers": "delete some routers",
+    "groups": "delete some groups",
+    "sessions": "close some sessions or let them lapse",
+    "idempotency_keys": "try again when older ones have lapsed",
+    "txn_bytes": "commit or abort some transactions",
+    "stored_bytes": "delete some records or boxes",
+    "requests_per_s": "send fewer requests",
+}
+
+
+def exceeded(name: str, *, used: int, limit: int) -> Throttled:
+    """The refusal of what would be more than the key may have."""
+    what = name.replace("_", " ").replace(" per s", " a second")
+    message = f"this key has {used} of {limit} {what}; {_NEXT_STEP[name]}, or have its limit raised"
+    if name == "requests_per_s":
+        message = f"this key may send {limit} {what}; {_NEXT_STEP[name]}, or have its limit raised"
+    return Throttled(message, limit=f"{name}_per_key", max=limit, used=used)
