@@ -68,7 +68,9 @@ class DataDir:
             if not path.is_dir():
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
                 _sync_directory(path.parent)
-            self.lock_fd = os.open(path / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            # Its content is written, so a link that somebody has planted there is not followed.
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            self.lock_fd = os.open(path / "LOCK", flags, 0o600)
         except OSError as error:
             raise CannotServe(
                 f"the data directory {path} cannot be used ({error.strerror}); make it writable, or choose "
@@ -207,7 +209,9 @@ def write_atomically(path: Path, content: dict[str, Any]) -> None:
 def _replace(path: Path, content: bytes, *, durable: bool) -> None:
     """`durable` says of a power cut what is so for readers anyway: the old file or the new one."""
     temporary = path.with_name(f".{path.name}.new")
-    with open(temporary, "wb") as file:
+    temporary.unlink(missing_ok=True)  # left by a crash, or a link that somebody has planted
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(os.open(temporary, flags, 0o666), "wb") as file:
         file.write(content)
         file.flush()
         if durable:

@@ -3,6 +3,7 @@
 In the target, a folder or an object store:
 
     backups/<id>.json                     what the backup holds; written last: it *is* the backup
+    backups/<id>.sig                      its ed25519 signature, if it was taken with a key
     backup-shards/<id>/shard-00/wal/…     the folder of each shard, as `transfer.py` builds it: everything
     backup-shards/<id>/shard-00/snapshot/…        but what is in segments
     backup-segments/7/<first seq>-<serial>-<digest>.seg   shared by all backups that need it
@@ -19,15 +20,19 @@ Rules of the file
 - What is copied is verified on its way out of its file, and read back from the target before it is counted.
 - A backup whose JSON is not there does not exist. What was left of one that was cut short is written over, or
   removed by `prune`.
+- Of a manifest only what we could have written is accepted (`_check`): its names become paths and objects.
+- A signed manifest has the SHA-256 of every object. xxh3_64 finds damage, not a forger.
 - One server backs up into one target. `prune` knows of no other.
 """
 
 from __future__ import annotations
 
+import hashlib
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from xxhash import xxh3_64, xxh3_64_hexdigest
@@ -40,8 +45,15 @@ from shard.storage.segmentindex import SegmentIndex, digest_of
 from shard.storage.snapshot import Snapshots
 from shard.storage.sources import Source
 from shard.storage.store import Name, SegmentStore
+from streams.protocol.slots import SLOTS
 
-FORMAT = 1
+#: Of a manifest without SHA-256s, and of one with them.
+FORMAT, FORMAT_SIGNED = 1, 2
+
+_ID = re.compile(r"[0-9]{8}T[0-9]{9}Z-[0-9a-f]{4}|[0-9]{20}")
+_FILE = re.compile(r"wal/[0-9]{12}\.wal|snapshot/[0-9]{20}\.snap")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_SHARDS_MAX = 256
 
 _MANIFESTS, _SHARDS, _SEGMENTS = "backups/", "backup-shards/", "backup-segments/"
 _READ_BYTES = 8 << 20
@@ -50,6 +62,20 @@ _READ_BYTES = 8 << 20
 Pause = Callable[[int], None]
 Report = Callable[[float], None]
 
+#: Returns whether a signature (second) of a manifest (first) is right.
+Verify = Callable[[bytes, bytes], bool]
+
+
+class Signer(NamedTuple):
+    """A private key: how to sign a manifest with it, and how to recognise what it has signed."""
+
+    sign: Callable[[bytes], bytes]
+    verify: Verify
+
+
+class BadSignature(Exception):
+    """A backup is not signed with the key that was asked for. Nothing was read or written."""
+
 
 class Stored(msgspec.Struct, frozen=True, array_like=True):
     """An object: its name in the target, and what it must be like."""
@@ -57,6 +83,8 @@ class Stored(msgspec.Struct, frozen=True, array_like=True):
     name: str
     size: int
     checksum: int
+    #: Empty in a backup that is not signed.
+    sha256: str = ""
 
 
 class StoredSegment(msgspec.Struct, frozen=True, array_like=True):
@@ -65,6 +93,8 @@ class StoredSegment(msgspec.Struct, frozen=True, array_like=True):
     serial: int
     size: int
     digest: int
+    #: Empty in a backup that is not signed.
+    sha256: str = ""
 
     @property
     def name(self) -> Name:
@@ -129,11 +159,14 @@ class Taken(NamedTuple):
 class Target:
     """Where backups are kept."""
 
-    def __init__(self, store: ColdStore, disk: DiskLike, *, root: str = "") -> None:
-        """All names begin with `root`."""
+    def __init__(
+        self, store: ColdStore, disk: DiskLike, *, root: str = "", verify: Verify | None = None
+    ) -> None:
+        """All names begin with `root`. With `verify`, only backups that it accepts are loaded."""
         self.store = store
         self._disk = disk
         self._root = root
+        self._verify = verify
 
     def __repr__(self) -> str:
         return f"<Target {self.store!r} {self._root}>"
@@ -144,22 +177,45 @@ class Target:
         """Of all backups, the oldest first."""
         prefix = self._root + _MANIFESTS
         names = self.store.names(prefix)
-        return [name.removeprefix(prefix).removesuffix(".json") for name in names if name.endswith(".json")]
+        ids = [name.removeprefix(prefix).removesuffix(".json") for name in names if name.endswith(".json")]
+        return [id for id in ids if _ID.fullmatch(id)]
 
     def load(self, id: str) -> Backup:
-        """Raises `ColdMissing`, or `Corrupt` if it is not what was written."""
-        name = f"{self._root}{_MANIFESTS}{id}.json"
-        size = self.store.size(name)
-        if size is None:
-            raise ColdMissing(name)
-        content = self.store.read(name, 0, size)
+        """Raises `ColdMissing`, `BadSignature`, or `Corrupt` if it is not what we could have written."""
+        return self._load(id, self._verify)
+
+    def _load(self, id: str, verify: Verify | None) -> Backup:
+        name = self._manifest(id)
+        content = self._content(name)
+        if verify is not None:
+            try:
+                signature = self._content(self._signature(id))
+            except ColdMissing:
+                raise BadSignature(f"backup {id} is not signed") from None
+            if not verify(content, signature):
+                raise BadSignature(f"backup {id} is not signed with this key, or was changed since")
         line, _, rest = content.partition(b"\n")
         if rest != xxh3_64_hexdigest(line).encode() + b"\n":
             raise Corrupt(name, 0, "it does not match its checksum")
-        found: dict[str, Any] = msgspec.json.decode(line)
-        if found["format"] != FORMAT:
-            raise Corrupt(name, 0, f"the backup is of format {found['format']}, known is {FORMAT}")
-        return msgspec.json.decode(line, type=Backup)
+        try:
+            _check_format(msgspec.json.decode(line, type=_AnyFormat).format)
+            found = msgspec.json.decode(line, type=Backup)
+            _check(found, id, self._root)
+        except ValueError as error:
+            raise Corrupt(name, 0, str(error)) from None
+        return found
+
+    def _content(self, name: str) -> bytes:
+        size = self.store.size(name)
+        if size is None:
+            raise ColdMissing(name)
+        return self.store.read(name, 0, size)
+
+    def _manifest(self, id: str) -> str:
+        return f"{self._root}{_MANIFESTS}{id}.json"
+
+    def _signature(self, id: str) -> str:
+        return f"{self._root}{_MANIFESTS}{id}.sig"
 
     # -- taking
 
@@ -169,6 +225,7 @@ class Target:
         slots: list[tuple[int, int, int]],
         *,
         id: str = "",
+        signer: Signer | None = None,
         pause: Pause = segments.no_pause,
         report: Report = lambda ratio: None,
     ) -> Taken:
@@ -177,7 +234,7 @@ class Target:
         id = id or _new_id(taken_ms)
         states = [_state_of(self._disk, shard.folder) for shard in shards]
         needed = [self._needed(shard, state) for shard, state in zip(shards, states, strict=True)]
-        known = self._known()
+        known = self._known(signer)
         missing = [
             (shard, segment)
             for shard, names in zip(shards, needed, strict=True)
@@ -187,16 +244,24 @@ class Target:
         total = sum(segment.size for _, segment in missing) or 1
         copied = 0
         for shard, segment in missing:
-            self._copy_segment(shard, segment, pause)
+            known[segment] = self._copy_segment(shard, segment, pause, signer is not None)
             copied += segment.size
             report(copied / total)
         found = [
-            BackupShard(state.lsn, len(state.boxes), self._copy_files(id, number, shard.folder, pause), names)
+            BackupShard(
+                state.lsn,
+                len(state.boxes),
+                self._copy_files(id, number, shard.folder, pause, signer is not None),
+                [known[segment] for segment in names],
+            )
             for number, (shard, state, names) in enumerate(zip(shards, states, needed, strict=True))
         ]
-        backup = Backup(id=id, taken_ms=taken_ms, slots=slots, shards=found)
+        format = FORMAT if signer is None else FORMAT_SIGNED
+        backup = Backup(format=format, id=id, taken_ms=taken_ms, slots=slots, shards=found)
         content = backup.encode()
-        self._put(f"{self._root}{_MANIFESTS}{id}.json", [content])
+        if signer is not None:
+            self._put(self._signature(id), [signer.sign(content)])
+        self._put(self._manifest(id), [content])
         files = sum(stored.size for shard in found for stored in shard.files.values())
         return Taken(backup, len(missing), copied + files + len(content))
 
@@ -209,31 +274,51 @@ class Target:
                 needed.append(StoredSegment(*name, index.file_bytes, digest_of(index)))
         return needed
 
-    def _known(self) -> set[StoredSegment]:
-        """What the newest backup has that can be read. It was whole when that was taken."""
+    def _known(self, signer: Signer | None) -> dict[StoredSegment, StoredSegment]:
+        """Segments of the newest readable backup, by what identifies them: they were whole when it was taken.
+
+        Whoever signs vouches for the SHA-256s too, so it believes only a manifest that it has signed itself.
+        """
         for id in reversed(self.ids()):
             try:
-                return {segment for shard in self.load(id).shards for segment in shard.segments}
-            except Corrupt:  # that one is lost; the next is not to be lost for it
+                shards = self._load(id, None if signer is None else signer.verify).shards
+            except (Corrupt, BadSignature):  # the new backup does not depend on that one
                 continue
-        return set()
+            found = [segment for shard in shards for segment in shard.segments]
+            return {
+                _unsigned(segment): segment if signer is not None else _unsigned(segment) for segment in found
+            }
+        return {}
 
-    def _has(self, segment: StoredSegment, known: set[StoredSegment]) -> bool:
+    def _has(self, segment: StoredSegment, known: dict[StoredSegment, StoredSegment]) -> bool:
         return segment in known and self.store.size(self._root + segment.object) == segment.size
 
-    def _copy_segment(self, shard: ShardSource, segment: StoredSegment, pause: Pause) -> None:
+    def _copy_segment(
+        self, shard: ShardSource, segment: StoredSegment, pause: Pause, is_signed: bool
+    ) -> StoredSegment:
+        """Copies a segment. Returns it as the manifest names it."""
         name, store = segment.name, shard.store
         index = store.index_of(name)
+        sha256 = hashlib.sha256() if is_signed else None
         if not store.is_elsewhere(name):
             try:
-                self._put(self._root + segment.object, _Verified(store.source_of(name), index, pause))
-                return
+                source = _Verified(store.source_of(name), index, pause)
+                self._put(self._root + segment.object, source, sha256)
+                return _signed(segment, sha256)
             except FileNotFoundError:  # it has moved to the cold store between two steps
-                pass
-        self._copy_by_way_of(f"{shard.folder}/segment", store.source_of(name), index, segment, pause)
+                sha256 = hashlib.sha256() if is_signed else None
+        path = f"{shard.folder}/segment"
+        self._copy_by_way_of(path, store.source_of(name), index, segment, pause, sha256)
+        return _signed(segment, sha256)
 
     def _copy_by_way_of(
-        self, path: str, source: Source, index: SegmentIndex, segment: StoredSegment, pause: Pause
+        self,
+        path: str,
+        source: Source,
+        index: SegmentIndex,
+        segment: StoredSegment,
+        pause: Pause,
+        sha256: hashlib._Hash | None,
     ) -> None:
         """From a cold store, into a file here first: so it is fetched once, and not while the target takes
         it. Both may be object stores, and a call on one of them must not wait for a call on another."""
@@ -244,6 +329,9 @@ class Target:
                 written = self._disk.pwritev(handle, step, offset)
                 offset += written
                 pause(written)
+                if sha256 is not None:
+                    for buffer in step:
+                        sha256.update(buffer)
         finally:
             self._disk.close(handle)
         size, checksum = measure(self._disk, path)
@@ -251,24 +339,30 @@ class Target:
         self.store.verify(self._root + segment.object, size=size, checksum=checksum)
         self._disk.unlink(path)
 
-    def _copy_files(self, id: str, number: int, folder: str, pause: Pause) -> dict[str, Stored]:
+    def _copy_files(
+        self, id: str, number: int, folder: str, pause: Pause, is_signed: bool
+    ) -> dict[str, Stored]:
         copied: dict[str, Stored] = {}
         for part in ("wal", "snapshot"):
             for file in self._disk.listdir(f"{folder}/{part}"):
-                name = f"{self._root}{_SHARDS}{id}/shard-{number:02d}/{part}/{file}"
-                size, checksum = measure(self._disk, f"{folder}/{part}/{file}")
-                self.store.put(name, f"{folder}/{part}/{file}", size=size, checksum=checksum)
+                path = f"{folder}/{part}/{file}"
+                name = _object_of(self._root, id, number, f"{part}/{file}")
+                size, checksum = measure(self._disk, path)
+                self.store.put(name, path, size=size, checksum=checksum)
                 self.store.verify(name, size=size, checksum=checksum)
-                copied[f"{part}/{file}"] = Stored(name, size, checksum)
+                sha256 = _sha256_of(self._disk, path) if is_signed else ""
+                copied[f"{part}/{file}"] = Stored(name, size, checksum, sha256)
                 pause(size)
         return copied
 
-    def _put(self, name: str, buffers: Iterable[Buffer]) -> None:
+    def _put(self, name: str, buffers: Iterable[Buffer], sha256: hashlib._Hash | None = None) -> None:
         digest = xxh3_64()
         size = 0
         for buffer in buffers:
             digest.update(buffer)
             size += len(buffer)
+            if sha256 is not None:
+                sha256.update(buffer)
         self.store.put(name, buffers, size=size, checksum=digest.intdigest())
         self.store.verify(name, size=size, checksum=digest.intdigest())
 
@@ -288,7 +382,10 @@ class Target:
                 needed.update(self._root + segment.object for segment in shard.segments)
                 needed.update(stored.name for stored in shard.files.values())
         for id in gone:
-            self.store.delete(f"{self._root}{_MANIFESTS}{id}.json")
+            self.store.delete(self._manifest(id))
+        for name in list(self.store.names(self._root + _MANIFESTS)):
+            if name.endswith(".sig") and name not in map(self._signature, kept):
+                self.store.delete(name)
         for prefix in (_SHARDS, _SEGMENTS):
             for name in list(self.store.names(self._root + prefix)):
                 if name not in needed:
@@ -310,6 +407,7 @@ class Target:
             self._disk.close(handle)
         if measure(self._disk, path) != (stored.size, stored.checksum):
             raise Corrupt(stored.name, 0, "the object does not match the checksum that the backup has of it")
+        check_sha256(self._disk, path, stored.name, stored.sha256)
 
     def source(self, segment: StoredSegment) -> Source:
         """The bytes of a segment, under the name it had."""
@@ -348,6 +446,93 @@ class _SegmentObject:
 
     def read(self, offset: int, length: int) -> bytes:
         return self._store.read(self._object, offset, max(0, min(length, self._size - offset)))
+
+
+def check_sha256(disk: DiskLike, path: str, object: str, sha256: str) -> None:
+    """Raises `Corrupt` if a file is not what a signed backup says of the object it came from."""
+    if sha256 and _sha256_of(disk, path) != sha256:
+        raise Corrupt(object, 0, "the object does not match the SHA-256 that the backup has of it")
+
+
+def _sha256_of(disk: DiskLike, path: str) -> str:
+    digest = hashlib.sha256()
+    handle = disk.open(path, writable=False)
+    try:
+        offset = 0
+        while piece := disk.pread(handle, _READ_BYTES, offset):
+            digest.update(piece)
+            offset += len(piece)
+    finally:
+        disk.close(handle)
+    return digest.hexdigest()
+
+
+def _unsigned(segment: StoredSegment) -> StoredSegment:
+    return msgspec.structs.replace(segment, sha256="") if segment.sha256 else segment
+
+
+def _signed(segment: StoredSegment, sha256: hashlib._Hash | None) -> StoredSegment:
+    return segment if sha256 is None else msgspec.structs.replace(segment, sha256=sha256.hexdigest())
+
+
+def _object_of(root: str, id: str, number: int, path: str) -> str:
+    """The name of the object that holds a file of a shard's folder."""
+    return f"{root}{_SHARDS}{id}/shard-{number:02d}/{path}"
+
+
+class _AnyFormat(msgspec.Struct):
+    format: int
+
+
+def _check_format(format: int) -> None:
+    if format not in (FORMAT, FORMAT_SIGNED):
+        raise ValueError(f"the backup is of format {format}, known are {FORMAT} and {FORMAT_SIGNED}")
+
+
+def _check(backup: Backup, id: str, root: str) -> None:
+    """Raises `ValueError` if a manifest says anything that we could not have written. Its names become paths
+    in the data directory, so this is a closed grammar and not a search for `..`."""
+    if backup.id != id or not _ID.fullmatch(id):
+        raise ValueError(f"it says that it is the backup {backup.id!r}")
+    if not 1 <= len(backup.shards) <= _SHARDS_MAX:
+        raise ValueError(f"it has {len(backup.shards)} shards")
+    # A base of a chain holds one shard, and the map of all.
+    _check_slots(backup.slots, shards=_SHARDS_MAX if root else len(backup.shards))
+    for number, shard in enumerate(backup.shards):
+        for path, stored in shard.files.items():
+            if not _FILE.fullmatch(path):
+                raise ValueError(f"{path!r} is not the name of a file in a backup")
+            if stored.name != _object_of(root, id, number, path):
+                raise ValueError(f"{stored.name!r} is not the object of {path} of shard {number}")
+            _check_numbers(stored.size, stored.checksum)
+            _check_sha256(backup.format, stored.sha256)
+        for segment in shard.segments:
+            _check_numbers(
+                segment.generation, segment.first_seq, segment.serial, segment.size, segment.digest
+            )
+            _check_sha256(backup.format, segment.sha256)
+
+
+def _check_numbers(*numbers: int) -> None:
+    if not all(0 <= number < 1 << 64 for number in numbers):
+        raise ValueError(f"{min(numbers)} or {max(numbers)} is no size, seq or checksum")
+
+
+def _check_sha256(format: int, text: str) -> None:
+    is_right = _SHA256.fullmatch(text) is not None if format == FORMAT_SIGNED else not text
+    if not is_right:
+        raise ValueError(f"{text[:80]!r} is not a SHA-256 in a backup of format {format}")
+
+
+def _check_slots(runs: list[tuple[int, int, int]], *, shards: int) -> None:
+    """Each slot has one owner."""
+    after = 0
+    for start, end, shard in runs:
+        if start != after or not start < end <= SLOTS or not 0 <= shard < shards:
+            raise ValueError(f"the slots {start} to {end} of shard {shard} do not follow slot {after}")
+        after = end
+    if after != SLOTS:
+        raise ValueError(f"{after} of {SLOTS} slots have an owner")
 
 
 def _state_of(disk: DiskLike, folder: str) -> ShardState:

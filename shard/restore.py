@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
 
-from shard.backup import Backup, BackupShard, Pause, Report, Target
+from shard.backup import Backup, BackupShard, BadSignature, Pause, Report, Target, check_sha256
 from shard.core.box import Box
 from shard.core.changes import BoxFacts, SegmentFacts
 from shard.core.machine import Machine
@@ -55,8 +55,11 @@ def choose(target: Target, *, id: str = "", until_ms: int | None = None) -> str:
         return id
     if until_ms is not None:
         for candidate in ids:
-            if target.load(candidate).taken_ms >= until_ms:
-                return candidate
+            try:
+                if target.load(candidate).taken_ms >= until_ms:
+                    return candidate
+            except BadSignature:  # an older one, of before there was a key
+                continue
     return ids[-1]
 
 
@@ -152,11 +155,14 @@ class Restoring:
             for facts in frames.decode_state(loaded.content).boxes
         }
         for segment in shard.segments:
+            if segment.generation not in owners:
+                raise Corrupt(segment.object, 0, "it belongs to no box of this backup")
             source = self._target.source(segment)
             directory = self._builders[owners[segment.generation]].segments
             index = segments.copy_segment(self._disk, directory, source, pause=self._pause)
-            if digest_of(index) != segment.digest:
+            if digest_of(index) != segment.digest or index.name != segment.name.file:
                 raise Corrupt(segment.object, 0, "here is another segment than the backup has")
+            check_sha256(self._disk, f"{directory}/{index.name}", segment.object, segment.sha256)
             self._note(segment.size)
 
         def open_segment(generation: int, facts: SegmentFacts) -> Segment:

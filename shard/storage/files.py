@@ -18,7 +18,9 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from collections.abc import Sequence
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 #: One run of bytes to be written. A memoryview must be of bytes (format "B"), so that `len` is its size.
@@ -36,6 +38,8 @@ UNREADABLE = (errno.EIO, errno.EUCLEAN, errno.EBADMSG)
 
 #: What a disk gives back or loses as one.
 PAGE_BYTES = 4096
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class Corrupt(Exception):
@@ -261,6 +265,121 @@ class ExaminedDisk(Disk):
                 for at in range(offset, offset + length, PAGE_BYTES):
                     self.pread(handle, min(PAGE_BYTES, offset + length - at), at)
             raise Corrupt(path, offset, f"the disk cannot read it ({error.strerror})") from error
+
+
+class ConfinedDisk(Disk):
+    """A disk that reaches one directory only, for files whose names come out of other files.
+
+    Every path is walked by descriptors from that directory on, and no link is followed, so neither a name nor
+    a link that somebody plants meanwhile leads out of it. `create` makes new files only.
+    """
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._root_handle = os.open(root, _DIRECTORY)
+
+    def __repr__(self) -> str:
+        return f"<ConfinedDisk {self._root}>"
+
+    def close_root(self) -> None:
+        """Give the directory back. Nothing can be opened afterwards."""
+        os.close(self._root_handle)
+
+    def open(self, path: str, *, writable: bool) -> int:
+        flags = os.O_RDWR if writable else os.O_RDONLY
+        with self._parent(path) as (parent, name):
+            return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+
+    def create(self, path: str) -> int:
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with self._parent(path) as (parent, name):
+            return os.open(name, flags, 0o600, dir_fd=parent)
+
+    def lock(self, path: str) -> int:
+        raise NotImplementedError("a confined disk locks nothing")
+
+    def fsync_dir(self, path: str) -> None:
+        with self._directory(path) as handle:
+            os.fsync(handle)
+
+    def rename(self, old: str, new: str) -> None:
+        with self._parent(old) as (old_parent, old_name), self._parent(new) as (parent, name):
+            os.rename(old_name, name, src_dir_fd=old_parent, dst_dir_fd=parent)
+
+    def link(self, old: str, new: str) -> None:
+        with self._parent(old) as (old_parent, old_name), self._parent(new) as (parent, name):
+            os.link(old_name, name, src_dir_fd=old_parent, dst_dir_fd=parent, follow_symlinks=False)
+
+    def unlink(self, path: str) -> None:
+        with self._parent(path) as (parent, name):
+            os.unlink(name, dir_fd=parent)
+
+    def mkdir(self, path: str) -> None:
+        with self._parent(path) as (parent, name):
+            try:
+                os.mkdir(name, 0o700, dir_fd=parent)
+            except FileExistsError:
+                os.close(os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=parent))
+
+    def rmdir(self, path: str) -> None:
+        with self._parent(path) as (parent, name):
+            os.rmdir(name, dir_fd=parent)
+
+    def listdir(self, path: str) -> list[str]:
+        with self._directory(path) as handle:
+            return sorted(os.listdir(handle))
+
+    def exists(self, path: str) -> bool:
+        return self._mode(path) != 0
+
+    def is_dir(self, path: str) -> bool:
+        return stat.S_ISDIR(self._mode(path))
+
+    def size(self, path: str) -> int:
+        with self._parent(path) as (parent, name):
+            return os.stat(name, dir_fd=parent, follow_symlinks=False).st_size
+
+    def free_bytes(self, path: str) -> int:
+        found = os.fstatvfs(self._root_handle)
+        return found.f_bavail * found.f_frsize
+
+    def _mode(self, path: str) -> int:
+        try:
+            with self._parent(path) as (parent, name):
+                return os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            return 0
+
+    @contextmanager
+    def _parent(self, path: str) -> Iterator[tuple[int, str]]:
+        """The directory that holds `path`, and the name there."""
+        *folders, name = self._parts(path) or ["."]
+        with self._walked(folders) as handle:
+            yield handle, name
+
+    @contextmanager
+    def _directory(self, path: str) -> Iterator[int]:
+        with self._walked(self._parts(path)) as handle:
+            yield handle
+
+    @contextmanager
+    def _walked(self, folders: Sequence[str]) -> Iterator[int]:
+        handle = os.dup(self._root_handle)
+        try:
+            for folder in folders:
+                inner = os.open(folder, _DIRECTORY | os.O_NOFOLLOW, dir_fd=handle)
+                os.close(handle)
+                handle = inner
+            yield handle
+        finally:
+            os.close(handle)
+
+    def _parts(self, path: str) -> list[str]:
+        rest = path.removeprefix(self._root)
+        parts = rest.split("/")[1:]
+        if not path.startswith(self._root) or (rest and rest[0] != "/") or {"", ".", ".."} & set(parts):
+            raise ValueError(f"{path!r} is not below {self._root}")
+        return parts
 
 
 def read_around(disk: DiskLike, path: str) -> bytes:

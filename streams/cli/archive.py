@@ -189,7 +189,9 @@ class _Place:
         import msgspec
 
         temporary = self.path.with_name(self.path.name + ".new")
-        with open(temporary, "wb") as file:
+        # The input may lie in a folder that others can write to: a link there is not followed.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(temporary, flags, 0o666), "wb") as file:
             file.write(msgspec.json.encode(place))
             file.flush()
             os.fsync(file.fileno())  # a note of nothing, after a power cut, would be worse than none

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,7 +15,7 @@ from streams.cli.verbs import example
 from streams.config import Config, ConfigError, load
 
 if TYPE_CHECKING:
-    from shard.backup import Backup, Target
+    from shard.backup import Backup, Target, Verify
 
 
 @example("streams backup backups", "streams backup backups --list")
@@ -26,9 +27,21 @@ if TYPE_CHECKING:
 @click.option(
     "--keep", type=click.IntRange(min=1), metavar="N", help="Then drop all but the newest N backups."
 )
+@click.option(
+    "--sign-key",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Sign the backup with this private ed25519 key (PEM).",
+)
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def command(
-    target: str, data_dir: str | None, cold_dir: str | None, lists: bool, keep: int | None, as_json: bool
+    target: str,
+    data_dir: str | None,
+    cold_dir: str | None,
+    lists: bool,
+    keep: int | None,
+    sign_key: Path | None,
+    as_json: bool,
 ) -> int:
     """Take a backup of a server, running or stopped, into TARGET.
 
@@ -39,7 +52,7 @@ def command(
     with opened(target, otherwise="No backup was made; look at what keeps that place, then repeat") as place:
         if lists:
             return _list(place, as_json)
-        _take(place, config, keep, as_json)
+        _take(place, config, keep, sign_key, as_json)
         return output.EXIT_DONE
 
 
@@ -51,17 +64,17 @@ def configured(**flags: str | None) -> Config:
 
 
 @contextmanager
-def opened(target: str, *, otherwise: str) -> Iterator[Target]:
+def opened(target: str, *, otherwise: str, verify: Verify | None = None) -> Iterator[Target]:
     """A place for backups. What goes wrong is put into words; `otherwise` is what to do about something in it
-    that is damaged."""
-    from shard.backup import Target
+    that is damaged, and `verify` says which backups may be loaded."""
+    from shard.backup import BadSignature, Target
     from shard.storage.cold import ColdConfigError, ColdDamaged, ColdMissing, ColdUnavailable, open_cold
     from shard.storage.files import Corrupt, Disk
     from shard.storage.store import Unreachable
 
     disk = Disk()
     try:
-        place = Target(open_cold(target, disk), disk)
+        place = Target(open_cold(target, disk), disk, verify=verify)
     except ColdConfigError as error:
         raise output.Refusal(str(error).replace("the cold store", "a place for backups")) from error
     try:
@@ -77,6 +90,11 @@ def opened(target: str, *, otherwise: str) -> Iterator[Target]:
         ) from error
     except (ColdMissing, ColdDamaged) as error:
         raise output.Refusal(f"{target}: {error.name} is damaged: {error.reason}. {otherwise}") from error
+    except BadSignature as error:
+        raise output.Refusal(
+            f"{target}: {error}. Nothing was written. Give the public key of whoever took it with "
+            "--verify-key, or choose another backup with --backup"
+        ) from error
     except Corrupt as damage:
         raise output.Refusal(
             f"{damage.path} is damaged at byte {damage.offset}: {damage.reason}. No backup was made or put "
@@ -92,18 +110,25 @@ def opened(target: str, *, otherwise: str) -> Iterator[Target]:
         ) from error
 
 
-def _take(place: Target, config: Config, keep: int | None, as_json: bool) -> None:
+def _take(place: Target, config: Config, keep: int | None, sign_key: Path | None, as_json: bool) -> None:
     from streams import progress
     from streams.cli.shardfolders import paced, sources
+    from streams.cli.signing import load_signer
 
+    signer = None if sign_key is None else load_signer(sign_key)
     with sources(config) as found, progress.shown("backup") as report:
         taken = place.take(
-            found.shards, found.manifest.placement.ranges(), pause=paced(found.bytes_per_s), report=report
+            found.shards,
+            found.manifest.placement.ranges(),
+            signer=signer,
+            pause=paced(found.bytes_per_s),
+            report=report,
         )
     pruned = _prune(place, keep, taken.backup.id) if keep else []
     facts = {
         **_row(taken.backup),
         "online": found.is_online,
+        "signed": signer is not None,
         "copied_segments": taken.copied_segments,
         "copied_bytes": taken.copied_bytes,
         "pruned": pruned,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -18,9 +19,10 @@ from streams.cli.verbs import example
 if TYPE_CHECKING:
     from gateway.datadir import DataDir
     from gateway.manifest import Manifest
-    from shard.backup import Backup, Target
+    from shard.backup import Backup, Target, Verify
     from shard.chains import Told
     from shard.restore import Restored
+    from shard.storage.files import ConfinedDisk
     from streams.config import Config
 
 
@@ -52,6 +54,12 @@ def _moment(ctx: click.Context, param: click.Parameter, text: str | None) -> int
     type=click.Choice(("backup", "objects")),
     help="Needed only if SOURCE has both: a backup, or the boxes of class object as they were last.",
 )
+@click.option(
+    "--verify-key",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Accept only a backup that was signed with this ed25519 key (public, PEM).",
+)
 @click.option("--data-dir", metavar="DIR", help="Where to put it; must be empty. [STREAMS_DATA_DIR]")
 @click.option(
     "--shards", type=click.IntRange(1, 256), metavar="N", help="As many shards as it had unless given."
@@ -62,6 +70,7 @@ def command(
     id: str,
     until_ms: int | None,
     what: str | None,
+    verify_key: Path | None,
     data_dir: str | None,
     shards: int | None,
     as_json: bool,
@@ -75,8 +84,10 @@ def command(
     are younger are left out. What was deleted between that time and the backup stays deleted.
     """
     config = configured(data_dir=data_dir)
-    with opened(source, otherwise="Choose another backup") as place:
-        told = [] if id or until_ms is not None or what == "backup" else _find_objects(place)
+    verify = None if verify_key is None else _verifier(verify_key, what)
+    is_backup = bool(id or verify) or until_ms is not None or what == "backup"
+    with opened(source, otherwise="Choose another backup", verify=verify) as place:
+        told = [] if is_backup else _find_objects(place)
         if told and what is None and place.ids():
             raise output.Refusal(
                 f"{source} has backups, and what is kept of boxes of class object; say --what backup, or "
@@ -97,6 +108,14 @@ def command(
     output.show_result(text + (cut if until_ms is not None else ""), facts, as_json=as_json)
 
 
+def _verifier(path: Path, what: str | None) -> Verify:
+    from streams.cli.signing import load_verifier
+
+    if what == "objects":
+        raise output.Refusal("--verify-key is for backups; what boxes of class object store is not signed")
+    return load_verifier(path)
+
+
 def _find_objects(place: Target) -> list[Told]:
     from shard.restore_objects import find
     from shard.storage.files import Disk
@@ -109,7 +128,6 @@ def _restore_objects(
 ) -> None:
     from shard.__main__ import boot_id, now_ms
     from shard.restore_objects import RestoringObjects, shards_of
-    from shard.storage.files import Disk
     from streams import progress
 
     if not told:
@@ -117,9 +135,9 @@ def _restore_objects(
     with closing(_directory(config.data_dir.absolute())) as directory:
         manifest = _manifest(told[-1].base.slots, shards_of(told), shards, scratches=len(told))
         directory.commit(manifest)
-        with progress.shown("restore") as report:
+        with _confined(directory) as disk, progress.shown("restore") as report:
             found = RestoringObjects(
-                Disk(),
+                disk,
                 place.store,
                 told,
                 data_dir=str(directory.path),
@@ -184,6 +202,18 @@ def _directory(path: Path) -> DataDir:
     return directory
 
 
+@contextmanager
+def _confined(directory: DataDir) -> Iterator[ConfinedDisk]:
+    """The disk below a data directory: what a backup names cannot be put anywhere else."""
+    from shard.storage.files import ConfinedDisk
+
+    disk = ConfinedDisk(str(directory.path))
+    try:
+        yield disk
+    finally:
+        disk.close_root()
+
+
 def _restore(
     place: Target,
     backup: Backup,
@@ -193,16 +223,16 @@ def _restore(
     until_ms: int | None,
 ) -> Restored:
     from shard.__main__ import boot_id, now_ms
+    from shard.backup import Target
     from shard.restore import Restoring
-    from shard.storage.files import Disk
     from streams import progress
 
     manifest = _manifest(backup.slots, len(backup.shards), shards, scratches=len(backup.shards))
     directory.commit(manifest)
-    with progress.shown("restore") as report:
+    with _confined(directory) as disk, progress.shown("restore") as report:
         found = Restoring(
-            Disk(),
-            place,
+            disk,
+            Target(place.store, disk),
             backup,
             data_dir=str(directory.path),
             folders=list(manifest.directories),

@@ -15,6 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from xxhash import xxh3_64_hexdigest
 
 from streams.testing import running_server
 from tests.support.crashing import Client, Writer, eventually
@@ -206,3 +209,34 @@ def test_a_restore_that_was_cut_short_is_not_served_and_can_be_repeated(tmp_path
     done("restore", str(target), "--data-dir", back)
     with running_server(back, **SMALL) as server:
         assert Client(server.port).read_all("box") == before
+
+
+def test_a_backup_from_a_stranger_is_refused_by_the_command_and_writes_nothing(
+    tmp_path: Path, target: Path
+) -> None:
+    key = Ed25519PrivateKey.generate()
+    (tmp_path / "key").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    (tmp_path / "pub").write_bytes(
+        key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    )
+    with running_server(tmp_path / "data", shards=1) as server:
+        Client(server.port).append("box", 1)
+        data = str(server.data_dir)
+        signed = done("backup", str(target), "--data-dir", data, "--sign-key", str(tmp_path / "key"))
+        plain = done("backup", str(target), "--data-dir", data)
+    assert (signed["signed"], plain["signed"]) == (True, False)
+    verified = ("restore", str(target), "--verify-key", str(tmp_path / "pub"), "--data-dir")
+    refused = streams(*verified, str(tmp_path / "back"))
+    assert refused.returncode == 2 and f"backup {plain['id']} is not signed" in refused.stderr
+    refused = streams("restore", str(target), "--verify-key", str(tmp_path / "key"))
+    assert refused.returncode == 2 and "is not a public ed25519 key" in refused.stderr
+    manifest = target / "backups" / f"{plain['id']}.json"
+    fields = json.loads(manifest.read_bytes().splitlines()[0])
+    files = fields["shards"][0]["files"]
+    files["../../outside"] = next(iter(files.values()))
+    line = json.dumps(fields).encode()
+    manifest.write_bytes(line + b"\n" + xxh3_64_hexdigest(line).encode() + b"\n")
+    refused = streams("restore", str(target), "--data-dir", str(tmp_path / "back"))
+    assert refused.returncode == 2 and "is not the name of a file in a backup" in refused.stderr
+    assert not (tmp_path / "back").exists() and not list(tmp_path.rglob("outside"))
+    assert done(*verified, str(tmp_path / "back"), "--backup", signed["id"])["records"] == 1

@@ -196,3 +196,20 @@ def test_an_atomic_write_leaves_nothing_beside_the_file(tmp_path: Path) -> None:
         write_atomically(tmp_path / "x.json", {"version": version})
     assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
     assert json.loads((tmp_path / "x.json").read_bytes()) == {"version": 2}
+
+
+@pytest.mark.parametrize("name", ["LOCK", ".manifest.json.new"])
+def test_a_link_that_was_planted_in_a_data_directory_is_not_written_through(
+    tmp_path: Path, name: str
+) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("as it was")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / name).symlink_to(victim)
+    try:
+        directory = DataDir(tmp_path / "data")
+        directory.describe_holder(url="", now_ms=1)
+        directory.open(shards_default=1, now_ms=1)
+    except CannotServe as refused:
+        assert name == "LOCK" and "cannot be used" in str(refused)
+    assert victim.read_text() == "as it was"

@@ -373,9 +373,9 @@ def test_a_backup_that_is_missing_or_of_a_later_format_is_refused(place: Place) 
     target = target_in(place)
     with pytest.raises(ColdMissing):
         target.load("nothing")
-    later = Backup(format=2, id="x", taken_ms=1, slots=SLOT_RUNS, shards=[])
+    later = Backup(format=3, id="x", taken_ms=1, slots=SLOT_RUNS, shards=[])
     target._put("backups/x.json", [later.encode()])
-    with pytest.raises(Corrupt, match="of format 2, known is 1"):
+    with pytest.raises(Corrupt, match="of format 3, known are 1 and 2"):
         target.load("x")
     target._put("backups/y.json", [later.encode()[:-3]])
     with pytest.raises(Corrupt, match="checksum"):

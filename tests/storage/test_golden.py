@@ -11,6 +11,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
+
 from shard.backup import ShardSource, Target
 from shard.core.machine import Outcome
 from shard.exports import write_export
@@ -20,6 +22,7 @@ from shard.storage.files import Disk
 from shard.storage.store import SegmentStore
 from shard.transfer import end_life, parts_of, read_shard
 from shard.verify import Scope, verify_shard
+from streams.cli.signing import load_verifier
 from streams.protocol import bulk, commands
 from streams.protocol.packed import pack
 from streams.protocol.slots import SLOTS
@@ -27,7 +30,7 @@ from tests.support.folders import FILE_BYTES, contents, write_folder
 from tests.support.machines import Driver, held_of, put_of
 
 GOLDEN = Path(__file__).parent / "golden"
-SHARD, BACKUP = GOLDEN / "shard-v1", GOLDEN / "backup-v1"
+SHARD, BACKUP, SIGNED_BACKUP = GOLDEN / "shard-v1", GOLDEN / "backup-v1", GOLDEN / "backup-v2"
 TRANSACTIONS = GOLDEN / "transactions-v1"
 
 
@@ -74,9 +77,11 @@ def test_the_golden_shard_is_what_its_history_comes_to_today(tmp_path: Path) -> 
     assert contents(Disk(), f"{tmp_path}/shard") == contents(Disk(), str(SHARD))
 
 
-def test_the_golden_backup_of_format_one_is_restored(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backup", [BACKUP, SIGNED_BACKUP])
+def test_the_golden_backups_of_both_formats_are_restored(tmp_path: Path, backup: Path) -> None:
     disk = Disk()
-    target = Target(FolderCold(str(BACKUP), disk), disk)
+    verify = load_verifier(backup / "backup.pub") if backup == SIGNED_BACKUP else None
+    target = Target(FolderCold(str(backup), disk), disk, verify=verify)
     (id,) = target.ids()
     Restoring(
         disk,
