@@ -30,6 +30,7 @@ from gateway.limits import share_of
 from gateway.links import Link
 from gateway.placement import Placement
 from gateway.pressure import GatewayPressure
+from gateway.process_states import StatesReader
 from gateway.registrar import Registrar
 from gateway.reporting import SelfReport
 from gateway.s2.endpoints import S2
@@ -44,12 +45,17 @@ log = structlog.get_logger()
 _POLLS_S = 0.25
 #: A shard answers a hello even while it replays its log, so one that takes longer has ended.
 _LINKS_S_MAX = 5.0
+#: Between two heartbeats.
+_BEAT_S = 1.0
 
 
 async def run(arguments: ChildArgs) -> int:
     config = arguments.config
-    links = [Link(shard, path) for shard, path in enumerate(arguments.sockets)]
-    urgent = [Link(shard, path, is_urgent=True) for shard, path in enumerate(arguments.sockets)]
+    states = StatesReader(config.run_dir)
+    links = [Link(shard, path, states=states) for shard, path in enumerate(arguments.sockets)]
+    urgent = [
+        Link(shard, path, is_urgent=True, states=states) for shard, path in enumerate(arguments.sockets)
+    ]
     dispatch = Dispatch(Placement.from_json(arguments.placement), links, config.thresholds, urgent)
     pressure = GatewayPressure(dispatch, config.thresholds)
     draining = trio.Event()
@@ -81,6 +87,7 @@ async def run(arguments: ChildArgs) -> int:
         version=__version__,
         data_dir=config.data_dir,
         rows_max=config.metrics_boxes,
+        states=states,
     )
     api = Api(
         dispatch,
@@ -191,13 +198,17 @@ async def _watch_parent(parent_fd: int, draining: trio.Event) -> None:
 
 async def _tell_when_linked(fd: int, to_shards: list[Link], to_gateways: list[Link]) -> None:
     """Ready is who can answer for every shard, and knows the other gateways. One that stays away keeps no
-    other's boxes waiting."""
+    other's boxes waiting. Then a heartbeat every second says that the event loop moves."""
     with trio.move_on_after(_LINKS_S_MAX):
         for link in to_shards:
             await link.settled()
         for link in to_gateways:
             await link.came_up()
     _tell(fd, b"ready\n")
+    os.set_blocking(fd, False)  # a supervisor that reads nothing must not stop us
+    while True:
+        _tell(fd, b"beat\n")
+        await trio.sleep(_BEAT_S)
 
 
 def _tell(fd: int, line: bytes) -> None:

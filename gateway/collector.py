@@ -18,13 +18,14 @@ import trio
 from gateway.dispatch import Dispatch
 from gateway.links import Link
 from gateway.metrics import Reports, reports_of
+from gateway.process_states import StatesReader
 from streams.protocol import reports, wire
 from streams.protocol.errors import StreamsError
 from streams.protocol.reports import GatewayReport, ShardReport
 
 log = structlog.get_logger()
 
-_ANSWER_S_MAX = 5.0
+_ANSWER_S_MAX = 3.0
 
 _R = TypeVar("_R")
 
@@ -39,6 +40,7 @@ class Collector:
         version: str,
         data_dir: Path,
         rows_max: int,
+        states: StatesReader | None = None,
     ) -> None:
         self._dispatch = dispatch
         self._here = here
@@ -46,6 +48,7 @@ class Collector:
         self._version = version
         self._data_dir = data_dir
         self._rows_max = rows_max
+        self._states = states or StatesReader(None)
         self._gathered: Reports | None = None
         self._under_way: trio.Event | None = None
 
@@ -86,6 +89,7 @@ class Collector:
             disk_bytes=disk.f_blocks * disk.f_frsize,
             disk_free_bytes=disk.f_bavail * disk.f_frsize,
             rows_max=self._rows_max,
+            processes=self._states.states(),
         )
 
     async def _ask(self, link: Link, decode: Callable[[bytes], _R], keep: Callable[[int, _R], None]) -> None:

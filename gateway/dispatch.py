@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
+from math import inf
 from typing import Any
 from urllib.parse import urlencode
 
@@ -13,6 +14,7 @@ from gateway.gate import Gate, says_urgent, skips, skips_by_query
 from gateway.http import Buffer
 from gateway.links import Link
 from gateway.placement import Placement
+from gateway.process_states import REASONS
 from gateway.turns import Urgency
 from streams.protocol import wire
 from streams.protocol.access import Grant
@@ -23,6 +25,12 @@ from streams.protocol.query import Query
 from streams.protocol.requests import PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX
 
 _encode_head = wire.head_encoder.encode
+
+#: How long a readiness probe waits for a shard: probes of orchestrators give up after a second or two.
+_DESCRIBE_S = 1.0
+#: Fields of an error that say why a shard is away.
+_EXPLAINING = frozenset(("reason", "next_step"))
+_UNANSWERED = {"reason": "silent", "next_step": REASONS["silent"][1]}
 
 
 class Dispatch:
@@ -78,9 +86,14 @@ class Dispatch:
             await gate.enter()
         return gate
 
-    async def to_all(self, op: int, head: wire.RequestHead) -> list[wire.Message | StreamsError]:
+    async def to_all(
+        self, op: int, head: wire.RequestHead, within_s: float = inf
+    ) -> list[wire.Message | StreamsError]:
         """Every shard's answer, or what became of it, in the order of the shards."""
-        answers: list[wire.Message | StreamsError] = [ShardUnavailable()] * len(self.links)
+        answers: list[wire.Message | StreamsError] = [
+            ShardUnavailable(f"shard {at} did not answer in time", shard=at, **_UNANSWERED)
+            for at in range(len(self.links))
+        ]
         encoded = _encode_head(head)
 
         async def ask(at: int, link: Link) -> None:
@@ -89,9 +102,10 @@ class Dispatch:
             except StreamsError as error:
                 answers[at] = error
 
-        async with trio.open_nursery() as nursery:
-            for at, link in enumerate(self.links):
-                nursery.start_soon(ask, at, link)
+        with trio.move_on_after(within_s):
+            async with trio.open_nursery() as nursery:
+                for at, link in enumerate(self.links):
+                    nursery.start_soon(ask, at, link)
         return answers
 
     async def list_boxes(self, query: str, grant: Grant | None = None) -> dict[str, Any]:
@@ -137,11 +151,12 @@ class Dispatch:
         return result
 
     async def describe(self) -> list[dict[str, Any]]:
-        """What each shard says of itself; a shard that does not answer is told as such."""
+        """Ask each shard about itself. A shard that does not answer within `_DESCRIBE_S` counts as away."""
         described: list[dict[str, Any]] = []
-        for shard, answer in enumerate(await self.to_all(wire.OP_STATS, wire.RequestHead())):
+        for shard, answer in enumerate(await self.to_all(wire.OP_STATS, wire.RequestHead(), _DESCRIBE_S)):
             if isinstance(answer, StreamsError):
-                described.append({"shard": shard, "ready": False, "reachable": False})
+                why = {name: text for name, text in answer.detail.items() if name in _EXPLAINING}
+                described.append({"shard": shard, "ready": False, "reachable": False, **why})
             else:
                 described.append({**orjson.loads(answer.body), "reachable": True})
         return described

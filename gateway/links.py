@@ -6,6 +6,10 @@ else.
 A link says what it knows and never guesses: a request that was not sent is `ShardUnavailable` (nothing was
 done), one that was sent and got no answer is `OutcomeUnknown`.
 
+A shard that hangs keeps its sockets open. So a link on which requests wait and nothing comes for a second
+asks for a sign of life, and counts as down when none has come for `STALLED_S`: what waits fails, new requests
+fail at once, and the next byte brings the link back.
+
 Bounds: at most `IN_FLIGHT_MAX` requests a link; each waits at most `ANSWER_S_MAX`. Bodies are bounded by the
 fronts.
 """
@@ -22,6 +26,7 @@ import trio
 from trio.lowlevel import current_task, reschedule, wait_task_rescheduled
 
 from gateway.http import Buffer
+from gateway.process_states import StatesReader
 from gateway.sockets import connectable_path
 from streams.protocol import wire
 from streams.protocol.errors import (
@@ -39,6 +44,9 @@ log = structlog.get_logger()
 IN_FLIGHT_MAX = 20_000
 #: A long poll waits 30 s in the shard; twice that means that the shard is stuck.
 ANSWER_S_MAX = 60.0
+#: How long a sign of life may take before the shard counts as hanging: ten times the longest step of a
+#: healthy one.
+STALLED_S = 5.0
 _CONNECT_PAUSE_S_MIN, _CONNECT_PAUSE_S_MAX = 0.02, 1.0
 #: How often it is looked who waits for too long. They need no better clock, and this one costs nothing.
 _LOOK_S = 1.0
@@ -52,14 +60,19 @@ _JOIN_BYTES_MAX = 2048
 class Link:
     """One shard as the gateway sees it."""
 
-    def __init__(self, shard: int, path: str, *, is_urgent: bool = False) -> None:
+    def __init__(
+        self, shard: int, path: str, *, is_urgent: bool = False, states: StatesReader | None = None
+    ) -> None:
         self.shard = shard
+        self._states = states or StatesReader(None)
         self._is_urgent = is_urgent
         self._path = path
         self._sock: socket.socket | None = None
         #: Whether the shard has answered our hello. That a connection was accepted proves nothing: the
         #: supervisor keeps the listening socket open while the shard behind it is starting again.
         self.is_up = False
+        #: Whether it is down because the shard hangs, and not because the connection ended.
+        self._is_stalled = False
         self._came_up = trio.Event()
         #: Set with that, or when nobody listens at the other end.
         self._settled = trio.Event()
@@ -67,6 +80,9 @@ class Link:
         #: id -> (who waits, since which look of `_keep_watch`, for the answer to what), oldest first.
         self._waiting: dict[int, tuple[trio.lowlevel.Task, int, int]] = {}
         self._looks = 0
+        #: Whether something has come since the last look, and at which look a sign of life was asked for.
+        self._has_heard = True
+        self._asked_look: int | None = None
         self._unsent: deque[tuple[int, Buffer]] = deque()
         self._sent_id = 0
         self._sender: trio.lowlevel.Task | None = None
@@ -84,7 +100,7 @@ class Link:
     async def call(self, op: int, head: bytes, body: Buffer) -> wire.Message:
         """The shard's answer to one request. Raises what the shard raised, or what became of the link."""
         if not self.is_up:
-            raise ShardUnavailable(shard=self.shard)
+            raise self._away()
         waiting = self._waiting
         if len(waiting) >= IN_FLIGHT_MAX:
             raise Throttled("too many requests in flight", limit="in_flight")
@@ -115,6 +131,10 @@ class Link:
             raise _failure(message.body)
         return message
 
+    def _away(self) -> ShardUnavailable:
+        message, why = self._states.why_away(self.shard)
+        return ShardUnavailable(message, shard=self.shard, **why)
+
     def end_polls(self) -> int:
         """Turns away whoever waits for a read or a job: a long poll would hold up the end of a gateway for as
         long as it likes. A read leaves nothing undone; of a claim only the shard knows whether it has been
@@ -134,9 +154,13 @@ class Link:
     def _forget(self, id: int) -> None:
         """Has the shard forget a question that it may be holding back: a claim, above all, which would be
         given the next job and take it to nobody."""
+        self._send_unawaited(wire.OP_FORGET, id)
+
+    def _send_unawaited(self, op: int, id: int) -> None:
+        """Send a message that nobody waits for."""
         if self._sock is not None:
             place = self._unsent[-1][0] if self._unsent else self._sent_id
-            self._unsent.append((place, wire.frame(wire.REQUEST, 0, wire.OP_FORGET, id, b"", 0)))
+            self._unsent.append((place, wire.frame(wire.REQUEST, 0, op, id, b"", 0)))
             if self._sender is not None:
                 sender, self._sender = self._sender, None
                 trio.lowlevel.reschedule(sender)
@@ -202,13 +226,16 @@ class Link:
 
     def _down(self) -> None:
         self._sock = None
-        self.is_up = False
+        self.is_up = self._is_stalled = False
         self._unsent.clear()
+        self._fail_all()
+
+    def _fail_all(self) -> None:
         waiting, self._waiting = self._waiting, {}
         for id, (task, _, _) in waiting.items():
             error: StreamsError
             if id > self._sent_id:
-                error = ShardUnavailable(shard=self.shard)
+                error = self._away()
             else:
                 error = OutcomeUnknown(shard=self.shard, outcome="unknown")
             trio.lowlevel.reschedule(task, outcome.Error(error))
@@ -224,6 +251,11 @@ class Link:
                 continue
             if count == 0:
                 raise ConnectionResetError("the shard closed the link")
+            self._has_heard = True
+            if self._is_stalled:
+                self._is_stalled = False
+                self.is_up = True
+                log.warning("the shard answers again", shard=self.shard)
             for message in receiver.received(count):
                 entry = self._waiting.pop(message.id, None)
                 if entry is not None:
@@ -275,6 +307,7 @@ class Link:
         while True:
             await trio.sleep(_LOOK_S)
             self._looks += 1
+            self._look_for_stall()
             for id, (task, since, _) in list(itertools.islice(self._waiting.items(), 1000)):
                 if (self._looks - since - 1) * _LOOK_S < ANSWER_S_MAX:
                     break
@@ -283,6 +316,25 @@ class Link:
                     "the shard did not answer in time", shard=self.shard, outcome="unknown"
                 )
                 trio.lowlevel.reschedule(task, outcome.Error(error))
+
+    def _look_for_stall(self) -> None:
+        """Ask a silent shard for a sign of life, and count the link as down when none comes in time."""
+        if self._has_heard or not self._waiting or not self.is_up:
+            self._has_heard, self._asked_look = False, None
+            return
+        if self._asked_look is None:
+            self._asked_look = self._looks
+            self._send_unawaited(wire.OP_PING, 0)
+            return
+        if (self._looks - self._asked_look) * _LOOK_S < STALLED_S:
+            return
+        log.warning("the shard hangs: its requests fail until it answers", shard=self.shard)
+        self._is_stalled = True
+        self.is_up = False
+        for id, (_, _, op) in self._waiting.items():
+            if op in wire.WAITING_OPS:
+                self._forget(id)
+        self._fail_all()
 
 
 def _failure(body: bytes) -> StreamsError:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, NamedTuple
 
+from gateway.process_states import RESTART_REASONS, ProcessStates
 from streams.protocol.histogram import TIMES_S, HistogramFacts
 from streams.protocol.reports import (
     S2_BATCH_BYTES,
@@ -46,6 +47,8 @@ class Reports(NamedTuple):
     boxes: list[tuple[str, BoxRow]]
     routers: list[tuple[str, RouterRow]]
     is_truncated: bool
+    #: Why processes are away and how often they were started again, as the supervisor says.
+    processes: ProcessStates = ProcessStates()
 
 
 def reports_of(
@@ -125,6 +128,13 @@ def _routers(value: Callable[[RouterRow], int]) -> Callable[[Reports], Any]:
     return lambda reports: (((shard, row.router), value(row)) for shard, row in reports.routers)
 
 
+def _restarts(reports: Reports) -> Iterator[Sample]:
+    for kind, states in (("shard", reports.processes.shards), ("gateway", reports.processes.gateways)):
+        for index, state in sorted(states.items()):
+            for reason in RESTART_REASONS:
+                yield (f"{kind}-{index}", reason), state.restarts.get(reason, 0)
+
+
 def _up(reports: Reports) -> Iterator[Sample]:
     ready = {shard.shard for shard in reports.shards if shard.ready}
     for shard in range(reports.shards_total):
@@ -202,6 +212,13 @@ METRICS: tuple[Metric, ...] = (
         _SHARD,
         "How much of its log a shard has replayed, 0 to 1.",
         _shards(lambda s: s.replay_progress),
+    ),
+    Metric(
+        "streams_restarts_total",
+        "counter",
+        ("process", "reason"),
+        "Times the supervisor started a process again, by why: crashed, hung, log_failed, not_started.",
+        _restarts,
     ),
     Metric("streams_boxes", "gauge", ("shard", "durability"), "Boxes, by durability class.", _by_class),
     Metric("streams_queues", "gauge", _SHARD, "Boxes that are queues.", _shards(lambda s: s.totals.queues)),

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.metrics import Reports
+from gateway.process_states import REASONS, ProcessState
 from streams.protocol.reports import GatewayReport, PressureReport, ProcessReport, ShardReport
 
 _PRESSURE = ("none", "pacing", "throttling")
 
 
-def status_of(reports: Reports) -> dict[str, Any]:
+def status_of(reports: Reports, *, shows_detail: bool = True) -> dict[str, Any]:
+    """Describe the server. `shows_detail`: with what processes said last, which may name files."""
     shards = {shard.shard: shard for shard in reports.shards}
     gateways = {gateway.gateway: gateway for gateway in reports.gateways}
     known = reports.shards
@@ -26,8 +28,14 @@ def status_of(reports: Reports) -> dict[str, Any]:
         "watch_sessions": sum(shard.watch_sessions for shard in known),
         "resident_bytes": sum(each.process.resident_bytes for each in everyone),
         "disk": {"bytes": reports.disk_bytes, "free_bytes": reports.disk_free_bytes},
-        "shards": [_shard(at, shards.get(at)) for at in range(reports.shards_total)],
-        "gateways": [_gateway(at, gateways.get(at)) for at in range(reports.gateways_total)],
+        "shards": [
+            _shard(at, shards.get(at)) | _why(reports.processes.shards.get(at), shows_detail)
+            for at in range(reports.shards_total)
+        ],
+        "gateways": [
+            _gateway(at, gateways.get(at)) | _why(reports.processes.gateways.get(at), shows_detail)
+            for at in range(reports.gateways_total)
+        ],
     }
 
 
@@ -67,6 +75,18 @@ def _gateway(at: int, report: GatewayReport | None) -> dict[str, Any]:
         "sse_connections": report.sse_connections,
         "in_flight": sum(report.in_flight),
     }
+
+
+def _why(state: ProcessState | None, shows_detail: bool) -> dict[str, Any]:
+    """Return why a process does not serve, what to do about it, and how often it was started again."""
+    if state is None:
+        return {}
+    facts: dict[str, Any] = {"restarts": state.restarts}
+    if state.reason in REASONS:
+        facts |= {"reason": state.reason, "next_step": REASONS[state.reason][1]}
+        if shows_detail and state.detail:
+            facts["detail"] = state.detail
+    return facts
 
 
 def _process(process: ProcessReport, pressure: PressureReport) -> dict[str, Any]:

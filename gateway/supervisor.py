@@ -10,11 +10,15 @@ fresh interpreters, never forks of this one. Each is told, by arguments, descrip
     environment STREAMS_CHILD_CONFIG: the whole `Config` as JSON (it would make `ps` unreadable)
     lock        the descriptor of LOCK is inherited and simply stays open
     parent-fd   end of file on it means that we are gone: stop as on SIGTERM
-    ready-fd    lines from the child: `progress 0.42` while replaying, `ready` once, `error <why>` at the end
+    ready-fd    lines from the child: `progress 0.42` while replaying, `ready` once, then `beat` every second
+                while it moves (`shard/heartbeat.py`), `error <why>` at the end
     SIGTERM     gateway: stop accepting, finish what is under way, exit 0; shard: final snapshot, exit 0
     SIGINT      ignored by children: a terminal sends it to all of us, and only the supervisor decides
     SIGHUP      read the keys file again; sent when it has changed, and never before `ready`
     exit code   3 from a shard: its data is damaged, a restart cannot help; anything else: restarted
+
+A child that has sent a beat and is then silent for STREAMS_HANG_MS hangs: it is killed and started again.
+Silence is counted while this process runs itself, so a paused machine, or a paused supervisor, kills nobody.
 
 Listening sockets stay open here, so connections queue while a child restarts. They close when we stop, and a
 shard's when it is given up: a client must not wait for an answer that will never come.
@@ -35,6 +39,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, Literal
 
+import msgspec
 import orjson
 import structlog
 import trio
@@ -42,6 +47,7 @@ import trio
 from gateway.datadir import CannotServe, DataDir, write_atomically
 from gateway.keyfile import KeyFile, read_keys
 from gateway.manifest import Manifest
+from gateway.process_states import FILE_NAME, REASONS, ProcessState, ProcessStates
 from gateway.reports import lines
 from gateway.resharding import reshard
 from gateway.sockets import address_of, listen_tcp, listen_unix, url_of
@@ -58,6 +64,7 @@ from streams.config import (
     refusal_to_serve_openly,
 )
 
+EXIT_FAILED: Final = 1
 EXIT_CORRUPT: Final = 3
 
 #: A crash is answered at once and a crash loop is slow enough to be harmless and quick enough to heal.
@@ -77,6 +84,12 @@ LOCK_POLL_S: Final = 0.05
 DRAIN_MARGIN_S: Final = 1.0
 SNAPSHOT_WAIT_S: Final = 60.0
 STILL_WAITING_EVERY_S: Final = 5.0
+
+#: How often the supervisor looks for silent children, and what one look adds to their silence: if it was
+#: itself stopped for an hour, nobody was silent for an hour.
+LOOK_FOR_HANGS_S: Final = 1.0
+#: Silence that is worth a warning, and a word in the status: five missed beats.
+SILENT_S: Final = 5.0
 PROGRESS_EVERY_S: Final = 2.0
 
 log: Any = structlog.get_logger()
@@ -106,6 +119,14 @@ class Child:
     #: Which keys it was started with, or told of since.
     keys_version: int = 0
     reason: str = ""
+    #: Whether it was killed because it was silent for too long.
+    is_hung: bool = False
+    #: Whether it has sent a heartbeat, and seconds since the last one.
+    has_beaten: bool = False
+    silent_s: float = 0.0
+    #: Why it does not serve, and how often it was started again by reason (`process_states.REASONS`).
+    why: str = "starting"
+    restarts: dict[str, int] = field(default_factory=dict)
     gave_up: bool = False
     settled: trio.Event = field(default_factory=trio.Event)
     stop_wanted: trio.Event = field(default_factory=trio.Event)
@@ -121,6 +142,16 @@ class Child:
             "ended" if self.ended.is_set() else "ready" if self.ready_at else "starting" if pid else "waiting"
         )
         return f"<Child {self.name} pid={pid} {state}>"
+
+    def state(self) -> ProcessState:
+        words = {"": "ready", "silent": "silent", "damaged": "stopped", "starting": "starting"}
+        return ProcessState(
+            state=words.get(self.why, "restarting"),
+            pid=self.process.pid if self.process else 0,
+            reason=self.why,
+            detail=self.reason,
+            restarts=self.restarts,
+        )
 
     def signal(self, number: signal.Signals) -> None:
         if self.process is not None:
@@ -301,6 +332,7 @@ class Supervisor:
             for child in self._shards + self._gateways:
                 nursery.start_soon(self._keep_running, child)
             nursery.start_soon(self._announce_ready)
+            nursery.start_soon(self._look_for_hangs)
             await self._stop.wait()
             log.info("stopping", waiting_for="requests under way", at_most_ms=self.config.drain_ms)
             for listener in listeners:
@@ -400,6 +432,7 @@ class Supervisor:
                 break
             if code == EXIT_CORRUPT and child.kind == "shard":
                 child.gave_up = True
+                self._explain(child, "damaged")
                 for listener in child.listeners:
                     listener.close()
                 log.error(
@@ -410,12 +443,16 @@ class Supervisor:
                     f"backup of {self.config.data_dir / child.folder} in place",
                 )
                 break
+            why = _reason_of(child, code)
+            child.reason = child.reason or _how_it_ended(code)
+            child.restarts[why] = child.restarts.get(why, 0) + 1
+            self._explain(child, why)
             if child.ready_at is not None and trio.current_time() - child.ready_at >= HEALTHY_S:
                 backoff_s = BACKOFF_FIRST_S
             log.warning(
                 "ended unexpectedly; starting it again",
                 child=child.name,
-                cause=child.reason or _how_it_ended(code),
+                cause=child.reason,
                 after_ms=int(backoff_s * 1000),
             )
             failures = failures + 1 if child.ready_at is None else 0
@@ -430,6 +467,8 @@ class Supervisor:
     async def _one_life(self, child: Child) -> int:
         """Start it, listen to it, and return its exit code; a signal is negative, as in `subprocess`."""
         child.ready_at, child.reason = None, ""
+        child.is_hung = child.has_beaten = False
+        child.silent_s = 0.0
         child.keys_version = 0 if self._keys is None else self._keys.version
         ours, theirs = os.pipe(), os.pipe()
         (report_fd, their_report_fd), (their_parent_fd, parent_fd) = ours, theirs
@@ -444,6 +483,8 @@ class Supervisor:
             for descriptor in (their_report_fd, their_parent_fd):
                 os.close(descriptor)
         self._write_pids()
+        if child.why == "":
+            self._explain(child, "starting")
         log.debug("started", child=child.name, pid=child.process.pid)
         try:
             if child.stop_wanted.is_set():
@@ -486,13 +527,59 @@ class Supervisor:
                 if word == "ready":
                     child.ready_at = trio.current_time()
                     child.settled.set()
+                    self._explain(child, "")
                     self._tell_of_keys(child)
                     log.debug("ready", child=child.name)
+                elif word == "beat":
+                    child.has_beaten = True
+                    child.silent_s = 0.0
+                    if child.why == "silent":
+                        log.warning("sends heartbeats again", child=child.name)
+                        self._explain(child, "")
                 elif word == "error":
                     child.reason = rest
                 elif word == "progress" and trio.current_time() - shown_at >= PROGRESS_EVERY_S:
                     shown_at = trio.current_time()
                     log.info("replaying its log", child=child.name, percent=int(float(rest) * 100))
+
+    async def _look_for_hangs(self) -> None:
+        while True:
+            await trio.sleep(LOOK_FOR_HANGS_S)
+            for child in self._shards + self._gateways:
+                if child.has_beaten and child.process is not None and not child.stop_wanted.is_set():
+                    self._count_silence(child)
+
+    def _count_silence(self, child: Child) -> None:
+        """Warn of a child that is silent, and end one that has been for STREAMS_HANG_MS."""
+        child.silent_s += LOOK_FOR_HANGS_S
+        hang_s = self.config.hang_ms / 1000
+        if child.silent_s >= min(SILENT_S, hang_s or SILENT_S) and child.why == "":
+            self._explain(child, "silent")
+            log.warning(
+                "no heartbeat: it may hang",
+                child=child.name,
+                silent_s=round(child.silent_s, 1),
+                restarted_after_s=hang_s or "never",
+            )
+        if hang_s and child.silent_s >= hang_s and not child.is_hung:
+            child.is_hung = True
+            child.reason = f"no heartbeat for {child.silent_s:.0f} s"
+            log.error(
+                "hangs: it is killed and started again",
+                child=child.name,
+                silent_s=round(child.silent_s, 1),
+                next_step=REASONS["hung"][1],
+            )
+            child.signal(signal.SIGKILL)
+
+    def _explain(self, child: Child, why: str) -> None:
+        """Publish why a child does not serve; empty when it does."""
+        child.why = why
+        states = ProcessStates(
+            shards={each.index: each.state() for each in self._shards},
+            gateways={each.index: each.state() for each in self._gateways},
+        )
+        self._publish(FILE_NAME, msgspec.to_builtins(states, str_keys=True))
 
     def _write_pids(self) -> None:
         def pids(children: list[Child]) -> dict[str, int]:
@@ -539,6 +626,17 @@ async def _lock(directory: DataDir) -> None:
 async def _cancel_when(event: trio.Event, scope: trio.CancelScope) -> None:
     await event.wait()
     scope.cancel()
+
+
+def _reason_of(child: Child, code: int) -> str:
+    """Return the key of `process_states.REASONS` for a child that has ended and is started again."""
+    if child.is_hung:
+        return "hung"
+    if child.reason.startswith("it could not be started"):
+        return "not_started"
+    if code == EXIT_FAILED and child.kind == "shard" and child.reason:
+        return "log_failed"
+    return "crashed"
 
 
 def _how_it_ended(code: int) -> str:

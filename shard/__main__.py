@@ -25,6 +25,7 @@ from shard.committer import CommitFailed
 from shard.core.machine import Machine
 from shard.core.upkeep import HotPolicy, SealPolicy
 from shard.engine import Engine, EngineSettings
+from shard.heartbeat import Heartbeat
 from shard.peers import Peers
 from shard.recovery import Progress, Recovered, recover
 from shard.reporting import Answer, Reporter
@@ -163,6 +164,8 @@ class Shard:
         self._store = SegmentStore(disk, f"{directory}/segments", cold)
         self._base_folder = f"{directory}/object-base"
         self._place = place_of(arguments, cold, self._base_folder) if cold is not None else None
+        if arguments.ready_fd >= 0:
+            os.set_blocking(arguments.ready_fd, False)  # a supervisor that reads nothing must not stop us
         listener, *tcp = [socket.socket(fileno=fd) for fd in arguments.listen_fds]
         self._peers = peers_of(arguments) if tcp else None
         self._server = Server(listener, limits_of(config), config.thresholds, tcp, self._peers)
@@ -273,6 +276,8 @@ class Shard:
                 self._server.begin(engine)
                 self._server.report = reporter.ask
                 self._tell("ready")
+                heartbeat = Heartbeat(engine.log_progress, partial(self._tell, "beat"))
+                nursery.start_soon(heartbeat.run)
             await _first(stopping, engine.failed)
             nursery.cancel_scope.cancel()
         if engine.failure is None:

@@ -171,6 +171,16 @@ class Committer:
         """Bytes that were submitted and are not yet logged."""
         return self._submitted_bytes - self._taken_bytes
 
+    @property
+    def is_working(self) -> bool:
+        """True while a thread writes or syncs the log, or has something to write."""
+        return self._submitted != self._written or self._is_syncing or self._turn.locked()
+
+    @property
+    def work_done(self) -> int:
+        """Groups written and syncs finished since the start: it grows whenever the log moves."""
+        return self._groups + self._fsyncs
+
     def start(self) -> None:
         self._file_work.put(True)
         self._files_thread.start()

@@ -278,6 +278,10 @@ class Engine:
     def statistics(self) -> CommitterStatistics:
         return self._committer.statistics()
 
+    def log_progress(self) -> tuple[bool, int]:
+        """Return whether the log's threads have work, and a count that grows whenever they finish some."""
+        return self._committer.is_working, self._committer.work_done
+
     def objects_report(self) -> ObjectsReport:
         return ObjectsReport() if self._uploads is None else self._uploads.report()
 

@@ -321,6 +321,13 @@ class Config:
     drain_ms: int = _setting(
         "ms", 10_000, "How long requests under way may take to finish when the server stops.", most=600_000
     )
+    hang_ms: int = _setting(
+        "ms",
+        30_000,
+        "Restart a shard or gateway that has sent no heartbeat for this long: its event loop or its log does "
+        "not move. 0 never does.",
+        most=3_600_000,
+    )
     api_keys: str = _setting(
         "secret",
         "",
@@ -567,7 +574,7 @@ class ChildArgs:
     index       which shard or gateway this is
     listen_fds  listening sockets, inherited; of a shard, the first is its Unix socket, the others are TCP
     parent_fd   read end of a pipe; end of file means the supervisor is gone and the child must stop
-    ready_fd    write end of a pipe for the lines `progress 0.42`, `ready` and `error <message>`
+    ready_fd    write end of a pipe for the lines `progress 0.42`, `ready`, `beat` and `error <message>`
     placement   the slot map as JSON
     sockets     the shards' socket paths by shard number (gateways)
     directory   the folder in the data directory that is the shard's (shards)

@@ -9,6 +9,7 @@ from gateway.collector import Collector
 from gateway.exposition import as_facts, as_text
 from gateway.http import Request, Response
 from gateway.status import status_of
+from streams.protocol.access import ADMIN
 from streams.protocol.errors import NotAcceptable
 from streams.protocol.query import Query
 
@@ -32,7 +33,8 @@ class ReportPages:
 
     async def status(self, request: Request) -> Response:
         Query(request.query).done()
-        return from_facts(request, status_of(await self._collector.gather()))
+        shows_detail = request.grant is None or bool(request.grant.scopes & ADMIN)
+        return from_facts(request, status_of(await self._collector.gather(), shows_detail=shows_detail))
 
 
 def wants_json(accept: str) -> bool:

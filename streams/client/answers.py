@@ -318,6 +318,11 @@ class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
     sse_connections: int = 0
     wal_queue_bytes: int = 0
     replay_progress: float = 1.0
+    #: Times it was started again, by reason; why it does not serve now, and what to do about it.
+    restarts: dict[str, int] = {}
+    reason: str = ""
+    next_step: str = ""
+    detail: str = ""
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):

@@ -368,6 +368,13 @@ class ProcessStatus(msgspec.Struct, kw_only=True):
     cpu_ms: Millis | UnsetType = UNSET
     lag_ms: float | UnsetType = UNSET
     pressure: Pressure | UnsetType = UNSET
+    #: Times the supervisor started it again, by reason.
+    restarts: dict[str, Seq] | UnsetType = UNSET
+    #: Why it does not serve, and what an operator does next.
+    reason: str | UnsetType = UNSET
+    next_step: str | UnsetType = UNSET
+    #: What it said last; for keys with the scope admin.
+    detail: str | UnsetType = UNSET
 
 
 class ShardStatus(ProcessStatus, kw_only=True):

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
 import trio
 import trio.testing
 
-from gateway.links import Link
+from gateway.links import STALLED_S, Link
+from streams.protocol import wire
+from streams.protocol.errors import OutcomeUnknown, ShardUnavailable
 from tests.gateway.edge_harness import PATIENCE_S
 
 
@@ -31,3 +36,74 @@ async def test_a_link_is_settled_when_nobody_listens_any_more_but_not_while_a_sh
                 await link.settled()
             assert not link.is_up
             nursery.cancel_scope.cancel()
+
+
+class HangingShard:
+    """Answers the hello, takes whatever else comes, and answers that when it is told to."""
+
+    def __init__(self, sock: trio.SocketStream) -> None:
+        self._sock = sock
+        self._receiver = wire.Receiver()
+        self.asked: list[wire.Message] = []
+
+    async def run(self) -> None:
+        async for data in self._sock:
+            self._receiver.space()[: len(data)] = data
+            for message in self._receiver.received(len(data)):
+                if message.op == wire.OP_HELLO:
+                    await self.answer(message)
+                else:
+                    self.asked.append(message)
+
+    async def answer(self, message: wire.Message) -> None:
+        head = wire.head_encoder.encode(wire.ReplyHead())
+        await self._sock.send_all(wire.frame(wire.REPLY, 0, message.op, message.id, head, 0))
+
+
+@asynccontextmanager
+async def hanging_shard(folder: Path) -> AsyncIterator[tuple[Link, HangingShard, trio.Nursery]]:
+    path = str(folder / "shard.sock")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        listener.setblocking(False)
+        link = Link(0, path)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(link.run)
+            accepted, _ = await trio.socket.from_stdlib_socket(listener).accept()
+            shard = HangingShard(trio.SocketStream(accepted))
+            nursery.start_soon(shard.run)
+            await link.came_up()
+            yield link, shard, nursery
+            nursery.cancel_scope.cancel()
+
+
+async def test_requests_to_a_shard_that_hangs_fail_until_it_answers_again(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with hanging_shard(tmp_path) as (link, shard, _):
+        began_s = trio.current_time()
+        with pytest.raises(OutcomeUnknown):
+            await link.call(wire.OP_APPEND, b"", b"")
+        assert STALLED_S <= trio.current_time() - began_s <= 2 * STALLED_S
+        began_s = trio.current_time()
+        with pytest.raises(ShardUnavailable, match="shard 0"):
+            await link.call(wire.OP_APPEND, b"", b"")
+        assert trio.current_time() == began_s, "it fails without waiting"
+        await shard.answer(shard.asked[0])
+        await trio.testing.wait_all_tasks_blocked()
+        assert link.is_up
+
+
+async def test_a_shard_that_holds_a_long_poll_back_and_gives_signs_of_life_does_not_hang(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with hanging_shard(tmp_path) as (link, shard, nursery):
+        nursery.start_soon(link.call, wire.OP_DIFF, b"", b"")
+        for _ in range(6):
+            await trio.sleep(STALLED_S / 2)
+            for message in shard.asked[1:]:
+                assert message.op == wire.OP_PING
+                await shard.answer(message)
+            del shard.asked[1:]
+        assert link.is_up and link.in_flight == 1

@@ -1,0 +1,113 @@
+"""Why each process of a server serves or does not: written by the supervisor, read by gateways and tools.
+
+The supervisor alone sees why a process ended, so it publishes one small file in the run directory and
+rewrites it, whole, at each change. A gateway reads it when it has to explain that a shard is away: in a
+`503`, in `/v0/ready`, in `/v0/status` and in the metrics.
+
+`reason` is one of `REASONS`, fit for every client. `detail` may name files of this machine and is for
+operators alone.
+
+Bounds: one entry a process; a reader looks at the file at most every `_READ_S`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from time import monotonic
+from typing import Final
+
+import msgspec
+
+FILE_NAME: Final = "processes.json"
+_READ_S = 0.25
+
+#: By reason: what happened, and what an operator does next.
+REASONS: Final[dict[str, tuple[str, str]]] = {
+    "starting": (
+        "it is starting and replays its log",
+        "wait; `streams status` shows how far it is",
+    ),
+    "crashed": (
+        "it ended unexpectedly and is being started again",
+        "look at the server's log for `ended unexpectedly`; report a crash that repeats",
+    ),
+    "log_failed": (
+        "its log could not be written or synced, so it is being started again",
+        "check the disk: free space, `dmesg`, and the mount of the data directory",
+    ),
+    "silent": (
+        "it sends no heartbeat",
+        "wait: it is restarted after STREAMS_HANG_MS. If it repeats, check the disk and the machine's load",
+    ),
+    "hung": (
+        "it sent no heartbeat for STREAMS_HANG_MS and was ended; it is being started again",
+        "check the disk (`dmesg`, latency, a lost mount) and whether something stops its processes",
+    ),
+    "not_started": (
+        "it could not be started",
+        "check the limits on processes and memory of the server's user",
+    ),
+    "damaged": (
+        "its data is damaged, so its boxes are not served",
+        "stop the server, run `streams verify`, then `streams repair`, or restore a backup",
+    ),
+}
+
+#: Those for which a process is started again. A counter of each is there from the start, at 0.
+RESTART_REASONS: Final = ("crashed", "hung", "log_failed", "not_started")
+
+
+class ProcessState(msgspec.Struct, frozen=True, kw_only=True):
+    """One process as the supervisor sees it."""
+
+    state: str = "starting"
+    pid: int = 0
+    #: A key of `REASONS`, empty while it serves.
+    reason: str = ""
+    #: What the process said last, or how it ended.
+    detail: str = ""
+    #: Times it was started again, by reason.
+    restarts: dict[str, int] = {}
+
+
+class ProcessStates(msgspec.Struct, frozen=True, kw_only=True):
+    shards: dict[int, ProcessState] = {}
+    gateways: dict[int, ProcessState] = {}
+
+
+decode_states = msgspec.json.Decoder(ProcessStates).decode
+
+
+class StatesReader:
+    """The newest published states. Without a file (a gateway in a test), nothing is known of any process."""
+
+    def __init__(self, run_dir: Path | None) -> None:
+        self._path = None if run_dir is None else run_dir / FILE_NAME
+        self._states = ProcessStates()
+        self._read_s = -_READ_S
+
+    def __repr__(self) -> str:
+        return f"<StatesReader of {self._path}>"
+
+    def states(self) -> ProcessStates:
+        now_s = monotonic()
+        if self._path is not None and now_s - self._read_s >= _READ_S:
+            self._read_s = now_s
+            try:
+                self._states = decode_states(self._path.read_bytes())
+            except (OSError, msgspec.MsgspecError):
+                pass  # not written yet, or the server ends: what was known before is the best there is
+        return self._states
+
+    def of_shard(self, shard: int) -> ProcessState | None:
+        return self.states().shards.get(shard)
+
+    def why_away(self, shard: int) -> tuple[str, dict[str, str]]:
+        """Return a sentence on why a shard does not answer, and the fields `reason` and `next_step`."""
+        state = self.of_shard(shard)
+        reason = state.reason if state is not None else ""
+        if reason not in REASONS:
+            return f"shard {shard} cannot be reached right now; nothing was done", {}
+        happened, next_step = REASONS[reason]
+        message = f"shard {shard} does not serve: {happened}; nothing was done. Operator: {next_step}"
+        return message, {"reason": reason, "next_step": next_step}
