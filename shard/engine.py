@@ -14,6 +14,9 @@ Rules of the file
   snapshot thread.
 - When the committer fails, the shard ends: nothing is answered any more, because nothing is known any more.
 
+A page is produced only while its connection has room for it (`answers.py`): a read that has waited, or that
+the fetcher has served, is deferred otherwise and asked again when there is room (`serve_deferred`).
+
 Bounds: parked replies and reads are at most as many as requests in flight, which the links and fronts bound;
 what is left of reads that are over is dropped when it is more than the reads that wait (`_drop_stale`).
 The backlog of the committer and the unsealed batches are bounded by `is_congested`: servers stop reading
@@ -43,7 +46,7 @@ from shard.core.machine import Machine, Missing, Outcome
 from shard.core.priority import HELD_UP_TO, Pacing
 from shard.core.upkeep import HotPolicy, SealPolicy
 from shard.exports import Exports
-from shard.fetcher import READ_BYTES, Brought, Done, Fetcher
+from shard.fetcher import READ_BYTES, Brought, Done, Fetcher, is_in_cold_store
 from shard.retention import Retention, names_in
 from shard.storage import frames
 from shard.storage.files import DiskLike
@@ -54,7 +57,7 @@ from shard.upkeep import Upkeep
 from shard.waiting import Waiting, WaitingClaims
 from streams.protocol.bulk import Locate, States
 from streams.protocol.commands import Command, Diff, Follow, GetRecord, GetState, GetTail, ListBoxes, Reply
-from streams.protocol.errors import StreamsError
+from streams.protocol.errors import StreamsError, Throttled
 from streams.protocol.forwards import Collect
 from streams.protocol.histogram import Histogram
 from streams.protocol.queues import AwaitMoves, Claim, ClaimedTogether, ClaimTogether, ReleaseHolder
@@ -85,6 +88,16 @@ _PINNED_FILES_MIN = 4
 _SNAPSHOT_BOXES, _SNAPSHOT_REST_S = 32, 0.004
 
 _READS = (Diff, GetRecord, GetState, GetTail, ListBoxes, Collect, Locate, States)
+
+#: Bytes that reads may ask of the fetcher at a time, from this disk and from the cold store each: what they
+#: hold until they are answered. Further reads are deferred.
+_FETCH_BYTES_MAX = 64 << 20
+
+#: A read whose time is up and whose connection has no room is looked at again after this.
+_NO_ROOM_MS = 100
+
+#: Said to a claim whose time is up and whose connection has no room.
+_NO_ROOM = "earlier answers of this connection are not read yet; read them, then claim again"
 
 #: Deadlines of reads that are over, beyond as many as wait, before they are dropped.
 _STALE_MIN = 64
@@ -227,6 +240,15 @@ class Engine:
         self.failed = trio.Event()
         #: Called after replies were handed out, so that servers can send them together.
         self.after_answers: Callable[[], None] = lambda: None
+        #: True if a page may be produced for a ticket. The server has its own.
+        self.has_room: Callable[[Ticket], bool] = _always
+        #: Boxes whose reads and claims have something to get, and no room for it.
+        self._deferred_boxes: dict[str, None] = {}
+        #: Reads that were served by the fetcher and found no room.
+        self._deferred_reads: deque[tuple[Command, Ticket]] = deque()
+        #: By "is it in the cold store": what reads have asked of the fetcher, and those that may not yet.
+        self._fetching_bytes = [0, 0]
+        self._until_fetched: tuple[deque[tuple[Command, Ticket]], ...] = (deque(), deque())
         self._snapshot_wanted = trio.Event()
         self._bytes_at_snapshot = 0
         self._lsn_at_snapshot = 0
@@ -379,7 +401,13 @@ class Engine:
 
     def _fetch(self, command: Command, ticket: Ticket, missing: Missing, held: Brought) -> None:
         if isinstance(command, _READS):
-            done = partial(self._read_again, command, ticket, held)
+            is_cold = is_in_cold_store(missing)
+            wanted = max(READ_BYTES, command.max_bytes if isinstance(command, Diff) else 0)
+            if self._fetching_bytes[is_cold] >= _FETCH_BYTES_MAX:
+                self._until_fetched[is_cold].append((command, ticket))
+                return
+            self._fetching_bytes[is_cold] += wanted
+            done = partial(self._read_again, command, ticket, held, is_cold, wanted)
         else:
             self._behind.setdefault(_box_of(command), deque())
             done = partial(self._write_again, command, ticket, held)
@@ -397,9 +425,23 @@ class Engine:
             self._handle(command, ticket, held + brought)
 
     def _read_again(
-        self, command: Command, ticket: Ticket, held: Brought, error: StreamsError | None, brought: Brought
+        self,
+        command: Command,
+        ticket: Ticket,
+        held: Brought,
+        is_cold: bool,
+        wanted: int,
+        error: StreamsError | None,
+        brought: Brought,
     ) -> None:
-        self._again(command, ticket, held, error, brought)
+        self._fetching_bytes[is_cold] -= wanted
+        if error is None and not self.has_room(ticket):
+            self._deferred_reads.append((command, ticket))
+        else:
+            self._again(command, ticket, held, error, brought)
+        waiting = self._until_fetched[is_cold]
+        while waiting and self._fetching_bytes[is_cold] < _FETCH_BYTES_MAX:
+            self._handle_if_room(*waiting.popleft())
         self._after_report([])
 
     def _write_again(
@@ -413,6 +455,29 @@ class Engine:
         if behind:  # one of them has to wait in its turn, and the rest stays behind it
             self._behind[box].extend(behind)
         self._after_report([])
+
+    # -- answers that have no room
+
+    @property
+    def has_deferred(self) -> bool:
+        return bool(self._deferred_boxes or self._deferred_reads)
+
+    def serve_deferred(self) -> None:
+        """Asks again for what had no room. Some of it may have none now."""
+        boxes, self._deferred_boxes = self._deferred_boxes, {}
+        for box in boxes:
+            if self._claims:
+                self._wake_claims(box)
+            self._wake_reads(box)
+        for _ in range(len(self._deferred_reads)):
+            self._handle_if_room(*self._deferred_reads.popleft())
+        self._after_report([])
+
+    def _handle_if_room(self, command: Command, ticket: Ticket) -> None:
+        if self.has_room(ticket):
+            self._handle(command, ticket, [])
+        else:
+            self._deferred_reads.append((command, ticket))
 
     def _settle(self, outcome: Outcome, reply: Reply | StreamsError, ticket: Ticket) -> None:
         lsn = outcome.waits_for_lsn
@@ -607,6 +672,9 @@ class Engine:
         """Whether the read is over, or waits for the fetcher."""
         if read.done:
             return True
+        if not self.has_room(read.ticket):
+            self._deferred_boxes[command.box] = None
+            return False
         if held:
             self._cache.add_all(held)
         outcome = self.machine.handle(command, self._now_ms())
@@ -646,7 +714,9 @@ class Engine:
     def _wake_claims(self, box: str) -> None:
         """Serves those that wait for jobs of this box, in their order, until one of them gets none."""
         while True:
-            waiting = self._claims.woken(box, self._now_ms())
+            waiting = self._claims.woken(box, self._now_ms(), self.has_room)
+            if self._claims.were_passed_over:
+                self._deferred_boxes[box] = None
             if not waiting or not self._serve(box, waiting, is_over=False):
                 return
 
@@ -736,11 +806,21 @@ class Engine:
             self._wake(outcome.wakes)
         for missing in outcome.needs:  # the next tick will find it
             self._bring_in(missing, 0, _ignore)
-        while (due := self._claims.due(now_ms)) is not None:
-            self._serve(due[0], due[1], is_over=due[2])
+        while (due := self._claims.due(now_ms, self.has_room)) is not None:
+            if self._claims.were_passed_over:
+                self._deferred_boxes[due[0]] = None
+            if due[2] and not self.has_room(due[1][0].ticket):
+                self._claims.done(due[0], due[1])
+                due[1][0].ticket.answer(Throttled(_NO_ROOM), 0.0, 0.0)
+            elif due[1]:
+                self._serve(due[0], due[1], is_over=due[2])
         while self._read_deadlines and self._read_deadlines[0][0] <= now_ms:
             _, _, read = heapq.heappop(self._read_deadlines)
-            if not read.done:
+            if not read.done and not self.has_room(read.ticket):
+                self._deferred_boxes[read.command.box] = None
+                entry = (now_ms + _NO_ROOM_MS, next(self._order), read)
+                heapq.heappush(self._read_deadlines, entry)
+            elif not read.done:
                 self._try_read(read, msgspec.structs.replace(read.command, wait_ms=0), [])
                 waiting = self._reads.get(read.command.box)
                 if waiting is not None:
@@ -829,6 +909,10 @@ class Engine:
 def _box_of(command: Command) -> str:
     """The box that a command is about; none for those about all of a shard."""
     return getattr(command, "box", "")
+
+
+def _always(ticket: Ticket) -> bool:
+    return True
 
 
 def _ignore(error: StreamsError | None, brought: Brought) -> None:

@@ -50,6 +50,12 @@ Brought = list[tuple[Segment, int, Batch]]
 Done = Callable[[StreamsError | None, Brought], None]
 
 
+def is_in_cold_store(missing: Missing) -> bool:
+    """True if the cold store has to be asked for it."""
+    segments = (missing.segment,) if isinstance(missing, NotLoaded) else missing.segments
+    return any(segment.is_cold for segment in segments)
+
+
 class Fetcher:
     def __init__(
         self,
@@ -98,10 +104,11 @@ class Fetcher:
                 waiting.append(done)
                 return
             self._waiting[key] = [done]
-            self._submit(missing.segment.is_cold, lambda: self._read(missing.segment, missing.at, bytes_max))
+            self._submit(
+                is_in_cold_store(missing), lambda: self._read(missing.segment, missing.at, bytes_max)
+            )
         else:
-            is_cold = any(segment.is_cold for segment in missing.segments)
-            self._submit(is_cold, lambda: self._find(missing.segments, missing.match, done))
+            self._submit(is_in_cold_store(missing), lambda: self._find(missing.segments, missing.match, done))
 
     def _submit(self, is_cold: bool, work: Callable[[], None]) -> None:
         (self._cold if is_cold else self._hot).put(work)

@@ -6,9 +6,15 @@ It decides nothing. One task a connection reads; what one wake-up brings is hand
 when it is much, and the replies it produces leave in one `sendmsg` each time. Replies that get ready later
 are sent together after the committer's report that released them.
 
-Bounds: a connection that does not take its answers is not read from either (`_UNSENT_BYTES_MAX`), and nobody
-is read from while the log cannot keep up (`Engine.is_congested`); what is urgent is read a while longer. One
-message is at most `MESSAGE_BYTES_MAX`.
+One task a connection sends. It alone waits for the socket to become writable; the task that receives waits
+for an event when it has to wait for room.
+
+Bounds: answers that are not sent yet are bounded for each connection and for all of them (`answers.py`). A
+request for a page that finds no room waits in `_Connection.deferred`; other requests go on. A connection is
+not read from while it has `_DEFERRED_MAX` requests deferred or `_UNSENT_BYTES_MAX` unsent, and a TCP peer,
+behind whom nobody else waits, while it has no room for a page. A connection that takes nothing of its answers
+for `AnswerPool.stall_s` is closed. Nobody is read from while the log cannot keep up (`Engine.is_congested`);
+what is urgent is read a while longer. One message is at most `MESSAGE_BYTES_MAX`.
 """
 
 from __future__ import annotations
@@ -26,7 +32,8 @@ import msgspec
 import structlog
 import trio
 
-from shard.engine import Engine
+from shard.answers import LINK_LIMITS, PEER_LIMITS, AnswerPool
+from shard.engine import Engine, Ticket
 from shard.peers import HELLO_BYTES_MAX, HELLO_S, Peer, Peers
 from shard.pressure import ShardPressure
 from streams.protocol import bulk_requests, requests, wire
@@ -43,7 +50,12 @@ from streams.protocol.streams import AppendStream
 
 log = structlog.get_logger()
 
-_UNSENT_BYTES_MAX = 64 * 1024 * 1024
+#: Far more than pages alone can add up to: only a client that never reads its many small answers gets here.
+_UNSENT_BYTES_MAX = 128 * 1024 * 1024
+#: As many requests as a gateway has in flight on one link.
+_DEFERRED_MAX = 20_000
+#: How often to look for connections that take nothing of their answers.
+_STALL_LOOK_S = 1.0
 _SENDMSG_BUFFERS_MAX = 512
 #: Bodies up to this size are joined with what stands before them: the copy costs less than one more buffer.
 _JOIN_BYTES_MAX = 2048
@@ -79,6 +91,14 @@ class Server:
         self._limits = limits
         self._connections: set[_Connection] = set()
         self._dirty: list[_Connection] = []
+        self.link_answers = AnswerPool(LINK_LIMITS)
+        self.peer_answers = AnswerPool(PEER_LIMITS)
+        #: Connections with deferred requests, the one that was served last at the end.
+        self.deferring: dict[_Connection, None] = {}
+        #: Connections that are not read from until there is room.
+        self._paused = 0
+        self._sent_some = trio.Event()
+        self._room_changed = trio.Event()
         self.engine: Engine | None = None
         self.progress = 0.0
         self.draining = False
@@ -97,9 +117,12 @@ class Server:
     def begin(self, engine: Engine) -> None:
         self.engine = engine
         engine.after_answers = self.flush
+        engine.has_room = _has_room
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._keep_serving_deferred)
+            nursery.start_soon(self._keep_closing_stalled)
             nursery.start_soon(self._accept, self._listener, nursery, None)
             for listener in self._tcp:
                 assert self._peers is not None
@@ -146,6 +169,43 @@ class Server:
         """Whether none is refused for what the shard is at."""
         return self.engine is not None and self.pressure.gauge.level != THROTTLING
 
+    # -- room for answers
+
+    def on_sent(self) -> None:
+        """A connection has sent something, or dropped it: there may be room for what waits."""
+        if self.deferring or self._paused or (self.engine is not None and self.engine.has_deferred):
+            self._sent_some.set()
+
+    async def wait_room(self) -> None:
+        """Waits until something was sent and requests that were deferred have had their turn."""
+        self._paused += 1
+        try:
+            await self._room_changed.wait()
+        finally:
+            self._paused -= 1
+
+    async def _keep_serving_deferred(self) -> None:
+        while True:
+            await self._sent_some.wait()
+            self._sent_some = trio.Event()
+            if self.engine is not None:
+                self.engine.serve_deferred()
+            is_moving = True
+            while is_moving:
+                is_moving = False
+                for connection in list(self.deferring):
+                    is_moving = connection.serve_deferred() or is_moving
+                self.flush_all()
+                await trio.lowlevel.checkpoint()
+            self._room_changed.set()
+            self._room_changed = trio.Event()
+
+    async def _keep_closing_stalled(self) -> None:
+        while True:
+            await trio.sleep(_STALL_LOOK_S)
+            for connection in list(self._connections):
+                connection.close_if_stalled()
+
     def note_dirty(self, connection: _Connection) -> None:
         self._dirty.append(connection)
 
@@ -164,6 +224,11 @@ class Server:
             for began_ns, count in self.acked.items():
                 self.ack_times.observe((now_ns - began_ns) / 1e9, count)
             self.acked.clear()
+
+
+def _has_room(ticket: Ticket) -> bool:
+    """True if a page may be produced for this ticket now."""
+    return not isinstance(ticket, _Ticket) or ticket.connection.has_room
 
 
 class _Ticket:
@@ -264,16 +329,21 @@ class _Connection:
         "_holders",
         "_is_urgent",
         "_limits",
+        "_looks_stalled",
         "_peer",
+        "_pool",
+        "_sent_at_look",
+        "_sent_bytes",
         "_server",
         "_sock",
         "_unsent",
         "_unsent_bytes",
+        "deferred",
+        "has_unsent",
         "is_dirty",
         "is_open",
         "waiting",
         "woken_ns",
-        "writable",
     )
 
     def __init__(
@@ -285,13 +355,20 @@ class _Connection:
         self._limits = limits
         self._unsent: deque[bytes | memoryview] = deque()
         self._unsent_bytes = 0
+        self._pool = server.link_answers if peer is None else server.peer_answers
+        self._sent_bytes = 0
+        #: How many looks in a row have found that nothing was sent since the one before.
+        self._looks_stalled = 0
+        self._sent_at_look = 0
+        #: By id: requests for pages that wait for room, in their order.
+        self.deferred: dict[int, wire.Message] = {}
         #: Whether it carries only what must not wait behind the messages of others.
         self._is_urgent = False
         self.is_dirty = False
         self.is_open = True
         #: When the messages came that are being handled: one look at the clock for all of them.
         self.woken_ns = 0
-        self.writable = trio.Event()
+        self.has_unsent = trio.Event()
         #: By id: messages whose replies may be held back.
         self.waiting: dict[int, _WaitingTicket] = {}
         #: (box, stream of the peer) -> the number that jobs leased to this stream are held under.
@@ -308,6 +385,7 @@ class _Connection:
                 log.warning("connection ended", error=str(error))
             finally:
                 self.is_open = False
+                self._drop_unsent()
                 self._forget_all()
                 self._release_all()
                 nursery.cancel_scope.cancel()
@@ -331,8 +409,8 @@ class _Connection:
                 return
             self.woken_ns = monotonic_ns()
             await self._handle_all(receiver.received(count))
-            while self._unsent_bytes > _UNSENT_BYTES_MAX:
-                await self._sent_some()
+            while self._is_held_up:
+                await server.wait_room()
             if server.engine is not None and server.engine.is_congested:
                 await server.engine.wait_relieved(is_urgent=self._is_urgent)
             if self._peer is not None:
@@ -370,6 +448,15 @@ class _Connection:
         if message.op == wire.OP_APPEND and peer is None and server.takes_writes:
             self._append(message)
             return
+        if message.op in wire.PAGE_OPS and (self.deferred or not self.has_room):
+            self.deferred[message.id] = message
+            server.deferring[self] = None
+            return
+        self._handle_now(message)
+
+    def _handle_now(self, message: wire.Message) -> None:
+        server = self._server
+        peer = self._peer
         if peer is None and message.op == wire.OP_FORGET:
             self._forget(message.id)
             return
@@ -479,12 +566,18 @@ class _Connection:
     def _forget(self, id: int) -> None:
         """The peer does not wait for this reply any more. It is told so all the same: if it has been answered
         already, that answer is on its way."""
+        message = self.deferred.pop(id, None)
+        if message is not None:
+            _Ticket(self, message.op, id).answer(ShuttingDown("the question was taken back"), 0.0, 0.0)
+            return
         ticket, engine = self.waiting.get(id), self._server.engine
         if ticket is not None and engine is not None and engine.forget(ticket):
             ticket.answer(ShuttingDown("the question was taken back"), 0.0, 0.0)
 
     def _forget_all(self) -> None:
         """The peer is gone: a claim of its that waits must not be given the next job."""
+        self.deferred.clear()
+        self._server.deferring.pop(self, None)
         engine = self._server.engine
         if engine is not None:
             for ticket in self.waiting.values():
@@ -516,6 +609,70 @@ class _Connection:
             self._server.flush_all()
         self._holders.clear()
 
+    # -- room for answers
+
+    @property
+    def has_room(self) -> bool:
+        """True if another page may be produced for this connection. A closed one drops what it gets."""
+        pool = self._pool
+        return not self.is_open or (
+            self._unsent_bytes < pool.limits.connection_bytes and (self._is_urgent or not pool.is_full)
+        )
+
+    @property
+    def _is_held_up(self) -> bool:
+        """True while nothing may be read from this connection, because its answers have no room."""
+        if not self.is_open:
+            return False
+        if self._peer is not None and not self.has_room:
+            return True
+        return self._unsent_bytes >= _UNSENT_BYTES_MAX or len(self.deferred) >= _DEFERRED_MAX
+
+    def serve_deferred(self) -> bool:
+        """Handles the first request that waits for room, if there is room now. True if it did."""
+        server = self._server
+        server.deferring.pop(self, None)
+        if not self.deferred:
+            return False
+        if not self.has_room:
+            server.deferring[self] = None
+            return False
+        self._handle_now(self.deferred.pop(next(iter(self.deferred))))
+        if self.deferred:
+            server.deferring[self] = None
+        return True
+
+    def close_if_stalled(self) -> None:
+        """Closes the connection if its peer has taken nothing of its answers for too long."""
+        if not self._unsent_bytes or self._sent_bytes != self._sent_at_look:
+            self._sent_at_look = self._sent_bytes
+            self._looks_stalled = 0
+            return
+        self._looks_stalled += 1
+        stalled_s = self._looks_stalled * _STALL_LOOK_S
+        if stalled_s > self._pool.stall_s:
+            log.warning(
+                "closed a connection whose peer does not read its answers",
+                transport="unix" if self._peer is None else "tcp",
+                unsent_bytes=self._unsent_bytes,
+                seconds=stalled_s,
+            )
+            self._cut_off()
+
+    def _cut_off(self) -> None:
+        self.is_open = False
+        self._drop_unsent()
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # it is gone already
+
+    def _drop_unsent(self) -> None:
+        self._unsent.clear()
+        self._pool.used_bytes -= self._unsent_bytes
+        self._unsent_bytes = 0
+        self._server.on_sent()
+
     # -- sending
 
     def reply_in_parts(self, op: int, id: int, head: bytes, parts: list[bytes | memoryview]) -> None:
@@ -540,6 +697,7 @@ class _Connection:
 
     def _note_unsent(self, size: int) -> None:
         self._unsent_bytes += size
+        self._pool.used_bytes += size
         if not self.is_dirty:
             self.is_dirty = True
             self._server.note_dirty(self)
@@ -548,7 +706,7 @@ class _Connection:
         """Tries to send at once; what the socket does not take is left to `_keep_sending`."""
         self.is_dirty = False
         if self._send_some():
-            self.writable.set()
+            self.has_unsent.set()
 
     def _send_some(self) -> bool:
         """Sends what the socket takes. Whether something is left."""
@@ -563,10 +721,12 @@ class _Connection:
             except BlockingIOError:
                 return True
             except OSError:
-                self.is_open = False
-                unsent.clear()
+                self._cut_off()
                 return False
             self._unsent_bytes -= sent
+            self._pool.used_bytes -= sent
+            self._sent_bytes += sent
+            self._server.on_sent()
             if self._unsent_bytes == 0:
                 unsent.clear()
                 return False
@@ -577,16 +737,13 @@ class _Connection:
         return False
 
     async def _keep_sending(self) -> None:
+        """Sends what `flush` has left. No other task waits for this socket to become writable."""
         while True:
-            await self.writable.wait()
-            self.writable = trio.Event()
+            await self.has_unsent.wait()
+            self.has_unsent = trio.Event()
             while self._unsent and self.is_open:
                 await trio.lowlevel.wait_writable(self._sock)
                 self._send_some()
-
-    async def _sent_some(self) -> None:
-        await trio.lowlevel.wait_writable(self._sock)
-        self._send_some()
 
 
 def _is_same_user(sock: socket.socket) -> bool:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from streams.protocol.queues import Claim
@@ -27,6 +28,10 @@ _STALE_MIN = 64
 IN_ORDER_MAX = 32
 
 T = TypeVar("T")
+
+
+def _always(ticket: object) -> bool:
+    return True
 
 
 class Waiting(Generic[T]):
@@ -56,8 +61,9 @@ class _Box(Generic[T]):
         #: When the open window closes; 0 = none is open.
         self.closes_ms = 0
 
-    def first(self, count: int) -> list[Waiting[T]]:
-        return list(itertools.islice(self.waiting.values(), count))
+    def first(self, count: int, is_ready: Callable[[T], bool]) -> list[Waiting[T]]:
+        ready = (each for each in self.waiting.values() if is_ready(each.ticket))
+        return list(itertools.islice(ready, count))
 
 
 class WaitingClaims(Generic[T]):
@@ -69,6 +75,8 @@ class WaitingClaims(Generic[T]):
         #: (when, number, box, claim): when a claim's time is over or, with None, a window closes. Entries
         #: may be out of date.
         self._times: list[tuple[int, int, str, Waiting[T] | None]] = []
+        #: True if the last `woken` or `due` has passed over claims because they were not ready.
+        self.were_passed_over = False
 
     def __repr__(self) -> str:
         return f"<WaitingClaims {len(self._of)}>"
@@ -106,19 +114,29 @@ class WaitingClaims(Generic[T]):
             heapq.heappop(times)
         return None
 
-    def woken(self, name: str, now_ms: int) -> list[Waiting[T]]:
+    def woken(self, name: str, now_ms: int, is_ready: Callable[[T], bool] = _always) -> list[Waiting[T]]:
         """A job came to this box, or may have: who is asked now. Nobody where a window gathers claims."""
+        self.were_passed_over = False
         box = self._boxes.get(name)
         if box is None:
             return []
         if box.window_ms:
             self._open(box, name, now_ms + box.window_ms)
             return []
-        return box.first(IN_ORDER_MAX)
+        return self._first(box, IN_ORDER_MAX, is_ready)
 
-    def due(self, now_ms: int) -> tuple[str, list[Waiting[T]], bool] | None:
+    def _first(self, box: _Box[T], count: int, is_ready: Callable[[T], bool]) -> list[Waiting[T]]:
+        found = box.first(count, is_ready)
+        self.were_passed_over = len(found) < min(count, len(box.waiting))
+        return found
+
+    def due(
+        self, now_ms: int, is_ready: Callable[[T], bool] = _always
+    ) -> tuple[str, list[Waiting[T]], bool] | None:
         """A box and who is asked there: all, because a window closes, or one whose time is over, which the
-        last part says. None when nothing is due."""
+        last part says. None when nothing is due. Claims that are not ready are passed over when a window
+        closes, so there may be none; then `were_passed_over` is true."""
+        self.were_passed_over = False
         when = self.next_ms()
         if when is None or when > now_ms:
             return None
@@ -128,7 +146,7 @@ class WaitingClaims(Generic[T]):
             if waiting is not None:  # it may have to be asked again
                 heapq.heappush(self._times, (waiting.until_ms, waiting.number, name, waiting))
             box.closes_ms = 0
-            return name, box.first(COHORT_MAX), False
+            return name, self._first(box, COHORT_MAX, is_ready), False
         return name, [waiting], True
 
     def done(self, name: str, served: list[Waiting[T]]) -> None:

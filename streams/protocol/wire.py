@@ -97,6 +97,25 @@ WRITE_OPS = frozenset((OP_APPEND, OP_PUT_COLUMNS, OP_TXN_PUT))
 #: What a shard may hold back until there is something to tell, and may be asked to forget.
 WAITING_OPS = frozenset((OP_DIFF, OP_FOLLOW, OP_CLAIM, OP_READ_STREAM))
 
+#: Ops whose answers can be large: a shard answers them when the connection has room. The end of a stream of
+#: jobs is among them because it must not overtake the claims of its stream.
+PAGE_OPS = frozenset(
+    (
+        OP_DIFF,
+        OP_FOLLOW,
+        OP_READ_STREAM,
+        OP_SCAN,
+        OP_GET_RECORD,
+        OP_CLAIM,
+        OP_WORK,
+        OP_WORK_END,
+        OP_LIST_BOXES,
+        OP_LIST_GROUPS,
+        OP_STATES,
+        OP_LOCATE,
+    )
+)
+
 EXPORT_OPS = frozenset((OP_EXPORT, OP_EXPORT_RENEW, OP_EXPORT_END))
 
 
