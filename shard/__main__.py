@@ -2,7 +2,7 @@
 
 Exit codes: 0 stopped in order · 1 the log could not be written, or a bug · 2 bad arguments · 3 damaged data.
 SIGTERM, or the end of the supervisor, stops it; a terminal's SIGINT is the supervisor's business. SIGHUP has
-it read the keys of its TCP peers again.
+it read the keys again.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 import time
 import uuid
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -37,6 +38,7 @@ from shard.storage.wal import Wal
 from streams import logs, process
 from streams.config import ChildArgs, Config, ConfigError
 from streams.protocol.appends import RecordLimits
+from streams.protocol.keys import KeyRing
 from streams.protocol.reports import ShardReport
 
 if TYPE_CHECKING:
@@ -170,7 +172,15 @@ class Shard:
         self._peers = peers_of(arguments) if tcp else None
         self._server = Server(listener, limits_of(config), config.thresholds, tcp, self._peers)
         self._server.describe = self._describe
+        self._ring = KeyRing()
+        self._read_keys()
+        self._server.find_key = lambda secret: self._ring.find(secret)
         self._server.report = self._report_unready
+
+    def _read_keys(self) -> None:
+        """The keys that the supervisor has put there, as digests; none when the server asks for none."""
+        if self._arguments.keys_file:
+            self._ring = KeyRing.from_json(Path(self._arguments.keys_file).read_bytes())
 
     def _describe(self) -> dict[str, object]:
         return {
@@ -302,8 +312,10 @@ class Shard:
             async for number in signals:
                 if number == signal.SIGTERM:
                     stopping.set()
-                elif self._peers is not None:
-                    self._peers.read_keys_again()
+                else:
+                    self._read_keys()
+                    if self._peers is not None:
+                        self._peers.read_keys_again()
 
     async def _watch_parent(self, stopping: trio.Event) -> None:
         await trio.lowlevel.wait_readable(self._arguments.parent_fd)

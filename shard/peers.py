@@ -21,7 +21,7 @@ import structlog
 
 from streams.protocol import wire
 from streams.protocol.appends import RecordLimits
-from streams.protocol.bulk import States
+from streams.protocol.bulk import Caller, States
 from streams.protocol.commands import Append, Command
 from streams.protocol.errors import Busy, Unauthorized
 from streams.protocol.keys import Key, KeyRing
@@ -133,6 +133,8 @@ class Peer:
         """What it asks for, if that is for boxes of its key and of this shard."""
         assert self.key is not None
         command = decode_command(message.op, message.head, message.body, limits, self.key.grant)
+        if message.op in wire.TXN_OPS:
+            command = msgspec.structs.replace(command, caller=Caller(self.key.id, self.key.grant))
         boxes = boxes_of(command)
         check_boxes(self.key.grant, message.op, boxes)
         if not isinstance(command, States):  # it asks for what is here

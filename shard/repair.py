@@ -373,7 +373,7 @@ class _Patient:
         """What it takes away is gone, even if how much that is cannot be told yet. The rest is left out."""
         if isinstance(change, changes.TxnCommitted):
             # Rows that were held are missing. Those of the batches are in the frames behind this one.
-            mark = Mark(change.epoch, change.query, change.at_ms)
+            mark = Mark(change.epoch, change.query, change.at_ms, owner=change.owner)
             self.machine.txns.note_mark(change.writer, mark)
             return
         generation = getattr(change, "generation", 0)

@@ -38,10 +38,11 @@ from shard.peers import HELLO_BYTES_MAX, HELLO_S, Peer, Peers
 from shard.pressure import ShardPressure
 from streams.protocol import bulk_requests, requests, wire
 from streams.protocol.appends import RecordLimits
-from streams.protocol.bulk import BoxResult, ColumnsPut
+from streams.protocol.bulk import LOCAL, BoxResult, Caller, ColumnsPut
 from streams.protocol.commands import Append, Appended, Command, Page, Records, Reply
 from streams.protocol.errors import NotReady, ShuttingDown, StreamsError
 from streams.protocol.histogram import Histogram
+from streams.protocol.keys import Key
 from streams.protocol.pressure import THROTTLING, Thresholds
 from streams.protocol.queues import Claim, ReleaseHolder
 from streams.protocol.reports import ShardReport
@@ -104,6 +105,8 @@ class Server:
         self.draining = False
         self.pressure = ShardPressure(thresholds or Thresholds())
         self.describe: Callable[[], dict[str, object]] = dict
+        #: Finds the key of a secret. A process of our own user may bring one, for its transactions.
+        self.find_key: Callable[[str], Key | None] = lambda secret: None
         #: Asks for a report, which comes at once or later.
         self.report: Callable[[Callable[[ShardReport], None]], None] = lambda answer: None
         #: From the wake-up that brought an append to its acknowledgement.
@@ -326,6 +329,7 @@ class _Nobody:
 
 class _Connection:
     __slots__ = (
+        "_caller",
         "_holders",
         "_is_urgent",
         "_limits",
@@ -364,6 +368,8 @@ class _Connection:
         self.deferred: dict[int, wire.Message] = {}
         #: Whether it carries only what must not wait behind the messages of others.
         self._is_urgent = False
+        #: Whose the transactions are that come over this connection, unless it has a peer.
+        self._caller = LOCAL
         self.is_dirty = False
         self.is_open = True
         #: When the messages came that are being handled: one look at the clock for all of them.
@@ -466,6 +472,9 @@ class _Connection:
             return
         if peer is None and (message.op == wire.OP_STATS or message.op == wire.OP_HELLO):
             self._is_urgent = self._is_urgent or message.body == wire.HELLO_URGENT
+            key = server.find_key(message.body.decode("utf-8", "replace")) if message.body else None
+            if key is not None:
+                self._caller = Caller(key.id)
             self.reply(message.op, message.id, 0, _PLAIN_READ, msgspec.json.encode(server.describe()))
             return
         if message.op == wire.OP_PING:
@@ -496,6 +505,8 @@ class _Connection:
                 return
             if peer is None:
                 command = requests.decode_command(message.op, message.head, message.body, self._limits)
+                if message.op in wire.TXN_OPS:
+                    command = msgspec.structs.replace(command, caller=self._caller)
             else:
                 command = peer.command_of(message, self._limits)
         except StreamsError as error:

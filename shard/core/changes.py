@@ -312,6 +312,9 @@ class TxnHeld(msgspec.Struct, frozen=True, gc=False):
     packed: PackedHead
     #: The columns themselves (`packed.py`).
     body: bytes
+    #: Id of the key that it belongs to; empty for a process of the server's own user; None when the log was
+    #: written before transactions had owners.
+    owner: str | None = None
 
 
 class TxnKept(TxnHeld, frozen=True, gc=False):
@@ -346,6 +349,8 @@ class TxnCommitted(msgspec.Struct, frozen=True):
     at_ms: int
     parcels: list[str]
     parts: list[TxnPart]
+    #: As in `TxnHeld`.
+    owner: str | None = None
 
 
 class TxnDropped(msgspec.Struct, frozen=True):
@@ -496,6 +501,8 @@ class MarkFacts(msgspec.Struct, array_like=True, gc=False):
     query: str
     at_ms: int
     slots: bytes = b""
+    #: As in `TxnHeld`.
+    owner: str | None = None
 
 
 SessionFacts = tuple[str, int, bytes, int, str]

@@ -8,6 +8,8 @@
 Rules of the file
 - A commit is worked out in full before the first of its changes is made: what one box refuses, or what has to
   be fetched first, leaves everything as it was.
+- A writer belongs to the key that put the first rows of its transaction: the key's id is in the log. Other
+  keys can neither put, commit, abort nor list; an admin may abort, and take over what is left of a key.
 - All boxes of a commit show it at once, when it is durable, whatever their class: a reader never sees a part
   of it that a crash could take back. What boxes in memory get is in no log, and is shown at once; what object
   boxes get is shown when it is in the store, and then the commit is answered.
@@ -23,10 +25,12 @@ from shard.core.box import Box, stand_in
 from shard.core.outcome import Made, Outcome
 from shard.core.txn import MARKS_MAX, Epoch, Mark, batches_of, cost_of
 from streams.protocol import bulk, forwards
+from streams.protocol.access import ADMIN
 from streams.protocol.errors import (
     BatchTooLarge,
     BoxNotFound,
     FencingTokenMismatch,
+    Forbidden,
     NotFound,
     StreamsError,
     Throttled,
@@ -87,7 +91,7 @@ class Committing:
 
     def _put(self, command: bulk.TxnPut, now_ms: int, made: Made) -> Outcome:
         txns, txn = self._machine.txns, command.txn
-        marks, refusal = self._known(txn, made)
+        marks, refusal = self._known(txn, command.caller, made)
         if refusal is not None:
             return refusal
         done = _done(marks, txn.epoch)
@@ -111,6 +115,7 @@ class Committing:
             now_ms,
             command.packed,
             command.body,
+            self._owner_after(txn, command.caller),
         )
         lsn = self._machine._log(change, made)
         held = txns.find(txn.writer, txn.epoch)
@@ -119,8 +124,31 @@ class Committing:
             txns.remember(held.parcels[command.parcel][command.chunk], command.rows)
         return Outcome(made, bulk.Put(False, False, held.bytes), lsn)
 
-    def _known(self, txn: bulk.Txn, made: Made) -> tuple[list[Mark], Outcome | None]:
-        """The marks that count for this transaction, or a refusal: they are another query's."""
+    def _owner_after(self, txn: bulk.Txn, caller: bulk.Caller) -> str:
+        """The key that the writer belongs to once this caller has put or committed something."""
+        owners = self._machine.txns.owners_of(txn.writer)
+        return min(owners) if owners and not txn.reset else caller.key_id
+
+    def _refuse_stranger(self, txn: bulk.Txn, caller: bulk.Caller, made: Made) -> Outcome | None:
+        """A refusal if the writer belongs to another key. A key that may do everything takes it over with
+        `reset`."""
+        grant = caller.grant
+        if grant is None or not self._machine.txns.owners_of(txn.writer) - {caller.key_id}:
+            return None
+        if txn.reset and grant.scopes & ADMIN and not grant.prefixes:
+            return None
+        error = Forbidden(
+            f"writer: {shown(txn.writer)} belongs to another key, which began its transaction; use that key, "
+            "or another writer. A key with scope admin and without prefixes takes a writer over with reset",
+            field="writer",
+        )
+        return self._when_durable(error, self._machine.lsn, made)
+
+    def _known(self, txn: bulk.Txn, caller: bulk.Caller, made: Made) -> tuple[list[Mark], Outcome | None]:
+        """The marks that count for this transaction, or a refusal: they are another key's or query's."""
+        refusal = self._refuse_stranger(txn, caller, made)
+        if refusal is not None:
+            return [], refusal
         marks = self._machine.txns.marks.get(txn.writer, ())
         foreign = [mark for mark in marks if mark.query != txn.query]
         if foreign and not txn.reset:
@@ -174,7 +202,7 @@ class Committing:
 
     def _commit(self, command: bulk.TxnCommit, now_ms: int, made: Made) -> Outcome:
         machine, txn = self._machine, command.txn
-        marks, refusal = self._known(txn, made)
+        marks, refusal = self._known(txn, command.caller, made)
         if refusal is not None:
             return refusal
         done = _done(marks, txn.epoch)
@@ -290,8 +318,9 @@ class Committing:
             machine._reserve(box, part.first_seq + sum(part.counts) - 1, made)
             stored.append((box, part))
         parts = [part for _, part in stored]
+        owner = self._owner_after(txn, command.caller)
         lsn = machine._log(
-            changes.TxnCommitted(txn.writer, txn.epoch, txn.query, now_ms, parcels, parts), made
+            changes.TxnCommitted(txn.writer, txn.epoch, txn.query, now_ms, parcels, parts, owner), made
         )
         for box, _ in stored:
             machine._show_when_durable(lsn, box)
@@ -326,6 +355,10 @@ class Committing:
         epoch = txns.find(txn.writer, txn.epoch)
         if epoch is None:
             return Outcome(made, bulk.Aborted(0, 0))
+        if not _may_abort(command.caller, epoch):
+            refusal = self._refuse_stranger(txn, command.caller, made)
+            if refusal is not None:
+                return refusal
         parcels = [each for each in epoch.parcels if not command.parcels or each in set(command.parcels)]
         before = txns.bytes
         if not parcels:
@@ -345,7 +378,7 @@ class Committing:
     # -- telling
 
     def _list(self, command: bulk.TxnList, now_ms: int, made: Made) -> Outcome:
-        txns = self._machine.txns
+        txns, caller = self._machine.txns, command.caller
         held = [
             bulk.Held(
                 writer,
@@ -358,17 +391,32 @@ class Committing:
                 epoch.put_ms + txns.ttl_ms,
             )
             for (writer, number), epoch in sorted(txns.epochs.items())
-            if writer.startswith(command.prefix)
+            if writer.startswith(command.prefix) and _may_list(caller, epoch.owner)
         ]
         marks = [
             bulk.Mark(writer, mark.epoch, mark.query, mark.at_ms, bool(mark.slots))
             for writer, known in sorted(txns.marks.items())
             if writer.startswith(command.prefix)
             for mark in known
+            if _may_list(caller, mark.owner)
         ]
         more = max(len(held), len(marks)) > _LISTED_MAX
         lsn = max((mark.lsn for known in txns.marks.values() for mark in known), default=0)
         return self._when_durable(bulk.TxnState(held[:_LISTED_MAX], marks[:_LISTED_MAX], more), lsn, made)
+
+
+def _may_list(caller: bulk.Caller, owner: str | None) -> bool:
+    is_admin = caller.grant is None or bool(caller.grant.scopes & ADMIN)
+    return is_admin or owner is None or owner == caller.key_id
+
+
+def _may_abort(caller: bulk.Caller, epoch: Epoch) -> bool:
+    """Whether an admin of all its boxes asks. Its owner may too, which is looked at elsewhere."""
+    grant = caller.grant
+    if grant is None:
+        return True
+    boxes = (box for chunk in epoch.chunks() for box in chunk.packed.boxes)
+    return bool(grant.scopes & ADMIN) and all(map(grant.covers, boxes))
 
 
 def _told(planned: Sequence[_Planned]) -> bulk.Committed:

@@ -55,6 +55,8 @@ class Mark(NamedTuple):
     #: Bits of the slots that it stands for; all of the shard's when there are none.
     slots: bytes = b""
     lsn: int = 0
+    #: As in `changes.TxnHeld`.
+    owner: str | None = None
 
     def covers(self, box: str) -> bool:
         slot = slot_of(box)
@@ -94,10 +96,12 @@ def cost_of(packed: PackedHead, body: bytes) -> int:
 class Epoch:
     """What is held of one transaction."""
 
-    __slots__ = ("parcels", "put_ms", "query")
+    __slots__ = ("owner", "parcels", "put_ms", "query")
 
-    def __init__(self, query: str) -> None:
+    def __init__(self, query: str, owner: str | None = None) -> None:
         self.query = query
+        #: As in `changes.TxnHeld`.
+        self.owner = owner
         self.parcels: dict[str, dict[int, Chunk]] = {}
         #: When the last chunk came.
         self.put_ms = 0
@@ -173,6 +177,8 @@ class Txns:
         #: Rows of chunks that are taken apart.
         self._apart = 0
         self.epochs: dict[tuple[str, int], Epoch] = {}
+        #: The same by writer.
+        self._of_writer: dict[str, dict[int, Epoch]] = {}
         #: By writer; of one writer several only where shards came together that did not agree. Oldest first.
         self.marks: dict[str, tuple[Mark, ...]] = {}
         #: In the order of lsns, which is that of the log.
@@ -196,6 +202,13 @@ class Txns:
     def find(self, writer: str, epoch: int) -> Epoch | None:
         return self.epochs.get((writer, epoch))
 
+    def owners_of(self, writer: str) -> set[str]:
+        """The keys that a writer belongs to: those of its open epochs and of its marks. More than one only
+        where shards came together that did not agree."""
+        found = {epoch.owner for epoch in self._of_writer.get(writer, {}).values()}
+        found |= {mark.owner for mark in self.marks.get(writer, ())}
+        return {owner for owner in found if owner is not None}
+
     @property
     def oldest_lsn(self) -> int | None:
         """The oldest frame that holds something."""
@@ -218,7 +231,17 @@ class Txns:
         writer, number, parcel, at = self._by_lsn[lsn]
         epoch = self.epochs[writer, number]
         chunk = epoch.parcels[parcel][at]
-        return changes.TxnKept(writer, number, epoch.query, parcel, at, chunk.at_ms, chunk.packed, chunk.body)
+        return changes.TxnKept(
+            writer,
+            number,
+            epoch.query,
+            parcel,
+            at,
+            chunk.at_ms,
+            chunk.packed,
+            chunk.body,
+            epoch.owner,
+        )
 
     def remember(self, chunk: Chunk, rows: list[Rows]) -> None:
         """What a chunk says is known; a commit need not find it out again."""
@@ -236,15 +259,22 @@ class Txns:
 
     def _apply_held(self, change: changes.TxnHeld, lsn: int) -> None:
         chunk = Chunk(change.packed, change.body, change.at_ms, lsn)
-        self._hold(change.writer, change.epoch, change.query, change.parcel, change.chunk, chunk)
+        epoch = self._open(change.writer, change.epoch, change.query, change.owner)
+        self._hold(epoch, change.writer, change.epoch, change.parcel, change.chunk, chunk)
 
-    def _hold(self, writer: str, number: int, query: str, parcel: str, at: int, chunk: Chunk) -> None:
+    def _open(self, writer: str, number: int, query: str, owner: str | None) -> Epoch:
+        epoch = self.epochs.get((writer, number))
+        if epoch is None:
+            epoch = self.epochs[writer, number] = Epoch(query, owner)
+            self._of_writer.setdefault(writer, {})[number] = epoch
+        epoch.query, epoch.owner = query, owner
+        return epoch
+
+    def _hold(self, epoch: Epoch, writer: str, number: int, parcel: str, at: int, chunk: Chunk) -> None:
         key = (writer, number)
-        epoch = self.epochs.setdefault(key, Epoch(query))
         old = epoch.parcels.setdefault(parcel, {}).get(at)
         if old is not None:
             self._forget(old)
-        epoch.query = query
         epoch.parcels[parcel][at] = chunk
         self._by_lsn[chunk.lsn] = (writer, number, parcel, at)
         self.bytes += chunk.cost
@@ -271,12 +301,13 @@ class Txns:
                     machine._apply_appended(appended, lsn)
                     self.unkept[part.generation, batch.first_seq] = None
                     cuts = (0, 0, 0, 0, 0)
-        for writer, number in [key for key in self.epochs if key[0] == change.writer]:
+        for number in list(self._of_writer.get(change.writer, ())):
             if number <= change.epoch:
-                self._drop(writer, number, list(self.epochs[writer, number].parcels))
+                self._drop(change.writer, number, list(self.epochs[change.writer, number].parcels))
         if is_shipped:  # as a commit of nothing more: what it made was shipped above
             uploading.ship(msgspec.structs.replace(change, parcels=[], parts=[]), lsn)
-        self.note_mark(change.writer, Mark(change.epoch, change.query, change.at_ms, lsn=lsn))
+        mark = Mark(change.epoch, change.query, change.at_ms, lsn=lsn, owner=change.owner)
+        self.note_mark(change.writer, mark)
         self._forget_marks(change.at_ms)
 
     def note_mark(self, writer: str, mark: Mark) -> None:
@@ -301,6 +332,10 @@ class Txns:
         if not epoch.parcels:
             del self.epochs[writer, number]
             del self._by_age[writer, number]
+            of_writer = self._of_writer[writer]
+            del of_writer[number]
+            if not of_writer:
+                del self._of_writer[writer]
 
     def kept(self, generation: int, first_seq: int) -> None:
         """A batch has a frame of its own."""
@@ -326,7 +361,7 @@ class Txns:
 
     def mark_facts(self) -> list[changes.MarkFacts]:
         return [
-            changes.MarkFacts(writer, mark.epoch, mark.query, mark.at_ms, mark.slots)
+            changes.MarkFacts(writer, mark.epoch, mark.query, mark.at_ms, mark.slots, mark.owner)
             for writer, marks in self.marks.items()
             for mark in marks
         ]
@@ -334,7 +369,7 @@ class Txns:
     def restore(self, marks: Sequence[changes.MarkFacts]) -> None:
         """Takes over marks; chunks come back one by one, through `give_back`."""
         for fact in marks:
-            mark = Mark(fact.epoch, fact.query, fact.at_ms, fact.slots)
+            mark = Mark(fact.epoch, fact.query, fact.at_ms, fact.slots, owner=fact.owner)
             self.marks[fact.writer] = (*self.marks.get(fact.writer, ()), mark)
 
     def give_back(self, change: changes.TxnHeld, lsn: int) -> None:
@@ -354,6 +389,8 @@ class Txns:
         assert sorted(self._by_lsn) == sorted(chunk.lsn for chunk in chunks), "HELD"
         assert list(self._by_lsn) == sorted(self._by_lsn), "HELD"
         assert set(self._by_age) == set(self.epochs), "HELD"
+        by_writer = {(w, n): epoch for w, epochs in self._of_writer.items() for n, epoch in epochs.items()}
+        assert by_writer == self.epochs and all(self._of_writer.values()), "HELD"
         assert self._apart == sum(chunk.records for chunk in chunks if chunk.rows is not None), "HELD"
         for writer, number in self.epochs:
             for mark in self.marks.get(writer, ()):

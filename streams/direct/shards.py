@@ -200,18 +200,18 @@ class Shards:
         """Shows exactly these parcels, in this order; of each so many chunks must be held. Every shard that
         boxes of the writer live on should be told, also those that have none of the parcels: then all of
         them know that the epoch is over. A `dry` one raises what a commit would, and changes nothing."""
-        head = _encode(bulk.TxnCommit(txn, list(parcels), dry))
+        head = _encode(bulk.TxnCommitHead(txn, list(parcels), dry))
         return self._ask(wire.OP_TXN_COMMIT, shard, head, (), Committed, (), retry)
 
     def txn_abort(self, shard: int, txn: Txn, parcels: Sequence[str] = ()) -> bulk.Aborted:
         """Drops what the shard holds: these parcels, or all of the epoch."""
         return self._ask(
-            wire.OP_TXN_ABORT, shard, _encode(bulk.TxnAbort(txn, list(parcels))), (), bulk.Aborted
+            wire.OP_TXN_ABORT, shard, _encode(bulk.TxnAbortHead(txn, list(parcels))), (), bulk.Aborted
         )
 
     def txn_list(self, shard: int, *, prefix: str = "") -> TxnState:
         """What the shard holds, and the last epoch of each writer that it has committed."""
-        return self._ask(wire.OP_TXN_LIST, shard, _encode(bulk.TxnList(prefix)), (), TxnState)
+        return self._ask(wire.OP_TXN_LIST, shard, _encode(bulk.TxnListHead(prefix)), (), TxnState)
 
     def _ask(
         self,

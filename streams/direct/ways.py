@@ -122,10 +122,11 @@ class Ways:
         raise Busy("the map of shards keeps changing; try again")
 
     def _way_to(self, placement: Placement, shard: int) -> tuple[str, str]:
-        """Where the shard is, and the key to say there; a Unix socket wants none."""
+        """Where the shard is, and the key to say there. A Unix socket takes everything without one; the key
+        says whose the transactions are, so that they can go on over TCP."""
         path = placement.sockets[shard]
         if self._over_tcp is False or (self._over_tcp is None and os.path.exists(path)):
-            return path, ""
+            return path, self._key
         if not placement.addresses:
             raise Unreachable(
                 f"{path} is on another machine, and the shards do not listen on TCP (STREAMS_SHARD_HOST)",

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from streams.protocol.access import Grant
 from streams.protocol.packed import PackedHead, Rows
 
 #: Positions asked for, or states given, in one message.
@@ -54,6 +55,18 @@ class Txn(msgspec.Struct, array_like=True, frozen=True):
     reset: bool = False
 
 
+class Caller(msgspec.Struct, frozen=True):
+    """The key that asks for something of a transaction. A shard fills it in; it is never on the wire."""
+
+    #: Empty for a process of the server's own user that has no key.
+    key_id: str = ""
+    #: None for processes of the server's own user, which may do everything.
+    grant: Grant | None = None
+
+
+LOCAL = Caller()
+
+
 class TxnPutHead(msgspec.Struct, array_like=True, frozen=True, gc=False):
     txn: Txn
     parcel: str
@@ -68,9 +81,10 @@ class TxnPut(TxnPutHead, frozen=True, gc=False):
     body: bytes
     #: The same taken apart, which checking it has done anyway.
     rows: list[Rows] | None = None
+    caller: Caller = LOCAL
 
 
-class TxnCommit(msgspec.Struct, array_like=True, frozen=True):
+class TxnCommitHead(msgspec.Struct, array_like=True, frozen=True):
     """Shows exactly these parcels, in this order: (parcel, how many chunks this shard has of it)."""
 
     txn: Txn
@@ -79,20 +93,33 @@ class TxnCommit(msgspec.Struct, array_like=True, frozen=True):
     dry: bool = False
 
 
-class TxnAbort(msgspec.Struct, array_like=True, frozen=True):
+class TxnCommit(TxnCommitHead, frozen=True):
+    caller: Caller = LOCAL
+
+
+class TxnAbortHead(msgspec.Struct, array_like=True, frozen=True):
     """Drops what is held: these parcels, or all of the transaction when there are none named."""
 
     txn: Txn
     parcels: list[str] = []
 
 
-class TxnList(msgspec.Struct, array_like=True, frozen=True):
+class TxnAbort(TxnAbortHead, frozen=True):
+    caller: Caller = LOCAL
+
+
+class TxnListHead(msgspec.Struct, array_like=True, frozen=True):
     """What is held, and what was committed last, of writers whose names start with `prefix`."""
 
     prefix: str = ""
 
 
-BulkCommand = States | Locate | TxnPut | TxnCommit | TxnAbort | TxnList
+class TxnList(TxnListHead, frozen=True):
+    caller: Caller = LOCAL
+
+
+TxnCommand = TxnPut | TxnCommit | TxnAbort | TxnList
+BulkCommand = States | Locate | TxnCommand
 
 
 # ---------------------------------------------------------------------------------------------------

@@ -21,9 +21,9 @@ _packed_head = msgspec.msgpack.Decoder(PackedHead).decode
 _put_head = msgspec.msgpack.Decoder(bulk.TxnPutHead).decode
 _states_head = msgspec.msgpack.Decoder(bulk.States).decode
 _locate_head = msgspec.msgpack.Decoder(bulk.Locate).decode
-_commit_head = msgspec.msgpack.Decoder(bulk.TxnCommit).decode
-_abort_head = msgspec.msgpack.Decoder(bulk.TxnAbort).decode
-_list_head = msgspec.msgpack.Decoder(bulk.TxnList).decode
+_commit_head = msgspec.msgpack.Decoder(bulk.TxnCommitHead).decode
+_abort_head = msgspec.msgpack.Decoder(bulk.TxnAbortHead).decode
+_list_head = msgspec.msgpack.Decoder(bulk.TxnListHead).decode
 
 
 def decode_columns(head: bytes, body: bytes, limits: RecordLimits) -> list[commands.Append]:
@@ -110,17 +110,17 @@ def _commit(head: bytes, body: bytes, limits: RecordLimits) -> bulk.TxnCommit:
         raise InvalidRequest(f"parcels: has {len(asked.parcels)}, at most {bulk.PARCELS_MAX} are allowed")
     if len({parcel for parcel, _ in asked.parcels}) != len(asked.parcels):
         raise InvalidRequest("parcels: one is named twice", field="parcels")
-    return asked
+    return bulk.TxnCommit(asked.txn, asked.parcels, asked.dry)
 
 
 def _abort(head: bytes, body: bytes, limits: RecordLimits) -> bulk.TxnAbort:
     asked = _abort_head(head)
     _check_txn(asked.txn)
-    return asked
+    return bulk.TxnAbort(asked.txn, asked.parcels)
 
 
 def _list(head: bytes, body: bytes, limits: RecordLimits) -> bulk.TxnList:
-    return _list_head(head)
+    return bulk.TxnList(_list_head(head).prefix)
 
 
 DECODERS: dict[int, Callable[[bytes, bytes, RecordLimits], commands.Command]] = {

@@ -6,6 +6,7 @@ the wire itself for peers that do not behave.
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import socket
@@ -21,7 +22,7 @@ from streams.client.answers import Placement
 from streams.client.errors import Unreachable
 from streams.client.retry import Retry
 from streams.config import ConfigError, check_may_serve, load
-from streams.direct import ShardWriter
+from streams.direct import Shards, ShardWriter
 from streams.protocol import bulk, op_access, wire
 from streams.protocol.access import ALL, READ, WRITE, Grant, words
 from streams.protocol.errors import Forbidden, Unauthorized
@@ -36,13 +37,18 @@ SHARDS = 2
 WHOLE, WRITER, READER, CONFINED = (
     f"secret-of-the-{who}-0123456789" for who in ("whole", "writer", "reader", "confined")
 )
+JOB, ROTATED = "secret-of-the-job-0123456789", "rotated-secret-of-the-job-0123456789"
 HURRY = Retry(total_s=0.0)
+WRITERS = itertools.count()
 
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Path]]:
     keys = tmp_path_factory.mktemp("keys") / "keys"
-    keys.write_text(f"{WHOLE}\n{WRITER}:w:in.\n{READER}:r\n{CONFINED}::in.\n")
+    keys.write_text(
+        f"{WHOLE}\n{WRITER}:w:in.\n{READER}:r\n{CONFINED}::in.\n"
+        f"{JOB}:rw:in. id=job\n{ROTATED}:rw:in. id=job\n"
+    )
     keys.chmod(0o600)
     with running_server(
         shards=SHARDS, api_keys_file=keys, shard_host="127.0.0.1", shard_port=0, log="debug"
@@ -121,6 +127,42 @@ def test_left_to_itself_a_writer_uses_the_unix_socket_where_it_can_see_it(server
         writer.append("out.of-prefix", [1])
 
 
+def test_a_transaction_is_for_the_key_that_began_it_whatever_its_secret_is(server: Server) -> None:
+    with Wire(server) as job, Wire(server) as rotated, Wire(server) as other:
+        secrets = ((job, JOB), (rotated, ROTATED), (other, WRITER))
+        assert [peer.hello(secret) for peer, secret in secrets] == ["", "", ""]
+        box = job.owned("in.txn-")
+        packed, txn = pack([box], [1], [b"1"]), bulk.Txn("a-job", 1)
+        columns = b"".join(map(bytes, packed.buffers()))
+
+        def put(peer: Wire, chunk: int) -> str:
+            return peer.ask(wire.OP_TXN_PUT, bulk.TxnPutHead(txn, "p", chunk, packed.head()), columns)[0]
+
+        commit = bulk.TxnCommitHead(txn, [("p", 2)])
+        assert put(job, 0) == ""
+        assert put(other, 1) == "forbidden"
+        assert other.ask(wire.OP_TXN_COMMIT, commit)[0] == "forbidden"
+        assert other.ask(wire.OP_TXN_ABORT, bulk.TxnAbortHead(txn))[0] == "forbidden"
+        # A peer cannot say whose it is: what it puts behind the head is not looked at.
+        forged = bulk.TxnCommit(txn, [("p", 1)], False, bulk.Caller("job"))
+        assert other.ask(wire.OP_TXN_COMMIT, forged)[0] == "forbidden"
+        assert put(rotated, 1) == ""
+        assert rotated.ask(wire.OP_TXN_COMMIT, commit)[0] == ""
+    with Client(server.url, key=READER) as client:
+        assert client.box(box).state().count == 2
+
+
+def test_over_the_unix_socket_a_transaction_belongs_to_the_key_that_the_process_has(server: Server) -> None:
+    txn = bulk.Txn("a-local-job", 1)
+    with Shards(server.url, key=JOB) as local, Shards(server.url, key=WRITER, over_tcp=True) as other:
+        for shard in range(SHARDS):
+            assert not local.txn_commit(shard, txn, []).is_done
+            with pytest.raises(Forbidden):
+                other.txn_commit(shard, txn, [])
+    with Shards(server.url, key=ROTATED, over_tcp=True) as rotated:
+        assert rotated.txn_commit(0, txn, []).is_done
+
+
 _JOBS = b'{"node":"w","seqs":[1],"lease_ms":1000}'
 #: op -> (query, body) of a good request, for ops whose head is that of a request over HTTP.
 PLAIN: dict[int, tuple[str, bytes]] = {
@@ -151,7 +193,7 @@ def request_of(op: int, box: str) -> tuple[object, bytes]:
     if op in PLAIN:
         query, body = PLAIN[op]
         return wire.RequestHead(box, query), body
-    packed, txn = pack([box], [1], [b"1"]), bulk.Txn("writer", 1)
+    packed, txn = pack([box], [1], [b"1"]), bulk.Txn(f"writer-{next(WRITERS)}", 1)  # one that is nobody's
     columns = b"".join(map(bytes, packed.buffers()))
     requests: dict[int, tuple[object, bytes]] = {
         wire.OP_FOLLOW: (wire.FollowHead(box), b""),
@@ -201,8 +243,8 @@ def test_every_op_takes_its_scopes_and_the_ops_of_gateways_are_closed(server: Se
             for head in (wire.RequestHead(box), None):
                 assert whole.ask(op, head)[0] == "forbidden", op
         for op, need in op_access.OPS.items():
-            head, body = request_of(op, box)
             for peer, grant in ((reader, Grant(READ)), (writer, Grant(WRITE, ("in.",))), (whole, Grant(ALL))):
+                head, body = request_of(op, box)
                 is_closed = bool(words(need.scopes & ~grant.scopes)) or (
                     need.is_whole and bool(grant.prefixes)
                 )

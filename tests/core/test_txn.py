@@ -7,16 +7,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from shard.core import changes, committing, txn
 from shard.core.machine import Machine
 from streams.protocol import bulk, commands, forwards
+from streams.protocol.access import ADMIN, ALL, READ, WRITE, Grant
 from streams.protocol.errors import (
     BatchTooLarge,
     BoxFull,
     BoxNotFound,
     FencingTokenMismatch,
+    Forbidden,
     InvalidRequest,
     NotFound,
     RecordTooLarge,
@@ -415,6 +418,105 @@ def test_routers_of_a_box_in_memory_take_what_a_commit_brings(driver: Driver) ->
     driver.ask(forwards.Tie(box="m", origin="r#1", life=life, position=0, route=Route(source="m", dest="x")))
     put(driver, {"m": [b"1"]})
     assert set(driver.do(bulk.TxnCommit(T1, [("p", 1)])).wakes) == {"m", forwards.CARRIER}
+
+
+# -- whose a transaction is
+
+A, B = bulk.Caller("a", Grant(READ | WRITE)), bulk.Caller("b", Grant(READ | WRITE))
+
+
+def by(caller: bulk.Caller, command: Any) -> Any:
+    return msgspec.structs.replace(command, caller=caller)
+
+
+def refused(driver: Driver, command: Any) -> None:
+    epochs, marks, lsn = dict(driver.machine.txns.epochs), dict(driver.machine.txns.marks), driver.machine.lsn
+    with pytest.raises(Forbidden, match="belongs to another key"):
+        driver.ask(command)
+    assert (driver.machine.txns.epochs, driver.machine.txns.marks) == (epochs, marks)
+    assert driver.machine.lsn == lsn
+
+
+def everything_of(caller: bulk.Caller, *, reset: bool = False) -> list[Any]:
+    """All that changes the transactions of the writer, of this epoch and of a later one."""
+    found: list[Any] = []
+    for epoch in (1, 5):
+        txn = bulk.Txn("w", epoch, "q", reset)
+        found += [put_command({"b": [b"9"]}, txn=txn, parcel="x"), bulk.TxnCommit(txn, [])]
+    return [by(caller, command) for command in found]
+
+
+def test_a_transaction_belongs_to_the_key_that_began_it(driver: Driver) -> None:
+    driver.ask(by(A, put_command({"b": [b"1"]})))
+    for command in (*everything_of(B), *everything_of(B, reset=True), by(B, bulk.TxnAbort(T1))):
+        refused(driver, command)
+    assert driver.ask(by(B, bulk.TxnList())) == bulk.TxnState([], [])
+    driver.ask(by(A, put_command({"b": [b"2"]}, chunk=1)))
+    assert driver.ask(by(A, bulk.TxnCommit(T1, [("p", 2)]))).records == 2
+    # The mark says which epochs count as written: with it, another key could make later ones vanish.
+    for command in (*everything_of(B), *everything_of(B, reset=True)):
+        refused(driver, command)
+    assert driver.ask(by(B, bulk.TxnList())).marks == []
+    assert len(driver.ask(by(A, bulk.TxnList())).marks) == 1
+    assert driver.ask(by(A, bulk.TxnCommit(bulk.Txn("w", 2, "q"), []))).is_done is False
+
+
+def test_an_admin_of_all_its_boxes_may_abort_a_transaction_of_another_key(driver: Driver) -> None:
+    driver.ask(by(A, put_command({"in.b": [b"1"], "out.b": [b"2"]})))
+    for grant in (Grant(READ | WRITE), Grant(ALL, ("in.",)), Grant(WRITE, ("in.", "out."))):
+        refused(driver, by(bulk.Caller("b", grant), bulk.TxnAbort(T1)))
+    admin = bulk.Caller("b", Grant(WRITE | ADMIN, ("in.", "out.")))
+    assert driver.ask(by(admin, bulk.TxnAbort(T1))).parcels == 1
+
+
+def test_an_admin_takes_a_writer_over_with_reset_and_its_old_key_is_refused_then(driver: Driver) -> None:
+    driver.ask(by(A, put_command({"b": [b"1"]})))
+    driver.ask(by(A, bulk.TxnCommit(T1, [("p", 1)])))
+    admin, confined = bulk.Caller("b", Grant()), bulk.Caller("b", Grant(ALL, ("b",)))
+    for command in (*everything_of(admin), *everything_of(confined, reset=True)):
+        refused(driver, command)
+    taken = bulk.Txn("w", 2, "q", True)
+    assert driver.ask(by(admin, bulk.TxnCommit(bulk.Txn("w", 1, "q", True), []))).is_done
+    driver.ask(by(admin, put_command({"b": [b"2"]}, txn=taken)))
+    driver.ask(by(admin, bulk.TxnCommit(taken, [("p", 1)])))
+    refused(driver, by(A, put_command({"b": [b"3"]}, txn=bulk.Txn("w", 3, "q"))))
+    assert len(driver.ask(by(admin, bulk.TxnList())).marks) == 1
+
+
+def test_a_process_of_the_servers_user_may_do_everything_and_keys_do_not_reach_what_it_began(
+    driver: Driver,
+) -> None:
+    driver.ask(by(A, put_command({"b": [b"1"]})))
+    driver.ask(put_command({"b": [b"2"]}, chunk=1))
+    assert driver.machine.txns.owners_of("w") == {"a"}
+    assert commit(driver, ("p", 2)).records == 2
+    assert driver.machine.txns.owners_of("w") == {"a"}
+    put(driver, {"b": [b"3"]}, txn=bulk.Txn("v", 1))
+    with pytest.raises(Forbidden):
+        driver.ask(by(A, bulk.TxnAbort(bulk.Txn("v", 1))))
+
+
+def test_the_owner_is_the_same_after_a_crash_and_from_a_snapshot(driver: Driver) -> None:
+    driver.ask(by(A, put_command({"b": [b"1"]})))
+    kept = driver.machine.keep_held(driver.machine.lsn)
+    assert kept is not None
+    driver.keep(kept)
+    driver.ask(by(A, bulk.TxnCommit(bulk.Txn("v", 1), [])))
+    for other in (driver.reborn(), driver.reborn(state=driver.machine.snapshot())):
+        assert other.machine.txns.owners_of("w") == other.machine.txns.owners_of("v") == {"a"}
+        refused(other, by(B, bulk.TxnCommit(T1, [("p", 1)])))
+        assert other.ask(by(A, bulk.TxnCommit(T1, [("p", 1)]))).records == 1
+
+
+def test_what_was_begun_before_transactions_had_owners_is_open_to_every_key(driver: Driver) -> None:
+    old = put_command({"b": [b"1"]})
+    held = changes.TxnHeld("w", 1, "q", "p", 0, driver.now_ms, old.packed, old.body)
+    driver.commit(held)
+    driver.commit(changes.TxnCommitted("v", 1, "", driver.now_ms, [], []))
+    assert [each.writer for each in driver.ask(by(B, bulk.TxnList())).held] == ["w"]
+    assert driver.ask(by(B, bulk.TxnCommit(T1, [("p", 1)]))).records == 1
+    refused(driver, by(A, bulk.TxnCommit(bulk.Txn("w", 2, "q"), [])))
+    assert driver.ask(by(A, bulk.TxnCommit(bulk.Txn("v", 1), []))).is_done
 
 
 # -- crashes
