@@ -342,6 +342,7 @@ def main() -> int:
         return EXIT_REFUSED
     logs.setup(arguments.config.log, arguments.config.log_format, process=f"shard-{arguments.index:02d}")
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    process.raise_descriptor_limit()
     return trio.run(Shard(arguments).run)
 
 

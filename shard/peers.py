@@ -5,16 +5,22 @@ until its first message, the hello, has brought a key; then every message is hel
 exactly as over HTTP, and to boxes that this shard owns: a peer with an old map must not make a second box of
 a name.
 
-Bounds: `PEERS_MAX` connections, strangers included; `HELLO_S` and `HELLO_BYTES_MAX` for the hello; after it,
-a message is at most a body and a little.
+Bounds: `PEERS_MAX` connections with a key, of which one key has `KEY_PEERS_MAX`; `STRANGERS_MAX` connections
+without one, apart from those. When there are so many strangers, a new one takes the place of the oldest: a
+client with a key sends it in its first message, so it is known long before its turn comes. `HELLO_S` and
+`HELLO_BYTES_MAX` for the hello; after it, a message is at most a body and a little. All of this leaves
+`_DESCRIPTORS_KEPT` of the process's file descriptors to the log and the segments.
 """
 
 from __future__ import annotations
 
 import itertools
+import resource
 import socket
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from time import monotonic
 
 import msgspec
 import structlog
@@ -23,7 +29,7 @@ from streams.protocol import wire
 from streams.protocol.appends import RecordLimits
 from streams.protocol.bulk import Caller, States
 from streams.protocol.commands import Append, Command
-from streams.protocol.errors import Busy, Unauthorized
+from streams.protocol.errors import Busy, Throttled, Unauthorized
 from streams.protocol.keys import Key, KeyRing
 from streams.protocol.op_access import boxes_of, check_boxes, check_op
 from streams.protocol.requests import decode_command
@@ -31,8 +37,18 @@ from streams.protocol.slots import slot_of
 
 log = structlog.get_logger()
 
-#: A connection costs a buffer of 256 KiB and a task; a thousand executors of one job fit.
+#: A connection costs a buffer of 256 KiB and a task.
 PEERS_MAX = 1024
+#: A quarter is left to other keys, whatever one key does.
+KEY_PEERS_MAX = 768
+#: At a thousand new connections a second, a client has a quarter of a second for its hello.
+STRANGERS_MAX = 256
+#: One address may have this part of them before its own oldest one goes first.
+_ADDRESS_PART = 4
+#: Log files, segments that are read, links of gateways and what a backup opens are some tens.
+_DESCRIPTORS_KEPT = 256
+#: One line about peers that were turned away tells of all since the one before.
+_WARN_EVERY_S = 10.0
 HELLO_S = 5.0
 HELLO_BYTES_MAX = 4096
 #: What a message has beside its body: names, a query, an idempotency key.
@@ -51,6 +67,25 @@ class _Map(msgspec.Struct):
     slots: list[tuple[int, int, int]]
 
 
+class RateLimitedWarning:
+    """A warning that is logged at most once in `_WARN_EVERY_S`, with how often it was due since."""
+
+    def __init__(self, event: str) -> None:
+        self._event = event
+        self._times = 0
+        self._next_s = 0.0
+
+    def __repr__(self) -> str:
+        return f"<RateLimitedWarning {self._event!r}>"
+
+    def note(self, **facts: object) -> None:
+        self._times += 1
+        now_s = monotonic()
+        if now_s >= self._next_s:
+            log.warning(self._event, times=self._times, **facts)
+            self._times, self._next_s = 0, now_s + _WARN_EVERY_S
+
+
 class Peers:
     """What all TCP connections of a shard share."""
 
@@ -62,27 +97,72 @@ class Peers:
         ranges = msgspec.json.decode(placement, type=_Map).slots
         own = [range(start, end) for start, end, owner in ranges if owner == shard]
         self._own = frozenset(itertools.chain.from_iterable(own))
+        descriptors = max(0, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _DESCRIPTORS_KEPT)
+        self._strangers_max = max(1, min(STRANGERS_MAX, descriptors // 4))
+        self._peers_max = max(1, min(PEERS_MAX, descriptors - self._strangers_max))
+        #: Without a key, the oldest first; all of them, and those of each address.
+        self._strangers: dict[Peer, None] = {}
+        self._strangers_of: dict[str, dict[Peer, None]] = {}
+        #: With a key, and how many of them each key has, by its id.
         self._peers: set[Peer] = set()
+        self._peers_of: Counter[str] = Counter()
+        self._closed_early = RateLimitedWarning(
+            "closed the oldest connections over TCP without a key, to make room for new ones"
+        )
+        self._refused = RateLimitedWarning("refused connections over TCP: there are enough")
+        self.silent = RateLimitedWarning("closed connections over TCP that said no hello in time")
+        self.broken = RateLimitedWarning("connections over TCP ended with an error")
+        self.not_accepted = RateLimitedWarning("cannot accept connections over TCP")
 
     def __repr__(self) -> str:
-        return f"<Peers {len(self._peers)} of {PEERS_MAX}>"
+        return f"<Peers {len(self._peers)} of {self._peers_max}, {len(self._strangers)} strangers>"
 
-    def accept(self, sock: socket.socket) -> Peer | None:
-        """None when there are too many already."""
-        if len(self._peers) >= PEERS_MAX:
-            log.warning("refused a connection over TCP: there are enough", peers=len(self._peers))
-            return None
+    def accept(self, sock: socket.socket) -> Peer:
+        """A stranger. When there are too many, the oldest of them goes."""
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEP_ALIVE_IDLE_S)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEP_ALIVE_EVERY_S)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _KEEP_ALIVE_TIMES)
-        peer = Peer(self, sock)
-        self._peers.add(peer)
+        peer = Peer(self, sock, _address_of(sock))
+        if len(self._strangers) >= self._strangers_max:
+            same = self._strangers_of.get(peer.address, {})
+            oldest = next(iter(same if len(same) * _ADDRESS_PART >= self._strangers_max else self._strangers))
+            self._closed_early.note(address=oldest.address, strangers=len(self._strangers))
+            self.forget(oldest)
+            oldest.cut_off()
+        self._strangers[peer] = None
+        self._strangers_of.setdefault(peer.address, {})[peer] = None
         return peer
 
+    def admit(self, peer: Peer, key: Key) -> None:
+        """A stranger has shown a key. Raises `Throttled` if there are enough peers, or enough of this key."""
+        of_key = self._peers_of[key.id]
+        limit = ""
+        if of_key >= KEY_PEERS_MAX:
+            limit = f"key {key.id} has {of_key} connections to this shard, as many as one key may have"
+        elif len(self._peers) >= self._peers_max:
+            limit = f"this shard has {len(self._peers)} connections over TCP, as many as it takes"
+        if limit:
+            self._refused.note(key=key.id, of_key=of_key, peers=len(self._peers))
+            raise Throttled(f"hello: {limit}; close some, or try again later")
+        self.forget(peer)
+        self._peers.add(peer)
+        self._peers_of[key.id] += 1
+        peer.key = key
+
     def forget(self, peer: Peer) -> None:
-        self._peers.discard(peer)
+        if peer in self._peers:
+            assert peer.key is not None
+            self._peers.discard(peer)
+            self._peers_of[peer.key.id] -= 1
+            if not self._peers_of[peer.key.id]:
+                del self._peers_of[peer.key.id]
+        elif self._strangers.pop(peer, peer) is None:
+            same = self._strangers_of[peer.address]
+            del same[peer]
+            if not same:
+                del self._strangers_of[peer.address]
 
     def find(self, secret: bytes) -> Key:
         key = self._ring.find(secret.decode("utf-8", "replace"))
@@ -105,9 +185,10 @@ class Peers:
 class Peer:
     """One connection over TCP; a stranger until it has a key."""
 
-    def __init__(self, peers: Peers, sock: socket.socket) -> None:
+    def __init__(self, peers: Peers, sock: socket.socket, address: str) -> None:
         self._peers = peers
         self._sock = sock
+        self.address = address
         self.key: Key | None = None
 
     def __repr__(self) -> str:
@@ -117,7 +198,7 @@ class Peer:
         """The answer to its hello, which alone a stranger may send."""
         if message.op != wire.OP_HELLO:
             raise Unauthorized("hello: must come first, with a key")
-        self.key = self._peers.find(message.body)
+        self._peers.admit(self, self._peers.find(message.body))
         return b'{"shard":%d}' % self._peers.shard
 
     @property
@@ -153,8 +234,23 @@ class Peer:
             if not self._peers.owns(box):
                 raise Moved(box=box)
 
+    def note_silent(self) -> None:
+        """It has said no hello in time, and is about to be closed."""
+        self._peers.silent.note(address=self.address)
+
+    def note_broken(self, error: Exception) -> None:
+        """It has broken off, or does not speak this wire."""
+        self._peers.broken.note(address=self.address, error=str(error))
+
     def cut_off(self) -> None:
         try:
             self._sock.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass  # it is gone already
+
+
+def _address_of(sock: socket.socket) -> str:
+    try:
+        return str(sock.getpeername()[0])
+    except OSError:
+        return ""  # it is gone already

@@ -141,7 +141,7 @@ class Server:
                 if peers is None or error.errno in (errno.EBADF, errno.EINVAL):
                     raise
                 # The fault of one connection, or too many of them: in both cases others must not suffer.
-                log.warning("cannot accept a connection over TCP", error=str(error))
+                peers.not_accepted.note(error=str(error))
                 await trio.sleep(_EXHAUSTED_WAIT_S)
                 continue
             sock = socket.socket(fileno=accepted.detach())
@@ -150,11 +150,7 @@ class Server:
                 log.warning("refused a connection of another user")
                 sock.close()
                 continue
-            peer = None if peers is None else peers.accept(sock)
-            if peers is not None and peer is None:
-                sock.close()
-                continue
-            nursery.start_soon(self._serve, sock, peer)
+            nursery.start_soon(self._serve, sock, None if peers is None else peers.accept(sock))
 
     async def _serve(self, sock: socket.socket, peer: Peer | None) -> None:
         connection = _Connection(self, sock, self._limits, peer)
@@ -388,7 +384,10 @@ class _Connection:
             try:
                 await self._keep_receiving()
             except (OSError, wire.WireError) as error:
-                log.warning("connection ended", error=str(error))
+                if self._peer is None:
+                    log.warning("connection ended", error=str(error))
+                else:
+                    self._peer.note_broken(error)
             finally:
                 self.is_open = False
                 self._drop_unsent()
@@ -399,7 +398,7 @@ class _Connection:
     async def _expect_hello(self, peer: Peer, scope: trio.CancelScope) -> None:
         await trio.sleep(HELLO_S)
         if peer.key is None:
-            log.warning("a connection over TCP said no hello in time")
+            peer.note_silent()
             scope.cancel()
 
     async def _keep_receiving(self) -> None:

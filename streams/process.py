@@ -4,6 +4,7 @@ is 0."""
 from __future__ import annotations
 
 import os
+import resource
 import sys
 import time
 from typing import NoReturn
@@ -12,6 +13,8 @@ from streams.protocol.reports import ProcessReport
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _STARTED_S = time.monotonic()
+#: As many as a process of a server ever uses: its clients, and as much again for all else.
+_DESCRIPTORS = 20_000
 
 
 def report() -> ProcessReport:
@@ -38,6 +41,15 @@ def _open_files() -> int:
         return len(os.listdir("/proc/self/fd"))
     except OSError:
         return 0
+
+
+def raise_descriptor_limit() -> None:
+    """Lets this process open as many files and sockets as it may. The usual 1024 are for programs that use
+    `select`, and a server with as many clients could not open its own files any more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def leave(code: int) -> NoReturn:

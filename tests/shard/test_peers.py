@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import socket
 import tempfile
 from collections.abc import AsyncIterator
@@ -17,6 +18,7 @@ from pathlib import Path
 import pytest
 import trio
 import trio.testing
+from structlog.testing import capture_logs
 
 import shard.peers
 from shard.peers import HELLO_S, Peers
@@ -26,13 +28,14 @@ from streams.protocol.appends import RecordLimits
 from streams.protocol.keys import entries_of_list, parse_ring
 
 SECRET = "a-secret-of-some-length"
+OTHER_SECRET = "another-secret-of-some-length"
 PLACEMENT = json.dumps({"slots": [[0, 4096, 0]]})
 
 
 @asynccontextmanager
 async def listening(tmp_path: Path) -> AsyncIterator[tuple[str, int]]:
     keys = tmp_path / "keys.json"
-    keys.write_bytes(parse_ring(entries_of_list(SECRET))[0].to_json())
+    keys.write_bytes(parse_ring(entries_of_list(f"{SECRET},{OTHER_SECRET}"))[0].to_json())
     peers = Peers(shard=0, keys_file=str(keys), placement=PLACEMENT, body_bytes_max=1 << 20)
     unix = socket.socket(socket.AF_UNIX)
     unix.bind(str(tmp_path / "shard.sock"))
@@ -61,27 +64,72 @@ async def test_who_says_no_hello_is_cut_off_in_time(
             raise AssertionError("a peer with a key may be silent")
 
 
+async def is_greeted(stream: trio.SocketStream, secret: str = SECRET) -> bool:
+    """Says hello. True if it is welcome, False if it is refused or cut off."""
+    hello = wire.frame(wire.REQUEST, 0, wire.OP_HELLO, 1, b"", len(secret)) + secret.encode()
+    try:
+        await stream.send_all(hello)
+        answer = await stream.receive_some()
+    except trio.BrokenResourceError:
+        return False
+    return bool(answer) and not answer[5] & wire.FAILED
+
+
 async def test_there_are_only_so_many_and_one_that_leaves_makes_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shard.peers, "PEERS_MAX", 2)
-    hello = wire.frame(wire.REQUEST, 0, wire.OP_HELLO, 1, b"", len(SECRET)) + SECRET.encode()
-
-    async def greeted(stream: trio.SocketStream) -> bool:
-        try:
-            await stream.send_all(hello)
-            return bool(await stream.receive_some())
-        except trio.BrokenResourceError:
-            return False
-
     with trio.fail_after(30):
         async with listening(tmp_path) as address:
             first, second, third = [await trio.open_tcp_stream(*address) for _ in range(3)]
-            assert await greeted(first) and await greeted(second)
-            assert not await greeted(third)
+            assert await is_greeted(first) and await is_greeted(second)
+            assert not await is_greeted(third)
             await first.aclose()
-            while not await greeted(await trio.open_tcp_stream(*address)):
+            while not await is_greeted(await trio.open_tcp_stream(*address)):
                 await trio.lowlevel.checkpoint()
+
+
+async def test_silent_peers_do_not_shut_a_valid_key_out_and_the_oldest_goes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard.peers, "STRANGERS_MAX", 4)
+    monkeypatch.setattr(shard.peers, "PEERS_MAX", 4)
+    with trio.fail_after(30), capture_logs() as logs:
+        async with listening(tmp_path) as address:
+            silent = [await trio.open_tcp_stream(*address) for _ in range(8)]
+            for _ in range(3):  # as many as fit, beside those that are silent
+                assert await is_greeted(await trio.open_tcp_stream(*address))
+            for stream in silent[:4]:
+                assert await stream.receive_some() == b""
+            # Those that are left may still say who they are.
+            assert await is_greeted(silent[-1])
+    warnings = [each for each in logs if "to make room" in each["event"]]
+    assert len(warnings) == 1 and warnings[0]["address"] == "127.0.0.1"
+
+
+async def test_one_key_does_not_take_all_connections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard.peers, "KEY_PEERS_MAX", 2)
+    with trio.fail_after(30), capture_logs() as logs:
+        async with listening(tmp_path) as address:
+            greedy = [await trio.open_tcp_stream(*address) for _ in range(4)]
+            assert [await is_greeted(each) for each in greedy] == [True, True, False, False]
+            assert await is_greeted(await trio.open_tcp_stream(*address), OTHER_SECRET)
+            await greedy[0].aclose()
+            while not await is_greeted(await trio.open_tcp_stream(*address)):
+                await trio.lowlevel.checkpoint()
+    assert [each["of_key"] for each in logs if each["event"].startswith("refused")] == [2]
+
+
+def test_peers_leave_file_descriptors_for_the_log(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (656, before[1]))
+    try:
+        keys = tmp_path / "keys.json"
+        keys.write_bytes(parse_ring(entries_of_list(SECRET))[0].to_json())
+        peers = Peers(shard=0, keys_file=str(keys), placement=PLACEMENT, body_bytes_max=1 << 20)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert repr(peers) == "<Peers 0 of 300, 0 strangers>"  # and 100 strangers, and 256 for the log
 
 
 async def test_the_unix_socket_is_for_our_own_user(monkeypatch: pytest.MonkeyPatch) -> None:
