@@ -95,6 +95,9 @@ def _process(process: ProcessReport, pressure: PressureReport) -> dict[str, Any]
         "uptime_ms": int(process.uptime_s * 1000),
         "resident_bytes": process.resident_bytes,
         "cpu_ms": int(process.cpu_s * 1000),
+        "open_files": process.open_files,
+        "open_files_max": process.open_files_max,
+        "memory_limit_bytes": process.memory_limit_bytes,
         "lag_ms": round(pressure.lag_s * 1000, 3),
         "pressure": _PRESSURE[pressure.level],
     }

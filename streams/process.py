@@ -25,6 +25,8 @@ def report() -> ProcessReport:
         resident_bytes=_resident_bytes(),
         cpu_s=round(time.process_time(), 3),
         open_files=_open_files(),
+        open_files_max=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        memory_limit_bytes=_MEMORY_LIMIT_BYTES,
     )
 
 
@@ -50,6 +52,21 @@ def raise_descriptor_limit() -> None:
     wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _memory_limit_bytes() -> int:
+    """Return what the control group of this process allows, or else all memory of the machine."""
+    try:
+        with open("/sys/fs/cgroup/memory.max") as file:
+            text = file.read().strip()
+        if text.isdigit():
+            return int(text)
+    except OSError:
+        pass
+    return os.sysconf("SC_PHYS_PAGES") * _PAGE_BYTES
+
+
+_MEMORY_LIMIT_BYTES = _memory_limit_bytes()
 
 
 def leave(code: int) -> NoReturn:

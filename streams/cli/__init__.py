@@ -43,7 +43,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "inspect": ("streams.cli.inspect", "What stands in the files of a server."),
     "status": ("streams.cli.status:status", "How the server is."),
     "top": ("streams.cli.top", "The busiest boxes, live."),
-    "doctor": ("streams.cli.status:doctor", "Find out what is wrong."),
+    "doctor": ("streams.cli.doctor:doctor", "Find out what is wrong."),
     "bench": ("streams.cli.bench", "Measure the server from here."),
     "config": ("streams.cli.config", "Settings of a server."),
     "context": ("streams.cli.contexts", "Servers by name."),

@@ -58,14 +58,15 @@ class Target:
         return Context(found.url, self._key or os.environ.get("STREAMS_KEY") or found.key)
 
     @contextmanager
-    def client(self, *, is_patient: bool = False) -> Iterator[Client]:
+    def client(self, *, is_patient: bool = False, retry_s: float = 10.0) -> Iterator[Client]:
         """Someone at a terminal wants to hear at once that nobody is there. A command that runs for long is
-        patient once it has been answered."""
+        patient once it has been answered. `retry_s`: how long a request that fails is repeated."""
         from streams.client._sync.client import Client
         from streams.client.retry import Retry
 
         context = self.resolved()
-        with Client(context.url, key=context.key or None, retry=Retry(total_s=10, unreachable_s=0)) as client:
+        retry = Retry(total_s=retry_s, unreachable_s=0)
+        with Client(context.url, key=context.key or None, retry=retry) as client:
             if is_patient:
                 client.health()
                 client.retry = Retry(total_s=60)

@@ -310,6 +310,9 @@ class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
     uptime_ms: int = 0
     resident_bytes: int = 0
     cpu_ms: int = 0
+    open_files: int = 0
+    open_files_max: int = 0
+    memory_limit_bytes: int = 0
     lag_ms: float = 0.0
     pressure: str = "none"
     boxes: int = 0

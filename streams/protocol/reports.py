@@ -17,6 +17,9 @@ class ProcessReport(msgspec.Struct, frozen=True, kw_only=True):
     resident_bytes: int = 0
     cpu_s: float = 0.0
     open_files: int = 0
+    #: The most files it may have open, and the memory that it may have with the others; 0 is not known.
+    open_files_max: int = 0
+    memory_limit_bytes: int = 0
 
 
 class PressureReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -366,6 +366,9 @@ class ProcessStatus(msgspec.Struct, kw_only=True):
     uptime_ms: Millis | UnsetType = UNSET
     resident_bytes: Seq | UnsetType = UNSET
     cpu_ms: Millis | UnsetType = UNSET
+    open_files: Seq | UnsetType = UNSET
+    open_files_max: Seq | UnsetType = UNSET
+    memory_limit_bytes: Seq | UnsetType = UNSET
     lag_ms: float | UnsetType = UNSET
     pressure: Pressure | UnsetType = UNSET
     #: Times the supervisor started it again, by reason.
