@@ -28,6 +28,7 @@ from gateway.gate import says_urgent
 from gateway.http import Request
 from gateway.limits import share_of
 from gateway.links import Link
+from gateway.origins import Origins
 from gateway.placement import Placement
 from gateway.pressure import GatewayPressure
 from gateway.process_states import StatesReader
@@ -71,6 +72,12 @@ async def run(arguments: ChildArgs) -> int:
         for gateway in range(config.gateways)
         if gateway != arguments.index
     ]
+    origins = Origins(
+        has_keys=guard is not None,
+        hosts=config.allowed_hosts,
+        bound_to=config.host,
+        origins=config.cors_origins,
+    )
     s2 = S2(
         dispatch,
         draining,
@@ -78,6 +85,7 @@ async def run(arguments: ChildArgs) -> int:
         watch=watch,
         admit=None if guard is None else partial(_grant_of, guard),
         in_flight=None if guard is None else guard.in_flight,
+        origins=origins,
     )
     report = SelfReport(arguments.index, dispatch, watch, pressure, s2.inflight)
     collector = Collector(
@@ -98,6 +106,7 @@ async def run(arguments: ChildArgs) -> int:
         draining=draining,
         watch=watch,
         guard=guard,
+        origins=origins,
         collector=collector,
         answered=report.answered,
         logs_access=config.log == "debug",

@@ -23,6 +23,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     is_open: bool = False
     #: A probe: open, unless STREAMS_PROBE_AUTH says otherwise.
     is_probe: bool = False
+    #: Answered by whatever name a server without keys is asked, and to pages of every origin.
+    is_for_anyone: bool = False
     #: An event stream: a browser cannot send headers with it, so its key may come as `?token=`.
     takes_token: bool = False
     #: Shows what is outside any prefix, so a key that has prefixes is refused.
@@ -48,7 +50,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _OPEN = Rule(is_open=True)
-_PROBE = Rule(is_probe=True)
+_PROBE = Rule(is_probe=True, is_for_anyone=True)
 _ANY = Rule()
 
 
@@ -95,8 +97,9 @@ RULES: Final[dict[str, Rule]] = {
     "GET /v0/ws": _ANY,
     # Whoever writes to shards directly needs the map, whatever else the key allows.
     "GET /v0/placement": _ANY,
-    "GET /v0/metrics": Rule(scopes=READ, is_whole=True),
-    "GET /metrics": Rule(scopes=READ, is_whole=True),
+    # Prometheus asks by whatever name it has for the server.
+    "GET /v0/metrics": Rule(scopes=READ, is_whole=True, is_for_anyone=True),
+    "GET /metrics": Rule(scopes=READ, is_whole=True, is_for_anyone=True),
     "GET /v0/status": Rule(scopes=READ, is_whole=True),
     # They say what this software is, which everybody may know, and nothing of what is in it.
     "GET /v0/openapi.json": _OPEN,

@@ -344,6 +344,19 @@ class Config:
     allow_insecure_no_auth: bool = _setting(
         "flag", False, "Serve without keys on an address that other machines can reach."
     )
+    allowed_hosts: str = _setting(
+        "text",
+        "",
+        "Names, comma-separated, by which clients may reach a server without keys, besides localhost and the "
+        "address it is bound to; requests with another Host are answered 403.",
+        default_shown="unset",
+    )
+    cors_origins: str = _setting(
+        "text",
+        "",
+        "Origins, comma-separated, such as https://app.example.com, whose pages may use /v0 from a browser.",
+        default_shown="unset",
+    )
     probe_auth: bool = _setting("flag", False, "Whether health and readiness probes need a key too.")
     max_batch_records: int = _setting("count", 10_000, "Records in one write.", least=1, most=1_000_000)
     max_record_bytes: int = _setting(
@@ -532,6 +545,40 @@ def _nearest(name: str) -> str:
     return f"; did you mean {near[0]}?" if near else "; `streams config` lists them all"
 
 
+def items_of(text: str) -> list[str]:
+    """The items of a comma-separated list."""
+    return [item.strip() for item in text.split(",") if item.strip()]
+
+
+def host_name(host: str) -> str:
+    """The name or address in a `Host` header, without its port, brackets and final dot, in lower case."""
+    name = host.lower()
+    if name.startswith("["):
+        return name[1:].partition("]")[0]
+    if name.count(":") == 1:
+        name = name.partition(":")[0]
+    return name.removesuffix(".")
+
+
+_host = re.compile(r"\[[0-9A-Fa-f:.]+\](?::[0-9]+)?|[A-Za-z0-9._-]+(?::[0-9]+)?|[0-9A-Fa-f:.]+").fullmatch
+_origin = re.compile(r"https?://(?:\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]+)?").fullmatch
+
+
+def _bad_names(config: Config) -> list[str]:
+    bad = [
+        f"STREAMS_ALLOWED_HOSTS: {host!r} is not a host name or address"
+        for host in items_of(config.allowed_hosts)
+        if _host(host) is None
+    ]
+    bad += [
+        f"STREAMS_CORS_ORIGINS: {origin!r} is not an origin in lower case, such as https://app.example.com "
+        "or http://localhost:3000"
+        for origin in items_of(config.cors_origins)
+        if _origin(origin) is None
+    ]
+    return bad
+
+
 def is_loopback(address: str) -> bool:
     """Whether only this machine can reach a listener there. A name other than localhost counts as open."""
     if address.lower() == "localhost":
@@ -550,6 +597,9 @@ def check_may_serve(config: Config) -> None:
             parse_ring(entries_of_list(config.api_keys))
         except MalformedKey as error:
             raise ConfigError([f"STREAMS_API_KEYS: {error}"]) from None
+    bad_names = _bad_names(config)
+    if bad_names:
+        raise ConfigError(bad_names)
     if config.shard_host and not config.has_keys:
         raise ConfigError(
             [f"STREAMS_SHARD_HOST is {config.shard_host}, and there are no keys; clients of shards need one"]

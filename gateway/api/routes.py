@@ -32,6 +32,7 @@ from gateway.dispatch import Dispatch
 from gateway.edge_rules import loggable_path, request_id_of
 from gateway.errors import response_for
 from gateway.http import S2_PREFIX, Request, Response
+from gateway.origins import Origins
 from gateway.registrar import Registrar
 from gateway.s2.endpoints import S2
 from gateway.watch.service import Watch
@@ -56,6 +57,7 @@ class Routed(NamedTuple):
     rule: Rule
 
 
+_API_PREFIX = "/v0/"
 _BOX_PREFIX = "/v0/boxes/"
 _ROUTER_PREFIX = "/v0/routers/"
 _WATCH_PREFIX = "/v0/watch/"
@@ -74,13 +76,15 @@ class Api:
         watch: Watch,
         s2: S2,
         guard: Guard | None = None,
+        origins: Origins | None = None,
         collector: Collector | None = None,
         answered: dict[int, int] | None = None,
         logs_access: bool = False,
     ) -> None:
-        #: It asks for keys itself, and refuses in its own words (`gateway/s2/access.py`).
-        self._under_s2 = Routed(s2.handle, Rule(is_open=True))
+        #: It asks for keys, hosts and origins itself, and refuses in its own words (`gateway/s2/access.py`).
+        self._under_s2 = Routed(s2.handle, Rule(is_open=True, is_for_anyone=True))
         self.guard = guard
+        self._origins = origins or Origins(has_keys=guard is not None)
         #: Method and address of everything that is answered, as in `gateway/access.py`.
         self.routes: list[str] = []
         #: Requests answered, by status.
@@ -90,7 +94,7 @@ class Api:
         boxes = Boxes(dispatch, registrar, body_bytes_max)
         records = Records(dispatch, body_bytes_max)
         routers = Routers(registrar, body_bytes_max)
-        self.sockets = Sockets(watch, dispatch, guard)
+        self.sockets = Sockets(watch, dispatch, self._origins, guard)
         watches = Watches(watch, body_bytes_max)
         described = Described(version)
         console = Console()
@@ -156,9 +160,10 @@ class Api:
     async def handle(self, request: Request) -> Response:
         request_id = request_id_of(request.headers)
         try:
-            if self.guard is None:
-                routed, names = self._find(request)
-                response = await routed.handler(request, *names)
+            if request.method == "OPTIONS" and (preflight := self._preflight(request)) is not None:
+                response = preflight
+            elif self.guard is None:
+                response = await self._unguarded(request)
             else:
                 response = await self._guarded(self.guard, request)
         except StreamsError as error:
@@ -169,6 +174,8 @@ class Api:
         if self._logs_access:
             self._log_access(request, request_id, status)
         response.headers.append((b"x-request-id", request_id.encode("latin-1")))
+        if "origin" in request.headers and not request.path.startswith(S2_PREFIX):
+            self._origins.let_read(request, response)
         if "accept-encoding" in request.headers:
             await compress(request, response)
         return response
@@ -187,6 +194,27 @@ class Api:
             took_ms=round(took_ms, 3),
             body_bytes=len(request.body),
         )
+
+    def _preflight(self, request: Request) -> Response | None:
+        if not request.path.startswith(_API_PREFIX):
+            return None
+        self._origins.check_host(request.headers)
+        return self._origins.preflight(request)
+
+    async def _unguarded(self, request: Request) -> Response:
+        origins, headers = self._origins, request.headers
+        try:
+            routed, names = self._find(request)
+        except StreamsError:
+            origins.check_host(headers)
+            origins.check_site(headers)
+            raise
+        rule = routed.rule
+        if not rule.is_for_anyone:
+            origins.check_host(headers)
+            if not rule.is_open:  # static pages, which other pages may link to
+                origins.check_site(headers)
+        return await routed.handler(request, *names)
 
     async def _guarded(self, guard: Guard, request: Request) -> Response:
         try:

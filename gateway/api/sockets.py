@@ -10,7 +10,7 @@ publishes is appended in the order in which it was sent, and one command is all 
     ping                                                                                        -> ack
 
 A browser sends `Origin` and asks nobody before it opens a socket to another site, so a page of another origin
-is refused: it could otherwise read and write for whoever visits it.
+is refused unless it is allowed (`gateway/origins.py`).
 
 Bounds: `BOXES_MAX` boxes a socket; the size of a message in `hyper.py`; what is unsent as for every stream
 (`watch/stream.py`), and while more than `_ANSWERS_BYTES_MAX` of it is, no command is taken.
@@ -22,7 +22,6 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 import orjson
@@ -33,13 +32,14 @@ from gateway.api.answers import from_shard
 from gateway.auth import Guard
 from gateway.dispatch import Dispatch
 from gateway.http import Request, Socket, Stalled
+from gateway.origins import Origins
 from gateway.watch.plan import BOXES_MAX, Plan, plan_of_body
 from gateway.watch.service import Watch, merge_of, starts_shown
 from gateway.watch.stream import Stream
 from streams.protocol import wire
 from streams.protocol.access import READ, WRITE
 from streams.protocol.appends import decode_json
-from streams.protocol.errors import Forbidden, InvalidRequest, StreamsError
+from streams.protocol.errors import InvalidRequest, StreamsError
 from streams.protocol.keys import Key
 
 log = structlog.get_logger()
@@ -55,13 +55,16 @@ _NOT_OF_AN_APPEND = frozenset(("op", "request_id", "box", "return_seqs"))
 
 
 class Sockets:
-    def __init__(self, watch: Watch, dispatch: Dispatch, guard: Guard | None = None) -> None:
+    def __init__(
+        self, watch: Watch, dispatch: Dispatch, origins: Origins, guard: Guard | None = None
+    ) -> None:
         self._watch = watch
+        self._origins = origins
         self._dispatch = dispatch
         self._guard = guard
 
     async def serve(self, headers: dict[str, str], accept: Callable[[], Awaitable[Socket]]) -> None:
-        _check_origin(headers)
+        self._origins.check_socket(headers)
         key = None if self._guard is None else self._guard.admit(headers)
         slot = self._watch.take_slot(key)
         try:
@@ -70,12 +73,6 @@ class Sockets:
             await connection.run()
         finally:
             slot.give()
-
-
-def _check_origin(headers: dict[str, str]) -> None:
-    origin = headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc.lower() != headers.get("host", "").lower():
-        raise Forbidden("origin: a page of another site may not open a socket here", field="origin")
 
 
 class SocketSink:

@@ -5,7 +5,6 @@ A path is split first and decoded then. Errors have the shapes of the S2 API, wh
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 
@@ -14,6 +13,7 @@ import trio
 from gateway.dispatch import Dispatch
 from gateway.http import Live, Request, Response
 from gateway.limits import InFlight
+from gateway.origins import Origins
 from gateway.s2 import ciphers, fields, frames
 from gateway.s2.access import OPERATIONS, Admit, Doorkeeper, KeyPermit, Permit
 from gateway.s2.calls import Calls
@@ -49,9 +49,10 @@ class S2:
         watch: Watch,
         admit: Admit | None = None,
         in_flight: InFlight | None = None,
+        origins: Origins | None = None,
     ) -> None:
         """`admit` and `in_flight` are of the guard of a server with keys; `watch` counts open streams."""
-        self._is_open = admit is None
+        self._origins = origins or Origins(has_keys=admit is not None)
         self._watch = watch
         self._in_flight = in_flight or InFlight()
         self._calls = Calls(dispatch)
@@ -81,13 +82,20 @@ class S2:
 
     async def handle(self, request: Request) -> Response:
         try:
+            self._origins.check_host(request.headers)
+            self._origins.check_site(request.headers, is_local_enough=True)
             response = await self._answer(request)
         except S2Error as error:
             response = error.response
         except StreamsError as error:
             response = translated(error).response
-        _allow_origin(request, response, is_open=self._is_open)
+        self._allow_origin(request, response)
         return response
+
+    def _allow_origin(self, request: Request, response: Response) -> None:
+        origin = request.headers.get("origin")
+        if origin is not None and self._origins.allows_over_s2(origin):
+            _allow_origin(request, response, origin)
 
     async def _answer(self, request: Request) -> Response:
         _, _, *segments = fields.path_segments(request.path)
@@ -256,16 +264,7 @@ def _streamed(live: Live, content_type: bytes) -> Response:
     return response
 
 
-_of_this_machine = re.compile(r"https?://(?:localhost|127\.\d+\.\d+\.\d+|\[::1\])(?::\d+)?").fullmatch
-
-
-def _allow_origin(request: Request, response: Response, *, is_open: bool) -> None:
-    """Pages of any origin may use this API, where a request proves itself by its key or token and never by a
-    cookie. On a server that asks for none, any page that somebody here visits could read and write it all:
-    there, only pages of this machine may."""
-    origin = request.headers.get("origin")
-    if origin is None or (is_open and _of_this_machine(origin) is None):
-        return
+def _allow_origin(request: Request, response: Response, origin: str) -> None:
     response.headers.append((b"access-control-allow-origin", origin.encode("latin-1")))
     response.headers.append((b"access-control-allow-credentials", b"true"))
     response.headers.append((b"access-control-expose-headers", b"s2-provision-result, retry-after-ms"))

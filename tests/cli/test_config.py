@@ -176,6 +176,19 @@ def test_only_an_address_of_this_machine_alone_may_be_open(address: str, loopbac
         check_may_serve(load({"STREAMS_ALLOW_INSECURE_NO_AUTH": "1"}, {"host": f"[{address}]"}))
 
 
+def test_hosts_and_origins_that_can_never_match_are_refused_at_start() -> None:
+    good = {"STREAMS_ALLOWED_HOSTS": "a.b, [::1]:4000,10.0.0.1", "STREAMS_CORS_ORIGINS": "https://a.b:444"}
+    check_may_serve(load(good))
+    bad = {
+        "STREAMS_ALLOWED_HOSTS": "http://a.b, *",
+        "STREAMS_CORS_ORIGINS": "null,a.b, https://a.b/, https://A.b, *",
+    }
+    with pytest.raises(ConfigError) as refused:
+        check_may_serve(load(bad))
+    named = [problem.split("'")[1] for problem in refused.value.problems]
+    assert named == ["http://a.b", "*", "null", "a.b", "https://a.b/", "https://A.b", "*"]
+
+
 @pytest.mark.parametrize("variable", ["STREAMS_API_KEYS", "STREAMS_API_KEYS_FILE"])
 def test_with_keys_any_address_may_be_served(variable: str) -> None:
     check_may_serve(load({variable: "a-secret-of-some-length"}, {"host": "0.0.0.0"}))

@@ -42,8 +42,9 @@ class WebSocket:
         self._protocol = WSConnection(ConnectionType.CLIENT)
         self._events: list[Any] = []
         self._text = ""
+        host = headers.pop("Host", f"127.0.0.1:{port}")
         extra = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-        request = Request(host=f"127.0.0.1:{port}", target=path, extra_headers=extra)
+        request = Request(host=host, target=path, extra_headers=extra)
         self._sock.sendall(self._protocol.send(request))
         first = self._next()
         if isinstance(first, RejectConnection):
