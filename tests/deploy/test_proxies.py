@@ -128,6 +128,18 @@ def opens_a_socket(connection: http.client.HTTPConnection, origin: str) -> bool:
     return status == 101
 
 
+def tunnels_http_2(connection: http.client.HTTPConnection) -> bool:
+    """Whether an upgrade to HTTP/2 goes through: what follows it would pass the proxy's rules unseen."""
+    for connection_header in ("Upgrade, HTTP2-Settings", "Upgrade"):
+        headers = {"Connection": connection_header, "Upgrade": "h2c", "HTTP2-Settings": "AAMAAABkAAQAAP__"}
+        connection.request("GET", "/v0/health", headers=headers)
+        status = connection.getresponse().status
+        connection.close()
+        if status != 200:
+            return True
+    return False
+
+
 def test_nginx_carries_bodies_and_events_over_tls(server: Server, programs: Path, tmp_path: Path) -> None:
     certificate(tmp_path)
     port = free_port()
@@ -154,6 +166,7 @@ def test_nginx_carries_bodies_and_events_over_tls(server: Server, programs: Path
         made = [http.client.HTTPSConnection("localhost", port, context=trusted, timeout=60) for _ in range(2)]
         use(made[0], made[1], "through-nginx")
         assert opens_a_socket(made[0], f"https://localhost:{port}")
+        assert not tunnels_http_2(made[0])
         assert not opens_a_socket(made[0], "https://elsewhere.example")
 
 
@@ -177,4 +190,5 @@ def test_caddy_carries_bodies_and_events(server: Server, programs: Path, tmp_pat
         made = [http.client.HTTPConnection("127.0.0.1", port, timeout=60) for _ in range(2)]
         use(made[0], made[1], "through-caddy")
         assert opens_a_socket(made[0], f"http://127.0.0.1:{port}")
+        assert not tunnels_http_2(made[0])
         assert not opens_a_socket(made[0], "https://elsewhere.example")
