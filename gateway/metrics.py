@@ -537,6 +537,13 @@ METRICS: tuple[Metric, ...] = (
         _shards(lambda s: s.idempotency_keys),
     ),
     Metric(
+        "streams_clock_ahead_seconds",
+        "gauge",
+        _SHARD,
+        "System clock minus the time of the shard, which follows it slowly when it is set.",
+        _shards(lambda s: s.clock_ahead_s),
+    ),
+    Metric(
         "streams_sse_connections",
         "gauge",
         _GATEWAY,

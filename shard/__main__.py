@@ -35,6 +35,7 @@ from shard.storage.files import Corrupt, Disk, remove_tree
 from shard.storage.snapshot import Snapshots
 from shard.storage.store import SegmentStore
 from shard.storage.wal import Wal
+from shard.timekeeper import Timekeeper
 from streams import logs, process
 from streams.config import ChildArgs, Config, ConfigError
 from streams.protocol.appends import RecordLimits
@@ -55,6 +56,7 @@ _SWITCH_INTERVAL_S = 0.0005
 
 
 def now_ms() -> int:
+    """The system clock, for commands that work on folders; a serving shard has a `Timekeeper`."""
     return time.time_ns() // 1_000_000
 
 
@@ -252,12 +254,14 @@ class Shard:
         raise AssertionError("recovery ends with what it found")
 
     async def _serve(self, found: Recovered, stopping: trio.Event) -> int:
+        timekeeper = Timekeeper()
         engine = Engine(
             self._machine,
             self._wal,
             self._snapshots,
             self._store,
-            now_ms=now_ms,
+            now_ms=timekeeper.now_ms,
+            observe_clock=timekeeper.observe,
             settings=engine_settings(self._config),
             disk=self._disk,
             export_folder=self._export_folder,
@@ -280,6 +284,7 @@ class Shard:
                     rows_max=self._config.metrics_boxes,
                     ack_times=self._server.ack_times,
                     pressure=self._server.pressure,
+                    timekeeper=timekeeper,
                 )
                 nursery.start_soon(self._server.pressure.run, engine)
                 nursery.start_soon(reporter.run)

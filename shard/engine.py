@@ -94,7 +94,7 @@ _READS = (Diff, GetRecord, GetState, GetTail, ListBoxes, Collect, Locate, States
 _FETCH_BYTES_MAX = 64 << 20
 
 #: A read whose time is up and whose connection has no room is looked at again after this.
-_NO_ROOM_MS = 100
+_NO_ROOM_S = 0.1
 
 #: Said to a claim whose time is up and whose connection has no room.
 _NO_ROOM = "earlier answers of this connection are not read yet; read them, then claim again"
@@ -131,7 +131,8 @@ class EngineSettings(NamedTuple):
 class _WaitingRead(msgspec.Struct, eq=False):
     command: Diff | Collect | AwaitMoves
     ticket: Ticket
-    deadline_ms: int
+    #: On trio's clock, as all waits are.
+    deadline_s: float
     done: bool = False
 
 
@@ -149,12 +150,16 @@ class Engine:
         export_folder: str,
         needs_lsn: int = 0,
         place: Place | None = None,
+        observe_clock: Callable[[], None] = lambda: None,
     ) -> None:
-        """`place` is where object boxes are kept beside this disk, if there is such a place."""
+        """`now_ms` reads the time of the core, and `observe_clock`, called about once a second, has it follow
+        the system clock (`timekeeper.py`). `place` is where object boxes are kept beside this disk, if there
+        is such a place."""
         self.machine = machine
         self._wal = wal
         self._snapshots = snapshots
         self._now_ms = now_ms
+        self._observe_clock = observe_clock
         self._settings = settings
         self._token = trio.lowlevel.current_trio_token()
         self._committer = Committer(
@@ -224,7 +229,7 @@ class Engine:
         self._reads: dict[str, list[_WaitingRead]] = {}
         #: By ticket: every read that waits, for its box or for the fetcher.
         self._read_of: dict[Ticket, _WaitingRead] = {}
-        self._read_deadlines: list[tuple[int, int, _WaitingRead]] = []
+        self._read_deadlines: list[tuple[float, int, _WaitingRead]] = []
         self._claims: WaitingClaims[Ticket] = WaitingClaims()
         self._holders = itertools.count(1)
         #: Boxes with strong reads that wait for the disk: the lsn after which to ask again.
@@ -234,6 +239,8 @@ class Engine:
         self._relieved = trio.Event()
         self._relieved.set()
         self._timer_changed = trio.Event()
+        #: When the next tick comes: on trio's clock, and in the time of the core.
+        self._timer_at_s = 0.0
         self._timer_at_ms = 0
         self._durable_changed = trio.Event()
         self.failure: BaseException | None = None
@@ -270,7 +277,14 @@ class Engine:
         """Starts the committer and a life of the shard; then keeps time and takes snapshots."""
         self._committer.start()
         self._fetcher.start()
-        outcome = self.machine.start(boot_id=boot_id, now_ms=self._now_ms())
+        now_ms = self._now_ms()
+        if now_ms < self.machine.last_ms:
+            log.warning(
+                "the system clock is behind the last change in the log; leases and delays keep what was left "
+                "of them, and new records are not given times before those of the records before them",
+                behind_s=(self.machine.last_ms - now_ms) / 1000,
+            )
+        outcome = self.machine.start(boot_id=boot_id, now_ms=now_ms)
         self._log(outcome, sync=True)
         self.flush()
         if not await self.wait_durable(outcome.waits_for_lsn):
@@ -370,10 +384,12 @@ class Engine:
             self._fetch(command, ticket, outcome.needs[0], held)
         elif outcome.reply is None:
             if isinstance(command, Claim):
-                self._claims.add(command, ticket, now_ms=now_ms, not_before_ms=outcome.not_before_ms)
+                window_ms = outcome.not_before_ms - now_ms if outcome.not_before_ms else 0
+                self._claims.add(command, ticket, now_ms=_wait_ms(), window_ms=window_ms)
             else:
                 assert isinstance(command, (Diff, Collect, AwaitMoves))
-                self._park_read(_WaitingRead(command, ticket, now_ms + command.wait_ms))
+                deadline_s = trio.current_time() + command.wait_ms / 1000
+                self._park_read(_WaitingRead(command, ticket, deadline_s))
         else:
             self._settle(outcome, outcome.reply, ticket)
         if outcome.wakes:
@@ -594,8 +610,8 @@ class Engine:
         self._note_strong([read])
         if len(self._read_deadlines) > 2 * len(self._read_of) + _STALE_MIN:
             self._drop_stale()
-        heapq.heappush(self._read_deadlines, (read.deadline_ms, next(self._order), read))
-        if read.deadline_ms < self._timer_at_ms:
+        heapq.heappush(self._read_deadlines, (read.deadline_s, next(self._order), read))
+        if read.deadline_s < self._timer_at_s:
             self._timer_changed.set()
 
     def _end_read(self, read: _WaitingRead) -> None:
@@ -714,7 +730,7 @@ class Engine:
     def _wake_claims(self, box: str) -> None:
         """Serves those that wait for jobs of this box, in their order, until one of them gets none."""
         while True:
-            waiting = self._claims.woken(box, self._now_ms(), self.has_room)
+            waiting = self._claims.woken(box, _wait_ms(), self.has_room)
             if self._claims.were_passed_over:
                 self._deferred_boxes[box] = None
             if not waiting or not self._serve(box, waiting, is_over=False):
@@ -774,31 +790,33 @@ class Engine:
         if deadline_ms is not None and deadline_ms < self._timer_at_ms:
             self._timer_changed.set()
         if self._claims:
-            deadline_ms = self._claims.next_ms()
-            if deadline_ms is not None and deadline_ms < self._timer_at_ms:
+            due_ms = self._claims.next_ms()
+            if due_ms is not None and due_ms < self._timer_at_s * 1000:
                 self._timer_changed.set()
 
     async def _keep_time(self) -> None:
         while True:
-            now_ms = self._now_ms()
-            self._tick(now_ms)
+            self._observe_clock()
+            now_ms, now_s = self._now_ms(), trio.current_time()
+            self._tick(now_ms, now_s)
             self.flush()
             self.after_answers()
-            next_ms = now_ms + int(_TICK_S_MAX * 1000)
+            next_s = now_s + _TICK_S_MAX
             deadline_ms = self.machine.next_deadline_ms()
             if deadline_ms is not None:
-                next_ms = min(next_ms, deadline_ms)
+                next_s = min(next_s, now_s + (deadline_ms - now_ms) / 1000)
             if self._read_deadlines:
-                next_ms = min(next_ms, self._read_deadlines[0][0])
+                next_s = min(next_s, self._read_deadlines[0][0])
             claims_ms = self._claims.next_ms()
             if claims_ms is not None:
-                next_ms = min(next_ms, claims_ms)
-            self._timer_at_ms = next_ms
+                next_s = min(next_s, claims_ms / 1000)
+            self._timer_at_s = next_s
+            self._timer_at_ms = now_ms + round(1000 * (next_s - now_s))
             self._timer_changed = trio.Event()
-            with trio.move_on_after(max(0.001, (next_ms - now_ms) / 1000)):
+            with trio.move_on_after(max(0.001, next_s - now_s)):
                 await self._timer_changed.wait()
 
-    def _tick(self, now_ms: int) -> None:
+    def _tick(self, now_ms: int, now_s: float) -> None:
         outcome = self.machine.tick(now_ms)
         if outcome.changes:
             self._log(outcome, sync=False)
@@ -806,7 +824,7 @@ class Engine:
             self._wake(outcome.wakes)
         for missing in outcome.needs:  # the next tick will find it
             self._bring_in(missing, 0, _ignore)
-        while (due := self._claims.due(now_ms, self.has_room)) is not None:
+        while (due := self._claims.due(int(now_s * 1000), self.has_room)) is not None:
             if self._claims.were_passed_over:
                 self._deferred_boxes[due[0]] = None
             if due[2] and not self.has_room(due[1][0].ticket):
@@ -814,11 +832,11 @@ class Engine:
                 due[1][0].ticket.answer(Throttled(_NO_ROOM), 0.0, 0.0)
             elif due[1]:
                 self._serve(due[0], due[1], is_over=due[2])
-        while self._read_deadlines and self._read_deadlines[0][0] <= now_ms:
+        while self._read_deadlines and self._read_deadlines[0][0] <= now_s:
             _, _, read = heapq.heappop(self._read_deadlines)
             if not read.done and not self.has_room(read.ticket):
                 self._deferred_boxes[read.command.box] = None
-                entry = (now_ms + _NO_ROOM_MS, next(self._order), read)
+                entry = (now_s + _NO_ROOM_S, next(self._order), read)
                 heapq.heappush(self._read_deadlines, entry)
             elif not read.done:
                 self._try_read(read, msgspec.structs.replace(read.command, wait_ms=0), [])
@@ -904,6 +922,11 @@ class Engine:
     def _write_snapshot(self, state: ShardState, rest_s: float) -> set[Name]:
         self._snapshots.write(state.lsn, frames.encode_state(state, partial(time.sleep, rest_s)))
         return names_in(state)
+
+
+def _wait_ms() -> int:
+    """Trio's clock in milliseconds, rounded up: the time of claims that wait."""
+    return int(trio.current_time() * 1000) + 1
 
 
 def _box_of(command: Command) -> str:

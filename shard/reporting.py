@@ -14,6 +14,7 @@ from shard.core.census import Census
 from shard.core.machine import Machine
 from shard.engine import Engine
 from shard.pressure import ShardPressure
+from shard.timekeeper import Timekeeper
 from streams import process
 from streams.protocol import reports
 from streams.protocol.histogram import Histogram
@@ -35,6 +36,7 @@ class Reporter:
         rows_max: int,
         ack_times: Histogram,
         pressure: ShardPressure,
+        timekeeper: Timekeeper,
     ) -> None:
         self._machine = machine
         self._engine = engine
@@ -42,6 +44,7 @@ class Reporter:
         self._rows_max = rows_max
         self._ack_times = ack_times
         self._pressure = pressure
+        self._timekeeper = timekeeper
         self._waiting: list[Answer] = []
         self._asked = trio.Event()
 
@@ -93,6 +96,7 @@ class Reporter:
             unsealed_bytes=machine.unsealed_bytes,
             cache_bytes=engine.cache_bytes,
             idempotency_keys=machine.keys_kept,
+            clock_ahead_s=self._timekeeper.behind_s,
             boxes=census.boxes,
             routers=census.routers,
             has_more=census.has_more,

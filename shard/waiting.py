@@ -84,16 +84,17 @@ class WaitingClaims(Generic[T]):
     def __len__(self) -> int:
         return len(self._of)
 
-    def add(self, claim: Claim, ticket: T, *, now_ms: int, not_before_ms: int) -> None:
+    def add(self, claim: Claim, ticket: T, *, now_ms: int, window_ms: int) -> None:
+        """`now_ms` is of a monotonic clock, here and below; with `window_ms` its queue gathers claims."""
         box = self._boxes.get(claim.box)
         if box is None:
             box = self._boxes[claim.box] = _Box()
-        waiting = Waiting(next(self._numbers), claim, ticket, max(now_ms + claim.wait_ms, not_before_ms))
+        waiting = Waiting(next(self._numbers), claim, ticket, now_ms + max(claim.wait_ms, window_ms))
         box.waiting[waiting.number] = self._of[ticket] = waiting
         if len(self._times) > 2 * len(self._of) + len(self._boxes) + _STALE_MIN:
             self._drop_stale()
         heapq.heappush(self._times, (waiting.until_ms, waiting.number, claim.box, waiting))
-        box.window_ms = max(0, not_before_ms - now_ms)
+        box.window_ms = window_ms
         if box.window_ms:
             self._open(box, claim.box, now_ms + box.window_ms)
             if len(box.waiting) >= COHORT_MAX:

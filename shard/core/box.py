@@ -506,6 +506,20 @@ class Box:
             # What an earlier time as a disk box reserved protects nothing until this change is durable.
             self.reserved_durable_seq = 0
 
+    def rewound(self, now_ms: int, ms: int) -> None:
+        """Time begins again at `now_ms`, earlier by `ms`: nothing here has happened later, and what is left
+        of a lease or a delay stays the same. Records keep their times, and expire by them."""
+        self.last_append_ms = min(self.last_append_ms, now_ms)
+        self.unsealed_since_ms = min(self.unsealed_since_ms, now_ms)
+        self.emptied_ms = min(self.emptied_ms, now_ms)
+        if self.keys and self.keys[next(reversed(self.keys))].at_ms > now_ms:  # the newest one
+            for key, entry in list(self.keys.items()):
+                self.keys[key] = entry._replace(at_ms=min(entry.at_ms, now_ms))
+        if self.queue is not None:
+            self.queue.rewound(ms)
+        if self.stream is not None:
+            self.stream.rewound(now_ms)
+
     # -- snapshots
 
     def facts(self, *, whole: bool = False, leases_kept: bool = False) -> changes.BoxFacts:

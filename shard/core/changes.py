@@ -196,6 +196,9 @@ class ShardStarted(msgspec.Struct, frozen=True):
 
     boot_id: str
     at_ms: int
+    #: By how much this life begins before the last time in the log: the system clock was ahead then, or is
+    #: behind now. Deadlines move back by it, so that what was left of a lease is what is left of it now.
+    rewound_ms: int = 0
 
 
 class ShardStopped(msgspec.Struct, frozen=True):
@@ -225,12 +228,14 @@ class JobsLeased(msgspec.Struct, frozen=True):
     deliveries: Sequence[int]
     #: The connection that the leases end with; 0 = none.
     holder: int = 0
+    at_ms: int = 0
 
 
 class JobsExtended(msgspec.Struct, frozen=True):
     generation: int
     seqs: Sequence[int]
     deadline_ms: int
+    at_ms: int = 0
 
 
 class JobsReturned(msgspec.Struct, frozen=True):
@@ -240,6 +245,7 @@ class JobsReturned(msgspec.Struct, frozen=True):
     seqs: Sequence[int]
     deliveries: Sequence[int]
     ready_ms: int = 0
+    at_ms: int = 0
 
 
 class JobsCounted(msgspec.Struct, frozen=True):
@@ -534,6 +540,8 @@ class ShardState(msgspec.Struct, kw_only=True):
     uploaded_lsn: int = 0
     uploaded_tail_lsn: int = 0
     follows: list[str] = []
+    #: The time of the last change.
+    at_ms: int = 0
 
 
 class BoxRestated(msgspec.Struct, frozen=True):

@@ -177,6 +177,7 @@ class Jobs:
             seqs,
             deliveries,
             claim.holder,
+            now_ms,
         )
         self._stage_lease(change, box, made)
         tail = b',"lease_id":"%b","deadline":%d,"deliveries":' % (lease_id.encode(), deadline_ms)
@@ -233,7 +234,7 @@ class Jobs:
         lsn = 0
         if held:
             ready_ms = now_ms + command.delay_ms if command.delay_ms else 0
-            lsn = self._return(box, queue, held, ready_ms, made)
+            lsn = self._return(box, queue, held, ready_ms, now_ms, made)
         reply = queues.Nacked(box.name, len(held), skipped, *self._totals(box, queue))
         outcome = self._machine._answer(box, reply, made, _rests_on(box, lsn, skipped))
         return outcome._replace(wakes=(box.name,)) if held else outcome
@@ -244,7 +245,9 @@ class Jobs:
         deadline_ms = now_ms + command.lease_ms
         lsn = 0
         if held:
-            lsn = self._stage_lease(changes.JobsExtended(box.generation, held, deadline_ms), box, made)
+            lsn = self._stage_lease(
+                changes.JobsExtended(box.generation, held, deadline_ms, now_ms), box, made
+            )
             self._machine._watch(box)
         reply = queues.Extended(box.name, len(held), skipped, dict.fromkeys(map(str, held), deadline_ms))
         return self._machine._answer(box, reply, made, _rests_on(box, lsn, skipped))
@@ -254,15 +257,14 @@ class Jobs:
         box, queue = self._queue_of(command.box, now_ms, made)
         held = queue.held_by(command.holder)
         if held:
-            self._return(box, queue, held, 0, made)
+            self._return(box, queue, held, 0, now_ms, made)
         reply = queues.HolderReleased(box.name, len(held))
         return self._machine._answer(box, reply, made, box.config_lsn)._replace(wakes=(box.name,))
 
-    def _return(self, box: Box, queue: Queue, seqs: list[int], ready_ms: int, made: Made) -> int:
+    def _return(self, box: Box, queue: Queue, seqs: list[int], ready_ms: int, now_ms: int, made: Made) -> int:
         deliveries = [queue.jobs[seq].deliveries for seq in seqs]
-        lsn = self._machine._stage(
-            changes.JobsReturned(box.generation, seqs, deliveries, ready_ms), box, made
-        )
+        returned = changes.JobsReturned(box.generation, seqs, deliveries, ready_ms, now_ms)
+        lsn = self._machine._stage(returned, box, made)
         self._machine._watch(box)
         return lsn
 

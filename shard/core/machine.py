@@ -164,6 +164,8 @@ class Machine:
         self.not_recreated: dict[str, None] = {}
         self.boot_id = ""
         self.stopped_clean = True
+        #: The time of the last change.
+        self.last_ms = 0
         self.sessions = Sessions(sessions_max)
         #: What was done in this life, for whoever looks on. Nothing here asks it.
         self.tally = TallyReport()
@@ -268,6 +270,9 @@ class Machine:
         if lsn:
             assert lsn == self.lsn + 1, "LSN"
             self.lsn = lsn
+        at_ms = getattr(change, "at_ms", 0)
+        if at_ms > self.last_ms:
+            self.last_ms = at_ms
         if self.uploading.is_on or type(change) in OPENING:
             self.uploading.note(change, lsn)
         self._appliers[type(change)](change, lsn)
@@ -357,7 +362,7 @@ class Machine:
                     self._stage(lost, box, made)
         for kept in self.txns.take_unkept():
             self._log(kept, made)
-        self._log(changes.ShardStarted(boot_id, now_ms), made)
+        self._log(changes.ShardStarted(boot_id, now_ms, max(0, self.last_ms - now_ms)), made)
         self.tally = TallyReport()
         for box in self.boxes.values():
             self._watch(box)
@@ -1066,6 +1071,10 @@ class Machine:
 
     def _apply_started(self, change: changes.ShardStarted, lsn: int) -> None:
         self.boot_id = change.boot_id
+        self.last_ms = change.at_ms
+        self.txns.rewound(change.at_ms)  # always: a snapshot does not have their times, their frames do
+        if change.rewound_ms:
+            self._rewind(change.at_ms, change.rewound_ms)
         if not self.stopped_clean:  # what the last snapshot has of them is from before the life that died
             self.sessions.clear()
         self._jobs.begin(lsn)
@@ -1075,6 +1084,14 @@ class Machine:
         self.stopped_clean = False
         for name in [name for name, box in self.boxes.items() if box.is_memory]:
             self._begin_anew(self.boxes[name], change.at_ms)
+
+    def _rewind(self, now_ms: int, ms: int) -> None:
+        """Time begins again at `now_ms`, earlier by `ms`."""
+        self.sessions.rewound(ms)
+        for box in self.boxes.values():
+            box.rewound(now_ms, ms)
+            self._key_expiry.watch(box)
+            self._watch(box)
 
     def _begin_anew(self, old: Box, at_ms: int) -> None:
         """A memory box after a restart: the same name and config, nothing in it, another generation."""
@@ -1136,6 +1153,7 @@ class Machine:
             last_basin_number=self.basins.last_number,
             sessions=self.sessions.facts() if self.stopped_clean else [],
             tokens=list(self.tokens.tokens.values()),
+            at_ms=self.last_ms,
             **self.uploading.facts(self.lsn),
         )
         boxes = self.generations
@@ -1153,6 +1171,7 @@ class Machine:
         self.boot_id = state.boot_id
         self.stopped_clean = state.stopped_clean
         self.last_generation = state.last_generation
+        self.last_ms = state.at_ms
         self.not_recreated = dict.fromkeys(state.not_recreated)
         for router in state.routers:
             self.routers.take_over(router)

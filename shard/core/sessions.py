@@ -60,6 +60,11 @@ class Sessions:
                 continue
             self._touch(wid, _Session(epoch, b"", 0, owner), state, gone_ms)
 
+    def rewound(self, ms: int) -> None:
+        """Time begins again earlier by `ms`: what is left of a session's life stays the same."""
+        for session in self._sessions.values():
+            session.gone_ms -= ms
+
     def clear(self) -> None:
         self._sessions.clear()
         self._bytes = 0

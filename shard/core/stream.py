@@ -18,6 +18,8 @@ from array import array
 from bisect import bisect_left
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from shard.core.changes import StreamAppended, StreamFacts
 from streams.protocol.streams import Stream
 
@@ -125,6 +127,18 @@ class StreamState:
             del self.opened_ms[whole + 1 :], self.closed_ms[whole + 1 :], self.last_seqs[whole + 1 :]
             self.last_seqs[whole] = head_seq
         self.trims = [trim._replace(seq=min(trim.seq, head_seq + 1)) for trim in self.trims]
+
+    def rewound(self, now_ms: int) -> None:
+        """Time begins again at `now_ms`: nothing has happened later, and no trim is put off for longer than
+        it would be if it came now."""
+        for column in (self.opened_ms, self.closed_ms):
+            column[:] = array("q", [min(at_ms, now_ms) for at_ms in column])
+        self.trims = [
+            Trim(trim.seq, min(trim.due_ms, now_ms + TRIM_LAG_MS), min(trim.opened_ms, now_ms))
+            for trim in self.trims
+        ]
+        if self.stream.deleted_ms:
+            self.stream = replace(self.stream, deleted_ms=min(self.stream.deleted_ms, now_ms))
 
     # -- snapshots
 

@@ -310,6 +310,11 @@ class Txns:
         self.note_mark(change.writer, mark)
         self._forget_marks(change.at_ms)
 
+    def rewound(self, now_ms: int) -> None:
+        """Time begins again at `now_ms`: nothing was put later."""
+        for epoch in self.epochs.values():
+            epoch.put_ms = min(epoch.put_ms, now_ms)
+
     def note_mark(self, writer: str, mark: Mark) -> None:
         self.marks.pop(writer, None)  # it is the youngest now
         self.marks[writer] = (mark,)

@@ -122,6 +122,8 @@ class ShardReport(msgspec.Struct, frozen=True, kw_only=True):
     unsealed_bytes: int = 0
     cache_bytes: int = 0
     idempotency_keys: int = 0
+    #: The system clock minus the time of the shard.
+    clock_ahead_s: float = 0.0
     #: The first boxes and routers by name; `has_more` says that there are others.
     boxes: list[BoxRow] = []
     routers: list[RouterRow] = []

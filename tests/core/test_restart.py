@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import pytest
 
-from streams.protocol import commands
+from shard.core.machine import Machine
+from streams.protocol import bulk, commands, queues
 from streams.protocol.errors import BoxNotFound, FencingTokenMismatch
-from tests.support.machines import Driver, facts_of
+from streams.protocol.packed import pack
+from tests.support.machines import Driver, facts_of, put_of, records_of
 
 
 def both_ways(driver: Driver) -> list[Driver]:
@@ -114,3 +116,79 @@ def test_an_orderly_stop_is_remembered_until_the_next_start(driver: Driver) -> N
         assert survivor.machine.stopped_clean and survivor.machine.boot_id == "boot"
         survivor.start("boot-2")
         assert not survivor.machine.stopped_clean and survivor.machine.boot_id == "boot-2"
+
+
+# -- a system clock that is behind the log, because it was ahead when that was written, or is wrong now
+
+
+HOUR_MS = 3_600_000
+
+
+def set_back(driver: Driver, ms: int) -> list[Driver]:
+    """The driver after restarts with a system clock that was set back, each followed by one more restart."""
+    survivors = [driver.reborn(), driver.reborn(state=driver.machine.snapshot())]
+    for survivor in list(survivors):
+        survivor.now_ms -= ms
+        survivor.start("boot")
+        survivors.append(survivor.reborn())
+        survivors.append(survivor.reborn(state=survivor.machine.snapshot()))
+        survivors[-1].start("boot")
+    return survivors
+
+
+def test_leases_and_delays_end_in_time_after_a_restart_with_a_clock_that_was_set_back() -> None:
+    driver = Driver(now_ms=10 * HOUR_MS)
+    driver.start("boot")
+    driver.put(type="queue", leases_durable=True, lease_ms=30_000)
+    driver.append("held", "nacked", "free")
+    driver.now_ms += 1000
+    held, nacked = (driver.ask(queues.Claim(box="b", node="n", max=1)).jobs[0][0] for _ in range(2))
+    driver.ask(queues.Nack(box="b", node="n", seqs=[nacked], delay_ms=60_000))
+    for survivor in set_back(driver, HOUR_MS):
+        survivor.now_ms += 29_999
+        assert [seq for seq, _ in survivor.ask(queues.Claim(box="b", node="m", max=9)).jobs] == [3]
+        survivor.now_ms += 2
+        survivor.tick()
+        assert [seq for seq, _ in survivor.ask(queues.Claim(box="b", node="m", max=9)).jobs] == [held]
+        survivor.now_ms += 30_000
+        assert nacked in [seq for seq, _ in survivor.ask(queues.Claim(box="b", node="m", max=9)).jobs]
+
+
+def test_keys_reservations_and_empty_boxes_do_not_last_longer_for_a_clock_that_was_set_back() -> None:
+    driver = Driver(now_ms=10 * HOUR_MS)
+    driver.start("boot")
+    driver.put(durability="disk", idempotency_window_ms=1000)
+    driver.append("a", idempotency_key="k")
+    driver.put("empty", delete_on_empty_ms=1000)
+    for survivor in set_back(driver, HOUR_MS):
+        assert survivor.append("a", idempotency_key="k").deduped
+        survivor.now_ms += 20_000
+        while (due_ms := survivor.machine.next_deadline_ms()) is not None and due_ms <= survivor.now_ms:
+            survivor.tick()
+        assert survivor.machine.keys_kept == 0
+        assert "empty" not in survivor.machine.boxes
+        assert survivor.machine.boxes["b"].reserved_seq == 1
+        assert not survivor.append("a", idempotency_key="k").deduped
+
+
+def test_what_is_held_for_a_transaction_expires_in_time_after_a_clock_that_was_set_back() -> None:
+    driver = Driver(now_ms=10 * HOUR_MS, make=lambda: Machine(txn_ttl_ms=60_000))
+    driver.start("boot")
+    driver.do(put_of(bulk.Txn("w", 1, "q"), "p", 0, pack(["b"], [1], [b"1"])))
+    driver.sync()
+    for survivor in set_back(driver, HOUR_MS):
+        survivor.now_ms += 60_001
+        survivor.tick()
+        assert not survivor.machine.txns.epochs
+
+
+def test_records_keep_their_times_after_a_clock_that_was_set_back() -> None:
+    driver = Driver(now_ms=10 * HOUR_MS)
+    driver.start("boot")
+    driver.put(durability="fsync", ttl_ms=1000)
+    driver.append("a")
+    for survivor in set_back(driver, HOUR_MS):
+        survivor.append("b", box="other")
+        assert records_of(survivor.read(box="other"))[0]["$ts"] == 9 * HOUR_MS
+        survivor.append("b")
+        assert [record["$ts"] for record in records_of(survivor.read())] == [10 * HOUR_MS] * 2

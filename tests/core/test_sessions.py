@@ -136,3 +136,18 @@ def test_a_snapshot_of_a_running_shard_has_no_sessions() -> None:
     driver.start("boot")
     driver.do(put("w"))
     assert driver.machine.snapshot().sessions == []
+
+
+def test_a_session_lapses_in_time_after_a_restart_with_a_clock_that_was_set_back() -> None:
+    driver = Driver(now_ms=10_000_000)
+    driver.start("boot")
+    driver.ask(put("w"))
+    driver.stop()
+    again = driver.reborn(state=driver.machine.snapshot())
+    again.now_ms -= 3_600_000
+    again.start("boot")
+    again.now_ms += TTL_MS - 1
+    assert again.ask(TakeSession("w", 1)).epoch == 1
+    again.now_ms += 1
+    with pytest.raises(NotFound):
+        again.ask(TakeSession("w", 1))

@@ -548,3 +548,23 @@ def test_a_stream_reads_as_a_box_with_base64_in_it(driver: Driver) -> None:
     one = driver.ask(commands.GetRecord(BOX, 1))
     assert one.record.startswith(b'{"$seq":1')
     assert driver.state(BOX).config.type == "stream"
+
+
+def test_trims_ages_and_deletions_are_in_time_after_a_restart_with_a_clock_that_was_set_back() -> None:
+    driver = Driver(now_ms=NOW)
+    driver.start("boot")
+    put(driver, asked=Spec(age_secs=60))
+    append(driver, b"a", b"b")
+    append(driver, b"c", trims=((0, 1),))
+    put(driver, "the-basin/gone")
+    driver.ask(streams.DeleteStream("the-basin/gone"))
+    for again in (driver.reborn(), driver.reborn(state=driver.machine.snapshot())):
+        again.now_ms -= 3_600_000
+        again.start("boot")
+        again.now_ms += TRIM_LAG_MS
+        again.tick()
+        assert "the-basin/gone" not in again.machine.boxes
+        assert numbers(again) == [1, 2]
+        again.now_ms += 60_001
+        again.tick()
+        assert again.machine.boxes[BOX].log.count == 0

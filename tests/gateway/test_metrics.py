@@ -207,6 +207,7 @@ EXPECTED: dict[str, Callable[[Page], bool]] = {
     "streams_unsealed_bytes": moved("streams_unsealed_bytes"),
     "streams_cache_bytes": there("streams_cache_bytes", 2),
     "streams_idempotency_keys": equal(1, "streams_idempotency_keys"),
+    "streams_clock_ahead_seconds": there("streams_clock_ahead_seconds", 2),
     "streams_sse_connections": equal(1, "streams_sse_connections"),
     "streams_feeds": equal(1, "streams_feeds"),
     "streams_pages_delivered_total": equal(1, "streams_pages_delivered_total"),

@@ -32,12 +32,14 @@ from shard.storage.files import Disk
 from shard.storage.snapshot import Snapshots
 from shard.storage.store import Name, SegmentStore, Unreachable
 from shard.storage.wal import Wal
+from shard.timekeeper import Timekeeper
 from streams.protocol import commands
 from streams.protocol.boxes import BoxPatch
 from streams.protocol.commands import Command, Reply
 from streams.protocol.errors import ColdStoreUnavailable, DataDamaged, StreamsError
+from streams.protocol.queues import Claim
 from streams.protocol.records import Batch
-from tests.support.machines import columns, records_of, seqs_of
+from tests.support.machines import Driver, columns, records_of, seqs_of
 
 #: An answer that takes this long is not late, it is missing.
 PATIENCE_S = 30.0
@@ -782,3 +784,51 @@ async def test_the_older_snapshot_has_all_the_log_it_needs_when_the_newer_one_is
     newer.write_bytes(content)
     async with open_desk() as desk:
         assert seqs_of(await desk.read(0, max_bytes=1 << 24)) == list(range(1, 10))
+
+
+# -- a system clock that is set
+
+
+async def test_long_polls_and_claims_end_in_time_though_the_clock_was_set_back(open_desk: Open) -> None:
+    async with open_desk() as desk:
+        await desk.put()
+        await desk.ask(commands.PutBox("q", BoxPatch(type="queue")))
+        read = desk.send(commands.Diff(box="b", from_seq=0, wait_ms=30))
+        claim = desk.send(Claim(box="q", node="n", wait_ms=30))
+        desk.clock[0] -= 3_600_000
+        assert (await read.reply()).records == b""
+        assert (await claim.reply()).jobs == []
+
+
+async def test_a_claim_in_a_window_is_served_though_the_clock_was_set_back(open_desk: Open) -> None:
+    async with open_desk() as desk:
+        await desk.ask(commands.PutBox("q", BoxPatch(type="queue", claim_jitter_ms=20)))
+        claim = desk.send(Claim(box="q", node="n"))
+        desk.clock[0] -= 3_600_000
+        assert (await claim.reply()).jobs == []
+
+
+def test_leases_outlast_a_clock_that_is_set_forward_and_end_after_one_that_is_set_back() -> None:
+    """The time of the core is that of `Timekeeper`; the readings are the test's."""
+    wall_ns, mono_ns = [1_700_000_000 * 10**9], [0]
+    keeper = Timekeeper(wall_ns=lambda: wall_ns[0] + mono_ns[0], monotonic_ns=lambda: mono_ns[0])
+    driver = Driver(now_ms=keeper.now_ms())
+
+    def claimed_after(seconds: int) -> list[int]:
+        mono_ns[0] += seconds * 10**9
+        keeper.observe()
+        driver.now_ms = keeper.now_ms()
+        driver.tick()
+        return [seq for seq, _ in driver.ask(Claim(box="q", node="n", max=9)).jobs]
+
+    driver.put("q", type="queue", lease_ms=30_000, ttl_ms=3_600_000)
+    driver.append("job", box="q", idempotency_key="k")
+    assert claimed_after(0) == [1]
+    wall_ns[0] += 86_400 * 10**9
+    assert claimed_after(0) == [] and claimed_after(20) == []
+    assert driver.append("job", box="q", idempotency_key="k").deduped
+    assert claimed_after(13) == [1], "and the record did not expire"
+    wall_ns[0] -= 90_000 * 10**9
+    assert claimed_after(25) == [] and claimed_after(10) == [1]
+    driver.append("late", box="q")
+    assert records_of(driver.read(1, box="q"))[0]["$ts"] < 1_700_000_000_000 + 2 * 68_000

@@ -22,7 +22,7 @@ def names(found: list[Waiting[str]]) -> list[str]:
 
 def add(book: WaitingClaims[str], node: str, now_ms: int = 0, window_ms: int = 0, **options: int) -> None:
     asked = claim(node, **options)  # type: ignore[arg-type]
-    book.add(asked, node, now_ms=now_ms, not_before_ms=now_ms + window_ms if window_ms else 0)
+    book.add(asked, node, now_ms=now_ms, window_ms=window_ms)
 
 
 def test_nobody_waits_at_first() -> None:
@@ -126,8 +126,8 @@ def test_a_window_that_is_full_closes_early(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_boxes_do_not_wait_for_each_other() -> None:
     book: WaitingClaims[str] = WaitingClaims()
-    book.add(claim("a", "q1", 10), "a", now_ms=0, not_before_ms=0)
-    book.add(claim("b", "q2", 5), "b", now_ms=0, not_before_ms=0)
+    book.add(claim("a", "q1", 10), "a", now_ms=0, window_ms=0)
+    book.add(claim("b", "q2", 5), "b", now_ms=0, window_ms=0)
     assert names(book.woken("q1", 0)) == ["a"] and book.next_ms() == 5
 
 
