@@ -24,6 +24,7 @@ from gateway.carrier import Carrier
 from gateway.collector import Collector
 from gateway.dispatch import Dispatch
 from gateway.edge import FrontLimits, FrontName, serve_front
+from gateway.edge_rules import BODY_BYTES_IN_FLIGHT, body_budget
 from gateway.gate import says_urgent
 from gateway.http import Request
 from gateway.limits import share_of
@@ -87,7 +88,15 @@ async def run(arguments: ChildArgs) -> int:
         in_flight=None if guard is None else guard.in_flight,
         origins=origins,
     )
-    report = SelfReport(arguments.index, dispatch, watch, pressure, s2.inflight)
+    limits = FrontLimits(
+        body_bytes_max=config.max_body_bytes,
+        # A key can hold half of it: one body that is compressed, and what it becomes.
+        body_bytes_in_flight_max=max(BODY_BYTES_IN_FLIGHT, 4 * config.max_body_bytes),
+        drain_s=config.drain_ms / 1000,
+    )
+    bodies = body_budget(limits)
+    budgets = {"bodies": bodies}
+    report = SelfReport(arguments.index, dispatch, watch, pressure, s2.inflight, budgets)
     collector = Collector(
         dispatch,
         here=report,
@@ -112,7 +121,6 @@ async def run(arguments: ChildArgs) -> int:
         logs_access=config.log == "debug",
         s2=s2,
     )
-    limits = FrontLimits(body_bytes_max=config.max_body_bytes, drain_s=config.drain_ms / 1000)
     front: FrontName = "hypercorn" if config.front == "hypercorn" else "edge"
     async with trio.open_nursery() as nursery:
         for link in links + urgent + others:
@@ -141,8 +149,9 @@ async def run(arguments: ChildArgs) -> int:
                         limits=limits,
                         front=front,
                         socket_handler=api.sockets.serve,
-                        admit=None if guard is None else guard.admit_body,
+                        admit=None if guard is None else api.admit_body,
                         is_urgent=says_urgent,
+                        bodies=bodies,
                     )
                 )
                 report.fronts.append(served)

@@ -21,9 +21,9 @@ from quart_trio.asgi import TrioASGIHTTPConnection
 
 from gateway.edge_connection import close_stream
 from gateway.edge_rules import (
-    BodyBudget,
     FrontLimits,
     answer,
+    body_budget,
     bug,
     check_body_length,
     check_host,
@@ -40,6 +40,7 @@ from gateway.http import (
     Buffer,
     Handler,
     Live,
+    RefusedEarly,
     Request,
     Response,
     Socket,
@@ -47,6 +48,7 @@ from gateway.http import (
     Stalled,
 )
 from gateway.hyper import ABORT
+from gateway.memory import EVERYONE, STRANGERS, Charge, MemoryBudget
 from streams.protocol.errors import InvalidRequest, StreamsError
 
 #: Requests of this type are answered while they are being sent (`gateway/s2/sessions.py`).
@@ -55,22 +57,25 @@ DUPLEX_TYPE = "s2s/proto"
 #: The one address that speaks WebSocket (v0-api §7.5).
 SOCKET_PATH = "/v0/ws"
 
+#: Methods of which a body is not expected. One that comes in spite of that is read for a known client only.
+_BODYLESS = frozenset(("GET", "HEAD", "DELETE", "OPTIONS"))
+
 
 def build_app(
     handler: Handler,
     limits: FrontLimits | None = None,
     *,
-    budget: BodyBudget | None = None,
+    bodies: MemoryBudget | None = None,
     draining: trio.Event | None = None,
     socket_handler: SocketHandler | None = None,
     admit: Admit | None = None,
 ) -> QuartTrio:
     limits = limits or FrontLimits()
-    if budget is None:
-        budget = BodyBudget(limits.body_bytes_in_flight_max)
+    if bodies is None:
+        bodies = body_budget(limits)
     if draining is None:
         draining = trio.Event()
-    return _App(handler, limits, budget, draining, socket_handler, admit)
+    return _App(handler, limits, bodies, draining, socket_handler, admit)
 
 
 class _App(QuartTrio):
@@ -78,7 +83,7 @@ class _App(QuartTrio):
         self,
         handler: Handler,
         limits: FrontLimits,
-        budget: BodyBudget,
+        bodies: MemoryBudget,
         draining: trio.Event,
         socket_handler: SocketHandler | None,
         admit: Admit | None = None,
@@ -88,7 +93,7 @@ class _App(QuartTrio):
         self.handler = handler
         self.admit = admit
         self.limits = limits
-        self.budget = budget
+        self.bodies = bodies
         self.draining = draining
         self.socket_handler = socket_handler
         if socket_handler is not None:
@@ -150,23 +155,29 @@ class Exchange(TrioASGIHTTPConnection):
     async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         started_ns = time.perf_counter_ns()
         headers = _headers_of(self.scope)
+        refused: Response | None = None
         try:
             path, query = self._check_head(headers)
             if headers.get("content-type") == DUPLEX_TYPE and self._method == "POST" and not self._is_http_1:
                 await self._serve_duplex(path, query, headers, receive, send)
                 return
-            body = await self._read_body(path, headers, query, receive)
+            body, charge = await self._read_body(path, headers, query, receive)
         except StreamsError as error:
-            await self._refuse(refusal(error, headers, started_ns), receive, send)
-            return
+            refused = refusal(error, headers, started_ns)
+        except RefusedEarly as early:
+            refused = early.response
         except _Gone:
             return
+        if refused is not None:  # Not above: there, the traceback keeps the body in memory.
+            await self._refuse(refused, receive, send)
+            return
         request = Request(self._method, path, query, headers, body, time.perf_counter_ns())
+        request.memory, request.charge = self.app.bodies, charge
         request.watch_peer = partial(_cancel_when_gone, receive)
         try:
             response = await answer(self.app.handler, request)
         finally:
-            self.app.budget.give(len(body))
+            charge.close()
         del body
         try:
             for header in response.headers:
@@ -219,14 +230,19 @@ class Exchange(TrioASGIHTTPConnection):
 
     async def _read_body(
         self, path: str, headers: dict[str, str], query: str, receive: ASGIReceiveCallable
-    ) -> bytearray:
-        """The whole body, its bytes taken from the budget; the caller gives them back. A stranger's is not
-        waited for."""
-        limits, budget = self.app.limits, self.app.budget
-        check_body_length(content_length_of(headers.get("content-length")), limits)
+    ) -> tuple[bytearray, Charge]:
+        """The whole body and its charge, which the caller closes. A stranger's body is not waited for."""
+        limits, admit = self.app.limits, self.app.admit
+        length = content_length_of(headers.get("content-length"))
+        check_body_length(length, limits)
+        owner = EVERYONE if admit is None else STRANGERS
+        if admit is not None and (length or self._method not in _BODYLESS):
+            owner = await admit(path, headers, query)
+        charge = self.app.bodies.open(owner)
         body = bytearray()
         started_s = trio.current_time()
         with trio.CancelScope() as scope:
+            charge.watch(scope.cancel)
             try:
                 while True:
                     scope.deadline = (
@@ -237,15 +253,19 @@ class Exchange(TrioASGIHTTPConnection):
                         raise _Gone
                     part = message["body"]
                     check_body_length(len(body) + len(part), limits)
-                    budget.take(len(part))
+                    charge.grow(len(part))
+                    charge.moved(len(part))
                     body += part
                     if not message.get("more_body", False):
-                        return body
-                    if self.app.admit is not None:
-                        self.app.admit(path, headers, query)
+                        charge.unwatch()
+                        return body, charge
+                    if admit is not None and charge.owner == STRANGERS:
+                        charge.assign(await admit(path, headers, query))
             except BaseException:
-                budget.give(len(body))
+                charge.close()
                 raise
+        if charge.is_ended:
+            raise self.app.bodies.refusal(charge.owner, is_stalled=True)
         raise InvalidRequest("the request body came too slowly")
 
     # Writing.

@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import unquote_plus
 
 from gateway.access import Rule
-from gateway.http import S2_PREFIX, Request
+from gateway.http import Request
 from gateway.limits import InFlight
 from streams.protocol.errors import InvalidRequest, Unauthorized
 from streams.protocol.keys import Key, KeyRing, bearer_of
@@ -43,11 +43,6 @@ class Guard:
         if key is None:
             raise Unauthorized("authorization: this key is not known here")
         return key
-
-    def admit_body(self, path: str, headers: dict[str, str], query: str) -> None:
-        """For the fronts: whether a body that is still to come is worth reading."""
-        if not path.startswith(S2_PREFIX):  # which knows tokens of its own
-            self.admit(headers, query)
 
     def identify(self, request: Request, *, takes_token: bool) -> Key:
         key = self.admit(request.headers, request.query if takes_token else "")

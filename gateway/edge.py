@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Literal
 import trio
 
 from gateway.edge_connection import Connection
-from gateway.edge_rules import BodyBudget, FrontLimits, log
+from gateway.edge_rules import FrontLimits, body_budget, log
 from gateway.h1 import HeadMemory, HeadWriter
 from gateway.http import Admit, Handler, IsUrgent, SocketHandler
+from gateway.memory import MemoryBudget
 from gateway.turns import Turns
 
 if TYPE_CHECKING:
@@ -65,14 +66,17 @@ async def serve_front(
     socket_handler: SocketHandler | None = None,
     admit: Admit | None = None,
     is_urgent: IsUrgent | None = None,
+    bodies: MemoryBudget | None = None,
     task_status: trio.TaskStatus[Front] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serves until `draining` is set and every connection has ended, at most `limits.drain_s` later.
 
-    `listener` is bound and listening; it is closed here when draining starts.
+    `listener` is bound and listening; it is closed here when draining starts. Fronts of one gateway share
+    `bodies`.
     """
     limits = limits or FrontLimits()
-    await Front(listener, handler, draining, limits, front, socket_handler, admit, is_urgent).run(task_status)
+    served = Front(listener, handler, draining, limits, front, socket_handler, admit, is_urgent, bodies)
+    await served.run(task_status)
 
 
 class Front:
@@ -89,13 +93,14 @@ class Front:
         socket_handler: SocketHandler | None = None,
         admit: Admit | None = None,
         is_urgent: IsUrgent | None = None,
+        bodies: MemoryBudget | None = None,
     ) -> None:
         self.handler = handler
         self.admit = admit
         self.is_urgent = is_urgent
         self.limits = limits
         self.name = name
-        self.budget = BodyBudget(limits.body_bytes_in_flight_max)
+        self.bodies = body_budget(limits) if bodies is None else bodies
         self.writer = HeadWriter()
         self.heads = HeadMemory(limits)
         self.turns = Turns()
@@ -123,7 +128,7 @@ class Front:
             connections=len(self._sockets),
             connections_total=self._connections_total,
             handed_to_hypercorn_total=self._handed_over_total,
-            body_bytes_in_flight=self.budget.bytes_used,
+            body_bytes_in_flight=self.bodies.bytes_used,
         )
 
     async def run(self, task_status: trio.TaskStatus[Front] = trio.TASK_STATUS_IGNORED) -> None:
@@ -219,7 +224,7 @@ class Front:
                 app = build_app(
                     self.handler,
                     self.limits,
-                    budget=self.budget,
+                    bodies=self.bodies,
                     draining=self._draining,
                     socket_handler=self._socket_handler,
                     admit=self.admit,

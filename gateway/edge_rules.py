@@ -17,12 +17,15 @@ import structlog
 
 from gateway.errors import error_response, response_for
 from gateway.http import Handler, Request, Response
-from streams.protocol.errors import InvalidRequest, PayloadTooLarge, StreamsError, Throttled
+from gateway.memory import MemoryBudget
+from streams.protocol.errors import InvalidRequest, PayloadTooLarge, StreamsError
 
 log = structlog.get_logger("gateway.front")
 
 #: The framing of a body whose length is only known at its end.
 CHUNKED = -1
+
+BODY_BYTES_IN_FLIGHT = 512 * 1024 * 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,10 +36,10 @@ class FrontLimits:
     header_count_max: int = 128
     url_bytes_max: int = 16 * 1024
     body_bytes_max: int = 64 * 1024 * 1024
-    #: Over all connections of one gateway. A body over it is answered 429 at once: a body that waits
-    #: for room would hold its connection, its deadline and (chunked) the bytes it already has, and
-    #: enough of those waiting for each other would never end. A client knows what to do with a 429.
-    body_bytes_in_flight_max: int = 512 * 1024 * 1024
+    #: Over all connections of one gateway, by owner (`gateway/memory.py`). A body over it is answered 429 at
+    #: once: a body that waits for room would hold its connection, its deadline and the bytes it already has,
+    #: and enough of those waiting for each other would never end. A client knows what to do with a 429.
+    body_bytes_in_flight_max: int = BODY_BYTES_IN_FLIGHT
     connections_max: int = 10_000
     #: From the first byte of a head to its last. A total: no honest client sends a head slowly.
     head_timeout_s: float = 10.0
@@ -52,29 +55,11 @@ class FrontLimits:
     drain_s: float = 10.0
 
 
-class BodyBudget:
-    """How many bytes of request bodies are in memory now, over all connections of this process."""
-
-    __slots__ = ("bytes_max", "bytes_used")
-
-    def __init__(self, bytes_max: int) -> None:
-        self.bytes_max = bytes_max
-        self.bytes_used = 0
-
-    def __repr__(self) -> str:
-        return f"<BodyBudget {self.bytes_used} of {self.bytes_max} B>"
-
-    def take(self, count: int) -> None:
-        if self.bytes_used + count > self.bytes_max:
-            raise Throttled(
-                f"the bodies of requests in flight would exceed {self.bytes_max} bytes; try again",
-                limit="body_bytes_in_flight",
-            )
-        self.bytes_used += count
-
-    def give(self, count: int) -> None:
-        self.bytes_used -= count
-        assert self.bytes_used >= 0  # every give follows its take
+def body_budget(limits: FrontLimits) -> MemoryBudget:
+    """The budget of all request bodies of a gateway, decompressed ones included."""
+    return MemoryBudget(
+        limits.body_bytes_in_flight_max, limit="body_bytes_in_flight", what="the bodies of requests"
+    )
 
 
 _ABSOLUTE = re.compile(r"(?i:https?)://([^/?@]+)(/[^?]*)?(?:\?(.*))?")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     import trio
 
+    from gateway.memory import Charge, MemoryBudget
     from streams.protocol.access import Grant
     from streams.protocol.keys import Key
 
@@ -35,9 +36,11 @@ class Request:
 
     __slots__ = (
         "body",
+        "charge",
         "headers",
         "incoming",
         "key",
+        "memory",
         "method",
         "path",
         "query",
@@ -70,6 +73,10 @@ class Request:
         self.watch_peer: WatchPeer | None = None
         #: Whose request it is; None when this gateway asks for no keys.
         self.key: Key | None = None
+        #: What bounds the bodies of this gateway, and what this request has of it. The front closes the
+        #: charge when the handler has returned. None for a body too small to count.
+        self.memory: MemoryBudget | None = None
+        self.charge: Charge | None = None
 
     @property
     def grant(self) -> Grant | None:
@@ -167,9 +174,17 @@ class Socket(Protocol):
     async def send(self, text: bytes) -> None: ...
 
 
-#: Looks at the head of a request (path, headers, query) whose body is still to come, and raises if it is not
-#: worth reading.
-Admit = Callable[[str, dict[str, str], str], object]
+class RefusedEarly(Exception):
+    """Ends a request before its handler is called, with an answer in the form of its API."""
+
+    def __init__(self, response: Response) -> None:
+        super().__init__(f"status {response.status}")
+        self.response = response
+
+
+#: Authenticates a request by its head (path, headers, query) before its body is read, and returns the owner
+#: of the body (`gateway/memory.py`). Raises `StreamsError` or `RefusedEarly`. None: the server has no keys.
+Admit = Callable[[str, dict[str, str], str], Awaitable[str]]
 
 #: Looks at what has come of a request, head and all, and says whether it should be served before others.
 IsUrgent = Callable[[Buffer], bool]

@@ -19,6 +19,7 @@ from streams.protocol.reports import (
     S2_BATCH_RECORDS,
     S2_TIMES_S,
     BoxRow,
+    BudgetReport,
     GatewayReport,
     PressureReport,
     ProcessReport,
@@ -158,6 +159,16 @@ def _statuses(reports: Reports) -> Iterator[Sample]:
     for gateway in reports.gateways:
         for status, count in sorted(gateway.requests.items()):
             yield (str(gateway.gateway), str(status)), count
+
+
+def _budgets(counts: Callable[[BudgetReport], dict[str, int]]) -> Callable[[Reports], Any]:
+    def samples(reports: Reports) -> Iterator[Sample]:
+        for gateway in reports.gateways:
+            for name, budget in gateway.budgets.items():
+                for owner, count in counts(budget).items():
+                    yield (str(gateway.gateway), name, owner), count
+
+    return samples
 
 
 def _in_flight(reports: Reports) -> Iterator[Sample]:
@@ -589,8 +600,23 @@ METRICS: tuple[Metric, ...] = (
         "streams_http_body_bytes",
         "gauge",
         _GATEWAY,
-        "Bodies of requests that are in memory.",
-        _gateways(lambda g: g.body_bytes),
+        "Bodies of requests that are in memory, decompressed ones included.",
+        _gateways(lambda g: g.budgets["bodies"].bytes),
+    ),
+    Metric(
+        "streams_memory_refused_total",
+        "counter",
+        ("gateway", "budget", "owner"),
+        "Requests refused for lack of memory, by budget (bodies) and owner: a key, a stranger "
+        "(without a key) or everyone (a server without keys).",
+        _budgets(lambda budget: budget.refused),
+    ),
+    Metric(
+        "streams_memory_stalled_total",
+        "counter",
+        ("gateway", "budget", "owner"),
+        "Clients disconnected because they had stalled while others needed the memory.",
+        _budgets(lambda budget: budget.stalled),
     ),
     Metric(
         "streams_requests_in_flight",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gateway.dispatch import Dispatch
 from gateway.edge import Front
+from gateway.memory import MemoryBudget
 from gateway.pressure import GatewayPressure
 from gateway.s2.inflight import Inflight
 from gateway.watch.service import Watch
@@ -13,13 +14,20 @@ from streams.protocol.reports import GatewayReport
 
 class SelfReport:
     def __init__(
-        self, gateway: int, dispatch: Dispatch, watch: Watch, pressure: GatewayPressure, inflight: Inflight
+        self,
+        gateway: int,
+        dispatch: Dispatch,
+        watch: Watch,
+        pressure: GatewayPressure,
+        inflight: Inflight,
+        budgets: dict[str, MemoryBudget],
     ) -> None:
         self._gateway = gateway
         self._dispatch = dispatch
         self._watch = watch
         self._pressure = pressure
         self._inflight = inflight
+        self._budgets = budgets
         #: As many as there are listening sockets.
         self.fronts: list[Front] = []
         #: Requests answered, by status: as many keys as there are statuses in `errors.py`, and a few.
@@ -37,7 +45,7 @@ class SelfReport:
             pressure=self._pressure.report(),
             connections=sum(front.connections for front in fronts),
             connections_accepted=sum(front.connections_total for front in fronts),
-            body_bytes=sum(front.body_bytes_in_flight for front in fronts),
+            budgets={name: budget.report() for name, budget in self._budgets.items()},
             sse_connections=self._watch.connections,
             feeds=feeds.feeds,
             pages_delivered=feeds.pages_delivered,

@@ -74,6 +74,7 @@ def _gateway(at: int, report: GatewayReport | None) -> dict[str, Any]:
         "connections": report.connections,
         "sse_connections": report.sse_connections,
         "in_flight": sum(report.in_flight),
+        "body_bytes": report.budgets["bodies"].bytes,
     }
 
 

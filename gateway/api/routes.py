@@ -83,6 +83,7 @@ class Api:
     ) -> None:
         #: It asks for keys, hosts and origins itself, and refuses in its own words (`gateway/s2/access.py`).
         self._under_s2 = Routed(s2.handle, Rule(is_open=True, is_for_anyone=True))
+        self._s2 = s2
         self.guard = guard
         self._origins = origins or Origins(has_keys=guard is not None)
         #: Method and address of everything that is answered, as in `gateway/access.py`.
@@ -157,6 +158,13 @@ class Api:
             ruled[method] = Routed(handler, RULES[route])
         return ruled
 
+    async def admit_body(self, path: str, headers: dict[str, str], query: str) -> str:
+        """For the fronts of a server with keys: the owner of a body that is still to come."""
+        assert self.guard is not None
+        if path.startswith(S2_PREFIX):  # which knows tokens of its own
+            return await self._s2.admit_body(path, headers, query)
+        return self.guard.admit(headers, query).id
+
     async def handle(self, request: Request) -> Response:
         request_id = request_id_of(request.headers)
         try:
@@ -227,6 +235,8 @@ class Api:
             return await routed.handler(request, *names)
         request.key = key = guard.identify(request, takes_token=rule.takes_token)
         rule.check(key.grant, names[0] if names else "")
+        if request.charge is not None:
+            request.charge.assign(key.id)
         guard.in_flight.take(key)
         try:
             return await routed.handler(request, *names)

@@ -11,8 +11,10 @@ from functools import partial
 import trio
 
 from gateway.dispatch import Dispatch
-from gateway.http import Live, Request, Response
+from gateway.edge_rules import request_id_of
+from gateway.http import Live, RefusedEarly, Request, Response
 from gateway.limits import InFlight
+from gateway.memory import STRANGERS
 from gateway.origins import Origins
 from gateway.s2 import ciphers, fields, frames
 from gateway.s2.access import OPERATIONS, Admit, Doorkeeper, KeyPermit, Permit
@@ -80,6 +82,19 @@ class S2:
     def housekeeping(self) -> Housekeeping:
         return Housekeeping(self._calls)
 
+    async def admit_body(self, path: str, headers: dict[str, str], query: str) -> str:
+        """The owner of a body that is still to come: a key of the server, or a token. Raises
+        `RefusedEarly`."""
+        request = Request("", path, query, headers)
+        try:
+            await self._doorkeeper.permit(request)
+        except (S2Error, StreamsError) as error:
+            failure = error if isinstance(error, S2Error) else translated(error)
+            response = failure.response
+            response.headers.append((b"x-request-id", request_id_of(headers).encode("latin-1")))
+            raise RefusedEarly(response) from None
+        return STRANGERS if request.key is None else request.key.id
+
     async def handle(self, request: Request) -> Response:
         try:
             self._origins.check_host(request.headers)
@@ -113,6 +128,8 @@ class S2:
         if request.key is None:
             response = await handler()
         else:
+            if request.charge is not None:
+                request.charge.assign(request.key.id)
             self._in_flight.take(request.key)
             try:
                 response = await handler()

@@ -149,6 +149,15 @@ class S2Report(msgspec.Struct, frozen=True, kw_only=True):
     bytes: HistogramFacts = _nothing(S2_BATCH_BYTES)
 
 
+class BudgetReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A memory budget of a gateway (`gateway/memory.py`)."""
+
+    bytes: int = 0
+    #: By kind of owner: key, stranger or everyone.
+    refused: dict[str, int] = {}
+    stalled: dict[str, int] = {}
+
+
 class GatewayReport(msgspec.Struct, frozen=True, kw_only=True):
     gateway: int
     ready: bool = True
@@ -159,7 +168,8 @@ class GatewayReport(msgspec.Struct, frozen=True, kw_only=True):
     sse_connections: int = 0
     feeds: int = 0
     pages_delivered: int = 0
-    body_bytes: int = 0
+    #: By name: bodies, answers.
+    budgets: dict[str, BudgetReport] = {}
     #: By status code.
     requests: dict[int, int] = {}
     #: By shard.

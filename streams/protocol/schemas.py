@@ -398,6 +398,8 @@ class GatewayStatus(ProcessStatus, kw_only=True):
     connections: Seq | UnsetType = UNSET
     sse_connections: Seq | UnsetType = UNSET
     in_flight: Seq | UnsetType = UNSET
+    #: Bodies of requests in memory.
+    body_bytes: Seq | UnsetType = UNSET
 
 
 class DiskStatus(msgspec.Struct):

@@ -234,16 +234,34 @@ def test_two_authorizations_are_none(locked):
     assert locked.client.get("/v0/boxes", headers=headers).status_code == 401
 
 
-def test_a_body_of_a_stranger_is_not_waited_for(locked_h1):
-    """§11: what is too much for one read is refused before it is all there."""
-    head = "POST /v0/boxes/in.body HTTP/1.1\r\nHost: x\r\nContent-Length: 10000000\r\n"
-    for authorization, answered in [
-        ("", b"HTTP/1.1 401 "),
-        (f"Authorization: Bearer {FREE}x\r\n", b"HTTP/1.1 401 "),
-    ]:
+@pytest.mark.parametrize("path", ["/v0/boxes/in.body", "/v1/streams/in.body/records"])
+@pytest.mark.parametrize("sent", [0, 300_000], ids=["nothing of it has come", "some of it has come"])
+def test_a_body_of_a_stranger_is_not_waited_for(locked_h1, path, sent):
+    """§11: what is too much for one read is refused before it is all there, in the form of its API."""
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 10000000\r\n"
+    for authorization in ("", f"Authorization: Bearer {FREE}x\r\n"):
         with socket.create_connection(("127.0.0.1", locked_h1.server.port), 30) as connection:
-            connection.sendall(f"{head}{authorization}\r\n".encode() + b" " * 300_000)
-            assert connection.recv(100).startswith(answered)
+            connection.sendall(f"{head}{authorization}\r\n".encode() + b" " * sent)
+            answer = b""
+            while b"}" not in answer:
+                answer += connection.recv(4096)
+            assert answer.startswith(b"HTTP/1.1 401 ")
+            assert b"x-request-id: " in answer
+            assert (b'"performance"' in answer) == path.startswith("/v0")
+
+
+@pytest.mark.parametrize("path", ["/v0/boxes/in.body", "/v1/streams/in.body/records"])
+def test_eight_silent_connections_keep_nobody_from_sending_a_body(locked_h1, path):
+    """They declare 64 MiB each, as much as a gateway holds of all bodies, and send none of it."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(8):
+            silent = stack.enter_context(socket.create_connection(("127.0.0.1", locked_h1.server.port), 30))
+            length = f"Content-Length: {64 << 20}\r\nAuthorization: Bearer {FREE}\r\n"
+            silent.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\n{length}\r\n".encode())
+        for size in (10, 1_000_000):
+            body = json.dumps({"records": [{"data": "x" * size}], "create": True})
+            status = status_of(locked_h1, "POST /v0/boxes/{box}", FREE, body=body.encode())
+            assert status in (200, 201)
 
 
 # -- scopes ---------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import trio
 import trio.testing
 
 from gateway.edge import Front, FrontLimits, FrontName, serve_front
-from gateway.http import Handler, IsUrgent, Request, Response
+from gateway.http import Admit, Handler, IsUrgent, Request, Response
 from gateway.sockets import BACKLOG
 
 #: Nothing in these tests may take this long; it turns a hang into a failure.
@@ -67,6 +67,7 @@ async def running_front(
     limits: FrontLimits | None = None,
     patience_s: float = 2 * PATIENCE_S,
     is_urgent: IsUrgent | None = None,
+    admit: Admit | None = None,
 ) -> AsyncIterator[Running]:
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
@@ -83,6 +84,7 @@ async def running_front(
                 limits=limits,
                 front=front,
                 is_urgent=is_urgent,
+                admit=admit,
                 task_status=task_status,
             )
 

@@ -213,17 +213,17 @@ async def test_bodies_in_flight_are_bounded(way):
         await gate.wait()
         return Response(200)
 
-    limits = FrontLimits(body_bytes_in_flight_max=1000, linger_s=0.1)
+    limits = FrontLimits(body_bytes_in_flight_max=10_000, linger_s=0.1)
     async with running_front(handler, front=way.front, limits=limits) as running, way.client() as client:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(lambda: client.post(running.url, content=bytes(800)))
+            nursery.start_soon(lambda: client.post(running.url, content=bytes(8000)))
             await entered.wait()
-            answer = await client.post(running.url, content=bytes(300))
+            answer = await client.post(running.url, content=bytes(5000))
             assert answer.status_code == 429
             assert answer.json()["error"]["detail"] == {"limit": "body_bytes_in_flight"}
             assert answer.headers["retry-after"] == "1"
             gate.set()
-        assert (await client.post(running.url, content=bytes(800))).status_code == 200
+        assert (await client.post(running.url, content=bytes(8000))).status_code == 200
 
 
 async def test_too_many_headers_and_too_long_a_target_are_400(way):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import socket
 import weakref
+from contextlib import AsyncExitStack
 
 import pytest
 import trio
@@ -16,7 +17,7 @@ import trio.testing
 from gateway.edge import UNSENT_BYTES_MAX, FrontLimits, serve_front
 from gateway.errors import response_for
 from gateway.http import Request, Response
-from streams.protocol.errors import Throttled
+from streams.protocol.errors import Throttled, Unauthorized
 from tests.gateway.edge_harness import (
     OUR_REQUEST_ID,
     PATIENCE_S,
@@ -393,12 +394,12 @@ async def test_bodies_in_flight_are_bounded_over_all_connections():
         await gate.wait()
         return Response(200)
 
-    limits = FrontLimits(body_bytes_in_flight_max=1000)
+    limits = FrontLimits(body_bytes_in_flight_max=10_000)
     async with running_front(handler, limits=limits) as running, await running.connect() as stream:
-        await stream.send_all(head_and(b"a" * 800, Content_Length="800"))
+        await stream.send_all(head_and(b"a" * 8000, Content_Length="8000"))
         await trio.testing.wait_all_tasks_blocked()
-        assert running.front.statistics().body_bytes_in_flight == 800
-        for wire in (head_and(b"a" * 300, Content_Length="300"), CHUNKED + b"12c\r\n" + b"a" * 300):
+        assert running.front.statistics().body_bytes_in_flight == 8000
+        for wire in (head_and(b"a" * 5000, Content_Length="5000"), CHUNKED + b"bb8\r\n" + b"a" * 3000):
             [answer] = parse_answers(await talk(running, wire, half_close=False))
             assert (answer.status, answer.code) == (429, "throttled")
             assert answer.json["error"]["detail"]["limit"] == "body_bytes_in_flight"
@@ -410,13 +411,83 @@ async def test_bodies_in_flight_are_bounded_over_all_connections():
 
 async def test_a_client_that_vanishes_in_its_body_gives_its_bytes_back():
     async with running_front(Recorder()) as running:
-        for wire in (head_and(b"abc", Content_Length="5000"), CHUNKED + b"5\r\nabc"):
+        for wire in (head_and(b"a" * 4000, Content_Length="5000"), CHUNKED + b"5\r\nabc"):
             async with await running.connect() as stream:
                 await stream.send_all(wire)
                 await trio.testing.wait_all_tasks_blocked()
                 assert running.front.statistics().body_bytes_in_flight > 0
             await trio.testing.wait_all_tasks_blocked()
             assert running.front.statistics().body_bytes_in_flight == 0
+
+
+async def test_bodies_that_are_declared_and_do_not_come_take_no_room():
+    limits = FrontLimits(body_bytes_in_flight_max=200_000, body_bytes_max=100_000)
+    async with running_front(Recorder(), limits=limits) as running, AsyncExitStack() as stack:
+        for _ in range(8):
+            silent = await stack.enter_async_context(await running.connect())
+            await silent.send_all(head_and(Content_Length="100000"))
+        await trio.testing.wait_all_tasks_blocked()
+        assert running.front.statistics().body_bytes_in_flight == 0
+        async with await running.connect() as stream:
+            await stream.send_all(head_and(b"a" * 100_000, Content_Length="100000"))
+            assert (await read_until(stream, b"\r\n")).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("framing", ["length", "chunked"])
+async def test_a_body_that_stalls_is_ended_when_another_body_needs_its_room(framing, monkeypatch):
+    """It has sent all but one byte, and so holds nearly all of the budget."""
+    limits = FrontLimits(body_bytes_in_flight_max=150_000, body_bytes_max=100_000)
+    almost = b"a" * 99_999
+    wire = head_and(almost, Content_Length="100000")
+    if framing == "chunked":
+        wire = CHUNKED + b"1869f\r\n" + almost
+    async with running_front(Recorder(), limits=limits) as running, await running.connect() as stalled:
+        await stalled.send_all(wire)
+        await trio.testing.wait_all_tasks_blocked()
+        held = running.front.statistics().body_bytes_in_flight
+        assert 99_999 <= held <= 100_352
+        whole = head_and(b"b" * 100_000, Content_Length="100000")
+        async with await running.connect() as stream:  # it moves still: the other one is refused
+            await stream.send_all(whole)
+            assert (await read_until(stream, b"\r\n")).startswith(b"HTTP/1.1 429 ")
+        monkeypatch.setattr("gateway.memory.STALLED_S", 0.0)
+        async with await running.connect() as stream:
+            await stream.send_all(whole)
+            assert (await read_until(stream, b"\r\n")).startswith(b"HTTP/1.1 200 ")
+        [ended] = parse_answers(await read_to_end(stalled))
+        assert (ended.status, ended.code, ended.headers["connection"]) == (429, "throttled", "close")
+        assert "stalled" in ended.json["error"]["message"]
+        assert ended.json["error"]["detail"] == {"limit": "body_bytes_in_flight"}
+
+
+async def test_a_body_is_charged_to_its_key_and_one_key_leaves_room_for_others():
+    gate = trio.Event()
+
+    async def handler(request: Request) -> Response:
+        await gate.wait()
+        return Response(200)
+
+    async def admit(path: str, headers: dict[str, str], query: str) -> str:
+        if "authorization" not in headers:
+            raise Unauthorized("no key")
+        return headers["authorization"]
+
+    def post(key: str) -> bytes:
+        return head_and(b"a" * 100_000, Content_Length="100000", Authorization=key)
+
+    limits = FrontLimits(body_bytes_in_flight_max=400_000)
+    async with running_front(handler, limits=limits, admit=admit) as running, AsyncExitStack() as stack:
+        for key in ("one", "one", "other"):
+            stream = await stack.enter_async_context(await running.connect())
+            await stream.send_all(post(key))
+        await trio.testing.wait_all_tasks_blocked()
+        assert running.front.statistics().body_bytes_in_flight == 300_000
+        [refused] = parse_answers(await talk(running, post("one"), half_close=False))
+        assert (refused.status, refused.json["error"]["detail"]["limit"]) == (429, "body_bytes_in_flight")
+        [stranger] = parse_answers(await talk(running, head_and(Content_Length="100000"), half_close=False))
+        assert stranger.status == 401
+        gate.set()
+        await read_until(stream, b"\r\n\r\n")
 
 
 async def test_connections_over_the_limit_wait_their_turn():

@@ -218,6 +218,8 @@ EXPECTED: dict[str, Callable[[Page], bool]] = {
         and page.total("streams_http_requests_total", status="200") > 10
     ),
     "streams_http_body_bytes": there("streams_http_body_bytes", 2),
+    "streams_memory_refused_total": equal(0, "streams_memory_refused_total"),
+    "streams_memory_stalled_total": equal(0, "streams_memory_stalled_total"),
     "streams_requests_in_flight": moved("streams_requests_in_flight"),
     "streams_pressure_level": there("streams_pressure_level", 4),
     "streams_loop_lag_seconds": there("streams_loop_lag_seconds", 4),
