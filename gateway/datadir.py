@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 import shutil
 import socket
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from typing import Any
 
 import orjson
 
-from gateway.manifest import Manifest, ManifestDamaged, ManifestUnknown, fresh
+from gateway.manifest import SALTS, Manifest, ManifestDamaged, ManifestUnknown, fresh
 
 
 class CannotServe(Exception):
@@ -159,7 +160,7 @@ class DataDir:
                 "is not known. Run `streams repair`, which puts its copy in place, or put it back from a "
                 "backup, or choose another STREAMS_DATA_DIR"
             )
-        manifest = fresh(shards, now_ms=now_ms)
+        manifest = fresh(shards, now_ms=now_ms, salt=secrets.randbelow(SALTS))
         for name in manifest.directories:  # before they are named: a folder that is named must be there
             (self.path / name).mkdir(mode=0o700, exist_ok=True)
         self.commit(manifest)

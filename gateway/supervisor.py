@@ -80,6 +80,9 @@ HOPELESS_FAILURES: Final = 5
 ORPHANS_WAIT_S: Final = 15.0
 LOCK_POLL_S: Final = 0.05
 
+#: How long a start waits for the cold store to say whose it is.
+CLAIM_WAIT_S: Final = 5.0
+
 #: A gateway ends by itself after `drain_ms`; this much later it does not count on it any more.
 DRAIN_MARGIN_S: Final = 1.0
 SNAPSHOT_WAIT_S: Final = 60.0
@@ -102,6 +105,7 @@ class Commands:
     shard: Sequence[str] = (sys.executable, "-P", "-m", "shard")
     gateway: Sequence[str] = (sys.executable, "-P", "-m", "gateway")
     reshard: Sequence[str] = (sys.executable, "-P", "-m", "shard.reshard")
+    claim_cold: Sequence[str] = (sys.executable, "-P", "-m", "shard.claim_cold")
 
 
 @dataclass(slots=True, eq=False)
@@ -226,6 +230,8 @@ class Supervisor:
         """The manifest, with as many shards as are wanted."""
         wanted = self.config.shards
         manifest = directory.open(shards_default=wanted or _cpu_count(), now_ms=_now_ms())
+        if self.config.cold_dir:
+            await self._claim_cold(directory, manifest)
         if wanted in (0, manifest.shards):
             return manifest
         return await reshard(
@@ -236,6 +242,34 @@ class Supervisor:
             environ=self._child_environment(),
             wal_file_bytes=self.config.wal_file_bytes,
         )
+
+    async def _claim_cold(self, directory: DataDir, manifest: Manifest) -> None:
+        """Claim the cold store, or raise `CannotServe`. One that does not answer is not waited for: a shard
+        looks again before it changes anything there."""
+        command = [
+            *self._commands.claim_cold,
+            *("--server", manifest.server),
+            *("--data-dir", str(directory.path)),
+        ]
+        found: dict[str, str] = {"away": f"no answer within {CLAIM_WAIT_S:.0f} s"}
+        with trio.move_on_after(CLAIM_WAIT_S):
+            claimed = await trio.run_process(
+                command, capture_stdout=True, env=self._child_environment(), check=False
+            )
+            if claimed.returncode != 0:
+                raise CannotServe(
+                    f"the cold store {self.config.cold_dir} could not be claimed: the process that does it "
+                    f"ended with {_how_it_ended(claimed.returncode)}; its message is above"
+                )
+            found = orjson.loads(claimed.stdout)
+        if "refused" in found:
+            raise CannotServe(found["refused"])
+        if "away" in found:
+            log.warning(
+                "the cold store does not answer; shards check its owner before they change anything there",
+                cold_dir=self.config.cold_dir,
+                error=found["away"],
+            )
 
     def _bind(self) -> list[socket.socket]:
         address = f"{self.config.host}:{self.config.port}"
@@ -291,7 +325,7 @@ class Supervisor:
     ) -> None:
         placement = manifest.placement
         keys = () if self._keys is None else ("--keys-file", str(self._keys.path))
-        known = ("--placement", placement.to_json(), "--server", str(manifest.created_ms))
+        known = ("--placement", placement.to_json(), "--server", manifest.server)
         shard = (*self._commands.shard, *keys, *known)
         addresses: list[str] = []
         if self.config.shard_host:

@@ -101,12 +101,16 @@ def peers_of(arguments: ChildArgs) -> Peers:
     )
 
 
-def open_cold_store(location: str, disk: Disk) -> ColdStore | None:
-    if not location:
+def open_cold_store(arguments: ChildArgs, disk: Disk) -> ColdStore | None:
+    """The cold store of the server, which is changed only while it belongs to this server."""
+    config = arguments.config
+    if not config.cold_dir:
         return None
-    from shard.storage.cold import open_cold  # brings obstore along, which takes a while to import
+    from shard.claim_cold import owner_of  # brings obstore along, which takes a while to import
+    from shard.storage.cold import open_cold
+    from shard.storage.coldowner import OwnedCold
 
-    return open_cold(location, disk)
+    return OwnedCold(open_cold(config.cold_dir, disk), owner_of(arguments.server, str(config.data_dir)))
 
 
 def place_of(arguments: ChildArgs, store: ColdStore, folder: str) -> Place:
@@ -164,8 +168,8 @@ class Shard:
         )
         self._wal = Wal(disk, f"{directory}/wal", file_bytes=config.wal_file_bytes)
         self._snapshots = Snapshots(disk, f"{directory}/snapshot")
-        cold = open_cold_store(config.cold_dir, disk)
-        self._store = SegmentStore(disk, f"{directory}/segments", cold)
+        cold = open_cold_store(arguments, disk)
+        self._store = SegmentStore(disk, f"{directory}/segments", cold, server=arguments.server)
         self._base_folder = f"{directory}/object-base"
         self._place = place_of(arguments, cold, self._base_folder) if cold is not None else None
         if arguments.ready_fd >= 0:

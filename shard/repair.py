@@ -91,10 +91,12 @@ def repair_shard(
     boot_id: str,
     now_ms: int,
     cold: ColdStore | None = None,
+    server: str = "",
     file_bytes: int = FILE_BYTES,
 ) -> Repaired:
-    """Builds `target`, a folder that is not there yet, from what is whole in `source`."""
-    patient = _Patient(disk, source, shard, cold)
+    """Builds `target`, a folder that is not there yet, from what is whole in `source`. `server` is the number
+    of the data directory, under which `cold` has its segments."""
+    patient = _Patient(disk, source, shard, cold, server)
     patient.recover()
     builder = ShardBuilder(disk, target, file_bytes=file_bytes)
     patient.mend(SegmentStore(disk, builder.segments))
@@ -124,11 +126,11 @@ def _begins_at(change: BatchAppended) -> int:
 
 
 class _Patient:
-    def __init__(self, disk: DiskLike, source: str, shard: int, cold: ColdStore | None) -> None:
+    def __init__(self, disk: DiskLike, source: str, shard: int, cold: ColdStore | None, server: str) -> None:
         self._disk = disk
         self._source = source
         self._segments = f"{source}/segments"
-        self._store = SegmentStore(disk, self._segments, cold)
+        self._store = SegmentStore(disk, self._segments, cold, server=server)
         self.machine = Machine(shard=shard)
         self.losses: list[Loss] = []
         self.notes: list[str] = []

@@ -35,6 +35,7 @@ from __future__ import annotations
 import asyncio
 import random
 import re
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from datetime import timedelta
@@ -43,7 +44,13 @@ from typing import NamedTuple, Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import obstore
-from obstore.exceptions import BaseError, GenericError
+from obstore.exceptions import (
+    AlreadyExistsError,
+    BaseError,
+    GenericError,
+    NotSupportedError,
+    PreconditionError,
+)
 from obstore.store import from_url
 from xxhash import xxh3_64
 
@@ -138,6 +145,10 @@ class ColdStore(Protocol):
         Returns when the copy is durable. `checksum` is the `xxh3_64` of all bytes, without a seed. To put a
         name again with the same content is harmless; other content replaces it.
         """
+
+    def create(self, name: str, content: bytes) -> bool:
+        """Store a few bytes unless something has this name; False if something has. Of two calls at once one
+        succeeds at most, if the store honours conditional writes. After `ColdUnavailable` look who did."""
 
     def verify(self, name: str, *, size: int, checksum: int) -> None:
         """Read all of it back; `ColdDamaged` unless size and checksum are these."""
@@ -374,6 +385,25 @@ class FolderCold(_Cold):
         finally:
             del self._putting[name]
 
+    def create(self, name: str, content: bytes) -> bool:
+        path = self._path(name)
+        # Of this process and call alone: another server may be at the same at this moment.
+        temporary = f"{path}.{uuid.uuid4().hex}{_TEMPORARY}"
+        try:
+            self._make_folders(name)
+            self._write(temporary, lambda: (chunk for chunk in (content,)))
+            try:
+                self._disk.link(temporary, path)
+            except FileExistsError:
+                return False
+            finally:
+                self._drop_quietly(temporary)
+            self._disk.fsync_dir(parent_of(path))
+        except OSError as error:
+            self._durable_folders.clear()
+            raise ColdUnavailable(name, str(error)) from error
+        return True
+
     def _write(self, path: str, chunks: Callable[[], Generator[Buffer, None, None]]) -> None:
         """Make a durable file of the chunks. What a crash leaves of it is overwritten by the next put."""
         disk = self._disk
@@ -532,6 +562,21 @@ class ObjectCold(_Cold):
             self._call(name, attempt)
         except ColdMissing:
             pass
+
+    def create(self, name: str, content: bytes) -> bool:
+        _check_name(name)
+        put = partial(obstore.put_async, self._store, name, content, use_multipart=False)
+
+        async def attempt() -> bool:
+            try:
+                await put(mode="create")
+            except (AlreadyExistsError, PreconditionError):
+                return False
+            except NotSupportedError:  # such a store cannot tell who was first
+                await put()
+            return True
+
+        return self._call(name, attempt)
 
     def _put(self, name: str, chunks: Callable[[], Generator[Buffer, None, None]], size: int) -> None:
         assert size <= PIECES_MAX * self._piece_bytes, "80 GB; a segment is a thousandth of that"

@@ -2,7 +2,13 @@
 
     segments/<generation>/<first seq>-<serial>.seg     the segment, on this disk
     segments/<generation>/<first seq>-<serial>.stub    its index alone; the segment is, or will be, in the
-                                                       cold store under the name of the file above
+                                                       cold store (below)
+
+    segments-<server>/<generation>/<first seq>-<serial>.seg    a segment in the cold store
+    segments/<generation>/<first seq>-<serial>.seg             the same, moved before names held the server
+
+Generations of two servers may be equal: those of a restored server are, and two servers may create a box in
+the same millisecond. The number of the server in the name keeps their segments apart.
 
     moving      stub ─► copy ─► verify ─► (the machine says so, durably) ─► the file here goes
     dropping    copy in the cold store ─► stub
@@ -23,6 +29,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager
 from errno import ENOENT
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from shard.core.changes import SegmentFacts
@@ -68,10 +75,16 @@ class Name(NamedTuple):
 
 
 class SegmentStore:
-    def __init__(self, disk: DiskLike, directory: str, cold: ColdStore | None = None) -> None:
+    def __init__(
+        self, disk: DiskLike, directory: str, cold: ColdStore | None = None, *, server: str = ""
+    ) -> None:
+        """`server` is the number of the data directory (`gateway/manifest.py`)."""
         self._disk = disk
         self._directory = directory
         self._cold = cold
+        self._server = server
+        #: Segments whose copy was found under the name without the server. At most one for each old stub.
+        self._without_server: set[Name] = set()
         #: Used lately come last.
         self._indexes: dict[Name, SegmentIndex] = {}
 
@@ -109,8 +122,9 @@ class SegmentStore:
             size, checksum = measure(self._disk, path)
         segments.write_stub(self._disk, self._directory, index)
         with self._reading(name):
-            self._cold.put(_cold_name(name), path, size=size, checksum=checksum)
-            self._cold.verify(_cold_name(name), size=size, checksum=checksum)
+            cold_name = self._cold_name(name.file)
+            self._cold.put(cold_name, path, size=size, checksum=checksum)
+            self._cold.verify(cold_name, size=size, checksum=checksum)
 
     def drop_hot(self, name: Name) -> None:
         """The copy in the cold store is the segment now."""
@@ -140,10 +154,16 @@ class SegmentStore:
             if self._cold is None:
                 break
             with self._translated():
-                self._cold.delete(f"segments/{stub.removesuffix('.stub')}.seg")
+                self._delete_cold(self._cold, f"{stub.removesuffix('.stub')}.seg")
             segmentindex.remove_segment(self._disk, self._directory, stub)
             removed += 1
         return removed
+
+    def _delete_cold(self, cold: ColdStore, file: str) -> None:
+        name = self._cold_name(file)
+        if self._server and cold.size(name) is None:
+            name = _name_without_server(file)
+        cold.delete(name)
 
     def remove_leftovers(self) -> None:
         """Drops what writes of an earlier life did not finish."""
@@ -222,9 +242,21 @@ class SegmentStore:
         if self._cold is None:
             reason = "the segment is in a cold store, and none is set (STREAMS_COLD_DIR)"
             raise Unreachable(f"{path}: {reason}")
+        return self._cold_source(self._cold, name)
+
+    def _cold_source(self, cold: ColdStore, name: Name) -> Source:
         from shard.storage.cold import ColdSource
 
-        return ColdSource(self._cold, _cold_name(name), self._index(name).file_bytes)
+        size = self._index(name).file_bytes
+        without_server = ColdSource(cold, _name_without_server(name.file), size)
+        if not self._server or name in self._without_server:
+            return without_server
+        note = partial(self._without_server.add, name)
+        return _EitherSource(ColdSource(cold, self._cold_name(name.file), size), without_server, note)
+
+    def _cold_name(self, file: str) -> str:
+        """A box keeps its number when it moves to another shard, so no shard stands in the name."""
+        return f"segments-{self._server}/{file}" if self._server else _name_without_server(file)
 
     def _path(self, file: str) -> str:
         return f"{self._directory}/{file}"
@@ -275,6 +307,42 @@ class SegmentStore:
             raise Corrupt(error.name, 0, error.reason) from error
 
 
+class _EitherSource:
+    """A segment in the cold store, under its name or else under the one it has from before servers had a
+    number there."""
+
+    __slots__ = ("_first", "_note", "_second")
+
+    def __init__(self, first: Source, second: Source, note: Callable[[], None]) -> None:
+        self._first = first
+        self._second = second
+        #: Called when it is the second.
+        self._note = note
+
+    def __repr__(self) -> str:
+        return f"<_EitherSource {self._first!r} or {self._second!r}>"
+
+    @property
+    def name(self) -> str:
+        return self._first.name
+
+    def size(self) -> int:
+        return self._first.size()
+
+    def read(self, offset: int, length: int) -> bytes:
+        from shard.storage.cold import ColdMissing
+
+        try:
+            return self._first.read(offset, length)
+        except ColdMissing as missing:
+            try:
+                found = self._second.read(offset, length)
+            except ColdMissing:
+                raise missing from None
+        self._note()
+        return found
+
+
 class _Told:
     """A source of which what goes wrong is told in terms of this file."""
 
@@ -312,6 +380,5 @@ def segment_of(index: SegmentIndex) -> Segment:
     )
 
 
-def _cold_name(name: Name) -> str:
-    """A box keeps its number when it moves to another shard, so no shard stands in the name."""
-    return f"segments/{name.file}"
+def _name_without_server(file: str) -> str:
+    return f"segments/{file}"

@@ -38,6 +38,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "pipeline": ("streams.cli.pipeline", "Jobs over boxes with Spark: archive, backfill, replay, …"),
     "backup": ("streams.cli.backup", "Copy a server's data elsewhere."),
     "restore": ("streams.cli.restore", "Put a backup into an empty data directory."),
+    "takeover": ("streams.cli.takeover", "Make a server the owner of its cold store."),
     "verify": ("streams.cli.verify", "Look at every byte of a server's data."),
     "repair": ("streams.cli.repair", "Make damaged data whole again."),
     "inspect": ("streams.cli.inspect", "What stands in the files of a server."),

@@ -104,7 +104,7 @@ class _Repair:
         found = []
         with progress.shown("looking") as report:
             for shard, name in enumerate(manifest.directories):
-                store = store_of(self._directory.path / name, self._config.cold_dir)
+                store = store_of(self._directory.path / name, self._config.cold_dir, manifest)
                 scope = offline_scope(self._directory, manifest, shard, store)
                 if verify(scope, shard, manifest.shards, report).problems:
                     found.append(shard)
@@ -133,6 +133,7 @@ class _Repair:
                     boot_id=boot_id(),
                     now_ms=now_ms(),
                     cold=cold_store(self._config.cold_dir),
+                    server=intent.server,
                     file_bytes=self._config.wal_file_bytes,
                 )
             except CannotRepair as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -251,12 +252,12 @@ def _manifest(
     slots: list[tuple[int, int, int]], shards_before: int, shards: int | None, *, scratches: int
 ) -> Manifest:
     """Names what is about to be built, and that nobody may serve it before it is."""
-    from gateway.manifest import fresh
+    from gateway.manifest import SALTS, fresh
     from gateway.placement import Placement
     from shard.restore import scratch_of
 
     now_ms = time.time_ns() // 1_000_000
-    manifest = fresh(shards or shards_before, now_ms=now_ms)
+    manifest = fresh(shards or shards_before, now_ms=now_ms, salt=secrets.randbelow(SALTS))
     if shards in (None, shards_before):  # slots that had moved stay where they were
         fields = {"slots": slots, "shards": shards_before, "version": 1}
         manifest = replace(manifest, placement=Placement.from_dict(fields))

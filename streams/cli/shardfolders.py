@@ -81,7 +81,7 @@ def _online(directory: DataDir, manifest: Manifest, config: Config) -> Iterator[
     with Exported(sockets_of(directory, manifest), secrets.token_hex(8)) as exported:
         shards = []
         for name, facts, server in zip(manifest.directories, exported.facts, exported.servers, strict=True):
-            store = store_of(directory.path / name, str(server["cold_dir"]))
+            store = store_of(directory.path / name, str(server["cold_dir"]), manifest)
             shards.append(ShardSource(str(facts["folder"]), store, int(facts["taken_ms"])))
         yield Sources(manifest, shards, True, int(exported.servers[0]["upkeep_bytes_per_s"]))
 
@@ -99,7 +99,8 @@ def _offline(directory: DataDir, manifest: Manifest, config: Config) -> Iterator
             end_life(machine, boot_id=boot_id(), now_ms=now_ms())
             remove_tree(disk, folder)
             write_export(disk, folder, parts_of(machine), now_ms=now_ms(), file_bytes=config.wal_file_bytes)
-            shards.append(ShardSource(folder, store_of(directory.path / name, config.cold_dir), now_ms()))
+            store = store_of(directory.path / name, config.cold_dir, manifest)
+            shards.append(ShardSource(folder, store, now_ms()))
         yield Sources(manifest, shards, False, 0)
     except Corrupt as damage:
         raise output.Refusal(str(damage)) from damage
@@ -119,8 +120,9 @@ def sockets_of(directory: DataDir, manifest: Manifest) -> list[Path]:
     return sockets
 
 
-def store_of(folder: Path, cold_dir: str) -> SegmentStore:
-    return SegmentStore(ExaminedDisk(), f"{folder}/segments", cold_store(cold_dir))
+def store_of(folder: Path, cold_dir: str, manifest: Manifest) -> SegmentStore:
+    """The segments of a shard, to be read."""
+    return SegmentStore(ExaminedDisk(), f"{folder}/segments", cold_store(cold_dir), server=manifest.server)
 
 
 def cold_store(location: str) -> ColdStore | None:

@@ -109,7 +109,7 @@ def _scopes(
     paths = [directory.path / name for name in manifest.directories]
     if not is_online:
         return [
-            offline_scope(directory, manifest, shard, store_of(path, config.cold_dir))._replace(
+            offline_scope(directory, manifest, shard, store_of(path, config.cold_dir, manifest))._replace(
                 with_cold=with_cold
             )
             for shard, path in enumerate(paths)
@@ -117,7 +117,7 @@ def _scopes(
     exported = stack.enter_context(Exported(sockets_of(directory, manifest), secrets.token_hex(8)))
     scopes = []
     for shard, (path, facts, server) in enumerate(zip(paths, exported.facts, exported.servers, strict=True)):
-        scope = offline_scope(directory, manifest, shard, store_of(path, str(server["cold_dir"])))
+        scope = offline_scope(directory, manifest, shard, store_of(path, str(server["cold_dir"]), manifest))
         scopes.append(
             scope._replace(
                 state=str(facts["folder"]),

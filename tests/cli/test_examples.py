@@ -100,6 +100,7 @@ BEFORE = {
     "streams import": "streams export orders -o orders.ndjson",
     "streams backup": "mkdir -v backups",
     "streams restore": "mkdir backups && streams backup backups",
+    "streams takeover": "mkdir cold it && streams backup it && streams restore it --data-dir restored",
     "streams repair": "mkdir it && streams backup it && streams restore it --data-dir restored",
 }
 

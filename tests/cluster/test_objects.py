@@ -77,6 +77,9 @@ def test_nothing_that_was_acked_is_lost_with_the_machine(tmp_path: Path, bucket:
 
     found = done("restore", bucket.url, "--data-dir", str(tmp_path / "data"), "--shards", "3")
     assert found["boxes"] == len(boxes) + 2 and found["left_out_objects"] == 0
+    refused = streams("serve", "--data-dir", str(tmp_path / "data"), "--cold-dir", bucket.url, "--port", "0")
+    assert refused.returncode == 2 and "streams takeover" in refused.stderr, "its old server may be running"
+    done("takeover", "--data-dir", str(tmp_path / "data"), "--cold-dir", bucket.url, "--yes")
     with serving(tmp_path / "data", bucket) as server:
         client = Client(server.port)
         for writer in writers:

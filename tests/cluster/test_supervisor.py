@@ -244,7 +244,7 @@ def test_the_number_of_shards_comes_from_the_data_once_there_is_some(
 ) -> None:
     with stand_ins(shards=3) as server:
         manifest = json.loads((server.data_dir / "manifest.json").read_bytes())
-        assert (manifest["format"], manifest["shards"], manifest["version"]) == (2, 3, 1)
+        assert (manifest["format"], manifest["shards"], manifest["version"]) == (3, 3, 1)
         assert manifest["slots"] == [[0, 1366, 0], [1366, 2731, 1], [2731, 4096, 2]]
     with running_server(tmp_path / "data", command=STAND_IN, environ=stand_in_environ()) as server:
         assert len(server.shard_pids()) == 3

@@ -14,7 +14,9 @@ from gateway.manifest import Manifest, ManifestDamaged, ManifestUnknown, folders
 from gateway.placement import even, resized
 
 GOLDEN = Path(__file__).parent / "golden"
-PLAIN = fresh(2, now_ms=1_700_000_000_000)
+PLAIN = fresh(2, now_ms=1_700_000_000_000, salt=123_456_789)
+#: As formats 1 and 2 have it.
+WITHOUT_SALT = replace(PLAIN, server="1700000000000")
 BUSY = Manifest(
     resized(even(3), 2),
     ("shard-00-v2", "shard-01"),
@@ -25,7 +27,7 @@ BUSY = Manifest(
 )
 
 
-@pytest.mark.parametrize("manifest", [PLAIN, BUSY, fresh(256, now_ms=0)])
+@pytest.mark.parametrize("manifest", [PLAIN, BUSY, fresh(256, now_ms=0, salt=0)])
 def test_a_manifest_is_read_as_it_was_written(manifest: Manifest) -> None:
     assert Manifest.decode(manifest.encode()) == manifest
     assert manifest.is_settled == (manifest is not BUSY)
@@ -53,8 +55,13 @@ def test_a_manifest_that_was_cut_or_has_grown_is_damaged() -> None:
 
 def test_the_golden_manifests_of_all_formats_are_read() -> None:
     for name in ("manifest-v1.json", "manifest-v2.json"):
-        assert Manifest.decode((GOLDEN / name).read_bytes()) == PLAIN
-    assert PLAIN.encode() == (GOLDEN / "manifest-v2.json").read_bytes(), "format 2 is written as it was"
+        assert Manifest.decode((GOLDEN / name).read_bytes()) == WITHOUT_SALT
+    assert PLAIN.encode() == (GOLDEN / "manifest-v3.json").read_bytes(), "format 3 is written as it was"
+
+
+def test_the_number_of_a_server_stays_when_its_manifest_is_written_in_a_newer_format() -> None:
+    old = Manifest.decode((GOLDEN / "manifest-v2.json").read_bytes())
+    assert Manifest.decode(old.encode()).server == old.server == "1700000000000"
 
 
 @pytest.mark.parametrize(

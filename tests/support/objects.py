@@ -61,6 +61,9 @@ class FaultyStore:
     def put(self, name: str, source: str | Iterable[Buffer], *, size: int, checksum: int) -> None:
         self._write(name, lambda: self.inner.put(name, source, size=size, checksum=checksum))
 
+    def create(self, name: str, content: bytes) -> bool:
+        return self._do(name, lambda: self.inner.create(name, content))
+
     def delete(self, name: str) -> None:
         self._write(name, lambda: self.inner.delete(name))
 

@@ -1,0 +1,69 @@
+"""Claims the cold store for a server that starts: a process of the supervisor's, which must not import this.
+
+It prints one line of JSON and ends with 0:
+
+    {}                        the store is this server's
+    {"refused": "…"}          the server must not start: the store cannot be one, or is another server's
+    {"away": "…"}             the store does not answer; shards look again before they change anything there
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+import time
+
+import msgspec
+
+from shard.storage import coldowner
+from shard.storage.cold import ColdConfigError, ColdDamaged, ColdError, open_cold
+from shard.storage.coldowner import Owner
+from shard.storage.files import Disk
+from streams import process
+from streams.config import CHILD_CONFIG_VARIABLE, Config
+
+
+def owner_of(server: str, data_dir: str) -> Owner:
+    """The mark of a data directory on this host."""
+    return Owner(server, socket.gethostname(), data_dir, time.time_ns() // 1_000_000)
+
+
+def claim(location: str, owner: Owner) -> dict[str, str]:
+    next_step = (
+        "Give this server a place of its own with STREAMS_COLD_DIR. Or, if this data directory was restored "
+        "in place of that server, or that server is gone for good: make sure that it is stopped, run "
+        f"`streams takeover --data-dir {owner.data_dir} --cold-dir {location}`, and start again"
+    )
+    try:
+        found = coldowner.claim(open_cold(location, Disk()), owner)
+    except ColdConfigError as error:
+        return {"refused": f"{error} It is set by STREAMS_COLD_DIR"}
+    except ColdDamaged as error:
+        unclear = f"{location}: {error.name} does not say whose cold store it is: {error.reason}"
+        return {"refused": f"{unclear}. {next_step}"}
+    except ColdError as error:
+        return {"away": str(error)}
+    if found.server == owner.server:
+        return {}
+    return {
+        "refused": f"{location} is the cold store of another {found}. Two servers in one place would destroy "
+        f"each other's data. {next_step}"
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--server", required=True)
+    parser.add_argument("--data-dir", required=True)
+    arguments = parser.parse_args()
+    config = Config.from_json(os.environ[CHILD_CONFIG_VARIABLE])
+    found = claim(config.cold_dir, owner_of(arguments.server, arguments.data_dir))
+    sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
+    sys.stdout.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    process.leave(main())  # threads of obstore would abort an interpreter that is taken down around them
