@@ -100,6 +100,24 @@ def test_compose_mounts_what_there_is_and_sets_what_can_be_set() -> None:
     )
 
 
+def test_images_are_named_by_a_full_version_and_can_be_named_by_digest() -> None:
+    steps = imagefile.resolved(imagefile.instructions((DEPLOY / "Dockerfile").read_text()))
+    bases = {rest.partition(" AS ")[0] for word, rest in steps if word == "FROM"}
+    services = COMPOSE["services"].values()
+    named = [service["image"] for service in services if "image" in service]
+    named += [service["build"]["args"]["BASE_IMAGE"] for service in services if "build" in service]
+    defaults = [re.fullmatch(r"\$\{[A-Z_]+_IMAGE:-(.*)\}", name) for name in named]
+    assert all(defaults), "an operator can set each of them"
+    for image in (*bases, *(default[1] for default in defaults if default)):
+        assert re.fullmatch(r"[a-z/]+:v?\d+\.\d+\.\d+(-[a-z-]+)?", image), image
+
+
+def test_the_unit_and_every_container_have_a_memory_limit() -> None:
+    unit = (DEPLOY / "streams.service").read_text()
+    assert re.search(r"^MemoryMax=\d+%$", unit, re.M) and "\nOOMPolicy=continue\n" in unit
+    assert all(service["mem_limit"] for service in COMPOSE["services"].values())
+
+
 def test_the_image_and_the_unit_set_what_can_be_set() -> None:
     known = {setting.variable for setting in SETTINGS}
     steps = imagefile.instructions((DEPLOY / "Dockerfile").read_text())

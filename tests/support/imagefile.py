@@ -58,11 +58,26 @@ def instructions(text: str) -> list[tuple[str, str]]:
     return found
 
 
+def resolved(steps: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The steps from the first `FROM` on, with the defaults of the arguments before it put into `FROM`s."""
+    arguments: dict[str, str] = {}
+    found: list[tuple[str, str]] = []
+    for word, rest in steps:
+        if word == "ARG" and not found:
+            name, _, arguments[name] = rest.partition("=")
+            continue
+        if word == "FROM":
+            for name, value in arguments.items():
+                rest = rest.replace(f"${{{name}}}", value)
+        found.append((word, rest))
+    return found
+
+
 def build(dockerfile: Path, context: Path, folder: Path) -> Stage:
     """Runs all steps; the last stage."""
     stages: dict[str, Stage] = {}
     stage: Stage | None = None
-    for word, rest in instructions(dockerfile.read_text()):
+    for word, rest in resolved(instructions(dockerfile.read_text())):
         if word == "FROM":
             base, _, name = rest.partition(" AS ")
             root = folder / f"stage-{len(stages)}"
