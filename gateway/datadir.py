@@ -81,6 +81,11 @@ class DataDir:
     def __repr__(self) -> str:
         return f"<DataDir {self.path}>"
 
+    @property
+    def mode_for_others(self) -> int:
+        """The permission bits that other users and groups have on the directory; 0 is private."""
+        return os.stat(self.path).st_mode & 0o077
+
     def try_lock(self) -> bool:
         try:
             fcntl.flock(self.lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -196,6 +196,12 @@ class Supervisor:
         with ExitStack() as stack:
             directory = stack.enter_context(closing(DataDir(self.config.data_dir.absolute())))
             await _lock(directory)
+            if directory.mode_for_others:
+                log.warning(
+                    "other users can access the data directory; chmod 0700 it",
+                    path=str(directory.path),
+                    mode=f"{0o700 | directory.mode_for_others:04o}",
+                )
             directory.describe_holder(url="", now_ms=_now_ms())
             self._lock_fd = directory.lock_fd
             manifest = await self._open(directory)

@@ -135,6 +135,15 @@ def test_hangup_reaches_all_children_when_there_are_keys_to_read(stand_ins: Stan
         assert events.next() == "gateway-0 SIGTERM"
 
 
+def test_a_data_directory_that_others_can_enter_is_warned_of(stand_ins: StandIns, tmp_path: Path) -> None:
+    with stand_ins() as server:
+        assert log_lines(server, "other users can access the data directory") == []
+    (tmp_path / "data").chmod(0o755)
+    with stand_ins() as server:
+        [line] = log_lines(server, "other users can access the data directory")
+        assert (line["level"], line["path"], line["mode"]) == ("warning", str(tmp_path / "data"), "0755")
+
+
 def test_hangup_without_keys_is_nobodys_business(stand_ins: StandIns, events: Events) -> None:
     with stand_ins() as server:
         events.take(3)
