@@ -325,8 +325,14 @@ _STATUS_LINES = {
 }
 
 _COMMON_LINES = {
-    (b"content-type", value): b"content-type: " + value + b"\r\n"
-    for value in (b"application/json", b"text/event-stream", b"application/x-ndjson")
+    (name, value): b"%b: %b\r\n" % (name, value)
+    for name, value in (
+        (b"content-type", b"application/json"),
+        (b"content-type", b"text/event-stream"),
+        (b"content-type", b"application/x-ndjson"),
+        (b"x-content-type-options", b"nosniff"),
+        (b"cache-control", b"no-store"),
+    )
 }
 
 

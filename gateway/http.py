@@ -127,6 +127,13 @@ class Live(Protocol):
         """Called by the front exactly once, whether `run` was called or not (a HEAD, a peer that left)."""
 
 
+_JSON = b"application/json"
+_NOSNIFF = (b"x-content-type-options", b"nosniff")
+#: Answers are not for caches: they are of one moment, and of one key.
+NO_STORE = (b"cache-control", b"no-store")
+_JSON_HEADERS = ((b"content-type", _JSON), _NOSNIFF, NO_STORE)
+
+
 class Response:
     """A status, headers (lower-case names) and a body: `parts`, or a `stream` that ends when it ends, or a
     `live` one.
@@ -141,13 +148,15 @@ class Response:
         self,
         status: int,
         *parts: Buffer,
-        content_type: bytes = b"application/json",
+        content_type: bytes = _JSON,
         stream: AsyncIterator[bytes] | None = None,
         live: Live | None = None,
     ) -> None:
         self.status = status
         self.parts: list[Buffer] = list(parts)
-        self.headers: list[tuple[bytes, bytes]] = [(b"content-type", content_type)]
+        self.headers: list[tuple[bytes, bytes]] = (
+            list(_JSON_HEADERS) if content_type is _JSON else [(b"content-type", content_type), _NOSNIFF]
+        )
         self.stream = stream
         self.live = live
         #: How long the front leaves the next request of this connection unread. A client that was told when

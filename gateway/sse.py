@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.http import Live, Request, Response
+from gateway.http import NO_STORE, Live, Request, Response
 from streams.protocol.errors import NotAcceptable
 
 MEDIA_TYPE = "text/event-stream"
@@ -51,6 +51,6 @@ def check_accepts(request: Request) -> None:
 
 def response(live: Live) -> Response:
     answer = Response(200, content_type=b"text/event-stream; charset=utf-8", live=live)
-    answer.headers.append((b"cache-control", b"no-store"))
+    answer.headers.append(NO_STORE)
     answer.headers.append((b"x-accel-buffering", b"no"))
     return answer

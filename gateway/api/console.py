@@ -28,7 +28,6 @@ _HEADERS: Final = (
         b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
         b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'",
     ),
-    (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
     # Kept, and asked for each time whether it is still the same: no page meets the script of another version.
     (b"cache-control", b"no-cache"),

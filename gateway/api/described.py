@@ -42,7 +42,6 @@ class Described:
         response.headers.append(
             (b"content-security-policy", b"default-src 'none'; style-src 'unsafe-inline'")
         )
-        response.headers.append((b"x-content-type-options", b"nosniff"))
         return response
 
 

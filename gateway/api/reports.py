@@ -7,7 +7,7 @@ import trio
 from gateway.api.answers import from_facts
 from gateway.collector import Collector
 from gateway.exposition import as_facts, as_text
-from gateway.http import Request, Response
+from gateway.http import NO_STORE, Request, Response
 from gateway.status import status_of
 from streams.protocol.access import ADMIN
 from streams.protocol.errors import NotAcceptable
@@ -29,7 +29,9 @@ class ReportPages:
             facts = await trio.to_thread.run_sync(as_facts, reports)
             return from_facts(request, {"metrics": facts})
         text = await trio.to_thread.run_sync(as_text, reports)
-        return Response(200, text, content_type=_TEXT_TYPE)
+        response = Response(200, text, content_type=_TEXT_TYPE)
+        response.headers.append(NO_STORE)
+        return response
 
     async def status(self, request: Request) -> Response:
         Query(request.query).done()

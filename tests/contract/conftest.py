@@ -158,16 +158,23 @@ class Api:
 
     def ok(self, response, *statuses):
         assert response.status_code in (statuses or (200,)), f"{response.status_code}: {response.text[:2000]}"
-        assert response.headers["content-type"].split(";")[0] == "application/json"
+        self._check_headers(response)
         answer = json.loads(response.text)
         total = answer["performance"]["server_total_ms"]
         assert isinstance(total, int | float) and not isinstance(total, bool) and total >= 0
         return answer
 
+    @staticmethod
+    def _check_headers(response):
+        """Every answer is JSON, is taken for nothing else by a browser, and is kept by no cache."""
+        assert response.headers["content-type"].split(";")[0] == "application/json"
+        assert response.headers.get_list("x-content-type-options") == ["nosniff"]
+        assert response.headers.get_list("cache-control") == ["no-store"]
+
     def refused(self, response, status, code, *mentions):
         """Assert the error answer of §0.6; `mentions` must be in its message. Returns the `error` object."""
         assert response.status_code == status, f"{response.status_code}: {response.text[:2000]}"
-        assert response.headers["content-type"].split(";")[0] == "application/json"
+        self._check_headers(response)
         answer = json.loads(response.text)
         assert set(answer) <= {"error", "performance"}
         if "performance" in answer:

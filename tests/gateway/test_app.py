@@ -99,7 +99,8 @@ async def test_answers_carry_the_same_headers(way):
         answer = await client.get(running.url)
     assert answer.status_code == 201
     assert answer.content == b"{}"
-    assert set(answer.headers) == {"content-type", "x-request-id", "content-length", "date"}
+    of_json = {"content-type", "x-content-type-options", "cache-control"}
+    assert set(answer.headers) == {*of_json, "x-request-id", "content-length", "date"}
     assert answer.headers["content-length"] == "2"
 
 
