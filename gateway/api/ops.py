@@ -7,6 +7,7 @@ import time
 from gateway.api.answers import from_facts
 from gateway.dispatch import Dispatch
 from gateway.http import Request, Response
+from streams.protocol.access import READ, WRITE
 from streams.protocol.errors import NotReady
 
 
@@ -48,6 +49,14 @@ class Ops:
         )
 
     async def placement(self, request: Request) -> Response:
-        """Which shard owns which slots and where it listens, for clients that talk to shards directly."""
-        facts = {**self._dispatch.placement.to_dict(), "sockets": self._sockets, "addresses": self._addresses}
+        """Which shard owns which slots and where it listens, for clients that talk to shards directly.
+
+        A Unix socket takes everything of the server's own user and holds nobody to a key's prefixes. So its
+        path is shown only to keys that read or write and have no prefixes; others get an empty text for each
+        shard, and use TCP.
+        """
+        grant = request.grant
+        shows_paths = grant is None or (bool(grant.scopes & (READ | WRITE)) and not grant.prefixes)
+        sockets = self._sockets if shows_paths else ("",) * len(self._sockets)
+        facts = {**self._dispatch.placement.to_dict(), "sockets": sockets, "addresses": self._addresses}
         return from_facts(request, facts)

@@ -351,6 +351,7 @@ class Placement(msgspec.Struct, frozen=True):
     shards: int
     slots: list[tuple[int, int, int]]
     version: int
+    #: Paths of the shards' Unix sockets; empty texts for a key with prefixes, or without read and write.
     sockets: list[str] = []
     #: host:port of each shard for other machines; empty when it listens on this one alone.
     addresses: list[str] = []

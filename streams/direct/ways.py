@@ -125,11 +125,15 @@ class Ways:
         """Where the shard is, and the key to say there. A Unix socket takes everything without one; the key
         says whose the transactions are, so that they can go on over TCP."""
         path = placement.sockets[shard]
-        if self._over_tcp is False or (self._over_tcp is None and os.path.exists(path)):
+        if path and (self._over_tcp is False or (self._over_tcp is None and os.path.exists(path))):
             return path, self._key
-        if not placement.addresses:
+        if self._over_tcp is False or not placement.addresses:
+            why = (
+                f"{path} is on another machine" if path else "this key has prefixes or may not read or write"
+            )
             raise Unreachable(
-                f"{path} is on another machine, and the shards do not listen on TCP (STREAMS_SHARD_HOST)",
+                f"shard {shard} cannot be reached by its Unix socket ({why}); have the shards listen on TCP "
+                "(STREAMS_SHARD_HOST)",
                 path=path,
             )
         host, _, port = placement.addresses[shard].rpartition(":")

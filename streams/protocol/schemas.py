@@ -342,6 +342,7 @@ class Placement(Answer, kw_only=True):
     shards: int
     slots: list[tuple[int, int, int]]
     version: int
+    #: Paths of the shards' Unix sockets; empty texts for a key with prefixes, or without read and write.
     sockets: list[str]
     addresses: list[str]
 

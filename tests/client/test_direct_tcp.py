@@ -120,10 +120,10 @@ def test_a_writer_reaches_every_shard_over_tcp_and_reads_back(server: Server) ->
 
 
 def test_left_to_itself_a_writer_uses_the_unix_socket_where_it_can_see_it(server: Server) -> None:
-    with ShardWriter(server.url, key=WRITER) as writer:
+    with ShardWriter(server.url, key=READER) as writer:
         # The socket's own mode lets this user in, whatever the key: it is the server's own user.
         assert writer.append("out.of-prefix", [1]).last_seq == 1
-    with ShardWriter(server.url, key=WRITER, over_tcp=True, retry=HURRY) as writer, pytest.raises(Forbidden):
+    with ShardWriter(server.url, key=READER, over_tcp=True, retry=HURRY) as writer, pytest.raises(Forbidden):
         writer.append("out.of-prefix", [1])
 
 
@@ -306,6 +306,21 @@ def test_without_addresses_a_remote_writer_says_what_is_missing() -> None:
     placement = Placement(1, [(0, 4096, 0)], 1, ["/not/on/this/machine.sock"])
     with writer, pytest.raises(Unreachable, match="STREAMS_SHARD_HOST"):
         writer.shards.ways._way_to(placement, 0)
+    with writer, pytest.raises(Unreachable, match="this key has prefixes"):
+        writer.shards.ways._way_to(Placement(1, [(0, 4096, 0)], 1, [""]), 0)
+
+
+def test_a_key_with_prefixes_goes_over_tcp_also_on_the_machine_of_the_server(server: Server) -> None:
+    """Where nothing else is said; over a Unix socket its prefixes would not hold."""
+    with ShardWriter(server.url, key=CONFINED, retry=HURRY) as writer:
+        assert writer.append("in.confined", [1]).last_seq == 1
+        with pytest.raises(Forbidden):
+            writer.append("out.confined", [1])
+    with (
+        ShardWriter(server.url, key=CONFINED, retry=HURRY, over_tcp=False) as writer,
+        pytest.raises(Unreachable, match="this key has prefixes"),
+    ):
+        writer.append("in.confined", [1])
 
 
 def test_a_listener_on_every_address_is_reached_where_the_gateway_is() -> None:

@@ -196,6 +196,18 @@ def test_the_rules_are_those_of_the_contract():
             assert rule.names_path, route
 
 
+@pytest.mark.exhaustive
+def test_socket_paths_are_shown_to_keys_that_may_use_them(locked):
+    """A Unix socket holds nobody to prefixes; every key may know which shard has which slots."""
+    for scopes in SUBSETS:
+        for confined in (False, True):
+            key = secret(scopes, confined=confined)
+            found = locked.ok(locked.send("GET", "/v0/placement", headers=bearer(key)))
+            assert (len(found["sockets"]), found["shards"]) == (2, 2) and found["slots"]
+            shows = bool(scopes & (READ | WRITE)) and not confined
+            assert all(path.endswith(".sock") if shows else path == "" for path in found["sockets"]), key
+
+
 def test_an_address_without_a_rule_stops_the_gateway():
     with pytest.raises(LookupError, match="has no rule"):
         route_of("GET", "/v0/boxes/{box}/nobody-thought-of-it")
