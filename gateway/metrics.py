@@ -228,7 +228,7 @@ METRICS: tuple[Metric, ...] = (
         "streams_restarts_total",
         "counter",
         ("process", "reason"),
-        "Times the supervisor started a process again, by why: crashed, hung, log_failed, not_started.",
+        "Times the supervisor started a process again, by reason.",
         _restarts,
     ),
     Metric("streams_boxes", "gauge", ("shard", "durability"), "Boxes, by durability class.", _by_class),

@@ -35,6 +35,10 @@ REASONS: Final[dict[str, tuple[str, str]]] = {
         "its log could not be written or synced, so it is being started again",
         "check the disk: free space, `dmesg`, and the mount of the data directory",
     ),
+    "cold_store": (
+        "the folder of the cold store cannot be read, and it cannot start without",
+        "mount or restore the folder that STREAMS_COLD_DIR names; the shard then starts by itself",
+    ),
     "silent": (
         "it sends no heartbeat",
         "wait: it is restarted after STREAMS_HANG_MS. If it repeats, check the disk and the machine's load",
@@ -54,7 +58,7 @@ REASONS: Final[dict[str, tuple[str, str]]] = {
 }
 
 #: Those for which a process is started again. A counter of each is there from the start, at 0.
-RESTART_REASONS: Final = ("crashed", "hung", "log_failed", "not_started")
+RESTART_REASONS: Final = ("cold_store", "crashed", "hung", "log_failed", "not_started")
 
 
 class ProcessState(msgspec.Struct, frozen=True, kw_only=True):

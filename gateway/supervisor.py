@@ -54,6 +54,7 @@ from gateway.sockets import address_of, listen_tcp, listen_unix, url_of
 from streams import logs
 from streams.config import (
     CHILD_CONFIG_VARIABLE,
+    COLD_STORE_FAILED,
     KILLED_AT_THE_END,
     READY_FD_VARIABLE,
     SETTINGS,
@@ -674,6 +675,8 @@ def _reason_of(child: Child, code: int) -> str:
         return "hung"
     if child.reason.startswith("it could not be started"):
         return "not_started"
+    if child.reason.startswith(COLD_STORE_FAILED):
+        return "cold_store"
     if code == EXIT_FAILED and child.kind == "shard" and child.reason:
         return "log_failed"
     return "crashed"

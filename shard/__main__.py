@@ -37,7 +37,7 @@ from shard.storage.store import SegmentStore
 from shard.storage.wal import Wal
 from shard.timekeeper import Timekeeper
 from streams import logs, process
-from streams.config import ChildArgs, Config, ConfigError
+from streams.config import COLD_STORE_FAILED, ChildArgs, Config, ConfigError
 from streams.protocol.appends import RecordLimits
 from streams.protocol.keys import KeyRing
 from streams.protocol.reports import ShardReport
@@ -53,6 +53,10 @@ EXIT_FAILED, EXIT_REFUSED, EXIT_CORRUPT = 1, 2, 3
 #: How long the interpreter lets one thread run while another waits. The default of 5 ms would make the
 #: commit thread wait that long for a busy machine; at 0.5 ms the switch itself is still cheap.
 _SWITCH_INTERVAL_S = 0.0005
+
+
+class ColdStoreMissing(Exception):
+    """The cold store was there when the server started, and is not there now."""
 
 
 def now_ms() -> int:
@@ -107,10 +111,14 @@ def open_cold_store(arguments: ChildArgs, disk: Disk) -> ColdStore | None:
     if not config.cold_dir:
         return None
     from shard.claim_cold import owner_of  # brings obstore along, which takes a while to import
-    from shard.storage.cold import open_cold
+    from shard.storage.cold import ColdConfigError, open_cold
     from shard.storage.coldowner import OwnedCold
 
-    return OwnedCold(open_cold(config.cold_dir, disk), owner_of(arguments.server, str(config.data_dir)))
+    try:
+        store = open_cold(config.cold_dir, disk)
+    except ColdConfigError as error:
+        raise ColdStoreMissing(f"{COLD_STORE_FAILED}: {error}") from None
+    return OwnedCold(store, owner_of(arguments.server, str(config.data_dir)))
 
 
 def place_of(arguments: ChildArgs, store: ColdStore, folder: str) -> Place:
@@ -204,10 +212,7 @@ class Shard:
         answer(ShardReport(shard=self._arguments.index, replay_progress=progress, process=process.report()))
 
     def _tell(self, line: str) -> None:
-        try:
-            os.write(self._arguments.ready_fd, line.replace("\n", " ").encode() + b"\n")
-        except OSError:
-            pass  # the supervisor is gone; `_watch_parent` sees to that
+        _write_line(self._arguments.ready_fd, line)
 
     async def run(self) -> int:
         async with trio.open_nursery() as nursery:
@@ -331,6 +336,14 @@ class Shard:
         stopping.set()
 
 
+def _write_line(fd: int, line: str) -> None:
+    """Send the supervisor one line."""
+    try:
+        os.write(fd, line.replace("\n", " ").encode() + b"\n")
+    except OSError:
+        pass  # the supervisor is gone; `_watch_parent` sees to that
+
+
 async def _first(*events: trio.Event) -> None:
     async def watch(event: trio.Event, scope: trio.CancelScope) -> None:
         await event.wait()
@@ -352,7 +365,13 @@ def main() -> int:
     logs.setup(arguments.config.log, arguments.config.log_format, process=f"shard-{arguments.index:02d}")
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     process.raise_descriptor_limit()
-    return trio.run(Shard(arguments).run)
+    try:
+        shard = Shard(arguments)
+    except ColdStoreMissing as error:
+        log.error("this shard cannot start", error=str(error))
+        _write_line(arguments.ready_fd, f"error {error}")
+        return EXIT_FAILED
+    return trio.run(shard.run)
 
 
 if __name__ == "__main__":

@@ -39,6 +39,9 @@ CHILD_CONFIG_VARIABLE: Final = "STREAMS_CHILD_CONFIG"
 READY_FD_VARIABLE: Final = "STREAMS_READY_FD"
 #: What a supervisor logs of a process that it had to kill when the server was stopped.
 KILLED_AT_THE_END: Final = "killed: it did not end in time"
+
+#: How a shard begins the reason for which it cannot start without its cold store.
+COLD_STORE_FAILED: Final = "the cold store cannot be opened"
 #: Which server the command line talks to.
 CLIENT_VARIABLES: Final = ("STREAMS_URL", "STREAMS_KEY", "STREAMS_CONTEXT")
 _NOT_SETTINGS: Final = frozenset(

@@ -94,3 +94,26 @@ def test_doctor_names_a_hung_shard_and_ends(tmp_path: Path) -> None:
         until(lambda: ask(server, "GET", "/v0/ready")[0] == 200)
         assert doctor(server)[0] == 0
         assert logged(server, "sends heartbeats again")
+
+
+def test_a_shard_without_its_cold_folder_says_so_and_comes_back_with_the_folder(tmp_path: Path) -> None:
+    cold = tmp_path / "cold"
+    cold.mkdir()
+    with running_server(tmp_path / "data", shards=1, cold_dir=str(cold)) as server:
+        assert ask(server, "POST", "/v0/boxes/orders", {"records": [{"data": 1}]})[0] == 201
+        cold.rename(tmp_path / "lost mount")
+        os.kill(server.shard_pids()[0], signal.SIGKILL)
+        # It was killed, so the first reason is another one.
+        until(lambda: ask(server, "GET", "/v0/status")[1]["shards"][0].get("reason") == "cold_store")
+        assert str(cold) in ask(server, "GET", "/v0/status")[1]["shards"][0]["detail"]
+        status, body = ask(server, "GET", "/v0/ready")
+        assert status == 503 and "STREAMS_COLD_DIR" in body["error"]["detail"]["shards"][0]["next_step"]
+        status, body = ask(server, "GET", "/v0/boxes/orders")
+        assert (status, body["error"]["detail"]["reason"]) == (503, "cold_store")
+        assert str(cold) not in json.dumps(body), "clients are shown no path of the server"
+        code, rows = doctor(server)
+        assert code == 1 and "STREAMS_COLD_DIR" in rows["processes"]["next"]
+        (tmp_path / "lost mount").rename(cold)
+        until(lambda: ask(server, "GET", "/v0/ready")[0] == 200)
+        assert ask(server, "GET", "/v0/boxes/orders")[1]["count"] == 1
+        assert "Traceback" not in server.log_text()

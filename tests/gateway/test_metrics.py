@@ -153,7 +153,7 @@ EXPECTED: dict[str, Callable[[Page], bool]] = {
     "streams_info": equal(1, "streams_info"),
     "streams_shard_up": lambda page: page.values("streams_shard_up") == [1.0, 1.0],
     "streams_shard_replay_ratio": lambda page: page.values("streams_shard_replay_ratio") == [1.0, 1.0],
-    "streams_restarts_total": lambda page: page.values("streams_restarts_total") == [0.0] * (4 * 4),
+    "streams_restarts_total": lambda page: page.values("streams_restarts_total") == [0.0] * (5 * 4),
     "streams_boxes": lambda page: (
         [page.total("streams_boxes", durability=each) for each in ("memory", "disk", "fsync")] == [1, 6, 2]
     ),
