@@ -321,6 +321,8 @@ class TxnHeld(msgspec.Struct, frozen=True, gc=False):
     #: Id of the key that it belongs to; empty for a process of the server's own user; None when the log was
     #: written before transactions had owners.
     owner: str | None = None
+    #: Whether this query took the writer over from another one (`reset`).
+    takes_over: bool = False
 
 
 class TxnKept(TxnHeld, frozen=True, gc=False):

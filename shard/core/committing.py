@@ -97,15 +97,20 @@ class Committing:
         done = _done(marks, txn.epoch)
         if done is not None:
             return self._when_durable(bulk.Put(True, False, 0), done.lsn, made)
-        epoch = txns.find(txn.writer, txn.epoch)
+        others = txns.held_by_others(txn.writer, txn.query) if txn.reset else {}
+        epoch = txns.find(txn.writer, txn.epoch) if txn.epoch not in others else None
         chunks = epoch.parcels.get(command.parcel, {}) if epoch is not None else {}
         if command.chunk in chunks:
             assert epoch is not None
             lsn = chunks[command.chunk].lsn
             waits_for = lsn if lsn > self._machine.logged_lsn else 0
             return Outcome(made, bulk.Put(False, True, epoch.bytes), waits_for)
-        self._check_bounds(txn, epoch, cost_of(command.packed, command.body))
+        freed = sum(other.bytes for other in others.values())
+        self._check_bounds(txn, epoch, cost_of(command.packed, command.body), freed)
         self._check_names(command)
+        takes_over = bool(others) or any(mark.query != txn.query for mark in txns.marks.get(txn.writer, ()))
+        for number in others:  # this query takes the writer over
+            self._machine._log(changes.TxnDropped(txn.writer, number), made)
         change = changes.TxnHeld(
             txn.writer,
             txn.epoch,
@@ -116,6 +121,7 @@ class Committing:
             command.packed,
             command.body,
             self._owner_after(txn, command.caller),
+            takes_over or (epoch is not None and epoch.takes_over),
         )
         lsn = self._machine._log(change, made)
         held = txns.find(txn.writer, txn.epoch)
@@ -150,18 +156,25 @@ class Committing:
         if refusal is not None:
             return [], refusal
         marks = self._machine.txns.marks.get(txn.writer, ())
-        foreign = [mark for mark in marks if mark.query != txn.query]
-        if foreign and not txn.reset:
-            error = WriterConflict(
-                f"query: {shown(txn.writer)} was last used by {shown(foreign[0].query)} (epoch "
-                f"{foreign[0].epoch}), not by {shown(txn.query)}; its epochs may mean something else. Use "
-                "another writer, or say reset to take it over",
-                writer=txn.writer,
-                query=foreign[0].query,
-                epoch=foreign[0].epoch,
-            )
-            return [], self._when_durable(error, max(mark.lsn for mark in foreign), made)
+        if not txn.reset:
+            for mark in marks:
+                if mark.query != txn.query:
+                    return [], self._conflict(txn, mark.query, mark.epoch, mark.lsn, made)
+            for number, epoch in self._machine.txns.held_by_others(txn.writer, txn.query).items():
+                if epoch.takes_over:
+                    return [], self._conflict(txn, epoch.query, number, self._machine.lsn, made)
         return [mark for mark in marks if mark.query == txn.query], None
+
+    def _conflict(self, txn: bulk.Txn, query: str, epoch: int, lsn: int, made: Made) -> Outcome:
+        error = WriterConflict(
+            f"query: {shown(txn.writer)} was last used by {shown(query)} (epoch {epoch}), not by "
+            f"{shown(txn.query)}; its epochs may mean something else. Use another writer, or say reset to "
+            "take it over",
+            writer=txn.writer,
+            query=query,
+            epoch=epoch,
+        )
+        return self._when_durable(error, lsn, made)
 
     def _when_durable(self, reply: bulk.BulkReply | StreamsError, lsn: int, made: Made) -> Outcome:
         """An answer that rests on a change of this lsn."""
@@ -170,7 +183,7 @@ class Committing:
             return Outcome(made, reply, uploading.rests_on(lsn), True, until_uploaded=True)
         return Outcome(made, reply, lsn if lsn > self._machine.durable_lsn else 0, True)
 
-    def _check_bounds(self, txn: bulk.Txn, epoch: Epoch | None, size: int) -> None:
+    def _check_bounds(self, txn: bulk.Txn, epoch: Epoch | None, size: int, freed: int) -> None:
         txns = self._machine.txns
         own = (epoch.bytes if epoch is not None else 0) + size
         if own > txns.bytes_max:
@@ -179,7 +192,7 @@ class Committing:
                 f"{txns.bytes_max} can be held; split it into several epochs",
                 limit=txns.bytes_max,
             )
-        if txns.bytes + size > txns.bytes_max:
+        if txns.bytes - freed + size > txns.bytes_max:
             raise Throttled(
                 f"{txns.bytes} bytes are held for transactions, at most {txns.bytes_max} can be; try again "
                 "when some of them are committed, aborted or expired",
@@ -228,6 +241,13 @@ class Committing:
         if command.dry:
             return Outcome(made, _told(planned))
         return self._make(command, parcels, planned, rows, now_ms, made)
+
+    def _drop_later_others(self, txn: bulk.Txn, made: Made) -> None:
+        """Drops later epochs that other queries hold: with the mark of this commit they are refused, and what
+        is left of them must not be taken for rows of this query when it comes to these epochs."""
+        for number in self._machine.txns.held_by_others(txn.writer, txn.query):
+            if number > txn.epoch:
+                self._machine._log(changes.TxnDropped(txn.writer, number), made)
 
     def _required(self, command: bulk.TxnCommit) -> Epoch:
         """What is held, if it is all that is named; that may be nothing."""
@@ -317,6 +337,7 @@ class Committing:
                 continue
             machine._reserve(box, part.first_seq + sum(part.counts) - 1, made)
             stored.append((box, part))
+        self._drop_later_others(txn, made)
         parts = [part for _, part in stored]
         owner = self._owner_after(txn, command.caller)
         lsn = machine._log(

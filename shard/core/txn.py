@@ -96,7 +96,7 @@ def cost_of(packed: PackedHead, body: bytes) -> int:
 class Epoch:
     """What is held of one transaction."""
 
-    __slots__ = ("owner", "parcels", "put_ms", "query")
+    __slots__ = ("owner", "parcels", "put_ms", "query", "takes_over")
 
     def __init__(self, query: str, owner: str | None = None) -> None:
         self.query = query
@@ -105,6 +105,8 @@ class Epoch:
         self.parcels: dict[str, dict[int, Chunk]] = {}
         #: When the last chunk came.
         self.put_ms = 0
+        #: Whether its query took the writer over from another one.
+        self.takes_over = False
 
     def __repr__(self) -> str:
         return f"<Epoch of {self.query!r}, {len(self.parcels)} parcels>"
@@ -209,6 +211,11 @@ class Txns:
         found |= {mark.owner for mark in self.marks.get(writer, ())}
         return {owner for owner in found if owner is not None}
 
+    def held_by_others(self, writer: str, query: str) -> dict[int, Epoch]:
+        """Open epochs of a writer that are another query's."""
+        known = self._of_writer.get(writer, {})
+        return {number: epoch for number, epoch in known.items() if epoch.query != query}
+
     @property
     def oldest_lsn(self) -> int | None:
         """The oldest frame that holds something."""
@@ -241,6 +248,7 @@ class Txns:
             chunk.packed,
             chunk.body,
             epoch.owner,
+            epoch.takes_over,
         )
 
     def remember(self, chunk: Chunk, rows: list[Rows]) -> None:
@@ -260,6 +268,7 @@ class Txns:
     def _apply_held(self, change: changes.TxnHeld, lsn: int) -> None:
         chunk = Chunk(change.packed, change.body, change.at_ms, lsn)
         epoch = self._open(change.writer, change.epoch, change.query, change.owner)
+        epoch.takes_over = change.takes_over
         self._hold(epoch, change.writer, change.epoch, change.parcel, change.chunk, chunk)
 
     def _open(self, writer: str, number: int, query: str, owner: str | None) -> Epoch:

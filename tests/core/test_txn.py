@@ -208,6 +208,49 @@ def test_another_query_is_told_that_the_writer_is_taken_unless_it_resets(driver:
     assert datas(driver) == [1, 2]
 
 
+OLD, NEW, TAKES_OVER = bulk.Txn("w", 5, "old"), bulk.Txn("w", 5, "new"), bulk.Txn("w", 5, "new", True)
+
+
+def refused_by(driver: Driver, txn: bulk.Txn) -> None:
+    """Every command of this query is a conflict."""
+    for command in (put_command({"b": [b"1"]}, txn=txn), bulk.TxnCommit(txn, [("p", 1)])):
+        with pytest.raises(WriterConflict) as refused:
+            driver.ask(command)
+        assert refused.value.detail["query"] == "new"
+
+
+def test_a_repeated_put_of_a_run_whose_writer_was_taken_over_is_a_conflict(driver: Driver) -> None:
+    put(driver, {"b": [b'"old"']}, txn=OLD)
+    assert put(driver, {"b": [b'"old"']}, txn=OLD).is_repeat
+    assert not put(driver, {"b": [b'"new"']}, txn=TAKES_OVER).is_repeat, "though its names are the same"
+    assert put(driver, {"b": [b'"new"']}, txn=TAKES_OVER).is_repeat
+    kept = driver.machine.keep_held(driver.machine.lsn)
+    assert kept is not None
+    driver.keep(kept)
+    driver.sync()
+    for survivor in (driver, driver.reborn(), driver.reborn(state=driver.machine.snapshot())):
+        refused_by(survivor, OLD)
+        refused_by(survivor, bulk.Txn("w", 6, "old"))
+    commit(driver, ("p", 1), txn=TAKES_OVER)
+    refused_by(driver, OLD)
+    assert datas(driver) == ["new"]
+
+
+def test_a_writer_with_a_mark_that_was_taken_over_refuses_its_old_run_at_once(driver: Driver) -> None:
+    commit(driver, txn=bulk.Txn("w", 4, "old"))
+    put(driver, {"b": [b"1"]}, txn=OLD)
+    put(driver, {"b": [b"2"]}, txn=bulk.Txn("w", 0, "new", True))
+    refused_by(driver, OLD)
+
+
+def test_rows_of_an_old_run_are_not_taken_for_those_of_the_new_one(driver: Driver) -> None:
+    put(driver, {"b": [b'"old"']}, txn=OLD)
+    commit(driver, txn=bulk.Txn("w", 1, "new", True))
+    assert not put(driver, {"b": [b'"new"']}, txn=NEW).is_repeat
+    commit(driver, ("p", 1), txn=NEW)
+    assert datas(driver) == ["new"]
+
+
 # -- refusals
 
 

@@ -35,9 +35,24 @@ class Model:
         self.held: dict[tuple[str, int], dict[str, dict[int, list[tuple[str, int]]]]] = {}
         self.marks: dict[str, tuple[int, str]] = {}
         self.put_ms: dict[tuple[str, int], int] = {}
+        #: The query that put to an epoch last, and whether it took the writer over.
+        self.queries: dict[tuple[str, int], tuple[str, bool]] = {}
+
+    def others(self, txn: bulk.Txn) -> dict[tuple[str, int], bool]:
+        """What other queries hold of the writer, and whether they took it over."""
+        return {
+            key: took_over
+            for key, (query, took_over) in self.queries.items()
+            if key[0] == txn.writer and query != txn.query
+        }
+
+    def drop(self, key: tuple[str, int]) -> None:
+        del self.held[key], self.put_ms[key], self.queries[key]
 
     def standing(self, txn: bulk.Txn) -> str:
         mark = self.marks.get(txn.writer)
+        if any(self.others(txn).values()) and not txn.reset:
+            return "conflict"
         if mark is not None and mark[1] != txn.query:
             return "open" if txn.reset else "conflict"
         return "done" if mark is not None and mark[0] >= txn.epoch else "open"
@@ -50,7 +65,7 @@ class Model:
                     self.boxes[box].append(data)
         self.marks[txn.writer] = (txn.epoch, txn.query)
         for key in [key for key in self.held if key[0] == txn.writer and key[1] <= txn.epoch]:
-            del self.held[key], self.put_ms[key]
+            self.drop(key)
 
 
 class Moment(NamedTuple):
@@ -108,18 +123,29 @@ class TxnAgainstModel(RuleBasedStateMachine):
             self.number += 1
             rows.append((box, self.number))
         packed = pack(boxes, [1] * len(boxes), [b"%d" % data for _, data in rows])
-        reply: Any = self.driver.do(put_of(txn, parcel, chunk, packed)).reply
+        outcome = self.driver.do(put_of(txn, parcel, chunk, packed))
+        reply: Any = outcome.reply
         standing = self.model.standing(txn)
         if standing == "conflict":
             assert isinstance(reply, WriterConflict)
             return
-        chunks = self.model.held.get((writer, txn.epoch), {}).get(parcel, {})
+        key, others = (writer, txn.epoch), self.model.others(txn) if txn.reset else {}
+        held = {} if key in others else self.model.held.get(key, {})
+        chunks = held.get(parcel, {})
         assert (reply.is_done, reply.is_repeat) == (
             standing == "done",
             standing == "open" and chunk in chunks,
         )
         if standing == "open" and chunk not in chunks:
-            key = (writer, txn.epoch)
+            mark = self.model.marks.get(writer, (0, query))
+            _, had_taken_over = self.model.queries.get(key, ("", False))
+            for lsn, change in outcome.changes[:-1]:
+                assert isinstance(change, changes.TxnDropped)
+                self.model.drop((writer, change.epoch))
+                self.note(lsn)
+            assert len(outcome.changes) == len(others) + 1
+            takes_over = bool(others) or mark[1] != query or (key not in others and had_taken_over)
+            self.model.queries[key] = (query, takes_over)
             self.model.held.setdefault(key, {}).setdefault(parcel, {})[chunk] = rows
             self.model.put_ms[key] = self.driver.now_ms
             self.note(self.driver.machine.lsn)
@@ -151,7 +177,12 @@ class TxnAgainstModel(RuleBasedStateMachine):
             assert isinstance(reply, NotFound) and not outcome.changes
         else:
             assert not reply.is_done
+            for lsn, change in outcome.changes:
+                if isinstance(change, changes.TxnDropped):
+                    self.model.drop((writer, change.epoch))
+                    self.note(lsn)
             self.model.commit(txn, parcels)
+            assert not self.model.others(txn)
             self.note(outcome.waits_for_lsn)
 
     @rule(writer=WRITERS, step=STEPS, parcels=st.lists(PARCELS, max_size=2, unique=True))
@@ -165,7 +196,7 @@ class TxnAgainstModel(RuleBasedStateMachine):
         for parcel in gone:
             del held[parcel]
         if gone and not held:
-            del self.model.held[key], self.model.put_ms[key]
+            self.model.drop(key)
         self.note(self.driver.machine.lsn)
 
     @rule(ms=st.sampled_from([1_000, 2_000_000]))
@@ -178,7 +209,7 @@ class TxnAgainstModel(RuleBasedStateMachine):
             assert isinstance(change, changes.TxnDropped)
             key = (change.writer, change.epoch)
             expired.remove(key)
-            del self.model.held[key], self.model.put_ms[key]
+            self.model.drop(key)
             self.note(lsn)
         assert not expired
 
