@@ -47,7 +47,7 @@ from gateway.http import (
     SocketHandler,
     Stalled,
 )
-from gateway.hyper import ABORT
+from gateway.hyper import ABORT, SET_KNOWN
 from gateway.memory import EVERYONE, STRANGERS, Charge, MemoryBudget
 from streams.protocol.errors import InvalidRequest, StreamsError
 
@@ -176,6 +176,7 @@ class Exchange(TrioASGIHTTPConnection):
         request.watch_peer = partial(_cancel_when_gone, receive)
         try:
             response = await answer(self.app.handler, request)
+            self._note_key(request)
         finally:
             charge.close()
         del body
@@ -206,10 +207,23 @@ class Exchange(TrioASGIHTTPConnection):
         incoming, taken = trio.open_memory_channel[bytes](0)
         request.incoming = taken
         response = await answer(self.app.handler, request)
+        self._note_key(request)
         if response.is_streamed:
             await self._send_streamed(request, response, receive, send, (incoming, taken))
         else:
             await self._refuse(response, receive, send)
+
+    def _note_key(self, request: Request) -> None:
+        if request.key is not None or self.app.admit is None:
+            self._set_known()
+
+    def _note_owner(self, owner: str) -> None:
+        if owner != STRANGERS:
+            self._set_known()
+
+    def _set_known(self) -> None:
+        """The client of this connection has shown a valid key, or the server has none."""
+        self.scope.get("state", {}).get(SET_KNOWN, lambda: None)()
 
     # Reading.
 
@@ -238,6 +252,7 @@ class Exchange(TrioASGIHTTPConnection):
         owner = EVERYONE if admit is None else STRANGERS
         if admit is not None and (length or self._method not in _BODYLESS):
             owner = await admit(path, headers, query)
+        self._note_owner(owner)
         charge = self.app.bodies.open(owner)
         body = bytearray()
         started_s = trio.current_time()
@@ -261,6 +276,7 @@ class Exchange(TrioASGIHTTPConnection):
                         return body, charge
                     if admit is not None and charge.owner == STRANGERS:
                         charge.assign(await admit(path, headers, query))
+                        self._note_owner(charge.owner)
             except BaseException:
                 charge.close()
                 raise

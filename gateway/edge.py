@@ -20,11 +20,13 @@ from typing import TYPE_CHECKING, Literal
 
 import trio
 
+from gateway.closures import Closures
 from gateway.edge_connection import Connection
 from gateway.edge_rules import FrontLimits, body_budget, log
 from gateway.h1 import HeadMemory, HeadWriter
 from gateway.http import Admit, Handler, IsUrgent, SocketHandler
 from gateway.memory import MemoryBudget
+from gateway.slice_lane import SliceLane
 from gateway.turns import Turns
 
 if TYPE_CHECKING:
@@ -54,6 +56,8 @@ class FrontStatistics:
     connections_total: int
     handed_to_hypercorn_total: int
     body_bytes_in_flight: int
+    #: Connections that were closed against their client's will, by reason.
+    closed: dict[str, int]
 
 
 async def serve_front(
@@ -104,6 +108,8 @@ class Front:
         self.writer = HeadWriter()
         self.heads = HeadMemory(limits)
         self.turns = Turns()
+        self.lane = SliceLane()
+        self.closures = Closures()
         #: Until when a connection that turns idle now may stay so. The sweep moves it on.
         self.idle_deadline_s = inf
         self.is_draining = False
@@ -129,6 +135,7 @@ class Front:
             connections_total=self._connections_total,
             handed_to_hypercorn_total=self._handed_over_total,
             body_bytes_in_flight=self.bodies.bytes_used,
+            closed=self.closures.counts.copy(),
         )
 
     async def run(self, task_status: trio.TaskStatus[Front] = trio.TASK_STATUS_IGNORED) -> None:
@@ -166,19 +173,20 @@ class Front:
                 await self._slots.acquire()
             if accepted % ACCEPT_TURN == 0:
                 await trio.lowlevel.checkpoint()
-            sock = await self._accept_one()
+            sock, address = await self._accept_one()
             accepted += 1
             self._sockets.add(sock)
             self._connections_total += 1
-            connections.start_soon(self._serve, sock)
+            connections.start_soon(self._serve, sock, address)
 
-    async def _accept_one(self) -> socket.socket:
+    async def _accept_one(self) -> tuple[socket.socket, str]:
+        """The next connection and the address of its client."""
         while True:
             try:
                 # Non-blocking is a property of the open socket, not of this process: another holder
                 # may have turned it off again (`socket.dup` does), and then accept would stop us all.
                 self._listener.setblocking(False)
-                sock, _ = self._listener.accept()
+                sock, address = self._listener.accept()
             except BlockingIOError:
                 await trio.lowlevel.wait_readable(self._listener)
             except OSError as error:
@@ -190,9 +198,9 @@ class Front:
                 # Anything else is the fault of that one connection, which is gone already.
             else:
                 sock.setblocking(False)
-                return sock
+                return sock, address[0] if isinstance(address, tuple) else ""
 
-    async def _serve(self, sock: socket.socket) -> None:
+    async def _serve(self, sock: socket.socket, address: str) -> None:
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             _keep_alive(sock)
@@ -201,7 +209,9 @@ class Front:
                 first = await self._serve_edge(sock)
             if first is not None:
                 self._handed_over_total += 1
-                await (await self._load_hypercorn()).serve(sock, first)
+                server = await self._load_hypercorn()
+                await self.lane.wait_turn()  # To set up such a connection takes as long as 30 requests.
+                await server.serve(sock, first, address)
         except OSError as error:
             log.debug("connection lost", error=str(error))
         except Exception as error:  # A bug of ours may cost this connection, never the others.
@@ -229,7 +239,7 @@ class Front:
                     socket_handler=self._socket_handler,
                     admit=self.admit,
                 )
-                server = HypercornServer(app, self.limits)
+                server = HypercornServer(app, self.limits, self.lane, self.closures)
                 await self._lasting.start(server.run)
                 self._hypercorn = server
                 if self.is_draining:

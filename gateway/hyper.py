@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
+import h2.errors
 import h2.events
 import h2.settings
 import trio
@@ -19,11 +20,15 @@ from h2.connection import ConnectionInputs
 from h2.connection import ConnectionState as H2State
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
-from hypercorn.events import Event, RawData, Updated
+from hypercorn.events import Closed, Event, RawData, Updated
+from hypercorn.protocol.events import Body, Data, Response
+from hypercorn.protocol.events import Event as StreamEvent
 from hypercorn.protocol.h2 import BUFFER_LOW_WATER, H2Protocol, StreamBuffer
+from hypercorn.protocol.h11 import H11WSConnection
+from hypercorn.protocol.ws_stream import WSStream
 from hypercorn.trio.lifespan import Lifespan
 from hypercorn.trio.task_group import TaskGroup
-from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.trio.tcp_server import MAX_RECV, TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import (
     AppWrapper,
@@ -36,8 +41,21 @@ from hypercorn.typing import (
     Scope,
 )
 from quart_trio import QuartTrio
+from wsproto.events import CloseConnection, Message, TextMessage
+from wsproto.events import Event as SocketEvent
+from wsproto.frame_protocol import CloseReason
 
+from gateway.closures import Closures, Reason
 from gateway.edge_rules import FrontLimits, log
+from gateway.frame_budget import (
+    FrameBudget,
+    FrameFlood,
+    FrameTooLarge,
+    H2FrameWalker,
+    SocketFrameWalker,
+)
+from gateway.h1 import HEAD_END
+from gateway.slice_lane import SliceLane
 
 #: What a peer may send on one HTTP/2 stream, and on all of a connection's, before we have read it. The
 #: protocol's default of 64 KiB makes a body of 1 MiB wait for sixteen round trips.
@@ -53,6 +71,14 @@ SOCKET_MESSAGE_BYTES_MAX = 2 * 1024 * 1024
 
 #: Where in its state an ASGI scope has the way to end its connection at once.
 ABORT = "gateway.abort"
+#: Where it has the function to call when the client has shown a valid key, or needs none.
+SET_KNOWN = "gateway.set_known"
+
+#: What is read and dropped of a client that was told to go, so that it sees why.
+_LINGER_BYTES_MAX = 1024 * 1024
+#: How an answer to a WebSocket's command that is none begins. It earns no credit.
+_NO_COMMAND = '"code":"invalid_request"'
+_NO_COMMAND_WITHIN = 512
 
 
 def hypercorn_config(limits: FrontLimits) -> Config:
@@ -71,9 +97,17 @@ def hypercorn_config(limits: FrontLimits) -> Config:
 
 
 class HypercornServer:
-    def __init__(self, app: QuartTrio, limits: FrontLimits) -> None:
+    def __init__(
+        self,
+        app: QuartTrio,
+        limits: FrontLimits,
+        lane: SliceLane | None = None,
+        closures: Closures | None = None,
+    ) -> None:
         self._app = ASGIWrapper(app)
         self._limits = limits
+        self._lane = lane or SliceLane()
+        self._closures = closures or Closures()
         self._config = hypercorn_config(limits)
         self._context = WorkerContext(None)
         self._state: LifespanState = {}
@@ -95,13 +129,15 @@ class HypercornServer:
                 await lifespan.wait_for_shutdown()
             nursery.cancel_scope.cancel()
 
-    async def serve(self, sock: socket.socket, first: bytes) -> None:
+    async def serve(self, sock: socket.socket, first: bytes, address: str = "") -> None:
         """Serves one connection to its end. `first` is what was already read from it."""
-        stream = SocketStream(sock, first, self._limits)
+        stream = SocketStream(sock, first, self._limits, address)
         state = ConnectionState(self._state.copy())
         state[ABORT] = stream.abort
+        budget = FrameBudget(trio.current_time())
+        state[SET_KNOWN] = budget.set_known
         server = _Server(self._app, self._config, self._context, state, stream)  # type: ignore[arg-type]
-        stream.before_receive = server.check_input
+        server.watch_frames(budget, self._lane, self._closures, self._limits)
         try:
             await server.run()
         except Exception as error:
@@ -119,8 +155,11 @@ class HypercornServer:
 
 
 class _Server(TCPServer):
-    """Hypercorn's server of one connection, with six things that it has no setting for:
+    """Hypercorn's server of one connection, with eight things that it has no setting for:
 
+    - frames are counted before they are parsed, and parsed in slices between which other tasks run
+      (`frame_budget.py`); a client that sends too many is told to calm down, and the connection is closed;
+    - priorities of HTTP/2 are ignored, as RFC 9113 allows: one frame could reorder a thousand streams;
     - the flow-control windows of HTTP/2 are wider;
     - an HTTP/2 answer is held back when its client gives no window for it (`_Buffer`);
     - DATA that arrives on an HTTP/2 stream after its answer (a body refused for its length) is dropped; to
@@ -143,30 +182,154 @@ class _Server(TCPServer):
             if isinstance(protocol, H2Protocol):
                 self._is_widened = True
                 assert not protocol.streams  # Settings go out before the first stream is made.
-                protocol.streams, protocol.stream_buffers = _Streams(), _Buffers()
+                protocol.streams, protocol.stream_buffers = _Streams(self.watch_socket), _Buffers()
                 protocol.task_group = _Exchanges(self._task_group._nursery)
+                protocol._priority_updated = _ignore_priority  # type: ignore[method-assign, assignment]
                 _outlive_goaway(protocol)
+                _credit_answers(protocol, self._budget)
                 event = RawData(event.data + _widen(protocol))
         if self._has_ended and isinstance(event, Updated):
             return  # It would start the idle timer again.
         await super().protocol_send(event)
 
-    def check_input(self) -> None:
-        """The h2 library collects a frame before it looks at its length, and a frame can claim 16 MiB."""
-        protocol = self.protocol.protocol
-        if isinstance(protocol, H2Protocol):
-            collected: bytearray = protocol.connection.incoming_buffer._data
-            if len(collected) > H2_FRAME_BYTES_MAX + 9:
-                raise trio.BrokenResourceError("an HTTP/2 frame is larger than we allow")
+    def watch_frames(
+        self, budget: FrameBudget, lane: SliceLane, closures: Closures, limits: FrontLimits
+    ) -> None:
+        self._budget = budget
+        self._lane = lane
+        self._closures = closures
+        self._limits = limits
+        #: From the moment on at which the connection speaks HTTP/2.
+        self._walker: H2FrameWalker | None = None
+        #: The last bytes of what came before. They may be the beginning of the end of a head.
+        self._tail = b""
 
     async def _read_data(self) -> None:
-        await super()._read_data()
+        try:
+            await self._handle_all_input()
+        except (trio.ClosedResourceError, trio.BrokenResourceError):
+            pass
+        except FrameTooLarge:
+            await self._dismiss(h2.errors.ErrorCodes.FRAME_SIZE_ERROR, b"the frame is larger than allowed")
+        except _SocketFlood:
+            self._count("socket_frames")
+            await self._dismiss(h2.errors.ErrorCodes.ENHANCE_YOUR_CALM, b"too many small WebSocket frames")
+        except FrameFlood:
+            self._count("http2_frames")
+            await self._dismiss(
+                h2.errors.ErrorCodes.ENHANCE_YOUR_CALM, b"too many frames for the requests made"
+            )
+        await self.protocol.handle(Closed())
         self._has_ended = True
         await self.idle_task.stop()
         protocol = self.protocol.protocol
         if isinstance(protocol, H2Protocol):  # It sends no more; whoever waits for it to send would wait on.
             for buffer in list(protocol.stream_buffers.values()):
                 await buffer.close()
+
+    async def _handle_all_input(self) -> None:
+        data = b"?"
+        while data:
+            data = bytes(await self.stream.receive_some(MAX_RECV))
+            rest = data if self._walker is not None else await self._handle_http_1(data)
+            if rest and self._walker is not None:
+                is_first = True
+                for part in self._walker.slices_untrusted(rest, trio.current_time()):
+                    if not is_first:
+                        await self._lane.wait_turn()
+                    is_first = False
+                    await self.protocol.handle(RawData(part))
+        if self._walker is not None:
+            await self.protocol.handle(RawData(b""))
+
+    async def _handle_http_1(self, data: bytes) -> bytes:
+        """Hands on each head by itself, for HTTP/2 or a WebSocket may begin behind it. Returns the bytes that
+        are HTTP/2."""
+        if not data:
+            await self.protocol.handle(RawData(b""))
+        while data:
+            protocol = self.protocol.protocol
+            end = len(data)
+            if not isinstance(getattr(protocol, "connection", None), H11WSConnection):
+                found = (self._tail + data).find(HEAD_END)
+                if found >= 0:
+                    end = found + len(HEAD_END) - len(self._tail)
+            part, data = data[:end], data[end:]
+            self._tail = (self._tail + part)[-3:] if len(part) < 3 else part[-3:]
+            await self.protocol.handle(RawData(part))
+            protocol = self.protocol.protocol
+            if isinstance(protocol, H2Protocol):
+                preface_bytes: int = protocol.connection.incoming_buffer._preamble_len
+                self._walker = H2FrameWalker(
+                    self._budget, skip_bytes=preface_bytes, frame_bytes_max=H2_FRAME_BYTES_MAX
+                )
+                break
+            if isinstance(protocol.stream, WSStream):
+                self.watch_socket(protocol.stream)
+        return data
+
+    def watch_socket(self, stream: WSStream) -> None:
+        """Has the frames of a WebSocket counted, and handled in slices. Its client is known: a socket opens
+        for a valid key alone."""
+        if "handle" in vars(stream):
+            return
+        budget = FrameBudget(trio.current_time())
+        budget.set_known()
+        walker = SocketFrameWalker(budget)
+        handle, send = stream.handle, stream._send_wsproto_event
+
+        async def handle_slices(event: StreamEvent) -> None:
+            if not isinstance(event, (Body, Data)):
+                await handle(event)
+                return
+            is_first = True
+            try:
+                for part in walker.slices_untrusted(event.data, trio.current_time()):
+                    if not is_first:
+                        await self._lane.wait_turn()
+                    is_first = False
+                    await handle(Data(stream_id=event.stream_id, data=part))
+            except FrameFlood:
+                await send(CloseConnection(code=CloseReason.POLICY_VIOLATION, reason="too many small frames"))
+                raise _SocketFlood from None
+
+        async def send_and_credit(event: SocketEvent) -> None:
+            if isinstance(event, Message) and not _says_no_command(event):
+                budget.credit_body(len(event.data))
+            await send(event)
+
+        stream.handle = handle_slices  # type: ignore[method-assign]
+        stream._send_wsproto_event = send_and_credit  # type: ignore[method-assign]
+
+    def _count(self, reason: Reason) -> None:
+        self._closures.count(reason, self.stream.address)
+
+    async def _dismiss(self, code: h2.errors.ErrorCodes, why: bytes) -> None:
+        """Says why, as far as the client takes it at once, and closes. A reset would overtake the reason, so
+        some of the input is read and dropped first."""
+        protocol = self.protocol.protocol
+        stream: Any = self.stream
+        with (
+            suppress(OSError, trio.BrokenResourceError, trio.ClosedResourceError),
+            trio.move_on_after(self._limits.linger_s),
+        ):
+            async with self.send_lock:  # No frame is sent in part now.
+                if isinstance(protocol, H2Protocol):
+                    protocol.connection.close_connection(code, additional_data=why)
+                    stream.socket.send(protocol.connection.data_to_send())
+                await stream.send_eof()
+            dropped = 0
+            while dropped < _LINGER_BYTES_MAX and (data := await stream.receive_some(MAX_RECV)):
+                dropped += len(data)
+        stream.abort()
+
+
+class _SocketFlood(FrameFlood):
+    """The client of a WebSocket has sent more small frames than its budget allows. It has been told so."""
+
+
+def _says_no_command(event: Message[Any]) -> bool:
+    return isinstance(event, TextMessage) and _NO_COMMAND in event.data[:_NO_COMMAND_WITHIN]
 
 
 class _Exchanges(TaskGroup):
@@ -204,6 +367,15 @@ class _Exchanges(TaskGroup):
 
 class _Streams(dict[int, Any]):
     """The streams of an HTTP/2 connection. One that is over takes what still comes, and drops it."""
+
+    def __init__(self, watch_socket: Callable[[WSStream], None]) -> None:
+        super().__init__()
+        self._watch_socket = watch_socket
+
+    def __setitem__(self, stream_id: int, stream: Any) -> None:
+        if isinstance(stream, WSStream):
+            self._watch_socket(stream)
+        super().__setitem__(stream_id, stream)
 
     def __missing__(self, stream_id: int) -> _Over:
         return _Over()
@@ -262,6 +434,23 @@ def _outlive_goaway(protocol: H2Protocol) -> None:
     connection.receive_data = received  # type: ignore[method-assign, assignment]
 
 
+def _credit_answers(protocol: H2Protocol, budget: FrameBudget) -> None:
+    stream_send = protocol.stream_send
+
+    async def send(event: StreamEvent) -> None:
+        if isinstance(event, Response):
+            budget.credit_answer(event.status_code)
+        elif isinstance(event, (Body, Data)):
+            budget.credit_body(len(event.data))
+        await stream_send(event)
+
+    protocol.stream_send = send  # type: ignore[method-assign]
+
+
+async def _ignore_priority(_: h2.events.PriorityUpdated) -> None:
+    pass
+
+
 def _widen(protocol: H2Protocol) -> bytes:
     connection = protocol.connection
     connection.update_settings(
@@ -276,17 +465,16 @@ def _widen(protocol: H2Protocol) -> bytes:
 class SocketStream:
     """The part of `trio.SocketStream` that Hypercorn uses, with bytes already read and a write deadline."""
 
-    def __init__(self, sock: socket.socket, first: bytes, limits: FrontLimits) -> None:
+    def __init__(self, sock: socket.socket, first: bytes, limits: FrontLimits, address: str = "") -> None:
         self.socket = sock
+        self.address = address
         self._first = first
         self._limits = limits
-        self.before_receive: Callable[[], None] = lambda: None
 
     def __repr__(self) -> str:
         return f"<SocketStream {'closed' if self.socket.fileno() < 0 else 'open'}>"
 
     async def receive_some(self, max_bytes: int) -> bytes:
-        self.before_receive()
         if self._first:
             await trio.lowlevel.checkpoint()
             data, self._first = self._first[:max_bytes], self._first[max_bytes:]

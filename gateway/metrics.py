@@ -171,6 +171,12 @@ def _budgets(counts: Callable[[BudgetReport], dict[str, int]]) -> Callable[[Repo
     return samples
 
 
+def _closed(reports: Reports) -> Iterator[Sample]:
+    for gateway in reports.gateways:
+        for reason, count in gateway.connections_closed.items():
+            yield (str(gateway.gateway), reason), count
+
+
 def _in_flight(reports: Reports) -> Iterator[Sample]:
     for gateway in reports.gateways:
         for shard, count in enumerate(gateway.in_flight):
@@ -588,6 +594,13 @@ METRICS: tuple[Metric, ...] = (
         _GATEWAY,
         "HTTP connections so far.",
         _gateways(lambda g: g.connections_accepted),
+    ),
+    Metric(
+        "streams_http_connections_closed_total",
+        "counter",
+        ("gateway", "reason"),
+        "Connections that a gateway closed to protect others, by reason.",
+        _closed,
     ),
     Metric(
         "streams_http_requests_total",

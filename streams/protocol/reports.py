@@ -165,6 +165,8 @@ class GatewayReport(msgspec.Struct, frozen=True, kw_only=True):
     pressure: PressureReport = PressureReport()
     connections: int = 0
     connections_accepted: int = 0
+    #: Connections that the gateway closed to protect others, by reason.
+    connections_closed: dict[str, int] = {}
     sse_connections: int = 0
     feeds: int = 0
     pages_delivered: int = 0

@@ -213,6 +213,7 @@ EXPECTED: dict[str, Callable[[Page], bool]] = {
     "streams_pages_delivered_total": equal(1, "streams_pages_delivered_total"),
     "streams_http_connections": moved("streams_http_connections"),
     "streams_http_connections_accepted_total": moved("streams_http_connections_accepted_total"),
+    "streams_http_connections_closed_total": equal(0, "streams_http_connections_closed_total"),
     "streams_http_requests_total": lambda page: (
         page.total("streams_http_requests_total", status="404") == 1
         and page.total("streams_http_requests_total", status="200") > 10

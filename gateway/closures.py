@@ -1,0 +1,44 @@
+"""Counts the connections that a front closes or keeps out, by reason, and says so in the log.
+
+Under attack there are thousands of them a second. The log has one line for each reason every `LOG_EVERY_S`
+seconds, with the number of connections since the last one.
+
+Bounds: the reasons are the ones below.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Final, Literal
+
+import trio
+
+from gateway.edge_rules import log
+
+Reason = Literal["http2_frames", "socket_frames"]
+
+#: What the log says for each reason.
+REASONS: Final[dict[Reason, str]] = {
+    "http2_frames": "closed HTTP/2 connections that sent too many frames for the requests they made",
+    "socket_frames": "closed WebSockets that sent too many small frames for the commands they gave",
+}
+
+LOG_EVERY_S: Final = 10.0
+
+
+class Closures:
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = dict.fromkeys(REASONS, 0)
+        self._logged: dict[str, tuple[float, int]] = dict.fromkeys(REASONS, (-inf, 0))
+
+    def __repr__(self) -> str:
+        return f"<Closures {self.counts}>"
+
+    def count(self, reason: Reason, address: str) -> None:
+        """`address` is that of the client of this one connection."""
+        self.counts[reason] += 1
+        logged_s, logged = self._logged[reason]
+        now_s = trio.current_time()
+        if now_s >= logged_s + LOG_EVERY_S:
+            self._logged[reason] = now_s, self.counts[reason]
+            log.warning(REASONS[reason], connections=self.counts[reason] - logged, last_address=address)
