@@ -206,6 +206,7 @@ class Exchange(TrioASGIHTTPConnection):
         request = Request(self._method, path, query, headers, b"", time.perf_counter_ns())
         incoming, taken = trio.open_memory_channel[bytes](0)
         request.incoming = taken
+        request.memory = self.app.bodies
         response = await answer(self.app.handler, request)
         self._note_key(request)
         if response.is_streamed:

@@ -1,13 +1,15 @@
 """Bodies as they travel: which types are read, and how they are compressed and uncompressed (v0-api §0.2).
 
-Bounds: a body is uncompressed up to the limit and not a byte further, whatever it claims. Work on more than
-`_THREAD_BYTES` runs in a thread, so that one large body does not hold up the others.
+Bounds: a body is uncompressed in steps, each charged to the budget of bodies before it is made, up to the
+limit and not a byte further, whatever it claims. Work on more than `_THREAD_BYTES` runs in one of
+`_THREADS_MAX` threads, so that large bodies do not hold up the others.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from typing import Protocol
 
 import trio
 import zstandard
@@ -20,8 +22,19 @@ _JSON = "application/json"
 _FORM = "application/x-www-form-urlencoded"
 NDJSON = "application/x-ndjson"
 
+#: A body that the gateway parses itself. To parse 64 MiB would hold up everybody for half a second, and take
+#: ten times as much memory. The largest that is of use, a watch of 256 boxes, is a tenth of this.
+CONTROL_BYTES_MAX = 1024 * 1024
+
 _COMPRESS_BYTES_MIN = 1024
 _THREAD_BYTES = 64 * 1024
+#: Compression keeps a core busy, so more threads would only take turns.
+_THREADS_MAX = 2
+_threads = trio.CapacityLimiter(_THREADS_MAX)
+#: The first step of a body is made at once, without a thread; each further one doubles what there is.
+_STEP_BYTES_MAX = 4 * 1024 * 1024
+#: Compressed bytes that are given to zlib at a time: it copies what it has not used.
+_GZIP_INPUT_BYTES = 64 * 1024
 #: Windows of zstd up to 8 MiB, what its format asks every decoder to support.
 _ZSTD_WINDOW_MAX = 8 * 1024 * 1024
 
@@ -53,52 +66,111 @@ async def uncompressed(request: Request, bytes_max: int) -> Buffer:
     encoding = request.headers.get("content-encoding")
     if encoding is None or not request.body:
         return request.body
-    decode = _DECODERS.get(encoding.strip().lower())
-    if decode is None:
+    name = encoding.strip().lower()
+    if name == "identity":
+        return request.body
+    decoder = _DECODERS.get(name)
+    if decoder is None:
         raise UnsupportedMediaType(
             f"content-encoding: {shown(encoding)} is not read here; send gzip, zstd or none",
             field="content-encoding",
         )
-    return await trio.to_thread.run_sync(decode, bytes(request.body), bytes_max)
+    return await _decoded_in_steps(decoder(request.body), request, bytes_max)
 
 
-def _gunzip(body: bytes, bytes_max: int) -> bytes:
-    decoder = zlib.decompressobj(wbits=31)
-    try:
-        plain = decoder.decompress(body, bytes_max + 1)
-    except zlib.error as error:
-        raise InvalidRequest(f"body: not valid gzip: {error}") from None
-    if len(plain) > bytes_max:
-        raise _too_large(bytes_max)
-    if not decoder.eof or decoder.unused_data:
-        raise InvalidRequest("body: not one whole gzip member")
+async def control_body(request: Request, bytes_max: int) -> bytes:
+    """The uncompressed body of a request that the gateway parses itself."""
+    bytes_max = min(bytes_max, CONTROL_BYTES_MAX)
+    body = await uncompressed(request, bytes_max)
+    if len(body) > bytes_max:
+        raise PayloadTooLarge(f"body: more than {bytes_max} bytes at this address", limit_bytes=bytes_max)
+    return bytes(body)
+
+
+class _Decoder(Protocol):
+    """One compressed body."""
+
+    #: Memory that the decoder itself may use beside what it has made, in bytes.
+    window_bytes_max: int
+
+    def read(self, size: int) -> bytes:
+        """At most so many bytes more; fewer only at the end. Raises `InvalidRequest`."""
+
+
+async def _decoded_in_steps(decoder: _Decoder, request: Request, bytes_max: int) -> bytearray:
+    charge = request.open_charge()
+    charged = 0 if charge is None else charge.size
+    plain = bytearray()
+    step = _THREAD_BYTES
+    while True:
+        # The decoder remembers no more than what it has made.
+        size = min(step, bytes_max + 1 - len(plain))
+        made = len(plain) + size
+        if charge is not None:
+            charge.grow(charged + made + min(made, decoder.window_bytes_max) - charge.size)
+        if plain:
+            piece = await trio.to_thread.run_sync(decoder.read, size, limiter=_threads)
+        else:
+            piece = decoder.read(size)
+        plain += piece
+        if len(plain) > bytes_max:
+            raise PayloadTooLarge(f"body: more than {bytes_max} bytes when uncompressed", limit=bytes_max)
+        if len(piece) < size:
+            break
+        step = min(len(plain), _STEP_BYTES_MAX)
+    if charge is not None:
+        charge.shrink_to(charged + len(plain))
     return plain
 
 
-def _unzstd(body: bytes, bytes_max: int) -> bytes:
-    try:
+class _Gunzip:
+    window_bytes_max = 64 * 1024
+
+    def __init__(self, body: Buffer) -> None:
+        self._body = memoryview(body)
+        self._at = 0
+        self._decoder = zlib.decompressobj(wbits=31)
+
+    def read(self, size: int) -> bytes:
+        decoder, pieces = self._decoder, []
+        try:
+            while size and not decoder.eof:
+                data: Buffer = decoder.unconsumed_tail
+                if not data:
+                    data = self._body[self._at : self._at + _GZIP_INPUT_BYTES]
+                    self._at += len(data)
+                piece = decoder.decompress(data, size)
+                if not piece and not data:
+                    break
+                pieces.append(piece)
+                size -= len(piece)
+        except zlib.error as error:
+            raise InvalidRequest(f"body: not valid gzip: {error}") from None
+        if size and (not decoder.eof or decoder.unused_data or self._at < len(self._body)):
+            raise InvalidRequest("body: not one whole gzip member")
+        return b"".join(pieces)
+
+
+class _Unzstd:
+    window_bytes_max = _ZSTD_WINDOW_MAX
+
+    def __init__(self, body: Buffer) -> None:
         decoder = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_MAX)
-        with decoder.stream_reader(body, read_across_frames=True) as reader:
-            plain = reader.read(bytes_max + 1)
-    except zstandard.ZstdError as error:
-        raise InvalidRequest(f"body: not valid zstd: {error}") from None
-    if len(plain) > bytes_max:
-        raise _too_large(bytes_max)
-    if not plain:
-        raise InvalidRequest("body: not valid zstd")
-    return plain
+        self._reader = decoder.stream_reader(body, read_across_frames=True)
+        self._has_read = False
+
+    def read(self, size: int) -> bytes:
+        try:
+            piece = self._reader.read(size)
+        except zstandard.ZstdError as error:
+            raise InvalidRequest(f"body: not valid zstd: {error}") from None
+        if not piece and not self._has_read:
+            raise InvalidRequest("body: not valid zstd")
+        self._has_read = True
+        return piece
 
 
-def _too_large(bytes_max: int) -> PayloadTooLarge:
-    return PayloadTooLarge(f"body: more than {bytes_max} bytes when uncompressed", limit=bytes_max)
-
-
-_DECODERS: dict[str, Callable[[bytes, int], Buffer]] = {
-    "identity": lambda body, _: body,
-    "gzip": _gunzip,
-    "x-gzip": _gunzip,
-    "zstd": _unzstd,
-}
+_DECODERS: dict[str, Callable[[Buffer], _Decoder]] = {"gzip": _Gunzip, "x-gzip": _Gunzip, "zstd": _Unzstd}
 
 
 async def compress(request: Request, response: Response) -> None:
@@ -114,7 +186,7 @@ async def compress(request: Request, response: Response) -> None:
         return
     encode = _gzip if encoding == b"gzip" else _zstd
     if size > _THREAD_BYTES:
-        body = await trio.to_thread.run_sync(encode, response.parts)
+        body = await trio.to_thread.run_sync(encode, response.parts, limiter=_threads)
     else:
         body = encode(response.parts)
     response.parts = [body]
@@ -146,4 +218,5 @@ def _gzip(parts: list[Buffer]) -> bytes:
 
 
 def _zstd(parts: list[Buffer]) -> bytes:
-    return zstandard.ZstdCompressor(level=1).compress(b"".join(parts))
+    encoder = zstandard.ZstdCompressor(level=1).compressobj(size=sum(map(len, parts)))
+    return b"".join([encoder.compress(part) for part in parts]) + encoder.flush()

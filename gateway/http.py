@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Protocol
 
+from gateway.memory import EVERYONE
+
 if TYPE_CHECKING:
     import trio
 
@@ -86,6 +88,17 @@ class Request:
     def passed_on(self) -> Grant | None:
         """What the shard has to look at itself."""
         return None if self.key is None else self.key.passed_on
+
+    @property
+    def owner(self) -> str:
+        """To whom its memory is charged (`gateway/memory.py`)."""
+        return EVERYONE if self.key is None else self.key.id
+
+    def open_charge(self) -> Charge | None:
+        """What this request has of the budget of bodies; None where there is no budget."""
+        if self.charge is None and self.memory is not None:
+            self.charge = self.memory.open(self.owner)
+        return self.charge
 
     def require_name(self, name: str, field: str) -> None:
         """Raises `Forbidden` for a name out of the body that the key may not use."""

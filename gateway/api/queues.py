@@ -9,7 +9,7 @@ import orjson
 from gateway import sse
 from gateway.api import waiting
 from gateway.api.answers import from_facts, from_shard
-from gateway.content import is_ndjson, uncompressed
+from gateway.content import control_body, is_ndjson, uncompressed
 from gateway.dispatch import Dispatch
 from gateway.http import Request, Response
 from gateway.work import WorkStreams
@@ -45,7 +45,7 @@ class Queues:
     async def requeue(self, request: Request, box: str, rest: str) -> Response:
         """Dead letters move back: planned where they are, carried like any copy, and waited for here."""
         is_ndjson(request, allowed=False)
-        asked = decode_requeue(bytes(await uncompressed(request, self._body_bytes_max)), box)
+        asked = decode_requeue(await control_body(request, self._body_bytes_max), box)
         request.require_name(asked.from_box, "from")
         ask = self._dispatch.to_owner
         await ask(wire.OP_REQUIRE_QUEUE, wire.RequestHead(box, request.query), b"")

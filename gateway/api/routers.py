@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from gateway.api.answers import from_facts
-from gateway.content import is_ndjson, uncompressed
+from gateway.content import control_body, is_ndjson
 from gateway.dispatch import cursor_of, name_of
 from gateway.http import Request, Response
 from gateway.registrar import Registrar
@@ -29,8 +29,8 @@ class Routers:
         _no_query(request)
         is_ndjson(request, allowed=False)
         check_router_name(name)
-        body = await uncompressed(request, self._body_bytes_max)
-        route, from_seq = requests.parse_router(bytes(body))
+        body = await control_body(request, self._body_bytes_max)
+        route, from_seq = requests.parse_router(body)
         _check_ends(request, route)
         if request.grant is not None and request.grant.prefixes:
             existing = await self._registrar.get(name)

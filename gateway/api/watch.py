@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gateway import sse
 from gateway.api.answers import from_facts
-from gateway.content import is_ndjson, uncompressed
+from gateway.content import control_body, is_ndjson
 from gateway.http import Request, Response, Sink
 from gateway.watch import cursors
 from gateway.watch.plan import plan_of_body, plan_of_query
@@ -25,8 +25,8 @@ class Watches:
         lenient = bool(query.flag("lenient", False))
         query.done()
         is_ndjson(request, allowed=False)
-        body = await uncompressed(request, self._body_bytes_max)
-        plan = plan_of_body(bytes(body), self._watch.node_bytes_max)
+        body = await control_body(request, self._body_bytes_max)
+        plan = plan_of_body(body, self._watch.node_bytes_max)
         for name in plan.starts:
             request.require_name(name, "boxes")
         views = await self._watch.look_at(plan, lenient=lenient)

@@ -229,12 +229,17 @@ class S2:
         cipher = found.stream.cipher
         if cipher is not None:
             ciphers.Sealing(cipher, key, box)
-        incoming = request.incoming or _at_once(bytes(request.body))
+        charge = None if request.memory is None else request.memory.open(request.owner)
+        incoming = request.incoming
+        if incoming is None:
+            if charge is not None:
+                charge.grow(len(request.body))  # It lives as long as the session.
+            incoming = _at_once(bytes(request.body))
 
         def check(given: Input) -> None:
             check_commands(permit, given, basin, stream)
 
-        session = AppendSession(self._calls, box, cipher, key, incoming, check, self._draining)
+        session = AppendSession(self._calls, box, cipher, key, incoming, check, self._draining, charge)
         return _session(self._held(session, request, permit, frames.terminal(_REVOKED)))
 
     async def _read(self, request: Request, permit: Permit, stream: str) -> Response:
@@ -257,7 +262,11 @@ class S2:
 
     def _held(self, session: Live, request: Request, permit: Permit, ending: bytes) -> Held:
         """A session counts as an open stream (v0-api §12)."""
-        slot = self._watch.take_slot(request.key, is_of_ring=isinstance(permit, KeyPermit))
+        try:
+            slot = self._watch.take_slot(request.key, is_of_ring=isinstance(permit, KeyPermit))
+        except StreamsError:
+            session.close()
+            raise
         return Held(session, slot, permit, ending)
 
 

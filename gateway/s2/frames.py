@@ -55,6 +55,10 @@ class Receiver:
     def __repr__(self) -> str:
         return f"<Receiver {len(self._buffer)} B>"
 
+    def __len__(self) -> int:
+        """Bytes of a frame that is not whole yet."""
+        return len(self._buffer)
+
     def feed_untrusted(self, data: bytes) -> Iterator[bytes]:
         """One body after the other, so that those before a bad frame count. To be used up before the next."""
         buffer = self._buffer

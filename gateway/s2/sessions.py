@@ -4,8 +4,9 @@
     read     pages from the shard, one after the other ──► frames or events out; at the end, heartbeats
 
 Bounds: an append session has at most `_INPUTS_MAX` inputs and `_INPUT_BYTES_MAX` bytes on the way, and is not
-read from beyond that; all of them together have what `inflight.py` says. A reader's answers wait for it to
-take them (`_UNSENT_BYTES_MAX`).
+read from beyond that; all of them together have what `inflight.py` says. A frame that is not whole, and the
+decompressed one that waits to go on its way, are charged to the budget of bodies. A reader's answers wait for
+it to take them (`_UNSENT_BYTES_MAX`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import trio
 
 from gateway.http import Live, Sink, Stalled
 from gateway.limits import Slot
+from gateway.memory import Charge
 from gateway.s2 import frames, messages
 from gateway.s2.access import Permit
 from gateway.s2.calls import Calls
@@ -28,7 +30,7 @@ from gateway.s2.errors import S2Error, translated
 from gateway.s2.messages import Input
 from gateway.s2.records import SLICE_MS, Asked, after, error_event, opened, ping_event, tail_of
 from streams.protocol import sequenced
-from streams.protocol.errors import StreamsError
+from streams.protocol.errors import StreamsError, Throttled
 from streams.protocol.streams import (
     BATCH_METERED_MAX,
     BATCH_RECORDS_MAX,
@@ -144,7 +146,12 @@ class AppendSession:
         incoming: AsyncIterator[bytes],
         check: Callable[[Input], None],
         draining: Draining,
+        charge: Charge | None = None,
     ) -> None:
+        """`charge`: the memory of what has come and is not on its way yet. The session closes it."""
+        self._charge = charge
+        #: What the charge held before: a body that came whole, before the session began.
+        self._charged = 0 if charge is None else charge.size
         self._calls = calls
         self._box = box
         self._cipher = cipher
@@ -163,7 +170,27 @@ class AppendSession:
         return f"<AppendSession {self._box}, {self._bytes} B on the way>"
 
     def close(self) -> None:
-        pass
+        if self._charge is not None:
+            self._charge.close()
+
+    def _hold(self, size: int) -> None:
+        """Charges what is in memory of the frames that come. Raises `Throttled`."""
+        if self._charge is not None:
+            self._charge.shrink_to(self._charged + size)
+            self._charge.grow(self._charged + size - self._charge.size)
+
+    async def _receive(self, incoming: AsyncIterator[bytes]) -> bytes:
+        """The next bytes of the client; b"" at the end. Only a wait in here is the client's."""
+        charge = self._charge
+        if charge is not None:
+            charge.watch(self._reading.cancel)
+        try:
+            async for data in incoming:
+                return data
+            return b""
+        finally:
+            if charge is not None:
+                charge.unwatch()
 
     async def run(self, sink: Sink) -> None:
         send, receive = trio.open_memory_channel[_Slot | S2Error](_INPUTS_MAX)
@@ -189,8 +216,9 @@ class AppendSession:
             turn.set()
             try:
                 with self._reading:
-                    async for data in self._incoming:
+                    while data := await self._receive(self._incoming):
                         for body in receiver.feed_untrusted(data):
+                            self._hold(len(receiver) + len(body))
                             slot = _Slot(_input(body))
                             self._check(slot.given)
                             await self._admit(slot, slots)
@@ -201,11 +229,14 @@ class AppendSession:
                             while self._bytes > _INPUT_BYTES_MAX:
                                 self._relieved = trio.Event()
                                 await self._relieved.wait()
+                        self._hold(len(receiver))
                     receiver.end_untrusted()
                 if self._reading.cancelled_caught:
+                    if self._charge is not None:
+                        self._charge.grow(0)  # raises when the client had stalled
                     raise S2Error("server_draining", "the server is stopping")
-            except S2Error as error:
-                await slots.send(error)
+            except (S2Error, Throttled) as error:
+                await slots.send(_failure(error))
 
     async def _admit(self, slot: _Slot, slots: trio.MemorySendChannel[_Slot | S2Error]) -> None:
         """Waits for room here and for a permit, which is given back when the slot is settled."""

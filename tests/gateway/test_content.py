@@ -1,0 +1,102 @@
+"""Compressed bodies: what decompression makes is charged as it is made (`gateway/content.py`)."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+import zstandard
+
+from gateway.app import AsgiSink
+from gateway.content import uncompressed
+from gateway.http import Request
+from gateway.memory import EVERYONE, STALLED_S, MemoryBudget
+from gateway.s2.sessions import AppendSession, Draining
+from streams.protocol.errors import InvalidRequest, PayloadTooLarge, Throttled
+
+MIB = 1024 * 1024
+COMPRESS = {"gzip": gzip.compress, "zstd": zstandard.compress}
+
+
+def request_of(body: bytes, encoding: str, bytes_max: int = 512 * MIB) -> Request:
+    request = Request("POST", "/v0/boxes/a", "", {"content-encoding": encoding}, body)
+    request.memory = MemoryBudget(bytes_max, limit="body_bytes_in_flight", what="the bodies of requests")
+    return request
+
+
+@pytest.mark.parametrize("encoding", COMPRESS)
+@pytest.mark.parametrize("size", [1, 65_535, 65_536, 65_537, 131_072, 3 * MIB, 10 * MIB + 1])
+async def test_what_was_compressed_comes_back_and_is_charged_until_the_request_is_over(encoding, size):
+    plain = (b"0123456789abcdef" * (size // 16 + 1))[:size]
+    request = request_of(COMPRESS[encoding](plain), encoding)
+    assert await uncompressed(request, 10 * MIB + 1) == plain
+    assert request.charge is not None and request.memory is not None
+    assert request.charge.size == request.memory.bytes_used == size
+    request.charge.close()
+    assert request.memory.bytes_used == 0
+
+
+@pytest.mark.parametrize("encoding", COMPRESS)
+async def test_a_bomb_is_refused_before_it_is_in_memory(encoding):
+    """64 MiB in some kilobytes, and room for one: the budget is never exceeded, whatever is read of it."""
+    request = request_of(COMPRESS[encoding](bytes(64 * MIB)), encoding, MIB)
+    with pytest.raises(Throttled) as caught:
+        await uncompressed(request, 64 * MIB)
+    assert caught.value.detail == {"limit": "body_bytes_in_flight"}
+    assert request.memory is not None and 0 < request.memory.bytes_used <= MIB
+
+
+@pytest.mark.parametrize("encoding", COMPRESS)
+async def test_a_body_is_not_uncompressed_beyond_its_limit(encoding):
+    for size, fits in ((MIB, True), (MIB + 1, False), (64 * MIB, False)):
+        request = request_of(COMPRESS[encoding](bytes(size)), encoding)
+        if fits:
+            assert len(await uncompressed(request, MIB)) == MIB
+        else:
+            with pytest.raises(PayloadTooLarge):
+                await uncompressed(request, MIB)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body"),
+    [
+        ("gzip", b"no gzip"),
+        ("gzip", gzip.compress(bytes(200_000))[:-1]),
+        ("gzip", gzip.compress(b"a") + b"b"),
+        ("gzip", gzip.compress(bytes(MIB)) + gzip.compress(b"b")),
+        ("gzip", gzip.compress(b"")[:-9]),
+        ("gzip", zlib.compress(b"a")),
+        ("zstd", b"no zstd"),
+        ("zstd", zstandard.compress(bytes(200_000))[:10] + b"damaged"),
+    ],
+)
+async def test_what_is_not_whole_is_refused(encoding, body):
+    with pytest.raises(InvalidRequest):
+        await uncompressed(request_of(body, encoding), MIB)
+
+
+async def test_a_frame_of_an_s2_session_is_charged_while_it_is_not_whole(autojump_clock):
+    """And a client that stops in its middle is ended when another needs the room."""
+    budget = MemoryBudget(2 * MIB, limit="body_bytes_in_flight", what="the bodies of requests")
+    charge = budget.open(EVERYONE)
+    sink = AsgiSink()
+    send, receive = trio.open_memory_channel[bytes](0)
+    calls: Any = None  # nothing is asked before a frame is whole
+    session = AppendSession(
+        calls, "b/s", None, "", receive, lambda _: None, Draining(trio.Event(), 60), charge
+    )
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(session.run, sink)
+        await send.send((MIB + 1).to_bytes(3, "big") + bytes(MIB // 2))
+        await trio.testing.wait_all_tasks_blocked()
+        assert budget.bytes_used == MIB // 2 + 3
+        await trio.sleep(STALLED_S)
+        budget.open(EVERYONE).grow(2 * MIB)
+        status = await sink.next()
+    session.close()
+    assert int.from_bytes(status[4:6], "big") == 429 and b"stalled" in status
+    assert budget.bytes_used == 2 * MIB
