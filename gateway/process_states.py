@@ -7,19 +7,18 @@ rewrites it, whole, at each change. A gateway reads it when it has to explain th
 `reason` is one of `REASONS`, fit for every client. `detail` may name files of this machine and is for
 operators alone.
 
-Bounds: one entry a process; a reader looks at the file at most every `_READ_S`.
+Bounds: one entry a process; a reader reads the file again only when it was replaced, which costs a `stat`.
 """
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from time import monotonic
 from typing import Final
 
 import msgspec
 
 FILE_NAME: Final = "processes.json"
-_READ_S = 0.25
 
 #: By reason: what happened, and what an operator does next.
 REASONS: Final[dict[str, tuple[str, str]]] = {
@@ -88,17 +87,20 @@ class StatesReader:
     def __init__(self, run_dir: Path | None) -> None:
         self._path = None if run_dir is None else run_dir / FILE_NAME
         self._states = ProcessStates()
-        self._read_s = -_READ_S
+        #: Inode and time of the file that was read.
+        self._version = (-1, -1)
 
     def __repr__(self) -> str:
         return f"<StatesReader of {self._path}>"
 
     def states(self) -> ProcessStates:
-        now_s = monotonic()
-        if self._path is not None and now_s - self._read_s >= _READ_S:
-            self._read_s = now_s
+        if self._path is not None:
             try:
-                self._states = decode_states(self._path.read_bytes())
+                found = os.stat(self._path)
+                version = found.st_ino, found.st_mtime_ns
+                if version != self._version:
+                    self._states = decode_states(self._path.read_bytes())
+                    self._version = version
             except (OSError, msgspec.MsgspecError):
                 pass  # not written yet, or the server ends: what was known before is the best there is
         return self._states

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from gateway.api.answers import from_facts
 from gateway.dispatch import Dispatch
 from gateway.http import Request, Response
+from gateway.process_states import REASONS
 from streams.protocol.access import READ, WRITE
 from streams.protocol.errors import NotReady
 
@@ -33,11 +35,15 @@ class Ops:
 
     async def ready(self, request: Request) -> Response:
         shards = await self._dispatch.describe()
-        waiting = [shard["shard"] for shard in shards if not shard["ready"]]
+        waiting = [shard for shard in shards if not shard["ready"]]
         if waiting:
             done = sum(float(shard.get("replay_progress", 0.0)) for shard in shards) / len(shards)
-            names = ", ".join(map(str, waiting))
-            raise NotReady(f"shards not ready yet: {names}", replay_progress=round(done, 4), shards=shards)
+            names = ", ".join(_named(shard) for shard in waiting)
+            detail: dict[str, Any] = {"replay_progress": round(done, 4), "shards": shards}
+            steps = [shard["next_step"] for shard in waiting if "next_step" in shard]
+            if steps:
+                detail["next_step"] = steps[0]
+            raise NotReady(f"shards not ready: {names}", **detail)
         return from_facts(
             request,
             {
@@ -60,3 +66,9 @@ class Ops:
         sockets = self._sockets if shows_paths else ("",) * len(self._sockets)
         facts = {**self._dispatch.placement.to_dict(), "sockets": sockets, "addresses": self._addresses}
         return from_facts(request, facts)
+
+
+def _named(shard: dict[str, Any]) -> str:
+    """A shard with the reason why it is away, where the supervisor knows one."""
+    reason = shard.get("reason", "")
+    return f"{shard['shard']} ({REASONS[reason][0]})" if reason in REASONS else str(shard["shard"])

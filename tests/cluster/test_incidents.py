@@ -18,6 +18,7 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from streams.testing import Server, running_server
+from tests.cluster.test_damage import flip
 
 #: A machine that is busy with other tests must not look like one that hangs.
 HANG_MS = 4000
@@ -45,10 +46,14 @@ def logged(server: Server, event: str) -> list[dict[str, Any]]:
     return [line for line in lines if line["event"].startswith(event)]
 
 
+def streams(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-P", "-m", "streams", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
 def doctor(server: Server) -> tuple[int, dict[str, dict[str, Any]]]:
     """The exit code of `streams doctor`, and its rows by check."""
-    command = [sys.executable, "-P", "-m", "streams", "doctor", "--json", "--url", server.url]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    ran = streams("doctor", "--json", "--url", server.url)
     rows = [json.loads(line) for line in ran.stdout.splitlines()]
     return ran.returncode, {row["check"]: row for row in rows}
 
@@ -117,3 +122,30 @@ def test_a_shard_without_its_cold_folder_says_so_and_comes_back_with_the_folder(
         until(lambda: ask(server, "GET", "/v0/ready")[0] == 200)
         assert ask(server, "GET", "/v0/boxes/orders")[1]["count"] == 1
         assert "Traceback" not in server.log_text()
+
+
+def test_a_damaged_log_is_named_and_the_printed_steps_bring_the_shard_back(tmp_path: Path) -> None:
+    data_dir = tmp_path / "data"
+    with running_server(data_dir, shards=1) as server:
+        for text in ("first", "the one in the middle", "last"):
+            body = {"records": [{"data": text}], "config": {"durability": "fsync"}}
+            assert ask(server, "POST", "/v0/boxes/orders", body)[0] in (200, 201)
+        server.kill()
+    (path,) = (data_dir / "shard-00" / "wal").glob("*.wal")
+    flip(path, path.read_bytes().index(b"the one in the middle"))
+    with running_server(data_dir) as server:
+        status, body = ask(server, "GET", "/v0/ready")
+        assert status == 503 and "damaged" in body["error"]["message"]
+        status, body = ask(server, "GET", "/v0/boxes/orders")
+        assert (status, body["error"]["detail"]["reason"]) == (503, "damaged")
+        code, rows = doctor(server)
+        assert code == 1
+        for check in ("processes", "shards"):
+            assert "`streams repair`" in rows[check]["next"] and "wait" not in rows[check]["next"], check
+        assert str(path) in rows["processes"]["found"]
+    assert streams("verify", "--data-dir", str(data_dir)).returncode == 6
+    repaired = streams("repair", "--data-dir", str(data_dir), "--yes")
+    assert repaired.returncode == 0, repaired.stderr
+    with running_server(data_dir) as server:
+        assert doctor(server)[0] == 0
+        assert ask(server, "POST", "/v0/boxes/orders/diff", {})[1]["records"][0]["data"] == "first"
