@@ -6,22 +6,29 @@
 Up to a time: of every box, records with a later `$ts` never were, and neither were boxes created later. What
 was deleted or evicted between that time and the backup stays so, and configs, fences and keys are those of
 the backup: a backup knows what is, not what was. Marks of transactions that were committed later are dropped.
+Dead letters, and jobs that came back from being one, are kept beyond the time if their job was there: nothing
+else is left of it.
+
+When all shards are there, `reconcile.py` makes them agree about what names boxes of two of them.
 
 The caller has named the new folders as being built, and puts them in force when this returns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import NamedTuple, TypeVar
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from pyroaring import BitMap64
 
 from shard.backup import Backup, BackupShard, BadSignature, Pause, Report, Target, check_sha256
 from shard.core.box import Box
 from shard.core.changes import BoxFacts, SegmentFacts
 from shard.core.machine import Machine
-from shard.core.sealed import NotLoaded, Segment
+from shard.core.sealed import Segment
 from shard.core.surgery import cut_after, live_runs
 from shard.marks import MarkMerge, owners_of
+from shard.reconcile import Cut, Reconciler, loading, survey
 from shard.storage import frames, segments
 from shard.storage.files import Corrupt, DiskLike, remove_tree
 from shard.storage.segmentindex import digest_of
@@ -32,8 +39,6 @@ from shard.transfer import ShardBuilder, end_life, parts_of, read_shard, servers
 from streams.protocol.records import Batch
 from streams.protocol.slots import slot_of
 
-T = TypeVar("T")
-
 
 class Restored(NamedTuple):
     boxes: int
@@ -41,6 +46,9 @@ class Restored(NamedTuple):
     #: Records and boxes that are younger than the time that was asked for.
     cut_records: int
     cut_boxes: int
+    #: As in `Corrections`.
+    skipped_seqs: int = 0
+    missing_copies: int = 0
 
 
 def choose(target: Target, *, id: str = "", until_ms: int | None = None) -> str:
@@ -99,6 +107,9 @@ class Restoring:
         self._stores = [SegmentStore(disk, builder.segments) for builder in self._builders]
         self._named: list[set[Name]] = [set() for _ in folders]
         self._marks = MarkMerge(owners_of(backup.slots) if owners is None else owners, slots)
+        #: By generation, and boxes that are younger than the time.
+        self._cuts: dict[int, Cut] = {}
+        self._younger: set[str] = set()
         self._done_bytes = 0
         self._found = Restored(0, 0, 0, 0)
 
@@ -115,9 +126,29 @@ class Restoring:
         for builder, store, named in zip(self._builders, self._stores, self._named, strict=True):
             builder.finish(last_generation=last_generation, boot_id=self._boot_id, now_ms=self._now_ms)
             store.remove_unnamed(named)  # what a cut has written anew
-            builder.check()
+        self._reconcile()
         self._report(1.0)
         return self._found
+
+    def _reconcile(self) -> None:
+        """Reads what was built, and corrects what the shards do not agree about."""
+        if not any(builder.names_others for builder in self._builders):
+            for builder in self._builders:
+                builder.check()
+            return
+        reconciler = Reconciler(
+            [builder.check() for builder in self._builders],
+            self._stores,
+            lambda name: self._slots[slot_of(name)],
+            cuts=self._cuts,
+            younger=self._younger,
+            until_ms=self._until_ms,
+            now_ms=self._now_ms,
+        )
+        self._found = self._found._replace(**reconciler.run()._asdict())
+        for builder, made in zip(self._builders, reconciler.made, strict=True):
+            if made:
+                builder.amend(made, now_ms=self._now_ms)
 
     def machines(self) -> Iterator[tuple[int, Machine]]:
         """The shards that are to be put back, one after the other."""
@@ -215,20 +246,26 @@ class Restoring:
             if name in dropped:
                 cut += before
             elif not box.is_memory:
-                cut_box(box, self._until_ms, self._stores[self._slots[slot_of(name)]])
+                self._cuts[box.generation] = cut_box(
+                    box, self._until_ms, self._stores[self._slots[slot_of(name)]], machine
+                )
                 cut += before - box.log.count
+        self._younger |= dropped
         self._found = self._found._replace(
             cut_records=self._found.cut_records + cut, cut_boxes=self._found.cut_boxes + len(dropped)
         )
         return dropped
 
 
-def cut_box(box: Box, until_ms: int, store: SegmentStore) -> None:
-    """Records of the box with a later `$ts` never were."""
+def cut_box(box: Box, until_ms: int, store: SegmentStore, machine: Machine) -> Cut:
+    """Records of the box with a later `$ts` never were, but for those that are all that is left of a job.
+    Returns what that means for other boxes."""
     log = box.log
-    seq = max(loading(store, lambda: log.first_seq_at(until_ms + 1)) - 1, log.earliest_seq - 1)
-    if seq >= log.head_seq:
-        return
+    until_seq = max(loading(store, lambda: log.first_seq_at(until_ms + 1)) - 1, log.earliest_seq - 1)
+    if until_seq >= log.head_seq:
+        return Cut()
+    found = survey(box, until_seq, store)
+    seq = found.kept.max() if found.kept else until_seq
     last = log._last_live_before(seq + 1)
     last_ts = loading(store, lambda: log.ts_of(last)) if last else min(log.last_ts, until_ms)
     stand_in: Segment | None = None
@@ -239,6 +276,14 @@ def cut_box(box: Box, until_ms: int, store: SegmentStore) -> None:
                 box.last_serial += 1
                 stand_in = store.write(box.generation, box.last_serial, live_batches(store, segment, runs))
     cut_after(box, seq, last_ts=last_ts, stand_in=stand_in)
+    if found.kept:
+        for key in [key for key, entry in box.keys.items() if entry.last_seq > until_seq]:
+            del box.keys[key]
+        between = BitMap64(range(until_seq + 1, seq + 1)) - found.kept
+        change = loading(store, lambda: box.plan_deletes(between, {}, until_ms))
+        if change.seqs:
+            machine.apply(change, machine.lsn + 1)
+    return found
 
 
 def live_batches(
@@ -249,16 +294,6 @@ def live_batches(
         (batch,) = store.read(Name.of(segment), at, bytes_max=1)
         for first, last in stretches:
             yield batch.part(first, last)
-
-
-def loading(store: SegmentStore, ask: Callable[[], T]) -> T:
-    """Asks again with what it was missing, until it misses nothing."""
-    while True:
-        try:
-            return ask()
-        except NotLoaded as missing:
-            segment, at = missing.segment, missing.at
-            segment.load(at, store.read(Name.of(segment), at, bytes_max=1)[0])
 
 
 def scratch_of(number: int) -> str:

@@ -29,7 +29,7 @@ import msgspec
 
 from shard.core.box import Box
 from shard.core.capture import Capture
-from shard.core.changes import BatchKept, BoxFacts, MarkFacts, ShardState, ShardStopped
+from shard.core.changes import BatchKept, BoxFacts, Change, MarkFacts, ShardState, ShardStopped
 from shard.core.machine import Machine
 from shard.recovery import OpenSegment, Recovered, recover
 from shard.storage import frames, segments
@@ -182,6 +182,7 @@ class ShardBuilder:
     ) -> None:
         self._disk = disk
         self.directory = directory
+        self._file_bytes = file_bytes
         self._pause = pause
         self._lsn = 0
         self._group: list[FrameParts] = []
@@ -206,6 +207,11 @@ class ShardBuilder:
 
     def __repr__(self) -> str:
         return f"<ShardBuilder {self.directory}: {len(self._boxes)} boxes, {self._lsn} batches>"
+
+    @property
+    def names_others(self) -> bool:
+        """Whether something in it concerns boxes that may be in another shard."""
+        return bool(self._routers or self._basins) or any(map(needs_reconciling, self._boxes))
 
     @property
     def segments(self) -> str:
@@ -313,8 +319,9 @@ class ShardBuilder:
             self._pause(sum(map(len, content)))
         self._disk.fsync_dir(self.directory)
 
-    def check(self, open_segment: OpenSegment | None = None) -> None:
-        """Reads the folder as its shard will, and compares. Raises what a damaged folder raises."""
+    def check(self, open_segment: OpenSegment | None = None) -> Machine:
+        """Reads the folder as its shard will, and compares. Raises what a damaged folder raises. Returns the
+        machine that was read."""
         machine = read_shard(self._disk, self.directory, open_segment=open_segment)
         built = {facts.generation: facts for facts in self._boxes}
         assert built.keys() == machine.generations.keys(), "a box is missing"
@@ -322,6 +329,20 @@ class ShardBuilder:
             found, given = box.facts(), built[generation]
             for field in ("name", "head_seq", "earliest_seq", "live_count", "live_bytes", "holes", "batches"):
                 assert getattr(found, field) == getattr(given, field), f"{field} of {given.name} differs"
+        return machine
+
+    def amend(self, made: Sequence[tuple[int, Change]], *, now_ms: int) -> None:
+        """Logs changes behind what was finished; `made` begins with the next lsn. Durable on return."""
+        wal = Wal(self._disk, f"{self.directory}/wal", file_bytes=self._file_bytes)
+        for _ in wal.scan():
+            pass
+        wal.settle()
+        encoded = [frames.encode(lsn, change) for lsn, change in made]
+        encoded.append(frames.encode(made[-1][0] + 1, ShardStopped(now_ms)))
+        for at in range(0, len(encoded), _GROUP_FRAMES):
+            wal.append(encoded[at : at + _GROUP_FRAMES])
+            wal.sync()
+        wal.close()
 
 
 def rebased(facts: BoxFacts, lsns: array[int]) -> BoxFacts:
@@ -329,3 +350,8 @@ def rebased(facts: BoxFacts, lsns: array[int]) -> BoxFacts:
     rest on is durable, wherever it stood."""
     keys = [(key, first_seq, last_seq, at_ms, 0) for key, first_seq, last_seq, at_ms, _ in facts.keys]
     return msgspec.structs.replace(facts, batches=lsns.tobytes(), keys=keys)
+
+
+def needs_reconciling(facts: BoxFacts) -> bool:
+    """Whether a box names another one, or is named by a register."""
+    return bool(facts.origins or facts.outboxes or facts.moves or facts.stream)

@@ -88,11 +88,14 @@ class SeqsReserved(msgspec.Struct, frozen=True):
 
 
 class SeqsLost(msgspec.Struct, frozen=True):
-    """A machine crash may have taken these seqs from a disk box; they are never given again."""
+    """These seqs hold no record and are never given again: a machine crash took them from a disk box, or a
+    restore found that another box has copies of them."""
 
     generation: int
     first_seq: int
     last_seq: int
+    #: Of one seq that stands for copies that are missing here: how many. 0 = the seqs themselves are missing.
+    missed: int = 0
 
 
 class BatchForwarded(BatchAppended, frozen=True, gc=False, kw_only=True):
@@ -275,6 +278,7 @@ class MovesPlanned(msgspec.Struct, frozen=True):
     generation: int
     dest: str
     is_dead: bool
+    #: 0 = a position without a record: the other box is known to be past it.
     seqs: Sequence[int]
     deliveries: Sequence[int]
     #: Bytes of each.

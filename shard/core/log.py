@@ -228,13 +228,17 @@ class Log:
                 last_seq = span.last_seq
                 yield span, seqs.range_cardinality(seq, last_seq + 1)
 
-    def lose(self, first_seq: int, last_seq: int) -> None:
-        """Seqs that were handed out but may not have survived: skipped for ever, and told."""
+    def lose(self, first_seq: int, last_seq: int, missed: int = 0) -> None:
+        """Seqs that were handed out but may not have survived: skipped for ever, and reported to readers.
+        With `missed`, one seq that stands for so many copies that never came."""
         assert first_seq == self.head_seq + 1 and last_seq >= first_seq
-        if self.holes and self.holes[-1].last_seq == first_seq - 1 and not self.holes[-1].missed:
-            self.holes[-1].last_seq = last_seq
+        assert not missed or last_seq == first_seq
+        before = self.holes[-1] if self.holes else None
+        joins = before is not None and before.last_seq == first_seq - 1 and not (before.missed or missed)
+        if before is not None and joins:
+            before.last_seq = last_seq
         else:
-            self._note_hole(Hole(first_seq, last_seq))
+            self._note_hole(Hole(first_seq, last_seq, missed))
         self.head_seq = last_seq
         self.show(last_seq, self.last_ts)
         if self.count == 0:

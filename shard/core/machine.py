@@ -1066,7 +1066,7 @@ class Machine:
 
     def _apply_lost(self, change: changes.SeqsLost, lsn: int) -> None:
         box = self.generations[change.generation]
-        box.log.lose(change.first_seq, change.last_seq)
+        box.log.lose(change.first_seq, change.last_seq, change.missed)
         box.last_lsn = box.floor_lsn = lsn
 
     def _apply_started(self, change: changes.ShardStarted, lsn: int) -> None:

@@ -19,7 +19,7 @@ Invariant
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -32,7 +32,7 @@ from shard.core.sealed import NotLoaded
 from streams.protocol import queues
 from streams.protocol.errors import NotAQueue
 from streams.protocol.forwards import CARRIER, ForwardHead
-from streams.protocol.records import metas_of, with_meta
+from streams.protocol.records import JSON, Batch, metas_of, with_meta
 
 if TYPE_CHECKING:
     from shard.core.box import Box
@@ -41,7 +41,10 @@ if TYPE_CHECKING:
 
 _FROM, _DELIVERIES, _SRC_SEQ = "$dead_letter_from", "$dead_letter_deliveries", "$dead_letter_src_seq"
 
-_encode = msgspec.json.encode
+#: How the origin of a line begins: of dead letters, and of those that go back into their queue.
+_DEAD, _BACK = "dead letters of ", "requeued of "
+
+_encode, _decode = msgspec.json.encode, msgspec.json.decode
 
 
 class Move(NamedTuple):
@@ -49,6 +52,45 @@ class Move(NamedTuple):
     #: How often a dead letter was delivered.
     deliveries: int
     bytes: int
+
+
+class LineName(NamedTuple):
+    """What the origin of a line says."""
+
+    box: str
+    generation: int
+    is_dead: bool
+
+
+def line_of(origin: str) -> LineName | None:
+    """The line that an origin belongs to; None when it is a router's."""
+    for kind, is_dead in ((_DEAD, True), (_BACK, False)):
+        if origin.startswith(kind):
+            box, _, generation = origin.removeprefix(kind).rpartition(" ")
+            return LineName(box, int(generation), is_dead)
+    return None
+
+
+class Letter(NamedTuple):
+    """A dead letter: where it is, and which job of which queue it was."""
+
+    seq: int
+    queue: str
+    src_seq: int
+
+
+def letters_in(batch: Batch, runs: Sequence[tuple[int, int]]) -> list[Letter]:
+    """The dead letters in these stretches (indexes) of a batch, in order."""
+    found: list[Letter] = []
+    if batch.encoding != JSON:
+        return found
+    for first, last in runs:
+        for index, meta in enumerate(metas_of(batch.text(first, last)), first):
+            if _FROM in meta and _SRC_SEQ in meta:
+                queue, src_seq = _decode(meta[_FROM]), _decode(meta[_SRC_SEQ])
+                if isinstance(queue, str) and isinstance(src_seq, int):  # a client may have written anything
+                    found.append(Letter(batch.first_seq + index, queue, src_seq))
+    return found
 
 
 class Line(Outbox):
@@ -59,7 +101,7 @@ class Line(Outbox):
     def __init__(self, *, box: Box, dest: str, is_dead: bool, position: int = 0) -> None:
         super().__init__(
             source=box.name,
-            origin=f"{'dead letters' if is_dead else 'requeued'} of {box.name} {box.generation}",
+            origin=f"{_DEAD if is_dead else _BACK}{box.name} {box.generation}",
             dest=dest,
             life=box.generation,
             position=position,
@@ -285,7 +327,8 @@ class Moves:
         line.planned(list(map(Move, change.seqs, change.deliveries, change.sizes)))
         if box.queue is not None:
             for seq, deliveries in zip(change.seqs, change.deliveries, strict=True):
-                box.queue.moving(seq, deliveries)
+                if seq:
+                    box.queue.moving(seq, deliveries)
         if lsn:
             waiting = self._until_uploaded if box.is_object else self._until_durable
             waiting.append((lsn, line, line.last))

@@ -166,13 +166,22 @@ class _Picker:
 
     def _wanted(self, batch: Batch, span: Span, first: int) -> list[tuple[int, int]]:
         """The live stretches of a batch that pass the filter."""
-        runs = self._log.runs(span, first, batch.count - 1)
-        if self._match is None or not runs:
-            return runs
-        tags = batch.tag_list()
-        if tags is None:
-            return []
-        return [part for run in runs for part in _matching(tags, self._match, *run)]
+        return matching_runs(self._match, batch, self._log.runs(span, first, batch.count - 1))
+
+
+def wanted_runs(route: Route, batch: Batch, runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Those of these stretches of a batch (indexes) that a router would copy."""
+    return matching_runs(route.filter, batch, runs) if batch.hops < HOPS_MAX else []
+
+
+def matching_runs(match: Match | None, batch: Batch, runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Those of these stretches of a batch (indexes) whose tags pass a filter."""
+    if match is None or not runs:
+        return runs
+    tags = batch.tag_list()
+    if tags is None:
+        return []
+    return [part for run in runs for part in _matching(tags, match, *run)]
 
 
 def _matching(tags: list[str], match: Match, first: int, last: int) -> list[tuple[int, int]]:

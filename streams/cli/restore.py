@@ -107,6 +107,21 @@ def command(
         f"are in {directory.path}"
     )
     output.show_result(text + (cut if until_ms is not None else ""), facts, as_json=as_json)
+    _warn_of_corrections(found)
+
+
+def _warn_of_corrections(found: Restored) -> None:
+    """Says what two boxes did not agree about, and what readers are told of it."""
+    if found.skipped_seqs:
+        output.warn(
+            f"{found.skipped_seqs} seqs are skipped: boxes have copies of records that their sources had not "
+            "when they were captured. Readers of the sources see a tombstone (crash)"
+        )
+    if found.missing_copies:
+        output.warn(
+            f"{found.missing_copies} copies of routers or dead letters could not be brought back. "
+            "Readers of their boxes see a tombstone (source_trim)"
+        )
 
 
 def _verifier(path: Path, what: str | None) -> Verify:
@@ -150,17 +165,20 @@ def _restore_objects(
                 report=report,
             ).restore()
         directory.settle(manifest)
-    boxes, records, *_ = found.restored
+    boxes, records = found.restored.boxes, found.restored.records
     facts = {
         "boxes": boxes,
         "records": records,
         "chains": found.chains,
         "objects": found.objects,
         "left_out_objects": found.left_out,
+        "skipped_seqs": found.restored.skipped_seqs,
+        "missing_copies": found.restored.missing_copies,
         "data_dir": str(directory.path),
     }
     text = f"{source}: {boxes} boxes of class object, {records} records are in {directory.path}"
     output.show_result(text, facts, as_json=as_json)
+    _warn_of_corrections(found.restored)
     if found.left_out:
         output.warn(
             f"{found.left_out} objects are damaged, or come after one that is missing; they were left out"

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from streams.protocol import queues
+from shard.core import changes, moves
+from streams.protocol import queues, sequenced
 from streams.protocol.errors import BoxNotFound, NotAQueue
 from streams.protocol.forwards import CARRIER, Untie, Untied
+from streams.protocol.records import render_binary
 from tests.support.carrying import bring, carry_all, collect
 from tests.support.jobs import QueueDriver
 from tests.support.machines import Driver, records_of
@@ -326,3 +328,33 @@ def test_letters_on_their_way_back_are_remembered_by_a_snapshot(source: QueueDri
     carry_all(survivor, source)
     assert len(source.claim(max=9)) == 4
     assert letters(survivor) == []
+
+
+def test_a_line_is_known_by_its_origin_and_a_letter_by_its_meta(source: QueueDriver, dest: Driver) -> None:
+    source.append(1, 2)
+    wear_out(source, 1, 2)
+    source.claim()
+    dest.append({"data": 0, "meta": {"$dead_letter_from": 7, "$dead_letter_src_seq": "x"}}, box="dead")
+    carry_all(source, dest)
+    generation = source.machine.boxes["b"].generation
+    box = dest.machine.boxes["dead"]
+    assert [moves.line_of(origin) for origin in box.origins] == [moves.LineName("b", generation, True)]
+    assert moves.line_of("requeued of a b 7") == ("a b", 7, False)
+    assert moves.line_of("copy#1") is None
+    first, second = box.log.tail.batches
+    assert moves.letters_in(first, [(0, 0)]) == [], "a client may write what it wants"
+    assert moves.letters_in(second, [(0, 1)]) == [(2, "b", 1), (3, "b", 2)]
+    binary = render_binary([sequenced.tail_of([], b"x")], first_seq=1, times=1)
+    assert moves.letters_in(binary, [(0, 0)]) == []
+
+
+def test_positions_that_a_restore_gave_away_are_passed_over(source: QueueDriver, dest: Driver) -> None:
+    source.append(1, 2)
+    generation = source.machine.boxes["b"].generation
+    source.commit(changes.MovesPlanned(generation, "dead", True, [0, 0], [0, 0], [0, 0]))
+    source.sync()
+    wear_out(source, 1, 2)
+    source.claim()
+    carry_all(source, dest)
+    assert [letter["data"] for letter in letters(dest)] == [1, 2]
+    assert source.state().count == 0

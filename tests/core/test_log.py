@@ -281,6 +281,17 @@ def test_holes_side_by_side_are_one() -> None:
     assert [(hole.first_seq, hole.last_seq) for hole in log.holes] == [(1, 9)]
 
 
+def test_a_hole_for_copies_that_never_came_keeps_its_own_count() -> None:
+    log = filled(2)
+    log.lose(3, 3, 40)
+    log.lose(4, 6)
+    log.lose(7, 7, 2)
+    log.check()
+    found = [(hole.first_seq, hole.last_seq, hole.reason, hole.missed_after(0)) for hole in log.holes]
+    assert found == [(3, 3, "source_trim", 40), (4, 6, "crash", 3), (7, 7, "source_trim", 2)]
+    assert log.visible_seq == 7
+
+
 def test_a_hole_is_forgotten_only_when_a_loss_beyond_it_is_told_anyway() -> None:
     log = filled(2)
     log.lose(3, 10)
