@@ -36,7 +36,7 @@ def target_of(disk: FaultDisk) -> Target:
 def back_up(disk: FaultDisk, taken_ms: int) -> str:
     """As `streams backup` does with a stopped server."""
     machine = read_shard(disk, "/data/one")
-    end_life(machine, boot_id="boot", now_ms=taken_ms)
+    end_life(machine, boot_id="boot", now_ms=max(taken_ms, machine.last_ms))
     remove_tree(disk, "/data/one/export")
     write_export(disk, "/data/one/export", parts_of(machine), now_ms=taken_ms, file_bytes=FILE_BYTES)
     source = ShardSource("/data/one/export", SegmentStore(disk, "/data/one/segments"), taken_ms)
@@ -56,7 +56,7 @@ def restore(disk: FaultDisk, id: str) -> None:
         slots=[slot * 2 // SLOTS for slot in range(SLOTS)],
         file_bytes=FILE_BYTES,
         boot_id="boot",
-        now_ms=9_000,
+        now_ms=1_000_000,
     ).run()
 
 

@@ -45,7 +45,7 @@ def source_of(place: Place, name: str, taken_ms: int = 5_000) -> ShardSource:
     """As `streams backup` makes it of a stopped server."""
     disk, root = place
     machine = read_shard(disk, f"{root}/{name}")
-    end_life(machine, boot_id=BOOT, now_ms=taken_ms)
+    end_life(machine, boot_id=BOOT, now_ms=max(taken_ms, machine.last_ms))
     remove_tree(disk, f"{root}/{name}/export")
     write_export(disk, f"{root}/{name}/export", parts_of(machine), now_ms=taken_ms, file_bytes=FILE_BYTES)
     return ShardSource(f"{root}/{name}/export", SegmentStore(disk, f"{root}/{name}/segments"), taken_ms)
@@ -68,7 +68,7 @@ def restored(
         until_ms=until_ms,
         file_bytes=FILE_BYTES,
         boot_id=BOOT,
-        now_ms=9_000,
+        now_ms=1_000_000,
     ).run()
     return all_contents(disk, [f"{root}/{folder}" for folder in folders])
 
