@@ -4,7 +4,8 @@ It owns the lock on the data directory, every listening socket and every child, 
 fresh interpreters, never forks of this one. Each is told, by arguments, descriptors and signals only:
 
     arguments   --index N --listen-fd F (one or more) --parent-fd P --ready-fd R
-                --placement JSON; shards also: --directory NAME --server ID; gateways also: --sockets JSON
+                --placement JSON; shards also: --directory NAME --server ID, and --after-failure when the last
+                one could not write or sync its log; gateways also: --sockets JSON
                 --addresses JSON
                 with keys on, also: --keys-file PATH (`keyfile.py`)
     environment STREAMS_CHILD_CONFIG: the whole `Config` as JSON (it would make `ps` unreadable)
@@ -133,6 +134,8 @@ class Child:
     why: str = "starting"
     restarts: dict[str, int] = field(default_factory=dict)
     gave_up: bool = False
+    #: True from a write or a sync that failed until a process of this child is ready again.
+    has_failed: bool = False
     settled: trio.Event = field(default_factory=trio.Event)
     stop_wanted: trio.Event = field(default_factory=trio.Event)
     ended: trio.Event = field(default_factory=trio.Event)
@@ -487,6 +490,7 @@ class Supervisor:
             why = _reason_of(child, code)
             child.reason = child.reason or _how_it_ended(code)
             child.restarts[why] = child.restarts.get(why, 0) + 1
+            child.has_failed = child.has_failed or why == "log_failed"
             self._explain(child, why)
             if child.ready_at is not None and trio.current_time() - child.ready_at >= HEALTHY_S:
                 backoff_s = BACKOFF_FIRST_S
@@ -545,6 +549,8 @@ class Supervisor:
         listen_fds = [listener.fileno() for listener in child.listeners]
         listening = [text for fd in listen_fds for text in ("--listen-fd", str(fd))]
         numbers = ["--index", str(child.index), "--parent-fd", str(parent_fd), "--ready-fd", str(ready_fd)]
+        if child.has_failed:
+            numbers.append("--after-failure")
         spawn = partial(
             trio.lowlevel.open_process,
             [*child.command, *numbers, *listening],
@@ -567,6 +573,7 @@ class Supervisor:
                 word, _, rest = line.partition(" ")
                 if word == "ready":
                     child.ready_at = trio.current_time()
+                    child.has_failed = False
                     child.settled.set()
                     self._explain(child, "")
                     self._tell_of_keys(child)

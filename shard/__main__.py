@@ -13,7 +13,6 @@ import signal
 import socket
 import sys
 import time
-import uuid
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +26,7 @@ from shard.core.machine import Machine
 from shard.core.upkeep import HotPolicy, SealPolicy
 from shard.engine import Engine, EngineSettings
 from shard.heartbeat import Heartbeat
+from shard.lives import clear_failure, forget_cached, has_failed, life_of, note_failure
 from shard.peers import Peers
 from shard.recovery import Progress, Recovered, recover
 from shard.reporting import Answer, Reporter
@@ -62,15 +62,6 @@ class ColdStoreMissing(Exception):
 def now_ms() -> int:
     """The system clock, for commands that work on folders; a serving shard has a `Timekeeper`."""
     return time.time_ns() // 1_000_000
-
-
-def boot_id() -> str:
-    """Names this run of the operating system. Where it cannot be read, every start counts as a new one."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return file.read().strip()
-    except OSError:
-        return f"unknown-{uuid.uuid4()}"
 
 
 def limits_of(config: Config) -> RecordLimits:
@@ -152,10 +143,15 @@ class Shard:
         self._arguments = arguments
         self._config = config
         directory = f"{config.data_dir}/{arguments.directory or f'shard-{arguments.index:02d}'}"
+        self._directory = directory
         disk = self._disk = Disk()
         self._export_folder = f"{directory}/export"
         disk.mkdir(directory)
         disk.fsync_dir(str(config.data_dir))
+        self._has_failed = arguments.is_after_failure or has_failed(disk, directory)
+        if self._has_failed:
+            log.warning("the last life ended because the disk failed; reserved seqs are skipped")
+            forget_cached(f"{directory}/wal")
         # A shard's share of the server's limit, rounded up: boxes spread evenly over slots.
         boxes_max = -(-config.max_boxes // config.shards) if config.max_boxes else 0
         sessions_max = -(-config.max_watch_sessions // config.shards) if config.max_watch_sessions else 0
@@ -284,8 +280,10 @@ class Shard:
         gc.freeze()
         gc.set_threshold(100_000, 50, 100)
         async with trio.open_nursery() as nursery:
-            await nursery.start(partial(engine.run, boot_id=boot_id()))
+            life, survived = life_of(self._directory), not self._has_failed
+            await nursery.start(partial(engine.run, boot_id=life, cache_survived=survived))
             if engine.failure is None:
+                clear_failure(self._disk, self._directory)
                 reporter = Reporter(
                     self._machine,
                     engine,
@@ -319,6 +317,7 @@ class Shard:
     def _failed(self, error: BaseException) -> int:
         self._tell(f"error the log could not be written: {error}")
         log.error("the log could not be written; this shard ends", error=repr(error))
+        note_failure(self._disk, self._directory)
         return EXIT_FAILED
 
     async def _watch_signals(self, stopping: trio.Event) -> None:

@@ -272,7 +272,11 @@ class Engine:
     # -- life
 
     async def run(
-        self, *, boot_id: str, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+        self,
+        *,
+        boot_id: str,
+        cache_survived: bool = True,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """Starts the committer and a life of the shard; then keeps time and takes snapshots."""
         self._committer.start()
@@ -284,7 +288,7 @@ class Engine:
                 "of them, and new records are not given times before those of the records before them",
                 behind_s=(self.machine.last_ms - now_ms) / 1000,
             )
-        outcome = self.machine.start(boot_id=boot_id, now_ms=now_ms)
+        outcome = self.machine.start(boot_id=boot_id, now_ms=now_ms, cache_survived=cache_survived)
         self._log(outcome, sync=True)
         self.flush()
         if not await self.wait_durable(outcome.waits_for_lsn):

@@ -36,6 +36,7 @@ from shard.core.machine import Machine
 from shard.core.sealed import Segment
 from shard.core.surgery import add_holes, live_runs, recount, remeasure, replace_segment, settle_rest
 from shard.core.txn import Mark
+from shard.lives import has_failed
 from shard.storage import frames, segmentindex, segments
 from shard.storage.files import Corrupt, DiskLike
 from shard.storage.salvage import Gap, salvage
@@ -103,7 +104,8 @@ def repair_shard(
     machine = patient.machine
     for box in machine.boxes.values():
         settle_rest(box)
-    end_life(machine, boot_id=boot_id, now_ms=now_ms)
+    survived = not has_failed(disk, source)
+    end_life(machine, boot_id=boot_id, now_ms=now_ms, cache_survived=survived)
     parts = parts_of(machine)
     for facts in parts.state.boxes:
         builder.bring(f"{source}/segments", patient.without_new(facts))

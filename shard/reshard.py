@@ -27,6 +27,7 @@ import msgspec
 
 from shard.core.changes import BoxFacts
 from shard.core.machine import Machine
+from shard.lives import has_failed, life_of
 from shard.marks import MarkMerge, owners_of
 from shard.storage import segmentindex
 from shard.storage.files import Corrupt, Disk, DiskLike
@@ -132,7 +133,8 @@ class _Resharding:
             self._report((number + begun) / len(self._plan.sources))
 
         machine = read_shard(self._disk, source, shard=number, report=lambda ratio: tell(_READING * ratio))
-        end_life(machine, boot_id=self._boot_id, now_ms=self._now_ms)
+        survived = not has_failed(self._disk, source)
+        end_life(machine, boot_id=self._boot_id, now_ms=self._now_ms, cache_survived=survived)
         parts = parts_of(machine)
         self._refuse_if_full(machine, parts, source)
         for at, facts in enumerate(parts.state.boxes):
@@ -214,7 +216,7 @@ def _watch_parent(descriptor: int) -> None:
 
 
 def main() -> int:
-    from shard.__main__ import boot_id, now_ms
+    from shard.__main__ import now_ms
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all of us; the supervisor decides
     parser = argparse.ArgumentParser(allow_abbrev=False)
@@ -237,7 +239,8 @@ def main() -> int:
 
     plan = msgspec.json.decode(arguments.plan, type=Plan)
     try:
-        moved = reshard(Disk(), plan, boot_id=boot_id(), now_ms=now_ms(), report=report)
+        life = life_of(plan.data_dir)
+        moved = reshard(Disk(), plan, boot_id=life, now_ms=now_ms(), report=report)
     except Corrupt as damage:
         tell(f"error {damage}")
         return EXIT_CORRUPT

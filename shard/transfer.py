@@ -106,10 +106,10 @@ def read_shard(
     return machine
 
 
-def end_life(machine: Machine, *, boot_id: str, now_ms: int) -> None:
+def end_life(machine: Machine, *, boot_id: str, now_ms: int, cache_survived: bool = True) -> None:
     """Settles what the last life of a shard left open, as its next start would, and stops it in order. So a
     loss that a power cut caused is in the facts before boxes of several shards come together."""
-    machine.start(boot_id=boot_id, now_ms=now_ms)
+    machine.start(boot_id=boot_id, now_ms=now_ms, cache_survived=cache_survived)
     machine.stop(now_ms)
     machine.recovered(machine.lsn)
 

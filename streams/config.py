@@ -633,6 +633,7 @@ class ChildArgs:
     directory   the folder in the data directory that is the shard's (shards)
     server      names the data directory, for good (shards)
     addresses   the shards' TCP addresses by shard number, if they have some (gateways)
+    is_after_failure  its last process ended because a write or a sync failed (shards)
     keys_file   where the keys are, as digests, when keys are asked for; read again on SIGHUP
     """
 
@@ -647,6 +648,7 @@ class ChildArgs:
     keys_file: str = ""
     addresses: tuple[str, ...] = ()
     server: str = "0"
+    is_after_failure: bool = False
 
     @classmethod
     def parse(cls, argv: Sequence[str], environ: Mapping[str, str]) -> ChildArgs:
@@ -658,6 +660,7 @@ class ChildArgs:
         parser.add_argument("--ready-fd", type=int, required=True)
         parser.add_argument("--directory", default="")
         parser.add_argument("--server", default="0")
+        parser.add_argument("--after-failure", action="store_true")
         parser.add_argument("--placement", default="")
         parser.add_argument("--sockets", default="[]")
         parser.add_argument("--addresses", default="[]")
@@ -675,6 +678,7 @@ class ChildArgs:
             ready_fd=known.ready_fd,
             directory=known.directory,
             server=known.server,
+            is_after_failure=known.after_failure,
             placement=known.placement,
             sockets=tuple(orjson.loads(known.sockets)),
             keys_file=known.keys_file,

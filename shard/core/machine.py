@@ -349,11 +349,12 @@ class Machine:
             woken.append(forwards.CARRIER)
         return Outcome(made, None, wakes=tuple(woken), needs=tuple(needs))
 
-    def start(self, *, boot_id: str, now_ms: int) -> Outcome:
-        """Begins a life of the shard, after recovery: settles what the last one left open."""
+    def start(self, *, boot_id: str, now_ms: int, cache_survived: bool = True) -> Outcome:
+        """Begins a life of the shard, after recovery: settles what the last one left open. `boot_id` names
+        the page cache, and `cache_survived` is False if it may be another in spite of the name."""
         made: Made = []
-        if not self.stopped_clean and self.boot_id != boot_id:
-            # The machine itself went down. Records of disk boxes that were acked but not yet synced may be
+        if not self.stopped_clean and (self.boot_id != boot_id or not cache_survived):
+            # The page cache is gone. Records of disk boxes that were acked but not yet synced may be
             # gone, and their seqs must not be given to others. After a mere process death they are not
             # gone: a disk record is acked when it is in the file, and the file outlives the process.
             for box in list(self.boxes.values()):

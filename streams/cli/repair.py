@@ -116,7 +116,8 @@ class _Repair:
         return {shard: folder(shard, manifest.placement.version + 1) for shard in damaged}
 
     def _build(self, intent: Manifest, damaged: list[int], targets: dict[int, str]) -> dict[int, Repaired]:
-        from shard.__main__ import boot_id, now_ms
+        from shard.__main__ import now_ms
+        from shard.lives import life_of
         from shard.repair import CannotRepair, repair_shard
         from shard.storage.files import ExaminedDisk
         from streams.cli.shardfolders import cold_store
@@ -130,7 +131,7 @@ class _Repair:
                     source,
                     str(self._directory.path / targets[shard]),
                     shard=shard,
-                    boot_id=boot_id(),
+                    boot_id=life_of(source),
                     now_ms=now_ms(),
                     cold=cold_store(self._config.cold_dir),
                     server=intent.server,

@@ -142,7 +142,8 @@ def _find_objects(place: Target) -> list[Told]:
 def _restore_objects(
     place: Target, told: list[Told], source: str, config: Config, shards: int | None, as_json: bool
 ) -> None:
-    from shard.__main__ import boot_id, now_ms
+    from shard.__main__ import now_ms
+    from shard.lives import life_of
     from shard.restore_objects import RestoringObjects, shards_of
     from streams import progress
 
@@ -160,7 +161,7 @@ def _restore_objects(
                 folders=list(manifest.directories),
                 slots=list(manifest.placement.slots),
                 file_bytes=config.wal_file_bytes,
-                boot_id=boot_id(),
+                boot_id=life_of(str(directory.path)),
                 now_ms=now_ms(),
                 report=report,
             ).restore()
@@ -241,8 +242,9 @@ def _restore(
     shards: int | None,
     until_ms: int | None,
 ) -> Restored:
-    from shard.__main__ import boot_id, now_ms
+    from shard.__main__ import now_ms
     from shard.backup import Target
+    from shard.lives import life_of
     from shard.restore import Restoring
     from streams import progress
 
@@ -258,7 +260,7 @@ def _restore(
             slots=list(manifest.placement.slots),
             until_ms=until_ms,
             file_bytes=config.wal_file_bytes,
-            boot_id=boot_id(),
+            boot_id=life_of(str(directory.path)),
             now_ms=now_ms(),
             report=report,
         ).run()

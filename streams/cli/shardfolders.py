@@ -14,6 +14,7 @@ from gateway.datadir import CannotServe, DataDir
 from gateway.manifest import Manifest
 from shard.backup import ShardSource
 from shard.exports import write_export
+from shard.lives import has_failed, life_of
 from shard.storage.files import Corrupt, Disk, ExaminedDisk, remove_tree
 from shard.storage.store import SegmentStore
 from shard.transfer import end_life, parts_of, read_shard
@@ -88,15 +89,17 @@ def _online(directory: DataDir, manifest: Manifest, config: Config) -> Iterator[
 
 @contextmanager
 def _offline(directory: DataDir, manifest: Manifest, config: Config) -> Iterator[Sources]:
-    from shard.__main__ import boot_id, now_ms
+    from shard.__main__ import now_ms
 
     disk = Disk()
     folders = [f"{directory.path / name}/export" for name in manifest.directories]
     try:
         shards = []
         for number, (name, folder) in enumerate(zip(manifest.directories, folders, strict=True)):
-            machine = read_shard(disk, str(directory.path / name), shard=number)
-            end_life(machine, boot_id=boot_id(), now_ms=now_ms())
+            source = str(directory.path / name)
+            machine = read_shard(disk, source, shard=number)
+            survived = not has_failed(disk, source)
+            end_life(machine, boot_id=life_of(source), now_ms=now_ms(), cache_survived=survived)
             remove_tree(disk, folder)
             write_export(disk, folder, parts_of(machine), now_ms=now_ms(), file_bytes=config.wal_file_bytes)
             store = store_of(directory.path / name, config.cold_dir, manifest)

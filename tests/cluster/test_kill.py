@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import resource
 import signal
 import socket
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ import pytest
 import trio
 
 from gateway.links import Link
-from shard.core.machine import Machine
+from shard.core.machine import RESERVE_SEQS, Machine
 from shard.recovery import recover
 from shard.storage import frames
 from shard.storage.files import Disk
@@ -341,3 +342,20 @@ def lengthen_the_log(directory: Path, *, box: str, appends: int) -> None:
         group += [frames.encode(*made) for made in machine.handle(command, 1).changes]
     wal.append(group)
     wal.close()
+
+
+def test_acked_seqs_are_not_given_again_after_a_write_that_failed(tmp_path: Path) -> None:
+    """What the page cache holds after that is not known, and the boot id is the same."""
+    with running_server(tmp_path, shards=1, gateways=1) as server:
+        client = Client(server.port)
+        client.put("box", durability="disk")
+        assert client.append("box", "acked")["first_seq"] == 1
+        pid = server.shard_pids()[0]
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, 0))  # each write of it fails from now on
+        client.send("POST", "/v0/boxes/box", {"records": [{"data": "lost"}]})
+        eventually(lambda: server.shard_pids().get(0, pid) != pid)
+        eventually(lambda: client.send("GET", "/v0/ready").status == 200)
+        assert client.append("box", "new")["first_seq"] == RESERVE_SEQS + 1
+        records, tombstones, _ = client.read_all("box")
+        assert records[1] == "acked" and [each["reason"] for each in tombstones] == ["crash"]
+        assert not (tmp_path / "shard-00" / "failed").exists()

@@ -123,6 +123,20 @@ def test_after_a_power_cut_acked_seqs_are_not_given_again_and_the_loss_is_told(d
         assert seqs_of(middle) == [RESERVE_SEQS + 1]
 
 
+def test_after_a_failed_disk_acked_seqs_are_not_given_again_although_the_boot_is_the_same(
+    driver: Driver,
+) -> None:
+    driver.append("kept")
+    driver.do(driver.write("acked"))
+    driver.logged()
+    for survived, head_seq in ((True, 1), (False, RESERVE_SEQS)):
+        survivor = driver.reborn(driver.machine.durable_lsn)
+        boot_id = survivor.machine.boot_id
+        survivor.keep(survivor.machine.start(boot_id=boot_id, now_ms=driver.now_ms, cache_survived=survived))
+        assert survivor.state().head_seq == head_seq
+        assert survivor.machine.boot_id == boot_id
+
+
 def test_a_reader_by_time_is_told_of_what_a_crash_may_have_taken(driver: Driver) -> None:
     """A lost record may have been as new as what the reader asks for."""
     driver.append(1)
