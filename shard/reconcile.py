@@ -65,6 +65,9 @@ class Cut(NamedTuple):
     letters: tuple[Letter, ...] = ()
     #: Seqs of those, and of jobs that came back from being dead letters.
     kept: BitMap64 = BitMap64()
+    #: Of a box with `compact: "tag"`: how many keys may be gone with it, because compaction has dropped the
+    #: records that they had before.
+    keys: int = 0
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -78,9 +81,10 @@ def survey(box: Box, seq: int, store: SegmentStore) -> Cut:
     takes_letters = any(line is not None and line.is_dead for line in lines)
     takes_jobs = any(line is not None and not line.is_dead for line in lines)
     has_routers = any(router_of(origin) is not None for origin in box.origins)
-    if not (outboxes or box.origins):
-        return Cut()
     log = box.log
+    keys = _count_keys(box, seq, store) if box.config.compact == "tag" else 0
+    if not (outboxes or box.origins):
+        return Cut(keys=keys)
     wanted = {outbox.origin: BitMap64() for outbox in outboxes}
     kept, letters = BitMap64(), list[Letter]()
     copies = 0
@@ -106,7 +110,37 @@ def survey(box: Box, seq: int, store: SegmentStore) -> Cut:
         elif len(found) < batch.count - first:
             copies += batch.count - first - len(found)
     is_whole &= not _is_gap(log, next_seq, log.head_seq + 1)
-    return Cut(copies, is_whole, wanted, tuple(letters), kept)
+    return Cut(copies, is_whole, wanted, tuple(letters), kept, keys)
+
+
+def _count_keys(box: Box, seq: int, store: SegmentStore) -> int:
+    """How many tags at most had a record at or before `seq` that is gone, and have one behind it.
+
+    What was written first behind `seq` cannot be told from that. So it is no more than there are records
+    missing at or before it.
+    """
+    log = box.log
+    missing = seq - loading(store, lambda: log.live_before(seq + 1))[0]
+    if not missing:
+        return 0
+    behind: set[str] = set()
+    for batch in _batches_after(log, seq, store):
+        tags = batch.tag_list()
+        if tags is not None:
+            for first, last in log.runs(batch, max(0, seq + 1 - batch.first_seq), batch.count - 1):
+                behind.update(tags[first : last + 1])
+    behind.discard("")
+    for segment in log.segments:
+        if segment.first_seq <= seq:
+            for tag, seqs, _ in store.walk_tags(Name.of(segment)):
+                if tag in behind and any(each <= seq and log.is_live(each) for each in seqs):
+                    behind.discard(tag)
+    for batch in log.tail:
+        tags = batch.tag_list() if batch.first_seq <= seq and batch.dead < batch.count else None
+        if tags is not None:
+            for first, last in log.runs(batch, 0, min(batch.count - 1, seq - batch.first_seq)):
+                behind.difference_update(tags[first : last + 1])
+    return min(missing, len(behind))
 
 
 def _batches_after(log: Log, seq: int, store: SegmentStore) -> Iterator[Batch]:

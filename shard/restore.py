@@ -7,7 +7,7 @@ Up to a time: of every box, records with a later `$ts` never were, and neither w
 was deleted or evicted between that time and the backup stays so, and configs, fences and keys are those of
 the backup: a backup knows what is, not what was. Marks of transactions that were committed later are dropped.
 Dead letters, and jobs that came back from being one, are kept beyond the time if their job was there: nothing
-else is left of it.
+else is left of it. Keys whose record of that time compaction has dropped are counted, and readers are told.
 
 When all shards are there, `reconcile.py` makes them agree about what names boxes of two of them.
 
@@ -23,7 +23,7 @@ from pyroaring import BitMap64
 
 from shard.backup import Backup, BackupShard, BadSignature, Pause, Report, Target, check_sha256
 from shard.core.box import Box
-from shard.core.changes import BoxFacts, SegmentFacts
+from shard.core.changes import BoxFacts, SegmentFacts, SeqsLost, SeqsReserved
 from shard.core.machine import Machine
 from shard.core.sealed import Segment
 from shard.core.surgery import cut_after, live_runs
@@ -49,6 +49,8 @@ class Restored(NamedTuple):
     #: As in `Corrections`.
     skipped_seqs: int = 0
     missing_copies: int = 0
+    #: Keys of boxes with `compact: "tag"` whose record of that time compaction may have dropped since.
+    compacted_keys: int = 0
 
 
 def choose(target: Target, *, id: str = "", until_ms: int | None = None) -> str:
@@ -240,19 +242,21 @@ class Restoring:
         if self._until_ms is None:
             return set()
         dropped = {name for name, box in machine.boxes.items() if box.created_ms > self._until_ms}
-        cut = 0
+        cut = keys = 0
         for name, box in machine.boxes.items():
             before = box.log.count
             if name in dropped:
                 cut += before
             elif not box.is_memory:
-                self._cuts[box.generation] = cut_box(
-                    box, self._until_ms, self._stores[self._slots[slot_of(name)]], machine
-                )
+                store = self._stores[self._slots[slot_of(name)]]
+                self._cuts[box.generation] = found = cut_box(box, self._until_ms, store, machine)
                 cut += before - box.log.count
+                keys += found.keys
         self._younger |= dropped
         self._found = self._found._replace(
-            cut_records=self._found.cut_records + cut, cut_boxes=self._found.cut_boxes + len(dropped)
+            cut_records=self._found.cut_records + cut,
+            cut_boxes=self._found.cut_boxes + len(dropped),
+            compacted_keys=self._found.compacted_keys + keys,
         )
         return dropped
 
@@ -283,6 +287,11 @@ def cut_box(box: Box, until_ms: int, store: SegmentStore, machine: Machine) -> C
         change = loading(store, lambda: box.plan_deletes(between, {}, until_ms))
         if change.seqs:
             machine.apply(change, machine.lsn + 1)
+    if found.keys:
+        seq, top = log.head_seq, log.head_seq + found.keys
+        if box.is_disk and box.reserved_seq < top:
+            machine.apply(SeqsReserved(box.generation, top), machine.lsn + 1)
+        machine.apply(SeqsLost(box.generation, seq + 1, top), machine.lsn + 1)
     return found
 
 

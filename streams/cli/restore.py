@@ -117,6 +117,11 @@ def _warn_of_corrections(found: Restored) -> None:
             f"{found.skipped_seqs} seqs are skipped: boxes have copies of records that their sources had not "
             "when they were captured. Readers of the sources see a tombstone (crash)"
         )
+    if found.compacted_keys:
+        output.warn(
+            f"up to {found.compacted_keys} keys of boxes with `compact: tag` are missing: compaction has "
+            "dropped their records of that time. Readers of the boxes see a tombstone (crash)"
+        )
     if found.missing_copies:
         output.warn(
             f"{found.missing_copies} copies of routers or dead letters could not be brought back. "

@@ -11,16 +11,18 @@ from typing import Any
 
 import msgspec
 import pytest
+from pyroaring import BitMap64
 
 from shard.backup import Backup, ShardSource, Target
 from shard.core.machine import Machine
 from shard.exports import write_export
-from shard.restore import Restoring, choose
+from shard.restore import Restored, Restoring, choose
 from shard.storage.cold import ColdDamaged, ColdError, ColdMissing, FolderCold
 from shard.storage.files import Corrupt, Disk, DiskLike, remove_tree
 from shard.storage.store import Name, SegmentStore
 from shard.transfer import end_life, parts_of, read_shard
 from streams.protocol.slots import SLOTS
+from tests.support import machines
 from tests.support.faultdisk import FaultDisk
 from tests.support.folders import FILE_BYTES, all_contents, contents, write_folder
 from tests.support.machines import Driver, random_history
@@ -51,14 +53,14 @@ def source_of(place: Place, name: str, taken_ms: int = 5_000) -> ShardSource:
     return ShardSource(f"{root}/{name}/export", SegmentStore(disk, f"{root}/{name}/segments"), taken_ms)
 
 
-def restored(
+def restore(
     place: Place, target: Target, backup: Backup, *, shards: int = 2, until_ms: int | None = None
-) -> dict[str, Any]:
+) -> Restored:
     disk, root = place
     folders = [f"back-{at}" for at in range(shards)]
     for folder in folders:
         remove_tree(disk, f"{root}/{folder}")
-    Restoring(
+    return Restoring(
         disk,
         target,
         backup,
@@ -70,7 +72,14 @@ def restored(
         boot_id=BOOT,
         now_ms=1_000_000,
     ).run()
-    return all_contents(disk, [f"{root}/{folder}" for folder in folders])
+
+
+def restored(
+    place: Place, target: Target, backup: Backup, *, shards: int = 2, until_ms: int | None = None
+) -> dict[str, Any]:
+    disk, root = place
+    restore(place, target, backup, shards=shards, until_ms=until_ms)
+    return all_contents(disk, [f"{root}/back-{at}" for at in range(shards)])
 
 
 def stopped(seed: int) -> Driver:
@@ -265,6 +274,37 @@ def test_a_time_inside_a_batch_cuts_through_it(place: Place) -> None:
         assert [key for key, _ in box["keys"]] == ["early"] * (head >= 4) + ["late"] * (head >= 8)
         times = [0, 2, 5, 5, 9, 9, 12, 12, 15, 15, 20, 30]
         assert box["times"][0] == (times[head] or until_ms)
+
+
+@pytest.mark.parametrize("durability", ["disk", "fsync"])
+@pytest.mark.parametrize("sealed", [0, 1, 3])
+def test_keys_that_were_compacted_after_the_time_are_counted_and_reported(
+    place: Place, sealed: int, durability: str
+) -> None:
+    disk, root = place
+    driver = Driver(now_ms=1_000)
+    driver.put(compact="tag", durability=durability)
+    for number, tags in enumerate(("abcd", "xae", "bf")):
+        driver.append(*({"data": f"{tag}{number}", "tag": tag} for tag in tags), "without a tag")
+        if number < sealed:
+            driver.seal()
+        driver.now_ms += 1_000
+    box = driver.machine.boxes["b"]
+    machines.SHELF.load_all(driver.machine, box.generation)
+    driver.commit(box.plan_deletes(BitMap64([1, 2]), {}, driver.now_ms))  # superseded: a by 7, b by 10
+    driver.stop()
+    write_folder(disk, f"{root}/one", driver)
+    target = target_in(place)
+    backup = target.take([source_of(place, "one", 9_000)], SLOT_RUNS).backup
+    found = restored(place, target, backup, until_ms=1_500)
+    assert sorted(found["b"]["live"]) == [3, 4, 5], "c, d, and what has no tag"
+    # Of a, x, e, b and f, two were there: as many records are missing.
+    assert found["b"]["holes"] == [(6, 7)]
+    assert restore(place, target, backup, until_ms=1_500).compacted_keys == 2
+    found = restored(place, target, backup, until_ms=2_500)
+    assert sorted(found["b"]["live"]) == [3, 4, 5, 6, 7, 8, 9] and found["b"]["holes"] == [(10, 11)]
+    assert restored(place, target, backup)["b"]["holes"] == []
+    assert restore(place, target, backup).compacted_keys == 0
 
 
 # -- choosing
