@@ -151,19 +151,31 @@ class DataDir:
             return None
         except ManifestDamaged as damage:
             raise CannotServe(
-                f"{self.manifest_path} is {damage}. Nothing was changed. Run `streams repair`, which puts "
-                "its copy in place, or put it back from a backup"
+                f"{self.manifest_path} is {damage}. Nothing was changed. {self._advice()}"
             ) from damage
         except ManifestUnknown as unknown:
             raise CannotServe(f"{self.manifest_path} {unknown}; use a newer version") from unknown
+
+    def _advice(self) -> str:
+        """What to do about a manifest that is missing or damaged. Only its copy can repair it."""
+        otherwise = (
+            f"put back manifest.json from a copy of {self.path}, restore a backup into another directory "
+            "(`streams restore BACKUPS --data-dir NEW`), or choose another STREAMS_DATA_DIR"
+        )
+        try:
+            Manifest.decode(self.copy_path.read_bytes())
+        except (FileNotFoundError, ManifestDamaged, ManifestUnknown) as error:
+            state = "missing" if isinstance(error, FileNotFoundError) else "damaged"
+            copy = self.copy_path.name
+            return f"Its copy, {copy}, is {state} too, and `streams repair` cannot help: {otherwise}"
+        return f"Run `streams repair`, which puts its copy in place; or {otherwise}"
 
     def _create(self, shards: int, now_ms: int) -> Manifest:
         orphans = sorted(found.name for found in self.path.glob("shard-*") if any(found.iterdir()))
         if orphans:
             raise CannotServe(
                 f"{self.manifest_path} is missing, but {', '.join(orphans)} is there: which boxes live where "
-                "is not known. Run `streams repair`, which puts its copy in place, or put it back from a "
-                "backup, or choose another STREAMS_DATA_DIR"
+                f"is not known. {self._advice()}"
             )
         manifest = fresh(shards, now_ms=now_ms, salt=secrets.randbelow(SALTS))
         for name in manifest.directories:  # before they are named: a folder that is named must be there

@@ -214,3 +214,22 @@ def test_a_link_that_was_planted_in_a_data_directory_is_not_written_through(
     except CannotServe as refused:
         assert name == "LOCK" and "cannot be used" in str(refused)
     assert victim.read_text() == "as it was"
+
+
+@pytest.mark.parametrize("first", ["missing", "damaged"])
+@pytest.mark.parametrize("copy", ["missing", "damaged", "whole"])
+def test_a_server_without_its_manifest_advises_what_works(tmp_path: Path, first: str, copy: str) -> None:
+    directory = DataDir(tmp_path)
+    directory.open(shards_default=1, now_ms=1)
+    (tmp_path / "shard-00" / "wal").mkdir()
+    for path, state in ((directory.manifest_path, first), (directory.copy_path, copy)):
+        if state == "missing":
+            path.unlink()
+        elif state == "damaged":
+            path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(CannotServe) as refused:
+        directory.open(shards_default=1, now_ms=1)
+    advice = str(refused.value)
+    assert "streams restore BACKUPS --data-dir NEW" in advice
+    assert ("Run `streams repair`" in advice) == (copy == "whole")
+    assert ("`streams repair` cannot help" in advice) == (copy != "whole")
