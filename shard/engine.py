@@ -197,6 +197,7 @@ class Engine:
             wait_durable=self.wait_durable,
             pins=self._upkeep.pins,
             on_unpinned=self._sweep,
+            log_outcome=self._log_moves,
             file_bytes=settings.wal_file_bytes,
             bytes_per_s=settings.upkeep_bytes_per_s,
         )
@@ -916,6 +917,12 @@ class Engine:
         self.flush()
         if not self._relieved.is_set():
             self._after_report([])
+
+    def _log_moves(self, outcome: Outcome) -> None:
+        """Moves that a backup has held go on."""
+        self._log(outcome, sync=False)
+        self.flush()
+        self._after_report(list(outcome.wakes))
 
     def _pinned_lsn(self) -> int:
         """Log up to here should not be needed any more."""

@@ -5,6 +5,9 @@
     renew(id) ──► goes on for another `LEASE_S`
     end(id)   ──► folder and pins go; so they do when nobody has renewed in time
 
+Before the first shard of a backup is captured, all are asked to hold moves (`move_hold.py`), and after the
+last one to let go: `begin` and `renew` say so with `holds_moves`.
+
 Whoever asks reads folder and segment files itself, in another process: what is sealed is not copied here.
 
 Rules of the file
@@ -26,6 +29,8 @@ import structlog
 import trio
 
 from shard.core.machine import Machine
+from shard.core.outcome import Outcome
+from shard.move_hold import MoveHold
 from shard.retention import Pins, names_in
 from shard.storage.files import DiskLike, remove_tree
 from shard.transfer import Parts, ShardBuilder, begin_parts, end_parts, servers_of
@@ -46,6 +51,8 @@ Answer = Callable[[dict[str, object] | StreamsError], None]
 
 class ExportRequest(msgspec.Struct, forbid_unknown_fields=True):
     id: str
+    #: True with `begin`: hold moves, and begin no export yet. False with `renew`: let them go.
+    holds_moves: bool | None = None
 
 
 class Exports:
@@ -59,6 +66,7 @@ class Exports:
         wait_durable: Callable[[int], Awaitable[bool]],
         pins: Pins,
         on_unpinned: Callable[[], None],
+        log_outcome: Callable[[Outcome], None],
         file_bytes: int,
         bytes_per_s: int,
         lease_s: float = LEASE_S,
@@ -73,6 +81,7 @@ class Exports:
         self._file_bytes = file_bytes
         self._bytes_per_s = bytes_per_s
         self._lease_s = lease_s
+        self._hold = MoveHold(machine, now_ms=now_ms, log_outcome=log_outcome, lease_s=lease_s)
         #: Of the one that is under way; it is so until its folder and its pins are gone.
         self._id = ""
         self._is_wanted = False
@@ -87,11 +96,20 @@ class Exports:
 
     def ask(self, op: int, body: bytes, answer: Answer) -> None:
         try:
-            id = msgspec.json.decode(body, type=ExportRequest).id
+            request = msgspec.json.decode(body, type=ExportRequest)
         except msgspec.DecodeError as error:
             answer(InvalidRequest(f"body: {error}"))
             return
-        if op == wire.OP_EXPORT:
+        id = request.id
+        self._hold.renew(id)
+        if op == wire.OP_EXPORT_END or (op == wire.OP_EXPORT_RENEW and request.holds_moves is False):
+            self._hold.end(id)
+        if op == wire.OP_EXPORT and request.holds_moves and id:
+            if self._hold.begin(id):
+                answer({"id": id})
+            else:
+                answer(Throttled("another backup of this shard is under way; try again when it is over"))
+        elif op == wire.OP_EXPORT:
             self._begin(id, answer)
         elif id != self._id or not self._is_wanted:
             answer(NotFound(f"id: there is no export {shown(id)} (any more)", field="id"))
@@ -115,6 +133,11 @@ class Exports:
     # -- done
 
     async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._hold.run)
+            nursery.start_soon(self._run_exports)
+
+    async def _run_exports(self) -> None:
         while True:
             await self._changed.wait()
             self._changed = trio.Event()

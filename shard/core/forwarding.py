@@ -140,7 +140,8 @@ class Forwarding:
         outbox = self.outboxes.came_back(command, now_ms)
         if outbox is not None:
             box = self._machine.boxes[outbox.source]
-            moved = outbox.change_of_move(box.generation, now_ms)
+            is_held = outbox.is_line and self.outboxes.lines_held
+            moved = None if is_held else outbox.change_of_move(box.generation, now_ms)
             if moved is not None:
                 self._machine._stage(moved, box, made)
         # Somebody may wait until records have moved out of the source.

@@ -396,6 +396,12 @@ class Machine:
         self._stage(change, self.generations[change.generation], made)
         return Outcome(made, None)
 
+    def let_moves_go(self, now_ms: int) -> Outcome:
+        """Ends a hold of moves (`moves.py`)."""
+        made: Made = []
+        freed = self.moves.let_go(now_ms, made)
+        return Outcome(made, None, wakes=(forwards.CARRIER, *freed))
+
     def keep_held(self, pinned_lsn: int) -> Outcome | None:
         """Logs a chunk that is held for a transaction again, so that the log up to `pinned_lsn` is not needed
         for it. None when there is nothing to do."""

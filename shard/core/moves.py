@@ -98,6 +98,8 @@ class Line(Outbox):
 
     __slots__ = ("_log", "_source", "is_dead", "last", "moves", "shown")
 
+    is_line = True
+
     def __init__(self, *, box: Box, dest: str, is_dead: bool, position: int = 0) -> None:
         super().__init__(
             source=box.name,
@@ -310,6 +312,25 @@ class Moves:
 
     def note(self, box: Box) -> None:
         self._machine.forwarding.outboxes.note(box.moves.values())
+
+    def hold(self) -> None:
+        """From now on nothing new leaves, and what has arrived is not let go of. Not a fact: it ends with the
+        process at the latest."""
+        self._machine.forwarding.outboxes.lines_held = True
+
+    def let_go(self, now_ms: int, made: Made) -> list[str]:
+        """Ends a hold. Returns the boxes that have let go of something."""
+        outboxes = self._machine.forwarding.outboxes
+        outboxes.lines_held = False
+        freed: list[str] = []
+        for box in list(self._machine.boxes.values()):
+            for line in box.moves.values():
+                done = line.change_of_move(box.generation, now_ms)
+                if done is not None:
+                    self._machine._stage(done, box, made)
+                    freed.append(box.name)
+            outboxes.note(box.moves.values())
+        return freed
 
     def close(self, box: Box) -> None:
         for line in box.moves.values():

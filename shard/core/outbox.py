@@ -109,6 +109,9 @@ class Outbox:
         "total",
     )
 
+    #: Whether its source lets go of what has arrived (`moves.py`).
+    is_line = False
+
     def __init__(
         self, *, source: str, origin: str, dest: str, life: int, position: int, total: int = 0
     ) -> None:
@@ -254,6 +257,8 @@ class Outboxes:
         self._retries: list[tuple[int, int, Outbox]] = []
         self._order = itertools.count()
         self._carrier = 0
+        #: Whether lines of moves send nothing for now, while a backup is taken.
+        self.lines_held = False
         #: The lsn at which this life of the shard began. Parcels are numbered anew in each, and an answer to
         #: one of an earlier life, which may still be under way, must not be taken for one of this.
         self.shard_life = 0
@@ -265,11 +270,14 @@ class Outboxes:
         """There may be something to send. Whether anyone may send it now."""
         noted = False
         for outbox in outboxes:
-            if not outbox.is_waiting and outbox.may_send:
+            if not outbox.is_waiting and self._may_send(outbox):
                 outbox.is_waiting = True
                 self._waiting.append(outbox)
             noted = noted or outbox.is_waiting
         return noted
+
+    def _may_send(self, outbox: Outbox) -> bool:
+        return outbox.may_send and not (self.lines_held and outbox.is_line)
 
     def close(self, outbox: Outbox) -> None:
         """It sends nothing any more. What is out may still arrive; its answer is not waited for."""
@@ -291,7 +299,7 @@ class Outboxes:
             if size >= room or looked_at >= COLLECT_EXAMINE_MAX:
                 break
             load: Load | None = Load(outbox.seen_from)
-            if outbox.may_send:
+            if self._may_send(outbox):
                 try:
                     load = outbox.find()
                 except NotLoaded as error:
@@ -312,7 +320,7 @@ class Outboxes:
             self._waiting.append(outbox)
             return []
         outbox.is_waiting = False
-        if not outbox.may_send:
+        if not self._may_send(outbox):
             return []
         parcels = []
         if outbox.is_worth_sending(load):

@@ -358,3 +358,23 @@ def test_positions_that_a_restore_gave_away_are_passed_over(source: QueueDriver,
     carry_all(source, dest)
     assert [letter["data"] for letter in letters(dest)] == [1, 2]
     assert source.state().count == 0
+
+
+def test_moves_that_are_held_neither_leave_nor_end(source: QueueDriver, dest: Driver) -> None:
+    source.append(1, 2, 3)
+    wear_out(source, 1)
+    source.claim()
+    source.machine.moves.hold()
+    assert collect(source) == [], "one that was in line already does not leave either"
+    source.keep(source.machine.let_moves_go(source.now_ms))
+    (given,) = collect(source)
+    source.machine.moves.hold()
+    assert source.do(bring(dest, given)).wakes == (CARRIER, "b")
+    assert source.state().count == 3, "it has arrived, and is here too"
+    assert collect(source) == []
+    outcome = source.keep(source.machine.let_moves_go(source.now_ms))
+    assert outcome.wakes == (CARRIER, "b")
+    source.sync()
+    assert source.state().count == 2
+    carry_all(source, dest)
+    assert source.keep(source.machine.let_moves_go(source.now_ms)).wakes == (CARRIER,)

@@ -15,7 +15,7 @@ import pytest
 import trio
 import trio.testing
 
-from shard.exports import Exports
+from shard.exports import LEASE_S, Exports
 from shard.retention import Pins
 from shard.storage.files import Disk, DiskLike
 from shard.storage.store import Name, SegmentStore
@@ -49,6 +49,7 @@ class Rig:
             wait_durable=self.wait_durable,
             pins=self.pins,
             on_unpinned=self.note_unpinned,
+            log_outcome=self.driver.keep,
             file_bytes=FILE_BYTES,
             bytes_per_s=1 << 30,
         )
@@ -209,3 +210,43 @@ def test_an_export_is_written_no_faster_than_it_may(
     rig.exports._bytes_per_s = rate
     rig.exports._pause(1 << 20)
     assert slept == ([1.0] if rate else [])
+
+
+# -- moves that a backup holds
+
+
+def hold(id: str, *, holds: bool = True) -> bytes:
+    return msgspec.json.encode({"id": id, "holds_moves": holds})
+
+
+async def test_moves_are_held_from_the_first_capture_to_the_last(tmp_path: Path) -> None:
+    async with running(Rig(Disk(), str(tmp_path))) as rig:
+        outboxes = rig.driver.machine.forwarding.outboxes
+        assert await rig.ask(wire.OP_EXPORT, "x", hold("x")) == {"id": "x"}
+        assert await rig.ask(wire.OP_EXPORT, "x", hold("x")) == {"id": "x"}
+        assert outboxes.lines_held and repr(rig.exports._hold) == "<MoveHold x>"
+        assert await rig.refusal(wire.OP_EXPORT, "y", hold("y")) == "throttled"
+        assert await rig.refusal(wire.OP_EXPORT_RENEW, "x") == "not_found", "there is a hold only"
+        assert isinstance(await rig.ask(wire.OP_EXPORT, "x"), dict)
+        assert outboxes.lines_held
+        assert await rig.ask(wire.OP_EXPORT_RENEW, "x", hold("x", holds=False)) == {"id": "x"}
+        assert not outboxes.lines_held
+        assert await rig.ask(wire.OP_EXPORT_END, "x") == {"id": "x"}
+        await rig.released()
+
+
+async def test_a_hold_ends_with_its_export_or_when_nobody_renews_it(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with running(Rig(Disk(), str(tmp_path))) as rig:
+        outboxes = rig.driver.machine.forwarding.outboxes
+        await rig.ask(wire.OP_EXPORT, "x", hold("x"))
+        assert await rig.refusal(wire.OP_EXPORT_END, "x") == "not_found" and not outboxes.lines_held
+        await rig.ask(wire.OP_EXPORT, "y", hold("y"))
+        await trio.sleep(LEASE_S - 1)
+        await rig.ask(wire.OP_EXPORT_RENEW, "y")
+        await trio.sleep(LEASE_S - 1)
+        assert outboxes.lines_held
+        await trio.sleep(2)
+        assert not outboxes.lines_held
+        assert await rig.ask(wire.OP_EXPORT, "z", hold("z")) == {"id": "z"}
