@@ -5,7 +5,10 @@ restarted has lost nothing. While a stream is open its gateway rules and saves t
 it ends they are saved as they are. If the gateway dies instead, the saved cursors may be old and say so
 (`is_open`): then what the client has had, its `Last-Event-ID`, counts in both directions.
 
-A shard that dies forgets the sessions it kept. Open streams put theirs back; the others are answered 404.
+A shard that dies forgets the sessions it kept. Open streams put theirs back; the others are answered 404. Of
+two streams of one session, on two gateways, the one that took it later wins, whichever comes back first
+(`shard/core/sessions.py`). What is put back is never the last word: a newer stream may have got further, and
+may be gone. So `Last-Event-ID` counts in both directions then too.
 """
 
 from __future__ import annotations
@@ -135,14 +138,16 @@ class SessionStore:
 
     async def save(self, session: Session, *, is_open: bool) -> bool:
         """Whether the session is still this stream's."""
-        state = session.saved(is_open=is_open)
+        kept = {"epoch": session.epoch}
         try:
-            await self._call(wire.OP_KEEP_SESSION, session.wid, {"epoch": session.epoch}, state)
+            try:
+                state = session.saved(is_open=is_open)
+                await self._call(wire.OP_KEEP_SESSION, session.wid, kept, state)
+            except NotFound:  # its shard has started anew
+                state = session.saved(is_open=True)
+                await self._call(wire.OP_PUT_SESSION, session.wid, {**kept, "owner": session.owner}, state)
         except SeqMismatch:
             return False
-        except NotFound:  # its shard has started anew
-            put: dict[str, int | str] = {"epoch": session.epoch, "owner": session.owner}
-            await self._call(wire.OP_PUT_SESSION, session.wid, put, state)
         return True
 
     def _name_on(self, shard: int) -> str:

@@ -1085,6 +1085,7 @@ class Machine:
         if not self.stopped_clean:  # what the last snapshot has of them is from before the life that died
             self.sessions.clear()
         self._jobs.begin(lsn)
+        self.sessions.begin(change.at_ms)
         for box in self.boxes.values():
             if box.queue is not None:
                 box.queue.started(leases_kept=self.stopped_clean or box.config.leases_durable)

@@ -8,15 +8,24 @@ Rules of the file
 - Time is an argument. A session that was not touched for its time to live is gone; as the time to live is one
   for all, the oldest is always the first in the dict, and every call removes what is due there.
 - `epoch` grows each time a session is taken. Only the holder of the newest epoch may say where it is.
+- A shard that was killed has forgotten the epochs. Streams that are open put their sessions back with the
+  epochs they have, in any order: a newer epoch replaces an older one, an older one is refused. A taken epoch
+  is above those of earlier lives (`begin`), so that it is never that of a stream that is yet to come back.
 
 Bounds: `sessions_max` sessions and `_STATE_BYTES_MAX` of text.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 from shard.core.changes import SessionFacts
 from streams.protocol.commands import KeepSession, PutSession, SessionCommand, SessionKept, TakeSession
 from streams.protocol.errors import Forbidden, NotFound, SeqMismatch, StreamsError, Throttled
+
+#: A life of the shard that begins a millisecond later has epochs that are this many bits higher. An epoch
+#: stays below 2**53 until the year 3084.
+_LIFE_BITS = 8
 
 #: A session of eight boxes takes about 500 bytes, so this is no limit to ten thousand of them; one of 256
 #: long names takes 100 KB, and ten thousand of those would not fit into a small machine.
@@ -40,14 +49,20 @@ class Sessions:
     def __init__(self, sessions_max: int) -> None:
         #: 0 is no limit.
         self._max = sessions_max
-        self._sessions: dict[str, _Session] = {}
+        #: The one that lapses next comes first.
+        self._sessions: OrderedDict[str, _Session] = OrderedDict()
         self._bytes = 0
+        self._first_epoch = 0
 
     def __repr__(self) -> str:
         return f"<Sessions {len(self._sessions)}, {self._bytes} B>"
 
     def __len__(self) -> int:
         return len(self._sessions)
+
+    def begin(self, at_ms: int) -> None:
+        """A life of the shard begins."""
+        self._first_epoch = at_ms << _LIFE_BITS
 
     def facts(self) -> list[SessionFacts]:
         return [
@@ -79,12 +94,16 @@ class Sessions:
         if isinstance(command, TakeSession):
             if command.owner != session.owner:  # before the epoch moves: its own stream must not notice
                 return Forbidden("wid: this session was made with another key", field="wid")
-            session.epoch += 1
+            session.epoch = max(session.epoch, self._first_epoch) + 1
             self._touch(command.wid, session, session.state, now_ms + command.ttl_ms)
             return SessionKept(session.epoch, session.state)
         return self._keep(command, session, now_ms)
 
     def _put(self, command: PutSession, now_ms: int) -> SessionKept | StreamsError:
+        known = self._sessions.get(command.wid)
+        if known is not None:  # another stream has put it back
+            keep = KeepSession(command.wid, command.epoch, command.state, command.ttl_ms)
+            return self._keep(keep, known, now_ms)
         if (self._max and len(self._sessions) >= self._max) or (
             self._bytes + len(command.state) > _STATE_BYTES_MAX
         ):
@@ -97,8 +116,9 @@ class Sessions:
         return SessionKept(session.epoch)
 
     def _keep(self, command: KeepSession, session: _Session, now_ms: int) -> SessionKept | StreamsError:
-        if command.epoch != session.epoch:
+        if command.epoch < session.epoch:
             return SeqMismatch("wid: another connection has taken this session over")
+        session.epoch = command.epoch  # a newer one, if an older stream came back first
         self._touch(command.wid, session, command.state, now_ms + command.ttl_ms)
         return SessionKept(session.epoch)
 

@@ -75,6 +75,46 @@ def test_their_text_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sessions.handle(put("b", b"12345"), 0) == SessionKept(0)
 
 
+def test_of_two_streams_that_put_a_session_back_the_newer_one_wins_whichever_comes_first() -> None:
+    for first, second in (((1, b"[1]"), (2, b"[2]")), ((2, b"[2]"), (1, b"[1]"))):
+        sessions = Sessions(1)
+        sessions.begin(7)
+        assert sessions.handle(put("w", first[1], first[0]), 0) == SessionKept(first[0])
+        answer = sessions.handle(put("w", second[1], second[0]), 0)
+        assert isinstance(answer, SeqMismatch) if second[0] == 1 else answer == SessionKept(2)
+        assert isinstance(sessions.handle(KeepSession("w", 1, b"[1]", TTL_MS), 0), SeqMismatch)
+        assert repr(sessions) == "<Sessions 1, 3 B>"
+        taken = sessions.handle(TakeSession("w", TTL_MS), 0)
+        assert isinstance(taken, SessionKept) and taken.state == b"[2]"
+
+
+def test_a_newer_stream_keeps_a_session_that_an_older_one_has_put_back() -> None:
+    sessions = Sessions(0)
+    sessions.handle(put("w", b"[1]", 1), 0)
+    assert sessions.handle(KeepSession("w", 2, b"[2]", TTL_MS), 0) == SessionKept(2)
+    assert isinstance(sessions.handle(KeepSession("w", 1, b"[1]", TTL_MS), 0), SeqMismatch)
+
+
+def test_whoever_takes_a_session_that_was_put_back_is_newer_than_every_stream_of_the_last_life() -> None:
+    sessions = Sessions(0)
+
+    def take() -> int:
+        taken = sessions.handle(TakeSession("w", TTL_MS), 0)
+        assert isinstance(taken, SessionKept)
+        return taken.epoch
+
+    sessions.begin(7)
+    sessions.handle(put("w"), 0)
+    old = [take() for _ in range(3)]
+    sessions.clear()
+    sessions.begin(8)
+    sessions.handle(put("w", b"[1]", old[0]), 0)
+    new = take()
+    for epoch in old:
+        assert isinstance(sessions.handle(KeepSession("w", epoch, b"[3]", TTL_MS), 0), SeqMismatch)
+    assert sessions.handle(KeepSession("w", new, b"[]", TTL_MS), 0) == SessionKept(new)
+
+
 def test_a_session_put_back_keeps_its_epoch() -> None:
     sessions = Sessions(0)
     sessions.handle(put("w", epoch=7), 0)
@@ -116,7 +156,8 @@ def test_an_orderly_stop_keeps_sessions_where_they_were_and_a_crash_does_not() -
     driver = Driver()
     driver.start("boot")
     after, crashed = lives_of(driver)
-    assert after.ask(TakeSession("w", TTL_MS)) == SessionKept(2, b'{"at":1}')
+    taken = after.ask(TakeSession("w", TTL_MS))
+    assert taken.state == b'{"at":1}' and taken.epoch > 1
     with pytest.raises(NotFound):  # it would be at a place where its reader has long gone past
         crashed.ask(TakeSession("w", TTL_MS))
     assert len(crashed.machine.sessions) == 0
@@ -147,7 +188,7 @@ def test_a_session_lapses_in_time_after_a_restart_with_a_clock_that_was_set_back
     again.now_ms -= 3_600_000
     again.start("boot")
     again.now_ms += TTL_MS - 1
-    assert again.ask(TakeSession("w", 1)).epoch == 1
+    assert again.ask(TakeSession("w", 1)).state == b"{}"
     again.now_ms += 1
     with pytest.raises(NotFound):
         again.ask(TakeSession("w", 1))

@@ -24,7 +24,7 @@ from gateway.watch import cursors, feeds
 from gateway.watch.merge import Merge, Track
 from gateway.watch.page import ANOTHER_LIFE, Encoding, Page, Place
 from gateway.watch.plan import plan_of_body
-from gateway.watch.service import PlainBody, Watch
+from gateway.watch.service import PlainBody, SessionBody, Watch
 from streams.protocol import commands, wire
 from streams.protocol.errors import InvalidRequest, ShardUnavailable
 from tests.support.machines import columns, patch
@@ -303,6 +303,58 @@ async def test_a_session_outlives_its_shard_and_its_stream(autojump_clock: objec
         made.append(2)
         await trio.testing.wait_all_tasks_blocked()
         assert seqs(peer.read()) == [2]
+
+
+async def test_a_stale_stream_of_another_gateway_cannot_put_its_session_over_that_of_a_live_one(
+    autojump_clock: object,
+) -> None:
+    """§7.2: the shard has forgotten which of two streams is the newer one. They know."""
+    async with stage() as made:
+        other = Watch(dispatch_to([made.shard]), connections_max=0, node_bytes_max=128)
+        await made.nursery.start(other.run, trio.Event())
+        plan = plan_of_body(b'{"boxes":{"b":{}}}', 128)
+        wid = await made.watch.create_session(plan, await made.watch.look_at(plan, lenient=False))
+
+        async def serve(watch: Watch, peer: Peer) -> SessionBody:
+            body = await watch.open_session(wid, None)
+
+            async def run() -> None:
+                await body.run(peer)
+                body.close()
+
+            made.nursery.start_soon(run)
+            await trio.testing.wait_all_tasks_blocked()
+            return body
+
+        stale, live = Peer(), Peer()
+        await serve(other, stale)
+        assert seqs(stale.read()) == [1]
+        await trio.sleep(6)  # it has said where it is
+        [link] = other._dispatch.links
+        link.is_up = False  # its gateway is paused
+        await serve(made.watch, live)
+        for number in range(2, 6):
+            made.append(number)
+        await trio.testing.wait_all_tasks_blocked()
+        assert seqs(live.read()) == [2, 3, 4, 5]
+        made.shard.machine.sessions.clear()
+        made.shard.driver.start("boot")  # it was killed
+        # The paused one comes back first, with what it knew.
+        session = next(iter(other._open.values())).session
+        link.is_up = True
+        assert await other.sessions.save(session, is_open=True)
+        await trio.sleep(20)
+        made.append(6)
+        await trio.testing.wait_all_tasks_blocked()
+        found = live.read()
+        assert seqs(found) == [6] and "error" not in [event.name for event in found]
+        assert [event.json["code"] for event in stale.read() if event.name == "error"] == [410]
+        assert not await other.sessions.save(session, is_open=False), "not at its end either"
+        again = Peer()
+        await serve(made.watch, again)
+        made.append(7)
+        await trio.testing.wait_all_tasks_blocked()
+        assert seqs(again.read()) == [7]
 
 
 class UnreadSocket:
