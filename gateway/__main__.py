@@ -27,6 +27,7 @@ from gateway.edge import FrontLimits, FrontName, serve_front
 from gateway.edge_rules import BODY_BYTES_IN_FLIGHT, body_budget
 from gateway.gate import says_urgent
 from gateway.http import Request
+from gateway.key_use import KeyUse
 from gateway.limits import share_of
 from gateway.links import Link
 from gateway.origins import Origins
@@ -40,6 +41,7 @@ from gateway.watch.service import Watch
 from streams import __version__, logs, process
 from streams.config import ChildArgs, ConfigError
 from streams.protocol.access import Grant
+from streams.protocol.rates import RequestRates
 
 log = structlog.get_logger()
 
@@ -66,6 +68,7 @@ async def run(arguments: ChildArgs) -> int:
         connections_max=share_of(config.max_sse_connections, config.gateways),
         connections_per_key_max=share_of(config.max_sse_connections_per_key, config.gateways),
         node_bytes_max=config.max_node_bytes,
+        gateways=config.gateways,
     )
     guard = _guard(arguments)
     others = [
@@ -106,6 +109,7 @@ async def run(arguments: ChildArgs) -> int:
         rows_max=config.metrics_boxes,
         states=states,
     )
+    key_use = KeyUse(dispatch, watch.slots, None if guard is None else guard.in_flight.rates, others)
     api = Api(
         dispatch,
         body_bytes_max=config.max_body_bytes,
@@ -120,6 +124,7 @@ async def run(arguments: ChildArgs) -> int:
         answered=report.answered,
         logs_access=config.log == "debug",
         s2=s2,
+        key_use=key_use,
     )
     front: FrontName = "hypercorn" if config.front == "hypercorn" else "edge"
     async with trio.open_nursery() as nursery:
@@ -129,6 +134,8 @@ async def run(arguments: ChildArgs) -> int:
             nursery.start_soon(Carrier(dispatch).run)
             nursery.start_soon(Registrar(dispatch).run)
             nursery.start_soon(s2.housekeeping.run)
+            if guard is not None and len(links) > 1:
+                nursery.start_soon(key_use.run, lambda: guard.ring)
         if others:
             nursery.start_soon(peers.serve, peers.socket_of(config.run_dir, arguments.index), report)
         nursery.start_soon(s2.history.run)
@@ -185,6 +192,7 @@ def _guard(arguments: ChildArgs) -> Guard | None:
         read_ring(arguments.keys_file),
         probe_auth=config.probe_auth,
         in_flight_per_key_max=share_of(config.max_inflight_per_key, config.gateways),
+        rates=RequestRates(config.gateways),
     )
 
 

@@ -95,6 +95,7 @@ RULES: Final[dict[str, Rule]] = {
     "GET /v0/watch/{wid}": Rule(scopes=READ, takes_token=True, is_bound=True),
     # What a socket asks for is checked command by command (`api/sockets.py`).
     "GET /v0/ws": _ANY,
+    "GET /v0/whoami": _ANY,
     # Whoever writes to shards directly needs the map, whatever else the key allows.
     "GET /v0/placement": _ANY,
     # Prometheus asks by whatever name it has for the server.

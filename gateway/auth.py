@@ -14,15 +14,23 @@ from gateway.http import Request
 from gateway.limits import InFlight
 from streams.protocol.errors import InvalidRequest, Unauthorized
 from streams.protocol.keys import Key, KeyRing, bearer_of
+from streams.protocol.rates import RequestRates
 
 _token = re.compile(r"(?:^|&)token=([^&]*)")
 _ASK = "send Authorization: Bearer and a key"
 
 
 class Guard:
-    def __init__(self, ring: KeyRing, *, probe_auth: bool = False, in_flight_per_key_max: int = 0) -> None:
+    def __init__(
+        self,
+        ring: KeyRing,
+        *,
+        probe_auth: bool = False,
+        in_flight_per_key_max: int = 0,
+        rates: RequestRates | None = None,
+    ) -> None:
         self.ring = ring
-        self.in_flight = InFlight(in_flight_per_key_max)
+        self.in_flight = InFlight(in_flight_per_key_max, rates)
         self._probe_auth = probe_auth
 
     def __repr__(self) -> str:

@@ -100,6 +100,11 @@ class Request:
             self.charge = self.memory.open(self.owner)
         return self.charge
 
+    @property
+    def account(self) -> str:
+        """The key, if it has limits that shards enforce."""
+        return "" if self.key is None else self.key.account
+
     def require_name(self, name: str, field: str) -> None:
         """Raises `Forbidden` for a name out of the body that the key may not use."""
         if self.key is not None:

@@ -33,7 +33,7 @@ def read_keys(config: Config) -> KeyRing | None:
         path = config.api_keys_file
         entries += [(f"{path}: {at}", entry) for at, entry in entries_of_lines(_text_of(path))]
     try:
-        ring, warnings = parse_ring(entries)
+        ring, warnings = parse_ring(entries, config.key_limits)
     except MalformedKey as error:
         raise CannotServe(str(error)) from None
     if not ring.keys:

@@ -9,10 +9,13 @@ Bounds: a count for each key that holds something, and none for others; keys are
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from streams.protocol.errors import Throttled
+from streams.protocol.key_limits import exceeded
 from streams.protocol.keys import Key, KeyRing
+from streams.protocol.rates import RequestRates
 
 Ends = Callable[[], None]
 
@@ -24,10 +27,14 @@ def share_of(limit: int, gateways: int) -> int:
 class Slot:
     """One open stream."""
 
-    __slots__ = ("_end", "_is_revoked", "_slots", "is_of_ring", "key")
+    __slots__ = ("_end", "_is_revoked", "_slots", "is_of_ring", "is_session", "key")
 
-    def __init__(self, slots: StreamSlots, key: Key | None, *, is_of_ring: bool = True) -> None:
+    def __init__(
+        self, slots: StreamSlots, key: Key | None, *, is_of_ring: bool = True, is_session: bool = False
+    ) -> None:
         self.key = key
+        #: True for a session of the S2 API.
+        self.is_session = is_session
         #: Whether the ring decides how long the key counts.
         self.is_of_ring = is_of_ring
         self._slots: StreamSlots | None = slots
@@ -57,9 +64,13 @@ class Slot:
 class StreamSlots:
     """Event streams and WebSockets, counted over all keys and for each."""
 
-    def __init__(self, total_max: int = 0, per_key_max: int = 0) -> None:
+    def __init__(self, total_max: int = 0, per_key_max: int = 0, gateways: int = 1) -> None:
         self._total_max = total_max
         self._per_key_max = per_key_max
+        #: How many gateways share the limit of sessions that a key has.
+        self._gateways = gateways
+        #: S2 sessions of each key that has some.
+        self.sessions_by_key: dict[str, int] = {}
         self._taken: set[Slot] = set()
         self._by_key: dict[str, int] = {}
 
@@ -69,7 +80,10 @@ class StreamSlots:
     def __len__(self) -> int:
         return len(self._taken)
 
-    def take(self, key: Key | None, *, is_of_ring: bool = True) -> Slot:
+    def sessions_of(self, id: str) -> int:
+        return self.sessions_by_key.get(id, 0)
+
+    def take(self, key: Key | None, *, is_of_ring: bool = True, is_session: bool = False) -> Slot:
         if self._total_max and len(self._taken) >= self._total_max:
             raise Throttled(f"{len(self._taken)} event streams are open; close some", limit="sse_connections")
         if key is not None:
@@ -79,15 +93,25 @@ class StreamSlots:
                     f"{count} event streams of this key are open; close some",
                     limit="sse_connections_per_key",
                 )
+            if is_session:
+                self._take_session(key)
             self._by_key[key.id] = count + 1
-        slot = Slot(self, key, is_of_ring=is_of_ring)
+        slot = Slot(self, key, is_of_ring=is_of_ring, is_session=is_session)
         self._taken.add(slot)
         return slot
+
+    def _take_session(self, key: Key) -> None:
+        count, limit = self.sessions_of(key.id), key.limits.sessions
+        if limit and count >= share_of(limit, self._gateways):
+            raise exceeded("sessions", used=count, limit=limit)
+        self.sessions_by_key[key.id] = count + 1
 
     def given(self, slot: Slot) -> None:
         self._taken.discard(slot)
         if slot.key is not None:
             _count_down(self._by_key, slot.key)
+            if slot.is_session:
+                _count_down(self.sessions_by_key, slot.key)
 
     def revoke_all_but(self, ring: KeyRing) -> int:
         """Ends what was opened with a key that is gone or allows something else now. How many those were."""
@@ -102,10 +126,11 @@ class StreamSlots:
 
 
 class InFlight:
-    """Requests under way, for each key."""
+    """Requests under way, and requests in a second, for each key."""
 
-    def __init__(self, per_key_max: int = 0) -> None:
+    def __init__(self, per_key_max: int = 0, rates: RequestRates | None = None) -> None:
         self._max = per_key_max
+        self.rates = rates or RequestRates()
         self._by_key: dict[str, int] = {}
 
     def __repr__(self) -> str:
@@ -113,6 +138,8 @@ class InFlight:
 
     def take(self, key: Key) -> None:
         """Whoever takes one gives it back. (A context manager would cost four times as much.)"""
+        if key.limits.requests_per_s:
+            self.rates.take(key, time.monotonic())
         count = self._by_key.get(key.id, 0)
         if self._max and count >= self._max:
             raise Throttled(

@@ -260,6 +260,11 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "GET /v0/placement": Operation(
         tag="operation", summary="Which shard owns which slots.", answers={200: schemas.Placement}
     ),
+    "GET /v0/whoami": Operation(
+        tag="operation",
+        summary="The key of the request, its limits and what it uses of them.",
+        answers={200: schemas.WhoAmI},
+    ),
     **{f"GET {path}": _HEALTH for path in ("/v0/health", "/health", "/healthz", "/ping")},
     **{f"GET {path}": _READY for path in ("/v0/ready", "/readyz")},
     **{f"GET {path}": _METRICS for path in ("/v0/metrics", "/metrics")},

@@ -68,20 +68,24 @@ class Registrar:
     async def _ask_owner(self, box: str, command: forwards.Command, reply: type[_R]) -> _R:
         return await self._ask(self._dispatch.placement.shard_of(box), command, reply)
 
-    async def _call_box(self, op: int, box: str, query: str = "") -> wire.Message:
-        return await self._dispatch.to_owner(op, wire.RequestHead(box, query), b"")
+    async def _call_box(self, op: int, box: str, query: str = "", account: str = "") -> wire.Message:
+        return await self._dispatch.to_owner(op, wire.RequestHead(box, query, account=account), b"")
 
     # -- what the API asks for
 
-    async def put(self, name: str, route: Route, from_seq: int | None) -> routers.RouterPut:
+    async def put(
+        self, name: str, route: Route, from_seq: int | None, account: str = ""
+    ) -> routers.RouterPut:
+        """`account` is the key whose limits count for the router and the boxes that it needs."""
         if not route.create_dest:
             await self._call_box(wire.OP_GET_STATE, route.dest, "touch=false")
-        put = await self._ask_register(routers.PutRouter(name, route, from_seq), routers.RouterPut)
+        command = routers.PutRouter(name, route, from_seq, account)
+        put = await self._ask_register(command, routers.RouterPut)
         if put.replaced is not None:
             await self._untie(put.replaced)
         if not put.router.is_tied:
             try:
-                await self._tie(put.router)
+                await self._tie(put.router, account)
             except (Refused, Throttled):
                 if put.created:  # a refused request changes nothing
                     await self.drop(put.router)
@@ -116,10 +120,10 @@ class Registrar:
 
     # -- steps
 
-    async def _tie(self, router: Router) -> None:
+    async def _tie(self, router: Router, account: str = "") -> None:
         made: list[str] = []
         try:
-            await self._make_boxes(router.route, made)
+            await self._make_boxes(router.route, made, account)
             await self._tie_ends(router)
         except (Refused, Throttled):
             for box in made:
@@ -127,12 +131,12 @@ class Registrar:
                     await self._call_box(wire.OP_DELETE_BOX, box, "if_empty=true")
             raise
 
-    async def _make_boxes(self, route: Route, made: list[str]) -> None:
+    async def _make_boxes(self, route: Route, made: list[str], account: str) -> None:
         """Sees to it that both are there. `made` gets the names of those that were not."""
         if not route.create_dest:
             await self._call_box(wire.OP_GET_STATE, route.dest, "touch=false")
         for box in (route.dest, route.source) if route.create_dest else (route.source,):
-            answer = await self._call_box(wire.OP_PUT_BOX, box)
+            answer = await self._call_box(wire.OP_PUT_BOX, box, account=account)
             if msgspec.json.decode(answer.body, type=_BoxPut).created:
                 made.append(box)
 

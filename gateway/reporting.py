@@ -58,4 +58,5 @@ class SelfReport:
             ],
             delivery=[times.facts() for times in self._watch.feeds.delivery_times],
             s2=self._inflight.report(),
+            s2_sessions=self._watch.slots.sessions_by_key,
         )

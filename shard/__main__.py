@@ -55,6 +55,10 @@ EXIT_FAILED, EXIT_REFUSED, EXIT_CORRUPT = 1, 2, 3
 _SWITCH_INTERVAL_S = 0.0005
 
 
+#: Boxes whose use is counted before others get their turn: a quarter of a millisecond.
+_COUNTED_BOXES = 256
+
+
 class ColdStoreMissing(Exception):
     """The cold store was there when the server started, and is not there now."""
 
@@ -192,6 +196,13 @@ class Shard:
         if self._arguments.keys_file:
             self._ring = KeyRing.from_json(Path(self._arguments.keys_file).read_bytes())
 
+    async def _count_use(self) -> None:
+        """Counts what keys with limits use here, a few boxes at a time."""
+        usage = self._machine.usage
+        usage.set_accounts(self._ring.accounts().values())
+        while usage.step(_COUNTED_BOXES):
+            await trio.lowlevel.checkpoint()
+
     def _describe(self) -> dict[str, object]:
         return {
             "shard": self._arguments.index,
@@ -284,6 +295,7 @@ class Shard:
             await nursery.start(partial(engine.run, boot_id=life, cache_survived=survived))
             if engine.failure is None:
                 clear_failure(self._disk, self._directory)
+                await self._count_use()
                 reporter = Reporter(
                     self._machine,
                     engine,
@@ -327,6 +339,8 @@ class Shard:
                     stopping.set()
                 else:
                     self._read_keys()
+                    if self._server.engine is not None:
+                        await self._count_use()
                     if self._peers is not None:
                         self._peers.read_keys_again()
 

@@ -32,6 +32,7 @@ from streams.protocol.commands import Append, Command
 from streams.protocol.errors import Busy, Throttled, Unauthorized
 from streams.protocol.keys import Key, KeyRing
 from streams.protocol.op_access import boxes_of, check_boxes, check_op
+from streams.protocol.rates import RequestRates
 from streams.protocol.requests import decode_command
 from streams.protocol.slots import slot_of
 
@@ -97,6 +98,8 @@ class Peers:
         ranges = msgspec.json.decode(placement, type=_Map).slots
         own = [range(start, end) for start, end, owner in ranges if owner == shard]
         self._own = frozenset(itertools.chain.from_iterable(own))
+        #: A key's requests spread over the shards, as its boxes do.
+        self.rates = RequestRates(len({owner for _, _, owner in ranges}))
         descriptors = max(0, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _DESCRIPTORS_KEPT)
         self._strangers_max = max(1, min(STRANGERS_MAX, descriptors // 4))
         self._peers_max = max(1, min(PEERS_MAX, descriptors - self._strangers_max))
@@ -177,6 +180,10 @@ class Peers:
         """Peers whose key is gone, or allows something else now, lose their connection."""
         self._ring = KeyRing.from_json(Path(self._keys_file).read_bytes())
         revoked = [peer for peer in self._peers if peer.key is not None and not self._ring.holds(peer.key)]
+        by_digest = {key.digest: key for key in self._ring.keys}
+        for peer in self._peers:
+            if peer.key is not None and self._ring.holds(peer.key):
+                peer.key = by_digest[peer.key.digest]  # with its limits as they are now
         for peer in revoked:
             peer.cut_off()
         log.info("keys read again", keys=len(self._ring.keys), connections_ended=len(revoked))
@@ -205,15 +212,23 @@ class Peer:
     def message_bytes_max(self) -> int:
         return self._peers.message_bytes_max
 
+    @property
+    def account(self) -> str:
+        """Its key, if the key has limits that this shard enforces."""
+        return "" if self.key is None else self.key.account
+
     def check(self, op: int) -> None:
-        """Raises `Forbidden` unless its key allows this op; comes before anything else is done for it."""
+        """Raises `Forbidden` unless its key allows this op, and `Throttled` when the key has sent too many
+        messages; comes before anything else is done for it."""
         assert self.key is not None
         check_op(self.key.grant, op)
+        if self.key.limits.requests_per_s:
+            self._peers.rates.take(self.key, monotonic())
 
     def command_of(self, message: wire.Message, limits: RecordLimits) -> Command:
         """What it asks for, if that is for boxes of its key and of this shard."""
         assert self.key is not None
-        command = decode_command(message.op, message.head, message.body, limits, self.key.grant)
+        command = decode_command(message.op, message.head, message.body, limits, self.key)
         if message.op in wire.TXN_OPS:
             command = msgspec.structs.replace(command, caller=Caller(self.key.id, self.key.grant))
         boxes = boxes_of(command)

@@ -18,10 +18,13 @@ from shard.timekeeper import Timekeeper
 from streams import process
 from streams.protocol import reports
 from streams.protocol.histogram import Histogram
+from streams.protocol.key_limits import Use
 from streams.protocol.reports import ShardReport
 
 #: Boxes counted in one step.
 _STEP_BOXES = 128
+#: Keys whose use is counted in one step, about as long.
+_STEP_KEYS = 64
 
 Answer = Callable[[ShardReport], None]
 
@@ -63,11 +66,20 @@ class Reporter:
             census = Census(self._machine, self._rows_max)
             while census.step(_STEP_BOXES):
                 await trio.lowlevel.checkpoint()
-            report = self._report(census)
+            report = self._report(census, await self._key_use())
             for answer in waiting:
                 answer(report)
 
-    def _report(self, census: Census) -> ShardReport:
+    async def _key_use(self) -> dict[str, Use]:
+        usage = self._machine.usage
+        found: dict[str, Use] = {}
+        for account in list(usage.accounts.values()):
+            found[account.id] = usage.use_of(account)
+            if len(found) % _STEP_KEYS == 0:
+                await trio.lowlevel.checkpoint()
+        return found
+
+    def _report(self, census: Census, key_use: dict[str, Use]) -> ShardReport:
         machine, engine = self._machine, self._engine
         committed = engine.statistics()
         return ShardReport(
@@ -97,6 +109,7 @@ class Reporter:
             cache_bytes=engine.cache_bytes,
             idempotency_keys=machine.keys_kept,
             clock_ahead_s=self._timekeeper.behind_s,
+            key_use=key_use,
             boxes=census.boxes,
             routers=census.routers,
             has_more=census.has_more,

@@ -557,7 +557,8 @@ class _Connection:
 
     def _put_columns(self, message: wire.Message, engine: Engine, ticket: _Ticket) -> None:
         """As many writes as there are boxes, and one reply."""
-        writes = bulk_requests.decode_columns(message.head, message.body, self._limits)
+        account = "" if self._peer is None else self._peer.account
+        writes = bulk_requests.decode_columns(message.head, message.body, self._limits, account)
         if self._peer is not None:
             self._peer.check_writes(writes)
         gathering = _Gathering(ticket, writes)

@@ -22,6 +22,7 @@ from typing import Any, Final, Literal, NoReturn
 
 import orjson
 
+from streams.protocol.key_limits import Limits
 from streams.protocol.keys import MalformedKey, entries_of_list, parse_ring
 from streams.protocol.pressure import Thresholds
 from streams.protocol.units import UNITS, parse_number
@@ -334,8 +335,8 @@ class Config:
     api_keys: str = _setting(
         "secret",
         "",
-        "Keys that clients must present, comma-separated: secret[:scopes[:prefixes]] [id=NAME], "
-        "such as s3cret:read+write:orders.|audit. id=orders (secret, scopes, prefixes, id).",
+        "Keys that clients must present, comma-separated: secret[:scopes[:prefixes]] [id=NAME] "
+        "[LIMIT=NUMBER], such as s3cret:read+write:orders.|audit. id=orders boxes=1000 (all of them).",
         default_shown="unset",
     )
     api_keys_file: str = _setting(
@@ -398,6 +399,44 @@ class Config:
         "Requests of one key under way at a time, shared evenly by the gateways; 0 is no limit.",
         most=10**9,
     )
+    max_boxes_per_key: int = _setting(
+        "count",
+        25_000,
+        "Boxes under the prefixes of one key. This and the next seven are for keys with prefixes; a key may "
+        "have its own limit in the keys file. 0 is no limit.",
+        most=10**12,
+    )
+    max_routers_per_key: int = _setting("count", 2_500, "Routers of one key; 0 is no limit.", most=10**9)
+    max_groups_per_key: int = _setting(
+        "count", 100_000, "Groups in the boxes of one key; 0 is no limit.", most=10**12
+    )
+    max_sessions_per_key: int = _setting(
+        "count",
+        2_500,
+        "Watch sessions of one key, and as many S2 sessions; 0 is no limit.",
+        most=10**9,
+    )
+    max_idempotency_keys_per_key: int = _setting(
+        "count",
+        250_000,
+        "Idempotency keys remembered in the boxes of one key; 0 is no limit.",
+        most=10**12,
+    )
+    max_txn_bytes_per_key: int = _setting(
+        "bytes",
+        64 << 20,
+        "What is held for the open transactions of one key, on all shards; 0 is no limit.",
+        most=1 << 50,
+    )
+    max_stored_bytes_per_key: int = _setting(
+        "bytes", 0, "Live records in the boxes of one key; 0 is no limit.", most=1 << 50
+    )
+    max_requests_per_s_per_key: int = _setting(
+        "count",
+        0,
+        "Requests of one key in a second, shared evenly by the gateways; 0 is no limit.",
+        most=10**9,
+    )
     pace_lag_ms: int = _setting(
         "ms",
         10,
@@ -435,6 +474,20 @@ class Config:
         """What `to_json` wrote in another process of the same server; not for foreign text."""
         values = orjson.loads(text)
         return cls(**{**values, "data_dir": Path(values["data_dir"])})
+
+    @property
+    def key_limits(self) -> Limits:
+        """The limits of a key with prefixes that has none of its own."""
+        return Limits(
+            boxes=self.max_boxes_per_key,
+            routers=self.max_routers_per_key,
+            groups=self.max_groups_per_key,
+            sessions=self.max_sessions_per_key,
+            idempotency_keys=self.max_idempotency_keys_per_key,
+            txn_bytes=self.max_txn_bytes_per_key,
+            stored_bytes=self.max_stored_bytes_per_key,
+            requests_per_s=self.max_requests_per_s_per_key,
+        )
 
     @property
     def thresholds(self) -> Thresholds:

@@ -21,7 +21,7 @@ class Boxes:
 
     async def _forward(self, op: int, request: Request, box: str, *, with_body: bool) -> Response:
         body = b"" if not with_body else await uncompressed(request, self._body_bytes_max)
-        head = wire.RequestHead(box, request.query, grant=request.passed_on)
+        head = wire.RequestHead(box, request.query, grant=request.passed_on, account=request.account)
         return from_shard(request, await self._dispatch.to_owner(op, head, body))
 
     async def put(self, request: Request, box: str, rest: str) -> Response:

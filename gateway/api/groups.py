@@ -43,4 +43,4 @@ def _head(request: Request, box: str, rest: str) -> wire.RequestHead:
         group = unquote(rest, errors="strict")
     except UnicodeDecodeError:
         raise InvalidRequest(f"group: {shown(rest)} is not percent-encoded UTF-8", field="group") from None
-    return wire.RequestHead(box, urlencode({"group": group}))
+    return wire.RequestHead(box, urlencode({"group": group}), account=request.account)

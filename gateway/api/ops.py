@@ -1,4 +1,4 @@
-"""Health, readiness and placement (v0-api §13, §14)."""
+"""Health, readiness, placement and the key of a request (v0-api §13, §14)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any
 from gateway.api.answers import from_facts
 from gateway.dispatch import Dispatch
 from gateway.http import Request, Response
+from gateway.key_use import KeyUse
 from gateway.process_states import REASONS
 from streams.protocol.access import READ, WRITE
 from streams.protocol.errors import NotReady
+from streams.protocol.query import Query
 
 
 class Ops:
@@ -21,11 +23,13 @@ class Ops:
         version: str,
         sockets: tuple[str, ...],
         addresses: tuple[str, ...] = (),
+        key_use: KeyUse,
     ) -> None:
         self._dispatch = dispatch
         self._version = version
         self._sockets = sockets
         self._addresses = addresses
+        self._key_use = key_use
         self._started_ns = time.monotonic_ns()
 
     async def health(self, request: Request) -> Response:
@@ -53,6 +57,11 @@ class Ops:
                 "shards": len(shards),
             },
         )
+
+    async def whoami(self, request: Request) -> Response:
+        """The key of the request: what it allows, its limits and what it uses of them."""
+        Query(request.query).done()
+        return from_facts(request, await self._key_use.whoami(request.key))
 
     async def placement(self, request: Request) -> Response:
         """Which shard owns which slots and where it listens, for clients that talk to shards directly.

@@ -23,8 +23,10 @@ class Records:
         body = request.body
         if "content-encoding" in request.headers:
             body = await uncompressed(request, self._body_bytes_max)
-        grant = None if request.key is None else request.key.passed_on
-        head = wire.RequestHead(box, request.query, form, request.headers.get("idempotency-key", ""), grant)
+        key = request.key
+        grant, account = (None, "") if key is None else (key.passed_on, key.account)
+        idempotency_key = request.headers.get("idempotency-key", "")
+        head = wire.RequestHead(box, request.query, form, idempotency_key, grant, account)
         answer, waited_s = await self._dispatch.append(head, body, request.waited_s)
         return from_shard(request, answer, waited_s)
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import trio
 
 from gateway.api.answers import from_facts
+from gateway.auth import Guard
 from gateway.collector import Collector
 from gateway.exposition import as_facts, as_text
 from gateway.http import NO_STORE, Request, Response
+from gateway.key_use import KeyUse
+from gateway.metrics import Reports
 from gateway.status import status_of
 from streams.protocol.access import ADMIN
 from streams.protocol.errors import NotAcceptable
@@ -17,8 +22,10 @@ _TEXT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 
 class ReportPages:
-    def __init__(self, collector: Collector) -> None:
+    def __init__(self, collector: Collector, key_use: KeyUse, guard: Guard | None = None) -> None:
         self._collector = collector
+        self._key_use = key_use
+        self._guard = guard
 
     async def metrics(self, request: Request) -> Response:
         Query(request.query).done()
@@ -36,7 +43,17 @@ class ReportPages:
     async def status(self, request: Request) -> Response:
         Query(request.query).done()
         shows_detail = request.grant is None or bool(request.grant.scopes & ADMIN)
-        return from_facts(request, status_of(await self._collector.gather(), shows_detail=shows_detail))
+        reports = await self._collector.gather()
+        keys = await self._keys(reports) if shows_detail else []
+        return from_facts(request, {**status_of(reports, shows_detail=shows_detail), "keys": keys})
+
+    async def _keys(self, reports: Reports) -> list[dict[str, Any]]:
+        """All keys with their limits and what they use of them, never a secret."""
+        if self._guard is None:
+            return []
+        use = [shard.key_use for shard in reports.shards]
+        sessions = [gateway.s2_sessions for gateway in reports.gateways]
+        return await trio.to_thread.run_sync(self._key_use.shown_all, self._guard.ring, use, sessions)
 
 
 def wants_json(accept: str) -> bool:

@@ -37,7 +37,7 @@ class Routers:
             if existing is not None:  # it would be replaced
                 _check_ends(request, existing.route)
         try:
-            put = await self._registrar.put(name, route, from_seq)
+            put = await self._registrar.put(name, route, from_seq, request.account)
         except RouterCycle as error:
             grant = request.grant
             if grant is None or all(map(grant.covers, error.detail.get("cycle", ()))):

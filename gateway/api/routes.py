@@ -32,6 +32,7 @@ from gateway.dispatch import Dispatch
 from gateway.edge_rules import loggable_path, request_id_of
 from gateway.errors import response_for
 from gateway.http import S2_PREFIX, Request, Response
+from gateway.key_use import KeyUse
 from gateway.origins import Origins
 from gateway.registrar import Registrar
 from gateway.s2.endpoints import S2
@@ -80,7 +81,9 @@ class Api:
         collector: Collector | None = None,
         answered: dict[int, int] | None = None,
         logs_access: bool = False,
+        key_use: KeyUse | None = None,
     ) -> None:
+        key_use = key_use or KeyUse(dispatch, watch.slots)
         #: It asks for keys, hosts and origins itself, and refuses in its own words (`gateway/s2/access.py`).
         self._under_s2 = Routed(s2.handle, Rule(is_open=True, is_for_anyone=True))
         self._s2 = s2
@@ -99,7 +102,7 @@ class Api:
         watches = Watches(watch, body_bytes_max)
         described = Described(version)
         console = Console()
-        ops = Ops(dispatch, version=version, sockets=sockets, addresses=addresses)
+        ops = Ops(dispatch, version=version, sockets=sockets, addresses=addresses, key_use=key_use)
         work = WorkStreams(dispatch, draining, watch)
         queues = Queues(dispatch, body_bytes_max, work)
         groups = Groups(dispatch, body_bytes_max)
@@ -130,6 +133,7 @@ class Api:
             "/v0/boxes": {"GET": boxes.list},
             "/v0/routers": {"GET": routers.list},
             "/v0/placement": {"GET": ops.placement},
+            "/v0/whoami": {"GET": ops.whoami},
             "/v0/openapi.json": {"GET": described.document},
             "/docs": {"GET": described.page},
             **{path: {"GET": console.file} for path in FILES},
@@ -139,7 +143,7 @@ class Api:
             **{path: {"GET": ops.ready} for path in ("/v0/ready", "/readyz")},
         }
         if collector is not None:
-            reports = ReportPages(collector)
+            reports = ReportPages(collector, key_use, guard)
             plain |= {path: {"GET": reports.metrics} for path in ("/v0/metrics", "/metrics")}
             plain["/v0/status"] = {"GET": reports.status}
         self._under_box = {

@@ -41,6 +41,7 @@ from streams.protocol.access import READ, WRITE
 from streams.protocol.appends import decode_json
 from streams.protocol.errors import InvalidRequest, StreamsError
 from streams.protocol.keys import Key
+from streams.protocol.rates import RequestRates
 
 log = structlog.get_logger()
 
@@ -68,7 +69,8 @@ class Sockets:
         key = None if self._guard is None else self._guard.admit(headers)
         slot = self._watch.take_slot(key)
         try:
-            connection = SocketConnection(self._watch, self._dispatch, await accept(), key)
+            rates = None if self._guard is None else self._guard.in_flight.rates
+            connection = SocketConnection(self._watch, self._dispatch, await accept(), key, rates)
             slot.on_revoked(connection.end)
             await connection.run()
         finally:
@@ -141,10 +143,18 @@ class SocketWording:
 
 
 class SocketConnection:
-    def __init__(self, watch: Watch, dispatch: Dispatch, socket: Socket, key: Key | None = None) -> None:
+    def __init__(
+        self,
+        watch: Watch,
+        dispatch: Dispatch,
+        socket: Socket,
+        key: Key | None = None,
+        rates: RequestRates | None = None,
+    ) -> None:
         self._watch = watch
         self._dispatch = dispatch
         self._key = key
+        self._rates = rates
         self._socket = socket
         self._sink = SocketSink()
         #: Whose backlog is read next: one page of all is on its way.
@@ -191,6 +201,8 @@ class SocketConnection:
         try:
             fields: Fields = decode_json(_decode_fields, message)
             wording = SocketWording(_request_id(fields))
+            if self._key is not None and self._rates is not None:
+                self._rates.take(self._key, time.monotonic())
             op = _text(fields, "op")
             command = self._commands.get(op)
             if command is None:
@@ -242,7 +254,8 @@ class SocketConnection:
             query = f"return_seqs={'true' if _flag(fields, 'return_seqs') else 'false'}"
         body = {name: raw for name, raw in fields.items() if name not in _NOT_OF_AN_APPEND}
         request = Request("POST", "", query, {}, b"", time.perf_counter_ns())
-        head = wire.RequestHead(box, query, grant=None if self._key is None else self._key.passed_on)
+        grant, account = (None, "") if self._key is None else (self._key.passed_on, self._key.account)
+        head = wire.RequestHead(box, query, grant=grant, account=account)
         answer, waited_s = await self._dispatch.append(head, msgspec.json.encode(body))
         return wording.event(b"ack", b"".join(from_shard(request, answer, waited_s).parts), b"")
 

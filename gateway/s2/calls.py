@@ -138,8 +138,10 @@ class Calls:
         *,
         is_append: bool,
         call: Callable[[], Awaitable[_R]],
+        account: str = "",
     ) -> _R:
-        """What the call comes to; a stream that is not there is made first if its basin says so."""
+        """What the call comes to; a stream that is not there is made first if its basin says so. `account`
+        is the key whose limits count for that."""
         try:
             return await call()
         except StreamNotFound as missing:
@@ -147,7 +149,7 @@ class Calls:
             if not (found.config.create_on_append if is_append else found.config.create_on_read):
                 raise missing from None
         try:
-            await self.put_stream(found, stream, asked or Spec())
+            await self.put_stream(found, stream, asked or Spec(), account=account)
         except ResourceAlreadyExists:
             pass  # somebody else has made it
         return await call()
@@ -161,6 +163,7 @@ class Calls:
         token: str = "",
         ensures: bool = False,
         may_update: bool = True,
+        account: str = "",
     ) -> streams.StreamPut:
         if basin.deleted_ms:
             raise BasinDeletionPending(f"basin {basin.name} is being deleted", basin=basin.name)
@@ -174,5 +177,6 @@ class Calls:
             token=token,
             ensures=ensures,
             may_update=may_update,
+            account=account,
         )
         return await self.ask_owner(box, command, streams.StreamPut)

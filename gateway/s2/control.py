@@ -73,7 +73,7 @@ class Basins:
         body = configs.decoded(await json_body(request), configs.CreateBasin)
         name = fields.basin_name(body.basin, "bad_json")
         permit.check("create-basin", name)
-        return await self._put(name, body.config, permit, token=token, ensures=False)
+        return await self._put(name, body.config, permit, token=token, ensures=False, account=request.account)
 
     async def ensure(self, request: Request, permit: Permit, basin: str) -> Response:
         fields.basin_name(basin, "bad_path")
@@ -81,15 +81,27 @@ class Basins:
         if request.body:
             body = configs.decoded(await json_body(request), configs.EnsureBasin)
         permit.check("create-basin", basin)
-        return await self._put(basin, body.config, permit, token="", ensures=True)
+        return await self._put(basin, body.config, permit, token="", ensures=True, account=request.account)
 
     async def _put(
-        self, name: str, body: configs.BasinBody | None, permit: Permit, *, token: str, ensures: bool
+        self,
+        name: str,
+        body: configs.BasinBody | None,
+        permit: Permit,
+        *,
+        token: str,
+        ensures: bool,
+        account: str,
     ) -> Response:
         config = (body or configs.BasinBody()).config()
         may_update = permit.allows("reconfigure-basin", name)
         command = streams.PutBasin(
-            name=name, config=config, token=token, ensures=ensures, may_update=may_update
+            name=name,
+            config=config,
+            token=token,
+            ensures=ensures,
+            may_update=may_update,
+            account=account,
         )
         put = await self._calls.ask_register(command, streams.BasinPut)
         return _provisioned(configs.shown_basin(put.basin), put.result, ensures=ensures)
@@ -163,7 +175,9 @@ class Streams:
         body = configs.decoded(await json_body(request), configs.CreateStream)
         name = fields.stream_name(permit.prefix + body.stream if body.stream else "", "bad_json")
         permit.check("create-stream", basin, name)
-        return await self._put(basin, name, body.config, permit, token=token, ensures=False)
+        return await self._put(
+            basin, name, body.config, permit, token=token, ensures=False, account=request.account
+        )
 
     async def ensure(self, request: Request, permit: Permit, stream: str) -> Response:
         basin = fields.basin_of(request.headers)
@@ -172,7 +186,7 @@ class Streams:
         if request.body:
             body = configs.decoded(await json_body(request), configs.StreamBody)
         permit.check("create-stream", basin, stream)
-        return await self._put(basin, stream, body, permit, token="", ensures=True)
+        return await self._put(basin, stream, body, permit, token="", ensures=True, account=request.account)
 
     async def _put(
         self,
@@ -183,12 +197,19 @@ class Streams:
         *,
         token: str,
         ensures: bool,
+        account: str,
     ) -> Response:
         asked = (body or configs.StreamBody()).spec()
         found = await self._calls.basin(basin)
         may_update = permit.allows("reconfigure-stream", basin, stream)
         put = await self._calls.put_stream(
-            found, stream, asked, token=token, ensures=ensures, may_update=may_update
+            found,
+            stream,
+            asked,
+            token=token,
+            ensures=ensures,
+            may_update=may_update,
+            account=account,
         )
         shown = configs.shown_stream(stream.removeprefix(permit.prefix), put.stream)
         return _provisioned(shown, put.result, ensures=ensures)

@@ -5,6 +5,7 @@ A path is split first and decoded then. Errors have the shapes of the S2 API, wh
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 
@@ -225,7 +226,8 @@ class S2:
         spec = stream_config(request.headers)
         box = box_of(basin, stream)
         asked = partial(self._calls.ask_owner, box, streams.GetStream(box), streams.StreamFound)
-        found = await self._calls.making(basin, stream, spec, is_append=True, call=asked)
+        account = request.account
+        found = await self._calls.making(basin, stream, spec, is_append=True, call=asked, account=account)
         cipher = found.stream.cipher
         if cipher is not None:
             ciphers.Sealing(cipher, key, box)
@@ -238,8 +240,13 @@ class S2:
 
         def check(given: Input) -> None:
             check_commands(permit, given, basin, stream)
+            given.account = account
 
-        session = AppendSession(self._calls, box, cipher, key, incoming, check, self._draining, charge)
+        async def pace() -> None:
+            if request.key is not None:
+                await trio.sleep(self._in_flight.rates.reserve(request.key, time.monotonic()))
+
+        session = AppendSession(self._calls, box, cipher, key, incoming, check, pace, self._draining, charge)
         return _session(self._held(session, request, permit, frames.terminal(_REVOKED)))
 
     async def _read(self, request: Request, permit: Permit, stream: str) -> Response:
@@ -255,15 +262,16 @@ class S2:
         if not is_session:
             wording = EventWording(is_base64=fields.is_base64(headers))
         head = asked.head(box_of(basin, stream), may_follow=asked.may_follow)
-        first = await first_page(self._calls, basin, stream, spec, head, key)
+        first = await first_page(self._calls, basin, stream, spec, head, key, request.account)
         session = ReadSession(self._calls, asked, head, first, key, wording, self._draining)
         live = self._held(session, request, permit, wording.failure(_REVOKED))
         return _session(live) if is_session else _events(live)
 
     def _held(self, session: Live, request: Request, permit: Permit, ending: bytes) -> Held:
         """A session counts as an open stream (v0-api §12)."""
+        is_of_ring = isinstance(permit, KeyPermit)
         try:
-            slot = self._watch.take_slot(request.key, is_of_ring=isinstance(permit, KeyPermit))
+            slot = self._watch.take_slot(request.key, is_of_ring=is_of_ring, is_session=True)
         except StreamsError:
             session.close()
             raise

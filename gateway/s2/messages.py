@@ -43,7 +43,17 @@ class Given(NamedTuple):
 class Input:
     """One batch to append, checked, and what the commands in it say."""
 
-    __slots__ = ("fence", "fencing_token", "match_seq_num", "metered", "sizes", "tails", "times", "trims")
+    __slots__ = (
+        "account",
+        "fence",
+        "fencing_token",
+        "match_seq_num",
+        "metered",
+        "sizes",
+        "tails",
+        "times",
+        "trims",
+    )
 
     def __init__(
         self, records: list[Given], match_seq_num: int | None = None, fencing_token: str | None = None
@@ -52,6 +62,8 @@ class Input:
             raise _invalid(f"records: a batch has 1 to {BATCH_RECORDS_MAX} records, this one {len(records)}")
         if fencing_token is not None and len(fencing_token.encode()) > STREAM_TOKEN_BYTES_MAX:
             raise _invalid(f"fencing_token: is longer than {STREAM_TOKEN_BYTES_MAX} bytes")
+        #: The key whose limits count, if it has some.
+        self.account = ""
         self.match_seq_num = match_seq_num
         self.fencing_token = fencing_token
         self.fence: str | None = None
@@ -117,6 +129,7 @@ class Input:
             self.fence,
             tuple(self.trims),
             chain,
+            self.account,
         )
         return msgspec.msgpack.encode(head), b"".join(tails)
 

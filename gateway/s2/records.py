@@ -3,7 +3,7 @@ which sessions share."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
 import msgspec
@@ -161,8 +161,9 @@ class Records:
             is_base64 = fields.is_base64(headers)
             given = messages.input_from_json(await json_body(request), is_base64=is_base64)
         check_commands(permit, given, basin, stream)
+        given.account = account = request.account
         call = partial(self._calls.append, box_of(basin, stream), given, key)
-        ack = await self._calls.making(basin, stream, asked, is_append=True, call=call)
+        ack = await self._calls.making(basin, stream, asked, is_append=True, call=call, account=account)
         if fields.is_protobuf(fields.media_type(headers, "accept")):
             return Response(200, messages.ack_as_protobuf(ack), content_type=b"application/protobuf")
         return Response(200, messages.ack_as_json(ack))
@@ -176,7 +177,8 @@ class Records:
         box = box_of(basin, stream)
         wait_s = min(asked.wait_s or 0, _WAIT_S_MAX)
         head = asked.head(box, may_follow=wait_s > 0)
-        page = await self._page(basin, stream, spec, head, key, wait_ms=1000 * wait_s)
+        call = partial(first_page, self._calls, basin, stream, spec, head, key, request.account)
+        page = await self._page(call, head, wait_ms=1000 * wait_s)
         records = opened(page, key, box)
         self._calls.history.tally.read(basin, len(records))
         tail = tail_of(page) if records else None
@@ -187,10 +189,10 @@ class Records:
         return Response(200, messages.batch_as_json(listed, tail, is_base64=is_base64))
 
     async def _page(
-        self, basin: str, stream: str, spec: Spec | None, head: ReadHead, key: str, *, wait_ms: int
+        self, first: Callable[[], Awaitable[StreamRecords]], head: ReadHead, *, wait_ms: int
     ) -> StreamRecords:
         """What there is, or what comes while there is time."""
-        page = await first_page(self._calls, basin, stream, spec, head, key)
+        page = await first()
         while not page.records and not page.is_full and wait_ms > 0:
             slice_ms = min(wait_ms, SLICE_MS)
             page = await self._calls.read(msgspec.structs.replace(after(head, page), wait_ms=slice_ms))
@@ -200,7 +202,8 @@ class Records:
     async def tail(self, request: Request, basin: str, stream: str) -> Response:
         call = partial(self._calls.tail, box_of(basin, stream))
         spec = stream_config(request.headers)
-        tail = await self._calls.making(basin, stream, spec, is_append=False, call=call)
+        account = request.account
+        tail = await self._calls.making(basin, stream, spec, is_append=False, call=call, account=account)
         return answer({"tail": messages.position(tail.seq_num, tail.timestamp)})
 
 
@@ -213,11 +216,12 @@ def check_commands(permit: Permit, given: messages.Input, basin: str, stream: st
 
 
 async def first_page(
-    calls: Calls, basin: str, stream: str, spec: Spec | None, head: ReadHead, key: str
+    calls: Calls, basin: str, stream: str, spec: Spec | None, head: ReadHead, key: str, account: str
 ) -> StreamRecords:
     """The first page of a read: the start is found and judged, and so is the key."""
     try:
-        page = await calls.making(basin, stream, spec, is_append=False, call=partial(calls.read, head))
+        call = partial(calls.read, head)
+        page = await calls.making(basin, stream, spec, is_append=False, call=call, account=account)
         cipher = page.cipher
     except PositionUnwritten as error:
         _check_key(error.detail["cipher"], key, head.box)

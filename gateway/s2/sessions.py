@@ -14,7 +14,7 @@ from __future__ import annotations
 import random
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Protocol
 
 import msgspec
@@ -145,6 +145,7 @@ class AppendSession:
         key: str,
         incoming: AsyncIterator[bytes],
         check: Callable[[Input], None],
+        pace: Callable[[], Awaitable[None]],
         draining: Draining,
         charge: Charge | None = None,
     ) -> None:
@@ -159,6 +160,8 @@ class AppendSession:
         self._incoming = incoming
         #: Raises when the caller may not send this.
         self._check = check
+        #: Waits until the caller may send the next input.
+        self._pace = pace
         self._draining = draining
         self._chain = uuid.uuid4().hex
         self._bytes = 0
@@ -221,6 +224,7 @@ class AppendSession:
                             self._hold(len(receiver) + len(body))
                             slot = _Slot(_input(body))
                             self._check(slot.given)
+                            await self._pace()
                             await self._admit(slot, slots)
                             self._bytes += slot.given.metered
                             next_turn = trio.Event()

@@ -82,24 +82,25 @@ class Watch:
         connections_max: int,
         node_bytes_max: int,
         connections_per_key_max: int = 0,
+        gateways: int = 1,
         stall_s: float = STALL_S,
     ) -> None:
         self.node_bytes_max = node_bytes_max
         self.feeds = Feeds(dispatch)
         self.sessions = SessionStore(dispatch)
         self._dispatch = dispatch
-        self._slots = StreamSlots(connections_max, connections_per_key_max)
+        self.slots = StreamSlots(connections_max, connections_per_key_max, gateways)
         self.stall_s = stall_s
         self._streams: set[Ends] = set()
         self._open: dict[str, SessionBody] = {}
         self.is_draining = False
 
     def __repr__(self) -> str:
-        return f"<Watch {len(self._slots)} connections, {len(self._open)} sessions open>"
+        return f"<Watch {len(self.slots)} connections, {len(self._open)} sessions open>"
 
     @property
     def connections(self) -> int:
-        return len(self._slots)
+        return len(self.slots)
 
     async def run(
         self, draining: trio.Event, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
@@ -115,15 +116,15 @@ class Watch:
 
     # -- connections
 
-    def take_slot(self, key: Key | None, *, is_of_ring: bool = True) -> Slot:
+    def take_slot(self, key: Key | None, *, is_of_ring: bool = True, is_session: bool = False) -> Slot:
         """Whoever takes one gives it back, however its stream ends."""
         if self.is_draining:
             raise ShuttingDown
-        return self._slots.take(key, is_of_ring=is_of_ring)
+        return self.slots.take(key, is_of_ring=is_of_ring, is_session=is_session)
 
     def keys_changed(self, ring: KeyRing) -> int:
         """Ends the streams of keys that are gone. How many those were."""
-        return self._slots.revoke_all_but(ring)
+        return self.slots.revoke_all_but(ring)
 
     def track(self, stream: Ends) -> None:
         self._streams.add(stream)

@@ -60,6 +60,20 @@ class Basins:
     def __repr__(self) -> str:
         return f"<Basins {len(self.basins)} up to number {self.last_number}>"
 
+    def count(self, prefixes: tuple[str, ...]) -> int:
+        """How many basins a key with these prefixes may use: a basin counts as the name before its slash."""
+        if not prefixes:
+            return len(self.basins)
+        found = 0
+        for prefix in prefixes:
+            basin, slash, stream = prefix.partition("/")
+            if slash:
+                found += not stream and basin in self.basins
+            else:
+                after = prefix[:-1] + chr(ord(prefix[-1]) + 1)
+                found += self.basins.bisect_left(after) - self.basins.bisect_left(prefix)
+        return found
+
     # -- deciding
 
     def _refusing(self, handle: Callable[[Any, int, Made], Outcome]) -> Callable[[Any, int, Made], Outcome]:
@@ -84,6 +98,8 @@ class Basins:
         if known is None:
             if len(self.basins) >= BASINS_MAX:
                 raise Throttled(f"there are {len(self.basins)} basins already; delete some", limit="basins")
+            if command.account:
+                self._machine.usage.require(command.account, "boxes")
             basin = Basin(
                 name=command.name,
                 number=self.last_number + 1,

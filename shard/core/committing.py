@@ -106,7 +106,12 @@ class Committing:
             waits_for = lsn if lsn > self._machine.logged_lsn else 0
             return Outcome(made, bulk.Put(False, True, epoch.bytes), waits_for)
         freed = sum(other.bytes for other in others.values())
-        self._check_bounds(txn, epoch, cost_of(command.packed, command.body), freed)
+        cost = cost_of(command.packed, command.body)
+        self._check_bounds(txn, epoch, cost, freed)
+        account = _account_of(command.caller)
+        if account:
+            self._machine.usage.require(account, "txn_bytes", cost - freed)
+            self._machine.usage.require(account, "stored_bytes", len(command.body))
         self._check_names(command)
         takes_over = bool(others) or any(mark.query != txn.query for mark in txns.marks.get(txn.writer, ()))
         for number in others:  # this query takes the writer over
@@ -225,7 +230,8 @@ class Committing:
         epoch = self._required(command)
         rows = _Rows(epoch, parcels)
         planned: list[_Planned] = []
-        for name, shape in epoch.shapes(parcels).items():
+        shapes = epoch.shapes(parcels)
+        for name, shape in shapes.items():
             if any(_is_over(mark, name, txn.epoch) for mark in marks):
                 continue  # the shard that had this box then has committed the epoch
             box: Box | None = machine.boxes.get(name)
@@ -237,7 +243,8 @@ class Committing:
                 if box is None:
                     raise
                 return machine._answer(box, error.with_traceback(None), made, box.last_lsn)
-        self._check_room(planned)
+        size = sum(count for shape in shapes.values() for _, count in shape)
+        self._check_room(planned, _account_of(command.caller), size, now_ms)
         if command.dry:
             return Outcome(made, _told(planned))
         return self._make(command, parcels, planned, rows, now_ms, made)
@@ -304,9 +311,12 @@ class Committing:
                 part.evicted_ts = log.newest_ts_before(part.evict_before_seq)
         return part
 
-    def _check_room(self, planned: Sequence[_Planned]) -> None:
+    def _check_room(self, planned: Sequence[_Planned], account: str, size: int, now_ms: int) -> None:
         machine = self._machine
         new = sum(each.box is None for each in planned)
+        if account and new:
+            machine.usage.require(account, "boxes", new)
+        machine.require_room(account, size, now_ms)
         if machine.boxes_max and len(machine.boxes) + new > machine.boxes_max:
             raise Throttled(
                 f"there are {len(machine.boxes)} boxes already, and {new} more would be needed; delete some "
@@ -424,6 +434,11 @@ class Committing:
         more = max(len(held), len(marks)) > _LISTED_MAX
         lsn = max((mark.lsn for known in txns.marks.values() for mark in known), default=0)
         return self._when_durable(bulk.TxnState(held[:_LISTED_MAX], marks[:_LISTED_MAX], more), lsn, made)
+
+
+def _account_of(caller: bulk.Caller) -> str:
+    """The key whose limits count; none for processes of the server's own user."""
+    return "" if caller.grant is None else caller.key_id
 
 
 def _may_list(caller: bulk.Caller, owner: str | None) -> bool:

@@ -69,6 +69,8 @@ class Forwarding:
         if box is None:
             if not head.create:
                 raise BoxNotFound(f"box {head.box} does not exist (any more)", box=head.box)
+            if machine.usage.is_on:
+                machine.usage.require_for_all(head.box, "boxes")
             created, box = machine._plan_created(head, now_ms)
         else:
             machine._expire(box, now_ms, made)
@@ -79,6 +81,9 @@ class Forwarding:
         if box.fencing_token:
             raise FencingTokenMismatch(f"{box.name} is fenced: copies have no token", field="fencing_token")
         change = _plan_copies(box, command, known, now_ms) if head.count else None
+        if change is not None and machine.usage.is_on and router_of(head.origin) is not None:
+            # A job that moves takes its place elsewhere; a copy of a router is one more.
+            machine.usage.require_for_all(box.name, "stored_bytes", change.batch.live_bytes)
         if created is not None:
             machine._log(created, made)
             box = machine.generations[created.generation]

@@ -130,6 +130,8 @@ class GroupHandlers:
             )
         if group is None and len(groups) >= GROUPS_MAX:
             raise Throttled(f"{box.name} has {len(groups)} groups already; delete some", limit="groups")
+        if group is None and command.account:
+            machine.usage.require(command.account, "groups")
         if group is None or group.cursor != command.cursor:
             change = changes.GroupCommitted(box.generation, command.group, command.cursor, now_ms)
             machine._stage(change, box, made)

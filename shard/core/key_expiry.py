@@ -20,7 +20,7 @@ Invariant
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -63,8 +63,16 @@ class KeyExpiry:
             heapq.heappop(heap)
         return None
 
-    def step(self, boxes: Mapping[int, Box], now_ms: int, *, slack_ms: int = SLACK_MS) -> int:
-        """Drops keys that have lapsed, a bounded number of them. Returns how many."""
+    def step(
+        self,
+        boxes: Mapping[int, Box],
+        now_ms: int,
+        on_dropped: Callable[[int], None],
+        *,
+        slack_ms: int = SLACK_MS,
+    ) -> int:
+        """Drops keys that have lapsed, a bounded number of them. Returns how many. `on_dropped` gets the
+        generation of each box that has fewer now."""
         dropped = 0
         for _ in range(STEP_BOXES):
             due_ms = self.next_ms()
@@ -73,7 +81,10 @@ class KeyExpiry:
             _, generation = heapq.heappop(self._heap)
             del self._lapse_of[generation]
             box = boxes[generation]
-            dropped += box.drop_lapsed_keys(now_ms, STEP_KEYS - dropped)
+            count = box.drop_lapsed_keys(now_ms, STEP_KEYS - dropped)
+            if count:
+                dropped += count
+                on_dropped(generation)
             self.watch(box)
         return dropped
 

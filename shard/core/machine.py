@@ -56,6 +56,7 @@ from shard.core.streams import Streams
 from shard.core.tokens import Tokens
 from shard.core.txn import Txns
 from shard.core.uploading import OPENING, Staged, Uploading
+from shard.core.usage import Usage
 from shard.core.watch import page_for
 from streams.protocol import commands, forwards
 from streams.protocol.boxes import DURABLE, BoxConfig, BoxPatch, merge
@@ -69,6 +70,7 @@ from streams.protocol.errors import (
     StreamsError,
     Throttled,
 )
+from streams.protocol.key_limits import AccountsUse, ExchangeUse
 from streams.protocol.reports import TallyReport
 from streams.protocol.streams import AppendStream
 
@@ -167,6 +169,8 @@ class Machine:
         #: The time of the last change.
         self.last_ms = 0
         self.sessions = Sessions(sessions_max)
+        #: What keys with limits use here.
+        self.usage = Usage(self)
         #: What was done in this life, for whoever looks on. Nothing here asks it.
         self.tally = TallyReport()
         self._keys = 0
@@ -202,6 +206,7 @@ class Machine:
             commands.GetTail: self._get_tail,
             commands.DeleteRecords: self._delete_records,
             commands.SetFence: self._set_fence,
+            ExchangeUse: self._exchange_use,
             **self.forwarding.handlers,
             **self.routers.handlers,
         }
@@ -276,6 +281,8 @@ class Machine:
         if self.uploading.is_on or type(change) in OPENING:
             self.uploading.note(change, lsn)
         self._appliers[type(change)](change, lsn)
+        if self.usage.is_on:
+            self.usage.note(change)
 
     def logged(self, lsn: int) -> list[str]:
         """Everything up to `lsn` is in the file. Returns the boxes whose readers may see more."""
@@ -343,7 +350,7 @@ class Machine:
                 woken.append(box.name)
             else:
                 self._watch(box)
-        self._keys -= self._key_expiry.step(self.generations, now_ms)
+        self._keys -= self._key_expiry.step(self.generations, now_ms, self._on_keys_dropped)
         self._committing.tick(now_ms, made)
         if self.forwarding.outboxes.retry(now_ms):
             woken.append(forwards.CARRIER)
@@ -541,6 +548,23 @@ class Machine:
                     shown.append(forwards.CARRIER)
         return shown
 
+    # -- limits
+
+    def require_room(self, account: str, size: int, now_ms: int) -> None:
+        """Raises `Throttled` when `size` bytes more of live records would be too many, for the shard or for
+        the key."""
+        if account:
+            self.usage.require(account, "stored_bytes", size)
+        if self._quota is not None:
+            self._quota.check(self.boxes.values(), size, now_ms)
+
+    def _exchange_use(self, command: ExchangeUse, now_ms: int, made: Made) -> Outcome:
+        return Outcome(made, AccountsUse(self.usage.exchange(command.accounts, command.elsewhere)))
+
+    def _on_keys_dropped(self, generation: int) -> None:
+        if self.usage.is_on:
+            self.usage.recount(generation)
+
     # -- boxes
 
     def plan_generation(self, now_ms: int) -> int:
@@ -578,6 +602,8 @@ class Machine:
     def _put_box(self, command: commands.PutBox, now_ms: int, made: Made) -> Outcome:
         box = self.boxes.get(command.box)
         if box is None:
+            if command.account:
+                self.usage.require(command.account, "boxes")
             created = self._plan_box(command.box, command.patch, now_ms)
             lsn = self._log(created, made)
             return Outcome(
@@ -698,6 +724,8 @@ class Machine:
         box = self.boxes.get(command.box)
         created: changes.BoxCreated | None = None
         if box is None:
+            if command.account:
+                self.usage.require(command.account, "boxes")
             created, box = self._plan_created(command, now_ms)
         else:
             if command.idempotency_key is not None:
@@ -716,19 +744,26 @@ class Machine:
                     return self._answer(box, reply, made, max(known.lsn, box.config_lsn))
             self._expire(box, now_ms, made)
         box.check_conditions(command)
-        if command.idempotency_key is not None and self._keys >= KEYS_MAX:
-            self._make_room_for_keys(now_ms)
+        if command.idempotency_key is not None and (command.account or self._keys >= KEYS_MAX):
+            self._make_room_for_keys(command.account, now_ms)
         change = box.plan_append(command, now_ms)
-        if self._quota is not None:
-            self._quota.check(self.boxes.values(), change.batch.live_bytes, now_ms)
+        if command.account or self._quota is not None:
+            self.require_room(command.account, change.batch.live_bytes, now_ms)
         if created is not None:
             self._log(created, made)
             box = self.generations[created.generation]
         return self._write(command, box, change, created is not None, made)
 
-    def _make_room_for_keys(self, now_ms: int) -> None:
-        """Drops lapsed idempotency keys at the limit; raises `Throttled` when none has lapsed."""
-        self._keys -= self._key_expiry.step(self.generations, now_ms, slack_ms=0)
+    def _make_room_for_keys(self, account: str, now_ms: int) -> None:
+        """Drops lapsed idempotency keys at a limit; raises `Throttled` when none has lapsed."""
+        if self._keys < KEYS_MAX:
+            try:
+                self.usage.require(account, "idempotency_keys")
+                return
+            except Throttled:
+                pass
+        self._keys -= self._key_expiry.step(self.generations, now_ms, self._on_keys_dropped, slack_ms=0)
+        self.usage.require(account, "idempotency_keys")
         if self._keys >= KEYS_MAX:
             raise Throttled(
                 f"this shard remembers {self._keys} idempotency keys, which is its limit; retry when older "
@@ -838,6 +873,10 @@ class Machine:
             tally.tombstones += 1
 
     def _session(self, command: commands.SessionCommand, now_ms: int, made: Made) -> Outcome:
+        if isinstance(command, commands.PutSession) and command.owner in self.usage.accounts:
+            self.sessions.drop_lapsed(now_ms)
+            if command.wid not in self.sessions:
+                self.usage.require(command.owner, "sessions")
         return Outcome(made, self.sessions.handle(command, now_ms))
 
     def _get_record(self, command: commands.GetRecord, now_ms: int, made: Made) -> Outcome:
@@ -1242,6 +1281,7 @@ class Machine:
                 box.stream.check(box.log.earliest_seq)
         self.routers.check()
         self.txns.check()
+        self.usage.check()
         assert self._keys == sum(len(box.keys) for box in self.boxes.values()), "KEYS"
         self._key_expiry.check(self.boxes.values())
         assert self.durable_lsn <= self.logged_lsn <= self.lsn, "LSN"

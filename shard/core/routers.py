@@ -68,6 +68,8 @@ class Routers:
                     f"there are {len(self.routers)} routers already; delete some or raise the limit",
                     limit="routers",
                 )
+            if known is None and command.account:
+                self._machine.usage.require(command.account, "routers")
             if not command.route.allow_cycle:
                 self._check_cycle(command.route, without=known)
         except StreamsError as error:

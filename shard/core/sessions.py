@@ -17,7 +17,7 @@ Bounds: `sessions_max` sessions and `_STATE_BYTES_MAX` of text.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 
 from shard.core.changes import SessionFacts
 from streams.protocol.commands import KeepSession, PutSession, SessionCommand, SessionKept, TakeSession
@@ -53,6 +53,8 @@ class Sessions:
         self._sessions: OrderedDict[str, _Session] = OrderedDict()
         self._bytes = 0
         self._first_epoch = 0
+        #: How many sessions each key has that has some.
+        self._by_owner: Counter[str] = Counter()
 
     def __repr__(self) -> str:
         return f"<Sessions {len(self._sessions)}, {self._bytes} B>"
@@ -60,9 +62,15 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._sessions)
 
+    def __contains__(self, wid: str) -> bool:
+        return wid in self._sessions
+
     def begin(self, at_ms: int) -> None:
         """A life of the shard begins."""
         self._first_epoch = at_ms << _LIFE_BITS
+
+    def count_of(self, owner: str) -> int:
+        return self._by_owner[owner]
 
     def facts(self) -> list[SessionFacts]:
         return [
@@ -82,10 +90,11 @@ class Sessions:
 
     def clear(self) -> None:
         self._sessions.clear()
+        self._by_owner.clear()
         self._bytes = 0
 
     def handle(self, command: SessionCommand, now_ms: int) -> SessionKept | StreamsError:
-        self._forget(now_ms)
+        self.drop_lapsed(now_ms)
         if isinstance(command, PutSession):
             return self._put(command, now_ms)
         session = self._sessions.get(command.wid)
@@ -123,13 +132,14 @@ class Sessions:
         return SessionKept(session.epoch)
 
     def _touch(self, wid: str, session: _Session, state: bytes, gone_ms: int) -> None:
-        self._sessions.pop(wid, None)  # it goes to the end: the front is what lapses next
+        if self._sessions.pop(wid, None) is None:  # it goes to the end: the front is what lapses next
+            self._by_owner[session.owner] += 1
         self._sessions[wid] = session
         self._bytes += len(state) - len(session.state)
         session.state = state
         session.gone_ms = gone_ms
 
-    def _forget(self, now_ms: int) -> None:
+    def drop_lapsed(self, now_ms: int) -> None:
         while self._sessions:
             wid = next(iter(self._sessions))
             session = self._sessions[wid]
@@ -137,3 +147,6 @@ class Sessions:
                 return
             del self._sessions[wid]
             self._bytes -= len(session.state)
+            self._by_owner[session.owner] -= 1
+            if not self._by_owner[session.owner]:
+                del self._by_owner[session.owner]

@@ -114,6 +114,8 @@ class Streams:
         spec = command.asked.over(command.defaults).over(DEFAULTS)
         box = self._machine.boxes.get(command.box)
         if box is None:
+            if command.account:
+                self._machine.usage.require(command.account, "boxes")
             generation = self._machine.plan_generation(now_ms)
             stream = Stream(
                 basin_number=command.basin_number,
@@ -245,6 +247,7 @@ class Streams:
         )
         first_seq = log.head_seq + 1
         batch = render_binary(command.tails, first_seq=first_seq, times=times)
+        self._machine.require_room(command.account, batch.live_bytes, now_ms)
         trim_seq = max(
             (min(sequenced.seq_of(number), first_seq + index + 1) for index, number in command.trims),
             default=0,

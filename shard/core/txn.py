@@ -176,6 +176,8 @@ class Txns:
         self.bytes_max = bytes_max
         self.ttl_ms = ttl_ms
         self.bytes = 0
+        #: What the chunks of each key cost.
+        self._bytes_of: dict[str, int] = {}
         #: Rows of chunks that are taken apart.
         self._apart = 0
         self.epochs: dict[tuple[str, int], Epoch] = {}
@@ -203,6 +205,18 @@ class Txns:
 
     def find(self, writer: str, epoch: int) -> Epoch | None:
         return self.epochs.get((writer, epoch))
+
+    def bytes_of(self, owner: str) -> int:
+        """What is held for the open transactions of a key."""
+        return self._bytes_of.get(owner, 0)
+
+    def _count(self, owner: str | None, cost: int) -> None:
+        if owner is not None:
+            total = self._bytes_of.get(owner, 0) + cost
+            if total:
+                self._bytes_of[owner] = total
+            else:
+                self._bytes_of.pop(owner, None)
 
     def owners_of(self, writer: str) -> set[str]:
         """The keys that a writer belongs to: those of its open epochs and of its marks. More than one only
@@ -257,9 +271,10 @@ class Txns:
             self._apart += chunk.records
             chunk.rows = rows
 
-    def _forget(self, chunk: Chunk) -> None:
+    def _forget(self, epoch: Epoch, chunk: Chunk) -> None:
         del self._by_lsn[chunk.lsn]
         self.bytes -= chunk.cost
+        self._count(epoch.owner, -chunk.cost)
         if chunk.rows is not None:
             self._apart -= chunk.records
 
@@ -276,6 +291,9 @@ class Txns:
         if epoch is None:
             epoch = self.epochs[writer, number] = Epoch(query, owner)
             self._of_writer.setdefault(writer, {})[number] = epoch
+        if epoch.owner != owner:
+            self._count(epoch.owner, -epoch.bytes)
+            self._count(owner, epoch.bytes)
         epoch.query, epoch.owner = query, owner
         return epoch
 
@@ -283,10 +301,11 @@ class Txns:
         key = (writer, number)
         old = epoch.parcels.setdefault(parcel, {}).get(at)
         if old is not None:
-            self._forget(old)
+            self._forget(epoch, old)
         epoch.parcels[parcel][at] = chunk
         self._by_lsn[chunk.lsn] = (writer, number, parcel, at)
         self.bytes += chunk.cost
+        self._count(epoch.owner, chunk.cost)
         if old is None:
             epoch.put_ms = max(epoch.put_ms, chunk.at_ms)
             self._by_age.pop(key, None)
@@ -342,7 +361,7 @@ class Txns:
         epoch = self.epochs[writer, number]
         for parcel in parcels:
             for chunk in epoch.parcels.pop(parcel).values():
-                self._forget(chunk)
+                self._forget(epoch, chunk)
         if not epoch.parcels:
             del self.epochs[writer, number]
             del self._by_age[writer, number]
@@ -404,6 +423,11 @@ class Txns:
         assert list(self._by_lsn) == sorted(self._by_lsn), "HELD"
         assert set(self._by_age) == set(self.epochs), "HELD"
         by_writer = {(w, n): epoch for w, epochs in self._of_writer.items() for n, epoch in epochs.items()}
+        owned = {epoch.owner for epoch in self.epochs.values() if epoch.owner is not None}
+        assert self._bytes_of == {
+            owner: sum(epoch.bytes for epoch in self.epochs.values() if epoch.owner == owner)
+            for owner in owned
+        }, "HELD"
         assert by_writer == self.epochs and all(self._of_writer.values()), "HELD"
         assert self._apart == sum(chunk.records for chunk in chunks if chunk.rows is not None), "HELD"
         for writer, number in self.epochs:

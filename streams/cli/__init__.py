@@ -43,6 +43,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "repair": ("streams.cli.repair", "Make damaged data whole again."),
     "inspect": ("streams.cli.inspect", "What stands in the files of a server."),
     "status": ("streams.cli.status:status", "How the server is."),
+    "whoami": ("streams.cli.status:whoami", "What your key allows, its limits, and what it uses."),
     "top": ("streams.cli.top", "The busiest boxes, live."),
     "doctor": ("streams.cli.doctor:doctor", "Find out what is wrong."),
     "bench": ("streams.cli.bench", "Measure the server from here."),

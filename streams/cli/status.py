@@ -71,3 +71,23 @@ def _process(found: ProcessStatus) -> dict[str, Any]:
         "connections": None if is_shard else found.connections,
         "restarts": sum(found.restarts.values()),
     }
+
+
+@example("streams whoami", "streams whoami --json")
+@click.command("whoami")
+@connected
+def whoami(target: Target) -> None:
+    """Show the key that this command uses: its id, scopes, prefixes, limits, and what it uses of them."""
+    with target.client() as client:
+        found = client.whoami()
+    facts: dict[str, Any] = {"url": client.url, "id": found.id}
+    if output.is_for_people(target.as_json):
+        prefixes = " ".join(found.prefixes) or "every name"
+        output.show_facts({**facts, "scopes": " ".join(found.scopes), "prefixes": prefixes}, as_json=False)
+        rows = [{"limit": name, "used": each.used, "of": each.limit} for name, each in found.limits.items()]
+        if rows:
+            output.show_rows(("limit", "used", "of"), rows, as_json=False)
+        return
+    limits = {name: {"limit": each.limit, "used": each.used} for name, each in found.limits.items()}
+    lists = {"scopes": found.scopes, "prefixes": found.prefixes, "limits": limits}
+    output.show_facts({**facts, **lists}, as_json=True)

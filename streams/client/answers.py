@@ -328,6 +328,22 @@ class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
     detail: str = ""
 
 
+class LimitUse(msgspec.Struct, frozen=True):
+    """A limit of a key, and what is used of it; None while a shard does not say."""
+
+    limit: int
+    used: int | None
+
+
+class KeyFacts(msgspec.Struct, frozen=True):
+    """A key by its id. Limits that it does not have are left out."""
+
+    id: str
+    scopes: list[str]
+    prefixes: list[str]
+    limits: dict[str, LimitUse]
+
+
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """`status` is ready, replaying or degraded; `pressure` none, pacing or throttling."""
 
@@ -343,6 +359,17 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     disk: Disk
     shards: list[ProcessStatus]
     gateways: list[ProcessStatus]
+    #: For a key with scope admin: all keys, their limits and what they use of them.
+    keys: list[KeyFacts] = []
+
+
+class WhoAmI(msgspec.Struct, frozen=True):
+    """The key of a client. `id` is None where the server asks for no keys."""
+
+    id: str | None
+    scopes: list[str]
+    prefixes: list[str]
+    limits: dict[str, LimitUse]
 
 
 class Placement(msgspec.Struct, frozen=True):

@@ -26,8 +26,10 @@ _abort_head = msgspec.msgpack.Decoder(bulk.TxnAbortHead).decode
 _list_head = msgspec.msgpack.Decoder(bulk.TxnListHead).decode
 
 
-def decode_columns(head: bytes, body: bytes, limits: RecordLimits) -> list[commands.Append]:
-    """Packed columns as the writes that they are, one for each box."""
+def decode_columns(
+    head: bytes, body: bytes, limits: RecordLimits, account: str = ""
+) -> list[commands.Append]:
+    """Packed columns as the writes that they are, one for each box, under the limits of `account`."""
     try:
         packed = _packed_head(head)
     except msgspec.DecodeError as error:
@@ -40,6 +42,7 @@ def decode_columns(head: bytes, body: bytes, limits: RecordLimits) -> list[comma
             idempotency_key=key,
             create=packed.create,
             return_seqs=False,
+            account=account,
         )
         for rows in unpack(packed, body, limits)
     ]

@@ -13,6 +13,7 @@ import msgspec
 from streams.protocol import forwards, scans, streams
 from streams.protocol.boxes import BoxConfig, BoxPatch
 from streams.protocol.bulk import BulkCommand, BulkReply
+from streams.protocol.key_limits import AccountsUse, ExchangeUse
 from streams.protocol.matches import Match as Match
 from streams.protocol.queues import GroupCommand, GroupReply, QueueCommand, QueueReply
 from streams.protocol.records import Columns
@@ -21,6 +22,8 @@ from streams.protocol.records import Columns
 class PutBox(msgspec.Struct, frozen=True):
     box: str
     patch: BoxPatch
+    #: The key whose limits count (`key_limits.py`), if it has some.
+    account: str = ""
 
 
 class GetState(msgspec.Struct, frozen=True):
@@ -50,6 +53,8 @@ class Append(msgspec.Struct, frozen=True, kw_only=True):
     fencing_token: str | None = None
     trim_before_seq: int | None = None
     return_seqs: bool = True
+    #: As in `PutBox`.
+    account: str = ""
 
 
 class Diff(msgspec.Struct, frozen=True, kw_only=True):
@@ -171,6 +176,7 @@ Command = (
     | forwards.Command
     | SessionCommand
     | streams.Command
+    | ExchangeUse
 )
 
 
@@ -301,4 +307,5 @@ Reply = (
     | forwards.Reply
     | SessionKept
     | streams.Reply
+    | AccountsUse
 )

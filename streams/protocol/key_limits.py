@@ -47,6 +47,21 @@ class Use(msgspec.Struct, array_like=True, gc=False):
         return Use(*(getattr(self, name) - getattr(other, name) for name in STORED))
 
 
+class ExchangeUse(msgspec.Struct, array_like=True, frozen=True):
+    """A gateway says what keys use in other shards, and asks what they use in this one."""
+
+    accounts: list[str]
+    elsewhere: dict[str, Use] = {}
+
+
+class AccountsUse(msgspec.Struct, array_like=True, frozen=True):
+    """What these keys use in a shard. Keys that it does not know are left out."""
+
+    use: dict[str, Use]
+
+
+decode_use = msgspec.msgpack.Decoder(AccountsUse).decode
+
 #: All limits, and those that shards enforce.
 NAMES: Final = Limits.__struct_fields__
 STORED: Final = Use.__struct_fields__

@@ -75,6 +75,7 @@ INTERNAL: frozenset[int] = frozenset(
         wire.OP_ASK_STREAMS,
         wire.OP_REPORT,
         wire.OP_PING,
+        wire.OP_EXCHANGE_USE,
         *wire.EXPORT_OPS,
     )
 )

@@ -217,7 +217,9 @@ def _commit_group(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> 
     request: _CommitBody = decode_json(_decode_commit, body or b"{}")
     if request.if_cursor is not None:
         check_seq(request.if_cursor, "if_cursor")
-    return queues.CommitGroup(head.box, group, check_seq(request.cursor, "cursor"), request.if_cursor)
+    return queues.CommitGroup(
+        head.box, group, check_seq(request.cursor, "cursor"), request.if_cursor, head.account
+    )
 
 
 def _get_group(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> GroupCommand:

@@ -143,6 +143,8 @@ class CommitGroup(msgspec.Struct, frozen=True):
     group: str
     cursor: int
     if_cursor: int | None = None
+    #: The key whose limits count, if it has some.
+    account: str = ""
 
 
 class GetGroup(msgspec.Struct, frozen=True):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from streams.protocol.histogram import HistogramFacts
+from streams.protocol.key_limits import Use
 
 
 class ProcessReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,6 +125,8 @@ class ShardReport(msgspec.Struct, frozen=True, kw_only=True):
     idempotency_keys: int = 0
     #: The system clock minus the time of the shard.
     clock_ahead_s: float = 0.0
+    #: What keys with limits use here, by id.
+    key_use: dict[str, Use] = {}
     #: The first boxes and routers by name; `has_more` says that there are others.
     boxes: list[BoxRow] = []
     routers: list[RouterRow] = []
@@ -178,6 +181,8 @@ class GatewayReport(msgspec.Struct, frozen=True, kw_only=True):
     in_flight: list[int] = []
     delivery: list[HistogramFacts] = []
     s2: S2Report = S2Report()
+    #: S2 sessions of each key that has some, by id.
+    s2_sessions: dict[str, int] = {}
 
 
 encode = msgspec.json.encode

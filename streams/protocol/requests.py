@@ -14,7 +14,7 @@ import orjson
 from msgspec import Meta
 
 from streams.protocol import bulk_requests, commands, forwards, queue_requests, stream_requests, wire
-from streams.protocol.access import Grant, check_append, check_patch
+from streams.protocol.access import check_append, check_patch
 from streams.protocol.appends import (
     RecordLimits,
     check_idempotency_key,
@@ -26,6 +26,8 @@ from streams.protocol.appends import (
 from streams.protocol.boxes import NON_NEGATIVE_MAX, BoxPatch
 from streams.protocol.commands import Command, Match, Reply
 from streams.protocol.errors import InvalidRequest, StreamsError
+from streams.protocol.key_limits import AccountsUse, ExchangeUse
+from streams.protocol.keys import Key
 from streams.protocol.names import (
     FENCING_TOKEN_BYTES_MAX,
     BoxName,
@@ -94,6 +96,7 @@ _decode_diff = msgspec.json.Decoder(_DiffBody).decode
 _decode_delete = msgspec.json.Decoder(_DeleteBody).decode
 _decode_fence = msgspec.json.Decoder(_FenceBody).decode
 _decode_patch = msgspec.json.Decoder(BoxPatch).decode
+_decode_exchange = msgspec.msgpack.Decoder(ExchangeUse).decode
 
 
 def parse_match(value: str | list[str], field: str = "match") -> Match:
@@ -173,6 +176,7 @@ def _append(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Comman
         fencing_token=parsed.fencing_token,
         trim_before_seq=parsed.trim_before_seq,
         return_seqs=return_seqs,
+        account=head.account,
     )
 
 
@@ -202,6 +206,7 @@ def _append_lines(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> 
         fencing_token=fencing_token,
         trim_before_seq=trim_before_seq,
         return_seqs=return_seqs,
+        account=head.account,
     )
 
 
@@ -241,7 +246,7 @@ def _put_box(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Comma
     patch: BoxPatch = decode_json(_decode_patch, body or b"{}")
     if head.grant is not None:
         check_patch(head.grant, patch)
-    return commands.PutBox(head.box, patch)
+    return commands.PutBox(head.box, patch, head.account)
 
 
 def _get_state(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Command:
@@ -345,6 +350,13 @@ def _follow(head: wire.FollowHead) -> Command:
     )
 
 
+def _exchange_use(head: bytes) -> Command:
+    try:
+        return _decode_exchange(head)
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"head: {error}") from None
+
+
 _DECODERS: dict[int, Callable[[wire.RequestHead, bytes, RecordLimits], Command]] = {
     wire.OP_APPEND: _append,
     wire.OP_DIFF: _diff,
@@ -364,10 +376,10 @@ _DECODERS: dict[int, Callable[[wire.RequestHead, bytes, RecordLimits], Command]]
 
 
 def decode_command(
-    op: int, head: bytes, body: bytes, limits: RecordLimits, grant: Grant | None = None
+    op: int, head: bytes, body: bytes, limits: RecordLimits, key: Key | None = None
 ) -> Command:
-    """The command that a message asks for. Raises `InvalidRequest` and its like, nothing else. `grant` is
-    what the peer's own key allows, whatever the message says of that."""
+    """The command that a message asks for. Raises `InvalidRequest` and its like, nothing else. `key` is the
+    peer's own, whatever the message says of that."""
     if op == wire.OP_FOLLOW:
         try:
             return _follow(wire.follow_head_decoder.decode(head))
@@ -381,13 +393,15 @@ def decode_command(
             return bulk_requests.decode(op, head, body, limits)
         if op in stream_requests.DECODERS:
             return stream_requests.DECODERS[op](head, body)
+        if op == wire.OP_EXCHANGE_USE:
+            return _exchange_use(head)
         raise InvalidRequest(f"op {op} is not known here")
     try:
         request_head = wire.request_head_decoder.decode(head)
     except msgspec.DecodeError as error:
         raise InvalidRequest(f"head: {error}") from None
-    if grant is not None:
-        request_head.grant = grant
+    if key is not None:
+        request_head.grant, request_head.account = key.grant, key.account
     return decode(request_head, body, limits)
 
 
@@ -496,6 +510,7 @@ _ENCODERS: dict[type[Any], Callable[[Any], bytes]] = {
     **dict.fromkeys(forwards.REPLIES, forwards.encode),
     **dict.fromkeys(bulk_requests.REPLIES, bulk_requests.encode),
     commands.SessionKept: _session,
+    AccountsUse: msgspec.msgpack.encode,
     **stream_requests.ENCODERS,
 }
 

@@ -71,6 +71,8 @@ class PutRouter(msgspec.Struct, frozen=True, tag=True):
     name: str
     route: Route
     from_seq: int | None = None
+    #: The key whose limits count, if it has some.
+    account: str = ""
 
 
 class SettleRouter(msgspec.Struct, frozen=True, tag=True):

@@ -347,6 +347,31 @@ class Placement(Answer, kw_only=True):
     addresses: list[str]
 
 
+class LimitUse(msgspec.Struct, kw_only=True):
+    """`used` is null while a shard does not say."""
+
+    limit: Seq
+    used: Seq | None
+
+
+class KeyFacts(msgspec.Struct, kw_only=True):
+    """A key by its id, never a secret. Limits that it does not have are left out."""
+
+    id: str
+    scopes: list[str]
+    prefixes: list[str]
+    limits: dict[str, LimitUse]
+
+
+class WhoAmI(Answer, kw_only=True):
+    """The key of the request; `id` is null where no keys are asked for."""
+
+    id: str | None
+    scopes: list[str]
+    prefixes: list[str]
+    limits: dict[str, LimitUse]
+
+
 class Health(Answer, kw_only=True):
     status: Literal["ok"]
     version: str
@@ -421,6 +446,8 @@ class Status(Answer, kw_only=True):
     disk: DiskStatus
     shards: list[ShardStatus]
     gateways: list[GatewayStatus]
+    #: For keys with scope admin, and where no keys are asked for; else empty.
+    keys: list[KeyFacts]
 
 
 class MetricBucket(msgspec.Struct):

@@ -93,6 +93,7 @@ def append_of(head: AppendHead, body: bytes) -> AppendStream:
         fence=head.fence,
         trims=head.trims,
         chain=head.chain,
+        account=head.account,
     )
 
 

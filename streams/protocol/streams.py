@@ -203,6 +203,8 @@ class PutBasin(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     ensures: bool = False
     #: False: `ensures` refuses to change the config of a basin that exists.
     may_update: bool = True
+    #: The key whose limits count, if it has some.
+    account: str = ""
 
 
 class PatchBasin(msgspec.Struct, frozen=True, tag=True):
@@ -245,6 +247,8 @@ class PutStream(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     ensures: bool = False
     #: False: `ensures` refuses to change the config of a stream that exists.
     may_update: bool = True
+    #: As in `PutBasin`.
+    account: str = ""
 
 
 class PatchStream(msgspec.Struct, frozen=True, tag=True):
@@ -332,6 +336,8 @@ class AppendStream(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     trims: tuple[tuple[int, int], ...] = ()
     #: Names the session that this is an input of: when one fails, those sent after it fail too.
     chain: str = ""
+    #: As in `PutBasin`.
+    account: str = ""
 
     @property
     def return_seqs(self) -> bool:
@@ -352,6 +358,7 @@ class AppendHead(msgspec.Struct, array_like=True, gc=False):
     fence: str | None = None
     trims: tuple[tuple[int, int], ...] = ()
     chain: str = ""
+    account: str = ""
 
 
 class ReadHead(msgspec.Struct, array_like=True, gc=False):

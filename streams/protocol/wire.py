@@ -89,6 +89,7 @@ OP_READ_STREAM = 101
 OP_ASK_STREAMS = 102
 OP_REPORT = 120
 OP_PING = 121
+OP_EXCHANGE_USE = 122
 
 #: What is refused when a shard cannot keep up.
 WRITE_OPS = frozenset((OP_APPEND, OP_PUT_COLUMNS, OP_TXN_PUT))
@@ -136,6 +137,8 @@ class RequestHead(msgspec.Struct, array_like=True, gc=False):
     #: What the key of the request allows, where the shard has to look at it: at names and options that only
     #: it reads out of a body. A shard believes a gateway, and puts in its own for a peer that has a key.
     grant: Grant | None = None
+    #: The key whose limits count (`key_limits.py`); empty when it has none that a shard enforces.
+    account: str = ""
 
 
 #: Values of `RequestHead.form`: how the body is written.

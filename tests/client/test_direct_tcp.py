@@ -38,6 +38,7 @@ WHOLE, WRITER, READER, CONFINED = (
     f"secret-of-the-{who}-0123456789" for who in ("whole", "writer", "reader", "confined")
 )
 JOB, ROTATED = "secret-of-the-job-0123456789", "rotated-secret-of-the-job-0123456789"
+LOCAL, LOCAL_ROTATED = "secret-of-a-local-job-0123456789", "rotated-secret-of-a-local-job-0123456789"
 HURRY = Retry(total_s=0.0)
 WRITERS = itertools.count()
 
@@ -48,6 +49,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, 
     keys.write_text(
         f"{WHOLE}\n{WRITER}:w:in.\n{READER}:r\n{CONFINED}::in.\n"
         f"{JOB}:rw:in. id=job\n{ROTATED}:rw:in. id=job\n"
+        f"{LOCAL}:rw id=local\n{LOCAL_ROTATED}:rw id=local\n"
     )
     keys.chmod(0o600)
     with running_server(
@@ -154,12 +156,15 @@ def test_a_transaction_is_for_the_key_that_began_it_whatever_its_secret_is(serve
 
 def test_over_the_unix_socket_a_transaction_belongs_to_the_key_that_the_process_has(server: Server) -> None:
     txn = bulk.Txn("a-local-job", 1)
-    with Shards(server.url, key=JOB) as local, Shards(server.url, key=WRITER, over_tcp=True) as other:
+    with (
+        Shards(server.url, key=LOCAL, over_tcp=False) as local,
+        Shards(server.url, key=WRITER, over_tcp=True) as other,
+    ):
         for shard in range(SHARDS):
             assert not local.txn_commit(shard, txn, []).is_done
             with pytest.raises(Forbidden):
                 other.txn_commit(shard, txn, [])
-    with Shards(server.url, key=ROTATED, over_tcp=True) as rotated:
+    with Shards(server.url, key=LOCAL_ROTATED, over_tcp=True) as rotated:
         assert rotated.txn_commit(0, txn, []).is_done
 
 

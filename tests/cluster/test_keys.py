@@ -40,7 +40,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, P
     keys = tmp_path_factory.mktemp("keys") / "keys"
     keys.write_text(f"# services\n{OLD}\n")
     keys.chmod(0o600)
-    with running_server(gateways=2, shards=1, api_keys=f"{FIXED}:rw:kept.", api_keys_file=keys) as found:
+    with running_server(
+        gateways=2,
+        shards=1,
+        api_keys=f"{FIXED}:rw:kept.",
+        api_keys_file=keys,
+        shard_host="127.0.0.1",
+        shard_port=0,
+    ) as found:
         yield found, keys
 
 

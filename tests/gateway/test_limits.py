@@ -6,6 +6,7 @@ import pytest
 
 from gateway.limits import InFlight, StreamSlots, share_of
 from streams.protocol.errors import Throttled
+from streams.protocol.key_limits import Limits
 from streams.protocol.keys import Key, KeyRing
 
 ONE, OTHER = Key("1" * 64), Key("2" * 64)
@@ -58,6 +59,20 @@ def test_a_key_that_is_gone_ends_its_streams_now_or_when_they_begin() -> None:
     assert ended == ["gone"] and repr(gone) == "<Slot taken, revoked>"
     opening.on_revoked(lambda: ended.append("opening"))
     assert ended == ["gone", "opening"]
+
+
+def test_s2_sessions_of_a_key_are_limited_by_its_share_and_other_streams_are_not() -> None:
+    key = Key("3" * 64, limits=Limits(sessions=3))
+    slots = StreamSlots(gateways=2)
+    held = [slots.take(key, is_session=True), slots.take(key, is_session=True)]
+    with pytest.raises(Throttled) as caught:
+        slots.take(key, is_session=True)
+    assert limit_of(caught) == "sessions_per_key"
+    held += [slots.take(key), slots.take(ONE, is_session=True), slots.take(None, is_session=True)]
+    assert slots.sessions_by_key == {key.id: 2, ONE.id: 1}
+    for slot in held:
+        slot.give()
+    assert slots.sessions_of(key.id) == 0 and not slots.sessions_by_key
 
 
 def test_requests_in_flight_are_limited_for_each_key_and_nothing_is_kept_of_the_others() -> None:

@@ -153,6 +153,10 @@ class AsyncClient:
         """Every process of the server, and what it holds."""
         return await self.get("/v0/status", answers.Status)
 
+    async def whoami(self) -> answers.WhoAmI:
+        """The key of this client: what it allows, its limits and what it uses of them."""
+        return await self.get("/v0/whoami", answers.WhoAmI)
+
     async def placement(self) -> answers.Placement:
         return await self.get("/v0/placement", answers.Placement)
 

@@ -152,6 +152,10 @@ class Client:
         """Every process of the server, and what it holds."""
         return self.get("/v0/status", answers.Status)
 
+    def whoami(self) -> answers.WhoAmI:
+        """The key of this client: what it allows, its limits and what it uses of them."""
+        return self.get("/v0/whoami", answers.WhoAmI)
+
     def placement(self) -> answers.Placement:
         return self.get("/v0/placement", answers.Placement)
 
