@@ -208,7 +208,7 @@ def test_a_write_whose_shard_dies_under_it_is_told_so_and_can_be_repeated(tmp_pa
         sock = socket.create_connection(("127.0.0.1", server.port))
         body = b'{"records": [{"data": 1}], "idempotency_key": "once"}'
         sock.sendall(
-            b"POST /v0/boxes/box HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+            b"POST /v0/boxes/box HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
             b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
         )
         # The gateway reads connections in turn: once it has answered here, it has read what came before.
@@ -269,7 +269,7 @@ def begin_append(port: int, body: bytes) -> tuple[socket.socket, bytes]:
     """A request of which the server has read the head and waits for the rest: it has said so itself."""
     sock = socket.create_connection(("127.0.0.1", port))
     sock.sendall(
-        b"POST /v0/boxes/late HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        b"POST /v0/boxes/late HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         b"expect: 100-continue\r\ncontent-length: %d\r\n\r\n" % len(body)
     )
     assert sock.recv(1000).startswith(b"HTTP/1.1 100")

@@ -204,7 +204,7 @@ def slow_reader(server: Server, box: str) -> socket.socket:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     sock.settimeout(60)
     sock.connect(("127.0.0.1", server.port))
-    sock.sendall(f"GET /v0/boxes/{box}/watch?from_seq=0 HTTP/1.0\r\nHost: x\r\n\r\n".encode())
+    sock.sendall(f"GET /v0/boxes/{box}/watch?from_seq=0 HTTP/1.0\r\nHost: localhost\r\n\r\n".encode())
     return sock
 
 

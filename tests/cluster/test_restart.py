@@ -190,7 +190,9 @@ def test_a_request_that_never_ends_is_cut_off_when_the_drain_is_over() -> None:
     """Bounded: a client that sends half a body holds nobody up for longer than `drain_ms`."""
     with running_server(shards=1, drain_ms=300) as server:
         with socket.create_connection(("127.0.0.1", server.port)) as sock:
-            sock.sendall(b"POST /v0/boxes/b HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n")
+            sock.sendall(
+                b"POST /v0/boxes/b HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            )
             sock.sendall(b"Content-Length: 100\r\nExpect: 100-continue\r\n\r\n")
             assert sock.recv(100).startswith(b"HTTP/1.1 100")  # it is being read
             assert server.terminate() == 0

@@ -144,7 +144,7 @@ def browser(server: Server, stream_url: str, account: Account, folder: Path) -> 
                 last = self.headers.get("last-event-id")
                 resume = f"Last-Event-ID: {last}\r\n" if last else ""
                 upstream.sendall(
-                    f"GET {stream_url} HTTP/1.1\r\nHost: x\r\nAccept: text/event-stream\r\n{resume}"
+                    f"GET {stream_url} HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n{resume}"
                     "Connection: close\r\n\r\n".encode()
                 )
                 try:
@@ -276,7 +276,7 @@ def test_a_stopping_server_ends_its_streams_in_order(tmp_path: Path) -> None:
         client = Client(server.port)
         client.append("box", 1)
         with socket.create_connection(("127.0.0.1", server.port), PATIENCE_S) as sock:
-            sock.sendall(f"GET {watch(client, ['box'])} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            sock.sendall(f"GET {watch(client, ['box'])} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
             raw = b""
             while b"caught-up" not in raw:
                 raw += sock.recv(65536)
@@ -327,7 +327,7 @@ async def test_a_thousand_watchers_share_one_serialisation_of_each_append(tmp_pa
                     parser = Parser()
                     async with await running.connect() as stream:
                         await stream.send_all(
-                            b"GET /v0/boxes/popular/watch?tail=true HTTP/1.1\r\nHost: x\r\n\r\n"
+                            b"GET /v0/boxes/popular/watch?tail=true HTTP/1.1\r\nHost: localhost\r\n\r\n"
                         )
                         raw = b""
                         while b"\r\n\r\n" not in raw:

@@ -250,7 +250,7 @@ def test_two_authorizations_are_none(locked):
 @pytest.mark.parametrize("sent", [0, 300_000], ids=["nothing of it has come", "some of it has come"])
 def test_a_body_of_a_stranger_is_not_waited_for(locked_h1, path, sent):
     """§11: what is too much for one read is refused before it is all there, in the form of its API."""
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 10000000\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10000000\r\n"
     for authorization in ("", f"Authorization: Bearer {FREE}x\r\n"):
         with socket.create_connection(("127.0.0.1", locked_h1.server.port), 30) as connection:
             connection.sendall(f"{head}{authorization}\r\n".encode() + b" " * sent)
@@ -269,7 +269,7 @@ def test_eight_silent_connections_keep_nobody_from_sending_a_body(locked_h1, pat
         for _ in range(8):
             silent = stack.enter_context(socket.create_connection(("127.0.0.1", locked_h1.server.port), 30))
             length = f"Content-Length: {64 << 20}\r\nAuthorization: Bearer {FREE}\r\n"
-            silent.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\n{length}\r\n".encode())
+            silent.sendall(f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{length}\r\n".encode())
         for size in (10, 1_000_000):
             body = json.dumps({"records": [{"data": "x" * size}], "create": True})
             status = status_of(locked_h1, "POST /v0/boxes/{box}", FREE, body=body.encode())

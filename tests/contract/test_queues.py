@@ -171,7 +171,7 @@ def asking(api, path, body):
         return
     head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     with socket.create_connection(("127.0.0.1", api.server.port)) as sock:
-        sock.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\n{head}\r\n".encode() + content)
+        sock.sendall(f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{head}\r\n".encode() + content)
         yield
 
 
@@ -383,7 +383,6 @@ def test_every_call_needs_a_queue(api, box):
         ("claim", {"node": "w", "max": "5"}, "max"),
         ("claim", {"node": "w", "wait_ms": -1}, "wait_ms"),
         ("claim", {"node": "w", "lease_ms": -1}, "lease_ms"),
-        ("claim", {"node": "w", "seqs": [1]}, "seqs"),
         ("ack", {"node": "w"}, "seqs"),
         ("ack", {"node": "w", "seqs": []}, "seqs"),
         ("ack", {"node": "w", "seqs": list(range(1001))}, "seqs"),
