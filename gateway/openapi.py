@@ -24,7 +24,7 @@ from gateway.operations import (
 from streams.protocol.access import words
 from streams.protocol.appends import SEQ_MAX
 from streams.protocol.names import BOX_NAME_PATTERN, ROUTER_NAME_PATTERN
-from streams.protocol.schemas import NewRecord, Performance, component_of
+from streams.protocol.schemas import TOLERANT_BODIES, NewRecord, Performance, component_of
 
 _JSON = "application/json"
 _REF = "#/components/schemas/{name}"
@@ -196,6 +196,8 @@ def _components() -> dict[str, Any]:
     _, found = msgspec.json.schema_components(ordered, ref_template=_REF)
     named = msgspec.json.decode(msgspec.json.encode(found).replace(b"/schemas/_", b"/schemas/"))
     schemas = {name.lstrip("_"): {**schema, "title": name.lstrip("_")} for name, schema in named.items()}
+    for name in TOLERANT_BODIES:
+        del schemas[name]["additionalProperties"]
     return {**dict(sorted(schemas.items())), "Error": _ERROR}
 
 

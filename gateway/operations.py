@@ -161,6 +161,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
         tag="records",
         body=schemas.DiffBody,
         is_body_required=False,
+        headers=("Prefer",),
     ),
     "POST /v0/boxes/{box}/delete": _at_box(
         "Delete records by seq or tag.", schemas.RecordsDeleted, tag="records", body=schemas.DeleteBody
@@ -175,7 +176,9 @@ OPERATIONS: Final[dict[str, Operation]] = {
         "fencing_token_mismatch",
         body=schemas.FenceBody,
     ),
-    "POST /v0/boxes/{box}/claim": _at_queue("Lease jobs to a worker.", schemas.Claimed, schemas.ClaimBody),
+    "POST /v0/boxes/{box}/claim": _at_queue(
+        "Lease jobs to a worker.", schemas.Claimed, schemas.ClaimBody, headers=("Prefer",)
+    ),
     "POST /v0/boxes/{box}/ack": _at_queue("Finish jobs.", schemas.Acked, schemas.AckBody),
     "POST /v0/boxes/{box}/nack": _at_queue("Give jobs back.", schemas.Nacked, schemas.NackBody),
     "POST /v0/boxes/{box}/extend": _at_queue("Keep jobs for longer.", schemas.Extended, schemas.ExtendBody),
@@ -244,6 +247,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
         body=schemas.WatchBody,
         query={"lenient": _flag(False)},
         answers={200: schemas.WatchMade},
+        headers=("Prefer",),
         codes=("box_not_found", *STORED_CODES),
     ),
     "GET /v0/watch/{wid}": Operation(

@@ -40,7 +40,14 @@ from streams.protocol import bulk_requests, requests, wire
 from streams.protocol.appends import RecordLimits
 from streams.protocol.bulk import LOCAL, BoxResult, Caller, ColumnsPut
 from streams.protocol.commands import Append, Appended, Command, Page, Records, Reply
-from streams.protocol.errors import NotReady, ShuttingDown, StreamsError
+from streams.protocol.errors import (
+    BoxNotFound,
+    InvalidRequest,
+    NotAQueue,
+    NotReady,
+    ShuttingDown,
+    StreamsError,
+)
 from streams.protocol.histogram import Histogram
 from streams.protocol.keys import Key
 from streams.protocol.pressure import THROTTLING, Thresholds
@@ -259,6 +266,20 @@ class _Ticket:
             if self.op == wire.OP_APPEND:
                 self.connection.acked(self.began_ns)
         self.connection.reply(self.op, self.id, 0, head, requests.encode_reply(reply))
+
+
+class _InvalidRequestTicket:
+    """Where the answer to the existence check of an invalid request goes."""
+
+    __slots__ = ("_error", "_ticket")
+
+    def __init__(self, ticket: _Ticket, error: StreamsError) -> None:
+        self._ticket = ticket
+        self._error = error
+
+    def answer(self, reply: Reply | StreamsError, fsync_ms: float, wal_append_ms: float) -> None:
+        is_first = isinstance(reply, (BoxNotFound, NotAQueue))
+        self._ticket.answer(reply if is_first else self._error, 0.0, 0.0)
 
 
 class _WaitingTicket(_Ticket):
@@ -509,7 +530,7 @@ class _Connection:
             else:
                 command = peer.command_of(message, self._limits)
         except StreamsError as error:
-            ticket.answer(error, 0.0, 0.0)
+            self._refuse(error, message, server.engine, ticket)
             return
         if (throttles and isinstance(command, Append) and not command.disable_backpressure) or (
             # One of a session is not refused by itself: those behind it are on their way already.
@@ -523,6 +544,16 @@ class _Connection:
             self._release(command, server.engine, ticket)
             return
         server.engine.submit(command, ticket)
+
+    def _refuse(self, error: StreamsError, message: wire.Message, engine: Engine, ticket: _Ticket) -> None:
+        """Refuse an invalid request; but first because its box does not exist or is of another kind."""
+        check = None
+        if self._peer is None and isinstance(error, InvalidRequest):
+            check = requests.existence_check(message.op, message.head)
+        if check is None:
+            ticket.answer(error, 0.0, 0.0)
+        else:
+            engine.submit(check, _InvalidRequestTicket(ticket, error))
 
     def _append(self, message: wire.Message) -> None:
         """What most messages are, from where most of them come; the same as above, with nothing to ask."""

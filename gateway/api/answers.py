@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -14,12 +15,16 @@ from streams.protocol import wire
 _decode_head = wire.reply_head_decoder.decode
 
 
-def from_shard(request: Request, message: wire.Message, throttle_wait_s: float = 0.0) -> Response:
+def from_shard(
+    request: Request, message: wire.Message, throttle_wait_s: float = 0.0, warnings: Sequence[str] = ()
+) -> Response:
     status, shard_costs = _told_in(message.head)
     if throttle_wait_s:
         shard_costs += b',"throttle_wait_ms":%.3f' % (throttle_wait_s * 1000)
     spent_ms = (time.perf_counter_ns() - request.started_ns) / 1e6
     costs = b',"performance":{"server_total_ms":%.3f%b}}' % (spent_ms, shard_costs)
+    if warnings:
+        costs = b',"warnings":%b%b' % (orjson.dumps(warnings), costs)
     return Response(status, memoryview(message.body)[:-1], costs)
 
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from urllib.parse import urlencode
 
 import orjson
 
 from gateway import sse
-from gateway.api import waiting
+from gateway.api import tolerance
 from gateway.api.answers import from_facts, from_shard
 from gateway.content import control_body, is_ndjson, uncompressed
 from gateway.dispatch import Dispatch
 from gateway.http import Request, Response
 from gateway.work import WorkStreams
 from streams.protocol import wire
+from streams.protocol.errors import InvalidRequest
 from streams.protocol.queue_requests import decode_requeue
 
 #: How long a requeue waits until all of it has arrived. It goes on after that.
@@ -45,10 +47,16 @@ class Queues:
     async def requeue(self, request: Request, box: str, rest: str) -> Response:
         """Dead letters move back: planned where they are, carried like any copy, and waited for here."""
         is_ndjson(request, allowed=False)
-        asked = decode_requeue(await control_body(request, self._body_bytes_max), box)
-        request.require_name(asked.from_box, "from")
+        body = await control_body(request, self._body_bytes_max)
         ask = self._dispatch.to_owner
-        await ask(wire.OP_REQUIRE_QUEUE, wire.RequestHead(box, request.query), b"")
+        require_queue = partial(ask, wire.OP_REQUIRE_QUEUE, wire.RequestHead(box, request.query), b"")
+        try:
+            asked = decode_requeue(body, box)
+        except InvalidRequest:
+            await require_queue()  # its refusal goes first
+            raise
+        request.require_name(asked.from_box, "from")
+        await require_queue()
         source = asked.from_box
         plan = wire.RequestHead(source, urlencode({"to": box, "max": asked.max}))
         planned = orjson.loads((await ask(wire.OP_PLAN_REQUEUE, plan, b"")).body)
@@ -64,4 +72,5 @@ class Queues:
         if "content-encoding" in request.headers:
             body = await uncompressed(request, self._body_bytes_max)
         head = wire.RequestHead(box, request.query)
-        return from_shard(request, await waiting.ask(self._dispatch, op, request, head, body))
+        answer, warnings = await tolerance.ask(self._dispatch, op, request, head, body)
+        return from_shard(request, answer, warnings=warnings)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.api import waiting
+from gateway.api import tolerance
 from gateway.api.answers import from_shard
 from gateway.content import is_ndjson, uncompressed
 from gateway.dispatch import Dispatch
@@ -42,7 +42,8 @@ class Records:
         if "content-encoding" in request.headers:
             body = await uncompressed(request, self._body_bytes_max)
         head = wire.RequestHead(box, request.query)
-        return from_shard(request, await waiting.ask(self._dispatch, op, request, head, body))
+        answer, warnings = await tolerance.ask(self._dispatch, op, request, head, body)
+        return from_shard(request, answer, warnings=warnings)
 
     async def one(self, request: Request, box: str, rest: str) -> Response:
         Query(request.query).done()

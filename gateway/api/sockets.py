@@ -28,12 +28,13 @@ import orjson
 import structlog
 import trio
 
+from gateway.api import tolerance
 from gateway.api.answers import from_shard
 from gateway.auth import Guard
 from gateway.dispatch import Dispatch
 from gateway.http import Request, Socket, Stalled
 from gateway.origins import Origins
-from gateway.watch.plan import BOXES_MAX, Plan, plan_of_body
+from gateway.watch.plan import BOXES_MAX, Plan
 from gateway.watch.service import Watch, merge_of, starts_shown
 from gateway.watch.stream import Stream
 from streams.protocol import wire
@@ -52,7 +53,7 @@ _HEARTBEAT_MS = 60_000
 
 Fields = dict[str, msgspec.Raw]
 _decode_fields = msgspec.json.Decoder(Fields).decode
-_NOT_OF_AN_APPEND = frozenset(("op", "request_id", "box", "return_seqs"))
+_NOT_OF_AN_APPEND = frozenset(("op", "request_id", "box"))
 
 
 class Sockets:
@@ -70,7 +71,10 @@ class Sockets:
         slot = self._watch.take_slot(key)
         try:
             rates = None if self._guard is None else self._guard.in_flight.rates
-            connection = SocketConnection(self._watch, self._dispatch, await accept(), key, rates)
+            strict = tolerance.wants_strict(headers)
+            connection = SocketConnection(
+                self._watch, self._dispatch, await accept(), key, rates, strict=strict
+            )
             slot.on_revoked(connection.end)
             await connection.run()
         finally:
@@ -150,8 +154,11 @@ class SocketConnection:
         socket: Socket,
         key: Key | None = None,
         rates: RequestRates | None = None,
+        *,
+        strict: bool = False,
     ) -> None:
         self._watch = watch
+        self._strict = strict
         self._dispatch = dispatch
         self._key = key
         self._rates = rates
@@ -214,7 +221,8 @@ class SocketConnection:
     # -- commands
 
     async def _subscribe(self, fields: Fields, wording: SocketWording) -> bytes:
-        plan = plan_of_body(_watch_body(fields), self._watch.node_bytes_max)
+        body = _watch_body(fields)
+        plan, warnings = tolerance.plan_watch(body, self._watch.node_bytes_max, strict=self._strict)
         self._check(READ, *plan.starts)
         for box in plan.starts:
             if box in self._subscribed:
@@ -223,7 +231,10 @@ class SocketConnection:
             raise InvalidRequest(f"boxes: at most {BOXES_MAX} on one socket", field="boxes")
         views = await self._watch.look_at(plan, lenient=False)
         assert self._nursery is not None
-        self._sink.put(wording.event(b"subscribed", orjson.dumps({"boxes": starts_shown(plan, views)}), b""))
+        shown: dict[str, Any] = {"boxes": starts_shown(plan, views)}
+        if warnings:
+            shown["warnings"] = warnings
+        self._sink.put(wording.event(b"subscribed", orjson.dumps(shown), b""))
         for box, view in views.items():
             merge = merge_of(Plan({box: plan.starts[box]}, plan.encoding, _HEARTBEAT_MS), {box: view})
             stream = self._watch.stream(merge, plan.encoding, _HEARTBEAT_MS, wording, self._turn)
@@ -249,13 +260,10 @@ class SocketConnection:
     async def _publish(self, fields: Fields, wording: SocketWording) -> bytes:
         box = _text(fields, "box")
         self._check(WRITE, box)
-        query = ""
-        if "return_seqs" in fields:
-            query = f"return_seqs={'true' if _flag(fields, 'return_seqs') else 'false'}"
         body = {name: raw for name, raw in fields.items() if name not in _NOT_OF_AN_APPEND}
-        request = Request("POST", "", query, {}, b"", time.perf_counter_ns())
+        request = Request("POST", "", "", {}, b"", time.perf_counter_ns())
         grant, account = (None, "") if self._key is None else (self._key.passed_on, self._key.account)
-        head = wire.RequestHead(box, query, grant=grant, account=account)
+        head = wire.RequestHead(box, grant=grant, account=account)
         answer, waited_s = await self._dispatch.append(head, msgspec.json.encode(body))
         return wording.event(b"ack", b"".join(from_shard(request, answer, waited_s).parts), b"")
 
@@ -291,13 +299,6 @@ def _text(fields: Fields, name: str) -> str:
     value = _value(fields, name)
     if not isinstance(value, str):
         raise InvalidRequest(f"{name}: must be text", field=name)
-    return value
-
-
-def _flag(fields: Fields, name: str) -> bool:
-    value = _value(fields, name)
-    if not isinstance(value, bool):
-        raise InvalidRequest(f"{name}: must be true or false", field=name)
     return value
 
 

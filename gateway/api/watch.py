@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from gateway import sse
+from gateway.api import tolerance
 from gateway.api.answers import from_facts
 from gateway.content import control_body, is_ndjson
 from gateway.http import Request, Response, Sink
 from gateway.watch import cursors
-from gateway.watch.plan import plan_of_body, plan_of_query
+from gateway.watch.plan import plan_of_query
 from gateway.watch.service import OPEN_S_MAX, Watch, starts_shown
 from gateway.watch.sessions import SESSION_TTL_MS
 from streams.protocol.errors import InvalidRequest
@@ -26,17 +29,20 @@ class Watches:
         query.done()
         is_ndjson(request, allowed=False)
         body = await control_body(request, self._body_bytes_max)
-        plan = plan_of_body(body, self._watch.node_bytes_max)
+        strict = tolerance.wants_strict(request.headers)
+        plan, warnings = tolerance.plan_watch(body, self._watch.node_bytes_max, strict=strict)
         for name in plan.starts:
             request.require_name(name, "boxes")
         views = await self._watch.look_at(plan, lenient=lenient)
         wid = await self._watch.create_session(plan, views, request.key)
-        facts = {
+        facts: dict[str, Any] = {
             "wid": wid,
             "stream_url": f"/v0/watch/{wid}",
             "session_ttl_ms": SESSION_TTL_MS,
             "boxes": starts_shown(plan, views),
         }
+        if warnings:
+            facts["warnings"] = warnings
         return from_facts(request, facts)
 
     async def open(self, request: Request, wid: str) -> Response:

@@ -56,6 +56,9 @@ class Plan(msgspec.Struct, frozen=True):
     heartbeat_ms: int
 
 
+WATCH_FIELDS = frozenset(_WatchBody.__struct_encode_fields__)
+
+
 def plan_of_body(body: bytes, node_bytes_max: int) -> Plan:
     request: _WatchBody = decode_json(_decode_body, body or b"{}")
     if not 1 <= len(request.boxes) <= BOXES_MAX:

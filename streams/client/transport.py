@@ -38,7 +38,12 @@ class Answer(NamedTuple):
 def _options(url: str, key: str | None) -> dict[str, Any]:
     if not url.startswith(("http://", "https://")):
         raise InvalidRequest(f"url: {url!r} must start with http:// or https://", field="url")
-    headers = {"user-agent": f"streams-python/{__version__}", "accept-encoding": "identity"}
+    # A field that the server does not know is a mistake of ours, or of a caller: it is to be refused.
+    headers = {
+        "user-agent": f"streams-python/{__version__}",
+        "accept-encoding": "identity",
+        "prefer": "handling=strict",
+    }
     if key:
         headers["authorization"] = f"Bearer {key}"
     return {

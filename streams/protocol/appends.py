@@ -64,6 +64,7 @@ class _AppendOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     match_seq: _Seq | None = None
     fencing_token: str | None = None
     trim_before_seq: _Seq | None = None
+    return_seqs: bool | None = None
 
 
 class _LeanAppend(_AppendOptions, forbid_unknown_fields=True, kw_only=True):
@@ -96,6 +97,7 @@ class ParsedAppend(msgspec.Struct, gc=False):
     match_seq: int | None = None
     fencing_token: str | None = None
     trim_before_seq: int | None = None
+    return_seqs: bool | None = None
 
 
 def decode_json(decode: Any, body: bytes) -> Any:
@@ -172,6 +174,7 @@ def parse_append(body: bytes, limits: RecordLimits) -> ParsedAppend:
         request.match_seq,
         request.fencing_token,
         request.trim_before_seq,
+        request.return_seqs,
     )
 
 

@@ -39,6 +39,10 @@ class _ClaimBody(msgspec.Struct, forbid_unknown_fields=True):
     wait_ms: _Number = 0
 
 
+#: The fields that a claim may have.
+CLAIM_FIELDS = frozenset(_ClaimBody.__struct_encode_fields__)
+
+
 class _AckBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     node: _Node
     seqs: Annotated[list[_Number], Meta(extra_json_schema={"minItems": 1, "maxItems": SEQS_MAX})]
@@ -203,7 +207,7 @@ def _await_moves(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Q
     return queues.AwaitMoves(check_box_name(head.box), to, position, min(wait_ms, WAIT_MS_MAX))
 
 
-def _group_of(head: wire.RequestHead) -> str:
+def group_of(head: wire.RequestHead) -> str:
     """A gateway puts the name of the group into the query."""
     check_box_name(head.box)
     query = Query(head.query)
@@ -213,7 +217,7 @@ def _group_of(head: wire.RequestHead) -> str:
 
 
 def _commit_group(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> GroupCommand:
-    group = _group_of(head)
+    group = group_of(head)
     request: _CommitBody = decode_json(_decode_commit, body or b"{}")
     if request.if_cursor is not None:
         check_seq(request.if_cursor, "if_cursor")
@@ -223,11 +227,11 @@ def _commit_group(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> 
 
 
 def _get_group(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> GroupCommand:
-    return queues.GetGroup(head.box, _group_of(head))
+    return queues.GetGroup(head.box, group_of(head))
 
 
 def _delete_group(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> GroupCommand:
-    return queues.DeleteGroup(head.box, _group_of(head))
+    return queues.DeleteGroup(head.box, group_of(head))
 
 
 def _list_groups(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> GroupCommand:

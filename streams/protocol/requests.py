@@ -38,7 +38,7 @@ from streams.protocol.names import (
     shown,
 )
 from streams.protocol.query import Query
-from streams.protocol.queues import GroupPut
+from streams.protocol.queues import GroupPut, RequireQueue
 from streams.protocol.routers import Route
 
 DIFF_LIMIT_DEFAULT, DIFF_LIMIT_MAX = 256, 1000
@@ -68,6 +68,10 @@ class _DiffBody(msgspec.Struct, forbid_unknown_fields=True):
     match: str | list[str] | None = None
     generation: _Seq | None = None
     group: str | None = None
+
+
+#: The fields that a diff may have.
+DIFF_FIELDS = frozenset(_DiffBody.__struct_encode_fields__)
 
 
 class _DeleteBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -157,10 +161,11 @@ def _append(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Comman
     parsed = parse_append(body, limits)
     if head.grant is not None:
         check_append(head.grant, parsed.config, parsed.trim_before_seq)
-    return_seqs = True
+    return_seqs = parsed.return_seqs is not False
     if head.query:
         query = Query(head.query)
-        return_seqs = query.flag("return_seqs", True) is not False
+        asked = query.flag("return_seqs", True) is not False
+        return_seqs = asked if parsed.return_seqs is None else return_seqs
         query.done()
     key = parsed.idempotency_key
     if key is None and head.idempotency_key:
@@ -403,6 +408,38 @@ def decode_command(
     if key is not None:
         request_head.grant, request_head.account = key.grant, key.account
     return decode(request_head, body, limits)
+
+
+_QUEUE_OPS = frozenset(
+    (wire.OP_CLAIM, wire.OP_ACK, wire.OP_NACK, wire.OP_EXTEND, wire.OP_WORK, wire.OP_WORK_END)
+)
+_BOX_OPS = frozenset(
+    (
+        wire.OP_DIFF,
+        wire.OP_GET_STATE,
+        wire.OP_GET_TAIL,
+        wire.OP_DELETE_RECORDS,
+        wire.OP_SET_FENCE,
+        wire.OP_COMMIT_GROUP,
+    )
+)
+
+
+def existence_check(op: int, head: bytes) -> Command | None:
+    """The command whose refusal goes before that of an invalid request: whether the box exists, and is of the
+    right kind (v0-next §20). None where names are invalid, or where the op may create its box."""
+    if op not in _QUEUE_OPS and op not in _BOX_OPS:
+        return None
+    try:
+        named = wire.request_head_decoder.decode(head)
+        check_readable_name(named.box)
+        if op == wire.OP_COMMIT_GROUP:
+            queue_requests.group_of(named)
+    except (msgspec.DecodeError, InvalidRequest):
+        return None
+    if op in _QUEUE_OPS:
+        return RequireQueue(named.box)
+    return commands.GetState(named.box, touch=False)
 
 
 # ---------------------------------------------------------------------------------------------------

@@ -175,6 +175,12 @@ class Record(msgspec.Struct, kw_only=True, rename=_SIGILS):
     data: Any = UNSET
 
 
+#: What a read ignored.
+Warnings = Annotated[list[str], Meta(max_length=8)]
+#: Bodies whose unknown fields are ignored, unless the request prefers strict handling.
+TOLERANT_BODIES = frozenset(("DiffBody", "ClaimBody", "WatchBody"))
+
+
 class Diff(Answer, kw_only=True):
     box: Box
     records: list[Record]
@@ -185,6 +191,7 @@ class Diff(Answer, kw_only=True):
     caught_up: bool
     tombstone: Tombstone | None
     lag: Seq
+    warnings: Warnings | UnsetType = UNSET
 
 
 class OneRecord(Answer, kw_only=True):
@@ -224,6 +231,7 @@ class Claimed(Answer, kw_only=True):
     claimed: list[Job]
     count: Seq
     ready: Seq
+    warnings: Warnings | UnsetType = UNSET
 
 
 class Acked(Answer, kw_only=True):
@@ -334,6 +342,7 @@ class WatchMade(Answer, kw_only=True):
     stream_url: str
     session_ttl_ms: Millis
     boxes: dict[str, WatchedBox]
+    warnings: Warnings | UnsetType = UNSET
 
 
 class Placement(Answer, kw_only=True):

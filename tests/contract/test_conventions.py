@@ -15,6 +15,8 @@ import h2.events
 import pytest
 import zstandard
 
+from tests.support.sockets import WebSocket
+
 # method, path after /v0/boxes/{box}, a body that is accepted
 BODY_CALLS = [
     ("PUT", "", {"cap_records": 100}),
@@ -454,15 +456,14 @@ ONE = [{"data": 1}]
         ("config", "PUT", "", {"config": {"ttl_ms": 5}}),
         ("cappedd", "PUT", "", {"timestamping": {"mode": "arrival", "cappedd": True}}),
         ("recrods", "POST", "", {"records": ONE, "recrods": []}),
-        ("return_seqs", "POST", "", {"records": ONE, "return_seqs": False}),
+        ("fencing_tokne", "POST", "", {"records": ONE, "fencing_tokne": "x"}),
+        ("match_sqe", "POST", "", {"records": ONE, "match_sqe": 9}),
+        ("return_seqs", "POST", "", {"records": ONE, "return_seqs": "no"}),
         ("tga", "POST", "", {"records": [{"data": 1, "tga": "t"}]}),
         ("$tag", "POST", "", {"records": [{"data": 1}, {"data": 1, "$tag": "t"}]}),
         ("$seq", "POST", "", {"records": [{"data": 1, "$seq": 7}]}),
         ("tll_ms", "POST", "", {"records": ONE, "config": {"tll_ms": 1}}),
         ("mod", "POST", "", {"records": ONE, "config": {"timestamping": {"mod": "arrival"}}}),
-        ("form_seq", "POST", "/diff", {"form_seq": 0}),
-        ("Limit", "POST", "/diff", {"from_seq": 0, "Limit": 5}),
-        ("before_seq", "POST", "/diff", {"before_seq": 1}),
         ("befor_seq", "POST", "/delete", {"befor_seq": 1}),
         ("mtach", "POST", "/delete", {"before_seq": 1, "mtach": "x"}),
         ("limit", "POST", "/delete", {"before_seq": 1, "limit": 5}),
@@ -471,11 +472,120 @@ ONE = [{"data": 1}]
     ],
     ids=lambda value: json.dumps(value),
 )
-def test_an_unknown_field_is_refused_by_name_and_nothing_happens(api, box, typo, method, tail, body):
-    """§0.9: a typo never passes silently, whether the box takes the call or not."""
+def test_a_write_with_an_unknown_field_is_refused_by_name_and_nothing_happens(
+    api, box, typo, method, tail, body
+):
+    """§0.9, §20: a typo never turns a condition into none."""
     api.append(box, 1)
     with api.unchanged(box):
         api.refused(api.send(method, f"/v0/boxes/{box}{tail}", body), 400, "invalid_request", typo)
+
+
+def test_an_append_takes_return_seqs_in_its_body(api, box):
+    """§20: as in the query; the body counts."""
+    assert api.append(box, 1, return_seqs=True)["seqs"] == [1]
+    assert "seqs" not in api.append(box, 2, return_seqs=False)
+    assert api.append(box, 3, return_seqs=True, params={"return_seqs": "false"})["seqs"] == [3]
+    assert api.append(box, 4, return_seqs=None)["seqs"] == [4]
+    with WebSocket(api.server.port) as ws:
+        record = {"op": "publish", "box": box, "records": ONE}
+        assert "seqs" not in ws.ask(record | {"return_seqs": False})
+        assert ws.ask(record | {"return_seqs": True})["seqs"] == [6]
+
+
+STRICT = {"Prefer": "respond-async, handling=strict"}
+
+
+def test_a_read_reports_an_unknown_field_and_goes_on(api, box):
+    """§20"""
+    api.put(box, type="queue")
+    api.append(box, 1, 2)
+    found = api.diff(box, form_seq=1, limit=1)
+    assert [record["$seq"] for record in found["records"]] == [1]
+    assert found["warnings"] == ["unknown field 'form_seq' was ignored"]
+    claimed = api.claim(box, max=1, leese_ms=5, wait_ms=0)
+    assert (claimed["count"], claimed["warnings"]) == (1, ["unknown field 'leese_ms' was ignored"])
+    watched = api.watch({box: {}}, limits=5)
+    assert watched["warnings"] == ["unknown field 'limits' was ignored"] and watched["wid"]
+    for answer in (api.diff(box), api.claim(box), api.watch({box: {}})):
+        assert "warnings" not in answer
+    names = api.diff(box, **{"\n" * 100: 1}, **{f"x{number}": 1 for number in range(20)})["warnings"]
+    assert len(names) == 8 and all("\n" not in name and len(name) <= 200 for name in names)
+
+
+def test_a_read_is_strict_for_a_client_that_asks_for_it(api, box):
+    """§20, RFC 7240"""
+    api.put(box, type="queue")
+    watch = {"boxes": {box: {}}, "limits": 5}
+    for path, body in ((f"/v0/boxes/{box}/diff", {"form_seq": 1}), ("/v0/watch", watch)):
+        typo = next(name for name in body if name in ("form_seq", "limits"))
+        api.refused(api.send("POST", path, body, headers=STRICT), 400, "invalid_request", typo)
+    claim = {"node": "w", "leese_ms": 5}
+    refused = api.send("POST", f"/v0/boxes/{box}/claim", claim, headers={"Prefer": 'Handling="strict"'})
+    api.refused(refused, 400, "invalid_request", "leese_ms")
+    for other in ("handling=lenient", "handling=strictly", "return=minimal"):
+        answer = api.send("POST", f"/v0/boxes/{box}/diff", {"form_seq": 1}, headers={"Prefer": other})
+        assert api.ok(answer)["warnings"]
+
+
+def test_what_is_wrong_besides_an_unknown_field_is_not_passed_over(api, box):
+    """§20: top-level fields alone are tolerated."""
+    api.put(box, type="queue")
+    for path, body, named in (
+        (f"/v0/boxes/{box}/diff", {"form_seq": 1, "limit": -1}, "limit"),
+        (f"/v0/boxes/{box}/claim", {"nod": "w"}, "node"),
+        ("/v0/watch", {"boxes": {box: {"form_seq": 1}}}, "form_seq"),
+    ):
+        api.refused(api.send("POST", path, body), 400, "invalid_request", named)
+
+
+def test_a_subscription_reports_unknown_fields_unless_its_socket_is_strict(api, box):
+    """§20"""
+    api.append(box, 1)
+    command = {"op": "subscribe", "box": box, "form_seq": 1}
+    with WebSocket(api.server.port) as ws:
+        assert ws.ask(command)["warnings"] == ["unknown field 'form_seq' was ignored"]
+    with WebSocket(api.server.port, Prefer="handling=strict") as ws:
+        refused = ws.ask(command)
+        assert (refused["op"], refused["code"]) == ("error", "invalid_request")
+
+
+@pytest.mark.parametrize("action", ["claim", "ack", "nack", "extend"])
+def test_the_kind_of_the_box_is_checked_before_the_fields(api, box, action):
+    """§20: authentication, names, existence, kind, fields."""
+    path = f"/v0/boxes/{box}/{action}"
+    for body in ({"nonsense": 1}, "not JSON", {"node": 7}):
+        api.refused(api.send("POST", path, body), 404, "box_not_found")
+    api.append(box, 1)
+    for body in ({"nonsense": 1}, "not JSON", {"node": 7}):
+        api.refused(api.send("POST", path, body), 409, "not_a_queue")
+    api.refused(
+        api.send("POST", f"/v0/boxes/-{box}/{action}", {"nonsense": 1}), 400, "invalid_request", "box"
+    )
+
+
+def test_the_box_is_looked_for_before_the_fields(api, box):
+    """§20"""
+    other = f"{box}.dead"
+    calls = [
+        ("POST", f"{box}/diff", {"limit": -1}, 404, 400),
+        ("POST", f"{box}/delete", {"befor_seq": 1}, 404, 400),
+        ("PUT", f"{box}/fence", {"tokne": 1}, 404, 400),
+        ("PUT", f"{box}/groups/g", {"curser": 1}, 404, 400),
+        ("GET", f"{box}?tuoch=1", None, 404, 400),
+        ("GET", f"{box}/tail?tuoch=1", None, 404, 400),
+        ("POST", f"{box}/requeue", {"form": other}, 404, 409),
+    ]
+    for method, path, body, missing, _ in calls:
+        answer = api.send(method, f"/v0/boxes/{path}", body)
+        assert answer.status_code == missing, (path, answer.text)
+    api.append(box, 1)
+    for method, path, body, _, found in calls:
+        answer = api.send(method, f"/v0/boxes/{path}", body)
+        assert answer.status_code == found, (path, answer.text)
+    with api.client.stream("GET", f"/v0/boxes/{box}/work?nod=w") as answer:
+        assert answer.status_code == 409
+    api.refused(api.send("PUT", f"/v0/boxes/{box}x/groups/-", {"curser": 1}), 400, "invalid_request", "group")
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,6 @@ def test_an_unknown_box_is_refused_or_dropped_when_lenient(api, box):
         ({"boxes": {"b": {"from_seq": 2**64}}}, "from_seq"),
         ({"boxes": {"b": {"from_seq": 1, "tail": True}}}, "tail"),
         ({"boxes": {"b": {"form_seq": 1}}}, "form_seq"),
-        ({"boxes": {"b": {}}, "limits": 1}, "limits"),
         ({"boxes": {"b": {}}, "limit": "x"}, "limit"),
         ({"boxes": {"b": {}}, "node": "n" * 129}, "node"),
         ({"boxes": {"b": {}}, "node": ["n"] * 257}, "node"),
