@@ -8,7 +8,13 @@
 | a frame of the log         | passed over; what is whole behind it counts (below)                        |
 | a batch in a segment       | its live records are lost; the segment is written anew without it          |
 | tags of a segment          | the segment is written anew; nothing is lost                               |
-| the index of a segment     | that of its stub is used; without one all its live records are lost        |
+| the index of a segment     | that of its stub is used, or of the copy in the cold store; without any all |
+|                            | its live records are lost                                                  |
+| a stub                     | it is written anew from the copy in the cold store; nothing is lost        |
+| a batch in the cold store  | its live records are lost; the rest of the segment is written anew, here   |
+
+A cold store that does not answer, or is not named, proves nothing about what is in it: then nothing is given
+up because of it, and the repair is refused.
 
 Frames behind a damaged one are applied by the machine like any other, lsns aside. What tells that one of a
 box is missing: a batch that does not begin at the next seq. The seqs between are lost, and told. A box of
@@ -42,7 +48,7 @@ from shard.storage.files import Corrupt, DiskLike
 from shard.storage.salvage import Gap, salvage
 from shard.storage.segmentindex import SegmentIndex
 from shard.storage.snapshot import Snapshots
-from shard.storage.sources import FileSource
+from shard.storage.sources import FileSource, Source
 from shard.storage.store import Name, SegmentStore, Unreachable, segment_of
 from shard.storage.wal import FILE_BYTES, Frame
 from shard.transfer import ShardBuilder, end_life, parts_of, servers_of
@@ -92,12 +98,15 @@ def repair_shard(
     boot_id: str,
     now_ms: int,
     cold: ColdStore | None = None,
+    looks_at_cold: bool = False,
     server: str = "",
     file_bytes: int = FILE_BYTES,
 ) -> Repaired:
     """Builds `target`, a folder that is not there yet, from what is whole in `source`. `server` is the number
-    of the data directory, under which `cold` has its segments."""
-    patient = _Patient(disk, source, shard, cold, server)
+    of the data directory, under which `cold` has its segments. With `looks_at_cold` every byte of them is
+    read, too."""
+    store = SegmentStore(disk, f"{source}/segments", cold, server=server)
+    patient = _Patient(disk, source, shard, store, looks_at_cold=looks_at_cold)
     patient.recover()
     builder = ShardBuilder(disk, target, file_bytes=file_bytes)
     patient.mend(SegmentStore(disk, builder.segments))
@@ -108,8 +117,12 @@ def repair_shard(
     end_life(machine, boot_id=boot_id, now_ms=now_ms, cache_survived=survived)
     parts = parts_of(machine)
     for facts in parts.state.boxes:
-        builder.bring(f"{source}/segments", patient.without_new(facts))
+        builder.bring(f"{source}/segments", patient.brought(facts))
         builder.add(facts, parts.batches_of(facts))
+    for index in patient.stubs.values():
+        segments.write_stub(disk, builder.segments, index)
+    for stub in patient.dropped_stubs:
+        builder.bring_stub(f"{source}/segments", stub)
     builder.add_not_recreated(parts.state.not_recreated)
     builder.add_routers(parts.state)
     builder.add_marks(parts.state.marks)
@@ -128,11 +141,14 @@ def _begins_at(change: BatchAppended) -> int:
 
 
 class _Patient:
-    def __init__(self, disk: DiskLike, source: str, shard: int, cold: ColdStore | None, server: str) -> None:
+    def __init__(
+        self, disk: DiskLike, source: str, shard: int, store: SegmentStore, *, looks_at_cold: bool
+    ) -> None:
         self._disk = disk
         self._source = source
         self._segments = f"{source}/segments"
-        self._store = SegmentStore(disk, self._segments, cold, server=server)
+        self._store = store
+        self._looks_at_cold = looks_at_cold
         self.machine = Machine(shard=shard)
         self.losses: list[Loss] = []
         self.notes: list[str] = []
@@ -143,6 +159,10 @@ class _Patient:
         self._indexes: dict[Name, SegmentIndex | None] = {}
         #: Segments that were written anew, into the new folder.
         self._new: set[Name] = set()
+        #: Segments in the cold store whose stub is to be written anew: their indexes.
+        self.stubs: dict[Name, SegmentIndex] = {}
+        #: Stubs of segments that were written anew here: they have the server drop them in the cold store.
+        self.dropped_stubs: list[str] = []
         #: Gaps behind the snapshot, of which it is not known whose records they held.
         self._unknown_bytes = 0
         self._seen_after_gap: set[int] = set()
@@ -228,18 +248,39 @@ class _Patient:
             reason = "the segment is missing"
         except Corrupt as damage:
             reason = damage.reason
+        used = "the index of its stub was used"
         try:
             index = segmentindex.open_stub(FileSource(self._disk, f"{self._segments}/{name.stub}"))
         except FileNotFoundError:
             self.notes.append(f"{path}: {reason}")
             return None
         except Corrupt as damage:
-            self.notes.append(f"{path}: {reason}; its stub: {damage.reason}")
-            return None
+            reason = f"{reason}; its stub: {damage.reason}"
+            found = self._index_in_cold(name, reason)
+            if found is None:
+                return None
+            index, used = found, "the index of its copy in the cold store was used"
+            if not self._disk.exists(path):
+                self.stubs[name] = index
+                self.notes.append(f"{damage.path}: {damage.reason}; written anew from the cold store")
         if self._disk.exists(path):
             self._lost.setdefault(name.generation, {}).setdefault(name.serial, set())
-            self.notes.append(f"{path}: {reason}; the index of its stub was used")
+            self.notes.append(f"{path}: {reason}; {used}")
         return index
+
+    def _index_in_cold(self, name: Name, reason: str) -> SegmentIndex | None:
+        """The index of the copy in the cold store; None if the store has no copy whose index is whole."""
+        try:
+            return segmentindex.open_segment(self._store.source_in_cold(name))
+        except Unreachable as trouble:
+            raise CannotRepair(
+                f"{self._segments}/{name.file}: {reason}. Its copy in the cold store may be whole, and "
+                f"cannot be read ({trouble}). Repeat this when the store answers, and name it with "
+                "--cold-dir. If it is gone for good, name an empty folder in its place"
+            ) from trouble
+        except Corrupt as damage:
+            self.notes.append(f"{self._segments}/{name.file}: {reason}; in the cold store: {damage.reason}")
+            return None
 
     def _hydrate(self, wanted: dict[int, Box], frame: Frame) -> None:
         box = wanted.pop(frame.lsn, None)
@@ -443,24 +484,42 @@ class _Patient:
             if not self._disk.exists(f"{self._segments}/{name.stub}"):
                 self.notes.append(f"{path}: the segment is missing")
                 self._note_lost(segment, set(range(len(segment))))
-            return
-        source = FileSource(self._disk, path)
+                return
+            if not self._looks_at_cold:
+                return
         index = self._index(name)
         if index is None:
             self._note_lost(segment, set(range(len(segment))))
             return
-        if next(segments.verify_segment(source), None) is None:
-            return
-        bad: set[int] = set()
+        try:
+            source = self._source_of(name, index)
+            if next(segments.verify_segment(source), None) is None:
+                return
+            bad = set(self._bad_batches(source, index))
+        except Unreachable as trouble:
+            raise CannotRepair(f"{trouble}; repeat this when it answers") from trouble
+        if not bad:
+            self.notes.append(f"{path}: everything but the records was damaged; it was written anew")
+        self._note_lost(segment, bad)
+
+    def _bad_batches(self, source: Source, index: SegmentIndex) -> Iterator[int]:
+        """Which batches cannot be read; of those in a row that fail for one reason the first is noted."""
+        said = ""
         for at in range(len(index)):
             try:
                 segments.read_batches(source, index, at, at)
             except Corrupt as damage:
-                bad.add(at)
-                self.notes.append(f"{path} at byte {damage.offset}: {damage.reason}")
-        if not bad:
-            self.notes.append(f"{path}: everything but the records was damaged; it was written anew")
-        self._note_lost(segment, bad)
+                if damage.reason != said:
+                    self.notes.append(f"{source.name} at byte {damage.offset}: {damage.reason}")
+                said = damage.reason
+                yield at
+
+    def _source_of(self, name: Name, index: SegmentIndex) -> Source:
+        """The file, or the copy in the cold store."""
+        path = f"{self._segments}/{name.file}"
+        if self._disk.exists(path):
+            return FileSource(self._disk, path)
+        return self._store.source_in_cold(name, index.file_bytes)
 
     def _note_lost(self, segment: Segment, ats: set[int]) -> None:
         self._lost.setdefault(segment.generation, {})[segment.serial] = ats
@@ -469,11 +528,8 @@ class _Patient:
         name = Name.of(segment)
         index = self._index(name)
         assert index is not None, "what cannot be opened is lost as a whole"
-        path = f"{self._segments}/{name.file}"
-        if self._disk.exists(path):
-            return segments.read_batches(FileSource(self._disk, path), index, at, at)[0]
         try:
-            return self._store.read(name, at, bytes_max=1)[0]
+            return segments.read_batches(self._source_of(name, index), index, at, at)[0]
         except Unreachable as trouble:
             raise CannotRepair(f"{trouble}; it is needed to tell what is live there") from trouble
 
@@ -488,13 +544,17 @@ class _Patient:
         stand_in = target.write(box.generation, box.last_serial, live())
         self._new.add(Name.of(stand_in))
         replace_segment(box.log, segment, stand_in)
+        name = Name.of(segment)
+        if name not in self.stubs and self._disk.exists(f"{self._segments}/{name.stub}"):
+            self.dropped_stubs.append(name.stub)
 
-    def without_new(self, facts: BoxFacts) -> BoxFacts:
-        """The facts with those segments alone that are in the damaged folder."""
+    def brought(self, facts: BoxFacts) -> BoxFacts:
+        """The facts with those segments alone whose files, or stubs, are whole in the damaged folder."""
         old = [
             each
             for each in facts.segments
-            if Name(facts.generation, each.first_seq, each.serial) not in self._new
+            if (name := Name(facts.generation, each.first_seq, each.serial)) not in self._new
+            and name not in self.stubs
         ]
         return msgspec.structs.replace(facts, segments=old)
 

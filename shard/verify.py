@@ -159,9 +159,13 @@ def _segment(disk: DiskLike, scope: Scope, name: Name) -> tuple[int, list[Proble
         elif not disk.exists(stub):
             problems.append(Problem(file, 0, "the segment is missing, and the log names it"))
         elif scope.with_cold:
-            source = scope.store.source_of(name)
-            size = source.size()
-            problems += map(_problem, segments.verify_segment(_Paced(source, scope.pause)))
+            try:  # of a stub that is damaged the store knows the size
+                source = scope.store.source_in_cold(name)
+            except Corrupt as damage:
+                problems.append(_problem(damage))
+            else:
+                size = source.size()
+                problems += map(_problem, segments.verify_segment(_Paced(source, scope.pause)))
         if disk.exists(stub) and disk.exists(file) and not problems:
             of_file = segmentindex.open_segment(FileSource(disk, file))
             if digest_of(of_file) != digest_of(segmentindex.open_stub(FileSource(disk, stub))):

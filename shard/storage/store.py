@@ -50,6 +50,9 @@ T = TypeVar("T")
 _INDEX_BATCHES_MAX = 250_000
 
 
+_NO_COLD = "the segment is in a cold store, and none is set (STREAMS_COLD_DIR)"
+
+
 class Unreachable(Exception):
     """The cold store does not answer now. What is kept there is not in question."""
 
@@ -184,6 +187,21 @@ class SegmentStore:
         with self._translated():
             return _Told(self._source(name), self._translated)
 
+    def source_in_cold(self, name: Name, size: int | None = None) -> Source:
+        """The copy in the cold store, whether or not there is a file or a stub here. Without its size, the
+        store is asked for it. Raises `Unreachable`, or `Corrupt` if there is no copy."""
+        cold = self._cold
+        if cold is None:
+            raise Unreachable(f"{self._path(name.file)}: {_NO_COLD}")
+        with self._translated():
+            if size is None:
+                names = dict.fromkeys((self._cold_name(name.file), _name_without_server(name.file)))
+                found = next((each for each in map(cold.size, names) if each is not None), None)
+                if found is None:
+                    raise Corrupt(self._cold_name(name.file), 0, "there is nothing under this name")
+                size = found
+            return _Told(self._cold_source(cold, name, size), self._translated)
+
     def open(self, generation: int, facts: SegmentFacts) -> Segment:
         """What is kept in memory of a segment, read from its file or its stub."""
         name = Name(generation, facts.first_seq, facts.serial)
@@ -240,14 +258,12 @@ class SegmentStore:
         if not self._disk.exists(self._path(name.stub)):
             raise FileNotFoundError(ENOENT, "neither the segment nor its stub is there", path)
         if self._cold is None:
-            reason = "the segment is in a cold store, and none is set (STREAMS_COLD_DIR)"
-            raise Unreachable(f"{path}: {reason}")
-        return self._cold_source(self._cold, name)
+            raise Unreachable(f"{path}: {_NO_COLD}")
+        return self._cold_source(self._cold, name, self._index(name).file_bytes)
 
-    def _cold_source(self, cold: ColdStore, name: Name) -> Source:
+    def _cold_source(self, cold: ColdStore, name: Name, size: int) -> Source:
         from shard.storage.cold import ColdSource
 
-        size = self._index(name).file_bytes
         without_server = ColdSource(cold, _name_without_server(name.file), size)
         if not self._server or name in self._without_server:
             return without_server

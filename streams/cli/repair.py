@@ -28,13 +28,20 @@ if TYPE_CHECKING:
 @click.command("repair")
 @click.option("--data-dir", metavar="DIR", help="Data directory of the server. [STREAMS_DATA_DIR]")
 @click.option("--cold-dir", metavar="PLACE", help="Its cold store. [STREAMS_COLD_DIR]")
+@click.option(
+    "--cold/--no-cold",
+    "with_cold",
+    default=True,
+    help="Read what is in the cold store, too, or leave it out.",
+)
 @click.option("--yes", is_flag=True, help="Do not ask before what is lost is given up.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
-def command(data_dir: str | None, cold_dir: str | None, yes: bool, as_json: bool) -> int:
+def command(data_dir: str | None, cold_dir: str | None, with_cold: bool, yes: bool, as_json: bool) -> int:
     """Make damaged data of a stopped server whole again.
 
     What is damaged is left out, nothing is made up. Prints which seqs of which boxes are lost: readers get a
-    tombstone for them. The damaged files are kept in damaged-TIME/ in the data directory.
+    tombstone for them. The damaged files are kept in damaged-TIME/ in the data directory. What is damaged in
+    the cold store is written anew without it, here, and the server drops it there.
     """
     from gateway.datadir import CannotServe, DataDir
     from streams.cli.shardfolders import hold
@@ -52,15 +59,18 @@ def command(data_dir: str | None, cold_dir: str | None, yes: bool, as_json: bool
             if not directory.try_lock():
                 raise output.Occupied(f"{path} is in use by {directory.holder()}; stop that server first")
             hold(directory, "streams repair")
-            return _Repair(directory, config, yes=yes, as_json=as_json).run()
+            return _Repair(directory, config, with_cold=with_cold, yes=yes, as_json=as_json).run()
     except CannotServe as error:
         raise output.Refusal(str(error)) from error
 
 
 class _Repair:
-    def __init__(self, directory: DataDir, config: Config, *, yes: bool, as_json: bool) -> None:
+    def __init__(
+        self, directory: DataDir, config: Config, *, with_cold: bool, yes: bool, as_json: bool
+    ) -> None:
         self._directory = directory
         self._config = config
+        self._with_cold = with_cold
         self._yes = yes
         self._as_json = as_json
         moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
@@ -106,7 +116,14 @@ class _Repair:
             for shard, name in enumerate(manifest.directories):
                 store = store_of(self._directory.path / name, self._config.cold_dir, manifest)
                 scope = offline_scope(self._directory, manifest, shard, store)
-                if verify(scope, shard, manifest.shards, report).problems:
+                scope = scope._replace(with_cold=self._with_cold)
+                looked = verify(scope, shard, manifest.shards, report)
+                if looked.unread:
+                    raise output.Occupied(
+                        f"the cold store was not looked at, or not all of it: {looked.unread}. Repeat this "
+                        "when it answers, or leave it out with --no-cold"
+                    )
+                if looked.problems:
                     found.append(shard)
         return found
 
@@ -134,6 +151,7 @@ class _Repair:
                     boot_id=life_of(source),
                     now_ms=now_ms(),
                     cold=cold_store(self._config.cold_dir),
+                    looks_at_cold=self._with_cold,
                     server=intent.server,
                     file_bytes=self._config.wal_file_bytes,
                 )
@@ -208,7 +226,8 @@ class _Repair:
             output.print_line(facts)
             return output.EXIT_DONE
         if not repaired and not problems:
-            click.echo(f"{self._directory.path} is whole; nothing was changed")
+            unread = "" if self._with_cold else " (the cold store was not looked at)"
+            click.echo(f"{self._directory.path} is whole{unread}; nothing was changed")
             return output.EXIT_DONE
         for shard, each in repaired.items():
             for note in each.notes:

@@ -182,3 +182,53 @@ def test_what_is_no_data_directory_is_left_alone(tmp_path: Path) -> None:
     refused = streams("repair", "--data-dir", str(tmp_path))
     assert refused.returncode == 2 and "is not a data directory" in refused.stderr
     assert [each.name for each in tmp_path.iterdir()] == ["mine"]
+
+
+def test_records_that_are_whole_in_the_cold_store_are_not_given_up(tmp_path: Path) -> None:
+    """The stub of one segment there is damaged, and a batch of another segment."""
+    data_dir, cold = tmp_path / "data", tmp_path / "cold"
+    cold.mkdir()
+    flags = ("--data-dir", str(data_dir), "--cold-dir", str(cold))
+    settings = {**SMALL, "shards": 1, "segment_max_events": 10, "cold_dir": str(cold)}
+    with running_server(data_dir, **settings, hot_retain_segments=0) as server:
+        client = Client(server.port)
+        client.put("box", durability="fsync")
+
+        def cold_with(number: int) -> Path | None:
+            found = (path for path in cold.glob("segments-*/*/*.seg") if has(path, number))
+            return next(found, None)
+
+        def has(path: Path, number: int) -> bool:
+            return f'"record {number}"'.encode() in path.read_bytes()
+
+        for first in range(1, 31, 5):
+            client.append("box", *(f"record {number}" for number in range(first, first + 5)))
+            if first == 6:
+                eventually(lambda: cold_with(3))
+        copy = eventually(lambda: cold_with(17))
+        eventually(lambda: not list(data_dir.glob("shard-*/segments/*/*.seg")))
+    stub = min(data_dir.glob("shard-00/segments/*/*.stub"))
+    assert stub.stem != copy.stem
+    flip(stub, 100)
+    flip(copy, copy.read_bytes().index(b"record 17"))
+
+    looked = streams("verify", *flags, "--cold", "--json")
+    assert looked.returncode == 6 and "Traceback" not in looked.stderr
+    problems = {each["path"] for each in json.loads(looked.stdout)["problems"]}
+    assert problems == {str(stub), str(copy.relative_to(cold))}
+    unread = streams("repair", "--data-dir", str(data_dir), "--yes")
+    assert unread.returncode == 3 and "--no-cold" in unread.stderr and "STREAMS_COLD_DIR" in unread.stderr
+    unproven = streams("repair", "--data-dir", str(data_dir), "--no-cold", "--yes")
+    assert unproven.returncode == 2 and "--cold-dir" in unproven.stderr
+
+    ran = streams("repair", *flags, "--yes", "--json")
+    assert ran.returncode == 0, ran.stderr
+    (loss,) = json.loads(ran.stdout)["losses"]
+    assert (loss["box"], loss["first_seq"], loss["last_seq"]) == ("box", 16, 20)
+    again = streams("verify", *flags, "--cold", "--json")
+    assert (again.returncode, json.loads(again.stdout)["records"]) == (0, 25)
+    with running_server(data_dir, **settings) as server:
+        records, (tombstone,), _ = Client(server.port).read_all("box")
+        assert sorted(records) == [*range(1, 16), *range(21, 31)]
+        assert (tombstone["gap_from"], tombstone["gap_to"]) == (16, 20)
+        eventually(lambda: not copy.exists())  # the rest of it is here
