@@ -83,6 +83,10 @@ _URGENT_FACTOR = 1.5
 _PINNED_FACTOR = 2
 _PINNED_FILES_MIN = 4
 
+#: A quiet shard has its whole log freed, but for the newest file, if that is this many times what must be
+#: sealed or written to the log again for it: so that costs at most an eighth of what was written.
+_QUIET_FACTOR = 8
+
 #: Boxes that a snapshot takes in one step, a quarter of a millisecond, and how long others have in between. A
 #: hundred thousand boxes take about fourteen seconds in this way.
 _SNAPSHOT_BOXES, _SNAPSHOT_REST_S = 32, 0.004
@@ -261,6 +265,8 @@ class Engine:
         self._bytes_at_snapshot = 0
         self._lsn_at_snapshot = 0
         self._retention = Retention(needs_lsn)
+        #: True if time made the last snapshot due, and not the bytes written since the one before.
+        self._is_quiet = False
         #: Whether low-priority delivery is paced. Set by whoever measures (`pressure.py`).
         self.paces = False
         self.paced_total = 0
@@ -864,12 +870,13 @@ class Engine:
 
     async def _keep_snapshots(self) -> None:
         while True:
-            with trio.move_on_after(self._settings.snapshot_interval_ms / 1000):
+            with trio.move_on_after(self._settings.snapshot_interval_ms / 1000) as waiting:
                 await self._snapshot_wanted.wait()
+            self._is_quiet = waiting.cancelled_caught
             self._snapshot_wanted = trio.Event()
             if self.machine.lsn == self._lsn_at_snapshot:
-                if self._retention.is_settled:
-                    continue  # nothing has changed, and no segment waits for the older snapshot to go
+                if self._retention.is_settled(self._wal.files()[:-1]):
+                    continue  # nothing has changed, and no file waits for the older snapshot to go
                 # A second one of this lsn would take the place of the first, and the older one would stay:
                 # without the segments that it names.
                 self._log_upkeep(self.machine.rest(self._now_ms()))
@@ -926,8 +933,15 @@ class Engine:
 
     def _pinned_lsn(self) -> int:
         """Log up to here should not be needed any more."""
-        kept = _PINNED_FACTOR * self._settings.snapshot_wal_bytes // self._settings.wal_file_bytes
-        files = self._wal.files()[: -max(_PINNED_FILES_MIN, kept)]
+        settings, files = self._settings, self._wal.files()
+        older = files[:-1]
+        if (
+            self._is_quiet
+            and _QUIET_FACTOR * self.machine.unsealed_bytes < len(older) * settings.wal_file_bytes
+        ):
+            return older[-1].last_lsn
+        kept = _PINNED_FACTOR * settings.snapshot_wal_bytes // settings.wal_file_bytes
+        files = files[: -max(_PINNED_FILES_MIN, kept)]
         return files[-1].last_lsn if files else 0
 
     def _write_snapshot(self, state: ShardState, rest_s: float) -> set[Name]:

@@ -10,7 +10,7 @@ life names is not known here; nothing is dropped until it has made place.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from shard.core.changes import ShardState
 from shard.storage.store import Name
@@ -26,10 +26,11 @@ class Retention:
     def __repr__(self) -> str:
         return f"<Retention of the log from lsn {min(self._needs)} on>"
 
-    @property
-    def is_settled(self) -> bool:
-        """Whether one more snapshot would change nothing here."""
-        return self._named[0] == self._named[1]
+    def is_settled(self, files: Sequence[WalFile]) -> bool:
+        """Return True if one more snapshot would release neither segments nor any of these log files."""
+        return self._named[0] == self._named[1] and _last_before(files, self._needs[-1]) == self.released(
+            files
+        )
 
     def written(self, needs_lsn: int, named: set[Name]) -> None:
         """A snapshot is on the disk, and the oldest one has made place for it."""
@@ -41,16 +42,20 @@ class Retention:
         older, newer = self._named
         return None if older is None or newer is None else older | newer
 
-    def released(self, files: Iterable[WalFile]) -> int:
+    def released(self, files: Sequence[WalFile]) -> int:
         """The number of the last log file that is not needed any more; 0 when there is none. The file that is
         being written is not to be among them."""
-        needed_lsn = min(self._needs)
-        through = 0
-        for file in files:
-            if file.last_lsn >= needed_lsn:
-                break
-            through = file.number
-        return through
+        return _last_before(files, min(self._needs))
+
+
+def _last_before(files: Sequence[WalFile], needed_lsn: int) -> int:
+    """The number of the last file that ends before this lsn; 0 when there is none."""
+    through = 0
+    for file in files:
+        if file.last_lsn >= needed_lsn:
+            break
+        through = file.number
+    return through
 
 
 class Pins:

@@ -766,6 +766,25 @@ async def test_both_snapshots_of_a_quiet_shard_can_be_started_from(open_desk: Op
         assert [names_in(state) for state in states] == [{Name.of(desk.segments("b")[0])}] * 2
 
 
+@pytest.mark.parametrize("others", [[], ["small"]])
+async def test_a_shard_without_writes_gives_back_the_log_of_a_deleted_box(
+    open_desk: Open, monkeypatch: pytest.MonkeyPatch, others: list[str]
+) -> None:
+    """Also if another box has a record in the oldest file that is not sealed."""
+    monkeypatch.setattr("shard.core.upkeep.SMALL_BYTES", 64 * 1024)
+    async with open_desk(snapshot_interval_ms=20) as desk:
+        for box in others:
+            await desk.put(box)
+            await desk.append("kept", box=box)
+        await desk.put()
+        for _ in range(5):
+            await desk.append("x" * 900_000)
+        await desk.ask(commands.DeleteBox("b"))
+        await desk.until(lambda: len(desk.engine._wal.files()) == 1)
+        for box in others:
+            assert seqs_of(await desk.read(0, box=box)) == [1]
+
+
 async def test_the_older_snapshot_has_all_the_log_it_needs_when_the_newer_one_is_damaged(
     open_desk: Open, tmp_path: Path
 ) -> None:
