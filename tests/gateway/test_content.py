@@ -73,6 +73,7 @@ async def test_a_body_is_not_uncompressed_beyond_its_limit(encoding):
         ("zstd", b"no zstd"),
         ("zstd", zstandard.compress(bytes(200_000))[:10] + b"damaged"),
     ],
+    ids=["no gzip", "cut off", "more behind it", "two members", "cut head", "zlib", "no zstd", "damaged"],
 )
 async def test_what_is_not_whole_is_refused(encoding, body):
     with pytest.raises(InvalidRequest):
