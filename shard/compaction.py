@@ -14,6 +14,7 @@ from typing import NamedTuple
 from pyroaring import BitMap64
 
 from shard.core.box import Box
+from shard.core.log import SizedSeqs
 from shard.storage.store import Name, SegmentStore
 from streams.protocol.records import Batch
 
@@ -35,7 +36,7 @@ class Superseded(NamedTuple):
     """Seqs to delete, and the bytes of each."""
 
     seqs: BitMap64
-    size_of: dict[int, int]
+    sized: SizedSeqs
 
 
 def survey(box: Box, *, durable_lsn: int) -> Survey:
@@ -68,11 +69,11 @@ def find_superseded(given: Survey, store: SegmentStore) -> Iterator[Superseded]:
                 newly_met.add(tag)
             size_of.update(live)
             if len(size_of) >= _CHUNK_RECORDS:
-                yield Superseded(BitMap64(size_of), size_of)
+                yield Superseded(BitMap64(size_of), SizedSeqs.of(size_of))
                 size_of = {}
         met |= newly_met
     if size_of:
-        yield Superseded(BitMap64(size_of), size_of)
+        yield Superseded(BitMap64(size_of), SizedSeqs.of(size_of))
 
 
 def _groups(given: Survey, store: SegmentStore) -> Iterator[Iterator[tuple[str, list[int], list[int]]]]:

@@ -24,6 +24,7 @@ from pyroaring import BitMap64
 from shard.backup import Backup, BackupShard, BadSignature, Pause, Report, Target, check_sha256
 from shard.core.box import Box
 from shard.core.changes import BoxFacts, SegmentFacts, SeqsLost, SeqsReserved
+from shard.core.log import SizedSeqs
 from shard.core.machine import Machine
 from shard.core.sealed import Segment
 from shard.core.surgery import cut_after, live_runs
@@ -284,7 +285,7 @@ def cut_box(box: Box, until_ms: int, store: SegmentStore, machine: Machine) -> C
         for key in [key for key, entry in box.keys.items() if entry.last_seq > until_seq]:
             del box.keys[key]
         between = BitMap64(range(until_seq + 1, seq + 1)) - found.kept
-        change = loading(store, lambda: box.plan_deletes(between, {}, until_ms))
+        change = loading(store, lambda: box.plan_deletes(between, SizedSeqs.of({}), until_ms))
         if change.seqs:
             machine.apply(change, machine.lsn + 1)
     if found.keys:

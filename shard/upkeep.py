@@ -284,7 +284,7 @@ class Upkeep:
                 return
             if superseded is None or self._machine.generations.get(box.generation) is not box:
                 return
-            change = box.plan_deletes(superseded.seqs, superseded.size_of, self._now_ms())
+            change = box.plan_deletes(superseded.seqs, superseded.sized, self._now_ms())
             if change.seqs:
                 self._commit(change)
                 self.compacted += len(change.seqs)

@@ -12,14 +12,14 @@ Invariants
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from pyroaring import BitMap64
 
 from shard.core import changes, moves, priority
 from shard.core.groups import Groups
-from shard.core.log import Hole, Log
+from shard.core.log import Hole, Log, SizedSeqs
 from shard.core.moves import Line
 from shard.core.origins import Origin
 from shard.core.outbox import Outbox
@@ -293,34 +293,33 @@ class Box:
         if match is None:
             top = min(before_seq or 0, self.log.head_seq + 1)
             return changes.RecordsDeleted(self.generation, top, self.log.measure_before(top), at_ms=now_ms)
-        size_of = self._sealed_matches(match, before_seq)
+        sized = self._sealed_matches(match, before_seq)
         if self.tags.is_stale(self.log.count):
             self.tags = Tags()
         tail = self.log.tail
         self.tags.take_in(tail.batches[tail.from_seq(self.tags.upto_seq + 1) :])
-        found = self.tags.find(match)
-        found.update(size_of)
+        found = self.tags.find(match) | BitMap64(sized.seqs)
         if before_seq is not None and found and before_seq <= found.max():
             found.remove_range(before_seq, found.max() + 1)
-        return self.plan_deletes(found, size_of, now_ms)
+        return self.plan_deletes(found, sized, now_ms)
 
-    def plan_deletes(self, seqs: BitMap64, size_of: Mapping[int, int], now_ms: int) -> changes.RecordsDeleted:
-        """The deletion of those of `seqs` that are live. `size_of` knows the bytes of the sealed ones."""
+    def plan_deletes(self, seqs: BitMap64, sized: SizedSeqs, now_ms: int) -> changes.RecordsDeleted:
+        """The deletion of those of `seqs` that are live. `sized` knows the bytes of the sealed ones."""
         live = self.log.live_of(seqs)
-        sizes = self.log.measure_seqs(live, size_of)
+        sizes = self.log.measure_seqs(live, sized)
         return changes.RecordsDeleted(self.generation, 0, 0, live, sizes, now_ms)
 
-    def _sealed_matches(self, match: Match, before_seq: int | None) -> dict[int, int]:
-        """The bytes of every sealed record with such a tag by its seq, live or not."""
+    def _sealed_matches(self, match: Match, before_seq: int | None) -> SizedSeqs:
+        """Every sealed record with such a tag, live or not."""
         segments = [s for s in self.log.segments if before_seq is None or s.first_seq < before_seq]
         missing = [segment for segment in segments if (segment.serial, match) not in self.found_tags]
         if missing:
             raise TagsNotLoaded(missing, match)
-        size_of: dict[int, int] = {}
+        sized = SizedSeqs.of({})
         for segment in segments:
-            size_of.update(zip(*self.found_tags[segment.serial, match], strict=True))
+            sized.extend(*self.found_tags[segment.serial, match])
         self.found_tags.clear()
-        return size_of
+        return sized
 
     def effective_priority(self, now_ms: int) -> float:
         config = self.config

@@ -28,18 +28,16 @@ Invariants (`check`)
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from types import MappingProxyType
 
 from pyroaring import BitMap64
 
 from shard.core.sealed import SealedBatch, Segment
 from shard.core.tail import Tail
 from streams.protocol.records import Batch
-
-_NO_SIZES: Mapping[int, int] = MappingProxyType({})
 
 #: A batch of the log, wherever its payload is.
 Span = Batch | SealedBatch
@@ -71,6 +69,41 @@ class Hole:
 
     def __repr__(self) -> str:
         return f"<Hole {self.first_seq}..{self.last_seq}>"
+
+
+class SizedSeqs:
+    """Seqs of records, rising, and the bytes of each: what an index of tags says of sealed records."""
+
+    __slots__ = ("seqs", "sizes")
+
+    def __init__(self, seqs: array[int], sizes: array[int]) -> None:
+        self.seqs = seqs
+        self.sizes = sizes
+
+    @classmethod
+    def of(cls, size_of: Mapping[int, int]) -> SizedSeqs:
+        seqs = sorted(size_of)
+        return cls(array("Q", seqs), array("I", map(size_of.__getitem__, seqs)))
+
+    def extend(self, seqs: Sequence[int], sizes: Sequence[int]) -> None:
+        """Adds records behind those that are here."""
+        self.seqs.extend(seqs)
+        self.sizes.extend(sizes)
+
+    def total(self, wanted: array[int], first: int, end: int, span: Span) -> int:
+        """Bytes of the records `wanted[first:end]`, all of one batch. Where they are not known here the
+        payload of the batch is asked."""
+        low = bisect_left(self.seqs, wanted[first])
+        high = bisect_right(self.seqs, wanted[end - 1], low)
+        here = wanted[first:end]
+        if self.seqs[low:high] == here:
+            return sum(self.sizes[low:high])
+        known = dict(zip(self.seqs[low:high], self.sizes[low:high], strict=True))
+        base = span.first_seq
+        return sum(known[seq] if seq in known else span.size(seq - base, seq - base) for seq in here)
+
+
+_NO_SIZES = SizedSeqs.of({})
 
 
 class Log:
@@ -220,13 +253,18 @@ class Log:
 
     def _by_batch(self, seqs: BitMap64) -> Iterator[tuple[Span, int]]:
         """(batch, how many of `seqs` it holds) for every batch that holds some, in order."""
-        last_seq = -1
-        for seq in seqs:
-            if seq > last_seq:
-                span = self.span_at(seq)
-                assert span is not None, "only what is live is deleted"
-                last_seq = span.last_seq
-                yield span, seqs.range_cardinality(seq, last_seq + 1)
+        for span, first, end in self._stretches(seqs.to_array()):
+            yield span, end - first
+
+    def _stretches(self, seqs: array[int]) -> Iterator[tuple[Span, int, int]]:
+        """(batch, first, end) for every batch that holds `seqs[first:end]`, in order. All are live."""
+        first = 0
+        while first < len(seqs):
+            span = self.span_at(seqs[first])
+            assert span is not None, "only what is live is deleted"
+            end = bisect_right(seqs, span.last_seq, first)
+            yield span, first, end
+            first = end
 
     def lose(self, first_seq: int, last_seq: int, missed: int = 0) -> None:
         """Seqs that were handed out but may not have survived: skipped for ever, and reported to readers.
@@ -439,21 +477,19 @@ class Log:
         """Those of `seqs` that are live records."""
         live = seqs - self.deleted
         live.remove_range(0, self.earliest_seq)
-        gaps: list[tuple[int, int]] = []
-        known_to = 0
-        for seq in live:
-            if seq >= known_to:
-                span = next(self.spans(seq), None)
-                if span is None:
-                    gaps.append((seq, live.max() + 1))
-                    break
-                if span.first_seq > seq:  # between two batches: what was there is long gone
-                    gaps.append((seq, span.first_seq))
-                    known_to = span.first_seq
-                else:
-                    known_to = span.last_seq + 1
-        for low, high in gaps:
-            live.remove_range(low, high)
+        left = live.to_array()
+        at = 0
+        while at < len(left):
+            seq = left[at]
+            span = next(self.spans(seq), None)
+            if span is None:
+                live.remove_range(seq, left[-1] + 1)
+                break
+            if span.first_seq > seq:  # between two batches: what was there is long gone
+                live.remove_range(seq, span.first_seq)
+                at = bisect_left(left, span.first_seq, at)
+            else:
+                at = bisect_right(left, span.last_seq, at)
         return live
 
     def measure_before(self, seq: int, *, above: int = 0) -> int:
@@ -464,20 +500,11 @@ class Log:
         runs = self.runs(span, max(0, above - span.first_seq), seq - 1 - span.first_seq)
         return sum(span.size(first, last) for first, last in runs)
 
-    def measure_seqs(self, seqs: BitMap64, size_of: Mapping[int, int] = _NO_SIZES) -> list[int]:
-        """Bytes of these live records, a number for each batch that holds some of them. `size_of` may know
+    def measure_seqs(self, seqs: BitMap64, sized: SizedSeqs = _NO_SIZES) -> list[int]:
+        """Bytes of these live records, a number for each batch that holds some of them. `sized` may know
         those of sealed records; of others the payload is needed."""
-        sizes: list[int] = []
-        for span, _ in self._by_batch(seqs):
-            first_seq = span.first_seq
-            here = _between(seqs, first_seq, span.last_seq + 1)
-            sizes.append(
-                sum(
-                    size_of[seq] if seq in size_of else span.size(seq - first_seq, seq - first_seq)
-                    for seq in here
-                )
-            )
-        return sizes
+        wanted = seqs.to_array()
+        return [sized.total(wanted, first, end, span) for span, first, end in self._stretches(wanted)]
 
     def newest_ts_before(self, seq: int) -> int:
         """`$ts` of the last live record below `seq`; 0 when there is none."""

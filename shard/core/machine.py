@@ -1034,7 +1034,8 @@ class Machine:
         if box.stream is not None:
             box.stream.dropped_before(box.log.earliest_seq)
         if box.queue is not None:
-            box.queue.gone(change.seqs or ())
+            if change.seqs is not None:
+                box.queue.gone(change.seqs)
             box.queue.dropped_before(box.log.earliest_seq)
         if box.log.count == 0:
             self._watch(box)

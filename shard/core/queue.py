@@ -31,9 +31,10 @@ Invariants (`check`)
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import islice
 
+from pyroaring import BitMap64
 from sortedcontainers import SortedList
 
 from shard.core import changes
@@ -235,9 +236,12 @@ class Queue:
         job.lease_id, job.node, job.holder, job.due_ms = "", "", 0, 0
         self._put(seq, job, MOVING)
 
-    def gone(self, seqs: Iterable[int]) -> None:
-        """These records are not there any more."""
-        if self.jobs:
+    def gone(self, seqs: BitMap64) -> None:
+        """These records are not there any more. Costs as much as the fewer of them and of the entries."""
+        if len(seqs) > len(self.jobs):
+            for seq in [seq for seq in self.jobs if seq in seqs]:
+                self._forget(seq)
+        else:
             for seq in seqs:
                 self._forget(seq)
 

@@ -27,7 +27,7 @@ def evict_before(log: Log, seq: int, reason: str) -> int:
 
 def delete_seqs(log: Log, seqs: BitMap64) -> int:
     live = BitMap64([seq for seq in seqs if log.is_live(seq)])
-    return log.delete_seqs(live, log.measure_seqs(live, {}))
+    return log.delete_seqs(live, log.measure_seqs(live))
 
 
 def batch(first_seq: int, count: int, *, ts: int = 100) -> Batch:

@@ -14,6 +14,7 @@ import pytest
 from pyroaring import BitMap64
 
 from shard.core import changes
+from shard.core.log import SizedSeqs
 from shard.core.sealed import NotLoaded, Segment
 from shard.core.upkeep import (
     HotPolicy,
@@ -618,7 +619,7 @@ def test_what_upkeep_does_to_a_box_in_memory_is_not_logged() -> None:
     driver.put(durability="memory")
     driver.append({"data": 1, "tag": "t"}, {"data": 2, "tag": "t"})
     box = driver.machine.boxes["b"]
-    change = box.plan_deletes(BitMap64([1]), {}, driver.now_ms)
+    change = box.plan_deletes(BitMap64([1]), SizedSeqs.of({}), driver.now_ms)
     assert driver.machine.upkeep(change).changes == []
     assert driver.seqs() == [2]
     assert driver.reborn().machine.boxes["b"].log.count == 0

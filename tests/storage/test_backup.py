@@ -14,6 +14,7 @@ import pytest
 from pyroaring import BitMap64
 
 from shard.backup import Backup, ShardSource, Target
+from shard.core.log import SizedSeqs
 from shard.core.machine import Machine
 from shard.exports import write_export
 from shard.restore import Restored, Restoring, choose
@@ -291,7 +292,9 @@ def test_keys_that_were_compacted_after_the_time_are_counted_and_reported(
         driver.now_ms += 1_000
     box = driver.machine.boxes["b"]
     machines.SHELF.load_all(driver.machine, box.generation)
-    driver.commit(box.plan_deletes(BitMap64([1, 2]), {}, driver.now_ms))  # superseded: a by 7, b by 10
+    driver.commit(
+        box.plan_deletes(BitMap64([1, 2]), SizedSeqs.of({}), driver.now_ms)
+    )  # superseded: a by 7, b by 10
     driver.stop()
     write_folder(disk, f"{root}/one", driver)
     target = target_in(place)
