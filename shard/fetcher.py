@@ -27,7 +27,7 @@ import structlog
 from shard.cache import PayloadCache
 from shard.committer import Post
 from shard.core.machine import Machine, Missing
-from shard.core.sealed import NotLoaded, Segment
+from shard.core.sealed import NotLoaded, Segment, Unfinished
 from shard.storage.files import Corrupt
 from shard.storage.store import Name, SegmentStore, Unreachable
 from streams.protocol.commands import Match
@@ -52,6 +52,8 @@ Done = Callable[[StreamsError | None, Brought], None]
 
 def is_in_cold_store(missing: Missing) -> bool:
     """True if the cold store has to be asked for it."""
+    if isinstance(missing, Unfinished):
+        return False
     segments = (missing.segment,) if isinstance(missing, NotLoaded) else missing.segments
     return any(segment.is_cold for segment in segments)
 
@@ -96,7 +98,11 @@ class Fetcher:
             (self._hot if number < _HOT_THREADS else self._cold).put(None)
 
     def fetch(self, missing: Missing, bytes_max: int, done: Done) -> None:
-        """Calls `done` in this thread when it is there, or with the error that says why it is not."""
+        """Calls `done` in this thread when it is there, or with the error that says why it is not. For what
+        is only unfinished that is when others have had their turn."""
+        if isinstance(missing, Unfinished):
+            self._post(done, None, [])
+            return
         if isinstance(missing, NotLoaded):
             key = (Name.of(missing.segment), missing.at)
             waiting = self._waiting.get(key)

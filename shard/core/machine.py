@@ -50,7 +50,7 @@ from shard.core.queue import Queue
 from shard.core.quota import Quota
 from shard.core.routers import Routers
 from shard.core.scanning import Scanning
-from shard.core.sealed import NotLoaded, Segment, TagsNotLoaded
+from shard.core.sealed import UNFINISHED, NotLoaded, Segment, TagsNotLoaded
 from shard.core.sessions import Sessions
 from shard.core.streams import Streams
 from shard.core.tokens import Tokens
@@ -899,13 +899,27 @@ class Machine:
     def _delete_records(self, command: commands.DeleteRecords, now_ms: int, made: Made) -> Outcome:
         box = self._found(command.box, now_ms, made)
         log = box.log
-        change = box.find_deletes(command.before_seq, command.match, now_ms)
         before = log.count
-        if change.seqs or change.before_seq > log.earliest_seq:
-            self._stage(change, box, made)
+        if command.match is None:
+            change = box.plan_trim(command.before_seq or 0, now_ms)
+            if change.before_seq > log.earliest_seq:
+                self._stage(change, box, made)
+            deleted = before - log.count
+        else:
+            deletion = box.begin_deletion(command)
+            change, done_seq = box.plan_step(deletion, command.match, now_ms)
+            if change.seqs:
+                self._stage(change, box, made)
+            deletion.count += before - log.count
+            deletion.done_seq = done_seq
+            if done_seq < deletion.end_seq:
+                return Outcome(made, None, needs=(UNFINISHED,))
+            box.deletion = None
+            box.found_tags.clear()
+            deleted = deletion.count
         count, size = log.visible_totals()
         reply = commands.RecordsDeleted(
-            box.name, before - log.count, box.visible_earliest_seq, log.visible_seq, count, size
+            box.name, deleted, box.visible_earliest_seq, log.visible_seq, count, size
         )
         return self._answer(box, reply, made, box.floor_lsn)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from shard.core.changes import Change
-from shard.core.sealed import NotLoaded, TagsNotLoaded
+from shard.core.sealed import NotLoaded, TagsNotLoaded, Unfinished
 from streams.protocol.commands import Reply
 from streams.protocol.errors import StreamsError
 
@@ -13,8 +13,9 @@ from streams.protocol.errors import StreamsError
 Made = list[tuple[int, Change]]
 
 
-#: What is not in memory and has to be fetched from a segment.
-Missing = NotLoaded | TagsNotLoaded
+#: What a command needs before it can go on: something that is not in memory, to be fetched from a segment, or
+#: only another turn.
+Missing = NotLoaded | TagsNotLoaded | Unfinished
 
 
 class Outcome(NamedTuple):
@@ -24,7 +25,8 @@ class Outcome(NamedTuple):
     if `until_durable`, or in the object store if `until_uploaded`, when it is durable too. `reply` is None
     when a read has nothing yet and the caller may wait (`wait_ms`); it is not to be asked again before
     `not_before_ms`. Or it is None because something that is not in memory has to be fetched: `needs` says
-    what. Then the same command is to be handled again; nothing of it has been done. Changes after
+    what. Then the same command is to be handled again; nothing of it has been done, or a part (`Unfinished`),
+    whose changes are here. Changes after
     `waits_for_lsn` need not be in the log when the reply goes if it has `afterthoughts`.
     """
 

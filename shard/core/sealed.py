@@ -47,6 +47,13 @@ class TagsNotLoaded(Exception):
         self.match = match
 
 
+class Unfinished:
+    """A command has done a part of its work. Nothing has to be fetched: others get their turn."""
+
+
+UNFINISHED = Unfinished()
+
+
 class Segment:
     __slots__ = (
         "_dead",

@@ -102,7 +102,7 @@ class Streams:
     def expire(self, box: Box, state: StreamState, now_ms: int, made: Made) -> None:
         earliest_seq = box.log.earliest_seq
         if state.trimmed_before(now_ms) > earliest_seq:
-            deleted = box.find_deletes(state.trimmed_before(now_ms), None, now_ms)
+            deleted = box.plan_trim(state.trimmed_before(now_ms), now_ms)
             self._machine._stage(deleted, box, made)
         if state.expired_before(now_ms) > box.log.earliest_seq:
             evicted = box.plan_eviction(state.expired_before(now_ms), "ttl", now_ms)

@@ -20,7 +20,7 @@ from shard.core.box import Box
 from shard.core.changes import BatchAppended, BatchKept, Change, SegmentFacts, ShardState
 from shard.core.log import Span
 from shard.core.machine import Machine, Missing, Outcome
-from shard.core.sealed import NotLoaded, Segment
+from shard.core.sealed import NotLoaded, Segment, Unfinished
 from shard.core.upkeep import SealPolicy, plan_rewrite
 from shard.storage import frames
 from shard.storage.files import DiskLike
@@ -113,6 +113,8 @@ class Shelf:
                 segment.load(at, self.read(segment, at))
 
     def load(self, missing: Missing, machine: Machine) -> None:
+        if isinstance(missing, Unfinished):
+            return
         if isinstance(missing, NotLoaded):
             self.load_all(machine, missing.segment.generation)
             return
