@@ -46,6 +46,7 @@ STATUS_OF: dict[str, int] = {
     "shard_unavailable": 503,
     "cold_store_unavailable": 503,
     "data_damaged": 503,
+    "disk_full": 507,
 }
 
 #: What only streams of the S2 API meet, which says it in its own words, and transactions on the shard wire:
@@ -72,6 +73,7 @@ RETRY_AFTER_S: dict[str, int] = {
     "shard_unavailable": 1,
     "cold_store_unavailable": 5,
     "data_damaged": 60,
+    "disk_full": 5,
 }
 
 

@@ -667,6 +667,20 @@ METRICS: tuple[Metric, ...] = (
         _pressures(lambda p: p.paced),
     ),
     Metric(
+        "streams_disk_level",
+        "gauge",
+        _SHARD,
+        "0: enough space; 1: commands that add data are refused; 2: all that write are.",
+        _shards(lambda s: s.disk.level),
+    ),
+    Metric(
+        "streams_disk_refused_total",
+        "counter",
+        _SHARD,
+        "Commands refused because the disk is full (507).",
+        _shards(lambda s: s.disk.refused),
+    ),
+    Metric(
         "streams_process_resident_bytes",
         "gauge",
         _PROCESS,

@@ -21,7 +21,7 @@ from gateway.operations import (
     OPERATIONS,
     Operation,
 )
-from streams.protocol.access import words
+from streams.protocol.access import READ, words
 from streams.protocol.appends import SEQ_MAX
 from streams.protocol.names import BOX_NAME_PATTERN, ROUTER_NAME_PATTERN
 from streams.protocol.schemas import TOLERANT_BODIES, NewRecord, Performance, component_of
@@ -136,6 +136,8 @@ def _parameters(path: str, operation: Operation) -> list[dict[str, Any]]:
 def codes_of(path: str, operation: Operation, rule: Rule) -> list[str]:
     """Every code that this address can answer with, in the order of their statuses."""
     codes = {*COMMON_CODES, *operation.codes}
+    if rule.scopes & ~READ:
+        codes |= {"disk_full"}
     if rule.is_open:
         codes -= {"unauthorized", "forbidden"}
     if operation.body is not None:

@@ -9,6 +9,7 @@ from gateway.process_states import REASONS, ProcessState
 from streams.protocol.reports import GatewayReport, PressureReport, ProcessReport, ShardReport
 
 _PRESSURE = ("none", "pacing", "throttling")
+_DISK = ("ok", "low", "full")
 
 
 def status_of(reports: Reports, *, shows_detail: bool = True) -> dict[str, Any]:
@@ -27,7 +28,13 @@ def status_of(reports: Reports, *, shows_detail: bool = True) -> dict[str, Any]:
         "sse_connections": sum(gateway.sse_connections for gateway in reports.gateways),
         "watch_sessions": sum(shard.watch_sessions for shard in known),
         "resident_bytes": sum(each.process.resident_bytes for each in everyone),
-        "disk": {"bytes": reports.disk_bytes, "free_bytes": reports.disk_free_bytes},
+        "disk": {
+            "bytes": reports.disk_bytes,
+            "free_bytes": reports.disk_free_bytes,
+            "level": _DISK[max((shard.disk.level for shard in known), default=0)],
+            "low_bytes": max((shard.disk.low_bytes for shard in known), default=0),
+            "full_bytes": max((shard.disk.full_bytes for shard in known), default=0),
+        },
         "shards": [
             _shard(at, shards.get(at)) | _why(reports.processes.shards.get(at), shows_detail)
             for at in range(reports.shards_total)
@@ -57,6 +64,7 @@ def _shard(at: int, report: ShardReport | None) -> dict[str, Any]:
         "boxes": sum(report.totals.boxes.values()),
         "records": report.totals.records,
         "bytes": report.totals.bytes,
+        "disk": _DISK[report.disk.level],
         "wal_queue_bytes": report.wal.queue_bytes,
         "unsynced_frames": report.wal.unsynced_frames,
         "waiting_reads": report.waiting_reads,

@@ -88,6 +88,8 @@ def engine_settings(config: Config) -> EngineSettings:
         cache_bytes=config.cache_bytes,
         upkeep_bytes_per_s=config.upkeep_bytes_per_s,
         wal_file_bytes=config.wal_file_bytes,
+        disk_low_bytes=config.disk_low_bytes,
+        disk_full_bytes=config.disk_full_bytes,
     )
 
 
@@ -174,7 +176,7 @@ class Shard:
             # What waits is unsealed, and more of that than twice the cache would hold up all writers.
             backlog_bytes_max=min(config.object_backlog_bytes, config.cache_bytes),
         )
-        self._wal = Wal(disk, f"{directory}/wal", file_bytes=config.wal_file_bytes)
+        self._wal = Wal(disk, f"{directory}/wal", file_bytes=config.wal_file_bytes, reserves=True)
         self._snapshots = Snapshots(disk, f"{directory}/snapshot")
         cold = open_cold_store(arguments, disk)
         self._store = SegmentStore(disk, f"{directory}/segments", cold, server=arguments.server)
@@ -208,6 +210,7 @@ class Shard:
             "shard": self._arguments.index,
             "pid": os.getpid(),
             "ready": self._server.engine is not None,
+            "disk": self._server.engine.disk_space.level.name.lower() if self._server.engine else "ok",
             "cold_dir": _absolute(self._config.cold_dir),
             "upkeep_bytes_per_s": self._config.upkeep_bytes_per_s,
             "replay_progress": 1.0 if self._server.engine else round(self._server.progress, 4),

@@ -14,6 +14,8 @@ Rules of the file:
   1. It knows frames and lsns, never a box. It is plain threads, no trio; one lock, see `append_now`.
   2. Reports are handed to `post(callback, *args)`, which must be safe to call from any thread and not block.
   3. A failure is reported once. Afterwards nothing is written and nothing is reported, whatever is submitted.
+  4. A full disk is not a failure. The commit thread waits for room with the frames that it has (`is_stuck`),
+     and the files thread says when it cannot make the next file (`lacks_spare`), long before that.
 
 Invariants:
   report-order   lsns reported by one callback only grow; a durable lsn was reported as logged before, unless
@@ -25,7 +27,6 @@ Invariants:
 
 from __future__ import annotations
 
-import errno
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from queue import Empty, SimpleQueue
 from time import monotonic_ns
 from typing import Protocol
 
+from shard.storage.files import NO_SPACE
 from shard.storage.wal import FrameParts, Wal
 from streams.protocol.histogram import Histogram
 
@@ -40,6 +42,8 @@ SYNC_INTERVAL_MS = 50
 #: 8 MiB are written in about 15 ms here: longer groups would only make the first in them wait.
 GROUP_BYTES_MAX = 8 << 20
 GROUP_FRAMES_MAX = 1024
+#: How often a commit that has no room on the disk is tried again.
+_FULL_WAIT_S = 0.25
 #: A file that lasts for less than this is not followed by one full of zeros.
 _FAST_FILE_NS = 2_000_000_000
 
@@ -112,6 +116,7 @@ class Committer:
         on_logged: Callable[[int, float], None],
         on_durable: Callable[[int, float], None],
         on_failed: Callable[[BaseException], None],
+        on_space: Callable[[], None] = lambda: None,
         sync_interval_ms: int = SYNC_INTERVAL_MS,
         group_bytes_max: int = GROUP_BYTES_MAX,
         group_frames_max: int = GROUP_FRAMES_MAX,
@@ -122,6 +127,15 @@ class Committer:
         self._on_logged = on_logged
         self._on_durable = on_durable
         self._on_failed = on_failed
+        #: Called when `lacks_spare` or `is_stuck` has changed.
+        self._on_space = on_space
+        #: True while the next log file cannot be made, because the disk is full. Set by the files thread.
+        self.lacks_spare = False
+        #: True while the commit thread waits for room on the disk. Set by the commit thread.
+        self.is_stuck = False
+        self._gives_up = threading.Event()
+        self._looks_for_room = 0
+        wal.on_full = self._wait_for_room
         self._sync_interval_ns = sync_interval_ms * 1_000_000
         self._group_bytes_max = group_bytes_max
         self._group_frames_max = group_frames_max
@@ -178,8 +192,9 @@ class Committer:
 
     @property
     def work_done(self) -> int:
-        """Groups written and syncs finished since the start: it grows whenever the log moves."""
-        return self._groups + self._fsyncs
+        """Groups written and syncs finished since the start: it grows whenever the log moves. A look for room
+        on a full disk counts too: that is not a disk that hangs."""
+        return self._groups + self._fsyncs + self._looks_for_room
 
     def start(self) -> None:
         self._file_work.put(True)
@@ -225,7 +240,8 @@ class Committer:
             if self._wal.bytes_written - self._durable_bytes > self._unsynced_bytes_max:
                 return False
             was_synced = not self._oldest_unsynced_ns
-            self._append(frames)
+            if not self._try_append(frames):
+                return False
             if was_synced:
                 self._backlog.put(_POKE)
         except BaseException as failure:
@@ -234,6 +250,15 @@ class Committer:
         finally:
             self._turn.release()
         return self._failure is None
+
+    @property
+    def room_bytes(self) -> int:
+        """What can be logged for certain beyond what was submitted, whatever becomes of the disk's space."""
+        return self._wal.room_bytes - self.backlog_bytes
+
+    def prepare(self) -> None:
+        """Try to have the next log file ready, in the background, if it is not."""
+        self._file_work.put(True)
 
     def release(self, number: int) -> None:
         """Drop all log files up to this number, in the background. May be asked twice."""
@@ -260,6 +285,7 @@ class Committer:
     def stop(self) -> None:
         """Flush, close the log and end both threads. Blocks; `CommitFailed` if there was a failure."""
         if self._commit_thread.is_alive():
+            self._gives_up.set()
             self._file_work.put(None)
             self._sync_work.put(None)
             self._files_thread.join()
@@ -372,13 +398,37 @@ class Committer:
         rotations = wal.rotations
         started_ns = monotonic_ns()
         wal.append(group)
-        ended_ns = monotonic_ns()
-        self.append_ms_last = (ended_ns - started_ns) / 1e6
+        self._note_appended(group, started_ns)
+        if self.is_stuck:
+            self.is_stuck = False
+            self._post(self._on_space)
+        if wal.rotations != rotations:
+            self._file_work.put(True)
+
+    def _try_append(self, group: Sequence[FrameParts]) -> bool:
+        """Append without waiting. False if the disk has no room; then the commit thread may wait for it."""
+        started_ns = monotonic_ns()
+        if not self._wal.try_append(group):
+            return False
+        self._note_appended(group, started_ns)
+        return True
+
+    def _note_appended(self, group: Sequence[FrameParts], started_ns: int) -> None:
+        self.append_ms_last = (monotonic_ns() - started_ns) / 1e6
         self._oldest_unsynced_ns = self._oldest_unsynced_ns or started_ns
         self._frames += len(group)
         self._groups += 1
-        if wal.rotations != rotations:
-            self._file_work.put(True)
+
+    def _wait_for_room(self, error: OSError) -> bool:
+        """Wait a while for room on the disk. False when the log is to be closed instead.
+
+        The frames at hand are answered by nobody yet, and are written when there is room: so nothing that was
+        acked is lost, and nothing is acked that could be."""
+        if not self.is_stuck:
+            self.is_stuck = True
+            self._post(self._on_space)
+        self._looks_for_room += 1
+        return not self._gives_up.wait(_FULL_WAIT_S)
 
     def _sync(self) -> None:
         if self._wal.durable_lsn < self._wal.logged_lsn:
@@ -452,12 +502,17 @@ class Committer:
         now_ns = monotonic_ns()
         zeros = now_ns - self._prepared_ns > _FAST_FILE_NS
         self._prepared_ns = now_ns
+        lacked_spare = self.lacks_spare
         try:
             self._wal.prepare_next(zeros=zeros)
+            self.lacks_spare = False
         except OSError as error:
-            # A full disk is not yet a failure: the current file has room, and the next can be made empty.
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            # A full disk is not yet a failure: the current file has room, and the engine stops in time.
+            if error.errno not in NO_SPACE:
                 raise
+            self.lacks_spare = True
+        if self.lacks_spare != lacked_spare:
+            self._post(self._on_space)
 
     def _release(self, through: int) -> None:
         for file in self._wal.files()[:-1]:

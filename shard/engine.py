@@ -17,6 +17,9 @@ Rules of the file
 A page is produced only while its connection has room for it (`answers.py`): a read that has waited, or that
 the fetcher has served, is deferred otherwise and asked again when there is room (`serve_deferred`).
 
+On a full disk commands are refused before they are handled (`disk_space.py`). What is done beside them waits:
+a snapshot and a segment are tried again, and time stands still while the log itself has no room.
+
 Bounds: parked replies and reads are at most as many as requests in flight, which the links and fronts bound;
 what is left of reads that are over is dropped when it is more than the reads that wait (`_drop_stale`).
 The backlog of the committer and the unsealed batches are bounded by `is_congested`: servers stop reading
@@ -40,16 +43,17 @@ import structlog
 import trio
 
 from shard.cache import PayloadCache
-from shard.committer import APPEND_NOW_BYTES_MAX, Committer, CommitterStatistics
+from shard.committer import APPEND_NOW_BYTES_MAX, CommitFailed, Committer, CommitterStatistics
 from shard.core.changes import ShardState
 from shard.core.machine import Machine, Missing, Outcome
 from shard.core.priority import HELD_UP_TO, Pacing
 from shard.core.upkeep import HotPolicy, SealPolicy
+from shard.disk_space import LOOK_S, LOOK_SHORT_S, DiskSpace, Level
 from shard.exports import Exports
 from shard.fetcher import READ_BYTES, Brought, Done, Fetcher, is_in_cold_store
 from shard.retention import Retention, names_in
 from shard.storage import frames
-from shard.storage.files import DiskLike
+from shard.storage.files import NO_SPACE, DiskLike, parent_of
 from shard.storage.snapshot import Snapshots
 from shard.storage.store import Name, SegmentStore
 from shard.storage.wal import FrameParts, Wal
@@ -62,6 +66,7 @@ from streams.protocol.forwards import Collect
 from streams.protocol.histogram import Histogram
 from streams.protocol.queues import AwaitMoves, Claim, ClaimedTogether, ClaimTogether, ReleaseHolder
 from streams.protocol.reports import ObjectsReport
+from streams.protocol.streams import AppendStream
 
 if TYPE_CHECKING:
     from shard.uploads import Place, Uploads
@@ -103,6 +108,9 @@ _NO_ROOM_S = 0.1
 #: Said to a claim whose time is up and whose connection has no room.
 _NO_ROOM = "earlier answers of this connection are not read yet; read them, then claim again"
 
+#: How long to wait for space on a full disk before a snapshot is tried again.
+_FULL_PAUSE_S = 5.0
+
 #: Deadlines of reads that are over, beyond as many as wait, before they are dropped.
 _STALE_MIN = 64
 
@@ -130,6 +138,8 @@ class EngineSettings(NamedTuple):
     cache_bytes: int = 256 << 20
     upkeep_bytes_per_s: int = 16 << 20
     wal_file_bytes: int = 64 << 20
+    disk_low_bytes: int = 0
+    disk_full_bytes: int = 0
 
 
 class _WaitingRead(msgspec.Struct, eq=False):
@@ -172,8 +182,16 @@ class Engine:
             on_logged=self._on_logged,
             on_durable=self._on_durable,
             on_failed=self._on_failed,
+            on_space=self._on_space,
             sync_interval_ms=settings.sync_interval_ms,
         )
+        self.disk_space = DiskSpace(
+            disk,
+            parent_of(export_folder),
+            low_bytes=settings.disk_low_bytes,
+            full_bytes=settings.disk_full_bytes,
+        )
+        self._space_changed = trio.Event()
         self._cache = PayloadCache(settings.cache_bytes)
         self._fetcher = Fetcher(
             machine, store, self._cache, post=self._token.run_sync_soon, on_failed=self._on_failed
@@ -192,6 +210,7 @@ class Engine:
             pinned_lsn=self._pinned_lsn,
             unsealed_bytes_max=settings.cache_bytes,
             bytes_per_s=settings.upkeep_bytes_per_s,
+            is_disk_full=lambda: self.disk_space.level == Level.FULL,
         )
         self.exports = Exports(
             machine,
@@ -264,6 +283,7 @@ class Engine:
         self._snapshot_wanted = trio.Event()
         self._bytes_at_snapshot = 0
         self._lsn_at_snapshot = 0
+        self._lacks_snapshot = False
         self._retention = Retention(needs_lsn)
         #: True if time made the last snapshot due, and not the bytes written since the one before.
         self._is_quiet = False
@@ -288,6 +308,7 @@ class Engine:
         """Starts the committer and a life of the shard; then keeps time and takes snapshots."""
         self._committer.start()
         self._fetcher.start()
+        await trio.to_thread.run_sync(self.disk_space.look)
         now_ms = self._now_ms()
         if now_ms < self.machine.last_ms:
             log.warning(
@@ -298,10 +319,12 @@ class Engine:
         outcome = self.machine.start(boot_id=boot_id, now_ms=now_ms, cache_survived=cache_survived)
         self._log(outcome, sync=True)
         self.flush()
-        if not await self.wait_durable(outcome.waits_for_lsn):
+        if not await self._wait_started(outcome.waits_for_lsn):
             task_status.started()
             return
+        self._judge_space()
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._keep_looking_for_space)
             nursery.start_soon(self._keep_time)
             nursery.start_soon(self._keep_snapshots)
             nursery.start_soon(self._keep_segments)
@@ -311,14 +334,22 @@ class Engine:
             task_status.started()
 
     async def stop(self) -> None:
-        """Ends the life in order: the last change, a snapshot, the log closed."""
+        """Ends the life in order: the last change, a snapshot, the log closed. On a full disk it ends without
+        what has no room: the next life finds the log, as after a crash."""
+        if self._committer.is_stuck:
+            self._fetcher.stop()
+            try:
+                await trio.to_thread.run_sync(self._committer.stop)
+            except CommitFailed as error:
+                log.warning("stopped on a full disk; commands that waited are lost", error=str(error))
+            return
         if self._uploads is not None and await self.wait_durable(self.machine.lsn):
             await self._uploads.finish()
         outcome = self.machine.stop(self._now_ms())
         self._log(outcome, sync=True)
         self.flush()
-        if await self.wait_durable(outcome.waits_for_lsn):
-            await self._take_snapshot(rest_s=0.0)
+        if await self._wait_started(outcome.waits_for_lsn) and not self._committer.is_stuck:
+            await self._try_snapshot(rest_s=0.0)
         self._fetcher.stop()
         await trio.to_thread.run_sync(self._committer.stop)
 
@@ -360,6 +391,8 @@ class Engine:
         return self._is_over(1.0)
 
     def _is_over(self, factor: float) -> bool:
+        if self._committer.is_stuck:
+            return False  # writes are refused, and reads must not wait for the disk to have space
         return (
             self._committer.backlog_bytes > factor * _CONGESTED_BYTES
             or self.machine.unsealed_bytes > factor * _UNSEALED_FACTOR * self._settings.cache_bytes
@@ -373,15 +406,26 @@ class Engine:
     def submit(self, command: Command, ticket: Ticket) -> None:
         """Handles a command. The ticket is answered now or when the reply's promise is kept. Whoever submits
         calls `flush` when it has no more for now."""
+        if self.disk_space.level:
+            full = self.disk_space.refusal(command, self.machine.boxes.get(_box_of(command)))
+            if full is not None:
+                self._refuse(command, ticket, full)
+                return
         if self._behind and not isinstance(command, _READS) and _box_of(command) in self._behind:
             self._behind[_box_of(command)].append((command, ticket))
             return
         if self.machine.uploading.is_on and not isinstance(command, _READS):
             refusal = self.machine.uploading.refuses(command)
             if refusal is not None:
-                ticket.answer(refusal, 0.0, 0.0)
+                self._refuse(command, ticket, refusal)
                 return
         self._handle(command, ticket, [])
+
+    def _refuse(self, command: Command, ticket: Ticket, why: StreamsError) -> None:
+        """Answers a command that is not handled. Inputs of its session that are on their way fail too."""
+        if isinstance(command, AppendStream) and command.chain:
+            self.machine.streams.break_chain(command.chain)
+        ticket.answer(why, 0.0, 0.0)
 
     def _handle(self, command: Command, ticket: Ticket, held: Brought) -> None:
         """`held`: what was fetched for this command so far."""
@@ -740,7 +784,7 @@ class Engine:
 
     def _wake_claims(self, box: str) -> None:
         """Serves those that wait for jobs of this box, in their order, until one of them gets none."""
-        while True:
+        while self.disk_space.level != Level.FULL:  # else they wait on; a lease must be logged
             waiting = self._claims.woken(box, _wait_ms(), self.has_room)
             if self._claims.were_passed_over:
                 self._deferred_boxes[box] = None
@@ -797,7 +841,7 @@ class Engine:
 
     def _mind_time(self) -> None:
         """What has been done may need a tick sooner than the next one is to come."""
-        deadline_ms = self.machine.next_deadline_ms()
+        deadline_ms = self._next_deadline_ms()
         if deadline_ms is not None and deadline_ms < self._timer_at_ms:
             self._timer_changed.set()
         if self._claims:
@@ -813,7 +857,7 @@ class Engine:
             self.flush()
             self.after_answers()
             next_s = now_s + _TICK_S_MAX
-            deadline_ms = self.machine.next_deadline_ms()
+            deadline_ms = self._next_deadline_ms()
             if deadline_ms is not None:
                 next_s = min(next_s, now_s + (deadline_ms - now_ms) / 1000)
             if self._read_deadlines:
@@ -827,8 +871,12 @@ class Engine:
             with trio.move_on_after(max(0.001, next_s - now_s)):
                 await self._timer_changed.wait()
 
+    def _next_deadline_ms(self) -> int | None:
+        """When the machine wants to be called; not while the log has no room for what comes of it."""
+        return None if self._committer.is_stuck else self.machine.next_deadline_ms()
+
     def _tick(self, now_ms: int, now_s: float) -> None:
-        outcome = self.machine.tick(now_ms)
+        outcome = Outcome([], None) if self._committer.is_stuck else self.machine.tick(now_ms)
         if outcome.changes:
             self._log(outcome, sync=False)
         if outcome.wakes:
@@ -841,6 +889,10 @@ class Engine:
             if due[2] and not self.has_room(due[1][0].ticket):
                 self._claims.done(due[0], due[1])
                 due[1][0].ticket.answer(Throttled(_NO_ROOM), 0.0, 0.0)
+            elif self.disk_space.level == Level.FULL:  # a lease must be logged; others wait on
+                if due[2]:
+                    self._claims.done(due[0], due[1])
+                    due[1][0].ticket.answer(self.disk_space.full(), 0.0, 0.0)
             elif due[1]:
                 self._serve(due[0], due[1], is_over=due[2])
         while self._read_deadlines and self._read_deadlines[0][0] <= now_s:
@@ -856,6 +908,44 @@ class Engine:
                     waiting[:] = [other for other in waiting if other is not read]
                     if not waiting:
                         del self._reads[read.command.box]
+
+    # -- the disk's space
+
+    def _on_space(self) -> None:
+        """The log has met the end of the disk's space, or has space again."""
+        self._judge_space()
+        self._space_changed.set()
+
+    def _judge_space(self) -> None:
+        was_full = self.disk_space.level == Level.FULL
+        has_changed = self.disk_space.judge(
+            lacks_spare=self._committer.lacks_spare,
+            is_stuck=self._committer.is_stuck,
+            room_bytes=lambda: self._committer.room_bytes,
+            file_bytes=self._settings.wal_file_bytes,
+        )
+        if has_changed and was_full:
+            self._timer_changed.set()
+            self._wake(self._claims.boxes())
+            self._after_report([])
+
+    async def _keep_looking_for_space(self) -> None:
+        while True:
+            with trio.move_on_after(LOOK_SHORT_S if self.disk_space.is_short else LOOK_S):
+                await self._space_changed.wait()
+            self._space_changed = trio.Event()
+            await trio.to_thread.run_sync(self.disk_space.look)
+            if self._committer.lacks_spare and self.disk_space.may_allocate:
+                self._committer.prepare()
+            self._judge_space()
+
+    async def _wait_started(self, lsn: int) -> bool:
+        """Waits until this is durable, or known to have to wait for space. False when the log has failed."""
+        while self.machine.durable_lsn < lsn and self.failure is None and not self._committer.is_stuck:
+            async with trio.open_nursery() as nursery:
+                for event in (self._durable_changed, self.failed, self._space_changed):
+                    nursery.start_soon(_first_of, event, nursery.cancel_scope)
+        return self.failure is None
 
     async def wait_durable(self, lsn: int) -> bool:
         """Whether it came to that; if not, the log has failed and the shard must end."""
@@ -881,10 +971,28 @@ class Engine:
                 # without the segments that it names.
                 self._log_upkeep(self.machine.rest(self._now_ms()))
             try:
-                await self._take_snapshot()
+                if not await self._try_snapshot():
+                    await trio.sleep(_FULL_PAUSE_S)
+                    self._snapshot_wanted.set()
             except OSError as error:  # a disk that cannot keep a snapshot cannot be trusted with the log
                 self._on_failed(error)
                 return
+
+    async def _try_snapshot(self, *, rest_s: float = _SNAPSHOT_REST_S) -> bool:
+        """Takes a snapshot. False if the disk has no space for it; the log is kept until one has some."""
+        before = self._bytes_at_snapshot, self._lsn_at_snapshot
+        try:
+            await self._take_snapshot(rest_s=rest_s)
+        except OSError as error:
+            if error.errno not in NO_SPACE:
+                raise
+            self._bytes_at_snapshot, self._lsn_at_snapshot = before
+            if not self._lacks_snapshot:
+                log.error("the disk is full: a snapshot cannot be written; trying on", error=str(error))
+            self._lacks_snapshot = True
+            return False
+        self._lacks_snapshot = False
+        return True
 
     async def _take_snapshot(self, *, rest_s: float = _SNAPSHOT_REST_S) -> None:
         """State now, on disk once all of it is durable in the log; then old files may go."""

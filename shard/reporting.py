@@ -99,6 +99,7 @@ class Reporter:
                 queue_bytes=committed.backlog_bytes,
                 unsynced_frames=max(0, machine.lsn - machine.durable_lsn),
             ),
+            disk=engine.disk_space.report(),
             objects=engine.objects_report(),
             fsync=engine.fsync_times.facts(),
             ack=self._ack_times.facts(),

@@ -2,6 +2,9 @@
 
     plan (core/upkeep.py) ──► files, in a thread ──► the change, if what it rests on still stands
 
+On a full disk only what makes room is done: files that nobody names are dropped, and segments move to the
+cold store. A piece of work for which there is no space is tried again later.
+
 One piece of work at a time, and no faster than `bytes_per_s`, so that writers and readers hardly notice; when
 unsealed batches take more memory than they should, as fast as it goes.
 
@@ -16,7 +19,6 @@ Rules of the file
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from time import monotonic
 from typing import Any, Protocol
@@ -42,7 +44,7 @@ from shard.core.upkeep import (
     plan_seal,
 )
 from shard.retention import Pins
-from shard.storage.files import Corrupt
+from shard.storage.files import NO_SPACE, Corrupt
 from shard.storage.store import Name, SegmentStore, Unreachable
 from streams.protocol.records import Batch
 
@@ -93,6 +95,7 @@ class Upkeep:
         pinned_lsn: Callable[[], int],
         unsealed_bytes_max: int,
         bytes_per_s: int,
+        is_disk_full: Callable[[], bool] = lambda: False,
         in_thread: InThread = _in_thread,
         sleep: Callable[[float], Awaitable[None]] = trio.sleep,
     ) -> None:
@@ -107,6 +110,8 @@ class Upkeep:
         self._pinned_lsn = pinned_lsn
         self._unsealed_bytes_max = unsealed_bytes_max
         self._bytes_per_s = bytes_per_s
+        self._is_disk_full = is_disk_full
+        self._lacks_space = False
         self._in_thread = in_thread
         self._sleep = sleep
         self.sealed = 0
@@ -136,16 +141,22 @@ class Upkeep:
             try:
                 if not await self.step():
                     await self._sleep(_PAUSE_S)
+                else:
+                    self._lacks_space = False
             except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                if error.errno not in NO_SPACE:
                     raise  # the same disk as the log's: it cannot be trusted any more
-                log.error("the disk is full: segments cannot be written", error=str(error))
+                if not self._lacks_space:
+                    log.error("the disk is full: segments cannot be written; trying on", error=str(error))
+                self._lacks_space = True
                 await self._sleep(_FULL_PAUSE_S)
 
     async def step(self) -> bool:
         """Does the next piece of work; whether there was any."""
         if self._named is not None and not self.pins.is_all:
             await self._sweep()
+        if self._is_disk_full():
+            return await self._step_to_cold()
         kept = self._machine.keep_held(self._pinned_lsn())
         if kept is not None:
             self._log_outcome(kept)
@@ -173,6 +184,10 @@ class Upkeep:
         if rewrite is not None:
             await self._rewrite(rewrite)
             return True
+        return await self._step_to_cold()
+
+    async def _step_to_cold(self) -> bool:
+        """Moves a segment to the cold store, if one is due; whether one was."""
         if self._store.has_cold and monotonic() >= self._cold_again_at:
             move = plan_move(self._machine, self._hot)
             if move is not None:

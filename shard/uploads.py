@@ -308,8 +308,8 @@ class Uploads:
         for at, facts in enumerate(parts.state.boxes):
             parts.state.boxes[at] = _all_shown(facts)
         remove_tree(self._disk, folder)
-        write_export(self._disk, folder, parts, now_ms=taken_ms, file_bytes=self._file_bytes)
         try:
+            write_export(self._disk, folder, parts, now_ms=taken_ms, file_bytes=self._file_bytes)
             target = chains.target_of(self._place.store, self._disk, chain)
             source = ShardSource(folder, self._segments, taken_ms)
             target.take([source], self._place.slots, id=objectlog.base_id(parts.state.lsn))

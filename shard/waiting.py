@@ -101,6 +101,10 @@ class WaitingClaims(Generic[T]):
                 box.closes_ms = 0
                 self._open(box, claim.box, now_ms)
 
+    def boxes(self) -> list[str]:
+        """Boxes whose claims wait."""
+        return list(self._boxes)
+
     def next_ms(self) -> int | None:
         """When somebody must be asked next."""
         times = self._times

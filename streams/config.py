@@ -309,6 +309,22 @@ class Config:
         "How fast each shard seals and rewrites segments while there is no hurry; 0 is no limit.",
         most=1 << 40,
     )
+    disk_low_bytes: int = _setting(
+        "bytes",
+        0,
+        "Below this much free space of the data directory's disk, what adds data is refused (507 disk_full); "
+        "0 is 1 GiB, or a twentieth of the disk if that is less.",
+        most=1 << 60,
+        default_shown="1GiB or 5 %",
+    )
+    disk_full_bytes: int = _setting(
+        "bytes",
+        0,
+        "Below this much, all that must be written is refused; 0 is 256 MiB, or an eightieth of the disk if "
+        "that is less.",
+        most=1 << 60,
+        default_shown="256MiB or 1.25 %",
+    )
     shard_host: str = _setting(
         "text",
         "",

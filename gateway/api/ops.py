@@ -55,6 +55,7 @@ class Ops:
                 "wal_replay_complete": True,
                 "boxes": sum(int(shard["boxes"]) for shard in shards),
                 "shards": len(shards),
+                "disk": max((str(shard["disk"]) for shard in shards), key=("ok", "low", "full").index),
             },
         )
 

@@ -54,6 +54,7 @@ _CODE_OF: dict[str, str] = {
     "throttled": "rate_limited",
     "not_ready": "hot_server",
     "shard_unavailable": "hot_server",
+    "disk_full": "hot_server",
     "shutting_down": "server_draining",
     "cipher_mismatch": "unavailable",
     "cold_store_unavailable": "unavailable",
@@ -103,6 +104,6 @@ def translated(error: StreamsError) -> S2Error:
     elif isinstance(error, errors.Throttled) and detail.get("limit") in _QUOTAS:
         code = "quota_exhausted"
     wait_ms = 0
-    if code == "rate_limited":
+    if code == "rate_limited" or isinstance(error, errors.DiskFull):
         wait_ms = int(detail.get("retry_after_ms") or 1000 * RETRY_AFTER_S[error.code])
     return S2Error(code, error.message, retry_after_ms=wait_ms)

@@ -238,7 +238,7 @@ class Machine:
         self._committing = Committing(self)
         self.basins = Basins(self)
         self.tokens = Tokens(self)
-        self._streams = Streams(self)
+        self.streams = Streams(self)
         for part in (
             self._jobs,
             self.moves,
@@ -247,7 +247,7 @@ class Machine:
             self._committing,
             self.basins,
             self.tokens,
-            self._streams,
+            self.streams,
         ):
             self._handlers |= part.handlers
             self._appliers |= part.appliers
@@ -450,7 +450,7 @@ class Machine:
 
     def _expire(self, box: Box, now_ms: int, made: Made) -> None:
         if box.stream is not None:
-            self._streams.expire(box, box.stream, now_ms, made)
+            self.streams.expire(box, box.stream, now_ms, made)
         if box.config.ttl_ms:
             floor = box.floor_for_ttl(now_ms)
             if floor:

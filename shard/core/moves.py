@@ -47,6 +47,12 @@ _DEAD, _BACK = "dead letters of ", "requeued of "
 _encode, _decode = msgspec.json.encode, msgspec.json.decode
 
 
+def is_move(origin: str) -> bool:
+    """True if copies of this origin take the place of their originals, unlike those of a router, whose name
+    has no space in it."""
+    return origin.startswith((_DEAD, _BACK))
+
+
 class Move(NamedTuple):
     seq: int
     #: How often a dead letter was delivered.

@@ -219,10 +219,14 @@ class Streams:
         try:
             return self._append_one(command, now_ms, made)
         except StreamsError:
-            self._broken[command.chain] = None
-            if len(self._broken) > _BROKEN_MAX:
-                del self._broken[next(iter(self._broken))]
+            self.break_chain(command.chain)
             raise
+
+    def break_chain(self, chain: str) -> None:
+        """An input of this session has failed, so those after it fail too."""
+        self._broken[chain] = None
+        if len(self._broken) > _BROKEN_MAX:
+            del self._broken[next(iter(self._broken))]
 
     def _append_one(self, command: protocol.AppendStream, now_ms: int, made: Made) -> Outcome:
         box, state = self._found(command.box, now_ms, made)

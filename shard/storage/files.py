@@ -21,7 +21,7 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 #: One run of bytes to be written. A memoryview must be of bytes (format "B"), so that `len` is its size.
 Buffer = bytes | bytearray | memoryview
@@ -35,6 +35,9 @@ READ_BYTES_PER_CALL = 1 << 30
 
 #: What a disk or its file system says of bytes that it cannot give back: a bad sector, a checksum of its own.
 UNREADABLE = (errno.EIO, errno.EUCLEAN, errno.EBADMSG)
+
+#: What a file system says when it has no room for more, or a user has none left.
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 #: What a disk gives back or loses as one.
 PAGE_BYTES = 4096
@@ -53,6 +56,13 @@ class Corrupt(Exception):
             f"{path} is damaged at byte {offset}: {reason}. Nothing was changed. Run `streams verify` to see "
             "how far the damage goes, then `streams repair` to keep what is whole, or put a backup in place."
         )
+
+
+class Space(NamedTuple):
+    """Of a file system: what may still be written to it, and how large it is."""
+
+    free_bytes: int
+    total_bytes: int
 
 
 class DiskLike(Protocol):
@@ -77,6 +87,10 @@ class DiskLike(Protocol):
     def read_all(self, path: str) -> bytes: ...
 
     def truncate(self, handle: int, size: int) -> None: ...
+
+    def allocate(self, handle: int, size: int) -> None:
+        """Have room for the first `size` bytes of a file, so that writing them cannot run out of it. What was
+        not written reads as zeros. A file system that copies on write promises less."""
 
     def fdatasync(self, handle: int) -> None:
         """Make a file's bytes and its size durable."""
@@ -108,6 +122,9 @@ class DiskLike(Protocol):
     def size(self, path: str) -> int: ...
 
     def is_dir(self, path: str) -> bool: ...
+
+    def space(self, path: str) -> Space:
+        """Of the file system that holds `path`."""
 
     def free_bytes(self, path: str) -> int:
         """What may still be written to the file system of `path`."""
@@ -188,6 +205,9 @@ class Disk:
     def truncate(self, handle: int, size: int) -> None:
         os.ftruncate(handle, size)
 
+    def allocate(self, handle: int, size: int) -> None:
+        os.posix_fallocate(handle, 0, size)
+
     def fdatasync(self, handle: int) -> None:
         os.fdatasync(handle)
 
@@ -232,9 +252,12 @@ class Disk:
     def is_dir(self, path: str) -> bool:
         return os.path.isdir(path)
 
-    def free_bytes(self, path: str) -> int:
+    def space(self, path: str) -> Space:
         found = os.statvfs(path)
-        return found.f_bavail * found.f_frsize
+        return Space(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
+
+    def free_bytes(self, path: str) -> int:
+        return self.space(path).free_bytes
 
 
 class ExaminedDisk(Disk):
@@ -339,9 +362,9 @@ class ConfinedDisk(Disk):
         with self._parent(path) as (parent, name):
             return os.stat(name, dir_fd=parent, follow_symlinks=False).st_size
 
-    def free_bytes(self, path: str) -> int:
+    def space(self, path: str) -> Space:
         found = os.fstatvfs(self._root_handle)
-        return found.f_bavail * found.f_frsize
+        return Space(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
 
     def _mode(self, path: str) -> int:
         try:

@@ -2,7 +2,7 @@
 
     wal/000000000007.wal      oldest file still needed
     wal/000000000008.wal      newest: the only one that is written
-    wal/000000000003.spare    filled with zeros, or an old file, waiting to become 000000000009.wal
+    wal/000000000003.spare    allocated, or an old file, waiting to become 000000000009.wal
 
 A file is one page of header, then frames, then whatever was there before (zeros, or an older file's frames).
 All integers are little-endian; every frame begins at a multiple of eight.
@@ -25,7 +25,9 @@ Otherwise the bad frame and all behind it were never promised to anyone, and the
 Rules of the file:
   1. `scan` only reads. `settle` makes its verdict durable and must come before the first `append`.
   2. Nothing is written behind an old tail: it is cut off durably, and new frames begin a new file.
-  3. After a failed write or sync nothing is written, synced or promised again by this object.
+  3. After a failed write or sync nothing is written, synced or promised again by this object. A write for
+     which the disk has no room is not one of these while `on_full` waits for room: it has changed nothing
+     that counts, and is made again.
   4. A payload is never copied, unless it is so small that a copy is cheaper than one more buffer.
   5. One thread at a time appends and syncs; `run_sync` alone may run beside it. `prepare_next` and `release`
      may run on one other thread; what they share is a deque of spares and a dict of files, each changed by
@@ -38,8 +40,11 @@ Invariants:
                      durable; it gets its first frame only when that name is. So only the newest file can
                      have a torn tail, and a later file's header proves all frames before its first lsn.
   seed-is-number     a frame verifies in the file it was written for and in no other, so the remains of an
-                     older file in a recycled one are never frames. Spares do not outlive a process.
-  proven-when-quiet  after `settle`, `mark` and `close` a marker or header proves every durable frame.
+                     older file in a recycled one are never frames. Numbers of a directory only grow.
+  room-before-frames a log that `reserves` writes frames only where its file has room already: a full disk is
+                     met when a file is made, before anything is in it.
+  proven-when-quiet  after `settle`, `mark` and `close` a marker or header proves every durable frame; after a
+                     `settle` on a full disk, from the next file's header on.
 """
 
 from __future__ import annotations
@@ -48,16 +53,19 @@ import struct
 import threading
 from array import array
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import count
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from xxhash import xxh3_64, xxh3_64_intdigest
 
-from shard.storage.files import Buffer, Corrupt, DiskLike, parent_of
+from shard.storage.files import NO_SPACE, Buffer, Corrupt, DiskLike, parent_of
 
 #: (kind, version, lsn, the parts of the content): a frame on its way to the file.
 FrameParts = tuple[int, int, int, Sequence[Buffer]]
+
+T = TypeVar("T")
 
 FORMAT_VERSION = 1
 FILE_BYTES = 64 << 20
@@ -133,11 +141,19 @@ class _File:
 
 
 class Wal:
-    def __init__(self, disk: DiskLike, directory: str, *, file_bytes: int = FILE_BYTES) -> None:
+    def __init__(
+        self, disk: DiskLike, directory: str, *, file_bytes: int = FILE_BYTES, reserves: bool = False
+    ) -> None:
+        """`reserves`: files have all their room from the start, and one spare outlives the process, so that a
+        start on a full disk has a file to write to."""
         assert file_bytes > HEADER_BYTES + 2 * _MARKER_BYTES
         self._disk = disk
         self._directory = directory
         self._file_bytes = file_bytes
+        self._reserves = reserves
+        #: Asked when the disk has no room for the next frames. It waits a while and returns True to have the
+        #: write made again, or False to have it fail.
+        self.on_full: Callable[[OSError], bool] = lambda error: False
         #: Frames stop short of the end by one marker, so that `mark` always fits and the size stays the same.
         self._frames_end_max = file_bytes - _MARKER_BYTES
         self._files: dict[int, _File] = {}
@@ -299,23 +315,45 @@ class Wal:
         disk = self._disk
         disk.mkdir(self._directory)
         disk.fsync_dir(parent_of(self._directory))
-        for name in disk.listdir(self._directory):
-            if name.endswith(".spare"):
-                disk.unlink(f"{self._directory}/{name}")
+        self._settle_spares()
         if self._files:
             newest = self._newest()
             handle = disk.open(newest.path, writable=True)
             self._write_again(handle, newest)
             disk.truncate(handle, newest.end)
             disk.fsync(handle)
-            if self._proven_lsn < newest.last_lsn:
-                disk.pwritev(handle, [_marker(newest.number, newest.last_lsn, newest.last_lsn)], newest.end)
+            if self._proven_lsn < newest.last_lsn and self._mark_settled(handle, newest):
                 disk.fdatasync(handle)
                 newest.end += _MARKER_BYTES
             disk.close(handle)
         disk.fsync_dir(self._directory)
         self._proven_lsn = self.logged_lsn
         self._state = "open"
+
+    def _settle_spares(self) -> None:
+        """Drop the spares of the process before, all but one that is whole if this log `reserves`."""
+        for name in self._disk.listdir(self._directory):
+            if not name.endswith(".spare"):
+                continue
+            path = f"{self._directory}/{name}"
+            if self._reserves and not self._spares and self._disk.size(path) == self._file_bytes:
+                self._spares.append(path)
+                self._spare_names = count(int(name.partition(".")[0]) + 1)
+            else:
+                self._disk.unlink(path)
+
+    def _mark_settled(self, handle: int, newest: _File) -> bool:
+        """Write the marker behind what the scan found. False if a full disk has no block for it: then the
+        header of the next file is the first proof, and until then damage may pass for a torn tail."""
+        marker = [_marker(newest.number, newest.last_lsn, newest.last_lsn)]
+        try:
+            self._disk.pwritev(handle, marker, newest.end)
+        except OSError as error:
+            if error.errno not in NO_SPACE or not self._reserves:
+                raise
+            self._disk.truncate(handle, newest.end)
+            return False
+        return True
 
     def _write_again(self, handle: int, newest: _File) -> None:
         """Frames that nothing proves durable may stand in memory only: after a failed sync the kernel takes
@@ -364,6 +402,36 @@ class Wal:
         except BaseException:
             self._state = "failed"
             raise
+
+    def try_append(self, frames: Sequence[FrameParts]) -> bool:
+        """Append frames for which there `has_room`, without waiting. False if the disk has no room for them
+        after all; then nothing was logged."""
+        self._refuse_unless_open()
+        file = self._current
+        assert file is not None, "it has room"
+        before = len(file.offsets), self.logged_lsn, self._proven_lsn
+        try:
+            self._append(frames, waits=False)
+        except BaseException as error:
+            if isinstance(error, OSError) and error.errno in NO_SPACE and self._current is file:
+                del file.offsets[before[0] :]
+                self.logged_lsn, self._proven_lsn = before[1:]
+                return False
+            self._state = "failed"
+            raise
+        return True
+
+    @property
+    def room_bytes(self) -> int:
+        """What can be written for certain: into the current file, and into those that are ready. Any thread
+        may ask; it is right to within what is being written."""
+        current = self._current
+        left = 0 if current is None else max(0, self._frames_end_max - current.end)
+        return left + len(self._spares) * (self._frames_end_max - HEADER_BYTES)
+
+    @property
+    def has_spare(self) -> bool:
+        return bool(self._spares)
 
     def has_room(self, frames: int, size: int) -> bool:
         """Whether so many frames with so many bytes of content fit into the file that is being written."""
@@ -436,7 +504,7 @@ class Wal:
         if self._state != "open":
             raise RuntimeError(f"{self!r} takes nothing: it must be scanned, settled and not have failed")
 
-    def _append(self, frames: Sequence[FrameParts]) -> None:
+    def _append(self, frames: Sequence[FrameParts], *, waits: bool = True) -> None:
         buffers: list[Buffer] = []
         file = self._current
         offset = file.end if file is not None else self._file_bytes
@@ -450,9 +518,9 @@ class Wal:
             size = FRAME_HEAD_BYTES + (length + 7 & ~7) + CHECKSUM_BYTES
             end = offset + len(marker) + size
             if file is None or (end > self._frames_end_max and offset > HEADER_BYTES):
-                self._write(buffers)
+                self._write(buffers, waits=waits)
                 buffers = []
-                file = self._rotate(first_lsn=lsn)
+                file = self._rotate(first_lsn=lsn, frame_bytes=size)
                 offset = HEADER_BYTES
                 marker = b""  # The new file's header says the same.
             if marker:
@@ -464,13 +532,15 @@ class Wal:
             _encode(buffers, file.number, kind, version, lsn, length, parts)
             offset += size
             self.logged_lsn = lsn
-        self._write(buffers)
+        self._write(buffers, waits=waits)
         assert file is None or file.end == offset
 
-    def _write(self, buffers: list[Buffer]) -> None:
+    def _write(self, buffers: list[Buffer], *, waits: bool = True) -> None:
         if buffers:
             assert self._current is not None
-            written = self._disk.pwritev(self._handle, buffers, self._current.end)
+            at = self._current.end
+            write = partial(self._disk.pwritev, self._handle, buffers, at)
+            written = self._when_there_is_room(write) if waits else write()
             self._current.end += written
             self.bytes_written += written
 
@@ -493,8 +563,18 @@ class Wal:
 
     # Files: rotate on the writing thread, prepare_next and release on another.
 
-    def _rotate(self, *, first_lsn: int) -> _File:
-        """Begin the next file; see whole-before-next for the order of the steps."""
+    def _when_there_is_room(self, work: Callable[[], T]) -> T:
+        """Do something that a full disk refuses, again and again while `on_full` says so."""
+        while True:
+            try:
+                return work()
+            except OSError as error:
+                if error.errno not in NO_SPACE or not self.on_full(error):
+                    raise
+
+    def _rotate(self, *, first_lsn: int, frame_bytes: int) -> _File:
+        """Begin the next file, with room for a frame of this size; see whole-before-next for the order of the
+        steps."""
         disk = self._disk
         self._sync()
         if self._handle >= 0:
@@ -503,12 +583,16 @@ class Wal:
         try:
             spare = self._spares.popleft()
         except IndexError:
-            # The spare is not ready. An empty file will do: its syncs are slower, but nobody waits for zeros.
-            spare = self._create_spare(0)
+            # The spare is not ready. One without zeros will do: its syncs are slower, but nobody waits long.
+            spare = self._when_there_is_room(partial(self._create_spare, zeros=False))
         file = _File(number, self._path(number), first_lsn)
         handle = disk.open(spare, writable=True)
         self._handle = handle
-        disk.pwritev(handle, [_header(number, first_lsn)], 0)
+        if self._reserves and HEADER_BYTES + frame_bytes > self._frames_end_max:
+            whole = HEADER_BYTES + frame_bytes + _MARKER_BYTES
+            self._when_there_is_room(partial(disk.allocate, handle, whole))
+        header: list[Buffer] = [_header(number, first_lsn)]
+        self._when_there_is_room(partial(disk.pwritev, handle, header, 0))
         disk.fdatasync(handle)
         disk.rename(spare, file.path)
         disk.fsync_dir(self._directory)
@@ -520,15 +604,18 @@ class Wal:
 
     def prepare_next(self, *, zeros: bool = True) -> None:
         """Have a file full of zeros ready: a sync over blocks that exist is several times faster. Without
-        zeros it is empty: then its syncs are slower, but nothing is written twice."""
+        zeros it has only room for them: then its syncs are slower, but nothing is written twice."""
         self._refuse_unless_open()
         if not self._spares:
-            self._spares.append(self._create_spare(self._file_bytes if zeros else 0))
+            self._spares.append(self._create_spare(zeros=zeros))
 
-    def _create_spare(self, size: int) -> str:
+    def _create_spare(self, *, zeros: bool) -> str:
         path = f"{self._directory}/{next(self._spare_names):012d}.spare"
+        size = self._file_bytes if zeros else 0
         handle = self._disk.create(path)
         try:
+            if self._reserves and not zeros:
+                self._disk.allocate(handle, self._file_bytes)
             for offset in range(0, size, len(_ZEROS)):
                 self._disk.pwritev(handle, [memoryview(_ZEROS)[: size - offset]], offset)
                 self._disk.fdatasync(handle)
@@ -558,11 +645,10 @@ class Wal:
             raise
 
     def _drop(self, path: str) -> None:
-        # One that began empty ends a little short of the full size, and is as good as a full one.
-        if (
-            len(self._spares) < SPARES_MAX
-            and self._file_bytes // 2 <= self._disk.size(path) <= self._file_bytes
-        ):
+        # One that began empty ends a little short of the full size, and is as good as a full one, unless
+        # there must be room for all that a file can take.
+        least = self._file_bytes if self._reserves else self._file_bytes // 2
+        if len(self._spares) < SPARES_MAX and least <= self._disk.size(path) <= self._file_bytes:
             spare = f"{self._directory}/{next(self._spare_names):012d}.spare"
             self._disk.rename(path, spare)
             self._disk.fsync_dir(self._directory)

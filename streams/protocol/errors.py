@@ -222,6 +222,12 @@ class Throttled(Busy):
     code = "throttled"
 
 
+class DiskFull(Busy):
+    """The server's disk is full; nothing was written. Delete records or free space, then try again."""
+
+    code = "disk_full"
+
+
 class NotReady(Busy):
     """The server is still replaying its log."""
 

@@ -95,6 +95,17 @@ class WalReport(msgspec.Struct, frozen=True, kw_only=True):
     unsynced_frames: int = 0
 
 
+class DiskReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The space of a shard's disk, and what was refused for want of it."""
+
+    #: 0 ok, 1 commands that add data are refused, 2 all that write are.
+    level: int = 0
+    free_bytes: int = 0
+    low_bytes: int = 0
+    full_bytes: int = 0
+    refused: int = 0
+
+
 class ObjectsReport(msgspec.Struct, frozen=True, kw_only=True):
     """What a shard puts into the object store for its boxes of class object."""
 
@@ -114,6 +125,7 @@ class ShardReport(msgspec.Struct, frozen=True, kw_only=True):
     totals: BoxTotals = msgspec.field(default_factory=BoxTotals)
     tally: TallyReport = msgspec.field(default_factory=TallyReport)
     wal: WalReport = WalReport()
+    disk: DiskReport = DiskReport()
     objects: ObjectsReport = ObjectsReport()
     fsync: HistogramFacts = HistogramFacts()
     ack: HistogramFacts = HistogramFacts()

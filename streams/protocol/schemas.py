@@ -387,11 +387,16 @@ class Health(Answer, kw_only=True):
     uptime_ms: Millis
 
 
+#: low: commands that add data are answered 507; full: all that write are.
+DiskLevel = Literal["ok", "low", "full"]
+
+
 class Ready(Answer, kw_only=True):
     status: Literal["ready"]
     wal_replay_complete: bool
     boxes: Seq
     shards: Seq
+    disk: DiskLevel
 
 
 class ProcessStatus(msgspec.Struct, kw_only=True):
@@ -422,6 +427,7 @@ class ShardStatus(ProcessStatus, kw_only=True):
     boxes: Seq | UnsetType = UNSET
     records: Seq | UnsetType = UNSET
     bytes: Seq | UnsetType = UNSET
+    disk: DiskLevel | UnsetType = UNSET
     wal_queue_bytes: Seq | UnsetType = UNSET
     unsynced_frames: Seq | UnsetType = UNSET
     waiting_reads: Seq | UnsetType = UNSET
@@ -440,6 +446,10 @@ class GatewayStatus(ProcessStatus, kw_only=True):
 class DiskStatus(msgspec.Struct):
     bytes: Seq
     free_bytes: Seq
+    level: DiskLevel
+    #: The watermarks of free space below which the level is low, and full.
+    low_bytes: Seq
+    full_bytes: Seq
 
 
 class Status(Answer, kw_only=True):

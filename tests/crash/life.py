@@ -436,7 +436,7 @@ def new_disk() -> FaultDisk:
 
 def recovered(disk: FaultDisk) -> tuple[Machine, Wal, Snapshots, SegmentStore, Recovered]:
     machine = Machine(due_records=SEAL.records, due_bytes=SEAL.bytes)
-    wal = Wal(disk, "/data/wal", file_bytes=FILE_BYTES)
+    wal = Wal(disk, "/data/wal", file_bytes=FILE_BYTES, reserves=True)
     snapshots = Snapshots(disk, "/data/snapshot")
     store = SegmentStore(disk, "/data/segments", FolderCold("/cold", disk))
     *_, found = recover(machine, wal, snapshots, store.open)

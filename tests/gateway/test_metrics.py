@@ -226,6 +226,8 @@ EXPECTED: dict[str, Callable[[Page], bool]] = {
     "streams_loop_lag_seconds": there("streams_loop_lag_seconds", 4),
     "streams_throttled_total": equal(0, "streams_throttled_total"),
     "streams_paced_total": there("streams_paced_total", 4),
+    "streams_disk_level": there("streams_disk_level", 2),
+    "streams_disk_refused_total": equal(0, "streams_disk_refused_total"),
     "streams_process_resident_bytes": of_everyone("streams_process_resident_bytes"),
     "streams_process_cpu_seconds_total": of_everyone("streams_process_cpu_seconds_total"),
     "streams_process_open_files": of_everyone("streams_process_open_files"),

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Any
 
 import pytest
 
@@ -50,9 +51,9 @@ class GatedDisk(FaultDisk):
 class Desk:
     """A committer with its reports gathered in order, each with the lsn or the error it carried."""
 
-    def __init__(self, disk: DiskLike, directory: str, **options: int) -> None:
+    def __init__(self, disk: DiskLike, directory: str, **options: Any) -> None:
         self.disk = disk
-        self.wal = Wal(disk, directory, file_bytes=FILE_BYTES)
+        self.wal = Wal(disk, directory, file_bytes=FILE_BYTES, reserves=True)
         list(self.wal.scan())
         self.wal.settle()
         self.wal.prepare_next()
@@ -89,7 +90,7 @@ def desk(tmp_path: Path) -> Iterator[Callable[..., Desk]]:
     """Makes desks, started, and stops them."""
     made: list[Desk] = []
 
-    def make(disk: DiskLike | None = None, **options: int) -> Desk:
+    def make(disk: DiskLike | None = None, **options: Any) -> Desk:
         options.setdefault("sync_interval_ms", NEVER_MS)
         made.append(Desk(disk or Disk(), "/data/wal" if disk else f"{tmp_path}/wal", **options))
         made[-1].committer.start()
@@ -352,7 +353,7 @@ def test_a_flush_that_waits_when_the_failure_comes_is_let_go(desk: Callable[...,
     waiting = [threading.Thread(target=flush) for _ in range(3)]
     for thread in waiting:
         thread.start()
-    disk.fail_next("pwritev", OSError(errno.ENOSPC, "full"))
+    disk.fail_next("pwritev", OSError(errno.EIO, "failed"))
     disk.gate.set()
     for thread in waiting:
         thread.join(PATIENCE_S)
@@ -475,3 +476,59 @@ def test_a_failed_write_at_once_is_reported_once_and_ends_everything(desk: Calla
     with pytest.raises(CommitFailed):
         one.committer.stop()
     assert one.rest() == []
+
+
+# A disk that is full.
+
+
+def test_a_commit_without_room_waits_and_is_reported_when_there_is_some(desk: Callable[..., Desk]) -> None:
+    disk = FaultDisk("/data")
+    one = desk(disk)
+    one.submit(b"first", sync=True)
+    assert [one.next(), one.next()] == [("logged", 1), ("durable", 1)]
+    one.committer.flush()
+    one.wal._spares.clear()
+    disk.is_full = True
+    one.submit(b"x" * FILE_BYTES, sync=True)
+    while not one.committer.is_stuck:
+        threading.Event().wait(0.001)
+    done = one.committer.work_done
+    while one.committer.work_done == done:  # it looks again and again, and is not taken for a disk that hangs
+        threading.Event().wait(0.001)
+    assert one.rest() == []
+    disk.is_full = False
+    assert [one.next(), one.next()] == [("logged", 2), ("durable", 2)]
+    assert not one.committer.is_stuck
+
+
+def test_a_committer_that_waits_for_room_can_be_stopped(desk: Callable[..., Desk]) -> None:
+    disk = FaultDisk("/data")
+    one = desk(disk)
+    one.wal._spares.clear()
+    disk.is_full = True
+    one.submit(b"x" * FILE_BYTES, sync=True)
+    while not one.committer.is_stuck:
+        threading.Event().wait(0.001)
+    with pytest.raises(CommitFailed):
+        one.committer.stop()
+
+
+def test_the_next_file_that_cannot_be_made_is_told_before_the_current_one_is_full(
+    desk: Callable[..., Desk],
+) -> None:
+    disk = FaultDisk("/data")
+    told = threading.Event()
+    one = desk(disk, on_space=told.set)
+    one.submit(b"first", sync=True)
+    assert one.next() == ("logged", 1)
+    while not one.wal.has_spare:
+        threading.Event().wait(0.001)
+    disk.is_full = True
+    one.wal._spares.clear()
+    one.committer.prepare()
+    assert told.wait(PATIENCE_S) and one.committer.lacks_spare
+    assert one.wal.has_room(1, 1000)
+    told.clear()
+    disk.is_full = False
+    one.committer.prepare()
+    assert told.wait(PATIENCE_S) and not one.committer.lacks_spare

@@ -557,6 +557,86 @@ def test_a_spare_that_could_not_be_filled_is_removed_and_the_log_goes_on() -> No
     assert contents(scanned(disk)) == [b"still here"]
 
 
+# A disk that is full.
+
+
+def reserving(disk: DiskLike, *, snapshot_lsn: int = 0) -> Wal:
+    wal = Wal(disk, WAL, file_bytes=FILE_BYTES, reserves=True)
+    list(wal.scan(snapshot_lsn=snapshot_lsn))
+    wal.settle()
+    return wal
+
+
+@pytest.mark.parametrize("zeros", [True, False])
+def test_a_log_that_reserves_writes_to_a_full_disk_as_much_as_it_said(zeros: bool) -> None:
+    disk = FaultDisk("/data")
+    wal = reserving(disk)
+    wal.append([frame(1, b"x" * 100)])
+    wal.prepare_next(zeros=zeros)
+    disk.is_full = True
+    room = wal.room_bytes
+    assert wal.has_spare and room > FILE_BYTES - HEADER_BYTES
+    lsn = 1
+    while wal.room_bytes >= 124 + 40:
+        lsn += 1
+        wal.append([frame(lsn, b"x" * 100)])
+        wal.mark()
+    assert wal.rotations == 2 and not wal.has_spare
+    with pytest.raises(OSError):
+        wal.append([frame(lsn + 1, b"x" * 1000)])
+    disk.is_full = False
+    assert contents(scanned(disk.kill())) == [b"x" * 100] * lsn
+
+
+def test_what_has_no_room_is_written_when_there_is_some() -> None:
+    disk = FaultDisk("/data")
+    wal = reserving(disk)
+    wal.append([frame(1, b"before")])
+    looks: list[int] = []
+
+    def on_full(error: OSError) -> bool:
+        assert error.errno == errno.ENOSPC
+        looks.append(len(looks))
+        disk.is_full = len(looks) < 3
+        return True
+
+    wal.on_full = on_full
+    disk.is_full = True
+    large = b"y" * (3 * FILE_BYTES)  # more than a file has: it is made with room for it
+    wal.append([frame(2, b"x" * 700), frame(3, b"x" * 700), frame(4, large), frame(5, b"z")])
+    wal.close()
+    assert len(looks) == 3
+    assert contents(scanned(disk)) == [b"before", b"x" * 700, b"x" * 700, large, b"z"]
+
+
+def test_a_try_that_has_no_room_logs_nothing_and_the_log_goes_on() -> None:
+    disk = FaultDisk("/data")
+    wal = opened(disk)  # one whose files grow, as on a file system that copies on write
+    wal.append([frame(1, b"one")])
+    wal.sync()
+    disk.is_full = True
+    assert not wal.try_append([frame(2, b"two"), frame(3, b"three")])
+    assert (wal.logged_lsn, wal.files()[-1].last_lsn) == (1, 1)
+    disk.is_full = False
+    assert wal.try_append([frame(2, b"again")])
+    wal.close()
+    assert contents(scanned(disk)) == [b"one", b"again"]
+
+
+def test_a_log_that_reserves_begins_on_a_full_disk_with_the_spare_of_the_process_before() -> None:
+    disk = FaultDisk("/data")
+    wal = reserving(disk)
+    wal.append([frame(1, b"one")])
+    wal.prepare_next()
+    disk = disk.kill()
+    disk.is_full = True
+    wal = reserving(disk)
+    assert wal.has_spare
+    wal.append([frame(2, b"two")])
+    wal.close()
+    assert contents(scanned(disk)) == [b"one", b"two"]
+
+
 # Files that are not written any more, while another process writes the newest one.
 
 

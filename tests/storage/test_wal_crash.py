@@ -53,7 +53,7 @@ def recover(disk: FaultDisk, model: Model) -> tuple[Wal, Snapshots]:
         snapshot_lsn = loaded.lsn
         assert loaded.skipped == []
         assert bytes(loaded.content) == snapshot_of(model, snapshot_lsn)
-    wal = Wal(disk, "/data/wal", file_bytes=FILE_BYTES)
+    wal = Wal(disk, "/data/wal", file_bytes=FILE_BYTES, reserves=True)
     frames = {frame.lsn: bytes(frame.content) for frame in wal.scan(snapshot_lsn=snapshot_lsn)}
     model.check(frames, snapshot_lsn)
     wal.settle()
@@ -106,7 +106,7 @@ def test_the_script_does_everything_a_log_can_do() -> None:
     live(disk, model, b"b", random.Random(1))
     assert set(disk.history) == {
         "create", "open", "close", "pwritev", "truncate", "fdatasync", "fsync", "fsync_dir", "rename",
-        "unlink", "mkdir", "listdir", "exists", "size", "read_all",
+        "unlink", "mkdir", "listdir", "exists", "size", "read_all", "allocate",
     }  # fmt: skip
     assert disk.operations > 200
 

@@ -28,7 +28,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from shard.storage.files import Buffer
+from shard.storage.files import Buffer, Space
 
 SECTOR_BYTES = 512
 MOMENTS = ("before", "midway", "after")
@@ -142,8 +142,10 @@ class FaultDisk:
         """`roots` are directories that are there; "/data" unless others are given."""
         self.operations = 0
         self.history: list[str] = []
-        #: What the disk says is free; it is only said.
-        self.free = 1 << 40
+        #: What the disk says is free, and how large it says that it is; it is only said.
+        self.free = self.total = 1 << 40
+        #: While this is so, no file grows.
+        self.is_full = False
         self._names: dict[str, _Inode | None] = dict.fromkeys(roots or ("/data",))
         self._durable_names = dict(self._names)
         self._pending_names: dict[str, list[_NameChange]] = {}
@@ -275,6 +277,7 @@ class FaultDisk:
             inode, writable, _ = self._open_file(handle)
             if not writable:
                 raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+            self._refuse_growth(inode, offset + length)
             inode.change(_Change(offset, data[:length]))
             return length
 
@@ -296,6 +299,19 @@ class FaultDisk:
 
     def truncate(self, handle: int, size: int) -> None:
         self._do("truncate", lambda: self._open_file(handle)[0].change(_Change(size, None)))
+
+    def allocate(self, handle: int, size: int) -> None:
+        def effect() -> None:
+            inode = self._open_file(handle)[0]
+            self._refuse_growth(inode, size)
+            if len(inode.content) < size:
+                inode.change(_Change(size, None))
+
+        self._do("allocate", effect)
+
+    def _refuse_growth(self, inode: _Inode, size: int) -> None:
+        if self.is_full and size > len(inode.content):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def fdatasync(self, handle: int) -> None:
         inode = self._open_file(handle)[0]
@@ -366,6 +382,9 @@ class FaultDisk:
 
     def is_dir(self, path: str) -> bool:
         return self._do("is_dir", lambda: self._is_dir(path))
+
+    def space(self, path: str) -> Space:
+        return self._do("space", lambda: Space(self.free, self.total))
 
     def free_bytes(self, path: str) -> int:
         return self._do("free_bytes", lambda: self.free)

@@ -1,0 +1,275 @@
+"""Watches the free space of a shard's disk, and says which commands it still has room for.
+
+    free space      level    commands
+    ──────────────  ───────  ────────────────────────────────────────────────────────────────────────────
+    enough          ok       all
+    below the low   low      those that add data are refused (`507 disk_full`): appends, new boxes, groups,
+    watermark                routers, streams and tokens, rows of transactions, copies of routers. Reads,
+                             claims, acks, nacks, extends, deletes, trims, fences, dead letters go on
+    below the full  full     everything that must be logged is refused; reads, and boxes in memory, go on
+    watermark
+
+What goes on at level low has its room: the log writes only into files that are allocated (`wal.py`,
+room-before-frames). When the next log file cannot be allocated the level is low, whatever the file system
+says of its space, and full when the current file has little room left, or the log waits for room.
+
+A level ends when there is an eighth more space than the watermark that began it, so that it does not flutter.
+
+Rules of the file
+- It decides before the machine handles a command (`refusal`); nothing here undoes anything.
+- A command is judged by its type and by what its box is; never by its content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import IntEnum
+from typing import Any
+
+import structlog
+
+from shard.core.box import Box
+from shard.core.moves import is_move
+from shard.storage.files import DiskLike
+from streams.protocol import bulk, commands, forwards, key_limits, queues, routers, streams
+from streams.protocol.errors import DiskFull
+from streams.protocol.reports import DiskReport
+
+log = structlog.get_logger()
+
+#: Watermarks where the settings say none: so much, or this part of the file system if that is less.
+LOW_BYTES, LOW_PART = 1 << 30, 20
+FULL_BYTES, FULL_PART = 256 << 20, 80
+
+#: Clients are asked to come back after this: space seldom comes back by itself in less.
+RETRY_AFTER_MS = 5_000
+
+#: Between two looks; the second when space is short, or nearly so.
+LOOK_S, LOOK_SHORT_S = 1.0, 0.25
+
+#: With no next log file, the level is full when the current one has less than this part of its size left.
+_ROOM_PART = 8
+
+
+class Level(IntEnum):
+    OK = 0
+    LOW = 1
+    FULL = 2
+
+
+def _always(command: Any, box: Box | None) -> bool:
+    return True
+
+
+def _adds_records(command: Any, box: Box | None) -> bool:
+    return box is None or not box.is_memory
+
+
+def _makes_box(command: Any, box: Box | None) -> bool:
+    return box is None
+
+
+def _makes_group(command: queues.CommitGroup, box: Box | None) -> bool:
+    return box is not None and box.groups.find(command.group) is None
+
+
+def _copies(command: forwards.Forward, box: Box | None) -> bool:
+    return not is_move(command.head.origin) and _adds_records(command, box)
+
+
+def _appends_to_stream(command: streams.AppendStream, box: Box | None) -> bool:
+    """A record that trims or fences its stream is let in, alone."""
+    only_commands = len(command.trims) + (command.fence is not None) >= len(command.tails)
+    return not only_commands and _adds_records(command, box)
+
+
+#: Commands that add data, and whether one of them does.
+ADDS: Mapping[type, Callable[[Any, Box | None], bool]] = {
+    commands.Append: _adds_records,
+    commands.PutBox: _makes_box,
+    forwards.Forward: _copies,
+    forwards.Tie: _always,
+    routers.PutRouter: _always,
+    queues.PlanRequeue: _always,
+    queues.CommitGroup: _makes_group,
+    bulk.TxnPut: _always,
+    streams.AppendStream: _appends_to_stream,
+    streams.PutStream: _always,
+    streams.PutBasin: _always,
+    streams.IssueToken: _always,
+}
+
+#: Commands that change little and make room, or let work that is under way come to its end.
+LOGGED = frozenset(
+    (
+        commands.DeleteBox,
+        commands.DeleteRecords,
+        commands.SetFence,
+        forwards.Carried,
+        forwards.Untie,
+        routers.SettleRouter,
+        routers.DropRouter,
+        queues.Claim,
+        queues.ClaimTogether,
+        queues.Ack,
+        queues.Nack,
+        queues.Extend,
+        queues.DeleteGroup,
+        bulk.TxnCommit,
+        bulk.TxnAbort,
+        streams.PatchBasin,
+        streams.DeleteBasin,
+        streams.DropBasin,
+        streams.PatchStream,
+        streams.DeleteStream,
+        streams.RevokeToken,
+    )
+)
+
+#: Commands that are never logged, and those of the shard itself: a connection that is gone must let go of its
+#: jobs.
+UNLOGGED = frozenset(
+    (
+        commands.Diff,
+        commands.Follow,
+        commands.Scan,
+        commands.ReadStream,
+        commands.GetRecord,
+        commands.GetState,
+        commands.GetTail,
+        commands.ListBoxes,
+        commands.PutSession,
+        commands.TakeSession,
+        commands.KeepSession,
+        forwards.Collect,
+        forwards.GetOutbox,
+        forwards.ListTies,
+        routers.GetRouter,
+        routers.ListRouters,
+        queues.AwaitMoves,
+        queues.GetGroup,
+        queues.ListGroups,
+        queues.RequireQueue,
+        queues.ReleaseHolder,
+        key_limits.ExchangeUse,
+        bulk.Locate,
+        bulk.States,
+        bulk.TxnList,
+        streams.GetStream,
+        streams.ListStreams,
+        streams.GetStreamTail,
+        streams.GetUsage,
+        streams.GetBasin,
+        streams.ListBasins,
+        streams.ListTokens,
+        streams.FindToken,
+    )
+)
+
+
+class DiskSpace:
+    def __init__(self, disk: DiskLike, path: str, *, low_bytes: int = 0, full_bytes: int = 0) -> None:
+        """The file system that holds `path`. A watermark of 0 is worked out from its size."""
+        self._disk = disk
+        self._path = path
+        self._low_setting = low_bytes
+        self._full_setting = full_bytes
+        self.level = Level.OK
+        self.free_bytes = 0
+        self.low_bytes = low_bytes
+        self.full_bytes = full_bytes
+        self.refused = 0
+        #: What the file system's space alone says.
+        self._by_space = Level.OK
+        self._room_bytes: Callable[[], int] = lambda: 1
+        self._room_bytes_min = 0
+        self._lacks_spare = False
+
+    def __repr__(self) -> str:
+        return f"<DiskSpace {self.level.name}, {self.free_bytes} B free>"
+
+    @property
+    def is_short(self) -> bool:
+        """True if space is below a watermark, or not far above one."""
+        return self.level != Level.OK or self.free_bytes < 2 * self.low_bytes
+
+    @property
+    def may_allocate(self) -> bool:
+        """True if the next log file may be allocated, so that the last bytes are not taken for it."""
+        return self._by_space != Level.FULL
+
+    def look(self) -> None:
+        """Ask the file system. It may wait for the disk."""
+        free, total = self._disk.space(self._path)
+        self.free_bytes = free
+        self.low_bytes = self._low_setting or min(LOW_BYTES, total // LOW_PART)
+        self.full_bytes = self._full_setting or min(FULL_BYTES, total // FULL_PART)
+        self._by_space = max(
+            _level_of(free, self.full_bytes, Level.FULL, self._by_space),
+            _level_of(free, self.low_bytes, Level.LOW, self._by_space),
+        )
+
+    def judge(
+        self, *, lacks_spare: bool, is_stuck: bool, room_bytes: Callable[[], int], file_bytes: int
+    ) -> bool:
+        """Settle the level, from the last look and from what the log says. True if it has changed."""
+        self._lacks_spare = lacks_spare
+        self._room_bytes, self._room_bytes_min = room_bytes, file_bytes // _ROOM_PART
+        level = self._by_space
+        if lacks_spare:
+            level = max(level, Level.LOW)
+        if is_stuck or self._has_little_room():
+            level = Level.FULL
+        if level == self.level:
+            return False
+        self.level = level
+        facts = {"free_bytes": self.free_bytes, "low_bytes": self.low_bytes, "full_bytes": self.full_bytes}
+        if level == Level.OK:
+            log.info("the disk has space again; all commands are served", **facts)
+        elif level == Level.LOW:
+            log.error("the disk is nearly full: commands that add data are refused; free space", **facts)
+        else:
+            log.error("the disk is full: all commands that write are refused; free space", **facts)
+        return True
+
+    def _has_little_room(self) -> bool:
+        return self._lacks_spare and self._room_bytes() < self._room_bytes_min
+
+    def refusal(self, command: commands.Command, box: Box | None) -> DiskFull | None:
+        """Why a command is refused at this level, or None. For a level other than ok."""
+        kind = type(command)
+        if kind in UNLOGGED:
+            return None
+        adds = ADDS.get(kind)
+        if self.level == Level.FULL or self._has_little_room():
+            if kind is commands.Append and not _adds_records(command, box):
+                return None  # into memory, of which nothing is logged
+            return self.full()
+        if adds is None or not adds(command, box):
+            return None
+        message = "the disk of the server is nearly full: nothing can be added, reads and deletes go on"
+        return self._refused(f"{message}; delete records or free space, then try again")
+
+    def full(self) -> DiskFull:
+        """What a command is told that must be logged, at level full."""
+        message = "the disk of the server is full: nothing that must be written is served, reads go on"
+        return self._refused(f"{message}; free space on it, then try again")
+
+    def _refused(self, message: str) -> DiskFull:
+        self.refused += 1
+        return DiskFull(message, free_bytes=self.free_bytes, retry_after_ms=RETRY_AFTER_MS)
+
+    def report(self) -> DiskReport:
+        return DiskReport(
+            level=int(self.level),
+            free_bytes=self.free_bytes,
+            low_bytes=self.low_bytes,
+            full_bytes=self.full_bytes,
+            refused=self.refused,
+        )
+
+
+def _level_of(free: int, watermark: int, level: Level, before: Level) -> Level:
+    """This level if there is less space than its watermark, or has been and is not an eighth more now."""
+    enough = watermark + watermark // 8 if before >= level else watermark
+    return level if free < enough else Level.OK
