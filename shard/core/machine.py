@@ -46,7 +46,7 @@ from shard.core.moves import Moves
 from shard.core.outcome import Made as Made
 from shard.core.outcome import Missing as Missing
 from shard.core.outcome import Outcome as Outcome
-from shard.core.queue import Queue
+from shard.core.queue import ADVANCE_MAX, Queue
 from shard.core.quota import Quota
 from shard.core.routers import Routers
 from shard.core.scanning import Scanning
@@ -74,7 +74,8 @@ from streams.protocol.key_limits import AccountsUse, ExchangeUse
 from streams.protocol.reports import TallyReport
 from streams.protocol.streams import AppendStream
 
-#: Boxes looked at in one tick, half a millisecond of work; the rest are due in the next one, at once. After a
+#: Boxes looked at in one tick, half a millisecond of work; the rest are due in the next one, at once. So are
+#: jobs beyond `ADVANCE_MAX` whose leases or delays are over. After a
 #: burst of writes to many disk boxes all of them give back what they reserved at about the same time.
 TICK_BOXES_MAX = 64
 
@@ -326,6 +327,7 @@ class Machine:
         made: Made = []
         woken: list[str] = []
         needs: list[Missing] = []
+        jobs_back = 0
         for _ in range(TICK_BOXES_MAX):
             when = self._next_box_ms()
             if when is None or when > now_ms:
@@ -339,8 +341,10 @@ class Machine:
                 needs.append(missing.with_traceback(None))
                 self._watch_at(box, now_ms + FETCH_MS)
                 continue
-            if box.queue is not None and box.queue.advance(now_ms):
+            back = box.queue.advance(now_ms) if box.queue is not None else 0
+            if back:
                 woken.append(box.name)
+            jobs_back += back
             idle_at = self._idle_ms(box)
             if idle_at is not None and idle_at <= now_ms:
                 self._log(changes.SeqsReserved(box.generation, box.log.head_seq), made)
@@ -350,6 +354,8 @@ class Machine:
                 woken.append(box.name)
             else:
                 self._watch(box)
+            if jobs_back >= ADVANCE_MAX:  # more may be due at once; others come first
+                break
         self._keys -= self._key_expiry.step(self.generations, now_ms, self._on_keys_dropped)
         self._committing.tick(now_ms, made)
         if self.forwarding.outboxes.retry(now_ms):

@@ -42,8 +42,8 @@ from shard.core.log import Log
 
 READY, LEASED, DELAYED, MOVING = range(4)
 
-#: Entries that one call of `advance` looks at: a few milliseconds. The rest is due at once again.
-ADVANCE_MAX = 10_000
+#: Entries that one call of `advance`, or a tick, looks at: 10 ms. The rest is due at once again.
+ADVANCE_MAX = 5_000
 #: Jobs delivered too often that one claim takes out of the way.
 EXHAUSTED_MAX = 1000
 #: Places in the heap of due times that may be out of date before it is made anew.

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from shard.core import machine as machine_module
+from shard.core import queue as queue_module
 from shard.core.changes import RecordsEvicted
 from shard.core.machine import Outcome
-from streams.protocol import commands
+from streams.protocol import commands, queues
 from streams.protocol.commands import Tombstone
 from tests.support.machines import Driver
 
@@ -168,3 +169,21 @@ def test_how_long_a_box_has_been_empty_survives_a_restart() -> None:
     assert "b" in reborn.machine.boxes
     after(reborn, 1)
     assert "b" not in reborn.machine.boxes
+
+
+def test_leases_that_end_together_come_back_in_bounded_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (machine_module, queue_module):
+        monkeypatch.setattr(module, "ADVANCE_MAX", 4)
+    driver = Driver()
+    driver.put("q", type="queue", lease_ms=1000)
+    driver.append(*range(10), box="q")
+    driver.ask(queues.Claim(box="q", node="n", max=10))
+    queue = driver.machine.boxes["q"].queue
+    assert queue is not None
+    driver.now_ms += 1001
+    left = []
+    while queue.in_flight:
+        assert driver.machine.next_deadline_ms() == 2000
+        assert driver.tick().wakes == ("q",)
+        left.append(queue.in_flight)
+    assert left == [6, 2, 0]
