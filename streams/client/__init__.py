@@ -1,6 +1,7 @@
 """The Python client: `streams.Client` for plain code, `streams.AsyncClient` for trio and asyncio.
 
     answers      what the server says, as types; what you append, as `Entry`
+    json_values  your values as JSON, or why they are none; pure
     errors       what can go wrong between a client and a server, beside the server's own errors
     options      what can be given by name, as types
     retry        whether and when to repeat a request; pure

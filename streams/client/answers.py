@@ -7,12 +7,14 @@ server can be read.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
 from msgspec import field
 
+from streams.client.errors import NotJson
+from streams.client.json_values import encode_json
 from streams.protocol.boxes import BoxConfig
 
 T = TypeVar("T")
@@ -395,8 +397,28 @@ def decode(body: bytes, kind: type[T]) -> T:
 
 
 def encode_entry(entry: Entry | Any) -> bytes:
-    """An entry as JSON; anything else counts as the data of one."""
-    return msgspec.json.encode(entry if isinstance(entry, Entry) else Entry(entry))
+    """An entry as JSON; anything else counts as the data of one. `NotJson` for what JSON cannot hold."""
+    if not isinstance(entry, Entry):
+        return b'{"data":' + encode_json(entry) + b"}"
+    record = b'{"data":%b' % encode_json(entry.data)
+    if entry.meta is not None:
+        record += b',"meta":%b' % encode_json(entry.meta, "meta")
+    for name in ("tag", "node", "ts"):
+        value = getattr(entry, name)
+        if value is not None:
+            record += b',"%b":%b' % (name.encode(), msgspec.json.encode(value))
+    return record + b"}"
+
+
+def encode_entries(entries: Iterable[Entry | Any]) -> list[bytes]:
+    """Entries as JSON, for one write."""
+    records: list[bytes] = []
+    try:
+        for entry in entries:
+            records.append(encode_entry(entry))
+    except NotJson as error:
+        raise error.inside(f"records[{len(records)}]") from None
+    return records
 
 
 def append_body(records: list[bytes], key: str, fields: Mapping[str, Any] | None = None) -> bytes:

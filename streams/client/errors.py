@@ -6,11 +6,20 @@ complete: `Refused` change the request, `Busy` try later, `Uncertain` it may hav
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from streams.protocol.errors import BY_CODE, Busy, OutcomeUnknown, StreamsError, Uncertain
+from streams.protocol.errors import (
+    BY_CODE,
+    Busy,
+    OutcomeUnknown,
+    RecordTooLarge,
+    Refused,
+    StreamsError,
+    Uncertain,
+)
 
 
 class Unreachable(Busy):
@@ -35,6 +44,20 @@ class Closed(StreamsError):
     """This object was closed; make a new one."""
 
     code = "closed"
+
+
+class NotJson(Refused, ValueError):
+    """A value cannot be written as JSON; nothing was sent. `detail["place"]` says where it is."""
+
+    code = "not_json"
+
+    def inside(self, outer: str) -> NotJson:
+        """The same error with its place inside of another."""
+        return NotJson(f"{outer}.{self.message}", place=f"{outer}.{self.detail['place']}")
+
+
+class WriteOverCap(RecordTooLarge):
+    """The write is larger than the whole cap of its box; split it, or raise the cap."""
 
 
 class _Fault(msgspec.Struct):
@@ -62,7 +85,14 @@ def error_of(status: int, body: bytes, *, retry_after: str = "", url: str = "") 
         detail = {"retry_after_ms": int(retry_after) * 1000, **detail}
     if fault.code == OutcomeUnknown.code and detail.get("outcome") == "unknown":
         return OutcomeUnknown(fault.message, **detail)
-    return BY_CODE.get(fault.code, StreamsError)(fault.message, **detail)
+    return class_of(fault.code, detail)(fault.message, **detail)
+
+
+def class_of(code: str, detail: Mapping[str, Any]) -> type[StreamsError]:
+    """The class of a server's error. One code stands for a record and for a write that are too large."""
+    if code == RecordTooLarge.code and "cap_records" in detail:
+        return WriteOverCap
+    return BY_CODE.get(code, StreamsError)
 
 
 #: What passes with a restart, which takes less than the second that is the least a header can say.

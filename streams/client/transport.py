@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import contextmanager
 from functools import lru_cache
+from types import TracebackType
 from typing import Any, NamedTuple
 
 import httpx2
@@ -74,6 +75,56 @@ def _translated(error: Exception, url: str) -> StreamsError:
     return AnswerLost(f"{url}: no answer came ({what})", url=url)
 
 
+class _AsyncStream:
+    """The context of an answer that is read as it comes.
+
+    Not a generator: a watch that is left early is a generator inside of this context. When asyncio ends, it
+    closes all generators at once, and complains of one that another is closing at that moment.
+    """
+
+    def __init__(
+        self,
+        http: httpx2.AsyncClient,
+        url: str,
+        method: str,
+        path: str,
+        headers: Mapping[str, str] | None,
+        silence_s: float,
+    ) -> None:
+        self._http = http
+        self._url = url
+        self._request = (method, path, headers, silence_s)
+        self._found: httpx2.Response | None = None
+
+    def __repr__(self) -> str:
+        return f"<_AsyncStream {self._request[:2]}>"
+
+    async def __aenter__(self) -> tuple[Answer, AsyncIterator[bytes]]:
+        method, path, headers, silence_s = self._request
+        try:
+            request = self._http.build_request(method, path, headers=headers, timeout=_timeout(silence_s))
+            self._found = found = await self._http.send(request, stream=True)
+            body = b"" if found.is_success else await found.aread()
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+            await self._close()
+            raise _translated(error, self._url) from error
+        except BaseException:
+            await self._close()
+            raise
+        return Answer(found.status_code, found.headers, body), found.aiter_raw()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._close()
+        if isinstance(error, httpx2.HTTPError | httpx2.InvalidURL):
+            raise _translated(error, self._url) from error
+
+    async def _close(self) -> None:
+        if self._found is not None:
+            await self._found.aclose()
+
+
 class AsyncTransport:
     def __init__(self, url: str, key: str | None = None) -> None:
         self.url = url
@@ -99,18 +150,12 @@ class AsyncTransport:
             raise _translated(error, self.url) from error
         return Answer(found.status_code, found.headers, found.content)
 
-    @asynccontextmanager
-    async def stream(
+    def stream(
         self, method: str, path: str, *, headers: Mapping[str, str] | None = None, silence_s: float = ANSWER_S
-    ) -> AsyncIterator[tuple[Answer, AsyncIterator[bytes]]]:
+    ) -> _AsyncStream:
         """The head of an answer, and its body as it comes. With a status that is no success the body is in
         the answer. `AnswerLost` after `silence_s` without a byte."""
-        try:
-            async with self._http.stream(method, path, headers=headers, timeout=_timeout(silence_s)) as found:
-                body = b"" if found.is_success else await found.aread()
-                yield Answer(found.status_code, found.headers, body), found.aiter_raw()
-        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            raise _translated(error, self.url) from error
+        return _AsyncStream(self._http, self.url, method, path, headers, silence_s)
 
     async def aclose(self) -> None:
         await self._http.aclose()

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from streams.client.errors import AnswerLost, Unreachable
+from streams.client.errors import AnswerLost, Unreachable, class_of
 from streams.protocol import wire
-from streams.protocol.errors import BY_CODE, Busy, Refused, StreamsError, Uncertain
+from streams.protocol.errors import Busy, Refused, StreamsError, Uncertain
 from streams.protocol.packed import Buffer
 from streams.protocol.requests import failure_decoder
 
@@ -135,7 +135,7 @@ class Link:
 
 def raised(code: str, message: str, detail: dict[str, object]) -> StreamsError:
     """The error that a shard has told of."""
-    kind = Moved if code == Moved.code else BY_CODE.get(code, StreamsError)
+    kind = Moved if code == Moved.code else class_of(code, detail)
     return kind(message, **detail)
 
 

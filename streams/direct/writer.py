@@ -69,7 +69,7 @@ class ShardWriter:
         body."""
         return self.append_encoded(
             box,
-            [answers.encode_entry(entry) for entry in entries],
+            answers.encode_entries(entries),
             key=idempotency_key or uuid.uuid4().hex,
             fields=fields,
         )

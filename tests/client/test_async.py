@@ -6,6 +6,8 @@ What each part does in detail is tested on the twin for threads, which is the sa
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -15,7 +17,7 @@ import pytest
 import trio
 
 import streams
-from streams.client.errors import AnswerLost, Closed
+from streams.client.errors import AnswerLost, Closed, NotJson, WriteOverCap
 from streams.protocol.errors import BoxFull, BoxNotFound
 from streams.testing import Server
 
@@ -139,5 +141,39 @@ def test_a_worker_works_and_gives_back_what_it_has_when_it_is_told_to_end(
 
                 await queue.worker(hold).run()
             assert [job.data for job in await queue.claim("next", wait_ms=20_000)] == ["held"]
+
+    run(walk)
+
+
+LEFT_EARLY = """
+import asyncio, sys
+import streams
+
+async def work(url, box):
+    async with streams.AsyncClient(url) as client:
+        await client.box(box).append_batch([1, 2])
+        async for _ in client.watch({box: 0}):
+            break
+        async for _ in client.box(box).follow(0):
+            break
+
+asyncio.run(work(*sys.argv[1:]))
+"""
+
+
+def test_leaving_a_watch_early_under_asyncio_prints_nothing(server: Server, name: str) -> None:
+    command = [sys.executable, "-W", "default", "-c", LEFT_EARLY, server.url, name]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_batch_over_the_cap_says_so(run: Any, server: Server, name: str) -> None:
+    async def walk() -> None:
+        async with streams.AsyncClient(server.url) as client:
+            await client.box(name).create(cap_records=2)
+            with pytest.raises(WriteOverCap, match="cap_records 2"):
+                await client.box(name).append_batch([1, 2, 3])
+            with pytest.raises(NotJson, match=r"records\[1\].data: "):
+                await client.box(name).append_batch([1, {2}])
 
     run(walk)

@@ -4,18 +4,24 @@ error is."""
 from __future__ import annotations
 
 import dataclasses
+import datetime
+import decimal
 import inspect
 import json
+import re
+import uuid
 from math import inf
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import streams
+from streams.client import answers
 from streams.client.answers import Record, decode
 from streams.client.batching import Backlog, Batch, Bounds
-from streams.client.errors import AnswerLost, NotAnAnswer, Unreachable, error_of
+from streams.client.errors import AnswerLost, NotAnAnswer, NotJson, Unreachable, WriteOverCap, error_of
 from streams.client.events import EventReader
 from streams.client.options import BoxSettings, ProducerBounds, Times, WriteFields, WriteOptions
 from streams.client.retry import FOREVER, NEVER, Retry
@@ -239,3 +245,66 @@ def test_a_code_of_a_newer_server_is_still_an_error() -> None:
     body = b'{"error": {"code": "something_new", "message": "m"}}'
     assert type(error_of(418, body)) is StreamsError
     assert isinstance(error_of(404, b'{"error": {"code": "box_not_found", "message": "m"}}'), BoxNotFound)
+
+
+class Point(msgspec.Struct):
+    x: float
+    raw: bytes | None = None
+
+
+@dataclasses.dataclass
+class Pair:
+    left: object
+    right: object
+
+
+@pytest.mark.parametrize(
+    ("value", "place"),
+    [
+        (float("nan"), "data"),
+        ({"a": [1, {"b": float("inf")}]}, "data.a[1].b"),
+        ([None, float("-inf")], "data[1]"),
+        (b"raw", "data"),
+        ({"a": bytearray(b"x")}, "data.a"),
+        ({"a": {1, 2}}, "data.a"),
+        ((1, frozenset()), "data[1]"),
+        (Point(float("nan")), "data.x"),
+        ([Point(1.0, b"x")], "data[0].raw"),
+        (Pair(1, {"n": float("nan")}), "data.right.n"),
+        ({1: float("nan")}, "data.1"),
+    ],
+)
+def test_a_value_that_json_cannot_hold_is_refused_with_its_place(value: object, place: str) -> None:
+    with pytest.raises(NotJson) as refused:
+        answers.encode_entry(value)
+    assert isinstance(refused.value, ValueError) and isinstance(refused.value, Refused)
+    assert refused.value.detail == {"place": place} and refused.value.message.startswith(f"{place}: ")
+    with pytest.raises(NotJson, match=re.escape(f"records[2].{place}: ")):
+        answers.encode_entries([1, 2, value])
+    with pytest.raises(NotJson, match=r"meta\.m"):
+        answers.encode_entry(answers.Entry(1, meta={"m": value}))
+
+
+def test_other_values_are_written_as_before() -> None:
+    for value in (
+        None,
+        {"a": None, "b": [1.5, True, "é"], "c": 2**63},
+        {1: 2},
+        datetime.datetime(2020, 1, 2, tzinfo=datetime.UTC),
+        uuid.UUID(int=7),
+        decimal.Decimal("1.10"),
+        Pair(1, None),
+        [Point(1.0)],
+    ):
+        assert answers.encode_entry(value) == b'{"data":%b}' % msgspec.json.encode(value)
+    entry = answers.Entry(msgspec.Raw(b"[1e400]"), tag="t", node="n", meta={"m": None}, ts=5)
+    record = b'{"data":[1e400],"meta":{"m":null},"tag":"t","node":"n","ts":5}'
+    assert answers.encode_entry(entry) == record
+
+
+def test_a_write_over_the_cap_of_its_box_is_not_called_a_record_that_is_too_large() -> None:
+    fault = {"code": "record_too_large", "message": "m", "detail": {"cap_records": 3, "cap_bytes": 0}}
+    error = error_of(400, json.dumps({"error": fault}).encode())
+    assert type(error) is WriteOverCap and isinstance(error, BY_CODE["record_too_large"])
+    fault["detail"] = {"index": 0}
+    assert type(error_of(400, json.dumps({"error": fault}).encode())) is BY_CODE["record_too_large"]

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -29,6 +30,7 @@ import msgspec
 from streams.client.answers import Record, Tombstone
 from streams.client.concurrency import ain_thread
 from streams.client.framing import TAG, Assembler, Part, Restored, entries_of, part_of, writes_of
+from streams.client.json_values import encode_json
 from streams.client.stores import Store
 
 if TYPE_CHECKING:
@@ -46,7 +48,7 @@ class AsyncBoxSnapshots:
 
     def __init__(self, box: AsyncBox, *, dump: Dump | None, load: Load | None) -> None:
         self._box = box
-        self._dump: Dump = dump or msgspec.json.encode
+        self._dump: Dump = dump or partial(encode_json, place="state")
         self._load: Load = load or msgspec.json.decode
 
     def __repr__(self) -> str:
@@ -127,7 +129,7 @@ class AsyncStoredSnapshots:
     def __init__(self, box: AsyncBox, store: Store, *, dump: Dump | None, load: Load | None) -> None:
         self._box = box
         self._store = store
-        self._dump: Dump = dump or msgspec.json.encode
+        self._dump: Dump = dump or partial(encode_json, place="state")
         self._load: Load = load or msgspec.json.decode
 
     def __repr__(self) -> str:

@@ -83,7 +83,7 @@ class Box:
             "disable_backpressure": disable_backpressure or None,
         }
         return self.append_encoded(
-            [answers.encode_entry(entry) for entry in entries],
+            answers.encode_entries(entries),
             key=idempotency_key or uuid.uuid4().hex,
             fields={name: value for name, value in fields.items() if value is not None},
             retry=retry,

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -30,6 +31,7 @@ import msgspec
 from streams.client.answers import Record, Tombstone
 from streams.client.concurrency import in_thread
 from streams.client.framing import TAG, Assembler, Part, Restored, entries_of, part_of, writes_of
+from streams.client.json_values import encode_json
 from streams.client.stores import Store
 
 if TYPE_CHECKING:
@@ -47,7 +49,7 @@ class BoxSnapshots:
 
     def __init__(self, box: Box, *, dump: Dump | None, load: Load | None) -> None:
         self._box = box
-        self._dump: Dump = dump or msgspec.json.encode
+        self._dump: Dump = dump or partial(encode_json, place="state")
         self._load: Load = load or msgspec.json.decode
 
     def __repr__(self) -> str:
@@ -128,7 +130,7 @@ class StoredSnapshots:
     def __init__(self, box: Box, store: Store, *, dump: Dump | None, load: Load | None) -> None:
         self._box = box
         self._store = store
-        self._dump: Dump = dump or msgspec.json.encode
+        self._dump: Dump = dump or partial(encode_json, place="state")
         self._load: Load = load or msgspec.json.decode
 
     def __repr__(self) -> str:
