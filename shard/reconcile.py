@@ -68,6 +68,8 @@ class Cut(NamedTuple):
     #: Of a box with `compact: "tag"`: how many keys may be gone with it, because compaction has dropped the
     #: records that they had before.
     keys: int = 0
+    #: The head before the cut; 0 = nothing was cut.
+    head_seq: int = 0
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -110,7 +112,7 @@ def survey(box: Box, seq: int, store: SegmentStore) -> Cut:
         elif len(found) < batch.count - first:
             copies += batch.count - first - len(found)
     is_whole &= not _is_gap(log, next_seq, log.head_seq + 1)
-    return Cut(copies, is_whole, wanted, tuple(letters), kept, keys)
+    return Cut(copies, is_whole, wanted, tuple(letters), kept, keys, log.head_seq)
 
 
 def _count_keys(box: Box, seq: int, store: SegmentStore) -> int:
@@ -398,6 +400,11 @@ class Reconciler:
             if pair.router.origin in source_cut.wanted:
                 wanted = source_cut.wanted[pair.router.origin]
                 missing -= wanted.range_cardinality(0, pair.known.position + 1)
+            # Of records that came after the source was captured only the copies were there, and are cut.
+            head_seq = source_cut.head_seq or pair.source.log.head_seq
+            unseen = max(0, pair.known.position - head_seq)
+            is_sure &= not unseen or pair.router.route.filter is None
+            missing -= unseen
         if missing > 0 and is_sure and len(pairs) == 1:
             found = self._before_last(pairs[0], tops[0], missing)
             if found is not None:

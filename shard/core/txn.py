@@ -344,8 +344,13 @@ class Txns:
             epoch.put_ms = min(epoch.put_ms, now_ms)
 
     def note_mark(self, writer: str, mark: Mark) -> None:
-        self.marks.pop(writer, None)  # it is the youngest now
-        self.marks[writer] = (mark,)
+        # It is the youngest now. Boxes that came from a shard of a later moment are still ahead of it.
+        ahead = [
+            known
+            for known in self.marks.pop(writer, ())
+            if known.slots and known.epoch > mark.epoch and known.query == mark.query
+        ]
+        self.marks[writer] = (*ahead, mark)
 
     def _forget_marks(self, now_ms: int) -> None:
         oldest = next(iter(self.marks))

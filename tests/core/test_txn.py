@@ -624,3 +624,20 @@ def test_partial_marks_leave_out_the_boxes_that_have_the_epoch(driver: Driver) -
     assert commit(other, ("p", 1)).boxes == [("c", 1, 1)]
     assert commit(other, ("p", 1)).is_done
     assert [mark.is_partial for mark in other.ask(bulk.TxnList()).marks] == [False]
+
+
+def test_boxes_that_are_several_epochs_ahead_stay_so_until_the_others_are_there(driver: Driver) -> None:
+    """A restored backup has its shards as of moments that may be many epochs apart."""
+    slots = (1 << txn.slot_of("b")).to_bytes(512, "little")
+    others = ((1 << 4096) - 1 - (1 << txn.slot_of("b"))).to_bytes(512, "little")
+    state = Machine().snapshot()
+    state.marks = [changes.MarkFacts("w", 3, "q", 5, slots), changes.MarkFacts("w", 0, "q", 6, others)]
+    other = driver.reborn(0, state)
+    for epoch in (1, 2, 3, 4):
+        mine = bulk.Txn("w", epoch, "q")
+        put(other, {"b": [b"1"], "c": [b"2"]}, txn=mine)
+        committed = commit(other, ("p", 1), txn=mine)
+        assert [box for box, *_ in committed.boxes] == (["c"] if epoch < 4 else ["b", "c"])
+        marks = other.ask(bulk.TxnList()).marks
+        expected = [(3, True), (epoch, False)] if epoch < 3 else [(epoch, False)]
+        assert [(mark.epoch, mark.is_partial) for mark in marks] == expected

@@ -25,6 +25,7 @@ LONG = (
     "tests/client",
     "tests/gateway/test_edge_fuzz.py",
     "tests/cluster/test_backup.py",
+    "tests/cluster/test_restore_truth.py",
     "tests/docs/test_bench.py",
     "tests/deploy/test_image.py",
     "tests/cluster/test_router_torture.py",
