@@ -284,8 +284,10 @@ def cut_box(box: Box, until_ms: int, store: SegmentStore, machine: Machine) -> C
     if found.kept:
         for key in [key for key, entry in box.keys.items() if entry.last_seq > until_seq]:
             del box.keys[key]
-        between = BitMap64(range(until_seq + 1, seq + 1)) - found.kept
-        change = loading(store, lambda: box.plan_deletes(between, SizedSeqs.of({}), until_ms))
+        younger = BitMap64()
+        younger.add_range(until_seq + 1, seq + 1)
+        younger -= found.kept
+        change = loading(store, lambda: box.plan_deletes(younger, SizedSeqs.of({}), until_ms))
         if change.seqs:
             machine.apply(change, machine.lsn + 1)
     if found.keys:

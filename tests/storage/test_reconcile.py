@@ -23,6 +23,7 @@ from shard.storage.cold import FolderCold
 from shard.storage.files import Disk
 from shard.storage.store import Name, SegmentStore
 from shard.transfer import parts_of, read_shard
+from shard.verify import Scope, verify_shard
 from streams.protocol import forwards, queues, routers, streams
 from streams.protocol.forwards import Untie
 from streams.protocol.matches import Match
@@ -137,9 +138,12 @@ class World:
         now_ms = self.now_ms
         self.shards = []
         for at, name in enumerate(folders):
+            store = SegmentStore(DISK, f"{self.folder}/{name}/segments")
+            scope = Scope(f"{self.folder}/{name}", f"{self.folder}/{name}", store, lambda slot: True)
+            assert verify_shard(DISK, scope).problems == []
             machine = read_shard(DISK, f"{self.folder}/{name}", shard=at)
             machine.check()
-            self._load_all(machine, SegmentStore(DISK, f"{self.folder}/{name}/segments"))
+            self._load_all(machine, store)
             driver = QueueDriver(machine, now_ms)
             driver.log = [Frame(0, 0, 0, b"")] * machine.lsn
             self.shards.append(driver)
