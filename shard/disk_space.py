@@ -13,7 +13,8 @@ What goes on at level low has its room: the log writes only into files that are 
 room-before-frames). When the next log file cannot be allocated the level is low, whatever the file system
 says of its space, and full when the current file has little room left, or the log waits for room.
 
-A level ends when there is an eighth more space than the watermark that began it, so that it does not flutter.
+A level ends when there is an eighth more space than the watermark that began it, `_MARGIN_BYTES_MAX` at most,
+so that it does not flutter.
 
 Rules of the file
 - It decides before the machine handles a command (`refusal`); nothing here undoes anything.
@@ -40,6 +41,8 @@ log = structlog.get_logger()
 #: Watermarks where the settings say none: so much, or this part of the file system if that is less.
 LOW_BYTES, LOW_PART = 1 << 30, 20
 FULL_BYTES, FULL_PART = 256 << 20, 80
+
+_MARGIN_BYTES_MAX = 64 << 20
 
 #: Clients are asked to come back after this: space seldom comes back by itself in less.
 RETRY_AFTER_MS = 5_000
@@ -270,6 +273,6 @@ class DiskSpace:
 
 
 def _level_of(free: int, watermark: int, level: Level, before: Level) -> Level:
-    """This level if there is less space than its watermark, or has been and is not an eighth more now."""
-    enough = watermark + watermark // 8 if before >= level else watermark
+    """This level if there is less space than its watermark, or has been and there is little more now."""
+    enough = watermark + min(watermark // 8, _MARGIN_BYTES_MAX) if before >= level else watermark
     return level if free < enough else Level.OK
