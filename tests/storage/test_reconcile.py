@@ -430,6 +430,24 @@ def test_a_router_that_copied_old_records_after_the_time_copies_them_again(world
     assert world.recount("to") == ([1, 2, 3], [])
 
 
+def test_a_box_in_memory_gets_what_is_written_after_the_time(world: World, shards: int) -> None:
+    world.second.put("memory", durability="memory")
+    world.add_router(dest="memory")
+    add(world, 1, 2)
+    world.carry()
+    until_ms = world.now_ms
+    world.wait()
+    add(world, 3, 4, 5)
+    world.carry()
+    world.first.now_ms += 1_000  # so that the position is saved
+    add(world, 6)
+    world.carry()
+    world.restore(shards, until_ms)
+    add(world, *"new")
+    world.carry()
+    assert (world.data("from"), world.data("memory")) == ([1, 2, *"new"], [*"new"])
+
+
 # -- dead letters
 
 
