@@ -473,7 +473,7 @@ class BoxFacts(msgspec.Struct, kw_only=True, gc=False):
     reserved_seq: int
     fencing_token: str
     #: (key, first_seq, last_seq, at_ms, lsn), oldest first.
-    keys: list[tuple[str, int, int, int, int]]
+    keys: Sequence[tuple[str, int, int, int, int]]
     head_seq: int
     earliest_seq: int
     cap_floor: int

@@ -92,7 +92,7 @@ GENERATIONS_PER_MS = 1024
 #: Deleted names remembered because their box must not come back by itself. Beyond it the oldest is forgotten.
 NOT_RECREATED_MAX = 100_000
 
-#: Idempotency keys remembered per shard. One costs about 360 bytes, so this is at most about 360 MB; at the
+#: Idempotency keys remembered per shard. One costs about 320 bytes, so this is at most about 320 MB; at the
 #: default window of two minutes it allows 8,000 keyed writes a second. Beyond it, keyed writes are refused
 #: until older keys lapse: forgetting a key early would break a promise silently.
 KEYS_MAX = 1_000_000

@@ -10,7 +10,6 @@ Rules of the file
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Container, Mapping, Sequence
 from types import MappingProxyType
 
@@ -19,7 +18,7 @@ from msgspec.structs import replace
 from pyroaring import BitMap64
 
 from shard.core import changes
-from shard.core.box import Box
+from shard.core.box import Box, Keys
 from shard.core.changes import Change
 from shard.core.log import Hole, Log
 from shard.core.sealed import Segment
@@ -67,7 +66,7 @@ def cut_after(box: Box, seq: int, *, last_ts: int, stand_in: Segment | None = No
     log.head_seq, log.last_ts = seq, last_ts
     log.show(seq, last_ts)
     recount(log)
-    box.keys = OrderedDict((key, entry) for key, entry in box.keys.items() if entry.last_seq <= seq)
+    box.keys = Keys(entry for entry in box.keys.values() if entry.last_seq <= seq)
     box.unsealed_since_ms = box.last_append_ms
     settle_rest(box)
 

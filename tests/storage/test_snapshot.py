@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from shard.storage import frames
 from shard.storage.files import Corrupt, Disk, DiskLike
 from shard.storage.snapshot import Snapshots
 from tests.support.faultdisk import MOMENTS, Crashed, FaultDisk, sweep
+from tests.support.machines import Driver
 
 DIRECTORY = "/data/snapshot"
 
@@ -154,3 +156,23 @@ def test_a_failure_at_any_operation_is_raised_and_leaves_a_valid_snapshot() -> N
             snapshots.write(9, [content_of(9)])
         found = loaded(disk.crash(random.Random(at)))
         assert found in ((7, content_of(7), []), (9, content_of(9), []))
+
+
+def test_a_box_with_many_keys_is_encoded_in_parts_and_read_like_any_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver = Driver()
+    driver.put(type="queue", durability="fsync")
+    for number in range(7):
+        driver.append(number, idempotency_key=f"k{number}")
+    driver.append(0, box="other", idempotency_key="k")
+    state = driver.machine.snapshot()
+    whole = frames.decode_state(memoryview(b"".join(frames.encode_state(state))))
+    monkeypatch.setattr(frames, "_KEYS_AT_ONCE", 3)
+    monkeypatch.setattr(frames, "_PIECE_BYTES", 16)
+    pauses: list[None] = []
+    pieces = frames.encode_state(state, lambda: pauses.append(None))
+    assert frames.decode_state(memoryview(b"".join(pieces))) == whole and len(pauses) > 10
+    assert [entry[0] for facts in whole.boxes for entry in facts.keys if facts.name == "b"] == [
+        f"k{number}" for number in range(7)
+    ]

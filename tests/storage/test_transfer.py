@@ -175,7 +175,7 @@ def test_where_there_are_no_links_segments_are_copied_and_verified() -> None:
 
     disk.link = link  # type: ignore[method-assign]
     assert not has_links(disk, root)
-    found = reshard(disk, plan_of(root, 1, 2), boot_id=BOOT, now_ms=1)
+    found = reshard(disk, plan_of(root, 1, 2), boot_id=BOOT, now_ms=1_000)
     assert found.linked == 0 and found.copied_bytes > 0
     assert all_contents(disk, [f"{root}/new-0-v2", f"{root}/new-1-v2"]) == before
     disk.link = real  # type: ignore[method-assign]
@@ -190,7 +190,7 @@ def test_a_move_that_does_not_fit_is_refused_before_anything_of_that_shard_is_wr
     sealed(disk, root)
     disk.free = 1 << 20
     with pytest.raises(NoRoom, match="1 MiB are free"):
-        reshard(disk, plan_of(root, 1, 2), boot_id=BOOT, now_ms=1)
+        reshard(disk, plan_of(root, 1, 2), boot_id=BOOT, now_ms=1_000)
     disk.free = (16 << 20) + 1024 + 100  # enough for links, not for copies
 
     def link(old: str, new: str) -> None:
@@ -198,9 +198,9 @@ def test_a_move_that_does_not_fit_is_refused_before_anything_of_that_shard_is_wr
 
     real, disk.link = disk.link, link  # type: ignore[method-assign]
     with pytest.raises(NoRoom):
-        reshard(disk, plan_of(root, 1, 2, version=3), boot_id=BOOT, now_ms=1)
+        reshard(disk, plan_of(root, 1, 2, version=3), boot_id=BOOT, now_ms=1_000)
     disk.link = real  # type: ignore[method-assign]
-    reshard(disk, plan_of(root, 1, 2, version=4), boot_id=BOOT, now_ms=1)
+    reshard(disk, plan_of(root, 1, 2, version=4), boot_id=BOOT, now_ms=1_000)
 
 
 def test_a_segment_that_is_missing_is_named(place: Place) -> None:
@@ -209,7 +209,7 @@ def test_a_segment_that_is_missing_is_named(place: Place) -> None:
     name = Name.of(driver.machine.boxes["b"].log.segments[1])
     disk.unlink(f"{root}/old-0/segments/{name.file}")
     with pytest.raises(Corrupt, match="the segment is missing, and the log names it") as caught:
-        reshard(disk, plan_of(root, 1, 2), boot_id=BOOT, now_ms=1)
+        reshard(disk, plan_of(root, 1, 2), boot_id=BOOT, now_ms=1_000)
     assert caught.value.path.endswith(name.file)
 
 
@@ -234,7 +234,7 @@ def test_stubs_come_along_and_those_nobody_names_go_where_their_box_is(place: Pl
         write_stub(disk, segments, index)
     disk.unlink(f"{segments}/{of_b.name}")  # it is in the cold store
     plan = plan_of(root, 1, 4)
-    reshard(disk, plan, boot_id=BOOT, now_ms=1)
+    reshard(disk, plan, boot_id=BOOT, now_ms=1_000)
     found = {
         stub: at
         for at, name in enumerate(plan.targets)
