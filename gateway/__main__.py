@@ -22,6 +22,8 @@ from gateway.api.routes import Api
 from gateway.auth import Guard, read_ring
 from gateway.carrier import Carrier
 from gateway.collector import Collector
+from gateway.connection_table import ConnectionTable
+from gateway.descriptors import fit_connections
 from gateway.dispatch import Dispatch
 from gateway.edge import FrontLimits, FrontName, serve_front
 from gateway.edge_rules import BODY_BYTES_IN_FLIGHT, body_budget
@@ -96,8 +98,11 @@ async def run(arguments: ChildArgs) -> int:
         # A key can hold half of it: one body that is compressed, and what it becomes.
         body_bytes_in_flight_max=max(BODY_BYTES_IN_FLIGHT, 4 * config.max_body_bytes),
         drain_s=config.drain_ms / 1000,
+        connections_max=fit_connections(config.max_connections),
+        connections_per_address_max=config.max_connections_per_address,
     )
     bodies = body_budget(limits)
+    table = ConnectionTable(limits.connections_max, limits.connections_per_address_max)
     budgets = {"bodies": bodies}
     report = SelfReport(arguments.index, dispatch, watch, pressure, s2.inflight, budgets)
     collector = Collector(
@@ -159,6 +164,7 @@ async def run(arguments: ChildArgs) -> int:
                         admit=None if guard is None else api.admit_body,
                         is_urgent=says_urgent,
                         bodies=bodies,
+                        table=table,
                     )
                 )
                 report.fronts.append(served)

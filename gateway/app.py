@@ -19,7 +19,7 @@ from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, HTTPScope
 from quart_trio import QuartTrio
 from quart_trio.asgi import TrioASGIHTTPConnection
 
-from gateway.edge_connection import close_stream
+from gateway.edge_connection import close_stream, refused_stream
 from gateway.edge_rules import (
     FrontLimits,
     answer,
@@ -33,6 +33,7 @@ from gateway.edge_rules import (
     has_no_body,
     refusal,
     split_target,
+    streams_refused,
 )
 from gateway.errors import response_for
 from gateway.http import (
@@ -105,6 +106,8 @@ class _App(QuartTrio):
         started_ns = time.perf_counter_ns()
 
         async def accept() -> Socket:
+            if not _set_known(quart.websocket.scope):
+                raise streams_refused()
             await quart.websocket.accept()
             return _Socket()
 
@@ -175,8 +178,7 @@ class Exchange(TrioASGIHTTPConnection):
         request.memory, request.charge = self.app.bodies, charge
         request.watch_peer = partial(_cancel_when_gone, receive)
         try:
-            response = await answer(self.app.handler, request)
-            self._note_key(request)
+            response = await self._answer(request)
         finally:
             charge.close()
         del body
@@ -207,24 +209,21 @@ class Exchange(TrioASGIHTTPConnection):
         incoming, taken = trio.open_memory_channel[bytes](0)
         request.incoming = taken
         request.memory = self.app.bodies
-        response = await answer(self.app.handler, request)
-        self._note_key(request)
+        response = await self._answer(request)
         if response.is_streamed:
             await self._send_streamed(request, response, receive, send, (incoming, taken))
         else:
             await self._refuse(response, receive, send)
 
-    def _note_key(self, request: Request) -> None:
-        if request.key is not None or self.app.admit is None:
-            self._set_known()
+    async def _answer(self, request: Request) -> Response:
+        response = await answer(self.app.handler, request)
+        is_known = request.key is not None or self.app.admit is None
+        is_kept = is_known and _set_known(self.scope)
+        return await refused_stream(request, response) if response.is_streamed and not is_kept else response
 
     def _note_owner(self, owner: str) -> None:
         if owner != STRANGERS:
-            self._set_known()
-
-    def _set_known(self) -> None:
-        """The client of this connection has shown a valid key, or the server has none."""
-        self.scope.get("state", {}).get(SET_KNOWN, lambda: None)()
+            _set_known(self.scope)
 
     # Reading.
 
@@ -482,6 +481,12 @@ async def _drop_input(receive: ASGIReceiveCallable, bytes_max: int, finished: tr
         dropped += len(message["body"])
         if not message.get("more_body", False) or dropped > bytes_max:
             finished.set()
+
+
+def _set_known(scope: Any) -> bool:
+    """Notes that the client has shown a valid key, or that the server has none. Returns False if there is no
+    room to keep the connection."""
+    return bool(scope.get("state", {}).get(SET_KNOWN, lambda: True)())
 
 
 def _headers_of(scope: HTTPScope) -> dict[str, str]:

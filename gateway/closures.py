@@ -15,12 +15,16 @@ import trio
 
 from gateway.edge_rules import log
 
-Reason = Literal["http2_frames", "socket_frames"]
+Reason = Literal["http2_frames", "socket_frames", "no_key", "address", "address_limit", "idle"]
 
 #: What the log says for each reason.
 REASONS: Final[dict[Reason, str]] = {
     "http2_frames": "closed HTTP/2 connections that sent too many frames for the requests they made",
     "socket_frames": "closed WebSockets that sent too many small frames for the commands they gave",
+    "no_key": "full: closed idle connections that had not shown a valid key, for new ones",
+    "address": "closed idle connections of an address with too many that had not shown a valid key",
+    "address_limit": "refused connections of an address that has STREAMS_MAX_CONNECTIONS_PER_ADDRESS of them",
+    "idle": "full: closed idle connections with a valid key, for new ones; raise STREAMS_MAX_CONNECTIONS",
 }
 
 LOG_EVERY_S: Final = 10.0
@@ -29,7 +33,9 @@ LOG_EVERY_S: Final = 10.0
 class Closures:
     def __init__(self) -> None:
         self.counts: dict[str, int] = dict.fromkeys(REASONS, 0)
+        #: For each reason, when the log last had a line and what the count was.
         self._logged: dict[str, tuple[float, int]] = dict.fromkeys(REASONS, (-inf, 0))
+        self._full_logged_s = -inf
 
     def __repr__(self) -> str:
         return f"<Closures {self.counts}>"
@@ -42,3 +48,13 @@ class Closures:
         if now_s >= logged_s + LOG_EVERY_S:
             self._logged[reason] = now_s, self.counts[reason]
             log.warning(REASONS[reason], connections=self.counts[reason] - logged, last_address=address)
+
+    def warn_full(self, connections: int) -> None:
+        """Says that new connections wait in the kernel's queue because no open one can be closed."""
+        now_s = trio.current_time()
+        if now_s >= self._full_logged_s + LOG_EVERY_S:
+            self._full_logged_s = now_s
+            log.warning(
+                "full: new connections wait until another one ends; raise STREAMS_MAX_CONNECTIONS",
+                open=connections,
+            )

@@ -10,6 +10,7 @@ starts would go into it.
 from __future__ import annotations
 
 import errno
+import select
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Literal
 
 import trio
 
-from gateway.closures import Closures
+from gateway.connection_table import ConnectionTable, OpenConnection
 from gateway.edge_connection import Connection
 from gateway.edge_rules import FrontLimits, body_budget, log
 from gateway.h1 import HeadMemory, HeadWriter
@@ -45,6 +46,8 @@ ACCEPT_TURN = 16
 #: Out of file descriptors or kernel memory: wait for some connection to end. Nothing else helps.
 _EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 _EXHAUSTED_WAIT_S = 0.1
+#: How long a new connection is left to other gateways before an idle one with a valid key is closed for it.
+_FULL_WAIT_S = 0.05
 _SWEEP_S_MAX = 1.0
 #: A peer that is gone is noticed after a minute.
 _KEEP_ALIVE_IDLE_S, _KEEP_ALIVE_EVERY_S, _KEEP_ALIVE_TIMES = 30, 10, 3
@@ -71,15 +74,18 @@ async def serve_front(
     admit: Admit | None = None,
     is_urgent: IsUrgent | None = None,
     bodies: MemoryBudget | None = None,
+    table: ConnectionTable | None = None,
     task_status: trio.TaskStatus[Front] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serves until `draining` is set and every connection has ended, at most `limits.drain_s` later.
 
     `listener` is bound and listening; it is closed here when draining starts. Fronts of one gateway share
-    `bodies`.
+    `bodies` and `table`.
     """
     limits = limits or FrontLimits()
-    served = Front(listener, handler, draining, limits, front, socket_handler, admit, is_urgent, bodies)
+    served = Front(
+        listener, handler, draining, limits, front, socket_handler, admit, is_urgent, bodies, table
+    )
     await served.run(task_status)
 
 
@@ -98,6 +104,7 @@ class Front:
         admit: Admit | None = None,
         is_urgent: IsUrgent | None = None,
         bodies: MemoryBudget | None = None,
+        table: ConnectionTable | None = None,
     ) -> None:
         self.handler = handler
         self.admit = admit
@@ -109,13 +116,13 @@ class Front:
         self.heads = HeadMemory(limits)
         self.turns = Turns()
         self.lane = SliceLane()
-        self.closures = Closures()
+        self.table = table or ConnectionTable(limits.connections_max, limits.connections_per_address_max)
+        self.closures = self.table.closures
         #: Until when a connection that turns idle now may stay so. The sweep moves it on.
         self.idle_deadline_s = inf
         self.is_draining = False
         self._draining = draining
         self._listener = listener
-        self._slots = trio.Semaphore(limits.connections_max)
         self._sockets: set[socket.socket] = set()
         self._connections: set[Connection] = set()
         self._connections_total = 0
@@ -163,21 +170,35 @@ class Front:
             nursery.cancel_scope.cancel()
 
     async def _accept(self, connections: trio.Nursery) -> None:
-        """A gateway that is full stops accepting: connections then wait in the kernel's backlog, where
-        another gateway on the same socket can take them."""
+        """A gateway that is full closes an idle connection for a new one (`connection_table.py`). While none
+        can be closed, it stops accepting: connections then wait in the kernel's backlog, where another
+        gateway on the same socket can take them."""
         accepted = 0
         while True:
-            try:
-                self._slots.acquire_nowait()
-            except trio.WouldBlock:
-                await self._slots.acquire()
             if accepted % ACCEPT_TURN == 0:
                 await trio.lowlevel.checkpoint()
+            if self.table.is_full:
+                await trio.lowlevel.wait_readable(self._listener)
+                if not self.table.make_room():
+                    await self._wait_for_room()
             sock, address = await self._accept_one()
             accepted += 1
-            self._sockets.add(sock)
             self._connections_total += 1
-            connections.start_soon(self._serve, sock, address)
+            connection = self.table.add(sock, address)
+            if connection is None:
+                sock.close()
+                continue
+            self._sockets.add(sock)
+            connections.start_soon(self._serve, sock, address, connection)
+
+    async def _wait_for_room(self) -> None:
+        """Every connection has a valid key, or a request under way. Another gateway may have room, so this
+        one closes an idle connection only for a client that has waited for a moment."""
+        while True:
+            await trio.sleep(_FULL_WAIT_S)
+            if self.table.make_room(of_kept=_has_waiting(self._listener)):
+                return
+            self.closures.warn_full(len(self._sockets))
 
     async def _accept_one(self) -> tuple[socket.socket, str]:
         """The next connection and the address of its client."""
@@ -191,6 +212,7 @@ class Front:
                 await trio.lowlevel.wait_readable(self._listener)
             except OSError as error:
                 if error.errno in _EXHAUSTED:
+                    self.table.close_stranger()
                     log.warning("cannot accept a connection", error=str(error), open=len(self._sockets))
                     await trio.sleep(_EXHAUSTED_WAIT_S)
                 elif error.errno == errno.EBADF:
@@ -200,18 +222,22 @@ class Front:
                 sock.setblocking(False)
                 return sock, address[0] if isinstance(address, tuple) else ""
 
-    async def _serve(self, sock: socket.socket, address: str) -> None:
+    async def _serve(self, sock: socket.socket, address: str, connection: OpenConnection) -> None:
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             _keep_alive(sock)
             first: bytes | None = b""
             if self.name == "edge":
-                first = await self._serve_edge(sock)
+                first = await self._serve_edge(sock, connection)
             if first is not None:
                 self._handed_over_total += 1
-                server = await self._load_hypercorn()
-                await self.lane.wait_turn()  # To set up such a connection takes as long as 30 requests.
-                await server.serve(sock, first, address)
+                with trio.CancelScope() as scope:
+                    connection.waiting = scope
+                    server = await self._load_hypercorn()
+                    await self.lane.wait_turn()  # To set up such a connection takes as long as 30 requests.
+                connection.waiting = None
+                if not scope.cancelled_caught:
+                    await server.serve(sock, first, address, connection)
         except OSError as error:
             log.debug("connection lost", error=str(error))
         except Exception as error:  # A bug of ours may cost this connection, never the others.
@@ -219,7 +245,7 @@ class Front:
         finally:
             sock.close()
             self._sockets.discard(sock)
-            self._slots.release()
+            self.table.remove(connection)
             if not self._sockets:
                 self._empty.set()
                 self._empty = trio.Event()
@@ -227,27 +253,32 @@ class Front:
     async def _load_hypercorn(self) -> HypercornServer:
         async with self._loading:
             if self._hypercorn is None:
-                await trio.to_thread.run_sync(import_module, "gateway.app")  # Nobody else waits for it.
-                from gateway.app import build_app
-                from gateway.hyper import HypercornServer
+                with trio.CancelScope(shield=True):  # A connection that is closed loads it for others.
+                    self._hypercorn = await self._build_hypercorn()
+            assert self._hypercorn is not None  # The shield lets no cancellation through.
+            return self._hypercorn
 
-                app = build_app(
-                    self.handler,
-                    self.limits,
-                    bodies=self.bodies,
-                    draining=self._draining,
-                    socket_handler=self._socket_handler,
-                    admit=self.admit,
-                )
-                server = HypercornServer(app, self.limits, self.lane, self.closures)
-                await self._lasting.start(server.run)
-                self._hypercorn = server
-                if self.is_draining:
-                    await server.drain()
-        return self._hypercorn
+    async def _build_hypercorn(self) -> HypercornServer:
+        await trio.to_thread.run_sync(import_module, "gateway.app")  # Nobody else waits for it.
+        from gateway.app import build_app
+        from gateway.hyper import HypercornServer
 
-    async def _serve_edge(self, sock: socket.socket) -> bytes | None:
-        connection = Connection(sock, self)
+        app = build_app(
+            self.handler,
+            self.limits,
+            bodies=self.bodies,
+            draining=self._draining,
+            socket_handler=self._socket_handler,
+            admit=self.admit,
+        )
+        server = HypercornServer(app, self.limits, self.lane, self.closures)
+        await self._lasting.start(server.run)
+        if self.is_draining:
+            await server.drain()
+        return server
+
+    async def _serve_edge(self, sock: socket.socket, place: OpenConnection) -> bytes | None:
+        connection = place.server = Connection(sock, self, place)
         self._connections.add(connection)
         try:
             return await connection.run()
@@ -289,6 +320,13 @@ class Front:
                 await self._empty.wait()
         if scope.cancelled_caught:
             log.warning("connections cut off at the end of the drain", open=len(self._sockets))
+
+
+def _has_waiting(listener: socket.socket) -> bool:
+    """Return True if a connection waits to be accepted. (`select` takes no descriptor above 1023.)"""
+    waiting = select.poll()
+    waiting.register(listener, select.POLLIN)
+    return bool(waiting.poll(0))
 
 
 def _bound_unsent(listener: socket.socket) -> None:

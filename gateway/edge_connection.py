@@ -23,7 +23,15 @@ from typing import TYPE_CHECKING
 import trio
 from trio.lowlevel import wait_readable, wait_writable
 
-from gateway.edge_rules import CHUNKED, bug, check_body_length, has_no_body, log, refusal
+from gateway.edge_rules import (
+    CHUNKED,
+    bug,
+    check_body_length,
+    has_no_body,
+    log,
+    refusal,
+    streams_refused,
+)
 from gateway.edge_sink import JOIN_BYTES_MAX, SENDMSG_PARTS_MAX, EdgeSink
 from gateway.h1 import (
     CONTINUE,
@@ -39,6 +47,7 @@ from gateway.memory import EVERYONE, STRANGERS, Charge
 from streams.protocol.errors import InvalidRequest, StreamsError
 
 if TYPE_CHECKING:
+    from gateway.connection_table import OpenConnection
     from gateway.edge import Front
 
 RECEIVE_BYTES = 64 * 1024
@@ -68,6 +77,7 @@ class Connection:
         "_head",
         "_is_patient",
         "_pending",
+        "_place",
         "_sock",
         "_waited_s",
         "deadline",
@@ -75,8 +85,9 @@ class Connection:
         "served",
     )
 
-    def __init__(self, sock: socket.socket, front: Front) -> None:
+    def __init__(self, sock: socket.socket, front: Front, place: OpenConnection) -> None:
         self._sock = sock
+        self._place = place
         self._front = front
         self._head: Head | None = None
         #: The memory of the body that is being read or handled.
@@ -92,6 +103,11 @@ class Connection:
 
     def __repr__(self) -> str:
         return f"<Connection {'idle' if self.is_idle else 'busy'}, {self.served} served>"
+
+    @property
+    def is_busy(self) -> bool:
+        """True while a request is handled: there is no deadline then."""
+        return not self.is_idle and self.deadline == inf
 
     def wake(self) -> None:
         """Interrupts whatever this connection waits for on its socket."""
@@ -152,7 +168,11 @@ class Connection:
                 if request.charge is not None:
                     request.charge.close()
                     self._charge = None
+            if not self._place.is_kept and (request.key is not None or front.admit is None):
+                self._place.keep()
             keep_alive = head.keep_alive and not front.is_draining
+            if response.is_streamed and not self._place.is_kept:
+                response = await refused_stream(request, response)
             if response.is_streamed:
                 keep_alive &= await self._send_streamed(head, request, response, keep_alive)
             else:
@@ -295,6 +315,8 @@ class Connection:
         owner = EVERYONE
         if front.admit is not None:
             owner = await front.admit(head.path, head.headers, head.query)
+        if owner != STRANGERS:
+            self._place.keep()
         charge = self._charge = front.bodies.open(owner)
         charge.watch(self.wake)
         if head.expects_continue and not self._pending:
@@ -571,6 +593,15 @@ def _after(views: list[memoryview], count: int) -> list[memoryview]:
     if rest and count:
         rest[0] = rest[0][count:]
     return rest
+
+
+async def refused_stream(request: Request, response: Response) -> Response:
+    """The answer in place of a stream for which there is no connection to keep."""
+    if response.live is not None:
+        response.live.close()
+    if response.stream is not None:
+        await close_stream(response.stream)
+    return refusal(streams_refused(), request.headers, request.started_ns)
 
 
 async def close_stream(stream: AsyncIterator[bytes]) -> None:

@@ -18,7 +18,7 @@ import structlog
 from gateway.errors import error_response, response_for
 from gateway.http import Handler, Request, Response
 from gateway.memory import MemoryBudget
-from streams.protocol.errors import InvalidRequest, PayloadTooLarge, StreamsError
+from streams.protocol.errors import InvalidRequest, PayloadTooLarge, StreamsError, Throttled
 
 log = structlog.get_logger("gateway.front")
 
@@ -41,6 +41,8 @@ class FrontLimits:
     #: and enough of those waiting for each other would never end. A client knows what to do with a 429.
     body_bytes_in_flight_max: int = BODY_BYTES_IN_FLIGHT
     connections_max: int = 10_000
+    #: Connections of one client address; 0 is no limit (`connection_table.py`).
+    connections_per_address_max: int = 0
     #: From the first byte of a head to its last. A total: no honest client sends a head slowly.
     head_timeout_s: float = 10.0
     #: A body or an answer has this long plus a second for each `rate_bytes_per_s_min` bytes that have moved.
@@ -123,6 +125,15 @@ def request_id_of(headers: Mapping[str, str]) -> str:
     if sent is not None and _REQUEST_ID.fullmatch(sent):
         return sent
     return f"{_LIFE}-{next(_numbers):x}"
+
+
+def streams_refused() -> Throttled:
+    """Why a stream is refused on a connection of the reserve."""
+    return Throttled(
+        "the connections of this gateway are taken, so it opens no stream; close some, or raise "
+        "STREAMS_MAX_CONNECTIONS",
+        limit="connections",
+    )
 
 
 def refusal(error: StreamsError, headers: Mapping[str, str], started_ns: int) -> Response:

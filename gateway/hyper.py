@@ -46,6 +46,7 @@ from wsproto.events import Event as SocketEvent
 from wsproto.frame_protocol import CloseReason
 
 from gateway.closures import Closures, Reason
+from gateway.connection_table import OpenConnection
 from gateway.edge_rules import FrontLimits, log
 from gateway.frame_budget import (
     FrameBudget,
@@ -71,7 +72,8 @@ SOCKET_MESSAGE_BYTES_MAX = 2 * 1024 * 1024
 
 #: Where in its state an ASGI scope has the way to end its connection at once.
 ABORT = "gateway.abort"
-#: Where it has the function to call when the client has shown a valid key, or needs none.
+#: Where it has the function to call when the client has shown a valid key, or needs none. It returns False if
+#: there is no room to keep the connection: then no stream is opened on it.
 SET_KNOWN = "gateway.set_known"
 
 #: What is read and dropped of a client that was told to go, so that it sees why.
@@ -129,15 +131,24 @@ class HypercornServer:
                 await lifespan.wait_for_shutdown()
             nursery.cancel_scope.cancel()
 
-    async def serve(self, sock: socket.socket, first: bytes, address: str = "") -> None:
+    async def serve(
+        self, sock: socket.socket, first: bytes, address: str = "", place: OpenConnection | None = None
+    ) -> None:
         """Serves one connection to its end. `first` is what was already read from it."""
         stream = SocketStream(sock, first, self._limits, address)
         state = ConnectionState(self._state.copy())
         state[ABORT] = stream.abort
         budget = FrameBudget(trio.current_time())
-        state[SET_KNOWN] = budget.set_known
+
+        def set_known() -> bool:
+            budget.set_known()
+            return place is None or place.keep()
+
+        state[SET_KNOWN] = set_known
         server = _Server(self._app, self._config, self._context, state, stream)  # type: ignore[arg-type]
         server.watch_frames(budget, self._lane, self._closures, self._limits)
+        if place is not None:
+            place.server = server
         try:
             await server.run()
         except Exception as error:
@@ -203,6 +214,22 @@ class _Server(TCPServer):
         self._walker: H2FrameWalker | None = None
         #: The last bytes of what came before. They may be the beginning of the end of a head.
         self._tail = b""
+
+    @property
+    def is_busy(self) -> bool:
+        """True while a request is handled or a WebSocket is open."""
+        protocol = self.protocol.protocol if hasattr(self, "protocol") else None
+        if isinstance(protocol, H2Protocol):
+            return not protocol.idle
+        return protocol is not None and protocol.stream is not None
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.is_busy
+
+    @property
+    def served(self) -> int:
+        return self.protocol.protocol.keep_alive_requests if hasattr(self, "protocol") else 0
 
     async def _read_data(self) -> None:
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from gateway.closures import REASONS
 from gateway.dispatch import Dispatch
 from gateway.edge import Front
 from gateway.memory import MemoryBudget
@@ -46,7 +45,7 @@ class SelfReport:
             pressure=self._pressure.report(),
             connections=sum(front.connections for front in fronts),
             connections_accepted=sum(front.connections_total for front in fronts),
-            connections_closed={reason: sum(front.closed[reason] for front in fronts) for reason in REASONS},
+            connections_closed=fronts[0].closed if fronts else {},  # they share one table
             budgets={name: budget.report() for name, budget in self._budgets.items()},
             sse_connections=self._watch.connections,
             feeds=feeds.feeds,

@@ -393,6 +393,20 @@ class Config:
     max_watch_sessions: int = _setting(
         "count", 10_000, "Watch sessions on this server; 0 is no limit.", most=10**9
     )
+    max_connections: int = _setting(
+        "count",
+        10_000,
+        "HTTP connections of each gateway. Lowered at start to what the limit of open files allows.",
+        least=16,
+        most=1_000_000,
+    )
+    max_connections_per_address: int = _setting(
+        "count",
+        0,
+        "HTTP connections of one client address (IPv6: of one /64) at each gateway; 0 is no limit. Behind a "
+        "proxy, all clients have the address of the proxy: leave it 0 there.",
+        most=1_000_000,
+    )
     max_sse_connections: int = _setting(
         "count",
         10_000,

@@ -490,18 +490,25 @@ async def test_a_body_is_charged_to_its_key_and_one_key_leaves_room_for_others()
         await read_until(stream, b"\r\n\r\n")
 
 
-async def test_connections_over_the_limit_wait_their_turn():
+async def test_connections_over_the_limit_wait_their_turn_while_all_are_busy():
+    gate = trio.Event()
+
+    async def handler(_: Request) -> Response:
+        await gate.wait()
+        return Response(200, b"{}")
+
     async with (
-        running_front(Recorder(), limits=FrontLimits(connections_max=1)) as running,
+        running_front(handler, limits=FrontLimits(connections_max=1)) as running,
         await running.connect() as first,
-        await running.connect() as second,
     ):
         await first.send_all(GET)
-        await read_until(first, b"}")
+        await trio.testing.wait_all_tasks_blocked()
+        second = await running.connect()
         await second.send_all(GET)
         await trio.testing.wait_all_tasks_blocked()
         assert running.front.statistics().connections_total == 1
-        await first.aclose()
+        gate.set()
+        await read_until(first, b"}")
         await read_until(second, b"}")
 
 
