@@ -313,6 +313,7 @@ class ShardBuilder:
                 last_basin_number=self._last_basin_number,
                 tokens=self._tokens,
                 follows=sorted(self._follows),
+                at_ms=now_ms,
             )
             content = frames.encode_state(state)
             snapshots.write(lsn, content)

@@ -254,4 +254,5 @@ def test_every_fact_of_a_shard_is_known_to_whoever_moves_boxes() -> None:
         "lsn", "needs_lsn", "boot_id", "stopped_clean", "last_generation", "not_recreated", "boxes",
         "routers", "last_router_number", "held", "marks", "basins", "last_basin_number", "tokens",
             "sessions", "chain", "uploaded_lsn", "uploaded_tail_lsn", "follows",
+        "at_ms",
     }  # fmt: skip
