@@ -171,8 +171,11 @@ def _restarts(client: Client, server: Server) -> Finding:
 def _disk(client: Client, server: Server) -> Finding:
     disk = server.status(client).disk
     share = disk.free_bytes / disk.bytes if disk.bytes else 1.0
-    is_ok = disk.free_bytes >= DISK_FREE_BYTES and share >= DISK_FREE_SHARE
+    is_ok = disk.free_bytes >= DISK_FREE_BYTES and share >= DISK_FREE_SHARE and disk.level == "ok"
     found = f"{disk.free_bytes / 2**30:.1f} GiB free, {share:.0%} of the data directory's file system"
+    if disk.level != "ok":
+        refused = "what adds data is" if disk.level == "low" else "all writes are"
+        found = f"{found}; {refused} refused with 507"
     step = "free space, delete or trim boxes, or move old segments away with STREAMS_COLD_DIR"
     return Finding(is_ok, found, step)
 

@@ -60,6 +60,7 @@ NEXT_STEPS: Final[dict[str, str]] = {
     "unsupported_media_type": "client and server may be of different versions; compare with `streams status`",
     "box_full": "trim the box, raise its cap (`streams box edit`), or let it discard old records",
     "throttled": "wait and repeat; `detail.limit`, if there is one, names a setting of the server",
+    "disk_full": "delete records or boxes, or free space on the server's disk; writes go on by themselves",
     "internal": "look for the request in the server's log, and report it",
     "not_ready": "wait until the server has replayed its log; `streams status` shows how far it is",
     "shutting_down": "wait until the server is started again",

@@ -41,6 +41,7 @@ def status(target: Target) -> None:
         "sse_connections": found.sse_connections,
         "watch_sessions": found.watch_sessions,
         "resident_bytes": found.resident_bytes,
+        "disk": found.disk.level,
         "disk_free_bytes": found.disk.free_bytes,
         "round_trip_ms": round(took_ms, 2),
     }

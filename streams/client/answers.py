@@ -300,6 +300,8 @@ class Ready(msgspec.Struct, frozen=True):
 class Disk(msgspec.Struct, frozen=True):
     bytes: int
     free_bytes: int
+    #: `low`: what adds data is refused; `full`: all that writes is.
+    level: str = "ok"
 
 
 class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
