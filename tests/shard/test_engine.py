@@ -20,6 +20,7 @@ import trio
 import trio.testing
 
 import shard.upkeep
+from shard.core import box as box_module
 from shard.core.machine import Machine
 from shard.core.sealed import Segment
 from shard.core.upkeep import HotPolicy, SealPolicy
@@ -851,3 +852,35 @@ def test_leases_outlast_a_clock_that_is_set_forward_and_end_after_one_that_is_se
     assert claimed_after(25) == [] and claimed_after(10) == [1]
     driver.append("late", box="q")
     assert records_of(driver.read(1, box="q"))[0]["$ts"] < 1_700_000_000_000 + 2 * 68_000
+
+
+# -- commands in steps
+
+
+async def test_others_are_served_between_the_steps_of_a_large_delete(
+    open_desk: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(box_module, "DELETE_STEP_RECORDS", 1)
+    async with open_desk() as desk:
+        await desk.put()
+        for number in range(5):
+            await desk.append({"data": number, "tag": "t"})
+            await desk.seal()
+        steps = []
+        handle = desk.machine.handle
+
+        def noted(command: Command, now_ms: int) -> Any:
+            steps.append(type(command).__name__)
+            return handle(command, now_ms)
+
+        monkeypatch.setattr(desk.machine, "handle", noted)
+        delete = desk.send(commands.DeleteRecords("b", None, commands.Match("t")))
+        behind = desk.send(commands.Append(box="b", columns=columns({"data": "late", "tag": "t"})))
+        while not delete.is_answered:
+            await desk.ask(commands.Append(box="other", columns=columns("x")))
+        assert (await delete.reply()).deleted == 5
+        assert (await behind.reply()).first_seq == 6
+        assert steps.count("DeleteRecords") == 6, "once without what it needs, and once for each segment"
+        assert steps.index("Append") < len(steps) - steps[::-1].index("DeleteRecords") - 1, "to the other box"
+        assert desk.order.index(delete) < desk.order.index(behind)
+        assert seqs_of(await desk.ask(commands.Diff(box="b"))) == [6]
