@@ -4,7 +4,7 @@ Each shard knows exactly what a key uses there, and refuses what would be too mu
 shards it hears from the first gateway, which asks all of them once a second (`run`) and tells each the sum of
 the others. With one shard there is nothing to tell.
 
-Bounds: `_CHUNK` keys in a message, half a millisecond of a shard's time. A shard that does not answer counts
+Bounds: `_CHUNK` keys in a message, a millisecond of a shard's time. A shard that does not answer counts
 with what it said last.
 """
 

@@ -55,8 +55,8 @@ EXIT_FAILED, EXIT_REFUSED, EXIT_CORRUPT = 1, 2, 3
 _SWITCH_INTERVAL_S = 0.0005
 
 
-#: Boxes whose use is counted before others get their turn: a quarter of a millisecond.
-_COUNTED_BOXES = 256
+#: Boxes whose use is counted before others get their turn: a third of a millisecond.
+_COUNTED_BOXES = 64
 
 
 class ColdStoreMissing(Exception):

@@ -244,7 +244,7 @@ class Committing:
                     raise
                 return machine._answer(box, error.with_traceback(None), made, box.last_lsn)
         size = sum(count for shape in shapes.values() for _, count in shape)
-        self._check_room(planned, _account_of(command.caller), size, now_ms)
+        self._check_room(command, planned, size, now_ms)
         if command.dry:
             return Outcome(made, _told(planned))
         return self._make(command, parcels, planned, rows, now_ms, made)
@@ -311,12 +311,14 @@ class Committing:
                 part.evicted_ts = log.newest_ts_before(part.evict_before_seq)
         return part
 
-    def _check_room(self, planned: Sequence[_Planned], account: str, size: int, now_ms: int) -> None:
-        machine = self._machine
+    def _check_room(
+        self, command: bulk.TxnCommit, planned: Sequence[_Planned], size: int, now_ms: int
+    ) -> None:
+        machine, account = self._machine, _account_of(command.caller)
         new = sum(each.box is None for each in planned)
         if account and new:
             machine.usage.require(account, "boxes", new)
-        machine.require_room(account, size, now_ms)
+        machine.require_room(account, size, now_ms, counts=not command.dry)
         if machine.boxes_max and len(machine.boxes) + new > machine.boxes_max:
             raise Throttled(
                 f"there are {len(machine.boxes)} boxes already, and {new} more would be needed; delete some "

@@ -556,13 +556,13 @@ class Machine:
 
     # -- limits
 
-    def require_room(self, account: str, size: int, now_ms: int) -> None:
+    def require_room(self, account: str, size: int, now_ms: int, *, counts: bool = True) -> None:
         """Raises `Throttled` when `size` bytes more of live records would be too many, for the shard or for
-        the key."""
+        the key. They count from now on, unless the caller only asks."""
         if account:
             self.usage.require(account, "stored_bytes", size)
         if self._quota is not None:
-            self._quota.check(self.boxes.values(), size, now_ms)
+            self._quota.check(self.boxes.values(), size, now_ms, counts=counts)
 
     def _exchange_use(self, command: ExchangeUse, now_ms: int, made: Made) -> Outcome:
         return Outcome(made, AccountsUse(self.usage.exchange(command.accounts, command.elsewhere)))

@@ -27,8 +27,9 @@ class Quota:
     def __repr__(self) -> str:
         return f"<Quota {self._sum} of {self._max} B>"
 
-    def check(self, boxes: Iterable[Box], size: int, now_ms: int) -> None:
-        """Raises `Throttled` when `size` bytes more would be too many; else they count."""
+    def check(self, boxes: Iterable[Box], size: int, now_ms: int, *, counts: bool = True) -> None:
+        """Raises `Throttled` when `size` bytes more would be too many; else they count, unless the caller
+        only asks."""
         age_ms = abs(now_ms - self._summed_ms)
         if age_ms >= _OLD_MS or (self._sum + size > self._max and age_ms >= _DOUBTFUL_MS):
             self._sum = sum(box.log.bytes for box in boxes)
@@ -39,4 +40,5 @@ class Quota:
                 "delete some or raise the limit",
                 limit="total_bytes",
             )
-        self._sum += size
+        if counts:
+            self._sum += size

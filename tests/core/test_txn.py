@@ -494,6 +494,8 @@ def test_a_transaction_belongs_to_the_key_that_began_it(driver: Driver) -> None:
     for command in (*everything_of(B), *everything_of(B, reset=True), by(B, bulk.TxnAbort(T1))):
         refused(driver, command)
     assert driver.ask(by(B, bulk.TxnList())) == bulk.TxnState([], [])
+    driver.ask(by(A, put_command({"b": [b"2"]}, parcel="x")))
+    assert driver.ask(by(A, bulk.TxnAbort(T1, ["x"]))).parcels == 1
     driver.ask(by(A, put_command({"b": [b"2"]}, chunk=1)))
     assert driver.ask(by(A, bulk.TxnCommit(T1, [("p", 2)]))).records == 2
     # The mark says which epochs count as written: with it, another key could make later ones vanish.
@@ -518,9 +520,12 @@ def test_an_admin_takes_a_writer_over_with_reset_and_its_old_key_is_refused_then
     admin, confined = bulk.Caller("b", Grant()), bulk.Caller("b", Grant(ALL, ("b",)))
     for command in (*everything_of(admin), *everything_of(confined, reset=True)):
         refused(driver, command)
+    driver.ask(by(A, put_command({"b": [b"2"]}, txn=bulk.Txn("w", 2, "q"), parcel="of-a")))
     taken = bulk.Txn("w", 2, "q", True)
     assert driver.ask(by(admin, bulk.TxnCommit(bulk.Txn("w", 1, "q", True), []))).is_done
     driver.ask(by(admin, put_command({"b": [b"2"]}, txn=taken)))
+    assert driver.machine.txns.bytes_of("b") == driver.machine.txns.bytes > 0
+    driver.machine.check()
     driver.ask(by(admin, bulk.TxnCommit(taken, [("p", 1)])))
     refused(driver, by(A, put_command({"b": [b"3"]}, txn=bulk.Txn("w", 3, "q"))))
     assert len(driver.ask(by(admin, bulk.TxnList())).marks) == 1

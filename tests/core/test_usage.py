@@ -135,6 +135,16 @@ def test_appends_to_streams_are_held_to_the_bytes_of_the_key_and_of_the_server()
     refused(driver, "total_bytes", streams.AppendStream(box="tenant-a/s", tails=[tail]))
 
 
+def test_a_commit_is_held_to_the_bytes_of_the_server_and_asking_first_does_not_count() -> None:
+    driver = started(Machine(bytes_max=500))
+    for epoch in (1, 2):
+        driver.ask(put_of(bulk.Txn("w", epoch), "p", 0, pack(["b"], [1], [b"1" * 300])))
+    for _ in range(3):
+        driver.ask(bulk.TxnCommit(bulk.Txn("w", 1), [("p", 1)], True))
+    driver.ask(bulk.TxnCommit(bulk.Txn("w", 1), [("p", 1)]))
+    refused(driver, "total_bytes", bulk.TxnCommit(bulk.Txn("w", 2), [("p", 1)]))
+
+
 def test_idempotency_keys_of_a_key_are_limited_until_they_lapse() -> None:
     driver = with_keys(key_of("a", "a.", idempotency_keys=2))
     append(driver, "a.1", idempotency_key="k1")
@@ -265,6 +275,7 @@ def test_other_limits_count_at_once_and_other_prefixes_after_counting() -> None:
     driver = with_keys(key_of("a", "a.", stored_bytes=9000, boxes=9))
     append(driver, "a.1")
     append(driver, "b.1", "")
+    append(driver, "c.1", "")
     driver.ask(ExchangeUse([], {"a": Use(boxes=1)}))
     usage = driver.machine.usage
     before = use(driver)
@@ -274,6 +285,7 @@ def test_other_limits_count_at_once_and_other_prefixes_after_counting() -> None:
     usage.set_accounts([key_of("a", "a.", "b.", stored_bytes=9000, boxes=9)])
     assert not usage.is_counted and "a.1" in driver.machine.boxes
     append(driver, "b.1", "")  # noted before it is counted, and not twice
+    driver.ask(commands.DeleteBox("c.1"))  # never counted
     while usage.step(1):
         pass
     assert use(driver).boxes == 2 and usage.accounts["a"].elsewhere == Use(boxes=1)
