@@ -70,7 +70,7 @@ CONTRACT = {
         PUT /v0/boxes/{box}                 PUT /v0/routers/{router}
     """,
     0: """
-        GET /v0/ws                          GET /v0/placement
+        GET /v0/ws                          GET /v0/placement               GET /v0/whoami
     """,
     None: """
         GET /v0/health      GET /health     GET /healthz    GET /ping       GET /v0/ready   GET /readyz

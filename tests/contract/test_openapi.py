@@ -191,7 +191,10 @@ STORY = [
     ],
     *[
         (f"GET {path}", {}, None, {})
-        for path in ("/v0/metrics", "/metrics", "/v0/placement", "/v0/openapi.json", "/docs", *FILES)
+        for path in (
+            *("/v0/metrics", "/metrics", "/v0/placement", "/v0/whoami", "/v0/openapi.json", "/docs"),
+            *FILES,
+        )
     ],
 ]
 
