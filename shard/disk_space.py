@@ -202,8 +202,13 @@ class DiskSpace:
         return self._by_space != Level.FULL
 
     def look(self) -> None:
-        """Ask the file system. It may wait for the disk."""
-        free, total = self._disk.space(self._path)
+        """Ask the file system. It may wait for the disk. One that does not say keeps the last figures: a disk
+        that fails is for the log to notice."""
+        try:
+            free, total = self._disk.space(self._path)
+        except OSError as error:
+            log.warning("the free space of the disk cannot be had", path=self._path, error=str(error))
+            return
         self.free_bytes = free
         self.low_bytes = self._low_setting or min(LOW_BYTES, total // LOW_PART)
         self.full_bytes = self._full_setting or min(FULL_BYTES, total // FULL_PART)

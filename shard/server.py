@@ -10,11 +10,12 @@ One task a connection sends. It alone waits for the socket to become writable; t
 for an event when it has to wait for room.
 
 Bounds: answers that are not sent yet are bounded for each connection and for all of them (`answers.py`). A
-request for a page that finds no room waits in `_Connection.deferred`; other requests go on. A connection is
-not read from while it has `_DEFERRED_MAX` requests deferred or `_UNSENT_BYTES_MAX` unsent, and a TCP peer,
-behind whom nobody else waits, while it has no room for a page. A connection that takes nothing of its answers
-for `AnswerPool.stall_s` is closed. Nobody is read from while the log cannot keep up (`Engine.is_congested`);
-what is urgent is read a while longer. One message is at most `MESSAGE_BYTES_MAX`.
+request for a page that finds no room waits in `_Connection.deferred`, which has `_DEFERRED_MAX` requests and
+`_DEFERRED_BYTES_MAX` at most; other requests go on. A connection is not read from while it has
+`_UNSENT_BYTES_MAX` unsent, and a TCP peer, behind whom nobody else waits, while it has no room for a page. A
+connection that takes nothing of its answers for `AnswerPool.stall_s` is closed. Nobody is read from while the
+log cannot keep up (`Engine.is_congested`); what is urgent is read a while longer. One message is at most
+`MESSAGE_BYTES_MAX`.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ from streams.protocol.errors import (
     NotReady,
     ShuttingDown,
     StreamsError,
+    Throttled,
 )
 from streams.protocol.histogram import Histogram
 from streams.protocol.keys import Key
@@ -62,6 +64,9 @@ log = structlog.get_logger()
 _UNSENT_BYTES_MAX = 128 * 1024 * 1024
 #: As many requests as a gateway has in flight on one link.
 _DEFERRED_MAX = 20_000
+#: A request for a page is some hundred bytes, unless somebody means to fill the memory with them.
+_DEFERRED_BYTES_MAX = 16 * 1024 * 1024
+_TOO_MANY_DEFERRED = "too many requests for pages wait for room; read the answers that came, then try again"
 #: How often to look for connections that take nothing of their answers.
 _STALL_LOOK_S = 1.0
 _SENDMSG_BUFFERS_MAX = 512
@@ -347,6 +352,7 @@ class _Nobody:
 class _Connection:
     __slots__ = (
         "_caller",
+        "_deferred_bytes",
         "_holders",
         "_is_urgent",
         "_limits",
@@ -383,6 +389,7 @@ class _Connection:
         self._sent_at_look = 0
         #: By id: requests for pages that wait for room, in their order.
         self.deferred: dict[int, wire.Message] = {}
+        self._deferred_bytes = 0
         #: Whether it carries only what must not wait behind the messages of others.
         self._is_urgent = False
         #: Whose the transactions are that come over this connection, unless it has a peer.
@@ -475,8 +482,7 @@ class _Connection:
             self._append(message)
             return
         if message.op in wire.PAGE_OPS and (self.deferred or not self.has_room):
-            self.deferred[message.id] = message
-            server.deferring[self] = None
+            self._defer(message)
             return
         self._handle_now(message)
 
@@ -610,6 +616,7 @@ class _Connection:
         already, that answer is on its way."""
         message = self.deferred.pop(id, None)
         if message is not None:
+            self._deferred_bytes -= len(message.head) + len(message.body)
             _Ticket(self, message.op, id).answer(ShuttingDown("the question was taken back"), 0.0, 0.0)
             return
         ticket, engine = self.waiting.get(id), self._server.engine
@@ -619,6 +626,7 @@ class _Connection:
     def _forget_all(self) -> None:
         """The peer is gone: a claim of its that waits must not be given the next job."""
         self.deferred.clear()
+        self._deferred_bytes = 0
         self._server.deferring.pop(self, None)
         engine = self._server.engine
         if engine is not None:
@@ -668,7 +676,18 @@ class _Connection:
             return False
         if self._peer is not None and not self.has_room:
             return True
-        return self._unsent_bytes >= _UNSENT_BYTES_MAX or len(self.deferred) >= _DEFERRED_MAX
+        return self._unsent_bytes >= _UNSENT_BYTES_MAX
+
+    def _defer(self, message: wire.Message) -> None:
+        """Has a request for a page wait for room, or refuses it when too many do."""
+        size = len(message.head) + len(message.body)
+        is_too_much = len(self.deferred) >= _DEFERRED_MAX or self._deferred_bytes + size > _DEFERRED_BYTES_MAX
+        if is_too_much and message.op != wire.OP_WORK_END:  # which must not be lost
+            _Ticket(self, message.op, message.id).answer(Throttled(_TOO_MANY_DEFERRED), 0.0, 0.0)
+            return
+        self._deferred_bytes += size
+        self.deferred[message.id] = message
+        self._server.deferring[self] = None
 
     def serve_deferred(self) -> bool:
         """Handles the first request that waits for room, if there is room now. True if it did."""
@@ -679,7 +698,9 @@ class _Connection:
         if not self.has_room:
             server.deferring[self] = None
             return False
-        self._handle_now(self.deferred.pop(next(iter(self.deferred))))
+        message = self.deferred.pop(next(iter(self.deferred)))
+        self._deferred_bytes -= len(message.head) + len(message.body)
+        self._handle_now(message)
         if self.deferred:
             server.deferring[self] = None
         return True

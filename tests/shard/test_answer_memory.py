@@ -59,6 +59,21 @@ async def test_a_link_whose_answers_are_not_read_is_still_served_and_its_memory_
         assert served.server.link_answers.used_bytes == 0
 
 
+async def test_requests_that_wait_for_room_take_bounded_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard.server, "_DEFERRED_BYTES_MAX", 64 * 1024)
+    async with pages(tmp_path, monkeypatch) as served:
+        link = served.local()
+        await ask_for_pages(link, 20)
+        padded = PAGE[:-1] + b" " * 10_000 + b"}"
+        last = await link.send(wire.OP_DIFF, wire.RequestHead("b"), padded, times=10)
+        answers = [await link.answer(id) for id in range(last - 9, last + 1)]
+        refused = [each.body for each in answers if each.flags & wire.FAILED]
+        assert 0 < len(refused) < 10
+        assert {failure_decoder.decode(body).code for body in refused} == {"throttled"}
+
+
 async def test_readers_that_wait_get_their_pages_when_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
