@@ -56,7 +56,8 @@ RECEIVE_BYTES = 64 * 1024
 SMALL_BODY_BYTES = 4 * 1024
 #: The first step of a long body is between half of this and all of it; each further step doubles the body.
 FIRST_STEP_BYTES = 32 * 1024
-#: Pipelined requests served in a row before other tasks get a turn.
+#: Pipelined requests of a client with a valid key that are served in a row before others get a turn. All
+#: other clients take a turn for each request.
 PIPELINE_TURN = 16
 #: What a stream's peer may send ahead while the stream runs; past it we stop reading and so stop watching.
 STREAM_PENDING_BYTES_MAX = RECEIVE_BYTES
@@ -190,8 +191,10 @@ class Connection:
             del data, body, request, response
             if pause_s:
                 await trio.sleep(pause_s)
-            if self._pending and self.served % PIPELINE_TURN == 0:
+            if self._pending and (self.served % PIPELINE_TURN == 0 or not self._place.is_kept):
                 await trio.lowlevel.checkpoint()
+                if not front.turns.try_take():
+                    await front.turns.take()
 
     # Reading.
 
@@ -387,6 +390,9 @@ class Connection:
         while True:
             if data:
                 chunked.feed_untrusted(data)
+                while chunked.is_behind:
+                    await trio.lowlevel.checkpoint()
+                    chunked.feed_untrusted(b"")
                 charge.grow(len(chunked.body) - charge.size)
             if chunked.done:
                 self._pending = chunked.rest

@@ -223,6 +223,8 @@ _FORBIDDEN_TRAILERS = frozenset((b"content-length", b"transfer-encoding", b"host
 _CHUNK_LINE_BYTES_MAX = 1024
 #: Wire bytes a body may cost for each of its own, beside a head's worth: a chunk of one byte costs six.
 _WIRE_FACTOR_MAX = 8
+#: Lines of framing that are parsed in one go: about a millisecond. One read of one-byte chunks has 20,000.
+LINES_PER_FEED_MAX = 512
 
 _LINE, _DATA, _GAP, _TRAILERS, _DONE = range(5)
 
@@ -238,12 +240,15 @@ class ChunkedBody:
         "_trailer_count",
         "_wire_bytes",
         "body",
+        "is_behind",
         "rest",
     )
 
     def __init__(self, limits: FrontLimits) -> None:
         self.body = bytearray()
         self.rest = b""
+        #: True if whole lines wait in `rest`.
+        self.is_behind = False
         self._limits = limits
         self._state = _LINE
         self._missing = 0
@@ -259,10 +264,13 @@ class ChunkedBody:
         return self._state == _DONE
 
     def feed_untrusted(self, data: bytes) -> None:
+        """Parses at most `LINES_PER_FEED_MAX` lines. While `is_behind`, the caller lets other tasks run and
+        feeds b""."""
         assert not self.done
         self._wire_bytes += len(data)
-        data = self.rest + data  # rest is a part of a line here, so short
-        at = 0
+        data = self.rest + data  # rest is a part of a line here, so short, unless it was behind
+        at = lines = 0
+        self.is_behind = False
         while True:
             if self._state == _DATA:
                 count = min(self._missing, len(data) - at)
@@ -278,7 +286,11 @@ class ChunkedBody:
                 break
             self._line(data[at:end])
             at = end + 2
+            lines += 1
             if self._state == _DONE:
+                break
+            if lines == LINES_PER_FEED_MAX:
+                self.is_behind = at < len(data)
                 break
         self.rest = data[at:]
         overhead_max = _WIRE_FACTOR_MAX * len(self.body) + self._limits.head_bytes_max

@@ -3,6 +3,7 @@ sockets; who is answered and who is closed is counted."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 from contextlib import AsyncExitStack
@@ -225,3 +226,23 @@ async def test_five_hundred_connections_that_come_and_go_leave_an_empty_table():
         await no_connections(running)
         running.front.table.check()
         assert repr(running.front.table) == "<ConnectionTable 0 kept, 0 strangers>"
+
+
+async def test_pipelined_requests_without_a_key_take_turns():
+    """Two connections bring 32 requests each at once, and neither waits for more than two of the other."""
+    served: list[str] = []
+
+    async def refuse(request: Request) -> Response:
+        served.append(request.path)
+        return Response(401, b"{}")
+
+    async with running_front(refuse, admit=admit) as running, AsyncExitStack() as stack:
+        streams = await open_all(running, stack, 2)
+        for name, stream in zip("ab", streams, strict=True):
+            await stream.send_all(head_and(line=f"GET /{name} HTTP/1.1") * 32)
+        for stream in streams:
+            received = b""
+            while received.count(b"{}") < 32:
+                received += await stream.receive_some(65536)
+    runs = [len(list(run)) for _, run in itertools.groupby(served)]
+    assert max(runs[:-1]) <= 2, runs

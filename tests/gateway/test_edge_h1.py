@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from gateway.edge_rules import CHUNKED, FrontLimits, split_target
-from gateway.h1 import ChunkedBody, HeadMemory, HeadWriter, check_partial_head_untrusted, parse_head_untrusted
+from gateway.h1 import (
+    LINES_PER_FEED_MAX,
+    ChunkedBody,
+    HeadMemory,
+    HeadWriter,
+    check_partial_head_untrusted,
+    parse_head_untrusted,
+)
 from streams.protocol.errors import InvalidRequest, PayloadTooLarge
 from tests.gateway.edge_harness import head_and
 
@@ -345,3 +352,16 @@ def test_a_response_header_cannot_carry_a_line_break():
     for value in (b"a\r\nb", b"a\nb", b"a\rb"):
         with pytest.raises(ValueError, match="line break"):
             writer.render(200, [(b"x-a", value)], b"")
+
+
+def test_a_flood_of_tiny_chunks_is_parsed_a_part_at_a_time() -> None:
+    chunked = ChunkedBody(FrontLimits())
+    chunked.feed_untrusted(b"1\r\nx\r\n" * 10_000 + b"0\r\n\r\nrest")
+    feeds = 1
+    while chunked.is_behind:
+        before = len(chunked.body)
+        chunked.feed_untrusted(b"")
+        feeds += 1
+        assert len(chunked.body) - before <= LINES_PER_FEED_MAX
+    assert chunked.done and chunked.body == b"x" * 10_000 and chunked.rest == b"rest"
+    assert feeds > 20_000 // LINES_PER_FEED_MAX
