@@ -161,6 +161,18 @@ def _start() -> dict[str, Any]:
     return {"offset": 0, "lines": 0, "count": 0, "key": uuid.uuid4().hex, "pending_since_ms": None}
 
 
+def _check_place(place: dict[str, Any]) -> None:
+    """Raises `ValueError` for anything that an import does not write: the file lies beside its input, and may
+    come from wherever that came from."""
+    if place.keys() != _start().keys():
+        raise ValueError("it has other fields")
+    numbers = [place["offset"], place["lines"], place["count"], place["pending_since_ms"] or 0]
+    if any(type(number) is not int or number < 0 for number in numbers):
+        raise ValueError("a number in it is none")
+    if not isinstance(place["key"], str) or not place["key"].isalnum() or len(place["key"]) > 64:
+        raise ValueError("its key is none")
+
+
 class _Place:
     """How far an import is: a line of JSON beside its input, replaced in one step."""
 
@@ -175,10 +187,11 @@ class _Place:
         import msgspec
 
         try:
-            found: dict[str, Any] = msgspec.json.decode(self.path.read_bytes())
+            found = {"lines": 0, **msgspec.json.decode(self.path.read_bytes(), type=dict[str, Any])}
+            _check_place(found)
         except FileNotFoundError:
             return _start()
-        except msgspec.DecodeError as error:
+        except ValueError as error:
             raise output.Refusal(
                 f"{self.path} is not what an import writes ({error}); look with `streams tail` how far it "
                 "came, delete that file, and import the rest of the lines"

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 import streams
+from streams.cli import archive, output
 from streams.testing import Server, running_server
 from tests.support.commands import Ran, in_process
 from tests.support.crashing import eventually
@@ -399,6 +400,35 @@ def test_an_import_whose_outcome_nobody_can_know_any_more_is_uncertain(
     ran = shell("import", "unknown", "in.ndjson", "--resume")
     assert ran.returncode == 4 and b"streams tail unknown" in ran.stderr
     assert client.box("unknown").state().count == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        "{}",
+        '{"offset": "x", "count": 0, "key": "k", "pending_since_ms": null}',
+        '{"offset": -1, "count": 0, "key": "k", "pending_since_ms": null}',
+        '{"offset": 0, "count": 0, "key": "../k", "pending_since_ms": null}',
+        '{"offset": 0, "count": 0, "key": 5, "pending_since_ms": null}',
+        '{"offset": 0, "count": 0, "key": "k", "pending_since_ms": true}',
+        '{"offset": 0, "count": 0, "key": "k", "pending_since_ms": null, "more": 1}',
+    ],
+)
+def test_a_note_that_no_import_wrote_is_refused(tmp_path: Path, text: str) -> None:
+    place = archive._Place(tmp_path / "in.ndjson", "box")
+    place.path.write_text(text)
+    with pytest.raises(output.Refusal, match="is not what an import writes"):
+        place.load()
+
+
+def test_a_note_is_not_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("as it was")
+    place = archive._Place(tmp_path / "in.ndjson", "box")
+    place.path.with_name(place.path.name + ".new").symlink_to(tmp_path / "victim")
+    with pytest.raises(OSError):
+        place.save(archive._start())
+    assert (tmp_path / "victim").read_text() == "as it was"
 
 
 # -- queues and the rest
