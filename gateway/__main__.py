@@ -103,7 +103,7 @@ async def run(arguments: ChildArgs) -> int:
     )
     bodies = body_budget(limits)
     table = ConnectionTable(limits.connections_max, limits.connections_per_address_max)
-    budgets = {"bodies": bodies}
+    budgets = {"bodies": bodies, "answers": dispatch.answers}
     report = SelfReport(arguments.index, dispatch, watch, pressure, s2.inflight, budgets)
     collector = Collector(
         dispatch,
@@ -145,6 +145,7 @@ async def run(arguments: ChildArgs) -> int:
             nursery.start_soon(peers.serve, peers.socket_of(config.run_dir, arguments.index), report)
         nursery.start_soon(s2.history.run)
         nursery.start_soon(pressure.run)
+        nursery.start_soon(dispatch.answers.run)
         nursery.start_soon(_end_polls, links, draining)
         nursery.start_soon(_watch_signals, draining, partial(_read_keys_again, arguments, guard, watch))
         nursery.start_soon(_watch_parent, arguments.parent_fd, draining)
@@ -165,6 +166,7 @@ async def run(arguments: ChildArgs) -> int:
                         is_urgent=says_urgent,
                         bodies=bodies,
                         table=table,
+                        answers=dispatch.answers,
                     )
                 )
                 report.fronts.append(served)

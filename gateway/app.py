@@ -41,6 +41,7 @@ from gateway.http import (
     Buffer,
     Handler,
     Live,
+    Progress,
     RefusedEarly,
     Request,
     Response,
@@ -49,7 +50,7 @@ from gateway.http import (
     Stalled,
 )
 from gateway.hyper import ABORT, SET_KNOWN
-from gateway.memory import EVERYONE, STRANGERS, Charge, MemoryBudget
+from gateway.memory import EVERYONE, STRANGERS, Charge, MemoryBudget, answer_budget
 from streams.protocol.errors import InvalidRequest, StreamsError
 
 #: Requests of this type are answered while they are being sent (`gateway/s2/sessions.py`).
@@ -57,6 +58,9 @@ DUPLEX_TYPE = "s2s/proto"
 
 #: The one address that speaks WebSocket (v0-api §7.5).
 SOCKET_PATH = "/v0/ws"
+
+#: What is handed to Hypercorn at a time: when it has taken a piece, most of it is with the client.
+_SLICE_BYTES = 256 * 1024
 
 #: Methods of which a body is not expected. One that comes in spite of that is read for a known client only.
 _BODYLESS = frozenset(("GET", "HEAD", "DELETE", "OPTIONS"))
@@ -67,6 +71,7 @@ def build_app(
     limits: FrontLimits | None = None,
     *,
     bodies: MemoryBudget | None = None,
+    answers: MemoryBudget | None = None,
     draining: trio.Event | None = None,
     socket_handler: SocketHandler | None = None,
     admit: Admit | None = None,
@@ -76,7 +81,9 @@ def build_app(
         bodies = body_budget(limits)
     if draining is None:
         draining = trio.Event()
-    return _App(handler, limits, bodies, draining, socket_handler, admit)
+    if answers is None:
+        answers = answer_budget()
+    return _App(handler, limits, bodies, answers, draining, socket_handler, admit)
 
 
 class _App(QuartTrio):
@@ -85,6 +92,7 @@ class _App(QuartTrio):
         handler: Handler,
         limits: FrontLimits,
         bodies: MemoryBudget,
+        answers: MemoryBudget,
         draining: trio.Event,
         socket_handler: SocketHandler | None,
         admit: Admit | None = None,
@@ -95,6 +103,7 @@ class _App(QuartTrio):
         self.admit = admit
         self.limits = limits
         self.bodies = bodies
+        self.answers = answers
         self.draining = draining
         self.socket_handler = socket_handler
         if socket_handler is not None:
@@ -192,9 +201,16 @@ class Exchange(TrioASGIHTTPConnection):
         if response.is_streamed:
             await self._send_streamed(request, response, receive, send)
             return
-        with suppress(_Stalled):
-            await self._send(response, send)
-            await self._emit(send, _END)
+        if response.charge is None:  # nobody has asked for room
+            owner = STRANGERS if request.key is None and self.app.admit is not None else request.owner
+            response.charge = self.app.answers.charge(owner, 0, sum(map(len, response.parts)))
+        try:
+            with suppress(_Stalled):
+                await self._send(response, send)
+                await self._emit(send, _END)
+        finally:
+            if response.charge is not None:
+                response.charge.close()
 
     async def _serve_duplex(
         self,
@@ -294,11 +310,16 @@ class Exchange(TrioASGIHTTPConnection):
             headers.append((b"connection", b"close"))
         return {"type": "http.response.start", "status": response.status, "headers": headers}
 
-    async def _emit(self, send: ASGISendCallable, event: Mapping[str, Any], size: int = 0) -> None:
-        """Hypercorn waits without end for a client that gives HTTP/2 no window. We do not."""
+    async def _emit(
+        self, send: ASGISendCallable, event: Mapping[str, Any], size: int = 0, since_s: float | None = None
+    ) -> None:
+        """Hypercorn waits without end for a client that gives HTTP/2 no window. We do not. `size` bytes are
+        to be sent since `since_s`, which is now unless it is given."""
         limits = self.app.limits
         send_any: Any = send
-        with trio.move_on_after(limits.write_timeout_s + size / limits.rate_bytes_per_s_min) as scope:
+        since_s = trio.current_time() if since_s is None else since_s
+        deadline_s = since_s + limits.write_timeout_s + size / limits.rate_bytes_per_s_min
+        with trio.CancelScope(deadline=deadline_s) as scope:
             await send_any(event)
         if scope.cancelled_caught:
             # What is buffered for this client would stay for as long as it keeps the connection.
@@ -306,11 +327,21 @@ class Exchange(TrioASGIHTTPConnection):
             raise _Stalled
 
     async def _send(self, response: Response, send: ASGISendCallable, *, closes: bool = False) -> None:
-        """All of an answer but the end of the exchange."""
+        """All of an answer but the end of the exchange. A client that stalls while others need its room is
+        cut off, with all else on its connection."""
+        charge = response.charge
+        if charge is not None:
+            charge.watch(self.scope.get("state", {}).get(ABORT, lambda: None))
         await self._emit(send, self._start(response, closes=closes))
         if not has_no_body(self._method, response.status):
+            since_s, total = trio.current_time(), 0
             for part in response.parts:
-                await self._emit(send, _body(part), len(part))
+                for at in range(0, len(part), _SLICE_BYTES):
+                    piece = part if len(part) <= _SLICE_BYTES else memoryview(part)[at : at + _SLICE_BYTES]
+                    total += len(piece)
+                    await self._emit(send, _body(piece), total, since_s)
+                    if charge is not None:
+                        charge.moved(len(piece))
 
     async def _send_streamed(
         self,
@@ -410,6 +441,7 @@ class AsgiSink:
     def __init__(self) -> None:
         self._unsent: list[bytes] = []
         self.unsent_bytes = 0
+        self.charge: Progress | None = None
         self._has_more = trio.Event()
         self._moved = trio.Event()
 
@@ -431,6 +463,8 @@ class AsgiSink:
 
     def sent(self, count: int) -> None:
         self.unsent_bytes -= count
+        if self.charge is not None:
+            self.charge.moved(count)
         self._moved.set()
         self._moved = trio.Event()
 

@@ -190,6 +190,8 @@ async def compress(request: Request, response: Response) -> None:
     else:
         body = encode(response.parts)
     response.parts = [body]
+    if response.charge is not None:
+        response.charge.shrink_to(len(body))
     response.headers.append((b"content-encoding", encoding))
     response.headers.append((b"vary", b"accept-encoding"))
 

@@ -13,6 +13,7 @@ import trio
 from gateway.gate import Gate, says_urgent, skips, skips_by_query
 from gateway.http import Buffer
 from gateway.links import Link
+from gateway.memory import answer_budget
 from gateway.placement import Placement
 from gateway.process_states import REASONS
 from gateway.turns import Urgency
@@ -46,11 +47,18 @@ class Dispatch:
         #: By shard too: for what must not wait behind the appends of others.
         self.urgent = urgent or links
         self.urgency = Urgency()
+        #: What bounds the answers of this gateway. While it is exceeded, shards produce no pages for us.
+        self.answers = answer_budget()
+        self.answers.on_full = self._hold_pages
         #: By shard: where appends wait while there is too much to do.
         self.gates = [Gate(thresholds or Thresholds()) for _ in links]
 
     def __repr__(self) -> str:
         return f"<Dispatch {self.placement!r}, {sum(link.is_up for link in self.links)} links up>"
+
+    def _hold_pages(self, is_full: bool) -> None:
+        for link in {*self.links, *self.urgent}:
+            link.hold_pages(is_full)
 
     async def to_owner(self, op: int, head: wire.RequestHead, body: Buffer) -> wire.Message:
         link = self.links[self.placement.shard_of(head.box)]

@@ -26,7 +26,7 @@ from gateway.edge_connection import Connection
 from gateway.edge_rules import FrontLimits, body_budget, log
 from gateway.h1 import HeadMemory, HeadWriter
 from gateway.http import Admit, Handler, IsUrgent, SocketHandler
-from gateway.memory import MemoryBudget
+from gateway.memory import MemoryBudget, answer_budget
 from gateway.slice_lane import SliceLane
 from gateway.turns import Turns
 
@@ -75,16 +75,17 @@ async def serve_front(
     is_urgent: IsUrgent | None = None,
     bodies: MemoryBudget | None = None,
     table: ConnectionTable | None = None,
+    answers: MemoryBudget | None = None,
     task_status: trio.TaskStatus[Front] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serves until `draining` is set and every connection has ended, at most `limits.drain_s` later.
 
     `listener` is bound and listening; it is closed here when draining starts. Fronts of one gateway share
-    `bodies` and `table`.
+    `bodies`, `table` and `answers`.
     """
     limits = limits or FrontLimits()
     served = Front(
-        listener, handler, draining, limits, front, socket_handler, admit, is_urgent, bodies, table
+        listener, handler, draining, limits, front, socket_handler, admit, is_urgent, bodies, table, answers
     )
     await served.run(task_status)
 
@@ -105,6 +106,7 @@ class Front:
         is_urgent: IsUrgent | None = None,
         bodies: MemoryBudget | None = None,
         table: ConnectionTable | None = None,
+        answers: MemoryBudget | None = None,
     ) -> None:
         self.handler = handler
         self.admit = admit
@@ -112,6 +114,7 @@ class Front:
         self.limits = limits
         self.name = name
         self.bodies = body_budget(limits) if bodies is None else bodies
+        self.answers = answer_budget() if answers is None else answers
         self.writer = HeadWriter()
         self.heads = HeadMemory(limits)
         self.turns = Turns()
@@ -267,6 +270,7 @@ class Front:
             self.handler,
             self.limits,
             bodies=self.bodies,
+            answers=self.answers,
             draining=self._draining,
             socket_handler=self._socket_handler,
             admit=self.admit,

@@ -177,11 +177,16 @@ class Connection:
             if response.is_streamed:
                 keep_alive &= await self._send_streamed(head, request, response, keep_alive)
             else:
+                self._charge = response.charge
                 parts = self._render(head, request, response, keep_alive)
                 sent = self._send_nowait(parts)
                 if sent >= 0:
-                    await self._send_rest(parts, sent)
+                    charge = self._charge or self._charge_rest(request, parts, sent)
+                    await self._send_rest(parts, sent, charge)
                 del parts
+                if self._charge is not None:
+                    self._charge.close()
+                    self._charge = None
             if not keep_alive:
                 if head.keep_alive:
                     await self._linger()  # The client has not heard yet that we close: it may be sending.
@@ -453,7 +458,17 @@ class Connection:
         if sent >= 0:
             await self._send_rest(parts, sent)
 
-    async def _send_rest(self, parts: Sequence[Buffer], sent: int) -> None:
+    def _charge_rest(self, request: Request, parts: Sequence[Buffer], sent: int) -> Charge | None:
+        """Charges what is left of an answer for which nobody has asked for room."""
+        front = self._front
+        owner = STRANGERS if request.key is None and front.admit is not None else request.owner
+        self._charge = front.answers.charge(owner, 0, sum(map(len, parts)) - sent)
+        return self._charge
+
+    async def _send_rest(self, parts: Sequence[Buffer], sent: int, charge: Charge | None = None) -> None:
+        """Sends as the client takes it. A client that stalls while others need its room is cut off."""
+        if charge is not None:
+            charge.watch(self.wake)
         limits = self._front.limits
         started_s = trio.current_time()
         total = sent
@@ -463,6 +478,8 @@ class Connection:
             if not views:
                 return
             self.deadline = started_s + limits.write_timeout_s + total / limits.rate_bytes_per_s_min
+            if charge is not None and charge.is_ended:
+                raise Expired
             try:
                 await wait_writable(self._sock)
                 sent = self._sock.sendmsg(views[:SENDMSG_PARTS_MAX])
@@ -471,6 +488,8 @@ class Connection:
             except BlockingIOError:
                 sent = 0
             total += sent
+            if charge is not None:
+                charge.moved(sent)
 
     async def _send_streamed(
         self, head: Head, request: Request, response: Response, keep_alive: bool

@@ -14,7 +14,7 @@ from collections import deque
 import trio
 from trio.lowlevel import wait_writable
 
-from gateway.http import Buffer, Stalled
+from gateway.http import Buffer, Progress, Stalled
 
 #: Up to here, copying a piece into its chunk costs less than handing the kernel three buffers.
 JOIN_BYTES_MAX = 32 * 1024
@@ -23,7 +23,7 @@ SENDMSG_PARTS_MAX = 512
 
 
 class EdgeSink:
-    __slots__ = ("_is_broken", "_is_chunked", "_sock", "_unsent", "unsent_bytes")
+    __slots__ = ("_is_broken", "_is_chunked", "_sock", "_unsent", "charge", "unsent_bytes")
 
     def __init__(self, sock: socket.socket, *, is_chunked: bool) -> None:
         self._sock = sock
@@ -31,6 +31,7 @@ class EdgeSink:
         self._is_broken = False
         self._unsent: deque[Buffer] = deque()
         self.unsent_bytes = 0
+        self.charge: Progress | None = None
 
     def __repr__(self) -> str:
         return f"<EdgeSink {'broken' if self._is_broken else 'open'}, {self.unsent_bytes} B unsent>"
@@ -87,6 +88,8 @@ class EdgeSink:
                 return True
             moved = True
             self.unsent_bytes -= sent
+            if self.charge is not None:
+                self.charge.moved(sent)
             while unsent and sent >= len(unsent[0]):
                 sent -= len(unsent.popleft())
             if sent:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Protocol
 
-from gateway.memory import EVERYONE
+from gateway.memory import owner_of
 
 if TYPE_CHECKING:
     import trio
@@ -44,6 +44,7 @@ class Request:
         "key",
         "memory",
         "method",
+        "page_charge",
         "path",
         "query",
         "started_ns",
@@ -79,6 +80,8 @@ class Request:
         #: charge when the handler has returned. None for a body too small to count.
         self.memory: MemoryBudget | None = None
         self.charge: Charge | None = None
+        #: The memory of the page that a shard has answered with. The handler passes it on to its response.
+        self.page_charge: Charge | None = None
 
     @property
     def grant(self) -> Grant | None:
@@ -92,7 +95,7 @@ class Request:
     @property
     def owner(self) -> str:
         """To whom its memory is charged (`gateway/memory.py`)."""
-        return EVERYONE if self.key is None else self.key.id
+        return owner_of(self.key)
 
     def open_charge(self) -> Charge | None:
         """What this request has of the budget of bodies; None where there is no budget."""
@@ -118,9 +121,18 @@ class Stalled(Exception):
     """The peer of a live answer has taken nothing for as long as was allowed."""
 
 
+class Progress(Protocol):
+    """Hears how many bytes a client has taken."""
+
+    def moved(self, count: int) -> None: ...
+
+
 class Sink(Protocol):
     """Where a live answer goes. `put` never waits: what the peer does not take at once is kept, so whoever
     puts looks at `unsent_bytes` first and bounds it."""
+
+    #: Set while somebody waits for what is unsent to be sent (`gateway/unread.py`).
+    charge: Progress | None
 
     @property
     def unsent_bytes(self) -> int: ...
@@ -160,7 +172,7 @@ class Response:
     A HEAD request gets the same headers and no body: the front sees to it.
     """
 
-    __slots__ = ("headers", "live", "parts", "pause_s", "status", "stream")
+    __slots__ = ("charge", "headers", "live", "parts", "pause_s", "status", "stream")
 
     def __init__(
         self,
@@ -177,6 +189,8 @@ class Response:
         )
         self.stream = stream
         self.live = live
+        #: What a large body has of the budget of answers. The front closes it when the body is sent.
+        self.charge: Charge | None = None
         #: How long the front leaves the next request of this connection unread. A client that was told when
         #: to come back and comes at once would cost as much in refusals as it was refused for.
         self.pause_s = 0.0

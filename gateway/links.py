@@ -84,6 +84,7 @@ class Link:
         self._has_heard = True
         self._asked_look: int | None = None
         self._unsent: deque[tuple[int, Buffer]] = deque()
+        self._holds_pages = False
         self._sent_id = 0
         self._sender: trio.lowlevel.Task | None = None
 
@@ -156,6 +157,11 @@ class Link:
         given the next job and take it to nobody."""
         self._send_unawaited(wire.OP_FORGET, id)
 
+    def hold_pages(self, is_full: bool) -> None:
+        """Has the shard produce no pages for this link, or go on with them. Other answers come as before."""
+        self._holds_pages = is_full
+        self._send_unawaited(wire.OP_HOLD_PAGES if is_full else wire.OP_SEND_PAGES, 0)
+
     def _send_unawaited(self, op: int, id: int) -> None:
         """Send a message that nobody waits for."""
         if self._sock is not None:
@@ -215,6 +221,8 @@ class Link:
         self._sock = sock
         hello = wire.HELLO_URGENT if self._is_urgent else b""
         self._unsent.append((0, wire.frame(wire.REQUEST, 0, wire.OP_HELLO, 0, b"", len(hello)) + hello))
+        if self._holds_pages:
+            self.hold_pages(True)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._keep_sending, sock)
             nursery.start_soon(self._keep_watch)

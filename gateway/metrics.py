@@ -617,10 +617,17 @@ METRICS: tuple[Metric, ...] = (
         _gateways(lambda g: g.budgets["bodies"].bytes),
     ),
     Metric(
+        "streams_http_answer_bytes",
+        "gauge",
+        _GATEWAY,
+        "Answers of more than 16 KiB that are asked for or in memory, and not with the kernel yet.",
+        _gateways(lambda g: g.budgets["answers"].bytes),
+    ),
+    Metric(
         "streams_memory_refused_total",
         "counter",
         ("gateway", "budget", "owner"),
-        "Requests refused for lack of memory, by budget (bodies) and owner: a key, a stranger "
+        "Requests refused for lack of memory, by budget (bodies, answers) and owner: a key, a stranger "
         "(without a key) or everyone (a server without keys).",
         _budgets(lambda budget: budget.refused),
     ),

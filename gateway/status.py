@@ -83,6 +83,7 @@ def _gateway(at: int, report: GatewayReport | None) -> dict[str, Any]:
         "sse_connections": report.sse_connections,
         "in_flight": sum(report.in_flight),
         "body_bytes": report.budgets["bodies"].bytes,
+        "answer_bytes": report.budgets["answers"].bytes,
     }
 
 

@@ -21,6 +21,8 @@ from gateway.dispatch import Dispatch
 from gateway.errors import RETRY_AFTER_S, STATUS_OF
 from gateway.http import Response, Sink, Stalled
 from gateway.limits import Slot
+from gateway.memory import owner_of
+from gateway.unread import Unread
 from gateway.watch.service import Watch
 from streams.protocol import wire
 from streams.protocol.errors import StreamsError
@@ -46,7 +48,7 @@ class WorkStreams:
     async def open(self, box: str, query: str, key: Key | None = None) -> Response:
         """A stream that has leased nothing yet. Raises what is wrong with the request or the box."""
         slot = self._watch.take_slot(key)
-        work = _Work(self._dispatch, self._draining, slot, box, query, next(self._numbers))
+        work = _Work(self._dispatch, self._draining, slot, box, query, next(self._numbers), owner_of(key))
         try:
             await work.end()  # there is nothing to end yet, but the shard looks at all that it is told
         except BaseException:
@@ -57,9 +59,17 @@ class WorkStreams:
 
 class _Work:
     def __init__(
-        self, dispatch: Dispatch, draining: trio.Event, slot: Slot, box: str, query: str, number: int
+        self,
+        dispatch: Dispatch,
+        draining: trio.Event,
+        slot: Slot,
+        box: str,
+        query: str,
+        number: int,
+        owner: str,
     ) -> None:
         self._dispatch = dispatch
+        self._owner = owner
         self._slot = slot
         self._draining = draining
         self._box = box
@@ -75,10 +85,13 @@ class _Work:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._end_when_draining, nursery.cancel_scope)
                 self._slot.on_revoked(nursery.cancel_scope.cancel)
+                unread = Unread(self._dispatch.answers, self._owner, sink)
                 try:
-                    await self._keep_pushing(sink)
+                    await self._keep_pushing(sink, unread)
                 except Stalled as error:  # kept, for a nursery would wrap it
                     stalled = error
+                finally:
+                    unread.close()
                 nursery.cancel_scope.cancel()
         finally:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + _END_S):
@@ -96,7 +109,7 @@ class _Work:
     async def end(self) -> None:
         await self._dispatch.to_owner(wire.OP_WORK_END, wire.RequestHead(self._box, self._query), b"")
 
-    async def _keep_pushing(self, sink: Sink) -> None:
+    async def _keep_pushing(self, sink: Sink, unread: Unread) -> None:
         head = wire.RequestHead(self._box, f"{self._query}&wait_ms={HEARTBEAT_MS}")
         while True:
             try:
@@ -105,7 +118,8 @@ class _Work:
                 sink.put(_failed(error))
                 return
             sink.put(answer.body or sse.heartbeat(time.time_ns() // 1_000_000))
-            await sink.wait_sent(_STALL_S)
+            unread.settle()
+            await unread.wait_sent(_STALL_S)
 
     async def _end_when_draining(self, scope: trio.CancelScope) -> None:
         await self._draining.wait()

@@ -354,6 +354,7 @@ class _Connection:
         "_caller",
         "_deferred_bytes",
         "_holders",
+        "_holds_pages",
         "_is_urgent",
         "_limits",
         "_looks_stalled",
@@ -392,6 +393,8 @@ class _Connection:
         self._deferred_bytes = 0
         #: Whether it carries only what must not wait behind the messages of others.
         self._is_urgent = False
+        #: True while the gateway at the other end has no room for pages.
+        self._holds_pages = False
         #: Whose the transactions are that come over this connection, unless it has a peer.
         self._caller = LOCAL
         self.is_dirty = False
@@ -491,6 +494,10 @@ class _Connection:
         peer = self._peer
         if peer is None and message.op == wire.OP_FORGET:
             self._forget(message.id)
+            return
+        if peer is None and message.op in (wire.OP_HOLD_PAGES, wire.OP_SEND_PAGES):
+            self._holds_pages = message.op == wire.OP_HOLD_PAGES
+            server.on_sent()
             return
         is_waiting = message.op in wire.WAITING_OPS
         ticket = (_WaitingTicket if is_waiting else _Ticket)(self, message.op, message.id)
@@ -666,7 +673,9 @@ class _Connection:
         """True if another page may be produced for this connection. A closed one drops what it gets."""
         pool = self._pool
         return not self.is_open or (
-            self._unsent_bytes < pool.limits.connection_bytes and (self._is_urgent or not pool.is_full)
+            not self._holds_pages
+            and self._unsent_bytes < pool.limits.connection_bytes
+            and (self._is_urgent or not pool.is_full)
         )
 
     @property

@@ -73,4 +73,6 @@ class Queues:
             body = await uncompressed(request, self._body_bytes_max)
         head = wire.RequestHead(box, request.query)
         answer, warnings = await tolerance.ask(self._dispatch, op, request, head, body)
-        return from_shard(request, answer, warnings=warnings)
+        response = from_shard(request, answer, warnings=warnings)
+        response.charge = request.page_charge
+        return response

@@ -43,7 +43,9 @@ class Records:
             body = await uncompressed(request, self._body_bytes_max)
         head = wire.RequestHead(box, request.query)
         answer, warnings = await tolerance.ask(self._dispatch, op, request, head, body)
-        return from_shard(request, answer, warnings=warnings)
+        response = from_shard(request, answer, warnings=warnings)
+        response.charge = request.page_charge
+        return response
 
     async def one(self, request: Request, box: str, rest: str) -> Response:
         Query(request.query).done()

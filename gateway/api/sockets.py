@@ -32,7 +32,8 @@ from gateway.api import tolerance
 from gateway.api.answers import from_shard
 from gateway.auth import Guard
 from gateway.dispatch import Dispatch
-from gateway.http import Request, Socket, Stalled
+from gateway.http import Progress, Request, Socket, Stalled
+from gateway.memory import owner_of
 from gateway.origins import Origins
 from gateway.watch.plan import BOXES_MAX, Plan
 from gateway.watch.service import Watch, merge_of, starts_shown
@@ -87,6 +88,7 @@ class SocketSink:
     def __init__(self) -> None:
         self._unsent: deque[bytes] = deque()
         self.unsent_bytes = 0
+        self.charge: Progress | None = None
         self._has_more = trio.Event()
         self._moved = trio.Event()
 
@@ -107,6 +109,8 @@ class SocketSink:
                 message = self._unsent.popleft()
                 await socket.send(message)
                 self.unsent_bytes -= len(message)
+                if self.charge is not None:
+                    self.charge.moved(len(message))
                 self._moved.set()
                 self._moved = trio.Event()
 
@@ -237,7 +241,9 @@ class SocketConnection:
         self._sink.put(wording.event(b"subscribed", orjson.dumps(shown), b""))
         for box, view in views.items():
             merge = merge_of(Plan({box: plan.starts[box]}, plan.encoding, _HEARTBEAT_MS), {box: view})
-            stream = self._watch.stream(merge, plan.encoding, _HEARTBEAT_MS, wording, self._turn)
+            stream = self._watch.stream(
+                merge, plan.encoding, _HEARTBEAT_MS, wording, self._turn, owner=owner_of(self._key)
+            )
             scope = self._subscribed[box] = trio.CancelScope()
             self._nursery.start_soon(self._run_stream, stream, scope)
         return b""  # said already: nothing of the boxes may come before it

@@ -1,29 +1,105 @@
-"""Questions that a shard may take its time to answer: a diff or a claim with `wait_ms` (v0-api §4.6, §8)."""
+"""Questions that a shard may take its time to answer: a diff or a claim with `wait_ms` (v0-api §4.6, §8).
+
+And how much memory their answers may take: the largest page that a question can bring is taken from the
+budget of answers before the question is sent, and what is not needed is given back with the answer. A
+question that waits in the shard gives it back meanwhile, or a thousand long polls would take all of it; what
+it brings in the end is charged when it is here.
+"""
 
 from __future__ import annotations
+
+import re
 
 import trio
 
 from gateway.dispatch import Dispatch
 from gateway.http import Buffer, Request
+from gateway.memory import MemoryBudget
 from streams.protocol import wire
 from streams.protocol.errors import OutcomeUnknown, StreamsError
+from streams.protocol.requests import DIFF_BYTES_DEFAULT, DIFF_BYTES_MAX
 
 _WAITS = b"wait_ms"
+#: A question that has no answer after this long waits in the shard for something to come.
+_PARKED_S = 0.01
+
+_MAX_BYTES = re.compile(rb'"max_bytes"\s*:\s*(\d{1,19})').findall
+_MAX = re.compile(rb'"max"\s*:\s*(\d{1,19})').findall
+_PAGE_BYTES_MAX = DIFF_BYTES_MAX
+#: A claim brings at most as many bytes as a diff. A job has at most a megabyte unless the settings say more.
+_JOB_BYTES = 1024 * 1024
+
+
+def page_bytes_max(op: int, body: Buffer) -> int:
+    """The largest page that a diff or a claim can bring. The body is not parsed: where it is in doubt, the
+    largest of what it says counts."""
+    if b"\\" in body:  # names may be written in other ways
+        return _PAGE_BYTES_MAX
+    if op == wire.OP_DIFF:
+        found = [int(each) or DIFF_BYTES_DEFAULT for each in _MAX_BYTES(body)]
+        return min(max(found, default=DIFF_BYTES_DEFAULT), _PAGE_BYTES_MAX)
+    return min(max(map(int, _MAX(body)), default=1) * _JOB_BYTES, _PAGE_BYTES_MAX)
 
 
 async def ask(
     dispatch: Dispatch, op: int, request: Request, head: wire.RequestHead, body: Buffer
 ) -> wire.Message:
+    """The owner's answer. The memory of a page is charged, and passed on in `request.page_charge`."""
+    if op not in (wire.OP_DIFF, wire.OP_CLAIM):
+        return await dispatch.to_owner(op, head, body)
+    answers, owner = dispatch.answers, request.owner
+    size = page_bytes_max(op, body)
+    await answers.take(owner, size)
+    room = _Room(answers, owner, size)
+    try:
+        message = await _ask(dispatch, op, request, head, body, room)
+        request.page_charge = answers.charge(owner, room.hand_over(), len(message.body))
+    finally:
+        room.give()
+    return message
+
+
+class _Room:
+    """What is taken from the budget for a page that is still to come."""
+
+    __slots__ = ("_answers", "_owner", "taken")
+
+    def __init__(self, answers: MemoryBudget, owner: str, taken: int) -> None:
+        self._answers = answers
+        self._owner = owner
+        self.taken = taken
+
+    def hand_over(self) -> int:
+        taken, self.taken = self.taken, 0
+        return taken
+
+    def give(self) -> None:
+        if self.taken:
+            self._answers.give(self._owner, self.hand_over())
+
+    async def give_when_parked(self) -> None:
+        await trio.sleep(_PARKED_S)
+        self.give()
+
+
+async def _ask(
+    dispatch: Dispatch,
+    op: int,
+    request: Request,
+    head: wire.RequestHead,
+    body: Buffer,
+    room: _Room,
+) -> wire.Message:
     """The owner's answer. Where the body asks to wait, only for as long as whoever asked is there: the shard
     is told, and gives no job to a worker that has gone."""
     watch_peer = request.watch_peer
-    if watch_peer is None or op not in wire.WAITING_OPS or _WAITS not in body:
+    if watch_peer is None or _WAITS not in body:
         return await dispatch.to_owner(op, head, body)
     answer: wire.Message | None = None
     refusal: StreamsError = OutcomeUnknown("the client went away while it waited", outcome="unknown")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(watch_peer, nursery.cancel_scope)
+        nursery.start_soon(room.give_when_parked)
         try:
             answer = await dispatch.to_owner(op, head, body)
         except StreamsError as error:  # kept, for a nursery would wrap it

@@ -14,6 +14,7 @@ import msgspec
 import trio
 
 from gateway.dispatch import Dispatch
+from gateway.memory import MemoryBudget
 from gateway.s2.ciphers import Sealing
 from gateway.s2.history import History
 from gateway.s2.inflight import Inflight
@@ -48,6 +49,11 @@ class Calls:
     @property
     def shards(self) -> int:
         return len(self._dispatch.links)
+
+    @property
+    def answers(self) -> MemoryBudget:
+        """What bounds the answers of this gateway."""
+        return self._dispatch.answers
 
     # -- asking
 

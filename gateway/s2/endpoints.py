@@ -263,7 +263,7 @@ class S2:
             wording = EventWording(is_base64=fields.is_base64(headers))
         head = asked.head(box_of(basin, stream), may_follow=asked.may_follow)
         first = await first_page(self._calls, basin, stream, spec, head, key, request.account)
-        session = ReadSession(self._calls, asked, head, first, key, wording, self._draining)
+        session = ReadSession(self._calls, asked, head, first, key, wording, self._draining, request.owner)
         live = self._held(session, request, permit, wording.failure(_REVOKED))
         return _session(live) if is_session else _events(live)
 

@@ -3,7 +3,7 @@ which sessions share."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 
 import msgspec
@@ -177,22 +177,28 @@ class Records:
         box = box_of(basin, stream)
         wait_s = min(asked.wait_s or 0, _WAIT_S_MAX)
         head = asked.head(box, may_follow=wait_s > 0)
-        call = partial(first_page, self._calls, basin, stream, spec, head, key, request.account)
-        page = await self._page(call, head, wait_ms=1000 * wait_s)
+        answers, owner = self._calls.answers, request.owner
+        await answers.take(owner, head.max_bytes)
+        try:  # What a wait brings in the end is charged when it is here.
+            page = await first_page(self._calls, basin, stream, spec, head, key, request.account)
+        finally:
+            answers.give(owner, head.max_bytes)
+        page = await self._wait_page(page, head, wait_ms=1000 * wait_s)
         records = opened(page, key, box)
         self._calls.history.tally.read(basin, len(records))
         tail = tail_of(page) if records else None
         if fields.is_protobuf(fields.media_type(headers, "accept")):
             body = messages.batch_as_protobuf(records, tail)
-            return Response(200, body, content_type=b"application/protobuf")
-        listed = list(sequenced.records_of(records))
-        return Response(200, messages.batch_as_json(listed, tail, is_base64=is_base64))
+            response = Response(200, body, content_type=b"application/protobuf")
+        else:
+            listed = list(sequenced.records_of(records))
+            body = messages.batch_as_json(listed, tail, is_base64=is_base64)
+            response = Response(200, body)
+        response.charge = answers.charge(owner, 0, len(body))
+        return response
 
-    async def _page(
-        self, first: Callable[[], Awaitable[StreamRecords]], head: ReadHead, *, wait_ms: int
-    ) -> StreamRecords:
+    async def _wait_page(self, page: StreamRecords, head: ReadHead, *, wait_ms: int) -> StreamRecords:
         """What there is, or what comes while there is time."""
-        page = await first()
         while not page.records and not page.is_full and wait_ms > 0:
             slice_ms = min(wait_ms, SLICE_MS)
             page = await self._calls.read(msgspec.structs.replace(after(head, page), wait_ms=slice_ms))

@@ -22,13 +22,14 @@ import trio
 
 from gateway.http import Live, Sink, Stalled
 from gateway.limits import Slot
-from gateway.memory import Charge
+from gateway.memory import EVERYONE, Charge
 from gateway.s2 import frames, messages
 from gateway.s2.access import Permit
 from gateway.s2.calls import Calls
 from gateway.s2.errors import S2Error, translated
 from gateway.s2.messages import Input
 from gateway.s2.records import SLICE_MS, Asked, after, error_event, opened, ping_event, tail_of
+from gateway.unread import Unread
 from streams.protocol import sequenced
 from streams.protocol.errors import StreamsError, Throttled
 from streams.protocol.streams import (
@@ -370,8 +371,10 @@ class ReadSession:
         key: str,
         wording: Wording,
         draining: Draining,
+        owner: str = EVERYONE,
     ) -> None:
         self._calls = calls
+        self._owner = owner
         self._asked = asked
         self._head = head
         self._page = first
@@ -398,14 +401,17 @@ class ReadSession:
         return self._draining.is_set and not (self._asked.is_bounded and self._asked.wait_s)
 
     async def run(self, sink: Sink) -> None:
+        unread = Unread(self._calls.answers, self._owner, sink)
         try:
-            while not await self._told(sink):
-                self._page = await self._next()
+            while not await self._told(sink, unread):
+                self._page = await self._next(sink, unread)
             sink.put(self._wording.end())
         except (StreamsError, S2Error) as error:
             sink.put(self._wording.failure(_gone(_failure(error))))
+        finally:
+            unread.close()
 
-    async def _told(self, sink: Sink) -> bool:
+    async def _told(self, sink: Sink, unread: Unread) -> bool:
         """Tells the page. Whether it was the last one."""
         page, wording = self._page, self._wording
         tail = tail_of(page)
@@ -415,8 +421,9 @@ class ReadSession:
             self._calls.history.tally.read(self._head.box.partition("/")[0], len(records))
             self._consume(records)
             self._until_s = None
+            unread.settle()
             if sink.unsent_bytes > _UNSENT_BYTES_MAX:
-                await sink.wait_sent(_STALL_S)
+                await unread.wait_sent(_STALL_S)
         if self._is_over(page):
             return True
         if tail is None:
@@ -449,7 +456,7 @@ class ReadSession:
         # cases the next one has nothing in it.
         return page.is_full and not page.records
 
-    async def _next(self) -> StreamRecords:
+    async def _next(self, sink: Sink, unread: Unread) -> StreamRecords:
         """The next page; an empty one after a while in which nothing came."""
         head = msgspec.structs.replace(
             after(self._head, self._page),
@@ -458,7 +465,11 @@ class ReadSession:
             wait_ms=self._wait_ms() if tail_of(self._page) is not None else 0,
         )
         if not head.wait_ms:
+            await unread.reserve(head.max_bytes)
             return await self._calls.read(head)
+        if sink.unsent_bytes:  # A reader that has not taken what there is need not hear of what comes.
+            await unread.wait_sent(_STALL_S)
+        unread.close()
         page: StreamRecords | StreamsError | None = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._end_when_draining, nursery.cancel_scope)

@@ -67,6 +67,7 @@ class FeedStatistics:
 class Feeds:
     def __init__(self, dispatch: Dispatch) -> None:
         self._dispatch = dispatch
+        self.answers = dispatch.answers
         self._feeds: dict[tuple[str, Encoding], Feed] = {}
         self._nursery: trio.Nursery | None = None
         self._pages_worded = 0

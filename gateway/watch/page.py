@@ -5,7 +5,7 @@ place ──── page ────► place        a place is (seq, generation
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -66,6 +66,7 @@ class Page:
         "record",
         "start_seq",
         "tombstone",
+        "unread",
         "was",
     )
 
@@ -99,6 +100,9 @@ class Page:
                 head.head_seq,
             )
         self._shared: dict[object, bytes] = {}
+        #: The `SharedCharge` of the text that all who follow the feed share, while one of them has not taken
+        #: it. Whoever puts the page has it: nothing here uses it.
+        self.unread: Any = None
 
     def __repr__(self) -> str:
         return f"<Page {self.was.seq}..{self.place.seq} of {self.head_seq}, {len(self.record)} B>"

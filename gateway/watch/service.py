@@ -15,6 +15,7 @@ from gateway import sse
 from gateway.dispatch import Dispatch
 from gateway.http import Sink
 from gateway.limits import Slot, StreamSlots
+from gateway.memory import EVERYONE, owner_of
 from gateway.watch.cursors import Cursor
 from gateway.watch.feeds import Feeds
 from gateway.watch.merge import Merge, Track
@@ -201,7 +202,7 @@ class Watch:
         except BaseException:
             slot.give()
             raise
-        stream = self.stream(session.merge, session.encoding, session.heartbeat_ms)
+        stream = self.stream(session.merge, session.encoding, session.heartbeat_ms, owner=owner_of(key))
         body = self._open[wid] = SessionBody(self, stream, slot, session)
         return body
 
@@ -228,7 +229,9 @@ class Watch:
     def opened(self, plan: Plan, views: dict[str, BoxView], key: Key | None = None) -> PlainBody:
         """A stream without a session."""
         slot = self.take_slot(key)
-        return PlainBody(self, self.stream(merge_of(plan, views), plan.encoding, plan.heartbeat_ms), slot)
+        merge = merge_of(plan, views)
+        stream = self.stream(merge, plan.encoding, plan.heartbeat_ms, owner=owner_of(key))
+        return PlainBody(self, stream, slot)
 
     def stream(
         self,
@@ -237,6 +240,7 @@ class Watch:
         heartbeat_ms: int,
         wording: Wording | None = None,
         turn: trio.Lock | None = None,
+        owner: str = EVERYONE,
     ) -> Stream:
         return Stream(
             self.feeds,
@@ -246,6 +250,7 @@ class Watch:
             heartbeat_ms=heartbeat_ms,
             stall_s=self.stall_s,
             turn=turn,
+            owner=owner,
         )
 
     def closed(self, body: SessionBody) -> None:

@@ -23,6 +23,8 @@ import trio
 from gateway import sse
 from gateway.errors import STATUS_OF
 from gateway.http import Sink, Stalled
+from gateway.memory import EVERYONE
+from gateway.unread import Unread
 from gateway.watch.feeds import Feeds
 from gateway.watch.merge import Event, Merge, Track
 from gateway.watch.page import Encoding, Page
@@ -81,9 +83,12 @@ class Stream:
         heartbeat_ms: int,
         stall_s: float = STALL_S,
         turn: trio.Lock | None = None,
+        owner: str = EVERYONE,
     ) -> None:
         """`turn` is shared by all who share a sink."""
         self.merge = merge
+        self._owner = owner
+        self._unread: Unread | None = None
         self._feeds = feeds
         self._encoding = encoding
         self._wording = wording
@@ -117,8 +122,13 @@ class Stream:
         if sink.unsent_bytes or self._is_ending or not track.continues_with(page):
             self._fall_behind(track)
             return False
-        self._put_page(track, page)
+        is_shared = self._put_page(track, page)
         if sink.unsent_bytes:
+            assert self._unread is not None
+            if is_shared:
+                page.unread = self._unread.share(page.unread, len(page.record))
+            else:
+                self._unread.settle()
             self._awake.set()
         return True
 
@@ -146,7 +156,8 @@ class Stream:
         for name, data, id, _ in events:
             self._put(self._wording.event(name, data, id))
 
-    def _put_page(self, track: Track, page: Page) -> None:
+    def _put_page(self, track: Track, page: Page) -> bool:
+        """Return True if other streams have put the same bytes, or may do so."""
         events = self.merge.take(track, page)
         if len(events) == 1 and events[0].is_shared:
             key = self._wording.key
@@ -156,14 +167,16 @@ class Stream:
                 if key is not None:
                     page.share(key, text)
             self._put(text)
-        else:
-            self._put_events(events)
+            return key is not None
+        self._put_events(events)
+        return False
 
     # -- the stream's own task
 
     async def run(self, sink: Sink) -> None:
         """Until `end`, a stall, or the peer's leaving (then it is cancelled)."""
         self._sink = sink
+        self._unread = Unread(self._feeds.answers, self._owner, sink)
         self._put_at_s = trio.current_time()
         try:
             await self._serve(sink)
@@ -171,14 +184,19 @@ class Stream:
             message = f"nothing was read for {self._stall_s:g} s; connect again to go on"
             self._put(self._wording.error(408, "stalled", message, []))
         finally:
+            self._unread.close()
             for track in self.merge.tracks.values():
                 if track.is_live:
                     self._feeds.leave(self, track, self._encoding)
 
     async def _serve(self, sink: Sink) -> None:
+        unread = self._unread
+        assert unread is not None
         while True:
             if sink.unsent_bytes:
-                await sink.wait_sent(self._stall_s)
+                await unread.wait_sent(self._stall_s)
+            else:
+                unread.clear()
             if self._is_ending:
                 if self._ending is not None:
                     self._put(self._ending)
@@ -189,8 +207,8 @@ class Stream:
             else:
                 async with self._turn:
                     if sink.unsent_bytes:  # somebody else's, put while we waited for our turn
-                        await sink.wait_sent(self._stall_s)
-                    await self._read(track)
+                        await unread.wait_sent(self._stall_s)
+                    await self._read(track, unread)
                 await trio.lowlevel.checkpoint()
 
     async def _sleep(self) -> None:
@@ -203,25 +221,30 @@ class Stream:
         if trio.current_time() >= self._put_at_s + self._heartbeat_s:
             self._put(self._wording.heartbeat())
 
-    async def _read(self, track: Track) -> None:
+    async def _read(self, track: Track, unread: Unread) -> None:
         """One page of a box's backlog; at its end the track goes over to the feed."""
         page: Page | None = None
         try:
             with trio.move_on_after(_READ_S_MAX):
+                await unread.reserve(self._encoding.max_bytes)
                 page = await self._feeds.read(track.box, self._encoding, track.place)
         except BoxNotFound:
+            unread.close()
             self._put_events(self.merge.box_gone(track))
             self._go_live(track, has_moved=False)
             return
         except (Busy, Uncertain):
             pass
         except StreamsError as error:
+            unread.close()
             self.box_failed(track, error)
             return
         if page is None:
+            unread.close()
             self.merge.wait_turn(track, trio.current_time() + _RETRY_S)
             return
         self._put_page(track, page)
+        unread.settle()
         if page.reaches_head:
             self._go_live(track, has_moved=page.place != page.was)
         else:

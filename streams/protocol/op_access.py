@@ -59,6 +59,8 @@ INTERNAL: frozenset[int] = frozenset(
     (
         wire.OP_STATS,
         wire.OP_FORGET,
+        wire.OP_HOLD_PAGES,
+        wire.OP_SEND_PAGES,
         wire.OP_LIST_BOXES,
         wire.OP_PUT_SESSION,
         wire.OP_TAKE_SESSION,

@@ -439,8 +439,9 @@ class GatewayStatus(ProcessStatus, kw_only=True):
     connections: Seq | UnsetType = UNSET
     sse_connections: Seq | UnsetType = UNSET
     in_flight: Seq | UnsetType = UNSET
-    #: Bodies of requests in memory.
+    #: Bodies of requests in memory, and large answers that are asked for or in memory.
     body_bytes: Seq | UnsetType = UNSET
+    answer_bytes: Seq | UnsetType = UNSET
 
 
 class DiskStatus(msgspec.Struct):

@@ -52,6 +52,9 @@ OP_SET_FENCE = 25
 OP_STATS = 30
 #: Whoever asked the question with this id waits for its answer no longer.
 OP_FORGET = 31
+#: The gateway has no room for pages; and has it again. Neither is answered. A connection begins with room.
+OP_HOLD_PAGES = 32
+OP_SEND_PAGES = 33
 OP_FOLLOW = 40
 OP_PUT_SESSION = 41
 OP_TAKE_SESSION = 42

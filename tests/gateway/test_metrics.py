@@ -219,6 +219,7 @@ EXPECTED: dict[str, Callable[[Page], bool]] = {
         and page.total("streams_http_requests_total", status="200") > 10
     ),
     "streams_http_body_bytes": there("streams_http_body_bytes", 2),
+    "streams_http_answer_bytes": there("streams_http_answer_bytes", 2),
     "streams_memory_refused_total": equal(0, "streams_memory_refused_total"),
     "streams_memory_stalled_total": equal(0, "streams_memory_stalled_total"),
     "streams_requests_in_flight": moved("streams_requests_in_flight"),

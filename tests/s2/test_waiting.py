@@ -24,7 +24,9 @@ NOTHING = StreamRecords(
 class Silent:
     def __init__(self) -> None:
         self.waits_ms: list[int] = []
-        self.history = History(Dispatch(even(1), []), 0)
+        dispatch = Dispatch(even(1), [])
+        self.history = History(dispatch, 0)
+        self.answers = dispatch.answers
 
     async def making(self, *_: Any, call: Callable[[], Awaitable[Any]], **__: Any) -> Any:
         return await call()

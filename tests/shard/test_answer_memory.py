@@ -74,6 +74,25 @@ async def test_requests_that_wait_for_room_take_bounded_memory(
         assert {failure_decoder.decode(body).code for body in refused} == {"throttled"}
 
 
+async def test_a_gateway_without_room_gets_no_pages_and_all_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with pages(tmp_path, monkeypatch) as served:
+        link, writer = served.local(), served.local()
+        body = json.dumps({"from_seq": 16, "wait_ms": 20_000}).encode()
+        waiting = await link.send(wire.OP_DIFF, wire.RequestHead("b"), body)
+        await served.until(lambda: served.engine.waiting_reads == 1)
+        await link.stream.send_all(wire.frame(wire.REQUEST, 0, wire.OP_HOLD_PAGES, 0, b"", 0))
+        page = await ask_for_pages(link, 1)
+        await link.append("other", 1)
+        await writer.append("b", "x" * PAGE_BYTES)
+        await link.append("other", 2)
+        assert served.server.link_answers.used_bytes == 0
+        await link.stream.send_all(wire.frame(wire.REQUEST, 0, wire.OP_SEND_PAGES, 0, b"", 0))
+        for id in (waiting, page):
+            assert len((await link.answer(id)).body) > PAGE_BYTES // 2
+
+
 async def test_readers_that_wait_get_their_pages_when_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
