@@ -21,6 +21,7 @@ from h2.connection import ConnectionState as H2State
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
 from hypercorn.events import Closed, Event, RawData, Updated
+from hypercorn.protocol import ws_stream
 from hypercorn.protocol.events import Body, Data, Response
 from hypercorn.protocol.events import Event as StreamEvent
 from hypercorn.protocol.h2 import BUFFER_LOW_WATER, H2Protocol, StreamBuffer
@@ -390,6 +391,19 @@ class _Exchanges(TaskGroup):
 
         await super().spawn_app(run, config, scope, send)  # type: ignore[arg-type]
         return put
+
+
+class _PlainHandshake(ws_stream.Handshake):
+    """The handshake of a WebSocket that agrees to no extension. With permessage-deflate a frame of a few
+    bytes becomes a message of two megabytes that no budget has counted."""
+
+    def __init__(self, headers: list[tuple[bytes, bytes]], http_version: str) -> None:
+        super().__init__(headers, http_version)
+        self.extensions = None
+
+
+# Hypercorn has no setting for it and takes the class by this name.
+ws_stream.Handshake = _PlainHandshake  # type: ignore[misc]
 
 
 class _Streams(dict[int, Any]):

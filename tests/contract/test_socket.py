@@ -3,6 +3,8 @@
 Method: a real socket through both fronts; what is published is read back over HTTP, and the other way round.
 """
 
+import socket
+
 import httpx2
 import pytest
 
@@ -20,8 +22,8 @@ def api(request, fleet):
 
 @pytest.fixture
 def ws(api):
-    with WebSocket(api.server.port) as socket:
-        yield socket
+    with WebSocket(api.server.port) as opened:
+        yield opened
 
 
 def test_publish_behaves_like_append(api, ws, box):
@@ -48,6 +50,25 @@ def test_publish_behaves_like_append(api, ws, box):
     assert (again["request_id"], again["deduped"], again["first_seq"]) == (7, True, 1)
     terse = ws.ask({"op": "publish", "box": box, "records": [{"data": 3}], "return_seqs": False})
     assert "seqs" not in terse and "request_id" not in terse and terse["last_seq"] == 3
+
+
+def test_a_socket_agrees_to_no_compression(api):
+    """A small compressed frame would become a large message that no memory budget has counted."""
+    with socket.create_connection(("127.0.0.1", api.server.port), 60) as sock:
+        lines = (
+            "GET /v0/ws HTTP/1.1",
+            f"Host: 127.0.0.1:{api.server.port}",
+            "Upgrade: websocket",
+            "Connection: Upgrade",
+            "Sec-WebSocket-Version: 13",
+            "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+            "Sec-WebSocket-Extensions: permessage-deflate; client_max_window_bits",
+        )
+        sock.sendall("".join(f"{line}\r\n" for line in (*lines, "")).encode())
+        answer = b""
+        while b"\r\n\r\n" not in answer:
+            answer += sock.recv(4096)
+    assert answer.startswith(b"HTTP/1.1 101 ") and b"sec-websocket-extensions" not in answer.lower()
 
 
 def test_published_data_keeps_its_digits(api, ws, box):
