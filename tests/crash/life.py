@@ -455,8 +455,9 @@ def replayed(world: World, last_lsn: int) -> Machine:
     return twin
 
 
-def fingerprint(machine: Machine, store: SegmentStore) -> dict[str, object]:
-    """Everything that is stored, payloads too. Of a memory box only what is stored of it."""
+def fingerprint(machine: Machine, store: SegmentStore, now_ms: int = 0) -> dict[str, object]:
+    """Everything that is stored, payloads too. Of a memory box only what is stored of it. Idempotency keys
+    that have lapsed by `now_ms` are left out: ticks drop them, and the log does not say when."""
     found: dict[str, object] = {
         "": (machine.lsn, machine.last_generation, machine.boot_id, machine.stopped_clean),
         " not recreated": list(machine.not_recreated),
@@ -467,6 +468,8 @@ def fingerprint(machine: Machine, store: SegmentStore) -> dict[str, object]:
             found[name] = (box.generation, config)
             continue
         facts = msgspec.to_builtins(box.facts(), builtin_types=(bytes,))
+        oldest_ms = now_ms - box.config.idempotency_window_ms
+        facts["keys"] = [entry for entry in facts["keys"] if entry[3] >= oldest_ms]
         facts["deleted"] = list(BitMap64.deserialize(facts["deleted"]))
         facts["batches"] = [lsn for lsn in array("Q", facts["batches"]) if lsn]
         for segment in facts["segments"]:

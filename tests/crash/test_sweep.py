@@ -87,14 +87,15 @@ def history_of(seed: int) -> list[str]:
 def begun(disk: FaultDisk, world: World, rng: random.Random) -> Life:
     """The next life: recovered, checked in every way, and serving."""
     twice = disk.kill()
-    again = found_on(twice)
+    now_ms = world.clock.now_ms
+    again = found_on(twice, now_ms)
     if rng.random() < 0.5:
         # Recovery is over and nothing was written since: not even a power cut may make a difference now.
-        assert found_on(twice.crash(rng)) == again
+        assert found_on(twice.crash(rng), now_ms) == again
     life = Life(disk.kill(), world)
-    assert fingerprint(life.machine, life.store) == again, "recovered twice, and found two states"
+    assert fingerprint(life.machine, life.store, now_ms) == again, "recovered twice, and found two states"
     twin = replayed(world, life.found.last_lsn)
-    assert fingerprint(twin, life.store) == again, "a snapshot says other than the log"
+    assert fingerprint(twin, life.store, now_ms) == again, "a snapshot says other than the log"
     life.machine.check()
     life.begin()
     life.machine.check()
@@ -103,9 +104,9 @@ def begun(disk: FaultDisk, world: World, rng: random.Random) -> Life:
     return life
 
 
-def found_on(disk: FaultDisk) -> dict[str, object]:
+def found_on(disk: FaultDisk, now_ms: int) -> dict[str, object]:
     machine, _, _, store, _ = recovered(disk)
-    return fingerprint(machine, store)
+    return fingerprint(machine, store, now_ms)
 
 
 def compare(life: Life, *, limit: int) -> None:
@@ -267,7 +268,8 @@ def test_what_the_log_says_is_what_the_machine_was() -> None:
         script = Script(life, random.Random(seed))
         for _ in range(STEPS // 4):
             script.run(4)
-            assert stored(life.machine, life.store) == stored(replayed(world, life.machine.lsn), life.store)
+            now_ms, twin = world.clock.now_ms, replayed(world, life.machine.lsn)
+            assert stored(life.machine, life.store, now_ms) == stored(twin, life.store, now_ms)
 
 
 # -- the sweeps
@@ -328,14 +330,15 @@ def test_a_process_that_is_killed_at_any_operation_loses_nothing_that_was_logged
         assert not any(box.log.holes for box in after.machine.boxes.values())
         if after.found.last_lsn == life.machine.lsn:
             machine, _, _, store, _ = recovered(disk.kill())
-            before, now = stored(life.machine, store), stored(machine, store)
+            now_ms = world.clock.now_ms
+            before, now = stored(life.machine, store, now_ms), stored(machine, store, now_ms)
             assert before == now, "the machine was in a state that the log does not know"
 
     lead(seed, chosen(seed, 5), check)
 
 
-def stored(machine: Machine, store: SegmentStore) -> dict[str, object]:
-    found = fingerprint(machine, store)
+def stored(machine: Machine, store: SegmentStore, now_ms: int) -> dict[str, object]:
+    found = fingerprint(machine, store, now_ms)
     return {name: found[name] for name, box in machine.boxes.items() if not box.is_memory}
 
 
