@@ -30,7 +30,7 @@ Rules of the file
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -163,9 +163,8 @@ class _Patient:
         self.stubs: dict[Name, SegmentIndex] = {}
         #: Stubs of segments that were written anew here: they have the server drop them in the cold store.
         self.dropped_stubs: list[str] = []
-        #: Gaps behind the snapshot, of which it is not known whose records they held.
-        self._unknown_bytes = 0
-        self._seen_after_gap: set[int] = set()
+        #: Boxes that may have lost records behind their head: by generation, in how many bytes.
+        self._suspects: dict[int, int] = {}
         #: The lsns of what the snapshot says is held for transactions.
         self._held: set[int] = set()
 
@@ -310,29 +309,43 @@ class _Patient:
     def _pass_over(self, gap: Gap) -> None:
         """Frames are missing. Whatever they changed, what the next ones say is not to be relied on."""
         self._wounded.update(self.machine.generations)
-        self._seen_after_gap.clear()
-        box, batch = self._guess(gap)
-        if box is not None and batch is not None:
-            self._lose(box, [(batch.first_seq, batch.last_seq)], "a frame of the log is damaged")
-            box.log.head_seq = max(box.log.head_seq, batch.last_seq)
-        else:
-            self._unknown_bytes = max(self._unknown_bytes, gap.bytes)
+        guess = gap.guess if gap.first_lsn == gap.last_lsn else None
+        if guess is None:
+            self._suspect(self.machine.generations, gap.bytes)
+        elif guess.kind in frames.GIVES_SEQS:
+            self._lose_claimed(frames.claimed(guess.kind, guess.content), gap.bytes)
         self.machine.lsn = gap.last_lsn
 
-    def _guess(self, gap: Gap) -> tuple[Box | None, Batch | None]:
-        """Whose batch it seems to be. Only a batch that fits where its box stands is believed to be one."""
-        if gap.guess is None or gap.first_lsn != gap.last_lsn:
-            return None, None
-        try:
-            change = frames.decode(gap.guess.kind, gap.guess.version, gap.guess.content)
-        except Exception:  # it is damaged: decoding it may fail in any way
-            return None, None
-        if not isinstance(change, BatchAppended):
-            return None, None
-        box = self.machine.generations.get(change.generation)
-        if box is None or _begins_at(change) != box.log.head_seq + 1:
-            return None, None
-        return (box, change.batch) if change.batch.count <= gap.bytes // _RECORD_BYTES_MIN else (None, None)
+    def _lose_claimed(self, claimed: frames.Claimed | None, size: int) -> None:
+        """One frame is damaged, and holds a batch, or gives seqs in another way. A flipped bit in its front
+        has been put right (`salvage.py`), so a generation there is believed; how many records there were only
+        if the batch fits where its box stands and says so twice."""
+        own = None if claimed is None else self.machine.generations.get(claimed.generation)
+        if claimed is None or own is None:
+            self._suspect(self.machine.generations, size)
+        elif claimed.is_kept and claimed.begins_at <= own.log.head_seq:
+            pass  # it is there from before, or was to be stored (`_make_way`)
+        elif (
+            claimed.begins_at == own.log.head_seq + 1
+            and claimed.is_count_sure
+            and claimed.records <= size // _RECORD_BYTES_MIN
+        ):
+            self._lose_next(own, claimed.records)
+        elif claimed.begins_at == own.log.head_seq + 1 or claimed.is_generation_sure:
+            self._suspect({own.generation: own}, size)
+        else:
+            self._suspect(self.machine.generations, size)
+
+    def _lose_next(self, box: Box, records: int) -> None:
+        head_seq = box.log.head_seq
+        self._lose(box, [(head_seq + 1, head_seq + records)], "a frame of the log is damaged")
+        box.log.head_seq = head_seq + records
+
+    def _suspect(self, generations: Mapping[int, Box], size: int) -> None:
+        """Records of these boxes may have been among so many bytes that are damaged, until a later batch of
+        the box tells where it stood."""
+        for generation in generations:
+            self._suspects[generation] = max(size, self._suspects.get(generation, 0))
 
     def _apply(self, frame: Frame) -> None:
         try:
@@ -350,18 +363,14 @@ class _Patient:
     def _make_way(self, change: Change) -> Change:
         """Says what missing frames must have said. Returns what the change is, now that they are missing."""
         if isinstance(change, changes.BoxCreated):
-            self._seen_after_gap.add(change.generation)
             old = self.machine.boxes.get(change.name)
             if old is not None and not old.is_memory:  # it was deleted in between
                 self.machine.apply(changes.BoxDeleted(old.generation), 0)
         elif isinstance(change, BatchAppended):
-            self._seen_after_gap.add(change.generation)
             self._lose_before(change.generation, _begins_at(change))
         elif isinstance(change, BatchKept):
             box = self.machine.generations[change.generation]
             is_new = change.batch.first_seq > box.log.head_seq  # by a transaction of which a frame is missing
-            if is_new:
-                self._seen_after_gap.add(change.generation)
             if is_new or (box.is_memory and not box.log.awaited):  # or it was to be stored: see below
                 self._lose_before(change.generation, change.batch.first_seq)
                 return BatchAppended(change.generation, change.batch, box.last_append_ms)
@@ -374,12 +383,12 @@ class _Patient:
             self._seal_before(change)
         elif isinstance(change, changes.TxnCommitted):
             for part in change.parts:
-                self._seen_after_gap.add(part.generation)
                 self._lose_before(part.generation, part.first_seq)
         return change
 
     def _lose_before(self, generation: int, first_seq: int) -> None:
         """Between the head of a box and its next batch there is nothing, unless that is lost."""
+        self._suspects.pop(generation, None)
         box = self.machine.generations[generation]
         head_seq = box.log.head_seq
         if first_seq > head_seq + 1:
@@ -420,6 +429,8 @@ class _Patient:
             # Rows that were held are missing. Those of the batches are in the frames behind this one.
             mark = Mark(change.epoch, change.query, change.at_ms, owner=change.owner)
             self.machine.txns.note_mark(change.writer, mark)
+            for part in change.parts:
+                self._drop_before(self.machine.generations.get(part.generation), part.evict_before_seq)
             return
         generation = getattr(change, "generation", 0)
         box = self.machine.generations.get(generation)
@@ -434,25 +445,32 @@ class _Patient:
         if isinstance(change, changes.RecordsDeleted) and change.seqs:
             log.deleted |= log.live_of(change.seqs)
         if isinstance(change, changes.RecordsDeleted | changes.RecordsEvicted):
-            log.earliest_seq = max(log.earliest_seq, min(change.before_seq, log.head_seq + 1))
+            self._drop_before(box, change.before_seq)
         if isinstance(change, BatchAppended):
+            self._drop_before(box, max(change.trim_before_seq, change.evict_before_seq))
             self._lose(box, [(change.batch.first_seq, change.batch.last_seq)], "it does not fit into its box")
             log.head_seq = max(log.head_seq, change.batch.last_seq)
 
+    def _drop_before(self, box: Box | None, before_seq: int) -> None:
+        """Records before this seq were deleted or evicted by a change that cannot be applied as a whole."""
+        if box is not None and before_seq:
+            self._wounded[box.generation] = box
+            box.log.earliest_seq = max(box.log.earliest_seq, min(before_seq, box.log.head_seq + 1))
+
     def _skip_seqs(self) -> None:
         """Boxes of which nothing came behind a gap may have lost records in it."""
-        if not self._unknown_bytes:
-            return
-        skipped = min(_SEQS_SKIPPED_MAX, self._unknown_bytes // _RECORD_BYTES_MIN)
-        for generation, box in self.machine.generations.items():
-            if skipped and not box.is_memory and generation not in self._seen_after_gap:
-                head_seq = box.log.head_seq
-                last_seq = head_seq + skipped
-                if box.is_disk:  # up to here its seqs may have been given, and lost once before
-                    last_seq = max(last_seq, box.reserved_seq)
-                why = "a frame of the log is damaged, and may have been of this box"
-                self._lose(box, [(head_seq + 1, last_seq)], why)
-                box.log.head_seq = last_seq
+        for generation, size in self._suspects.items():
+            box = self.machine.generations.get(generation)
+            skipped = min(_SEQS_SKIPPED_MAX, size // _RECORD_BYTES_MIN)
+            if box is None or box.is_memory or not skipped:
+                continue
+            head_seq = box.log.head_seq
+            last_seq = head_seq + skipped
+            if box.is_disk:  # up to here its seqs may have been given, and lost once before
+                last_seq = max(last_seq, box.reserved_seq)
+            why = "a frame of the log is damaged, and may have been of this box"
+            self._lose(box, [(head_seq + 1, last_seq)], why)
+            box.log.head_seq = last_seq
 
     def _lose(self, box: Box, ranges: list[tuple[int, int]], why: str) -> None:
         self._wounded[box.generation] = box

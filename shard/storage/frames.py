@@ -25,7 +25,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from pyroaring import BitMap64
@@ -90,6 +90,20 @@ _STREAM_APPENDED = _KINDS[changes.StreamAppended]
 _DELETED = _KINDS[changes.RecordsDeleted]
 _KEPT = _KINDS[changes.BatchKept]
 _HELD = {_KINDS[change]: change for change in (changes.TxnHeld, changes.TxnKept)}
+
+#: Kinds that give seqs to records, or take seqs that are not to be given.
+GIVES_SEQS = frozenset(
+    _KINDS[change]
+    for change in (
+        changes.BatchAppended,
+        changes.BatchForwarded,
+        changes.StreamAppended,
+        changes.BatchKept,
+        changes.TxnCommitted,
+        changes.SeqsLost,
+        changes.BoxRestated,
+    )
+)
 
 _APPENDED_HEAD = struct.Struct("<QqQQQQqH")
 _STREAM_HEAD = struct.Struct("<QBH")
@@ -177,6 +191,50 @@ def decode(kind: int, version: int, content: memoryview) -> Change:
         raise UnknownFrame(f"a frame has kind {kind}, which this server does not know")
     change: Change = decoder(content)
     return change
+
+
+class Claimed(NamedTuple):
+    """The batch that a damaged frame seems to hold: any of its numbers may be the one that is damaged."""
+
+    generation: int
+    #: The first seq that it takes: one less than that of the batch if a hole comes before it.
+    begins_at: int
+    records: int
+    #: Whether another part of the batch says the same about how many records there are.
+    is_count_sure: bool
+    #: Whether the generation stands at the front of the frame.
+    is_generation_sure: bool
+    #: Whether it was logged before, in another frame.
+    is_kept: bool
+
+
+def claimed(kind: int, content: memoryview) -> Claimed | None:
+    """Read from a damaged frame whose batch it holds; None if its kind holds none, or it is too short."""
+    at = behind_loss = 0
+    try:
+        if kind == FORWARDED:
+            _, _, lost, origin_bytes = _FORWARDED_HEAD.unpack_from(content)
+            at, behind_loss = _FORWARDED_HEAD.size + origin_bytes, int(lost > 0)
+        elif kind == _STREAM_APPENDED:
+            at = _STREAM_HEAD.size + int(_STREAM_HEAD.unpack_from(content)[-1])
+        elif kind not in (APPENDED, _KEPT):
+            return None
+        (generation,) = _GENERATION.unpack_from(content, at)
+        if kind == _KEPT:
+            at += _GENERATION.size
+        else:
+            at += _APPENDED_HEAD.size + int(_APPENDED_HEAD.unpack_from(content, at)[-1])
+        first_seq, records, is_sure = Batch.peek(content[at:])
+    except struct.error:
+        return None
+    return Claimed(
+        generation,
+        begins_at=first_seq - behind_loss,
+        records=records,
+        is_count_sure=is_sure,
+        is_generation_sure=kind != FORWARDED,
+        is_kept=kind == _KEPT,
+    )
 
 
 def _forwarded_head(change: changes.BatchAppended) -> bytes:

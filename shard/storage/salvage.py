@@ -9,6 +9,9 @@ Rules of the file
 - A gap is told only where something is missing: a frame behind it has a later lsn than the next one, or a
   marker or a later file proves that there was more. What was not synced and is torn is no gap.
 - What may have stood in a gap is a guess (`Gap.guess`), never a frame.
+- A frame whose head is damaged is whole if another head makes its checksum right: of a frame between two
+  others all but kind and padding is known. So is one with a flipped bit in its checksum or its front, if the
+  bit makes the checksum right. It is told. No more is tried: each try reads the frame.
 - What the disk cannot give back is as good as zeros: the frames around it count.
 """
 
@@ -17,9 +20,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64, xxh3_64_intdigest
 
-from shard.storage.files import Corrupt, DiskLike, read_around
+from shard.storage.files import Buffer, Corrupt, DiskLike, read_around
 from shard.storage.wal import (
     CHECKSUM_BYTES,
     FRAME_HEAD,
@@ -38,6 +41,8 @@ _STEP = 8
 #: A lsn that is further ahead than this is no lsn: a file of 1 GiB holds fewer frames.
 _LSNS_MAX = 1 << 26
 _KINDS_MAX = 128
+#: What a frame says about a batch before its columns and records (`frames.py`): 58 bytes, the key, 48 bytes.
+_FRONT_BYTES = 112
 _FILE_BYTES_MAX = 1 << 30
 
 
@@ -74,17 +79,19 @@ def salvage(disk: DiskLike, directory: str) -> Iterator[Frame | Gap]:
     )
     newest: _Newest | None = None
     next_lsn = proven = 0
-    end = (directory, 0)
+    proven_at = end = (directory, 0)
     for number in numbers:
         path = path_of(directory, number)
         data = read_around(disk, path)
         try:
             first_lsn = first_lsn_of(path, data, number)
-            proven = max(proven, first_lsn - 1)
+            if first_lsn - 1 > proven:
+                proven, proven_at = first_lsn - 1, (path, 0)
             if next_lsn and first_lsn > next_lsn:
-                # They are missing from the end of the file before, or a file between is. How many bytes they
-                # had is not known.
-                yield Gap(*end, _FILE_BYTES_MAX, next_lsn, first_lsn - 1, f"frames before {path} are missing")
+                # They are missing from the end of the file before, or files between are.
+                is_next = newest is not None and newest.number == number - 1
+                reason = f"frames before {path} are missing"
+                yield from _at_the_end(newest if is_next else None, end, next_lsn, first_lsn - 1, reason)
                 next_lsn = first_lsn
             next_lsn = next_lsn or first_lsn
         except Corrupt as damage:
@@ -92,35 +99,80 @@ def salvage(disk: DiskLike, directory: str) -> Iterator[Frame | Gap]:
             if not next_lsn:
                 yield Gap(path, 0, HEADER_BYTES, 0, 0, damage.reason)
         bad_at: int | None = None
+        #: Where the damage ends that was found last: a frame, or a marker.
+        bad_until: int | None = None
         for found in _frames(path, data, number, next_lsn):
             if isinstance(found, int):
-                bad_at = found if bad_at is None else bad_at
+                bad_at, bad_until = found if bad_at is None else bad_at, None
                 continue
             frame = found.frame
+            if bad_at is not None and bad_until is None:
+                bad_until = frame.offset
+            if bad_at is not None and next_lsn and bad_until == frame.offset:
+                mended = _mended(data, bad_at, number, next_lsn, until=frame.offset)
+                if mended is not None:
+                    yield _note(path, mended)
+                    yield mended
+                    next_lsn += 1
+                    bad_at = bad_until = None
+                    end = (path, frame.offset)
             if frame.kind == MARKER_KIND:
-                proven = max(proven, U64.unpack_from(frame.content, 8)[0])
+                says = U64.unpack_from(frame.content, 8)[0]
+                if says > proven:
+                    proven, proven_at = says, (path, frame.offset)
                 continue
             if next_lsn and frame.lsn != next_lsn:
                 at = frame.offset if bad_at is None else bad_at
-                guess = _guess(data, at, number, next_lsn, until=frame.offset)
+                until = frame.offset if bad_until is None else bad_until
+                guess = _guess(data, at, number, next_lsn, until=until)
                 reason = f"the frame of lsn {next_lsn} is not valid"
-                yield Gap(path, at, frame.offset - at, next_lsn, frame.lsn - 1, reason, guess)
+                yield Gap(path, at, until - at, next_lsn, frame.lsn - 1, reason, guess)
             yield frame
             next_lsn = frame.lsn + 1
-            bad_at = None
+            bad_at = bad_until = None
             end = (path, found.end)
         if bad_at is not None:
             end = (path, bad_at)
         newest = _Newest(path, number, data)
     if newest is not None and proven >= next_lsn:
-        path, offset = end
         reason = f"the frame of lsn {next_lsn} is not valid, but lsn {proven} was durable"
-        if path == newest.path:
-            left = max(0, len(newest.data.rstrip(b"\0")) - offset)
-            guess = _guess(newest.data, offset, newest.number, next_lsn, until=None)
-            yield Gap(path, offset, left, next_lsn, proven, reason, guess)
-        else:
-            yield Gap(path, offset, len(newest.data), next_lsn, proven, reason)
+        # What is proven stands before what proves it. Behind that may be remains of an older file.
+        ends_at = proven_at[1] if proven_at[0] == newest.path else None
+        yield from _at_the_end(newest, end, next_lsn, proven, reason, until=ends_at)
+
+
+def _at_the_end(
+    file: _Newest | None,
+    end: tuple[str, int],
+    next_lsn: int,
+    last_lsn: int,
+    reason: str,
+    *,
+    until: int | None = None,
+) -> Iterator[Frame | Gap]:
+    """What is missing behind the last frame that was found, at `end`. Without the file nothing is known of
+    it; its frames end before `until`, if that is given."""
+    path, offset = end
+    if file is None or path != file.path:
+        size = _FILE_BYTES_MAX if file is None else len(file.data)
+        yield Gap(path, offset, size, next_lsn, last_lsn, reason)
+        return
+    mended = _mended(file.data, offset, file.number, next_lsn, until=None)
+    if mended is not None:
+        yield _note(path, mended)
+        yield mended
+        offset += FRAME_HEAD.size + (len(mended.content) + 7 & ~7) + CHECKSUM_BYTES
+        next_lsn += 1
+    if next_lsn <= last_lsn:
+        left = (len(file.data) if until is None else until) - offset
+        guess = _guess(file.data, offset, file.number, next_lsn, until=None)
+        yield Gap(path, offset, max(0, left), next_lsn, last_lsn, reason, guess)
+
+
+def _note(path: str, mended: Frame) -> Gap:
+    """A gap without frames: it says what was found out about the next frame."""
+    reason = f"the frame of lsn {mended.lsn} was damaged; its checksum shows that it is whole again"
+    return Gap(path, mended.offset, 0, 0, 0, reason)
 
 
 def frames_of(disk: DiskLike, path: str) -> Iterator[Frame | int]:
@@ -201,6 +253,72 @@ def _frame_at(data: bytes, offset: int, number: int, next_lsn: int) -> _Found | 
         return None
     frame = Frame(kind, version, lsn, view[start : start + length], number, offset)
     return _Found(frame, end + CHECKSUM_BYTES)
+
+
+def _mended(data: bytes, offset: int, number: int, lsn: int, *, until: int | None) -> Frame | None:
+    """The frame at `offset`, if its head, or one bit of its checksum or its front, is all that is damaged.
+    `until` is where it ends, if that is known."""
+    if offset + FRAME_HEAD.size + CHECKSUM_BYTES > len(data):
+        return None
+    view, start = memoryview(data), offset + FRAME_HEAD.size
+    found = _length_and_kind(view[offset:start], lsn)
+    for length, kind in (*([found] if found else ()), *_heads(view, offset, lsn, until)):
+        end = start + (length + 7 & ~7)
+        if end + CHECKSUM_BYTES > len(data):
+            continue
+        digest = xxh3_64(FRAME_HEAD.pack(length, kind, 1, 0, lsn), seed=number)
+        digest.update(view[start:end])
+        wrong_bits = (digest.intdigest() ^ U64.unpack_from(data, end)[0]).bit_count()
+        if wrong_bits == 0 or (wrong_bits == 1 and (length, kind) == found):
+            return Frame(kind, 1, lsn, view[start : start + length], number, offset)
+    return None if found is None else _with_front(view, offset, number, lsn, *found)
+
+
+def _with_front(view: memoryview, offset: int, number: int, lsn: int, length: int, kind: int) -> Frame | None:
+    """The frame with one bit of its front the other way, if that makes its checksum right. There it says
+    whose batch it holds and which; a bit of a record costs that batch, and no question is left."""
+    start = offset + FRAME_HEAD.size
+    end = start + (length + 7 & ~7)
+    if end + CHECKSUM_BYTES > len(view):
+        return None
+    (stored,) = U64.unpack_from(view, end)
+    front = bytearray(view[offset : min(end, start + _FRONT_BYTES)])
+    rest = view[offset + len(front) : end]
+    for at in range(FRAME_HEAD.size, len(front)):
+        for bit in range(8):
+            front[at] ^= 1 << bit
+            digest = xxh3_64(front, seed=number)
+            digest.update(rest)
+            if digest.intdigest() == stored:
+                content = memoryview(bytes(front) + bytes(rest))[FRAME_HEAD.size : FRAME_HEAD.size + length]
+                return Frame(kind, 1, lsn, content, number, offset)
+            front[at] ^= 1 << bit
+    return None
+
+
+def _heads(view: memoryview, offset: int, lsn: int, until: int | None) -> Iterator[tuple[int, int]]:
+    """(length, kind) of every head that the frame may have had: all that end where it does, or else all that
+    differ in one bit from what is there."""
+    start = offset + FRAME_HEAD.size
+    if until is None:
+        head = int.from_bytes(view[offset:start], "little")
+        for bit in range(8 * FRAME_HEAD.size):
+            found = _length_and_kind((head ^ 1 << bit).to_bytes(FRAME_HEAD.size, "little"), lsn)
+            if found is not None:
+                yield found
+        return
+    end = until - CHECKSUM_BYTES
+    for padding in range(min(8, end - start + 1)):
+        if any(view[end - padding : end]):
+            return
+        yield from ((end - start - padding, kind) for kind in range(_KINDS_MAX))
+
+
+def _length_and_kind(head: Buffer, lsn: int) -> tuple[int, int] | None:
+    """What a head of this lsn says; None if it cannot be one."""
+    length, kind, version, zero, found_lsn = FRAME_HEAD.unpack(head)
+    is_one = not zero and version == 1 and kind < _KINDS_MAX and found_lsn == lsn
+    return (length, kind) if is_one else None
 
 
 def _guess(data: bytes, offset: int, number: int, lsn: int, *, until: int | None) -> Frame | None:

@@ -342,6 +342,18 @@ class Batch:
         return [head + ends + times + tags + nodes, self.blob]
 
     @classmethod
+    def peek(cls, content: memoryview) -> tuple[int, int, bool]:
+        """(first seq, records, whether another part confirms how many) of a batch that is damaged somewhere.
+        Raises `struct.error` if it is too short to be one."""
+        _, _, _, count, first_seq, _, _, ends_n, *_ = _HEAD.unpack_from(content)
+        if count > 0 and ends_n == 4 * count:
+            return first_seq, count, True
+        try:
+            return first_seq, count, cls.from_bytes(content).count > 0
+        except (AssertionError, ValueError, IndexError):
+            return first_seq, count, False
+
+    @classmethod
     def from_bytes(cls, content: memoryview) -> Batch:
         (encoding, hops, stride, count, first_seq, first_ts, last_ts, ends_n, times_n, tags_n, nodes_n) = (
             _HEAD.unpack_from(content)

@@ -33,7 +33,7 @@ from shard.storage.segmentindex import open_segment
 from shard.storage.segments import write_stub
 from shard.storage.sources import FileSource
 from shard.storage.store import Name, SegmentStore
-from shard.storage.wal import Frame
+from shard.storage.wal import CHECKSUM_BYTES, FRAME_HEAD, Frame
 from shard.transfer import read_shard
 from shard.verify import Scope, Verified, verify_shard
 from streams.protocol.commands import DeleteBox
@@ -230,7 +230,7 @@ def folder(driver: Driver, **more: Any) -> FaultDisk:
 
 
 def flip_text(disk: FaultDisk, path: str, text: bytes) -> None:
-    disk.flip(path, disk.peek(path).index(text), 4)
+    disk.flip(path, disk.peek(path).index(text), 255)  # one bit could be put right
 
 
 def wal_of(disk: FaultDisk, text: bytes) -> str:
@@ -550,3 +550,34 @@ def test_what_a_box_brings_along_from_memory_is_told_if_it_is_damaged(lost: str,
     assert list(after["live"]) == left
     assert all(told_of(found.losses, after["generation"], seq) for seq in {1, 2, 3, 4, 5} - set(left))
     assert after["positions"][0] >= 5
+
+
+def test_a_flipped_bit_of_the_log_costs_no_other_box_anything() -> None:
+    """Wherever in the frame of a large batch it is: head, generation, columns, records, checksum."""
+    driver = Driver()
+    for box in ("a", "b", "c", "big"):
+        driver.append("first", box=box)
+    driver.append(*("x" * 50 for _ in range(300)), box="big")
+    driver.stop()
+    clean = folder(driver)
+    path = wal_of(clean, b"x" * 50)
+    (frame,) = (
+        each
+        for each in salvage(clean, f"{ONE}/wal")
+        if isinstance(each, Frame) and len(each.content) > 10_000
+    )
+    end = frame.offset + FRAME_HEAD.size + (len(frame.content) + 7 & ~7) + CHECKSUM_BYTES
+    whole = 0
+    points = [*range(frame.offset, frame.offset + 160), *range(end - 24, end)]
+    for at in sweep([(at, bit) for at in points for bit in range(8)], seed=54, sample=150):
+        disk = folder(driver)
+        disk.flip(path, at[0], 1 << at[1])
+        found = repaired(disk)
+        lost = [(loss.box, loss.first_seq) for loss in found.losses]
+        assert lost in ([], [("big", 2)]), (at, found.losses)
+        if lost:
+            assert found.losses[0].last_seq >= 301, (at, found.losses)
+        else:
+            whole += 1
+            assert list(contents(disk, NEW)["big"]["live"]) == list(range(1, 302))
+    assert whole > 10, "a head and a checksum can be had from the rest"

@@ -38,7 +38,7 @@ def history() -> Driver:
 
 
 def damaged(driver: Driver, *lsns: int, snapshots: tuple[float, ...] = ()) -> FaultDisk:
-    """The folder of this history with a bit flipped in each of these frames."""
+    """The folder of this history with a byte changed in each of these frames."""
     disk = FaultDisk("/data")
     write_folder(disk, ONE, driver, snapshots=snapshots)
     for lsn in lsns:
@@ -49,7 +49,7 @@ def damaged(driver: Driver, *lsns: int, snapshots: tuple[float, ...] = ()) -> Fa
             whole = disk.pread(descriptor, disk.size(path), 0)
             disk.close(descriptor)
             if content in whole:
-                disk.flip(path, whole.index(content) + len(content) - 3, 1)
+                disk.flip(path, whole.index(content) + len(content) - 3, 255)
     return disk
 
 
