@@ -1,7 +1,7 @@
 # Needs make and Python 3.11 or newer; everything else is installed into .venv.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check sweep scale suites bench overload load soak peers compare profile docs cluster twin clean
+.PHONY: help setup run test check sweep scale suites bench overload abuse load soak peers compare profile docs cluster twin clean
 
 ifndef PYTHON
 PYTHON := $(shell for each in python3.11 python3.12 python3.13 python3.14 python3 python; do \
@@ -58,6 +58,9 @@ bench: .venv/.dev ## Measure a server on this machine.
 
 overload: .venv/.dev ## Offer a server twice what it can take for a minute.
 	$(BIN)/python -m loadtests.overload $(ARGS)
+
+abuse: .venv/.dev ## Attack a server in nine ways, and see what well-behaved clients notice; three minutes.
+	$(BIN)/python -m loadtests.abuse $(ARGS)
 
 load: .venv/.dev ## Load a server with all kinds of users, and check it (SCENARIO=tail SHAPE=spike SECONDS=60).
 	$(BIN)/python -m loadtests.load $(SCENARIO) $(if $(SHAPE),--shape $(SHAPE)) $(if $(SECONDS),--seconds $(SECONDS)) $(ARGS)
