@@ -59,7 +59,7 @@ bench: .venv/.dev ## Measure a server on this machine.
 overload: .venv/.dev ## Offer a server twice what it can take for a minute.
 	$(BIN)/python -m loadtests.overload $(ARGS)
 
-abuse: .venv/.dev ## Attack a server in nine ways, and see what well-behaved clients notice; three minutes.
+abuse: .venv/.dev ## Attack a server in ten ways, and see what well-behaved clients notice; three minutes.
 	$(BIN)/python -m loadtests.abuse $(ARGS)
 
 load: .venv/.dev ## Load a server with all kinds of users, and check it (SCENARIO=tail SHAPE=spike SECONDS=60).

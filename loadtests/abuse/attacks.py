@@ -400,6 +400,27 @@ def box_hoarder(plan: Plan) -> None:
                 plan.counts["closed"] += 1
 
 
+# -- 8: the disk
+
+
+def disk_filler(plan: Plan) -> None:
+    """One key appends a megabyte at a time as fast as it can, on eight connections."""
+    body = b'{"records":[{"data":"' + b"d" * 1_000_000 + b'"}]}'
+
+    def begin(number: int) -> socket.socket | None:
+        sock = plan.connect()
+        if sock is not None:
+            try:
+                sock.sendall(
+                    _head("POST", f"/v0/boxes/evil.fill-{number % 8}", plan.writer, len(body)) + body
+                )
+            except OSError:
+                plan.counts["cut while sending"] += 1
+        return sock
+
+    _keep_open(plan, plan.many(8), begin)
+
+
 ATTACKS: dict[str, Callable[[Plan], None]] = {
     "greedy-readers": greedy_readers,
     "silent-bodies": silent_bodies,
@@ -410,6 +431,7 @@ ATTACKS: dict[str, Callable[[Plan], None]] = {
     "deaf-sockets": deaf_sockets,
     "idle-connections": idle_connections,
     "box-hoarder": box_hoarder,
+    "disk-filler": disk_filler,
 }
 
 

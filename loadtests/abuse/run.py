@@ -22,12 +22,12 @@ from streams.testing import Server, running_server
 GOOD_KEY: Final = "well-behaved-tenant-0123456789"
 EVIL_WRITER: Final = "attacking-tenant-w-0123456789"
 EVIL_READER: Final = "attacking-tenant-r-0123456789"
-#: Boxes the attacking tenant may have; the well-behaved one has no limit.
-EVIL_BOXES: Final = 500
+#: What the attacking tenant may have; the well-behaved one has the defaults.
+EVIL_BOXES, EVIL_BYTES = 500, "64MiB"
 KEYS: Final = (
     f"{GOOD_KEY}:rwda:good.",
-    f"{EVIL_WRITER}:rwda:evil.",
-    f"{EVIL_READER}:r:evil.",
+    f"{EVIL_WRITER}:rwda:evil. id=evil-writer boxes={EVIL_BOXES} stored_bytes={EVIL_BYTES}",
+    f"{EVIL_READER}:r:evil. id=evil-reader",
 )
 CONNECTIONS: Final = 4
 _BIG_BATCHES, _BIG_RECORDS, _BIG_RECORD_BYTES = 20, 1000, 1000
