@@ -1,10 +1,11 @@
 """`make abuse`: each attack by itself, then all at once, and what well-behaved clients notice of them.
 
-Throughput of the well-behaved clients is measured without an attack before and after each attack; their
-share is what they get under attack over the mean of the two. Latencies and the CPU time of attackers and
-server stand beside it: both use this machine's processors, and an attack that takes a core from the server in
-this way would not do so from another machine. The exit code is 1 when a process restarts, a
-well-behaved client is answered anything but 2xx or 429, or memory passes its bound.
+The well-behaved clients offer a fixed load, a quarter of what the machine takes. Their throughput is measured
+without an attack before and after each attack; their share is what they get under attack over the mean of the
+two. Latencies and the CPU time of attackers and server stand beside it: both use this machine's processors,
+and an attack that takes a core from the server in this way would not do so from another machine. The exit
+code is 1 when a process restarts, a well-behaved client is answered anything but 2xx or 429, or memory passes
+its bound.
 """
 
 from __future__ import annotations

@@ -2,8 +2,10 @@
 
 Each of `connections` threads repeats one round on a connection of its own: append ten records, read the page
 they are on, put a job, claim it, acknowledge it; a probe of `/v0/health` and a new connection every ten
-rounds, as the clients of a real service come and go. A client that is answered 429 waits as long as the
-answer says and asks again. Anything but 2xx and 429 is a failure, and so is a connection that ends early.
+rounds, as the clients of a real service come and go. Together they begin `rate` rounds a second, or as many
+as they can with a rate of 0; a round that begins late is not made up for. A client that is answered 429 waits
+as long as the answer says and asks again. Anything but 2xx and 429 is a failure, and so is a connection that
+ends early.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ class Client:
         self._port = int(plan["port"])
         self._headers = {"Authorization": f"Bearer {plan['key']}", "Content-Type": "application/json"}
         self._ends_s = monotonic() + float(plan["seconds"])
+        rate = float(plan["rate"])
+        self._every_s = plan["connections"] / rate if rate else 0.0
         self._log, self._queue = f"{plan['prefix']}log-{number}", f"{plan['prefix']}jobs-{number}"
         self._connection: http.client.HTTPConnection | None = None
         self.statuses: Counter[int] = Counter()
@@ -38,7 +42,10 @@ class Client:
     def run(self) -> None:
         self._ask("PUT", f"/v0/boxes/{self._queue}", {"type": "queue"})
         at = 0
+        due_s = monotonic()
         while monotonic() < self._ends_s:
+            sleep(max(0.0, due_s - monotonic()))
+            due_s = max(due_s, monotonic() - self._every_s) + self._every_s
             records = [{"data": {"n": at + each, "pad": "x" * 80}} for each in range(10)]
             appended = self._ask("POST", f"/v0/boxes/{self._log}", {"records": records})
             if appended is not None:
