@@ -7,12 +7,13 @@ whole answer came. It never repeats and never follows: `retry.py` decides that.
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from types import TracebackType
 from typing import Any, NamedTuple
 
+import anyio
 import httpx2
 
 from streams import __version__
@@ -79,7 +80,8 @@ class _AsyncStream:
     """The context of an answer that is read as it comes.
 
     Not a generator: a watch that is left early is a generator inside of this context. When asyncio ends, it
-    closes all generators at once, and complains of one that another is closing at that moment.
+    closes all generators at once, and complains of one that another is closing at that moment. For the same
+    reason the generators of the HTTP library are closed here, and a client that is closed waits for that.
     """
 
     def __init__(
@@ -90,45 +92,65 @@ class _AsyncStream:
         path: str,
         headers: Mapping[str, str] | None,
         silence_s: float,
+        open_streams: set[_AsyncStream],
     ) -> None:
         self._http = http
         self._url = url
         self._request = (method, path, headers, silence_s)
         self._found: httpx2.Response | None = None
+        self._pieces: AsyncGenerator[bytes, None] | None = None
+        self._open_streams = open_streams
+        self._is_closing = False
+        self._closed = anyio.Event()
 
     def __repr__(self) -> str:
         return f"<_AsyncStream {self._request[:2]}>"
 
     async def __aenter__(self) -> tuple[Answer, AsyncIterator[bytes]]:
         method, path, headers, silence_s = self._request
+        self._open_streams.add(self)
         try:
             request = self._http.build_request(method, path, headers=headers, timeout=_timeout(silence_s))
             self._found = found = await self._http.send(request, stream=True)
             body = b"" if found.is_success else await found.aread()
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            await self._close()
+            await self.aclose()
             raise _translated(error, self._url) from error
         except BaseException:
-            await self._close()
+            await self.aclose()
             raise
-        return Answer(found.status_code, found.headers, body), found.aiter_raw()
+        self._pieces = found.aiter_raw()
+        return Answer(found.status_code, found.headers, body), self._pieces
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._close()
+        await self.aclose()
         if isinstance(error, httpx2.HTTPError | httpx2.InvalidURL):
             raise _translated(error, self._url) from error
 
-    async def _close(self) -> None:
-        if self._found is not None:
-            await self._found.aclose()
+    async def aclose(self) -> None:
+        """Close the answer, or wait until another task has closed it."""
+        if self._is_closing:
+            await self._closed.wait()
+            return
+        self._is_closing = True
+        try:
+            if self._pieces is not None and not getattr(self._pieces, "ag_running", False):
+                await self._pieces.aclose()
+            if self._found is not None:
+                await self._found.aclose()
+        finally:
+            self._open_streams.discard(self)
+            self._closed.set()
 
 
 class AsyncTransport:
     def __init__(self, url: str, key: str | None = None) -> None:
         self.url = url
         self._http = httpx2.AsyncClient(**_options(url, key))
+        #: Answers that are read as they come, until they are closed.
+        self._open_streams: set[_AsyncStream] = set()
 
     def __repr__(self) -> str:
         return f"<AsyncTransport {self.url}>"
@@ -155,9 +177,11 @@ class AsyncTransport:
     ) -> _AsyncStream:
         """The head of an answer, and its body as it comes. With a status that is no success the body is in
         the answer. `AnswerLost` after `silence_s` without a byte."""
-        return _AsyncStream(self._http, self.url, method, path, headers, silence_s)
+        return _AsyncStream(self._http, self.url, method, path, headers, silence_s, self._open_streams)
 
     async def aclose(self) -> None:
+        for stream in list(self._open_streams):
+            await stream.aclose()
         await self._http.aclose()
 
 

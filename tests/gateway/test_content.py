@@ -88,7 +88,15 @@ async def test_a_frame_of_an_s2_session_is_charged_while_it_is_not_whole(autojum
     send, receive = trio.open_memory_channel[bytes](0)
     calls: Any = None  # nothing is asked before a frame is whole
     session = AppendSession(
-        calls, "b/s", None, "", receive, lambda _: None, Draining(trio.Event(), 60), charge
+        calls,
+        "b/s",
+        None,
+        "",
+        receive,
+        lambda _: None,
+        trio.lowlevel.checkpoint,
+        Draining(trio.Event(), 60),
+        charge,
     )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(session.run, sink)
@@ -96,8 +104,9 @@ async def test_a_frame_of_an_s2_session_is_charged_while_it_is_not_whole(autojum
         await trio.testing.wait_all_tasks_blocked()
         assert budget.bytes_used == MIB // 2 + 3
         await trio.sleep(STALLED_S)
-        budget.open(EVERYONE).grow(2 * MIB)
+        other = budget.open(EVERYONE)
+        other.grow(2 * MIB)
         status = await sink.next()
     session.close()
     assert int.from_bytes(status[4:6], "big") == 429 and b"stalled" in status
-    assert budget.bytes_used == 2 * MIB
+    assert budget.bytes_used == other.size == 2 * MIB
