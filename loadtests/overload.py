@@ -12,7 +12,6 @@ code is 1 when one is missed.
 from __future__ import annotations
 
 import argparse
-import json
 import socket
 import subprocess
 import sys
@@ -25,8 +24,9 @@ from typing import Any, NamedTuple
 from gateway.turns import PRESSED_S
 from loadtests import machine
 from loadtests.bench import setting_of
+from loadtests.children import result_of, start
 from loadtests.generator import http_request
-from loadtests.rows import ROOT, CaseFailed, call
+from loadtests.rows import CaseFailed, call
 from streams.testing import Server, running_server
 
 BATCH, LOW_BOXES = 100, 8
@@ -119,26 +119,7 @@ def flood(server: Server, *, rate: float, seconds: float, connections: int) -> s
         "seconds": seconds,
         "connections": connections,
     }
-    process = subprocess.Popen(
-        [sys.executable, "-m", "loadtests.flood"],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdin is not None
-    process.stdin.write(json.dumps(plan))
-    process.stdin.close()
-    return process
-
-
-def result_of(process: subprocess.Popen[str]) -> dict[str, Any]:
-    assert process.stdout is not None
-    text = process.stdout.read()
-    if process.wait(60) != 0:
-        raise SystemExit("the flood has failed")
-    found: dict[str, Any] = json.loads(text)
-    return found
+    return start("loadtests.flood", plan)
 
 
 def metric(server: Server, name: str) -> float:

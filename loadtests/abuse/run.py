@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from loadtests import machine
-from loadtests.rows import ROOT
+from loadtests.children import result_of, start
 from streams.testing import Server, running_server
 
 GOOD_KEY: Final = "well-behaved-tenant-0123456789"
@@ -98,9 +97,9 @@ def run_attacks(server: Server, names: Sequence[str], seconds: float, *, scale: 
         "keys": {"writer": EVIL_WRITER, "reader": EVIL_READER},
     }
     with _watched_memory(before) as peaks:
-        attacks = {name: _start("loadtests.abuse.attacks", plan, name) for name in names}
+        attacks = {name: start("loadtests.abuse.attacks", plan, name) for name in names}
         clients = _clients_of(_start_clients(server, seconds))
-        results = {name: _result_of(process) for name, process in attacks.items()}
+        results = {name: result_of(process) for name, process in attacks.items()}
     after = processes_of(server)
     restarted = [name for name, pid in before.items() if after.get(name) != pid]
     server_cpu_s = 0.0 if restarted else _cpu_s(before) - cpu_before_s
@@ -122,11 +121,11 @@ def _start_clients(server: Server, seconds: float) -> subprocess.Popen[str]:
         "connections": CONNECTIONS,
         "rate": RATE,
     }
-    return _start("loadtests.abuse.clients", plan)
+    return start("loadtests.abuse.clients", plan)
 
 
 def _clients_of(process: subprocess.Popen[str]) -> Clients:
-    found = _result_of(process)
+    found = result_of(process)
     return Clients(
         rounds_per_s=found["rounds"] / found["seconds"],
         statuses={int(status): count for status, count in found["statuses"].items()},
@@ -134,29 +133,6 @@ def _clients_of(process: subprocess.Popen[str]) -> Clients:
         first_failures=found["first_failures"],
         latencies_ms=found["latencies_ms"],
     )
-
-
-def _start(module: str, plan: dict[str, Any], *words: str) -> subprocess.Popen[str]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", module, *words],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdin is not None
-    process.stdin.write(json.dumps(plan))
-    process.stdin.close()
-    return process
-
-
-def _result_of(process: subprocess.Popen[str]) -> dict[str, Any]:
-    assert process.stdout is not None
-    text = process.stdout.read()
-    if process.wait(60) != 0:
-        raise RuntimeError(f"{process.args!r} failed with exit code {process.returncode}")
-    found: dict[str, Any] = json.loads(text)
-    return found
 
 
 @contextmanager

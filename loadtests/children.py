@@ -1,0 +1,33 @@
+"""Load in a process of its own: a module that reads its plan as JSON and writes its result as JSON."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+from loadtests.rows import ROOT
+
+
+def start(module: str, plan: dict[str, Any], *words: str) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", module, *words],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(plan))
+    process.stdin.close()
+    return process
+
+
+def result_of(process: subprocess.Popen[str]) -> dict[str, Any]:
+    assert process.stdout is not None
+    text = process.stdout.read()
+    if process.wait(60) != 0:
+        raise SystemExit(f"{process.args!r} failed with exit code {process.returncode}")
+    found: dict[str, Any] = json.loads(text)
+    return found
