@@ -11,10 +11,16 @@
 | the index of a segment     | that of its stub is used, or of the copy in the cold store; without any all |
 |                            | its live records are lost                                                  |
 | a stub                     | it is written anew from the copy in the cold store; nothing is lost        |
-| a batch in the cold store  | its live records are lost; the rest of the segment is written anew, here   |
+| a batch in the cold store  | its live records are lost; the rest of the segment is written anew, here,  |
+|                            | and the server drops the copy in the cold store                            |
 
 A cold store that does not answer, or is not named, proves nothing about what is in it: then nothing is given
 up because of it, and the repair is refused.
+
+A server drops a copy from the cold store when it finds a stub that nothing names. So the new folder gets such
+stubs: of the copies that were waiting to be dropped, unless a damaged log may have named them, and of the
+segments that the repair gives up. If the store has no copy of such a segment, its stub stays behind: the
+store may be the wrong one, and the copy in the right one must survive that mistake.
 
 Frames behind a damaged one are applied by the machine like any other, lsns aside. What tells that one of a
 box is missing: a batch that does not begin at the next seq. The seqs between are lost, and told. A box of
@@ -161,8 +167,10 @@ class _Patient:
         self._new: set[Name] = set()
         #: Segments in the cold store whose stub is to be written anew: their indexes.
         self.stubs: dict[Name, SegmentIndex] = {}
-        #: Stubs of segments that were written anew here: they have the server drop them in the cold store.
+        #: Stubs that nothing names any more: they make the server drop the copies in the cold store.
         self.dropped_stubs: list[str] = []
+        #: False if a change behind the snapshot is missing, so that the machine may not know every segment.
+        self._knows_all_segments = True
         #: Boxes that may have lost records behind their head: by generation, in how many bytes.
         self._suspects: dict[int, int] = {}
         #: The lsns of what the snapshot says is held for transactions.
@@ -202,6 +210,21 @@ class _Patient:
             self._settle(facts_of, wanted, missing)
         self._skip_seqs()
         self.machine.recovered(self.machine.lsn)
+        if self._knows_all_segments:
+            self._take_unnamed_stubs(missing)
+
+    def _take_unnamed_stubs(self, missing: set[tuple[int, int]]) -> None:
+        """Takes along the stubs of copies that were waiting to be dropped. Their numbers are not given again:
+        a segment that is written anew must not get the name of such a stub."""
+        named = {Name.of(segment) for segment in self.machine.segments()}
+        for stub in segmentindex.list_stubs(self._disk, self._segments):
+            name = name_of(stub)
+            if name in named or name in self.stubs or (name.generation, name.serial) in missing:
+                continue
+            self.dropped_stubs.append(stub)
+            box = self.machine.generations.get(name.generation)
+            if box is not None:
+                box.last_serial = max(box.last_serial, name.serial)
 
     def _newest_state(self) -> ShardState | None:
         try:
@@ -227,6 +250,7 @@ class _Patient:
             name = Name(box.generation, facts.first_seq, facts.serial)
             index = self._index(name)
             if index is None:
+                self._give_up(name)
                 yield box.generation, facts.serial
                 continue
             segment = segment_of(index)
@@ -308,6 +332,7 @@ class _Patient:
 
     def _pass_over(self, gap: Gap) -> None:
         """Frames are missing. Whatever they changed, what the next ones say is not to be relied on."""
+        self._knows_all_segments = False
         self._wounded.update(self.machine.generations)
         guess = gap.guess if gap.first_lsn == gap.last_lsn else None
         if guess is None:
@@ -425,6 +450,7 @@ class _Patient:
 
     def _apply_what_can_be(self, change: Change) -> None:
         """What it takes away is gone, even if how much that is cannot be told yet. The rest is left out."""
+        self._knows_all_segments = False
         if isinstance(change, changes.TxnCommitted):
             # Rows that were held are missing. Those of the batches are in the frames behind this one.
             mark = Mark(change.epoch, change.query, change.at_ms, owner=change.owner)
@@ -487,8 +513,11 @@ class _Patient:
             lost = self._lost.get(box.generation, {})
             if lost or box.generation in self._wounded:
                 why = "a batch of a segment is damaged"
+                before = {segment.serial: Name.of(segment) for segment in box.log.segments}
                 holes = remeasure(box.log, self._read, lost)
                 self.losses += [Loss(box.name, box.generation, first, last, why) for first, last in holes]
+                for serial in before.keys() - {segment.serial for segment in box.log.segments}:
+                    self._give_up(before[serial])  # nothing in it is both whole and live
                 for segment in [each for each in box.log.segments if each.serial in lost]:
                     self._write_anew(box, segment, target)
                 box.log.show(box.log.head_seq, box.log.last_ts)
@@ -550,6 +579,17 @@ class _Patient:
             return segments.read_batches(self._source_of(name, index), index, at, at)[0]
         except Unreachable as trouble:
             raise CannotRepair(f"{trouble}; it is needed to tell what is live there") from trouble
+
+    def _give_up(self, name: Name) -> None:
+        """Has the server drop the copy of a segment of which nothing is left, if the cold store has one."""
+        file, stub = f"{self._segments}/{name.file}", f"{self._segments}/{name.stub}"
+        if name in self.stubs or self._disk.exists(file) or not self._disk.exists(stub):
+            return  # the stub is written anew, or the copy was not looked at, or there is none
+        try:
+            self._store.source_in_cold(name)
+        except (Unreachable, Corrupt):
+            return
+        self.dropped_stubs.append(name.stub)
 
     def _write_anew(self, box: Box, segment: Segment, target: SegmentStore) -> None:
         def live() -> Iterator[Batch]:

@@ -156,13 +156,24 @@ def _files_of(disk: DiskLike, directory: str, facts: BoxFacts) -> list[str]:
     return files
 
 
-def _copy(disk: DiskLike, source: FileSource, target: str) -> int:
+def _copy(disk: DiskLike, directory: str, file: str, target: str) -> int:
     """Every byte is verified on its way."""
-    if source.name.endswith(".stub"):
+    source = FileSource(disk, f"{directory}/{file}")
+    if file.endswith(".stub"):
         segments.write_stub(disk, target, segments.open_stub(source))
     else:
         segments.copy_segment(disk, target, source)
     return source.size()
+
+
+def _name_alone(disk: DiskLike, directory: str, file: str, target: str) -> int:
+    """Makes an empty file of this name: nobody reads a stub that nothing names."""
+    handle = disk.create(f"{target}/{file}")
+    try:
+        disk.fsync(handle)
+    finally:
+        disk.close(handle)
+    return 0
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -239,13 +250,19 @@ class ShardBuilder:
 
     def bring(self, source: str, facts: BoxFacts) -> Brought:
         """Takes over files and stubs of a box's segments from another `segments` directory."""
-        return self._bring(source, _files_of(self._disk, source, facts))
+        return self._bring(source, _files_of(self._disk, source, facts), _copy)
 
     def bring_stub(self, source: str, stub: str) -> None:
-        """Takes along a stub that nobody names: it says what is to be dropped from the cold store."""
-        self._bring(source, [stub])
+        """Takes along a stub that nothing names: the server drops that segment from the cold store. The name
+        says which one, so the stub may be damaged."""
+        self._bring(source, [stub], _name_alone)
 
-    def _bring(self, source: str, files: Sequence[str]) -> Brought:
+    def _bring(
+        self,
+        source: str,
+        files: Sequence[str],
+        copy: Callable[[DiskLike, str, str, str], int],
+    ) -> Brought:
         disk, target = self._disk, self.segments
         linked = copied_bytes = 0
         for file in files:
@@ -260,7 +277,7 @@ class ShardBuilder:
             except OSError as error:
                 if error.errno not in _NO_LINKS:
                     raise
-                copied_bytes += _copy(disk, FileSource(disk, f"{source}/{file}"), target)
+                copied_bytes += copy(disk, source, file, target)
         return Brought(linked, copied_bytes)
 
     def add_not_recreated(self, names: Iterable[str]) -> None:
