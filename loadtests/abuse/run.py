@@ -21,12 +21,13 @@ from streams.testing import Server, running_server
 GOOD_KEY: Final = "well-behaved-tenant-0123456789"
 EVIL_WRITER: Final = "attacking-tenant-w-0123456789"
 EVIL_READER: Final = "attacking-tenant-r-0123456789"
-#: What the attacking tenant may have; the well-behaved one has the defaults.
-EVIL_BOXES, EVIL_BYTES = 500, "64MiB"
+#: What an operator lets each key of the attacking tenant have; the well-behaved one has the defaults.
+EVIL_BOXES, EVIL_BYTES, EVIL_REQUESTS_PER_S = 500, "64MiB", 200
 KEYS: Final = (
     f"{GOOD_KEY}:rwda:good.",
-    f"{EVIL_WRITER}:rwda:evil. id=evil-writer boxes={EVIL_BOXES} stored_bytes={EVIL_BYTES}",
-    f"{EVIL_READER}:r:evil. id=evil-reader",
+    f"{EVIL_WRITER}:rwda:evil. id=evil-writer boxes={EVIL_BOXES} stored_bytes={EVIL_BYTES} "
+    f"requests_per_s={EVIL_REQUESTS_PER_S}",
+    f"{EVIL_READER}:r:evil. id=evil-reader requests_per_s={EVIL_REQUESTS_PER_S}",
 )
 CONNECTIONS: Final = 4
 #: Rounds of six requests that the well-behaved clients begin each second: about a quarter of what this server
