@@ -3,7 +3,7 @@
     begin(id) ──► state and unsealed batches of this moment ──► durable ──► <folder>/wal, <folder>/snapshot
                   taken in small steps; the segments it names are pinned: upkeep drops none of them
     renew(id) ──► goes on for another `LEASE_S`
-    end(id)   ──► folder and pins go; so they do when nobody has renewed in time
+    end(id)   ──► folder and pins go, then the answer; they also go when nobody has renewed in time
 
 Before the first shard of a backup is captured, all are asked to hold moves (`move_hold.py`), and after the
 last one to let go: `begin` and `renew` say so with `holds_moves`.
@@ -12,6 +12,8 @@ Whoever asks reads folder and segment files itself, in another process: what is 
 
 Rules of the file
 - One export at a time; another id is told to wait. The same id again is told the same again.
+- The answer to `end`, and to a `begin` that fails, comes after the export is over. A client that has this
+  answer can begin its next export at once.
 - The folder is nobody's truth: what an earlier life left of it is removed before the next is made, and a disk
   that cannot take it fails the export and not the shard.
 
@@ -86,7 +88,9 @@ class Exports:
         self._id = ""
         self._is_wanted = False
         self._facts: dict[str, object] | None = None
+        #: Answers to `begin`, and to `end`.
         self._waiting: list[Answer] = []
+        self._ending: list[Answer] = []
         self._changed = trio.Event()
 
     def __repr__(self) -> str:
@@ -111,12 +115,15 @@ class Exports:
                 answer(Throttled("another backup of this shard is under way; try again when it is over"))
         elif op == wire.OP_EXPORT:
             self._begin(id, answer)
-        elif id != self._id or not self._is_wanted:
+        elif not id or id != self._id or (op == wire.OP_EXPORT_RENEW and not self._is_wanted):
             answer(NotFound(f"id: there is no export {shown(id)} (any more)", field="id"))
-        else:
-            self._is_wanted = op == wire.OP_EXPORT_RENEW
+        elif op == wire.OP_EXPORT_RENEW:
             self._changed.set()
             answer({"id": id})
+        else:
+            self._is_wanted = False
+            self._changed.set()
+            self._ending.append(answer)
 
     def _begin(self, id: str, answer: Answer) -> None:
         if not id:
@@ -141,24 +148,26 @@ class Exports:
         while True:
             await self._changed.wait()
             self._changed = trio.Event()
-            if self._is_wanted:
+            if self._id:  # also if its end came before this task ran: then it has to be answered
+                id = self._id
                 try:
-                    await self._keep(self._id)
+                    failure = await self._keep(id)
                     await trio.to_thread.run_sync(self._remove_folder)
                 finally:
                     self._release()
+                if failure is not None:
+                    _answer_all(self._waiting, failure)
+                _answer_all(self._ending, {"id": id})
 
-    async def _keep(self, id: str) -> None:
-        """One export, from its begin to its end."""
+    async def _keep(self, id: str) -> StreamsError | None:
+        """Runs one export from its begin to its end. Returns why it failed, if it did."""
         parts, taken_ms = await self._take()
         if not await self._wait_durable(parts.state.lsn):
-            self._tell(ShuttingDown())
-            return
+            return ShuttingDown()
         try:
             await trio.to_thread.run_sync(self._write, parts, taken_ms)
         except OSError as error:
-            self._tell(Throttled(f"the state of this shard could not be written for the export: {error}"))
-            return
+            return Throttled(f"the state of this shard could not be written for the export: {error}")
         self._facts = {
             "id": id,
             "folder": self._folder,
@@ -168,7 +177,7 @@ class Exports:
             "segments": len(self._pins.names),
         }
         del parts  # the unsealed batches are in the folder now
-        self._tell(self._facts)
+        _answer_all(self._waiting, self._facts)
         while self._is_wanted:
             with trio.move_on_after(self._lease_s) as waited:
                 await self._changed.wait()
@@ -176,6 +185,7 @@ class Exports:
             if waited.cancelled_caught:
                 log.warning("an export was given up: nobody has asked for it in time", id=id)
                 self._is_wanted = False
+        return None
 
     async def _take(self) -> tuple[Parts, int]:
         """Everything as of this moment, and the moment."""
@@ -198,11 +208,6 @@ class Exports:
         except OSError as error:  # it takes room and does no harm; whoever needs the place tries again
             log.warning("the folder of an export could not be removed", reason=str(error))
 
-    def _tell(self, answer: dict[str, object] | StreamsError) -> None:
-        waiting, self._waiting = self._waiting, []
-        for each in waiting:
-            each(answer)
-
     def _release(self) -> None:
         self._id, self._is_wanted = "", False
         self._facts = None
@@ -218,6 +223,13 @@ class Exports:
     def _pause(self, written_bytes: int) -> None:
         if self._bytes_per_s:
             time.sleep(written_bytes / self._bytes_per_s)
+
+
+def _answer_all(waiting: list[Answer], found: dict[str, object] | StreamsError) -> None:
+    answers = waiting.copy()
+    waiting.clear()
+    for answer in answers:
+        answer(found)
 
 
 def write_export(

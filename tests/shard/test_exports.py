@@ -114,8 +114,7 @@ async def test_an_export_is_the_state_of_its_moment_and_pins_its_segments(tmp_pa
         assert contents(disk, rig.folder) == before
         assert await rig.ask(wire.OP_EXPORT, "one") == found, "the same id is told the same"
         assert await rig.ask(wire.OP_EXPORT_END, "one") == {"id": "one"}
-        await rig.released()
-        assert not disk.exists(rig.folder) and rig.unpinned == 1
+        assert not disk.exists(rig.folder) and rig.unpinned == 1, "it is over when its end is answered"
         again = await rig.ask(wire.OP_EXPORT, "two")
         assert isinstance(again, dict) and again["lsn"] == driver.machine.lsn
 
@@ -160,6 +159,29 @@ async def test_one_export_at_a_time_and_questions_that_make_no_sense(tmp_path: P
         assert await rig.refusal(wire.OP_EXPORT, "one") == "throttled"
         assert await rig.refusal(wire.OP_EXPORT, "two") == "throttled"
         assert await rig.refusal(wire.OP_EXPORT_RENEW, "one") == "not_found"
+        assert await rig.ask(wire.OP_EXPORT_END, "one") == {"id": "one"}, "a second end waits for the same"
+        assert isinstance(await rig.ask(wire.OP_EXPORT, "two"), dict)
+
+
+async def test_an_export_begins_at_once_after_the_end_or_the_failure_of_another_is_answered() -> None:
+    disk = FaultDisk("/data")
+    async with running(Rig(disk, "/data")) as rig:
+        for number in range(20):
+            assert isinstance(await rig.ask(wire.OP_EXPORT, f"{number}"), dict)
+            assert await rig.ask(wire.OP_EXPORT_END, f"{number}") == {"id": f"{number}"}
+        disk.fail_next("pwritev", OSError(errno.ENOSPC, "no space left"))
+        assert await rig.refusal(wire.OP_EXPORT, "fails") == "throttled"
+        assert isinstance(await rig.ask(wire.OP_EXPORT, "next"), dict)
+
+
+async def test_an_export_that_ends_before_it_is_taken_is_answered_and_over(tmp_path: Path) -> None:
+    async with running(Rig(Disk(), str(tmp_path))) as rig:
+        begun: list[Answered] = []
+        rig.exports.ask(wire.OP_EXPORT, b'{"id": "one"}', begun.append)
+        with trio.fail_after(30):
+            assert await rig.ask(wire.OP_EXPORT_END, "one") == {"id": "one"}
+        assert len(begun) == 1 and not rig.pins.names and not rig.disk.exists(rig.folder)
+        assert isinstance(await rig.ask(wire.OP_EXPORT, "two"), dict)
 
 
 async def test_an_export_that_nobody_renews_is_given_up(
@@ -182,19 +204,17 @@ async def test_a_disk_that_cannot_take_an_export_fails_it_and_nothing_else() -> 
     async with running(Rig(disk, "/data")) as rig:
         disk.fail_next("pwritev", OSError(errno.ENOSPC, "no space left"))
         assert await rig.refusal(wire.OP_EXPORT, "one") == "throttled"
-        await rig.released()
         assert not disk.exists(rig.folder)
         assert isinstance(await rig.ask(wire.OP_EXPORT, "two"), dict)
         disk.fail_next("rmdir", OSError(errno.EIO, "cannot"))
         await rig.ask(wire.OP_EXPORT_END, "two")
-        await rig.released()
         assert isinstance(await rig.ask(wire.OP_EXPORT, "three"), dict), "what was left is written over"
 
 
 async def test_a_log_that_fails_meanwhile_fails_the_export(tmp_path: Path) -> None:
     async with running(Rig(Disk(), str(tmp_path), is_durable=False)) as rig:
         assert await rig.refusal(wire.OP_EXPORT, "one") == "shutting_down"
-        await rig.released()
+        assert not rig.pins.names and not rig.pins.is_all
 
 
 @pytest.mark.parametrize("rate", [0, 1 << 20])
@@ -232,7 +252,6 @@ async def test_moves_are_held_from_the_first_capture_to_the_last(tmp_path: Path)
         assert await rig.ask(wire.OP_EXPORT_RENEW, "x", hold("x", holds=False)) == {"id": "x"}
         assert not outboxes.lines_held
         assert await rig.ask(wire.OP_EXPORT_END, "x") == {"id": "x"}
-        await rig.released()
 
 
 async def test_a_hold_ends_with_its_export_or_when_nobody_renews_it(
