@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from streams.protocol import wire
 from streams.protocol.errors import Busy, NotFound, ShardUnavailable
 from streams.testing import Server, running_server
 from tests.support.crashing import Client, eventually
+from tests.support.sealed import wait_for_segments
 
 SMALL = {"segment_max_events": 30, "snapshot_interval_ms": 100, "wal_file_bytes": 65536}
 
@@ -33,33 +33,14 @@ def wait_for_snapshots(server: Server, client: Client, count: int) -> None:
         )
 
 
-def begun(socket: Path) -> Exported | None:
-    """An export, or None while another one is still being removed."""
-    exported = Exported([socket], "mine")
-    try:
-        exported.open()
-    except Busy:
-        return None
-    return exported
-
-
-def segments_exported(socket: Path) -> int:
-    exported = begun(socket)
-    if exported is None:
-        return 0
-    with closing(exported):
-        return int(exported.facts[0]["segments"])
-
-
 def test_segments_stay_while_an_export_names_them_and_go_when_it_ends(tmp_path: Path) -> None:
     with running_server(tmp_path / "data", shards=1, **SMALL) as server:
         client = Client(server.port)
         client.append("box", *range(40), config={"durability": "fsync"})
         socket = server.data_dir / "run" / "shard-00.sock"
-        eventually(lambda: segments_exported(socket) == 1)
+        wait_for_segments(server.data_dir, 1)
         segments = list(server.data_dir.glob("shard-00/segments/*/*.seg"))
-        export = eventually(lambda: begun(socket))
-        with closing(export):
+        with Exported([socket], "mine"):
             client.ok("POST", "/v0/boxes/box/delete", {"before_seq": 1000})
             wait_for_snapshots(server, client, 4)
             assert all(path.exists() for path in segments)

@@ -18,6 +18,7 @@ import pytest
 
 from streams.testing import running_server
 from tests.support.crashing import Client, box_on, eventually
+from tests.support.sealed import wait_for_segments
 
 SMALL = {"segment_max_events": 30, "snapshot_interval_ms": 300, "wal_file_bytes": 65536}
 FIRST, SECOND = box_on(0, 2, "box"), box_on(1, 2, "box")
@@ -51,13 +52,13 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
             client.put(box, durability="fsync")
             for start in range(0, 30, 10):
                 client.append(box, *(f"{box} record {number}" for number in range(start, start + 10)))
-        eventually(lambda: len(list(data_dir.glob("shard-*/segments/*/*.seg"))) == 2)
+        wait_for_segments(data_dir, 2)
         for box in (FIRST, SECOND):
             client.append(box, f"{box} tail")
         code, found = verified(data_dir)
         assert (code, found["problems"], found["online"]) == (0, [], True)
         assert (found["shards"], found["boxes"], found["records"], found["segments"]) == (2, 2, 62, 2)
-        eventually(lambda: not list(data_dir.glob("shard-*/export")))
+        assert not list(data_dir.glob("shard-*/export"))
     code, found = verified(data_dir)
     assert (code, found["problems"], found["online"]) == (0, [], False)
     return data_dir
