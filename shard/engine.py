@@ -966,7 +966,10 @@ class Engine:
             self._snapshot_wanted = trio.Event()
             if self.machine.lsn == self._lsn_at_snapshot:
                 if self._retention.is_settled(self._wal.files()[:-1]):
-                    continue  # nothing has changed, and no file waits for the older snapshot to go
+                    # Nothing has changed, and no file waits for the older snapshot to go.
+                    if self._upkeep.must_sweep_again:
+                        self._sweep()
+                    continue
                 # A second one of this lsn would take the place of the first, and the older one would stay:
                 # without the segments that it names.
                 self._log_upkeep(self.machine.rest(self._now_ms()))

@@ -121,6 +121,8 @@ class Upkeep:
         self.moved = 0
         self._cold_again_at = 0.0
         self._named: set[Name] | None = None
+        #: True if the cold store did not let go of copies in the last sweep: another one is needed.
+        self.must_sweep_again = False
         self.pins = Pins()
         #: The same for a base that is being put into the object store.
         self.pinned_for_base: set[Name] = set()
@@ -221,7 +223,9 @@ class Upkeep:
         named |= self.pins.names | self.pinned_for_base
         try:
             await self._in_thread(self._store.remove_unnamed, named, cold)
+            self.must_sweep_again = False
         except Unreachable as trouble:
+            self.must_sweep_again = True
             log.warning("segments could not be dropped from the cold store yet", reason=str(trouble))
 
     async def _seal(self, plan: ToSeal) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import json
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Set
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,14 @@ class GatedStore(SegmentStore):
         self.reading, self.writing = Gate(), Gate()
         self.reads: list[tuple[Name, int]] = []
         self.fails_with: Exception | None = None
+        self.failed_sweeps = 0
+
+    def remove_unnamed(self, named: Set[Name], cold: Set[Name] = frozenset()) -> int:
+        try:
+            return super().remove_unnamed(named, cold)
+        except Unreachable:
+            self.failed_sweeps += 1
+            raise
 
     def read(self, name: Name, at: int, *, bytes_max: int) -> list[Batch]:
         self.reads.append((name, at))
@@ -765,6 +773,24 @@ async def test_both_snapshots_of_a_quiet_shard_can_be_started_from(open_desk: Op
         await desk.until(lambda: desk.store.is_elsewhere(Name.of(gone)))
         states = [frames.decode_state(snapshots.load(lsn)) for lsn in snapshots.kept()]
         assert [names_in(state) for state in states] == [{Name.of(desk.segments("b")[0])}] * 2
+
+
+async def test_a_quiet_shard_drops_copies_from_a_cold_store_that_was_away(
+    open_desk: Open, tmp_path: Path
+) -> None:
+    cold = tmp_path / "cold"
+    cold.mkdir()
+    async with open_desk(cold=cold, hot=HotPolicy(0, 0), snapshot_interval_ms=20) as desk:
+        await desk.put()
+        await desk.append(1, 2)
+        await desk.seal()
+        await desk.until(lambda: not list((tmp_path / "segments").rglob("*.seg")))
+        assert len(list(cold.rglob("*.seg"))) == 1
+        cold.rename(tmp_path / "away")
+        await desk.ask(commands.DeleteBox("b"))
+        await desk.until(lambda: desk.store.failed_sweeps > 0)
+        (tmp_path / "away").rename(cold)
+        await desk.until(lambda: not list(cold.rglob("*.seg")))
 
 
 @pytest.mark.parametrize("others", [[], ["small"]])
