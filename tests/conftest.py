@@ -25,9 +25,15 @@ if not os.environ.get(_SEED):
     os.environ[_SEED] = str(random.SystemRandom().randrange(2**32) if is_sweep else seed_of_tree())
 
 # Examples of earlier runs on this machine are left out: a run is to be repeatable anywhere. How long a case
-# takes depends on the machine alone.
+# takes depends on the machine alone. Hypothesis ignores seeds where CI is
+# set, unless `derandomize` says otherwise.
 settings.register_profile(
-    "seeded", database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+    "seeded",
+    derandomize=False,
+    database=None,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    print_blob=True,
 )
 settings.load_profile("seeded")
 hypothesis.core.global_force_seed = int(os.environ[_SEED])  # as --hypothesis-seed does, which goes before it
