@@ -1,4 +1,4 @@
-"""The one table of what each address asks of a key (v0-api §11): its scopes, and where it names things.
+"""The one table of what each address asks of a key (v0 §11): its scopes, and where it names things.
 
 `Api` looks every route up here when it is built, so a route without a rule stops a gateway from starting.
 What a rule says of the path is checked before the handler is called. Names in a body are checked by whoever

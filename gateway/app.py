@@ -56,7 +56,7 @@ from streams.protocol.errors import InvalidRequest, StreamsError
 #: Requests of this type are answered while they are being sent (`gateway/s2/sessions.py`).
 DUPLEX_TYPE = "s2s/proto"
 
-#: The one address that speaks WebSocket (v0-api §7.5).
+#: The one address that speaks WebSocket (v0 §7.5).
 SOCKET_PATH = "/v0/ws"
 
 #: What is handed to Hypercorn at a time: when it has taken a piece, most of it is with the client.

@@ -1,4 +1,4 @@
-"""Who asks: the key in a request, found in the ring (v0-api §11). Never sees a record, and never logs a key.
+"""Who asks: the key in a request, found in the ring (v0 §11). Never sees a record, and never logs a key.
 
 A gateway without keys has no `Guard` at all; that one test is all that being open costs.
 """

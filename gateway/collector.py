@@ -1,4 +1,4 @@
-"""Gathers what all processes of the server tell of themselves, for metrics and status (v0-api §13).
+"""Gathers what all processes of the server tell of themselves, for metrics and status (v0 §13).
 
 Bounds: everyone is asked at once and given `_ANSWER_S_MAX`; who does not answer is left out and told as away.
 One gathering at a time: those who ask while it is under way share what it finds.

@@ -1,4 +1,4 @@
-"""Bodies as they travel: which types are read, and how they are compressed and uncompressed (v0-api §0.2).
+"""Bodies as they travel: which types are read, and how they are compressed and uncompressed (v0 §0.2).
 
 Bounds: a body is uncompressed in steps, each charged to the budget of bodies before it is made, up to the
 limit and not a byte further, whatever it claims. Work on more than `_THREAD_BYTES` runs in one of

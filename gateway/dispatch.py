@@ -117,7 +117,7 @@ class Dispatch:
         return answers
 
     async def list_boxes(self, query: str, grant: Grant | None = None) -> dict[str, Any]:
-        """One page over all shards, sorted by name (v0-api §2.3), of what the grant covers. A shard that is
+        """One page over all shards, sorted by name (v0 §2.3), of what the grant covers. A shard that is
         away makes it fail: a list with names missing would be a silent loss."""
         asked = Query(query)
         prefix = asked.text("prefix") or ""
@@ -142,7 +142,7 @@ class Dispatch:
         return result
 
     async def list_groups(self, box: str, query: str) -> dict[str, Any]:
-        """One page of a box's groups, sorted by name (v0-api §10)."""
+        """One page of a box's groups, sorted by name (v0 §10)."""
         asked = Query(query)
         size = asked.number("page_size", low=1, high=PAGE_SIZE_MAX) or PAGE_SIZE_DEFAULT
         each = {

@@ -1,4 +1,4 @@
-"""The one table from an error's code to its `/v0` status, and the JSON shape of an error (v0-api §0.6)."""
+"""The one table from an error's code to its `/v0` status, and the JSON shape of an error (v0 §0.6)."""
 
 from __future__ import annotations
 

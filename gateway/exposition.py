@@ -1,4 +1,4 @@
-"""Metrics as they are sent: the text format of Prometheus, and JSON (v0-api §13). Pure."""
+"""Metrics as they are sent: the text format of Prometheus, and JSON (v0 §13). Pure."""
 
 from __future__ import annotations
 

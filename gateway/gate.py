@@ -1,4 +1,4 @@
-"""The way of appends to one shard: open while there is no pressure, a turnstile while there is (v0-api §9).
+"""The way of appends to one shard: open while there is no pressure, a turnstile while there is (v0 §9).
 
     append ──► room? ──yes──► under way ──► shard
                  └──no──► waits its turn ──► under way, or 429 with a time to come back

@@ -1,4 +1,4 @@
-"""The keys of a server, read by the supervisor alone and handed to its children as digests (v0-api §11).
+"""The keys of a server, read by the supervisor alone and handed to its children as digests (v0 §11).
 
 The children share one file in the run directory, which only this user can open and which goes with the
 server. It is written before the first child starts and again on SIGHUP, whole or not at all, so all of them

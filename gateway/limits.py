@@ -1,4 +1,4 @@
-"""How much of a gateway one key, and all together, may hold at a time (v0-api §12). Knows no box.
+"""How much of a gateway one key, and all together, may hold at a time (v0 §12). Knows no box.
 
 A slot is taken by whoever starts something and given back by the same code in a `finally` or a `close`,
 however it ended; giving twice does nothing. Limits of a server are divided evenly by its gateways, rounded

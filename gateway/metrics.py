@@ -1,4 +1,4 @@
-"""Every metric of a server: one table, from which text, JSON and the reference page come (v0-api §13). Pure.
+"""Every metric of a server: one table, from which text, JSON and the reference page come (v0 §13). Pure.
 
 Names never change; a metric that means something else gets another name.
 

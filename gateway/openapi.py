@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document (v0-api §13), made of the protocol's own types and the tables of addresses. Pure.
+"""The OpenAPI 3.1 document (v0 §13), made of the protocol's own types and the tables of addresses. Pure.
 
 Complete means: every address that is answered, every parameter, body and answer with its schema, every
 status with the error codes that come with it, and what is asked of a key.

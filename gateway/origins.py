@@ -1,4 +1,4 @@
-"""Which host names a server answers to, and which web pages may use it (v0-next §27).
+"""Which host names a server answers to, and which web pages may use it (v0 §27).
 
 A browser lends every page its network: a page of any site can send requests to a server on this machine or
 in this network. With keys that does not matter, for a page has none. Without keys, two checks replace them:

@@ -1,5 +1,5 @@
 """Measures how hard a gateway and the way to each shard are pressed, and moves the gates and turns
-(v0-api §9).
+(v0 §9).
 
 A probe to each shard travels behind the appends on its link, so its round trip, less what it waited for us,
 is what the next append would wait for. Probes also tell the shard how pressed this gateway is.

@@ -1,4 +1,4 @@
-"""The text of server-sent events, and the head of an answer that is made of them (v0-api §7.2). Pure."""
+"""The text of server-sent events, and the head of an answer that is made of them (v0 §7.2). Pure."""
 
 from __future__ import annotations
 

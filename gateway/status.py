@@ -1,4 +1,4 @@
-"""How the server is, for people and tools: the reports of all processes in one object (v0-api §13). Pure."""
+"""How the server is, for people and tools: the reports of all processes in one object (v0 §13). Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`/work`: a stream of jobs, leased to the connection that reads it (v0-api §8).
+"""`/work`: a stream of jobs, leased to the connection that reads it (v0 §8).
 
 The shard claims and words the events; a stream is a loop of claims that wait. It keeps no more than the one
 answer that is on its way: the next claim is made when the peer has taken the last, so a peer that does not
@@ -37,7 +37,7 @@ _END_S = 2.0
 
 
 class WorkStreams:
-    """The open `/work` streams of a gateway. They count as event streams do (v0-api §12)."""
+    """The open `/work` streams of a gateway. They count as event streams do (v0 §12)."""
 
     def __init__(self, dispatch: Dispatch, draining: trio.Event, watch: Watch) -> None:
         self._dispatch = dispatch

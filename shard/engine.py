@@ -698,7 +698,7 @@ class Engine:
                 self._reads.setdefault(box, []).extend(still)
                 self._note_strong(still)
 
-    # -- delivery under pressure (v0-api §9)
+    # -- delivery under pressure (v0 §9)
 
     def _hold_back(self, name: str) -> bool:
         """Whether the readers of this box are told later, in the order of priorities."""

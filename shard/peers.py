@@ -1,4 +1,4 @@
-"""Peers that come over TCP: remote Spark executors and producers, each with a key (architecture §3).
+"""Peers that come over TCP: remote Spark executors and producers, each with a key.
 
 A Unix socket is trusted by its directory's mode and by who is at the other end. A TCP peer is a stranger
 until its first message, the hello, has brought a key; then every message is held to what the key allows,

@@ -1,4 +1,4 @@
-"""Measures how hard this shard is pressed, and lets go of what it holds back (v0-api §9).
+"""Measures how hard this shard is pressed, and lets go of what it holds back (v0 §9).
 
 Pressure is how long what is ready waits for its turn (the lag of the event loop) and how much the log has yet
 to write. Gateways tell how pressed they are with each probe: low-priority delivery is paced when either is.

@@ -1,4 +1,4 @@
-"""Claims that wait: for a window to close, or for a job to come (v0-api §8). Says who is asked, and when.
+"""Claims that wait: for a window to close, or for a job to come (v0 §8). Says who is asked, and when.
 
     a claim that gets nothing ──► waits ──► a job comes, or comes back: those that wait are served in order
                                     │

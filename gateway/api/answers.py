@@ -1,4 +1,4 @@
-"""A shard's answer as a response: its bytes go through, `performance` is put at their end (v0-api §0.7)."""
+"""A shard's answer as a response: its bytes go through, `performance` is put at their end (v0 §0.7)."""
 
 from __future__ import annotations
 

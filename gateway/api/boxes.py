@@ -1,4 +1,4 @@
-"""`/v0/boxes` and the box itself (v0-api §2, and the fence of §3)."""
+"""`/v0/boxes` and the box itself (v0 §2, and the fence of §3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The console: static pages at `/` that use only the public `/v0` (v0-api §13).
+"""The console: static pages at `/` that use only the public `/v0` (v0 §13).
 
 They are for everybody, as `/docs` is: they say nothing of what is in the server, and ask for a key when it
 does. They load nothing from anywhere else, no other page may frame them, and nothing that a record says is

@@ -1,4 +1,4 @@
-"""`/v0/openapi.json` for programs and `/docs` for people (v0-api §13): one document, two forms.
+"""`/v0/openapi.json` for programs and `/docs` for people (v0 §13): one document, two forms.
 
 The page is made here, whole: it loads nothing from anywhere, runs no script and needs no network.
 """

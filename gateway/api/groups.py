@@ -1,4 +1,4 @@
-"""Groups: cursors that a box keeps for its readers (v0-api §10). Bodies go through unread."""
+"""Groups: cursors that a box keeps for its readers (v0 §10). Bodies go through unread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Health, readiness, placement and the key of a request (v0-api §13, §14)."""
+"""Health, readiness, placement and the key of a request (v0 §13, §14)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queues: claim, ack, nack, extend, work, requeue (v0-api §8). Other bodies go through unread."""
+"""Queues: claim, ack, nack, extend, work, requeue (v0 §8). Other bodies go through unread."""
 
 from __future__ import annotations
 

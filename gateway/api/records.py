@@ -1,4 +1,4 @@
-"""Records of a box: append, diff, one, tail, delete (v0-api §3-§5). Bodies go through unread."""
+"""Records of a box: append, diff, one, tail, delete (v0 §3-§5). Bodies go through unread."""
 
 from __future__ import annotations
 

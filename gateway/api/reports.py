@@ -1,4 +1,4 @@
-"""Metrics and status (v0-api §13)."""
+"""Metrics and status (v0 §13)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`/v0/routers` (v0-api §6). Parses, asks the registrar, shapes the answer."""
+"""`/v0/routers` (v0 §6). Parses, asks the registrar, shapes the answer."""
 
 from __future__ import annotations
 

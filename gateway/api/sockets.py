@@ -1,4 +1,4 @@
-"""The data plane over one WebSocket (v0-api §7.5): subscribe, unsubscribe, publish, ping.
+"""The data plane over one WebSocket (v0 §7.5): subscribe, unsubscribe, publish, ping.
 
 Commands are JSON objects with an `op` and, if the client likes, a `request_id` that every answer to it
 carries, the records of a subscription included. They are carried out one after the other, so what one socket

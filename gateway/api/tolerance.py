@@ -1,4 +1,4 @@
-"""Tolerant reads: unknown fields of a read are ignored and reported (v0-next §20).
+"""Tolerant reads: unknown fields of a read are ignored and reported (v0 §20).
 
 A client of a newer version sends fields that this server does not know. Reads go on without them and list
 them in `warnings`. Everything that writes, acknowledges, moves a cursor, deletes or configures stays strict:

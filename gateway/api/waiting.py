@@ -1,4 +1,4 @@
-"""Questions that a shard may take its time to answer: a diff or a claim with `wait_ms` (v0-api §4.6, §8).
+"""Questions that a shard may take its time to answer: a diff or a claim with `wait_ms` (v0 §4.6, §8).
 
 And how much memory their answers may take: the largest page that a question can bring is taken from the
 budget of answers before the question is sent, and what is not needed is given back with the answer. A

@@ -1,4 +1,4 @@
-"""Watch over server-sent events (v0-api §7.1-§7.4)."""
+"""Watch over server-sent events (v0 §7.1-§7.4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may do what under `/v1` (s2-v1 §17): operations, and what a token or a key allows of them.
+"""Who may do what under `/v1` (s2 §17): operations, and what a token or a key allows of them.
 
 A request is one or more operations on a basin and a stream. A **token** that this API has issued allows what
 its scope says, wherever it is presented. Any other bearer is a key of the server, which its guard knows; on a

@@ -1,4 +1,4 @@
-"""Records at rest under a key that only the client keeps (s2-v1 §16).
+"""Records at rest under a key that only the client keeps (s2 §16).
 
 A record that a cipher has closed is `nonce · ciphertext and tag` of its tail, bound to the name of its
 stream; its number and time stay open, and commands do. The key comes with every request and is forgotten

@@ -1,4 +1,4 @@
-"""Configs of streams and basins as JSON, and back (s2-v1 §7). Pure.
+"""Configs of streams and basins as JSON, and back (s2 §7). Pure.
 
 In a config that creates, null is the same as nothing said. In one that changes, nothing said keeps what is
 there and null takes it back.

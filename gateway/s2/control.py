@@ -1,4 +1,4 @@
-"""Basins and streams: list, create, ensure, configure, delete (s2-v1 §8, §9)."""
+"""Basins and streams: list, create, ensure, configure, delete (s2 §8, §9)."""
 
 from __future__ import annotations
 

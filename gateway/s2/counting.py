@@ -1,4 +1,4 @@
-"""What was done over `/v1`, counted by basin and operation, a minute at a time (s2-v1 §17). Pure: time is an
+"""What was done over `/v1`, counted by basin and operation, a minute at a time (s2 §17). Pure: time is an
 argument, and `history.py` keeps what is counted here.
 
     did, appended, read ─► the minute under way ─► `turn` ─► waiting ─► kept in the box, then `settle`

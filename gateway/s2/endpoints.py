@@ -1,4 +1,4 @@
-"""Every address of `/v1` and what answers there (s2-v1 §2). One handler for both fronts.
+"""Every address of `/v1` and what answers there (s2 §2). One handler for both fronts.
 
 A path is split first and decoded then. Errors have the shapes of the S2 API, whatever made them.
 """
@@ -268,7 +268,7 @@ class S2:
         return _session(live) if is_session else _events(live)
 
     def _held(self, session: Live, request: Request, permit: Permit, ending: bytes) -> Held:
-        """A session counts as an open stream (v0-api §12)."""
+        """A session counts as an open stream (v0 §12)."""
         is_of_ring = isinstance(permit, KeyPermit)
         try:
             slot = self._watch.take_slot(request.key, is_of_ring=is_of_ring, is_session=True)

@@ -1,4 +1,4 @@
-"""The one table from what went wrong to the S2 API's status and body (s2-v1 §5). Pure."""
+"""The one table from what went wrong to the S2 API's status and body (s2 §5). Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names, numbers and tokens of a request, checked (s2-v1 §3, §6). Pure. What is wrong with one says where it
+"""Names, numbers and tokens of a request, checked (s2 §3, §6). Pure. What is wrong with one says where it
 stood: `bad_path`, `bad_query`, `bad_header` or `bad_json`."""
 
 from __future__ import annotations

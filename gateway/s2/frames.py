@@ -1,4 +1,4 @@
-"""Frames of an s2s session: bytes in, messages out, and back (s2-v1 §13). Pure.
+"""Frames of an s2s session: bytes in, messages out, and back (s2 §13). Pure.
 
 [3 bytes length = 1 + body] [flags] [body]
 flags: bit 7 terminal · bits 6-5 compression (0 none, 1 zstd, 2 gzip) · bit 4 reconnecting is advised

@@ -1,4 +1,4 @@
-"""Where basins can be (s2-v1 §17): in one place, this server, which is the default and stays it."""
+"""Where basins can be (s2 §17): in one place, this server, which is the default and stays it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records as clients send and get them: protobuf and JSON to what is kept, and back (s2-v1 §10, §14). Pure.
+"""Records as clients send and get them: protobuf and JSON to what is kept, and back (s2 §10, §14). Pure.
 
 Protobuf is read and written by hand: there are seven small messages, and what a library makes of them, an
 object for every record and header, would cost more than all the rest of an append.

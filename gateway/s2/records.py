@@ -1,4 +1,4 @@
-"""Append, read and check the tail of a stream: one request, one answer (s2-v1 §11). And what a read asks for,
+"""Append, read and check the tail of a stream: one request, one answer (s2 §11). And what a read asks for,
 which sessions share."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sessions: appends and reads that stay (s2-v1 §12, §13), as s2s frames or as server-sent events.
+"""Sessions: appends and reads that stay (s2 §12, §13), as s2s frames or as server-sent events.
 
     append   frames in ──► one write after the other on its way to the shard ──► acks out, in order
     read     pages from the shard, one after the other ──► frames or events out; at the end, heartbeats
@@ -397,7 +397,7 @@ class ReadSession:
 
     @property
     def _is_advised(self) -> bool:
-        """Clients that have a bound and a wait take the advice badly (s2-v1 §13)."""
+        """Clients that have a bound and a wait take the advice badly (s2 §13)."""
         return self._draining.is_set and not (self._asked.is_bounded and self._asked.wait_s)
 
     async def run(self, sink: Sink) -> None:

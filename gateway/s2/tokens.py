@@ -1,4 +1,4 @@
-"""Access tokens: issue, list, revoke (s2-v1 §17). A secret is shown once, when it is issued; only what it
+"""Access tokens: issue, list, revoke (s2 §17). A secret is shown once, when it is issued; only what it
 hashes to is kept."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Metrics of the account, of a basin, of a stream (s2-v1 §17).
+"""Metrics of the account, of a basin, of a stream (s2 §17).
 
 What was done (operations, throughput) is in the history. What there is (basins, bytes stored) is known of now
 alone, so a range that does not reach to now has no points of that. Nothing is billed.

@@ -1,4 +1,4 @@
-"""Watching boxes: many readers of one append (v0-api §7).
+"""Watching boxes: many readers of one append (v0 §7).
 
 cursors   the text of a cursor over many boxes          pure
 plan      what a watch request may say                  pure

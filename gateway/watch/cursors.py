@@ -1,4 +1,4 @@
-"""The text of a cursor over many boxes: base64url of a JSON map, box -> seq (v0-api §7.2). Pure.
+"""The text of a cursor over many boxes: base64url of a JSON map, box -> seq (v0 §7.2). Pure.
 
 A seq alone does not say which life of its box it belongs to: a box that was deleted and made again may have
 grown past it. So the low bits of the box's generation follow each seq, written in the four characters that

@@ -1,4 +1,4 @@
-"""One live read for each (box, encoding), shared by everyone who watches it in this gateway (v0-api §7.2).
+"""One live read for each (box, encoding), shared by everyone who watches it in this gateway (v0 §7.2).
 
     shard ◄── follow(place, wait) ── Feed ──► page ──► every watcher that is exactly there
 

@@ -1,4 +1,4 @@
-"""What a watch request may say, checked and with its defaults (v0-api §7.1, §7.4). Pure."""
+"""What a watch request may say, checked and with its defaults (v0 §7.1, §7.4). Pure."""
 
 from __future__ import annotations
 

@@ -259,7 +259,7 @@ class Watch:
 
 
 class PlainBody:
-    """A one-step watch (v0-api §7.4): nothing of it is left when it ends."""
+    """A one-step watch (v0 §7.4): nothing of it is left when it ends."""
 
     def __init__(self, watch: Watch, stream: Stream, slot: Slot) -> None:
         self.stream = stream
@@ -324,7 +324,7 @@ class SessionBody(PlainBody):
 
 
 def _check_owner(session: Session, key: Key | None) -> None:
-    """A session is for the key that made it (v0-api §11), and for boxes that the key may still read."""
+    """A session is for the key that made it (v0 §11), and for boxes that the key may still read."""
     if key is None:
         return
     if session.owner != key.id:

@@ -1,4 +1,4 @@
-"""Streams that can be found again: their state, and the shards that keep it (v0-api §7.1, §7.2).
+"""Streams that can be found again: their state, and the shards that keep it (v0 §7.1, §7.2).
 
 A session's name says which shard keeps it, as a box's does, so every gateway finds it, and a gateway that is
 restarted has lost nothing. While a stream is open its gateway rules and saves the cursors now and then; when

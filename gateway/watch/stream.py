@@ -3,7 +3,7 @@
 Most of a stream's life is spent asleep: feeds write into its sink from their own task. It wakes for backlog,
 for a peer that has fallen behind, and for heartbeats.
 
-Slow readers (v0-api §7.3). A page is put only while nothing is unsent, so the buffer holds at most a page of
+Slow readers (v0 §7.3). A page is put only while nothing is unsent, so the buffer holds at most a page of
 backlog and one from a feed beyond what the kernel took, and a line for each box that was deleted. A peer that
 is behind leaves its feeds; when it has taken what was put, it reads on from the log, in pages as large as it
 asked for. After `stall_s` in which it took nothing it is told so, if it will hear it, and the stream ends.

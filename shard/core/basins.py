@@ -1,4 +1,4 @@
-"""The register of basins: which there are, what their streams are like by default (s2-v1 §8).
+"""The register of basins: which there are, what their streams are like by default (s2 §8).
 
 One shard keeps it for the whole server (shard 0). It knows no stream: those are boxes, wherever they are, and
 each says the number of its basin.

@@ -413,7 +413,7 @@ class Box:
     # -- reading
 
     def read(self, command: Diff, *, upto: int | None = None) -> Records:
-        """What a reader at this cursor gets now (v0-api §4). Expired records have been evicted already.
+        """What a reader at this cursor gets now (v0 §4). Expired records have been evicted already.
         `upto` is given when this reader may see less than is visible."""
         opened = self._open(command, self.log.visible_seq if upto is None else upto)
         page = _Page(command, nodes_filtered=self.config.dedupe_node)

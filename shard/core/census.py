@@ -1,4 +1,4 @@
-"""Counts the boxes of a shard a few at a time, while the machine goes on (v0-api §13).
+"""Counts the boxes of a shard a few at a time, while the machine goes on (v0 §13).
 
 A walk over all boxes at once would hold up everybody: a hundred thousand take a tenth of a second. Boxes are
 visited in the order of their names, so one that comes or goes meanwhile is counted or not, and none twice.

@@ -1,4 +1,4 @@
-"""Groups: cursors of readers that want the box to remember their place (v0-api §10).
+"""Groups: cursors of readers that want the box to remember their place (v0 §10).
 
 A group is a name and a seq. It is as durable as a write to its box, ends with the box, and reads like any
 other cursor: one below the floor is told of the loss. A conditional commit is told when it comes too late.

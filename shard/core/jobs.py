@@ -1,4 +1,4 @@
-"""The commands of a queue: claim, ack, nack, extend (v0-api §8). What they rest on is in `queue.py`.
+"""The commands of a queue: claim, ack, nack, extend (v0 §8). What they rest on is in `queue.py`.
 
 Rules of the file
 - A claim reads payloads before it stages anything: a payload that is not in memory is fetched, and the claim

@@ -1,4 +1,4 @@
-"""Who is served first under pressure (v0-api §9). Pure; time is an argument.
+"""Who is served first under pressure (v0 §9). Pure; time is an argument.
 
     P = the manual priority, or what recent consumption is worth, + what waiting is worth
 

@@ -1,4 +1,4 @@
-"""The jobs of one queue: which are leased, which wait, which come back (v0-api §8). No other box, no clock.
+"""The jobs of one queue: which are leased, which wait, which come back (v0 §8). No other box, no clock.
 
 A job is a record of the box. A job that nobody has ever been given needs no entry here: it is live, visible
 and above `fresh_seq`. Only jobs that have been delivered have an entry, until they are gone.

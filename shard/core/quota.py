@@ -1,4 +1,4 @@
-"""How many bytes of live records a shard may hold (v0-api §12, STREAMS_MAX_TOTAL_BYTES).
+"""How many bytes of live records a shard may hold (v0 §12, STREAMS_MAX_TOTAL_BYTES).
 
 The sum over all boxes is too long to make for every write, and to keep it at every change would cost each of
 them. So it is made now and then, and what is written in between is added to it. Nothing is taken off until

@@ -3,7 +3,7 @@
 Rules of the file
 - Only what readers may see is copied, whole batches at a time where nothing stands against it.
 - Loss is counted on the way: what a cap, the TTL, a crash or the source's own source took before it was
-  copied. What somebody deleted is passed over in silence (v0-api §4.3, §6.1).
+  copied. What somebody deleted is passed over in silence (v0 §4.3, §6.1).
 - One parcel has one number of hops, because a batch has.
 """
 

@@ -1,4 +1,4 @@
-"""Watch sessions, kept for the gateways: what one puts here, any of them finds again (v0-api §7.1).
+"""Watch sessions, kept for the gateways: what one puts here, any of them finds again (v0 §7.1).
 
 A session is a name and a text that only gateways understand. Nothing of it is logged: a session that dies
 with its shard costs its watcher a new `POST /v0/watch`, and nobody a record. A shard that stops in order has

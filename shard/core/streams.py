@@ -1,4 +1,4 @@
-"""Streams of the S2 API, as the machine handles and applies them (s2-v1 §9, §11, §14, §15).
+"""Streams of the S2 API, as the machine handles and applies them (s2 §9, §11, §14, §15).
 
 A stream is a box whose records are binary. It is made, changed and deleted here; the log below it, its
 visibility, sealing and recovery are those of any box. What a stream keeps beside is in `stream.py`, what a
@@ -315,7 +315,7 @@ class Streams:
 
 
 def _start(box: Box, command: ReadStream, cipher: protocol.Cipher | None) -> int:
-    """The number at which the reader begins (s2-v1 §11). Raises when there is nothing there yet."""
+    """The number at which the reader begins (s2 §11). Raises when there is nothing there yet."""
     log = box.log
     tail, tail_ts = log.visible_seq, log.visible_ts
     is_beyond = False

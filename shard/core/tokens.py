@@ -1,4 +1,4 @@
-"""The register of access tokens of the S2 API: who was given one, what it allows, until when (s2-v1 §17).
+"""The register of access tokens of the S2 API: who was given one, what it allows, until when (s2 §17).
 
 One shard keeps it for the whole server (shard 0). It has digests, never a secret: whoever presents a token is
 found by what it hashes to. What a token allows is for gateways to judge.

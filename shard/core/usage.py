@@ -1,4 +1,4 @@
-"""What keys use in this shard, and whether they may have more (v0-api §12).
+"""What keys use in this shard, and whether they may have more (v0 §12).
 
 An account is a key with limits. What it uses here is known exactly at any time; what it uses in other shards
 is what a gateway said last, about a second ago (`elsewhere`). A command that would take more than the sum

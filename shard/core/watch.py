@@ -1,4 +1,4 @@
-"""What somebody who stays is owed: the next page of a box from their cursor on (v0-api §7). No SSE text.
+"""What somebody who stays is owed: the next page of a box from their cursor on (v0 §7). No SSE text.
 
 The shard keeps nothing about a watcher. A gateway asks for the page after its cursor and is answered when
 there is one: the log is the buffer, one answer on its way is all the credit there is, and after a crash of

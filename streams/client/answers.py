@@ -1,4 +1,4 @@
-"""What the server says, as types (v0-api §2 to §10), and what you append, as `Entry`.
+"""What the server says, as types (v0 §2 to §10), and what you append, as `Entry`.
 
 Times are integer milliseconds since 1970. Fields that this version does not know are passed over, so a newer
 server can be read.

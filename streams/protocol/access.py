@@ -1,4 +1,4 @@
-"""Who may do what (v0-api §11): scopes, name prefixes and the grant of a key. Pure.
+"""Who may do what (v0 §11): scopes, name prefixes and the grant of a key. Pure.
 
 Rules of the file
 - A grant is what one key allows. No grant at all means that nobody is asked: keys are off, or the peer is

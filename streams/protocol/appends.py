@@ -1,4 +1,4 @@
-"""Reading a write: an append body to checked columns (v0-api §3). What is stored of them is `records.py`'s.
+"""Reading a write: an append body to checked columns (v0 §3). What is stored of them is `records.py`'s.
 
 Rules of the file
 - A payload is checked as JSON once, here, and never decoded: `data` and `meta` stay the bytes that came.
@@ -137,7 +137,7 @@ _UNKNOWN_FIELD = re.compile(r".*unknown field `(.*)`.*")
 
 
 def parse_append(body: bytes, limits: RecordLimits) -> ParsedAppend:
-    """A JSON append body (v0-api §3)."""
+    """A JSON append body (v0 §3)."""
     request: Any
     body = body or b"{}"
     tag_chars_max: int | None = _LEAN_TAG_CHARS

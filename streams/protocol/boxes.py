@@ -1,4 +1,4 @@
-"""A box's config: its fields, their defaults and bounds, and which of them may change later (v0-api §1).
+"""A box's config: its fields, their defaults and bounds, and which of them may change later (v0 §1).
 
 Nothing is enforced here; `shard/core/box.py` does that. A config is immutable: a change makes a new one.
 """
@@ -88,7 +88,7 @@ class BoxPatch(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     leases_durable: bool | UnsetType = UNSET
 
 
-#: Values outside these are pulled in rather than refused (v0-api §1 says "clamped").
+#: Values outside these are pulled in rather than refused (v0 §1 says "clamped").
 _CLAMPED = {"priority": (-1000, 1000), "lease_ms": (100, 86_400_000), "claim_jitter_ms": (0, 5000)}
 #: Fields that a box keeps for life.
 _IMMUTABLE = ("type",)

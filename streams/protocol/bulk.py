@@ -127,7 +127,7 @@ BulkCommand = States | Locate | TxnCommand
 
 
 class BoxPosition(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Where a box stands. Loss lies below `evict_floor` (v0-api §4.2)."""
+    """Where a box stands. Loss lies below `evict_floor` (v0 §4.2)."""
 
     box: str
     generation: int

@@ -75,7 +75,7 @@ class Diff(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Follow(Diff, frozen=True, kw_only=True):
-    """The read of somebody who stays (v0-api §7): answered like `Diff`, and as soon as there is something.
+    """The read of somebody who stays (v0 §7): answered like `Diff`, and as soon as there is something.
 
     `strong` shows only what is on the disk. `awaits_box` waits for a box that is not there to be made again,
     where other reads are told at once that it is not there.

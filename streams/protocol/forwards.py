@@ -26,7 +26,7 @@ from streams.protocol.routers import Route
 
 _T = TypeVar("_T")
 
-#: Copies of copies are not made any more after this many steps (v0-api §6.1).
+#: Copies of copies are not made any more after this many steps (v0 §6.1).
 HOPS_MAX = 16
 
 #: A name that no box can have. Reads wait for boxes by name; the carrier's question waits under this one.

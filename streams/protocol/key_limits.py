@@ -1,4 +1,4 @@
-"""How much one key may have: boxes, routers, groups, sessions, bytes, requests (v0-api §12). Pure.
+"""How much one key may have: boxes, routers, groups, sessions, bytes, requests (v0 §12). Pure.
 
 What is stored is counted by the names that the key may use: everything under its prefixes, whichever key made
 it, and everything on the server when the key has none. Sessions and transactions are counted by the key that

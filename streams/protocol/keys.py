@@ -1,4 +1,4 @@
-"""API keys: how they are written down, and the ring that a presented one is looked for in (v0-api §11). Pure.
+"""API keys: how they are written down, and the ring that a presented one is looked for in (v0 §11). Pure.
 
     secret[:scopes[:prefixes]] [name=value …]
 

@@ -1,4 +1,4 @@
-"""The tag filter of v0-api §5, as reads, deletes and routers use it."""
+"""The tag filter of v0 §5, as reads, deletes and routers use it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class Match(msgspec.Struct, frozen=True):
-    """A tag filter (v0-api §5): exactly this tag, or every tag that starts like this."""
+    """A tag filter (v0 §5): exactly this tag, or every tag that starts like this."""
 
     text: str
     is_prefix: bool = False

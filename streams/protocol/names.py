@@ -1,6 +1,6 @@
 """Which names and tags are legal, and their limits. Nothing is normalised: a name is used as it came.
 
-Box names follow v0-api §0.4. They are ASCII by construction, so a name's length in characters is its
+Box names follow v0 §0.4. They are ASCII by construction, so a name's length in characters is its
 length in bytes, and no name can walk a file path (files are named by number, never by box).
 """
 

@@ -1,4 +1,4 @@
-"""What each op of the shard wire asks of a peer that came with a key (v0-api §11, architecture §3). Pure.
+"""What each op of the shard wire asks of a peer that came with a key (v0 §11). Pure.
 
 Peers on the Unix sockets are ours and are asked nothing. A peer on the TCP listener has a grant, and every
 one of its messages passes `check_op` before it is looked at. An op without a line here is refused to it: a

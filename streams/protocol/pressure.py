@@ -1,4 +1,4 @@
-"""How hard a process is pressed, from what is measured, and what follows from it (v0-api §9). Pure.
+"""How hard a process is pressed, from what is measured, and what follows from it (v0 §9). Pure.
 
     samples ──► Gauge ──► level    0 none · 1 low-priority delivery is paced · 2 appends are refused
             └─► Limit ──► how many appends may be under way at once

@@ -1,4 +1,4 @@
-"""The parameters of a request's query: each is taken once, what is left over is an error (v0-api §0.9)."""
+"""The parameters of a request's query: each is taken once, what is left over is an error (v0 §0.9)."""
 
 from __future__ import annotations
 

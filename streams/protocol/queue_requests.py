@@ -1,4 +1,4 @@
-"""Bytes to commands of queues and groups, and replies to bytes (v0-api §8, §10). `requests.py` calls it."""
+"""Bytes to commands of queues and groups, and replies to bytes (v0 §8, §10). `requests.py` calls it."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ _decode_commit = msgspec.json.Decoder(_CommitBody).decode
 
 
 def _lease_ms(value: int) -> int:
-    """Clamped, like the box's own (v0-api §1)."""
+    """Clamped, like the box's own (v0 §1)."""
     return min(max(value, LEASE_MS_MIN), LEASE_MS_MAX)
 
 

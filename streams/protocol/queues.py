@@ -1,4 +1,4 @@
-"""The commands of queues and groups, and their answers (v0-api §8, §10). Frozen, without behaviour."""
+"""The commands of queues and groups, and their answers (v0 §8, §10). Frozen, without behaviour."""
 
 from __future__ import annotations
 

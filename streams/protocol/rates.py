@@ -1,4 +1,4 @@
-"""Requests per second of a key: a token bucket for each key that has such a limit (v0-api §12). Pure.
+"""Requests per second of a key: a token bucket for each key that has such a limit (v0 §12). Pure.
 
 A process admits its share of the limit: a key's requests spread over the processes that serve it. A bucket
 holds what a second brings, so a key that was quiet may send that much at once.

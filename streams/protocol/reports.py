@@ -1,4 +1,4 @@
-"""What the processes of a server tell of themselves: the content of metrics and of the status (v0-api §13).
+"""What the processes of a server tell of themselves: the content of metrics and of the status (v0 §13).
 
 A shard answers `OP_REPORT` with a `ShardReport`; a gateway makes a `GatewayReport` of itself and asks the
 others for theirs. Numbers only: no payload, no key, and of names only those of boxes and routers.
@@ -24,7 +24,7 @@ class ProcessReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PressureReport(msgspec.Struct, frozen=True, kw_only=True):
-    """How hard a process is pressed (v0-api §9)."""
+    """How hard a process is pressed (v0 §9)."""
 
     #: 0 none, 1 low-priority delivery is paced, 2 appends are refused.
     level: int = 0

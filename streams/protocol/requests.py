@@ -1,4 +1,4 @@
-"""Bytes to commands and replies to bytes: what a request may say, and how an answer is worded (v0-api §2-§5).
+"""Bytes to commands and replies to bytes: what a request may say, and how an answer is worded (v0 §2-§5).
 
 A gateway passes on the query and the body as they came; this is where they are understood, once, whoever
 sent them. Every complaint names the field. Unknown fields and parameters are complaints too (§0.9).
@@ -427,7 +427,7 @@ _BOX_OPS = frozenset(
 
 def existence_check(op: int, head: bytes) -> Command | None:
     """The command whose refusal goes before that of an invalid request: whether the box exists, and is of the
-    right kind (v0-next §20). None where names are invalid, or where the op may create its box."""
+    right kind (v0 §20). None where names are invalid, or where the op may create its box."""
     if op not in _QUEUE_OPS and op not in _BOX_OPS:
         return None
     try:

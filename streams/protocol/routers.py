@@ -1,4 +1,4 @@
-"""Routers: what one says, how a request for one is understood, how it is shown (v0-api §6).
+"""Routers: what one says, how a request for one is understood, how it is shown (v0 §6).
 
 A router is registered in one place (shard 0), where it gets a number, and tied to its two boxes, wherever
 they are. Name and number make its **origin** (`forwards.py`), so a router made again under an old name is

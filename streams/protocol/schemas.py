@@ -1,4 +1,4 @@
-"""The shapes of `/v0` answers, for the OpenAPI document (v0-api §2-§13). Pure, and never on a hot path.
+"""The shapes of `/v0` answers, for the OpenAPI document (v0 §2-§13). Pure, and never on a hot path.
 
 Answers are worded by hand where it counts (`requests.py`), so their shapes stand here once more, and a test
 holds what a server really answers against them. Bodies of requests are described by the very structs that

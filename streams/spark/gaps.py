@@ -1,7 +1,7 @@
 """Lost records on the way through Spark: the server's tombstone becomes an error, a row or a warning.
 
 Only a tombstone is loss. A jump in seqs is not: deletes, compaction and filters leave holes that somebody
-asked for (v0-api §4.3).
+asked for (v0 §4.3).
 """
 
 from __future__ import annotations

@@ -268,7 +268,7 @@ def _together(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _filtered(batch: pa.RecordBatch, asked: Reading) -> pa.RecordBatch:
-    """Without what the own-node filter and the filter by tag leave out (v0-api §4.5, §5)."""
+    """Without what the own-node filter and the filter by tag leave out (v0 §4.5, §5)."""
     if asked.node:
         own = pc.fill_null(pc.equal(batch.column("node"), asked.node), False)
         batch = batch.filter(pc.invert(own))

@@ -1,4 +1,4 @@
-"""Shards over TCP (architecture §3): a key in the hello, then the scopes and prefixes of HTTP (§11).
+"""Shards over TCP: a key in the hello, then the scopes and prefixes of HTTP (§11).
 
 Method: one real server that listens for remote clients on this machine; `ShardWriter` as users have it, and
 the wire itself for peers that do not behave.

@@ -1,4 +1,4 @@
-"""Watching through the client (v0-api §7): in order, each record once, through everything that ends a
+"""Watching through the client (v0 §7): in order, each record once, through everything that ends a
 connection."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Limits of a key on a running server (v0-api §12): no key takes what others need, and each sees its use.
+"""Limits of a key on a running server (v0 §12): no key takes what others need, and each sees its use.
 
 Method: one real server with two shards that share a small limit of boxes, and a keys file with limits. What a
 shard does alone is in `tests/core/test_usage.py`; here it is what takes the processes together. A shard hears

@@ -1,4 +1,4 @@
-"""What is logged (v0-api §0.8): one JSON line an event, with its request id, and nothing that is secret.
+"""What is logged (v0 §0.8): one JSON line an event, with its request id, and nothing that is secret.
 
 Method: a server that logs everything it can, every line it has written read back.
 """

@@ -1,4 +1,4 @@
-"""A server under pressure (v0-api §9): refusals say when to come back, nothing acked is lost, and it ends.
+"""A server under pressure (v0 §9): refusals say when to come back, nothing acked is lost, and it ends.
 
 Method: pressure is brought about, not waited for: by thresholds of zero, which are always met, and by
 stopping a shard's process, which is as behind as a shard can be.
@@ -209,7 +209,7 @@ def slow_reader(server: Server, box: str) -> socket.socket:
 
 
 def test_an_append_to_a_stream_is_told_when_to_come_back_too(throttling: Server) -> None:
-    """§9, s2-v1 §5: there is no way around it."""
+    """§9, s2 §5: there is no way around it."""
     with client_of(throttling) as client:
         client.headers["s2-basin"] = "pressed-basin"
         assert client.post("/v1/basins", json={"basin": "pressed-basin"}).status_code == 201

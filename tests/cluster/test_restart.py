@@ -1,4 +1,4 @@
-"""A server is restarted in order under writers and watchers (v0-api §7.2, §1.1), and none loses anything.
+"""A server is restarted in order under writers and watchers (v0 §7.2, §1.1), and none loses anything.
 
 Method: real servers, one after the other, on one port and one directory. Writers use the client, which tries
 again; the watcher is a bare HTTP connection without `Last-Event-ID`, so that what it gets after a restart

@@ -4,7 +4,7 @@ A test that takes `api` runs over (edge, hypercorn) x (HTTP/1.1, h2c prior knowl
 answers from all four. `@pytest.mark.exhaustive` marks the long tables, which run over (edge, HTTP/1.1) only.
 A test that takes `limited` does the same against servers started with small limits.
 
-The tests know `design/v0-api.md` and nothing of the code. Every test writes only to boxes named after `box`,
+The tests know `docs/spec/v0.md` and nothing of the code. Every test writes only to boxes named after `box`,
 so one server serves them all.
 """
 

@@ -1,4 +1,4 @@
-"""Goal: the register of basins says what S2 promises (s2-v1 §8), and tells nobody what may yet vanish."""
+"""Goal: the register of basins says what S2 promises (s2 §8), and tells nobody what may yet vanish."""
 
 from __future__ import annotations
 

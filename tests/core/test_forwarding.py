@@ -1,4 +1,4 @@
-"""Goal: what a parcel becomes, what an outbox sends next, and what of both outlives a restart (v0-api §6.1).
+"""Goal: what a parcel becomes, what an outbox sends next, and what of both outlives a restart (v0 §6.1).
 
 Method: two machines with their logs and a carrier without sockets between them.
 """

@@ -1,4 +1,4 @@
-"""Goal: a seq that was acked is never given to another record, whatever a power cut takes (v0-api §1.1).
+"""Goal: a seq that was acked is never given to another record, whatever a power cut takes (v0 §1.1).
 
 Method: the log is cut at every place where a power cut could cut it (from what is durable on), a machine is
 recovered from the rest and started under another boot id; or under the same one, after a mere process death.

@@ -1,4 +1,4 @@
-"""Goal: the register gives each router a number, keeps the limit and finds every cycle (v0-api §6.1, §12).
+"""Goal: the register gives each router a number, keeps the limit and finds every cycle (v0 §6.1, §12).
 
 Method: one machine; then random graphs against a naive search for cycles.
 """

@@ -1,4 +1,4 @@
-"""Goal: a stream keeps what S2 promises (s2-v1 §9, §11, §14, §15): numbers from 0 without a gap, conditions,
+"""Goal: a stream keeps what S2 promises (s2 §9, §11, §14, §15): numbers from 0 without a gap, conditions,
 the fence, trims that lag, retention by time of writing, exact limits; all of it through restarts and seals.
 
 Method: commands to the pure machine, with the clock as an argument.

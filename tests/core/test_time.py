@@ -131,7 +131,7 @@ def after(driver: Driver, ms: int) -> Outcome:
 
 
 def test_a_box_that_has_been_empty_for_long_enough_is_deleted_and_its_readers_are_woken() -> None:
-    """v0-api §1, `delete_on_empty_ms`: counted from creation or from the end of the last record."""
+    """v0 §1, `delete_on_empty_ms`: counted from creation or from the end of the last record."""
     driver = Driver()
     driver.put(delete_on_empty_ms=500)
     driver.append(1)

@@ -1,4 +1,4 @@
-"""Goal: the register of access tokens finds what was issued, for as long as it is to be found (s2-v1 §17)."""
+"""Goal: the register of access tokens finds what was issued, for as long as it is to be found (s2 §17)."""
 
 from __future__ import annotations
 

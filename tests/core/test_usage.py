@@ -1,4 +1,4 @@
-"""Goal: a key has no more than its limits allow, counted exactly in one shard (v0-api §12).
+"""Goal: a key has no more than its limits allow, counted exactly in one shard (v0 §12).
 
 Method: commands to a machine whose accounts are those of a few keys; after each history the sums are held
 against the boxes (`Machine.check`).

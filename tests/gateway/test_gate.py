@@ -1,4 +1,4 @@
-"""The gate before a shard (v0-api §9): turns in order, bounded waits, and nothing leaks however a wait ends.
+"""The gate before a shard (v0 §9): turns in order, bounded waits, and nothing leaks however a wait ends.
 
 Method: real tasks on a clock that jumps; samples are given by hand.
 """

@@ -1,4 +1,4 @@
-"""Slots are counted over all keys and for each, and come back however they are given (v0-api §12)."""
+"""Slots are counted over all keys and for each, and come back however they are given (v0 §12)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every metric says what it claims to say (v0-api §13).
+"""Every metric says what it claims to say (v0 §13).
 
 Goal: each name of the table is on the page of a real server and has the value that what was done before calls
 for. Method: one server of two shards and two gateways is put through one scenario; `EXPECTED` holds, by name,

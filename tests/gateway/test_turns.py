@@ -1,4 +1,4 @@
-"""Rounds of the event loop stay short, and what is urgent does not wait for a later one (v0-api §9).
+"""Rounds of the event loop stay short, and what is urgent does not wait for a later one (v0 §9).
 
 Method: real tasks and real sockets. What many clients have sent before the front looks comes in one round.
 """

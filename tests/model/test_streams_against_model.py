@@ -1,5 +1,5 @@
 """Goal: whatever is done to a stream, in whatever order, with seals, restarts and power cuts in between, its
-readers see what a list would show, and nothing that was acked is ever missing (s2-v1 §11, §14, §15).
+readers see what a list would show, and nothing that was acked is ever missing (s2 §11, §14, §15).
 
 Method: a hypothesis state machine beside a list. The model knows records by their numbers; what is to go by
 time is bounded from both sides, because trims and retention lag.

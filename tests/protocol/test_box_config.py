@@ -1,4 +1,4 @@
-"""Goal: a patch changes what it names and nothing else, and no illegal config comes of it (v0-api §1)."""
+"""Goal: a patch changes what it names and nothing else, and no illegal config comes of it (v0 §1)."""
 
 from __future__ import annotations
 

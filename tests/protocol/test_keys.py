@@ -1,4 +1,4 @@
-"""Keys as they are written down and looked for (v0-api §11), and what a grant covers.
+"""Keys as they are written down and looked for (v0 §11), and what a grant covers.
 
 Method: tables for what is legal and what is not; hypothesis for what must hold of any grant.
 """

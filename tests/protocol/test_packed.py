@@ -1,5 +1,5 @@
 """Goal: packed columns become the very batches that the same records make as JSON, and nothing that is not
-valid gets in (docs/reference/wire.md, v0-api §3).
+valid gets in (docs/reference/wire.md, v0 §3).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From samples to a level and a limit (v0-api §9): no hiccup counts, a standing queue does, and it ends."""
+"""From samples to a level and a limit (v0 §9): no hiccup counts, a standing queue does, and it ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Goal: a key sends as many requests a second as its limit says, in each process its share (v0-api §12).
+"""Goal: a key sends as many requests a second as its limit says, in each process its share (v0 §12).
 
 Method: a bucket with the clock as an argument.
 """

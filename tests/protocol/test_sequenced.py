@@ -1,4 +1,4 @@
-"""Goal: binary records are kept as the records of a protobuf `ReadBatch`, byte for byte (s2-v1 §10).
+"""Goal: binary records are kept as the records of a protobuf `ReadBatch`, byte for byte (s2 §10).
 
 Method: vectors that were taken off the wire, and records of any shape there and back.
 """

@@ -339,7 +339,7 @@ def test_pages_of_this_machine_may_use_a_server_without_keys(basin: Client, orig
 
 
 def test_a_page_of_another_site_cannot_use_a_server_without_keys(basin: Client) -> None:
-    """Whoever visits it would lend it their network; v0-api §0.2 says the same of forms."""
+    """Whoever visits it would lend it their network; v0 §0.2 says the same of forms."""
     others = ["https://example.com", "http://localhost.example.com", "http://127.0.0.1.nip.io", "null"]
     for origin in [*others, "http://localhost:1@example.com", "https://example.com/http://localhost"]:
         for method in ("OPTIONS", "GET"):

@@ -1,4 +1,4 @@
-"""Goal: configs mean what the S2 API says: merged leaf by leaf, patched in three states (s2-v1 §7)."""
+"""Goal: configs mean what the S2 API says: merged leaf by leaf, patched in three states (s2 §7)."""
 
 from __future__ import annotations
 

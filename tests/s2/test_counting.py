@@ -1,5 +1,5 @@
 """Goal: what is done over `/v1` is counted once, by basin and minute, within bounds, and summed as it was
-asked for (s2-v1 §17); what was kept is counted once too, whatever becomes of the answer to it.
+asked for (s2 §17); what was kept is counted once too, whatever becomes of the answer to it.
 
 Method: counting and summing without a server, at times of our own; the history over shards without processes.
 """

@@ -1,5 +1,5 @@
 """Goal: an ack of the S2 API outlives kill -9 of everything, and so does all that a stream is; what is to go
-by time goes (s2-v1 §11, §15).
+by time goes (s2 §11, §15).
 
 Method: real servers on one folder, killed at once; another number of shards in the next life.
 """

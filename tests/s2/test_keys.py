@@ -1,4 +1,4 @@
-"""Goal: where the server has keys, the S2 API asks for them, with its own errors (s2-v1 §5, v0-api §11).
+"""Goal: where the server has keys, the S2 API asks for them, with its own errors (s2 §5, v0 §11).
 
 Method: one server with keys of different scopes and names, one with a key for each scope; every address with
 every key, and what a key may hold at a time.
@@ -118,7 +118,7 @@ def test_any_page_may_use_a_server_that_asks_for_keys(server: Server) -> None:
 # -- every address
 
 
-#: Every address of the API with a good body for it, and the scopes of a key that it takes (s2-v1 §17).
+#: Every address of the API with a good body for it, and the scopes of a key that it takes (s2 §17).
 ADDRESSES: list[tuple[str, str, Any, set[str]]] = [
     ("GET", "/basins", None, {"read"}),
     ("POST", "/basins", {"basin": "another-basin"}, {"admin"}),
@@ -205,7 +205,7 @@ def test_a_key_gives_away_no_more_than_it_has(scoped: Server) -> None:
     assert call("root", "POST", "/access-tokens", wide)[0] == 201
 
 
-# -- limits (v0-api §12)
+# -- limits (v0 §12)
 
 
 def reading(server: Server, secret: str, wait_s: int | None = None) -> httpx2.Request:

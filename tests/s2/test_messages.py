@@ -1,4 +1,4 @@
-"""Goal: records, acks and frames are on the wire what the S2 API says (s2-v1 §4, §10, §13, §14).
+"""Goal: records, acks and frames are on the wire what the S2 API says (s2 §4, §10, §13, §14).
 
 Method: vectors that were taken off the wire, and tables of what is refused with which code.
 """

@@ -1,4 +1,4 @@
-"""Goal: the official SDKs work as they are installed, pointed at this server (s2-v1 §2, §20).
+"""Goal: the official SDKs work as they are installed, pointed at this server (s2 §2, §20).
 
 Method: the Python package in this process; the npm package in Node, installed by the test. `make suites` runs
 all tests of both SDKs.

@@ -1,5 +1,5 @@
 """Goal: sessions are full duplex, keep order, end as they should, and outlive what clients do to their
-connection (s2-v1 §1, §13).
+connection (s2 §1, §13).
 
 Method: HTTP/2 frame by frame to a real server; the frames of S2 inside are built by hand.
 """

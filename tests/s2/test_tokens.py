@@ -1,4 +1,4 @@
-"""Goal: an access token allows what its scope says and nothing else, wherever it is presented (s2-v1 §17)."""
+"""Goal: an access token allows what its scope says and nothing else, wherever it is presented (s2 §17)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Goal: the metrics of operations and throughput tell what was done, before an orderly stop and after it
-(s2-v1 §17). Method: two lives of a server on one folder."""
+(s2 §17). Method: two lives of a server on one folder."""
 
 from __future__ import annotations
 

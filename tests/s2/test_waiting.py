@@ -1,5 +1,5 @@
 """Goal: a read that waits does so for as long as it may, and asks its shard in slices that a link gives it
-time for (s2-v1 §11). Method: a shard that never has anything, and notes for how long it was asked."""
+time for (s2 §11). Method: a shard that never has anything, and notes for how long it was asked."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A driver of queues, and what a queue promises, said as plainly as possible.
 
-`QueueDriver` speaks to a real machine. `ModelQueue` is written from v0-api §8, not from the code: every job
+`QueueDriver` speaks to a real machine. `ModelQueue` is written from v0 §8, not from the code: every job
 is a dict, every question a loop over all of them.
 """
 

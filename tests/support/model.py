@@ -1,6 +1,6 @@
 """What a shard promises, said as plainly as possible: boxes are lists of dicts, and every question is a loop.
 
-Written from v0-api §1-§5, not from the code. Nothing is ever thrown away: a record that is lost or deleted
+Written from v0 §1-§5, not from the code. Nothing is ever thrown away: a record that is lost or deleted
 keeps its place and says why it is gone, so floors, gaps and reasons are looked up, not kept.
 
 Readers see records up to `visible_seq`; whatever else is in a box is on its way to the disk. Floors move at

@@ -1,4 +1,4 @@
-"""A queue: a box whose records are jobs, taken under leases (v0-api §8)."""
+"""A queue: a box whose records are jobs, taken under leases (v0 §8)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Boxes as the server pushes them (v0-api §7), over a connection that is made again when it is lost.
+"""Boxes as the server pushes them (v0 §7), over a connection that is made again when it is lost.
 
 A session remembers on the server how far it got. What was on its way when a connection was lost is asked for
 again by the id of the last event that came; when the session itself is gone, a new one begins where we are.

@@ -1,5 +1,5 @@
 # Written by `make twin` from ../_async/queue.py. Do not edit.
-"""A queue: a box whose records are jobs, taken under leases (v0-api §8)."""
+"""A queue: a box whose records are jobs, taken under leases (v0 §8)."""
 
 from __future__ import annotations
 
