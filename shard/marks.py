@@ -38,19 +38,21 @@ class MarkMerge:
         sources = {old: slots for (old, new), slots in self._ways.items() if new == shard}
         found: list[MarkFacts] = []
         for writer, by_shard in self._marks.items():
-            #: (epoch, query) -> the slots that have it, when, and whose it is.
-            epochs: dict[tuple[int, str], tuple[int, int, str | None]] = {}
+            #: (epoch, query) -> the slots that have it, when, whose it is, and how long it is kept.
+            epochs: dict[tuple[int, str], tuple[int, int, str | None, bool | None]] = {}
             for old, slots in sources.items():
                 for mark in by_shard.get(old, ()):
                     own = int.from_bytes(mark.slots, "little") & slots if mark.slots else slots
-                    known, at_ms, owner = epochs.get((mark.epoch, mark.query), (0, 0, None))
+                    known, at_ms, owner, once = epochs.get((mark.epoch, mark.query), (0, 0, None, mark.once))
                     owner = mark.owner if owner is None else owner
-                    epochs[mark.epoch, mark.query] = (known | own, max(at_ms, mark.at_ms), owner)
+                    # The longest time wins: for ever, 90 days, a day.
+                    once = False if False in (once, mark.once) else once and mark.once
+                    epochs[mark.epoch, mark.query] = (known | own, max(at_ms, mark.at_ms), owner, once)
             everything = sum(sources.values())
-            for (epoch, query), (slots, at_ms, owner) in epochs.items():
+            for (epoch, query), (slots, at_ms, owner, once) in epochs.items():
                 if slots:
                     bits = b"" if slots == everything else slots.to_bytes(SLOTS // 8, "little")
-                    found.append(MarkFacts(writer, epoch, query, at_ms, bits, owner))
+                    found.append(MarkFacts(writer, epoch, query, at_ms, bits, owner, once))
         return sorted(found, key=lambda mark: mark.at_ms)
 
 

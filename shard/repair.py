@@ -453,7 +453,7 @@ class _Patient:
         self._knows_all_segments = False
         if isinstance(change, changes.TxnCommitted):
             # Rows that were held are missing. Those of the batches are in the frames behind this one.
-            mark = Mark(change.epoch, change.query, change.at_ms, owner=change.owner)
+            mark = Mark(change.epoch, change.query, change.at_ms, owner=change.owner, once=change.once)
             self.machine.txns.note_mark(change.writer, mark)
             for part in change.parts:
                 self._drop_before(self.machine.generations.get(part.generation), part.evict_before_seq)

@@ -327,6 +327,9 @@ class TxnHeld(msgspec.Struct, frozen=True, gc=False):
     owner: str | None = None
     #: Whether this query took the writer over from another one (`reset`).
     takes_over: bool = False
+    #: The attempt that put it, and those that it has replaced, the last ones last.
+    attempt: str = ""
+    replaced: list[str] = []
 
 
 class TxnKept(TxnHeld, frozen=True, gc=False):
@@ -363,6 +366,8 @@ class TxnCommitted(msgspec.Struct, frozen=True):
     parts: list[TxnPart]
     #: As in `TxnHeld`.
     owner: str | None = None
+    #: As in `MarkFacts`.
+    once: bool | None = None
 
 
 class TxnDropped(msgspec.Struct, frozen=True):
@@ -371,6 +376,12 @@ class TxnDropped(msgspec.Struct, frozen=True):
     writer: str
     epoch: int
     parcels: list[str] = []
+
+
+class TxnForgotten(msgspec.Struct, frozen=True):
+    """The writer is not known any more: neither its last epoch nor the key that it belongs to."""
+
+    writer: str
 
 
 class StreamCreated(BoxCreated, frozen=True, kw_only=True):
@@ -515,6 +526,9 @@ class MarkFacts(msgspec.Struct, array_like=True, gc=False):
     slots: bytes = b""
     #: As in `TxnHeld`.
     owner: str | None = None
+    #: True for a writer that is used once: forgotten after a day. None when the log was written before there
+    #: were such: forgotten after 90 days, as all were then.
+    once: bool | None = None
 
 
 SessionFacts = tuple[str, int, bytes, int, str]
@@ -600,6 +614,7 @@ Change = (
     | TxnKept
     | TxnCommitted
     | TxnDropped
+    | TxnForgotten
     | StreamCreated
     | StreamStated
     | StreamAppended

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from shard.core import changes
 from shard.core.box import Box, stand_in
 from shard.core.outcome import Made, Outcome
-from shard.core.txn import MARKS_MAX, Epoch, Mark, batches_of, cost_of
+from shard.core.txn import MARKS_MAX, REPLACED_MAX, Epoch, Mark, batches_of, cost_of
 from streams.protocol import bulk, forwards
 from streams.protocol.access import ADMIN
 from streams.protocol.errors import (
@@ -99,6 +99,15 @@ class Committing:
             return self._when_durable(bulk.Put(True, False, 0), done.lsn, made)
         others = txns.held_by_others(txn.writer, txn.query) if txn.reset else {}
         epoch = txns.find(txn.writer, txn.epoch) if txn.epoch not in others else None
+        replaced: list[str] = []
+        if epoch is not None and txn.attempt and txn.attempt != epoch.attempt:
+            if txn.attempt in epoch.replaced:
+                return self._replaced(txn, made)
+            replaced = [*epoch.replaced, epoch.attempt][-REPLACED_MAX:]
+            others[txn.epoch] = epoch
+            epoch = None
+        elif epoch is not None:
+            replaced = epoch.replaced
         chunks = epoch.parcels.get(command.parcel, {}) if epoch is not None else {}
         if command.chunk in chunks:
             assert epoch is not None
@@ -113,8 +122,9 @@ class Committing:
             self._machine.usage.require(account, "txn_bytes", cost - freed)
             self._machine.usage.require(account, "stored_bytes", len(command.body))
         self._check_names(command)
-        takes_over = bool(others) or any(mark.query != txn.query for mark in txns.marks.get(txn.writer, ()))
-        for number in others:  # this query takes the writer over
+        was_others = any(other.query != txn.query for other in others.values())
+        takes_over = was_others or any(mark.query != txn.query for mark in txns.marks.get(txn.writer, ()))
+        for number in others:  # this query takes the writer over, or this attempt replaces another
             self._machine._log(changes.TxnDropped(txn.writer, number), made)
         change = changes.TxnHeld(
             txn.writer,
@@ -127,6 +137,8 @@ class Committing:
             command.body,
             self._owner_after(txn, command.caller),
             takes_over or (epoch is not None and epoch.takes_over),
+            txn.attempt or (epoch.attempt if epoch is not None else ""),
+            replaced,
         )
         lsn = self._machine._log(change, made)
         held = txns.find(txn.writer, txn.epoch)
@@ -134,6 +146,16 @@ class Committing:
         if command.rows is not None:
             txns.remember(held.parcels[command.parcel][command.chunk], command.rows)
         return Outcome(made, bulk.Put(False, False, held.bytes), lsn)
+
+    def _replaced(self, txn: bulk.Txn, made: Made) -> Outcome:
+        error = WriterConflict(
+            f"attempt: {shown(txn.attempt)} of epoch {txn.epoch} of {shown(txn.writer)} was replaced by a "
+            "later attempt, which has dropped its rows; end this one",
+            writer=txn.writer,
+            query=txn.query,
+            epoch=txn.epoch,
+        )
+        return self._when_durable(error, self._machine.lsn, made)
 
     def _owner_after(self, txn: bulk.Txn, caller: bulk.Caller) -> str:
         """The key that the writer belongs to once this caller has put or committed something."""
@@ -203,9 +225,15 @@ class Committing:
                 "when some of them are committed, aborted or expired",
                 limit="txn_bytes",
             )
-        if txn.writer not in txns.marks and len(txns.marks) >= MARKS_MAX:
+        self._check_marks(txn)
+
+    def _check_marks(self, txn: bulk.Txn) -> None:
+        """Refuses a writer for whose mark there is no room. That of one that is used once always has some."""
+        txns = self._machine.txns
+        if not txn.once and txn.writer not in txns.marks and txns.marks_kept >= MARKS_MAX:
             raise Throttled(
-                f"{len(txns.marks)} writers are remembered; use the same one for one job, or try again later",
+                f"this shard knows {txns.marks_kept} transaction writers, which is its limit; use the name "
+                "of a known writer, or forget those that are not used any more: streams txn forget",
                 limit="txn_writers",
             )
 
@@ -226,6 +254,7 @@ class Committing:
         done = _done(marks, txn.epoch)
         if done is not None:
             return self._when_durable(bulk.Committed(True, 0, []), done.lsn, made)
+        self._check_marks(txn)
         parcels = [parcel for parcel, chunks in command.parcels if chunks]
         epoch = self._required(command)
         rows = _Rows(epoch, parcels)
@@ -353,7 +382,10 @@ class Committing:
         parts = [part for _, part in stored]
         owner = self._owner_after(txn, command.caller)
         lsn = machine._log(
-            changes.TxnCommitted(txn.writer, txn.epoch, txn.query, now_ms, parcels, parts, owner), made
+            changes.TxnCommitted(
+                txn.writer, txn.epoch, txn.query, now_ms, parcels, parts, owner, self._once_after(txn)
+            ),
+            made,
         )
         for box, _ in stored:
             machine._show_when_durable(lsn, box)
@@ -365,6 +397,10 @@ class Committing:
         return Outcome(
             made, _told(planned), lsn, True, tuple(wakes), until_uploaded=until_uploaded, afterthoughts=True
         )
+
+    def _once_after(self, txn: bulk.Txn) -> bool:
+        """Whether the mark may expire: not if the writer had one that does not."""
+        return txn.once and all(mark.once for mark in self._machine.txns.marks.get(txn.writer, ()))
 
     def _append_in_memory(
         self, boxes: Sequence[tuple[Box, list[Batch], changes.TxnPart]], now_ms: int, made: Made
@@ -385,6 +421,8 @@ class Committing:
 
     def _abort(self, command: bulk.TxnAbort, now_ms: int, made: Made) -> Outcome:
         txns, txn = self._machine.txns, command.txn
+        if command.forgets:
+            return self._forget(command, made)
         epoch = txns.find(txn.writer, txn.epoch)
         if epoch is None:
             return Outcome(made, bulk.Aborted(0, 0))
@@ -399,6 +437,23 @@ class Committing:
         named = parcels if len(parcels) < len(epoch.parcels) else []
         lsn = self._machine._log(changes.TxnDropped(txn.writer, txn.epoch, named), made)
         return Outcome(made, bulk.Aborted(len(parcels), before - txns.bytes), lsn)
+
+    def _forget(self, command: bulk.TxnAbort, made: Made) -> Outcome:
+        """Drops all that is held for the writer, and its mark."""
+        txns, writer, caller = self._machine.txns, command.txn.writer, command.caller
+        known = txns.of_writer(writer)
+        if not _is_admin_of_all(caller):
+            refusal = self._refuse_stranger(command.txn, caller, made)
+            if refusal is not None:
+                return refusal
+        before, parcels = txns.bytes, sum(len(epoch.parcels) for epoch in known.values())
+        for number in known:
+            self._machine._log(changes.TxnDropped(writer, number), made)
+        is_known = writer in txns.marks
+        if is_known:
+            self._machine._log(changes.TxnForgotten(writer), made)
+        reply = bulk.Aborted(parcels, before - txns.bytes, is_known)
+        return self._when_durable(reply, self._machine.lsn if made else 0, made)
 
     def tick(self, now_ms: int, made: Made) -> None:
         """Drops what nobody has put to for too long."""
@@ -427,7 +482,7 @@ class Committing:
             if writer.startswith(command.prefix) and _may_list(caller, epoch.owner)
         ]
         marks = [
-            bulk.Mark(writer, mark.epoch, mark.query, mark.at_ms, bool(mark.slots))
+            bulk.Mark(writer, mark.epoch, mark.query, mark.at_ms, bool(mark.slots), bool(mark.once))
             for writer, known in sorted(txns.marks.items())
             if writer.startswith(command.prefix)
             for mark in known
@@ -441,6 +496,11 @@ class Committing:
 def _account_of(caller: bulk.Caller) -> str:
     """The key whose limits count; none for processes of the server's own user."""
     return "" if caller.grant is None else caller.key_id
+
+
+def _is_admin_of_all(caller: bulk.Caller) -> bool:
+    grant = caller.grant
+    return grant is None or (bool(grant.scopes & ADMIN) and not grant.prefixes)
 
 
 def _may_list(caller: bulk.Caller, owner: str | None) -> bool:

@@ -13,11 +13,12 @@ machine logs each of them as `BatchKept` at once; what a crash cut off of that, 
 
 Bounds: chunks are held up to `bytes_max`, in memory, because a commit is to be quick and a job that needs
 more can be split; committing needs about twice that again for a moment. Rows that were taken apart when they
-came stay so, up to `_APART_MAX` of them; others are taken apart again. Marks: `MARKS_MAX`, `MARK_MS`.
+came stay so, up to `_APART_MAX` of them; others are taken apart again. Marks: `MARKS_MAX`, `ONCE_MAX`.
 
 Invariants (`check`)
 - HELD: `bytes` is what the chunks cost, and every chunk is known under its lsn.
 - OPEN: nothing is held of an epoch that is not after the writer's mark.
+- MARKS: every mark that expires is known, and of one kind.
 """
 
 from __future__ import annotations
@@ -41,11 +42,17 @@ _CHUNK_BYTES, _NAME_BYTES = 1024, 160
 #: Rows that stay taken apart: 60 to 100 bytes each beside those of the body, which they point into.
 _APART_MAX = 500_000
 
-#: Marks are kept this long: a query that has stood still for longer begins anew.
-MARK_MS = 90 * 86_400_000
-#: Writers that a shard remembers: about 300 bytes each, 30 MB. Beyond it new ones are told to wait, because
-#: to forget a mark would be to write rows twice.
+#: Writers that a shard remembers for good: about 300 bytes each, 30 MB. Their marks do not expire, because to
+#: forget one would be to write rows twice. Beyond it new writers are refused; an operator may forget some.
 MARKS_MAX = 100_000
+#: Marks of writers that are used once: kept for as long as their job may repeat its commit, and at most this
+#: many, the newest ones. To forget one early does no harm: what the job put is gone, so that a repeated
+#: commit is refused, and nobody else has the name of the writer.
+ONCE_MS, ONCE_MAX = 86_400_000, 100_000
+#: Marks from logs that did not tell the two apart.
+OLD_MARK_MS = 90 * 86_400_000
+#: Attempts that one epoch remembers to have been replaced.
+REPLACED_MAX = 16
 
 
 class Mark(NamedTuple):
@@ -57,6 +64,8 @@ class Mark(NamedTuple):
     lsn: int = 0
     #: As in `changes.TxnHeld`.
     owner: str | None = None
+    #: As in `changes.MarkFacts`.
+    once: bool | None = None
 
     def covers(self, box: str) -> bool:
         slot = slot_of(box)
@@ -96,12 +105,15 @@ def cost_of(packed: PackedHead, body: bytes) -> int:
 class Epoch:
     """What is held of one transaction."""
 
-    __slots__ = ("owner", "parcels", "put_ms", "query", "takes_over")
+    __slots__ = ("attempt", "owner", "parcels", "put_ms", "query", "replaced", "takes_over")
 
     def __init__(self, query: str, owner: str | None = None) -> None:
         self.query = query
         #: As in `changes.TxnHeld`.
         self.owner = owner
+        #: The attempt whose rows are held, and those that it has replaced.
+        self.attempt = ""
+        self.replaced: list[str] = []
         self.parcels: dict[str, dict[int, Chunk]] = {}
         #: When the last chunk came.
         self.put_ms = 0
@@ -185,6 +197,9 @@ class Txns:
         self._of_writer: dict[str, dict[int, Epoch]] = {}
         #: By writer; of one writer several only where shards came together that did not agree. Oldest first.
         self.marks: dict[str, tuple[Mark, ...]] = {}
+        #: Writers whose marks expire, oldest first: those that are used once, and those of old logs.
+        self._once: dict[str, None] = {}
+        self._old: dict[str, None] = {}
         #: In the order of lsns, which is that of the log.
         self._by_lsn: dict[int, tuple[str, int, str, int]] = {}
         #: Epochs, the one that waits longest for another put first.
@@ -196,6 +211,7 @@ class Txns:
             changes.TxnKept: self._apply_held,
             changes.TxnCommitted: self._apply_committed,
             changes.TxnDropped: self._apply_dropped,
+            changes.TxnForgotten: self._apply_forgotten,
         }
 
     def __repr__(self) -> str:
@@ -224,6 +240,15 @@ class Txns:
         found = {epoch.owner for epoch in self._of_writer.get(writer, {}).values()}
         found |= {mark.owner for mark in self.marks.get(writer, ())}
         return {owner for owner in found if owner is not None}
+
+    @property
+    def marks_kept(self) -> int:
+        """Writers whose marks do not expire."""
+        return len(self.marks) - len(self._once) - len(self._old)
+
+    def of_writer(self, writer: str) -> dict[int, Epoch]:
+        """Open epochs of a writer, by their numbers."""
+        return dict(self._of_writer.get(writer, {}))
 
     def held_by_others(self, writer: str, query: str) -> dict[int, Epoch]:
         """Open epochs of a writer that are another query's."""
@@ -263,6 +288,8 @@ class Txns:
             chunk.body,
             epoch.owner,
             epoch.takes_over,
+            epoch.attempt,
+            epoch.replaced,
         )
 
     def remember(self, chunk: Chunk, rows: list[Rows]) -> None:
@@ -284,6 +311,7 @@ class Txns:
         chunk = Chunk(change.packed, change.body, change.at_ms, lsn)
         epoch = self._open(change.writer, change.epoch, change.query, change.owner)
         epoch.takes_over = change.takes_over
+        epoch.attempt, epoch.replaced = change.attempt, change.replaced
         self._hold(epoch, change.writer, change.epoch, change.parcel, change.chunk, chunk)
 
     def _open(self, writer: str, number: int, query: str, owner: str | None) -> Epoch:
@@ -334,7 +362,7 @@ class Txns:
                 self._drop(change.writer, number, list(self.epochs[change.writer, number].parcels))
         if is_shipped:  # as a commit of nothing more: what it made was shipped above
             uploading.ship(msgspec.structs.replace(change, parcels=[], parts=[]), lsn)
-        mark = Mark(change.epoch, change.query, change.at_ms, lsn=lsn, owner=change.owner)
+        mark = Mark(change.epoch, change.query, change.at_ms, lsn=lsn, owner=change.owner, once=change.once)
         self.note_mark(change.writer, mark)
         self._forget_marks(change.at_ms)
 
@@ -350,13 +378,33 @@ class Txns:
             for known in self.marks.pop(writer, ())
             if known.slots and known.epoch > mark.epoch and known.query == mark.query
         ]
-        self.marks[writer] = (*ahead, mark)
+        self._keep_mark(writer, (*ahead, mark))
+
+    def _keep_mark(self, writer: str, marks: tuple[Mark, ...]) -> None:
+        self.marks[writer] = marks
+        for expiring, once in ((self._once, True), (self._old, None)):
+            expiring.pop(writer, None)
+            if all(mark.once is once for mark in marks):
+                expiring[writer] = None
+
+    def _forget_mark(self, writer: str) -> None:
+        del self.marks[writer]
+        self._once.pop(writer, None)
+        self._old.pop(writer, None)
 
     def _forget_marks(self, now_ms: int) -> None:
-        oldest = next(iter(self.marks))
-        while self.marks[oldest][-1].at_ms + MARK_MS < now_ms:  # the youngest is of now
-            del self.marks[oldest]
-            oldest = next(iter(self.marks))
+        """Forgets marks whose time is over."""
+        for expiring, kept_ms, most in ((self._once, ONCE_MS, ONCE_MAX), (self._old, OLD_MARK_MS, 0)):
+            while expiring:
+                oldest = next(iter(expiring))
+                is_over = self.marks[oldest][-1].at_ms + kept_ms < now_ms
+                if not is_over and (not most or len(expiring) <= most):
+                    break
+                self._forget_mark(oldest)
+
+    def _apply_forgotten(self, change: changes.TxnForgotten, lsn: int) -> None:
+        if change.writer in self.marks:
+            self._forget_mark(change.writer)
 
     def _apply_dropped(self, change: changes.TxnDropped, lsn: int) -> None:
         epoch = self.epochs[change.writer, change.epoch]
@@ -399,7 +447,7 @@ class Txns:
 
     def mark_facts(self) -> list[changes.MarkFacts]:
         return [
-            changes.MarkFacts(writer, mark.epoch, mark.query, mark.at_ms, mark.slots, mark.owner)
+            changes.MarkFacts(writer, mark.epoch, mark.query, mark.at_ms, mark.slots, mark.owner, mark.once)
             for writer, marks in self.marks.items()
             for mark in marks
         ]
@@ -407,8 +455,8 @@ class Txns:
     def restore(self, marks: Sequence[changes.MarkFacts]) -> None:
         """Takes over marks; chunks come back one by one, through `give_back`."""
         for fact in marks:
-            mark = Mark(fact.epoch, fact.query, fact.at_ms, fact.slots, owner=fact.owner)
-            self.marks[fact.writer] = (*self.marks.get(fact.writer, ()), mark)
+            mark = Mark(fact.epoch, fact.query, fact.at_ms, fact.slots, owner=fact.owner, once=fact.once)
+            self._keep_mark(fact.writer, (*self.marks.get(fact.writer, ()), mark))
 
     def give_back(self, change: changes.TxnHeld, lsn: int) -> None:
         """A chunk that the snapshot names, from the frame that has it."""
@@ -434,6 +482,8 @@ class Txns:
             for owner in owned
         }, "HELD"
         assert by_writer == self.epochs and all(self._of_writer.values()), "HELD"
+        assert {*self._once, *self._old} <= set(self.marks), "MARKS"
+        assert not set(self._once) & set(self._old), "MARKS"
         assert self._apart == sum(chunk.records for chunk in chunks if chunk.rows is not None), "HELD"
         for writer, number in self.epochs:
             for mark in self.marks.get(writer, ()):

@@ -65,6 +65,7 @@ _LOCAL = frozenset(
         changes.TxnHeld,
         changes.TxnKept,
         changes.TxnDropped,
+        changes.TxnForgotten,
         changes.TxnCommitted,  # `Txns` ships what it comes to
         changes.UploadsMoved,
     }

@@ -75,6 +75,7 @@ _KINDS: dict[type[Any], int] = {
     changes.TxnCommitted: 51,
     changes.TxnDropped: 52,
     changes.TxnKept: 53,
+    changes.TxnForgotten: 54,
     changes.StreamCreated: 60,
     changes.StreamStated: 61,
     changes.StreamAppended: 62,

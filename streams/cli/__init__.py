@@ -33,6 +33,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "queue": ("streams.cli.queues", "Claim, ack and work jobs."),
     "group": ("streams.cli.groups", "Cursors that a box keeps for its readers."),
     "router": ("streams.cli.routers", "Copy records from box to box."),
+    "txn": ("streams.cli.txns", "Transactions: what is held, and what was committed."),
     "export": ("streams.cli.archive:export", "Write a box to a file of lines."),
     "import": ("streams.cli.archive:import_", "Append a file of lines to a box."),
     "pipeline": ("streams.cli.pipeline", "Jobs over boxes with Spark: archive, backfill, replay, …"),

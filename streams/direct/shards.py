@@ -203,11 +203,13 @@ class Shards:
         head = _encode(bulk.TxnCommitHead(txn, list(parcels), dry))
         return self._ask(wire.OP_TXN_COMMIT, shard, head, (), Committed, (), retry)
 
-    def txn_abort(self, shard: int, txn: Txn, parcels: Sequence[str] = ()) -> bulk.Aborted:
-        """Drops what the shard holds: these parcels, or all of the epoch."""
-        return self._ask(
-            wire.OP_TXN_ABORT, shard, _encode(bulk.TxnAbortHead(txn, list(parcels))), (), bulk.Aborted
-        )
+    def txn_abort(
+        self, shard: int, txn: Txn, parcels: Sequence[str] = (), *, forgets: bool = False
+    ) -> bulk.Aborted:
+        """Drops what the shard holds: these parcels, or all of the epoch. With `forgets` it forgets which
+        epoch of the writer was committed last, too: a later commit of that epoch would write rows again."""
+        head = _encode(bulk.TxnAbortHead(txn, list(parcels), forgets))
+        return self._ask(wire.OP_TXN_ABORT, shard, head, (), bulk.Aborted)
 
     def txn_list(self, shard: int, *, prefix: str = "") -> TxnState:
         """What the shard holds, and the last epoch of each writer that it has committed."""

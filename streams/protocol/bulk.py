@@ -19,6 +19,7 @@ STATES_MAX = 10_000
 
 WRITER_BYTES_MAX = 256
 PARCEL_BYTES_MAX = 64
+ATTEMPT_BYTES_MAX = 64
 #: Parcels in one commit: as many as a job has tasks.
 PARCELS_MAX = 100_000
 #: Chunks of one parcel: a number that fits into 32 bits with room to spare.
@@ -53,6 +54,11 @@ class Txn(msgspec.Struct, array_like=True, frozen=True):
     epoch: int
     query: str = ""
     reset: bool = False
+    #: True for a writer with one epoch, whose name is never used again. Its mark is forgotten after a day.
+    once: bool = False
+    #: Names one attempt to write the epoch. The first put of another attempt drops what the one before has
+    #: put; an attempt that was replaced is refused. Empty: attempts are not told apart.
+    attempt: str = ""
 
 
 class Caller(msgspec.Struct, frozen=True):
@@ -102,6 +108,8 @@ class TxnAbortHead(msgspec.Struct, array_like=True, frozen=True):
 
     txn: Txn
     parcels: list[str] = []
+    #: Forgets the writer as well: the last epoch that was committed, and the key that it belongs to.
+    forgets: bool = False
 
 
 class TxnAbort(TxnAbortHead, frozen=True):
@@ -190,6 +198,8 @@ class Committed(msgspec.Struct, array_like=True, frozen=True):
 class Aborted(msgspec.Struct, array_like=True, frozen=True):
     parcels: int
     bytes: int
+    #: True if the writer was known and is forgotten.
+    is_forgotten: bool = False
 
 
 class Mark(msgspec.Struct, array_like=True, frozen=True):
@@ -201,6 +211,8 @@ class Mark(msgspec.Struct, array_like=True, frozen=True):
     at_ms: int
     #: Only some boxes of the shard have it: they came from another shard, which had committed it.
     is_partial: bool = False
+    #: It is forgotten a day after the commit.
+    is_once: bool = False
 
 
 class Held(msgspec.Struct, array_like=True, frozen=True):

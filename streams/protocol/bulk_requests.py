@@ -84,6 +84,7 @@ def _locate(head: bytes, body: bytes, limits: RecordLimits) -> bulk.Locate:
 def _check_txn(txn: bulk.Txn) -> None:
     for field, text in (("writer", txn.writer), ("query", txn.query)):
         check_text(text, field, bytes_max=bulk.WRITER_BYTES_MAX)
+    check_text(txn.attempt, "attempt", bytes_max=bulk.ATTEMPT_BYTES_MAX)
     if not txn.writer:
         raise InvalidRequest("writer: must not be empty", field="writer")
     if not 0 <= txn.epoch <= bulk.EPOCH_MAX:
@@ -119,7 +120,7 @@ def _commit(head: bytes, body: bytes, limits: RecordLimits) -> bulk.TxnCommit:
 def _abort(head: bytes, body: bytes, limits: RecordLimits) -> bulk.TxnAbort:
     asked = _abort_head(head)
     _check_txn(asked.txn)
-    return bulk.TxnAbort(asked.txn, asked.parcels)
+    return bulk.TxnAbort(asked.txn, asked.parcels, asked.forgets)
 
 
 def _list(head: bytes, body: bytes, limits: RecordLimits) -> bulk.TxnList:

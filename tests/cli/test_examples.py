@@ -24,7 +24,7 @@ from streams.cli.output import NEXT_STEPS
 from streams.cli.verbs import examples_of
 from streams.client.errors import AnswerLost, Closed, NotAnAnswer, Unreachable
 from streams.config import READY_FD_VARIABLE
-from streams.direct import Moved
+from streams.direct import Moved, Shards, Txn, pack
 from streams.protocol.errors import BY_CODE
 from streams.spark.gaps import GapError
 from streams.spark.java import JavaNotFound
@@ -66,6 +66,9 @@ def environ(server: Server, tmp_path: Path) -> dict[str, str]:
         assert jobs.claim("w0") == []
         assert next(client.box("jobs.dead").follow()).data == {"n": 0}  # type: ignore[union-attr]
         jobs.append_batch([{"n": 1}, {"n": 2}])
+    with Shards(server.url) as shards:
+        shards.txn_put(0, Txn("nightly", 7), "p", 0, pack(["orders"], [1], [b"1"]))
+        shards.txn_commit(0, Txn("weekly", 1), [])
     config = tmp_path / "config"
     (config / "streams").mkdir(parents=True)
     known = {"current": "staging", "contexts": {"staging": {"url": server.url, "key": ""}}}

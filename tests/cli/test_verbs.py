@@ -22,6 +22,7 @@ import pytest
 
 import streams
 from streams.cli import archive, output
+from streams.direct import Shards, Txn, pack
 from streams.testing import Server, running_server
 from tests.support.commands import Ran, in_process
 from tests.support.crashing import eventually
@@ -226,6 +227,29 @@ def test_loss_is_told_on_standard_error(shell: Shell, client: streams.Client) ->
     client.box("capped").delete(before_seq=5)
     gaps = shell.lines("box", "gaps", "capped")
     assert gaps == [{"from": 1, "to": 4, "reason": "cap"}]
+
+
+def test_an_operator_sees_and_drops_what_is_held_for_a_transaction(
+    shell: Shell, client: streams.Client
+) -> None:
+    boxes = [f"held-{number}" for number in range(8)]
+    txn = Txn("stuck", 3, "q")
+    with Shards(client.url) as shards:
+        for shard in range(shards.count):
+            own = [box for box in boxes if shards.shard_of(box) == shard]
+            shards.txn_put(shard, txn, "p", 0, pack(own, [1] * len(own), [b"1"] * len(own)))
+            shards.txn_commit(shard, Txn("done", 5), [])
+        assert shards.count == 2
+    held, done = sorted(shell.lines("txn", "ls"), key=lambda row: row["state"], reverse=True)
+    assert (held["writer"], held["epoch"], held["state"], held["records"]) == ("stuck", 3, "open", 8)
+    assert (done["writer"], done["epoch"], done["state"]) == ("done", 5, "committed")
+    assert shell("txn", "abort", "stuck", "4", "--yes").returncode == 5
+    (aborted,) = shell.lines("txn", "abort", "stuck", "3", "--yes")
+    assert aborted["bytes"] == held["bytes"]
+    assert shell("txn", "abort", "stuck", "3", "--yes").returncode == 5
+    assert shell("txn", "ls", "stuck").returncode == 5
+    assert shell.lines("txn", "forget", "done", "--yes") == [{"writer": "done", "forgotten": True}]
+    assert shell("txn", "forget", "done", "--yes").returncode == 5
 
 
 def test_a_group_moves_with_commit(shell: Shell, client: streams.Client) -> None:

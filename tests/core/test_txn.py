@@ -384,19 +384,100 @@ def test_what_is_held_is_bounded_for_an_epoch_and_for_all(driver: Driver) -> Non
     put(driver, {"b": [value]}, txn=other)
 
 
-def test_writers_that_are_remembered_are_bounded_and_old_ones_forgotten(
+def test_writers_that_are_remembered_are_bounded_and_an_operator_may_forget_some(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(committing, "MARKS_MAX", 2)
     for writer in ("w1", "w2"):
         commit(driver, txn=bulk.Txn(writer, 1))
     put(driver, {"b": [b"1"]}, txn=bulk.Txn("w1", 2))
-    with pytest.raises(Throttled) as refused:
-        put(driver, {"b": [b"1"]}, txn=bulk.Txn("w3", 1))
-    assert refused.value.detail["limit"] == "txn_writers"
-    driver.now_ms += txn.MARK_MS + 1
-    commit(driver, txn=bulk.Txn("w2", 2))
-    assert list(driver.machine.txns.marks) == ["w2"]
+    for command in (put_command({"b": [b"1"]}, txn=bulk.Txn("w3", 1)), bulk.TxnCommit(bulk.Txn("w3", 1), [])):
+        with pytest.raises(Throttled, match="streams txn forget") as refused:
+            driver.ask(command)
+        assert refused.value.detail["limit"] == "txn_writers"
+    forgotten = driver.ask(bulk.TxnAbort(bulk.Txn("w1", 0), forgets=True))
+    assert isinstance(forgotten, bulk.Aborted) and forgotten.is_forgotten and forgotten.parcels == 1
+    put(driver, {"b": [b"1"]}, txn=bulk.Txn("w3", 1))
+    driver = driver.after_power_cut()
+    assert list(driver.machine.txns.marks) == ["w2"] and sorted(driver.machine.txns.epochs) == [("w3", 1)]
+
+
+def test_the_last_epoch_of_a_writer_is_known_for_good(driver: Driver) -> None:
+    put(driver, {"b": [b"1"]})
+    commit(driver, ("p", 1))
+    driver.now_ms += 10 * txn.OLD_MARK_MS
+    commit(driver, txn=bulk.Txn("another", 1))
+    assert commit(driver, ("p", 1)).is_done and put(driver, {"b": [b"1"]}).is_done
+    driver = driver.after_power_cut()
+    assert commit(driver, ("p", 1)).is_done
+    assert datas(driver) == [1]
+
+
+def test_marks_of_old_logs_expire_as_they_did(driver: Driver) -> None:
+    made = driver.machine.lsn
+    driver.machine.apply(changes.TxnCommitted("old", 1, "", driver.now_ms, [], []), made + 1)
+    driver.now_ms += txn.OLD_MARK_MS + 1
+    driver.machine.apply(changes.TxnCommitted("new", 1, "", driver.now_ms, [], [], once=False), made + 2)
+    assert list(driver.machine.txns.marks) == ["new"]
+
+
+def test_writers_that_are_used_once_are_never_refused_and_forgotten_after_a_day(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(committing, "MARKS_MAX", 1)
+    commit(driver, txn=bulk.Txn("kept", 1))
+    for number in range(50):
+        once = bulk.Txn(f"save-{number}", 1, once=True)
+        put(driver, {"b": [b"%d" % number]}, txn=once)
+        commit(driver, ("p", 1), txn=once)
+    assert commit(driver, ("p", 1), txn=once).is_done
+    assert datas(driver) == list(range(50))
+    driver = driver.after_power_cut()
+    driver.now_ms += txn.ONCE_MS + 1
+    commit(driver, txn=bulk.Txn("save-last", 1, once=True))
+    assert list(driver.machine.txns.marks) == ["kept", "save-last"]
+    with pytest.raises(NotFound):  # a commit that comes again after all writes nothing twice
+        commit(driver, ("p", 1), txn=once)
+
+
+def test_marks_of_writers_that_are_used_once_are_bounded_and_the_newest_stay(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(txn, "ONCE_MAX", 3)
+    for number in range(5):
+        commit(driver, txn=bulk.Txn(f"save-{number}", 1, once=True))
+    assert list(driver.machine.txns.marks) == ["save-2", "save-3", "save-4"]
+
+
+def test_a_new_attempt_drops_what_the_one_before_has_put_and_refuses_it_from_then_on(driver: Driver) -> None:
+    first, second = (bulk.Txn("w", 1, "q", attempt=name) for name in ("first", "second"))
+    put(driver, {"b": [b"1"]}, txn=first, parcel="p1")
+    put(driver, {"b": [b"2"]}, txn=first, parcel="p2")
+    held = driver.machine.txns.bytes
+    put(driver, {"b": [b"3"]}, txn=second, parcel="p3")
+    assert driver.machine.txns.bytes < held
+    driver = driver.after_power_cut()
+    with pytest.raises(WriterConflict, match="replaced by a later attempt"):
+        put(driver, {"b": [b"4"]}, txn=first, parcel="p1", chunk=1)
+    with pytest.raises(NotFound):
+        commit(driver, ("p1", 1), txn=first)
+    put(driver, {"b": [b"5"]}, txn=second, parcel="p3", chunk=1)
+    commit(driver, ("p3", 2), txn=second)
+    assert datas(driver) == [3, 5]
+
+
+def test_only_its_key_and_an_admin_of_all_boxes_forget_a_writer(driver: Driver) -> None:
+    own = bulk.Caller("k1", Grant(scopes=WRITE))
+    driver.ask(bulk.TxnCommit(T1, [], caller=own))
+    strangers = (bulk.Caller("k2", Grant(scopes=WRITE)), bulk.Caller("a", Grant(scopes=ALL, prefixes=("b",))))
+    for stranger in strangers:
+        with pytest.raises(Forbidden):
+            driver.ask(bulk.TxnAbort(T1, forgets=True, caller=stranger))
+    assert driver.ask(bulk.TxnAbort(T1, forgets=True, caller=own)) == bulk.Aborted(0, 0, True)
+    assert driver.ask(bulk.TxnAbort(T1, forgets=True, caller=own)) == bulk.Aborted(0, 0, False)
+    driver.ask(bulk.TxnCommit(T1, [], caller=own))
+    admin = bulk.Caller("a", Grant(scopes=ALL))
+    assert driver.ask(bulk.TxnAbort(T1, forgets=True, caller=admin)) == bulk.Aborted(0, 0, True)
 
 
 # -- dropping
