@@ -38,6 +38,7 @@ from gateway.edge_rules import (
 from gateway.errors import response_for
 from gateway.http import (
     Admit,
+    BodyBroken,
     Buffer,
     Handler,
     Live,
@@ -48,13 +49,11 @@ from gateway.http import (
     Socket,
     SocketHandler,
     Stalled,
+    is_full_duplex,
 )
 from gateway.hyper import ABORT, SET_KNOWN
 from gateway.memory import EVERYONE, STRANGERS, Charge, MemoryBudget, answer_budget
 from streams.protocol.errors import InvalidRequest, StreamsError
-
-#: Requests of this type are answered while they are being sent (`gateway/s2/sessions.py`).
-DUPLEX_TYPE = "s2s/proto"
 
 #: The one address that speaks WebSocket (v0 §7.5).
 SOCKET_PATH = "/v0/ws"
@@ -170,8 +169,8 @@ class Exchange(TrioASGIHTTPConnection):
         refused: Response | None = None
         try:
             path, query = self._check_head(headers)
-            if headers.get("content-type") == DUPLEX_TYPE and self._method == "POST" and not self._is_http_1:
-                await self._serve_duplex(path, query, headers, receive, send)
+            if is_full_duplex(self._method, path, headers.get("content-type")):
+                await self._serve_full_duplex(path, query, headers, receive, send)
                 return
             body, charge = await self._read_body(path, headers, query, receive)
         except StreamsError as error:
@@ -212,7 +211,7 @@ class Exchange(TrioASGIHTTPConnection):
             if response.charge is not None:
                 response.charge.close()
 
-    async def _serve_duplex(
+    async def _serve_full_duplex(
         self,
         path: str,
         query: str,
@@ -220,14 +219,14 @@ class Exchange(TrioASGIHTTPConnection):
         receive: ASGIReceiveCallable,
         send: ASGISendCallable,
     ) -> None:
-        """An exchange whose answer begins before its request has ended."""
+        """Answers a request while its body arrives. The handler authenticates it before it uses the body."""
         request = Request(self._method, path, query, headers, b"", time.perf_counter_ns())
-        incoming, taken = trio.open_memory_channel[bytes](0)
-        request.incoming = taken
+        incoming = _Incoming(ends_with_client=not self._is_http_1)
+        request.incoming = incoming
         request.memory = self.app.bodies
         response = await self._answer(request)
         if response.is_streamed:
-            await self._send_streamed(request, response, receive, send, (incoming, taken))
+            await self._send_streamed(request, response, receive, send, incoming)
         else:
             await self._refuse(response, receive, send)
 
@@ -349,9 +348,8 @@ class Exchange(TrioASGIHTTPConnection):
         response: Response,
         receive: ASGIReceiveCallable,
         send: ASGISendCallable,
-        duplex: tuple[trio.MemorySendChannel[bytes], trio.MemoryReceiveChannel[bytes]] | None = None,
+        incoming: _Incoming | None = None,
     ) -> None:
-        incoming, taken = duplex or (None, None)
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_cancel_when_gone, receive, nursery.cancel_scope, incoming)
@@ -359,11 +357,11 @@ class Exchange(TrioASGIHTTPConnection):
                     await self._emit(send, self._start(response, closes=False))
                     if not has_no_body(self._method, response.status):
                         if response.live is not None:
-                            await self._run_live(response.live, send, taken)
+                            await self._run_live(response.live, send, incoming)
                         elif response.stream is not None:
                             await self._pump(response.stream, send)
-                    if taken is not None:
-                        taken.close()
+                    if incoming is not None:
+                        incoming.close()
                     await self._emit(send, _END)
                 except _Stalled:
                     pass
@@ -380,11 +378,9 @@ class Exchange(TrioASGIHTTPConnection):
         async for chunk in stream:
             await self._emit(send, _body(chunk), len(chunk))
 
-    async def _run_live(
-        self, live: Live, send: ASGISendCallable, taken: trio.MemoryReceiveChannel[bytes] | None
-    ) -> None:
-        """`taken`: input that comes when all is answered is dropped. The task that would wait with it is the
-        one that hears of the peer's windows, which the answer may need."""
+    async def _run_live(self, live: Live, send: ASGISendCallable, incoming: _Incoming | None) -> None:
+        """`incoming`: input that comes when all is answered is dropped. The task that would wait with it is
+        the one that learns of the peer's windows, which the answer may need."""
         sink = AsgiSink()
         with trio.CancelScope() as body:
             stalled = False
@@ -404,8 +400,8 @@ class Exchange(TrioASGIHTTPConnection):
                 nursery.start_soon(keep_sending)
                 try:
                     await live.run(sink)
-                    if taken is not None:
-                        taken.close()
+                    if incoming is not None:
+                        incoming.close()
                     await sink.wait_sent(self.app.limits.linger_s)
                 except Stalled:
                     stalled = True
@@ -414,19 +410,11 @@ class Exchange(TrioASGIHTTPConnection):
             raise _Stalled
 
     async def _refuse(self, response: Response, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
-        """Answers before the body is read. HTTP/1.1 then reads and drops a bounded rest before the exchange
-        ends, for Hypercorn closes the connection with it and a client that is still sending might never see
-        the answer: the same reason as the edge's lingering close."""
-        limits = self.app.limits
+        """Answers before the body is read. The connection of HTTP/1.1 is then closed (`hyper.py`)."""
         async with trio.open_nursery() as nursery:
-            # Hypercorn blocks for ever on a full queue of input that nobody takes.
-            finished = trio.Event()
-            nursery.start_soon(_drop_input, receive, limits.body_bytes_max, finished)
+            nursery.start_soon(_drop_input, receive)  # It may be in the way of a window for the answer.
             with suppress(_Stalled):
                 await self._send(response, send, closes=True)
-                if self._is_http_1:
-                    with trio.move_on_after(limits.linger_s):
-                        await finished.wait()
                 await self._emit(send, _END)
             nursery.cancel_scope.cancel()
 
@@ -485,36 +473,68 @@ def _body(part: Buffer) -> Mapping[str, Any]:
     return {"type": "http.response.body", "body": part, "more_body": True}
 
 
+class _Incoming:
+    """The body of a request on its way to a handler that uses it as it arrives: one piece at a time."""
+
+    def __init__(self, *, ends_with_client: bool) -> None:
+        """`ends_with_client`: True if the answer ends when the client is gone, as in HTTP/2. A client of
+        HTTP/1.1 may have closed its sending side alone: it gets the rest of its answer."""
+        self.ends_with_client = ends_with_client
+        self._send, self._receive = trio.open_memory_channel[bytes](0)
+        self._is_whole = False
+
+    def __repr__(self) -> str:
+        return f"<_Incoming {'whole' if self._is_whole else 'open'}>"
+
+    def __aiter__(self) -> _Incoming:
+        return self
+
+    async def __anext__(self) -> bytes:
+        try:
+            return await self._receive.receive()
+        except trio.EndOfChannel:
+            if self._is_whole:
+                raise StopAsyncIteration from None
+            raise BodyBroken("the request ended in the middle of its body") from None
+
+    async def put(self, message: Any) -> None:
+        """Waits until the handler has taken the piece; drops it if the handler takes no more."""
+        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            if message["body"]:
+                await self._send.send(message["body"])
+        if not message.get("more_body", False):
+            self._is_whole = True
+            self._send.close()
+
+    def break_off(self) -> None:
+        """There will be no more: the client is gone, or has broken the framing of its body."""
+        self._send.close()
+
+    def close(self) -> None:
+        """The handler takes no more."""
+        self._receive.close()
+
+
 async def _cancel_when_gone(
-    receive: ASGIReceiveCallable,
-    stream_scope: trio.CancelScope,
-    incoming: trio.MemorySendChannel[bytes] | None = None,
+    receive: ASGIReceiveCallable, stream_scope: trio.CancelScope, incoming: _Incoming | None = None
 ) -> None:
-    """What comes meanwhile is handed on to whoever takes it."""
+    """Passes the input on to a handler that uses it as it arrives."""
     while True:
         message: Any = await receive()
         if message["type"] == "http.disconnect":
-            stream_scope.cancel()
+            if incoming is None or incoming.ends_with_client:
+                stream_scope.cancel()
+            else:
+                incoming.break_off()
             return
         if incoming is not None:
-            with suppress(trio.BrokenResourceError):
-                if message["body"]:
-                    await incoming.send(message["body"])
-            if not message.get("more_body", False):
-                await incoming.aclose()
-                incoming = None
+            await incoming.put(message)
 
 
-async def _drop_input(receive: ASGIReceiveCallable, bytes_max: int, finished: trio.Event) -> None:
-    dropped = 0
-    while True:
-        message: Any = await receive()
-        if message["type"] == "http.disconnect":
-            finished.set()
-            return
-        dropped += len(message["body"])
-        if not message.get("more_body", False) or dropped > bytes_max:
-            finished.set()
+async def _drop_input(receive: ASGIReceiveCallable) -> None:
+    message: Any = {"type": ""}
+    while message["type"] != "http.disconnect":
+        message = await receive()
 
 
 def _set_known(scope: Any) -> bool:

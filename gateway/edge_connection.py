@@ -7,7 +7,8 @@ Rules of this file:
   it will wait, and the front's sweep wakes it when that has passed (`trio.lowlevel.notify_closing`), which
   surfaces here as `Expired`.
 - A handler is never cancelled because its client went away: a write would be left in doubt. Its answer is
-  dropped. Only a streamed answer watches its peer, and a handler that says that it only waits.
+  dropped. Only a streamed answer watches its peer, and a handler that says that it only waits. An append
+  session reads its own body, which is the same socket, and so sees its peer go.
 - We write first and wait only when the socket says so. We wait before we read, because there a wait is the
   rule; but not before the rest of a body whose beginning has come.
 """
@@ -23,8 +24,10 @@ from typing import TYPE_CHECKING
 import trio
 from trio.lowlevel import wait_readable, wait_writable
 
+from gateway.edge_incoming import IncomingBody
 from gateway.edge_rules import (
     CHUNKED,
+    answer,
     bug,
     check_body_length,
     has_no_body,
@@ -42,7 +45,7 @@ from gateway.h1 import (
     Head,
     check_partial_head_untrusted,
 )
-from gateway.http import Buffer, Live, RefusedEarly, Request, Response, Stalled
+from gateway.http import BodyBroken, Buffer, Live, RefusedEarly, Request, Response, Stalled
 from gateway.memory import EVERYONE, STRANGERS, Charge
 from streams.protocol.errors import InvalidRequest, StreamsError
 
@@ -152,6 +155,11 @@ class Connection:
                 return raw + self._pending
             self._head = head
             self.served += 1
+            if head.is_full_duplex:
+                del data
+                if not await self._serve_full_duplex(head):
+                    return None
+                continue
             body: Buffer | None = self._cut_body(head)
             if body is None:
                 body = await self._read_body(head)
@@ -200,6 +208,37 @@ class Connection:
                 await trio.lowlevel.checkpoint()
                 if not front.turns.try_take():
                     await front.turns.take()
+
+    async def _serve_full_duplex(self, head: Head) -> bool:
+        """Answers a request while its body arrives. Returns True if another request can follow.
+
+        The handler authenticates the request before anything of the body is read. The body has no deadline:
+        an open session may be silent, as an open stream may. A client that has shut down its sending side
+        still gets the rest of its answer."""
+        front = self._front
+        self.deadline = inf
+        first, self._pending = self._pending, b""
+        body = IncomingBody(self._receive_or_break, first, head.length, front.limits)
+        request = Request(head.method, head.path, head.query, head.headers.copy(), b"", perf_counter_ns())
+        request.memory, request.incoming = front.bodies, body
+        request.waited_s, self._waited_s = self._waited_s, 0.0
+        response = await answer(front.handler, request)
+        if not self._place.is_kept and (request.key is not None or front.admit is None):
+            self._place.keep()
+        if response.is_streamed and not self._place.is_kept:
+            response = await refused_stream(request, response)
+        if not response.is_streamed:
+            await self._refuse(response)
+            return False
+        if head.expects_continue and not first:
+            await self._send([CONTINUE])
+        keep_alive = head.keep_alive and not front.is_draining
+        keep_alive = await self._send_streamed(head, request, response, keep_alive) and body.is_whole
+        if keep_alive:
+            self._pending = body.rest
+        elif head.keep_alive or not body.is_whole:
+            await self._linger()
+        return keep_alive
 
     # Reading.
 
@@ -251,6 +290,16 @@ class Connection:
                 raise Expired from None
             except BlockingIOError:
                 continue
+
+    async def _receive_or_break(self) -> bytes:
+        """Reads more of a body that is handled as it arrives."""
+        try:
+            data = await self._receive()
+        except (OSError, Expired):
+            data = b""
+        if not data:
+            raise BodyBroken("the request ended in the middle of its body")
+        return data
 
     def _cut_head(self, data: bytes) -> bytes:
         """The head at the start of `data`, CRLF CRLF included, or b"" when it is not whole. What follows it
@@ -508,7 +557,8 @@ class Connection:
             if has_no_body(head.method, response.status):
                 return keep_alive
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._watch_peer, nursery.cancel_scope)
+                if request.incoming is None:
+                    nursery.start_soon(self._watch_peer, nursery.cancel_scope)
                 if response.live is not None:
                     done = await self._run_live(request, response.live, is_chunked=is_chunked)
                 elif response.stream is not None:

@@ -32,6 +32,7 @@ from gateway.edge_rules import (
     content_length_of,
     split_target,
 )
+from gateway.http import is_full_duplex
 from streams.protocol.errors import InvalidRequest
 
 HEAD_END = b"\r\n\r\n"
@@ -50,6 +51,7 @@ class Head:
     __slots__ = (
         "expects_continue",
         "headers",
+        "is_full_duplex",
         "is_http_10",
         "keep_alive",
         "length",
@@ -66,6 +68,8 @@ class Head:
     length: int
     keep_alive: bool
     is_http_10: bool
+    #: True if it is answered while its body arrives.
+    is_full_duplex: bool
     expects_continue: bool
     upgrades: bool
 
@@ -124,6 +128,7 @@ def parse_head_untrusted(raw: bytes, limits: FrontLimits) -> Head:
     head.is_http_10 = minor == b"0"
     head.headers, head.upgrades = _parse_fields_untrusted(raw)
     _settle_framing(head)
+    head.is_full_duplex = is_full_duplex(head.method, head.path, head.headers.get("content-type"))
     return head
 
 
@@ -230,12 +235,17 @@ _LINE, _DATA, _GAP, _TRAILERS, _DONE = range(5)
 
 
 class ChunkedBody:
-    """Feeds on wire bytes until `done`; then `body` is whole and `rest` is what came after it."""
+    """Feeds on wire bytes until `done`; then `body` is whole and `rest` is what came after it.
+
+    A body that is used as it arrives (`take`) has no limit of length: `is_bounded` is False.
+    """
 
     __slots__ = (
+        "_is_bounded",
         "_limits",
         "_missing",
         "_state",
+        "_taken_bytes",
         "_trailer_bytes",
         "_trailer_count",
         "_wire_bytes",
@@ -244,14 +254,16 @@ class ChunkedBody:
         "rest",
     )
 
-    def __init__(self, limits: FrontLimits) -> None:
+    def __init__(self, limits: FrontLimits, *, is_bounded: bool = True) -> None:
         self.body = bytearray()
         self.rest = b""
         #: True if whole lines wait in `rest`.
         self.is_behind = False
         self._limits = limits
+        self._is_bounded = is_bounded
         self._state = _LINE
         self._missing = 0
+        self._taken_bytes = 0
         self._trailer_bytes = 0
         self._trailer_count = 0
         self._wire_bytes = 0
@@ -262,6 +274,13 @@ class ChunkedBody:
     @property
     def done(self) -> bool:
         return self._state == _DONE
+
+    def take(self) -> bytes:
+        """The bytes of the body that have come since the last call."""
+        taken = bytes(self.body)
+        self.body.clear()
+        self._taken_bytes += len(taken)
+        return taken
 
     def feed_untrusted(self, data: bytes) -> None:
         """Parses at most `LINES_PER_FEED_MAX` lines. While `is_behind`, the caller lets other tasks run and
@@ -293,7 +312,8 @@ class ChunkedBody:
                 self.is_behind = at < len(data)
                 break
         self.rest = data[at:]
-        overhead_max = _WIRE_FACTOR_MAX * len(self.body) + self._limits.head_bytes_max
+        body_bytes = self._taken_bytes + len(self.body)
+        overhead_max = _WIRE_FACTOR_MAX * body_bytes + self._limits.head_bytes_max
         if self._wire_bytes - len(self.rest) > overhead_max:
             raise InvalidRequest("the chunked body is nearly all framing")
 
@@ -313,7 +333,8 @@ class ChunkedBody:
             if match is None:
                 raise InvalidRequest("a chunk does not start with its size in hex")
             self._missing = int(match[1], 16)
-            check_body_length(len(self.body) + self._missing, self._limits)
+            if self._is_bounded:
+                check_body_length(len(self.body) + self._missing, self._limits)
             self._state = _DATA if self._missing else _TRAILERS
         elif line:
             self._trailer(line)

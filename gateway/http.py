@@ -24,6 +24,18 @@ Buffer = bytes | bytearray | memoryview
 
 #: Addresses of the S2 API (`gateway/s2/`).
 S2_PREFIX = "/v1/"
+#: The type of a session of frames of the S2 API.
+SESSION_TYPE = "s2s/proto"
+
+
+def media_type(value: str | None) -> str:
+    """The first media type of a header, without its parameters."""
+    return "" if value is None else value.partition(",")[0].partition(";")[0].strip().lower()
+
+
+def is_full_duplex(method: str, path: str, content_type: str | None) -> bool:
+    """Return True for an append session: it is answered while its body is still arriving."""
+    return method == "POST" and path.startswith(S2_PREFIX) and media_type(content_type) == SESSION_TYPE
 
 
 WatchPeer = Callable[["trio.CancelScope"], Awaitable[None]]
@@ -69,7 +81,8 @@ class Request:
         self.started_ns = started_ns
         #: How long it was left unread because there was too much to do.
         self.waited_s = 0.0
-        #: The body as it comes, where the answer is to begin before its end; `body` is empty then.
+        #: The body as it arrives, where the answer begins before its end (`is_full_duplex`); `body` is empty
+        #: then. Reading it may raise `BodyBroken`.
         self.incoming: AsyncIterator[bytes] | None = None
         #: Waits until whoever asked has gone, and cancels the scope it is given. A handler that only waits
         #: runs it beside that; one that writes does not, for a write would be left in doubt.
@@ -115,6 +128,10 @@ class Request:
 
     def __repr__(self) -> str:
         return f"<Request {self.method} {self.path} {len(self.body)} B>"
+
+
+class BodyBroken(Exception):
+    """A body that is read as it arrives broke its framing, or ended too early. What came before it counts."""
 
 
 class Stalled(Exception):

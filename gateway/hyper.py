@@ -15,6 +15,7 @@ from typing import Any
 import h2.errors
 import h2.events
 import h2.settings
+import h11
 import trio
 from h2.connection import ConnectionInputs
 from h2.connection import ConnectionState as H2State
@@ -25,7 +26,8 @@ from hypercorn.protocol import ws_stream
 from hypercorn.protocol.events import Body, Data, Response
 from hypercorn.protocol.events import Event as StreamEvent
 from hypercorn.protocol.h2 import BUFFER_LOW_WATER, H2Protocol, StreamBuffer
-from hypercorn.protocol.h11 import H11WSConnection
+from hypercorn.protocol.h11 import H11Protocol, H11WSConnection
+from hypercorn.protocol.http_stream import HTTPStream
 from hypercorn.protocol.ws_stream import WSStream
 from hypercorn.trio.lifespan import Lifespan
 from hypercorn.trio.task_group import TaskGroup
@@ -57,6 +59,7 @@ from gateway.frame_budget import (
     SocketFrameWalker,
 )
 from gateway.h1 import HEAD_END
+from gateway.http import is_full_duplex
 from gateway.slice_lane import SliceLane
 
 #: What a peer may send on one HTTP/2 stream, and on all of a connection's, before we have read it. The
@@ -167,7 +170,7 @@ class HypercornServer:
 
 
 class _Server(TCPServer):
-    """Hypercorn's server of one connection, with eight things that it has no setting for:
+    """Hypercorn's server of one connection, with nine things that it has no setting for:
 
     - frames are counted before they are parsed, and parsed in slices between which other tasks run
       (`frame_budget.py`); a client that sends too many is told to calm down, and the connection is closed;
@@ -181,13 +184,24 @@ class _Server(TCPServer):
     - a client that says GOAWAY without an error still gets the answers that it waits for, and may send the
       rest of what it has begun: Node does so whenever it closes a session. To Hypercorn that is the end;
     - a connection whose peer has closed ends with its last answer, where Hypercorn would keep it, and one of
-      our connection slots, for the keep-alive time.
+      our connection slots, for the keep-alive time;
+    - an HTTP/1.1 body that breaks while its answer is being sent ends the body, not the answer; and when an
+      answer has ended before its body has, some of the body is read and dropped before the connection is
+      closed: closing a socket with unread input resets the connection, and a reset may overtake the answer.
     """
 
     _is_widened = False
     _has_ended = False
 
     async def protocol_send(self, event: Event) -> None:
+        if isinstance(event, Closed):
+            protocol = self.protocol.protocol
+            if isinstance(protocol, H11Protocol) and isinstance(protocol.connection, h11.Connection):
+                if protocol.connection.their_state is h11.ERROR and _serves_full_duplex(protocol):
+                    await protocol.handle(Closed())  # The handler sees its body end, and ends its answer.
+                    return
+                if protocol.connection.their_state is not h11.DONE:
+                    await self._linger()
         # The first bytes Hypercorn sends as HTTP/2 are its SETTINGS; ours go right behind them.
         if not self._is_widened and isinstance(event, RawData):
             protocol = self.protocol.protocol
@@ -215,6 +229,16 @@ class _Server(TCPServer):
         self._walker: H2FrameWalker | None = None
         #: The last bytes of what came before. They may be the beginning of the end of a head.
         self._tail = b""
+        self._drops_input = False
+        self._input_ended = trio.Event()
+
+    async def _linger(self) -> None:
+        """Ends the output, and waits for the peer to close while `_handle_all_input` drops what comes."""
+        self._drops_input = True
+        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            await self.stream.send_eof()
+            with trio.move_on_after(self._limits.linger_s):
+                await self._input_ended.wait()
 
     @property
     def is_busy(self) -> bool:
@@ -247,6 +271,7 @@ class _Server(TCPServer):
             await self._dismiss(
                 h2.errors.ErrorCodes.ENHANCE_YOUR_CALM, b"too many frames for the requests made"
             )
+        self._input_ended.set()
         await self.protocol.handle(Closed())
         self._has_ended = True
         await self.idle_task.stop()
@@ -273,10 +298,15 @@ class _Server(TCPServer):
     async def _handle_http_1(self, data: bytes) -> bytes:
         """Hands on each head by itself, for HTTP/2 or a WebSocket may begin behind it. Returns the bytes that
         are HTTP/2."""
-        if not data:
+        if not data and not self._drops_input:
             await self.protocol.handle(RawData(b""))
         while data:
             protocol = self.protocol.protocol
+            if self._drops_input or getattr(protocol.connection, "their_state", None) is h11.ERROR:
+                return b""
+            if isinstance(protocol, H11Protocol) and not isinstance(protocol.task_group, _Exchanges):
+                protocol.task_group = _Exchanges(self._task_group._nursery)
+                _leave_errors_to_sessions(protocol)
             end = len(data)
             if not isinstance(getattr(protocol, "connection", None), H11WSConnection):
                 found = (self._tail + data).find(HEAD_END)
@@ -350,6 +380,26 @@ class _Server(TCPServer):
             while dropped < _LINGER_BYTES_MAX and (data := await stream.receive_some(MAX_RECV)):
                 dropped += len(data)
         stream.abort()
+
+
+def _serves_full_duplex(protocol: H11Protocol) -> bool:
+    """Return True while a request is answered whose body is still arriving (`gateway/http.py`)."""
+    if not isinstance(protocol.stream, HTTPStream):
+        return False
+    scope = protocol.stream.scope
+    types = [value.decode("latin-1") for name, value in scope["headers"] if name.lower() == b"content-type"]
+    return is_full_duplex(scope["method"], scope["raw_path"].decode("latin-1"), types[0] if types else None)
+
+
+def _leave_errors_to_sessions(protocol: H11Protocol) -> None:
+    """Has Hypercorn not answer a body that breaks if its handler answers while the body arrives."""
+    send_error = protocol._send_error_response
+
+    async def send(status_code: int) -> None:
+        if not _serves_full_duplex(protocol):
+            await send_error(status_code)
+
+    protocol._send_error_response = send  # type: ignore[method-assign]
 
 
 class _SocketFlood(FrameFlood):

@@ -6,7 +6,7 @@ A path is split first and decoded then. Errors have the shapes of the S2 API, wh
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 import trio
@@ -233,10 +233,7 @@ class S2:
             ciphers.Sealing(cipher, key, box)
         charge = None if request.memory is None else request.memory.open(request.owner)
         incoming = request.incoming
-        if incoming is None:
-            if charge is not None:
-                charge.grow(len(request.body))  # It lives as long as the session.
-            incoming = _at_once(bytes(request.body))
+        assert incoming is not None, "the front hands on the body of a session as it arrives"
 
         def check(given: Input) -> None:
             check_commands(permit, given, basin, stream)
@@ -276,11 +273,6 @@ class S2:
             session.close()
             raise
         return Held(session, slot, permit, ending)
-
-
-async def _at_once(body: bytes) -> AsyncIterator[bytes]:
-    """A body that came whole: over HTTP/1.1 a session is one exchange."""
-    yield body
 
 
 def _session(live: Live) -> Response:

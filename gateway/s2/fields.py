@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping
 from urllib.parse import parse_qsl, unquote_to_bytes
 
+from gateway import http
+from gateway.http import SESSION_TYPE as SESSION_TYPE
 from gateway.s2.errors import S2Error
 from streams.protocol.names import shown
 
@@ -121,7 +123,7 @@ def is_base64(headers: Mapping[str, str]) -> bool:
 
 def media_type(headers: Mapping[str, str], name: str) -> str:
     """The first media type of a header, without its parameters."""
-    return headers.get(name, "").partition(",")[0].partition(";")[0].strip().lower()
+    return http.media_type(headers.get(name))
 
 
 def is_json(kind: str) -> bool:
@@ -130,6 +132,3 @@ def is_json(kind: str) -> bool:
 
 def is_protobuf(kind: str) -> bool:
     return kind in ("application/protobuf", "application/x-protobuf")
-
-
-SESSION_TYPE = "s2s/proto"

@@ -20,7 +20,7 @@ from typing import Protocol
 import msgspec
 import trio
 
-from gateway.http import Live, Sink, Stalled
+from gateway.http import BodyBroken, Live, Sink, Stalled
 from gateway.limits import Slot
 from gateway.memory import EVERYONE, Charge
 from gateway.s2 import frames, messages
@@ -112,7 +112,9 @@ class Held:
             sink.put(self._ending)
 
 
-def _failure(error: StreamsError | S2Error) -> S2Error:
+def _failure(error: StreamsError | S2Error | BodyBroken) -> S2Error:
+    if isinstance(error, BodyBroken):
+        return S2Error("bad_frame", str(error))
     return error if isinstance(error, S2Error) else translated(error)
 
 
@@ -240,7 +242,7 @@ class AppendSession:
                     if self._charge is not None:
                         self._charge.grow(0)  # raises when the client had stalled
                     raise S2Error("server_draining", "the server is stopping")
-            except (S2Error, Throttled) as error:
+            except (S2Error, Throttled, BodyBroken) as error:
                 await slots.send(_failure(error))
 
     async def _admit(self, slot: _Slot, slots: trio.MemorySendChannel[_Slot | S2Error]) -> None:

@@ -21,9 +21,9 @@ from hypercorn.config import Config, Sockets
 from hypercorn.trio.run import worker_serve
 from quart import websocket
 
-from gateway.app import DUPLEX_TYPE, build_app
+from gateway.app import build_app
 from gateway.edge import FrontLimits, FrontName
-from gateway.http import Request, Response
+from gateway.http import SESSION_TYPE, Request, Response
 from gateway.hyper import (
     H2_CONNECTION_WINDOW_BYTES,
     H2_FRAME_BYTES_MAX,
@@ -656,7 +656,7 @@ async def test_an_exchange_that_ends_before_its_input_costs_the_others_nothing(f
 
     async with running_front(handler) as running:
         client = await H2Client.connect(running)
-        await client.request("POST", "/", [("content-type", DUPLEX_TYPE)], ends=False)
+        await client.request("POST", "/v1/", [("content-type", SESSION_TYPE)], ends=False)
         assert await client.status_of(1) == b"200"
         for _ in range(50):  # More than there is room for on the way to whoever would take it.
             client.connection.send_data(1, b"input")

@@ -29,7 +29,15 @@ import trio
 from gateway.edge import FrontLimits
 from gateway.h1 import ChunkedBody
 from streams.protocol.errors import StreamsError
-from tests.gateway.edge_harness import Malformed, Recorder, Running, parse_answers, read_to_end, running_front
+from tests.gateway.edge_harness import (
+    Malformed,
+    Recorder,
+    Running,
+    no_connections,
+    parse_answers,
+    read_to_end,
+    running_front,
+)
 
 SECONDS = float(os.environ.get("STREAMS_FUZZ_SECONDS", "60"))
 SEED = int(os.environ.get("STREAMS_FUZZ_SEED") or random.SystemRandom().randrange(10**9))
@@ -488,9 +496,8 @@ async def fuzz() -> None:
                 if ONE_CASE:
                     break
             await assert_serves(running, recorder)
-            await trio.testing.wait_all_tasks_blocked(0.05)
-            statistics = running.front.statistics()
-            assert (statistics.connections, statistics.body_bytes_in_flight) == (0, 0)
+            await no_connections(running)
+            assert running.front.statistics().body_bytes_in_flight == 0
     print(f"fuzz: {sum(tally.values())} cases, {tally}", flush=True)
 
 

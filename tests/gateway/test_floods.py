@@ -27,9 +27,8 @@ from wsproto import ConnectionType, WSConnection
 from wsproto.events import CloseConnection, TextMessage
 from wsproto.events import Request as SocketRequest
 
-from gateway.app import DUPLEX_TYPE
 from gateway.frame_budget import KNOWN_TOKENS, STRANGER_TOKENS
-from gateway.http import Request, Response, Socket
+from gateway.http import SESSION_TYPE, Request, Response, Socket
 from streams.protocol.errors import Unauthorized
 from streams.protocol.keys import Key
 from tests.gateway.edge_harness import PATIENCE_S, Running, read_to_end, running_front
@@ -291,7 +290,7 @@ async def test_a_session_of_many_small_frames_is_not_hit():
     async with keyed_front() as running:
         client = H2Peer(await running.connect())
         stream_id = await client.request(
-            "/", ends=False, content_type=DUPLEX_TYPE, authorization="Bearer key"
+            "/v1/", ends=False, content_type=SESSION_TYPE, authorization="Bearer key"
         )
         count = KNOWN_TOKENS + 500
         async with trio.open_nursery() as nursery:

@@ -22,6 +22,7 @@ class Client:
     def __init__(self, url: str, basin: str) -> None:
         self.url = url
         self.basin = basin
+        self.port = httpx2.URL(url).port or 0
         self.http = httpx2.Client(base_url=url, timeout=60, trust_env=False)
 
     def call(self, method: str, path: str, body: Any = None, **headers: str) -> httpx2.Response:

@@ -6,6 +6,7 @@ every key, and what a key may hold at a time.
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -23,6 +24,7 @@ from gateway.watch.service import Watch
 from streams.protocol.access import SCOPES
 from streams.testing import Server, running_server
 from tests.support.crashing import eventually
+from tests.support.duplex import Duplex
 
 BASIN = "orders-basin"
 KEYS = {
@@ -105,6 +107,14 @@ def test_a_browser_may_ask_what_it_may_send_without_a_key(server: Server) -> Non
         "OPTIONS", f"{server.url}/v1/basins", headers={"origin": "https://example.com"}, timeout=60
     )
     assert answer.status_code == 204 and "access-control-allow-origin" in answer.headers
+
+
+def test_a_session_without_a_key_is_refused_before_its_body_is_read(server: Server) -> None:
+    headers = {"content-type": "s2s/proto", "s2-basin": BASIN}
+    with Duplex(server.port, "/v1/streams/mine/records", headers) as connection:
+        assert json.loads(connection.answered())["code"] == "authn"
+        assert connection.status == 401
+        assert connection.closed()
 
 
 def test_any_page_may_use_a_server_that_asks_for_keys(server: Server) -> None:
