@@ -491,6 +491,7 @@ class Engine:
         self, command: Command, ticket: Ticket, held: Brought, error: StreamsError | None, brought: Brought
     ) -> None:
         if error is not None:
+            self.machine.give_up(command)
             ticket.answer(error, 0.0, 0.0)
         else:
             self._handle(command, ticket, held + brought)

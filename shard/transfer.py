@@ -67,7 +67,8 @@ def parts_of(machine: Machine, keep: Callable[[Box], bool] | None = None) -> Par
     """What must be written down of a machine, or of the boxes of it that are to be kept. Shares its batches,
     which never change, and nothing else."""
     capture = begin_parts(machine, keep)
-    capture.step(len(machine.generations))
+    while capture.step(len(machine.generations)):
+        pass
     return end_parts(machine, capture)
 
 

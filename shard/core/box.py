@@ -11,7 +11,6 @@ Invariants
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -19,6 +18,7 @@ from typing import NamedTuple
 from pyroaring import BitMap64
 
 from shard.core import changes, moves, priority
+from shard.core.deletion import Deletion
 from shard.core.groups import Groups
 from shard.core.log import Hole, Log, SizedSeqs
 from shard.core.moves import Line
@@ -26,7 +26,7 @@ from shard.core.origins import Origin
 from shard.core.outbox import Outbox
 from shard.core.queue import Queue
 from shard.core.router import RouterOutbox
-from shard.core.sealed import Segment, TagsNotLoaded
+from shard.core.sealed import Segment
 from shard.core.stream import StreamState
 from shard.core.tags import Tags
 from streams.protocol.boxes import BoxConfig
@@ -46,24 +46,6 @@ EXAMINE_MAX = 20_000
 #: Lapsed idempotency keys that one append drops. It adds one at most, so this keeps up with any load; what a
 #: pause has left is dropped by ticks (`key_expiry.py`).
 APPEND_KEYS_MAX = 64
-
-
-#: Batches and records that one step of a delete by tag takes: 7 to 14 ms.
-DELETE_STEP_BATCHES, DELETE_STEP_RECORDS = 500, 50_000
-
-
-class Deletion:
-    """A delete by tag that is under way, in steps. It takes what matched when it began."""
-
-    __slots__ = ("command", "count", "done_seq", "end_seq")
-
-    def __init__(self, command: DeleteRecords, end_seq: int) -> None:
-        self.command = command
-        #: Records that are gone.
-        self.count = 0
-        #: Nothing is left to do up to here, and nothing is to be done from `end_seq` on.
-        self.done_seq = 0
-        self.end_seq = end_seq
 
 
 class Key(NamedTuple):
@@ -341,65 +323,23 @@ class Box:
         top = min(before_seq, self.log.head_seq + 1)
         return changes.RecordsDeleted(self.generation, top, self.log.measure_before(top), at_ms=now_ms)
 
-    def begin_deletion(self, command: DeleteRecords) -> Deletion:
+    def begin_deletion(self, command: DeleteRecords, match: Match) -> Deletion:
         """The deletion of this command, as far as it is; nobody else deletes by tag here meanwhile."""
         if self.deletion is None or self.deletion.command is not command:
-            end_seq = self.log.head_seq + 1
-            if command.before_seq is not None:
-                end_seq = min(end_seq, command.before_seq)
-            self.deletion = Deletion(command, end_seq)
-            self.found_tags.clear()
+            self.end_deletion()
+            self.deletion = Deletion(command, match, self.log.head_seq)
         return self.deletion
 
-    def plan_step(self, deletion: Deletion, match: Match, now_ms: int) -> tuple[changes.RecordsDeleted, int]:
-        """The next step of a deletion, and up to where it goes; that is `end_seq` when it is the last one."""
-        sized, done_seq = self._sealed_matches(deletion, match)
-        found = BitMap64(sized.seqs)
-        if done_seq >= deletion.end_seq:
-            found |= self._unsealed_matches(match)
-        if found and deletion.end_seq <= found.max():
-            found.remove_range(deletion.end_seq, found.max() + 1)
-        return self.plan_deletes(found, sized, now_ms), done_seq
-
-    def _unsealed_matches(self, match: Match) -> BitMap64:
-        if self.tags.is_stale(self.log.count):
-            self.tags = Tags()
-        tail = self.log.tail
-        self.tags.take_in(tail.batches[tail.from_seq(self.tags.upto_seq + 1) :])
-        return self.tags.find(match)
+    def end_deletion(self) -> None:
+        """Drops what was found for a deletion by tag, which is done or given up."""
+        self.deletion = None
+        self.found_tags.clear()
 
     def plan_deletes(self, seqs: BitMap64, sized: SizedSeqs, now_ms: int) -> changes.RecordsDeleted:
         """The deletion of those of `seqs` that are live. `sized` knows the bytes of the sealed ones."""
         live = self.log.live_of(seqs)
         sizes = self.log.measure_seqs(live, sized)
         return changes.RecordsDeleted(self.generation, 0, 0, live, sizes, now_ms)
-
-    def _sealed_matches(self, deletion: Deletion, match: Match) -> tuple[SizedSeqs, int]:
-        """The next sealed records with such a tag, live or not, as many as one step takes; and up to where
-        they go, which is `end_seq` when they are the last."""
-        segments = [
-            segment
-            for segment in self.log.segments
-            if segment.last_seq > deletion.done_seq and segment.first_seq < deletion.end_seq
-        ]
-        missing = [segment for segment in segments if (segment.serial, match) not in self.found_tags]
-        if missing:
-            raise TagsNotLoaded(missing, match)
-        sized = SizedSeqs.of({})
-        batches_left = DELETE_STEP_BATCHES
-        for segment in segments:
-            if batches_left <= 0 or len(sized.seqs) >= DELETE_STEP_RECORDS:
-                return sized, segment.first_seq - 1
-            seqs, sizes = self.found_tags[segment.serial, match]
-            first = bisect_right(seqs, deletion.done_seq)
-            end = len(seqs)
-            if min(end - first, len(segment)) > batches_left:  # a record is in one batch
-                end = first + batches_left
-            sized.extend(seqs[first:end], sizes[first:end])
-            if end < len(seqs):
-                return sized, seqs[end - 1]
-            batches_left -= min(end - first, len(segment))
-        return sized, deletion.end_seq
 
     def effective_priority(self, now_ms: int) -> float:
         config = self.config
@@ -556,7 +496,7 @@ class Box:
         if change.before_seq:
             gone += self.log.delete_before(change.before_seq, cut_bytes=change.cut_bytes)
         if change.seqs:
-            gone += self.log.delete_seqs(change.seqs, change.sizes)
+            gone += self.log.delete_seqs(change.seqs, change.sizes, change.groups)
         self._note_empty(change.at_ms)
         return gone
 

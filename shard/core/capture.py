@@ -50,9 +50,14 @@ class Capture:
                 self._take(box)
 
     def step(self, boxes_max: int) -> bool:
-        """Takes some of the boxes; whether any are left."""
+        """Takes some of the boxes; whether any are left. A box with a large delete that is not worked out yet
+        gets a step for that first."""
         for _ in range(min(boxes_max, len(self._left))):
-            self._take(self._left.popitem()[1])
+            generation, box = self._left.popitem()
+            if box.log.settle_deletes():
+                self._left[generation] = box
+                break
+            self._take(box)
         return bool(self._left)
 
     def _take(self, box: Box) -> None:

@@ -75,6 +75,9 @@ class RecordsDeleted(msgspec.Struct, frozen=True):
     #: Bytes of `seqs` in each batch that holds some of them, in order.
     sizes: Sequence[int] = ()
     at_ms: int = 0
+    #: Of a delete by tag, for each segment that holds some of `seqs`, in order: how many of its batches do,
+    #: and the bytes of these records. Further batches are in the tail. So it is applied per segment.
+    groups: Sequence[tuple[int, int]] = ()
 
 
 class TokenFenced(msgspec.Struct, frozen=True):

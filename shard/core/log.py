@@ -47,6 +47,9 @@ Span = Batch | SealedBatch
 #: stands between them is told of more than it missed. Loss is never silent.
 HOLES_MAX = 4096
 
+#: Batches that one step of `settle_deletes` works out: about 5 ms.
+SETTLE_BATCHES = 5_000
+
 
 class Hole:
     """Seqs without records. After a crash: first_seq..last_seq were never logged as far as we know. After a
@@ -108,6 +111,7 @@ _NO_SIZES = SizedSeqs.of({})
 
 class Log:
     __slots__ = (
+        "_unsettled",
         "awaited",
         "bytes",
         "cap_floor",
@@ -150,6 +154,8 @@ class Log:
         self.evicted_ts = 0
         #: Live records that are counted and whose batches are yet to be given back.
         self.awaited = 0
+        #: Segments in which something is left for later (`Segment.kill_later`); some may be gone by now.
+        self._unsettled: list[Segment] = []
 
     def __repr__(self) -> str:
         return f"<Log {self.earliest_seq}..{self.visible_seq}..{self.head_seq}, {self.count} live>"
@@ -223,10 +229,18 @@ class Log:
         """Live records below `seq` are gone because somebody asked for it. Returns how many."""
         return self._drop_before(seq, cut_bytes)
 
-    def delete_seqs(self, seqs: BitMap64, sizes: Sequence[int]) -> int:
-        """These live records are gone; `sizes` are their bytes, a number for each batch. Returns how many."""
+    def delete_seqs(
+        self, seqs: BitMap64, sizes: Sequence[int], groups: Sequence[tuple[int, int]] = ()
+    ) -> int:
+        """These live records are gone; `sizes` are their bytes, a number for each batch. With `groups`, as in
+        `RecordsDeleted`, the sealed ones are taken per segment. Returns how many."""
+        rest, rest_sizes = seqs, sizes
+        if groups:
+            rest_sizes = sizes[self._delete_sealed(seqs, sizes, groups) :]
+            rest = seqs.copy()
+            rest.remove_range(0, self.sealed_seq + 1)
         emptied: list[Span] = []
-        for (span, count), size in zip(list(self._by_batch(seqs)), sizes, strict=True):
+        for (span, count), size in zip(list(self._by_batch(rest)), rest_sizes, strict=True):
             span.kill(count, size)
             self.bytes -= size
             if span.dead == span.count:
@@ -240,16 +254,44 @@ class Log:
                 self.tail.bury(at)
         for first, last in self.tail.compact():
             self.deleted.remove_range(first, last + 1)
-        if any(isinstance(span, SealedBatch) for span in emptied):
+        if groups or any(isinstance(span, SealedBatch) for span in emptied):
             self._drop_empty_segments()
         self._settle()
         return len(seqs)
+
+    def _delete_sealed(self, seqs: BitMap64, sizes: Sequence[int], groups: Sequence[tuple[int, int]]) -> int:
+        """Sealed records go, per segment. Returns how many of `sizes` were of them."""
+        taken = 0
+        left = iter(groups)
+        for segment in self.segments:
+            count = seqs.range_cardinality(segment.first_seq, segment.last_seq + 1)
+            if count:
+                batches, size = next(left)
+                segment.kill_later(seqs, count, sizes[taken : taken + batches], size)
+                self.bytes -= size
+                taken += batches
+                self._unsettled.append(segment)
+        assert next(left, None) is None, "only what is live is deleted"
+        return taken
+
+    @property
+    def is_settled(self) -> bool:
+        """True if deletes have left nothing for later."""
+        return not self._unsettled
+
+    def settle_deletes(self) -> bool:
+        """Works out a part of what deletes have left for later in segments. Returns True if more is left."""
+        batches = SETTLE_BATCHES
+        while self._unsettled and batches > 0:
+            batches -= self._unsettled.pop().settle_deletes()
+        return bool(self._unsettled)
 
     def _drop_empty_segments(self) -> None:
         for segment in self.segments:
             if segment.count == 0:
                 self.deleted.remove_range(segment.first_seq, segment.last_seq + 1)
         self.segments = [segment for segment in self.segments if segment.count]
+        self._unsettled = [segment for segment in self._unsettled if segment.count]
 
     def _by_batch(self, seqs: BitMap64) -> Iterator[tuple[Span, int]]:
         """(batch, how many of `seqs` it holds) for every batch that holds some, in order."""

@@ -409,6 +409,12 @@ class Machine:
         self._stage(change, self.generations[change.generation], made)
         return Outcome(made, None)
 
+    def give_up(self, command: Command) -> None:
+        """Drops what was found for a command that is answered with an error, and not handled again."""
+        box = self.boxes.get(getattr(command, "box", ""))
+        if box is not None and box.deletion is not None and box.deletion.command is command:
+            box.end_deletion()
+
     def let_moves_go(self, now_ms: int) -> Outcome:
         """Ends a hold of moves (`moves.py`)."""
         made: Made = []
@@ -912,17 +918,21 @@ class Machine:
                 self._stage(change, box, made)
             deleted = before - log.count
         else:
-            deletion = box.begin_deletion(command)
-            change, done_seq = box.plan_step(deletion, command.match, now_ms)
-            if change.seqs:
-                self._stage(change, box, made)
-            deletion.count += before - log.count
-            deletion.done_seq = done_seq
-            if done_seq < deletion.end_seq:
+            deletion = box.begin_deletion(command, command.match)
+            if deletion.deleted is None:
+                found = deletion.step(box, now_ms)
+                if found is None:
+                    return Outcome(made, None, needs=(UNFINISHED,))
+                if found.seqs:
+                    self._stage(found, box, made)
+                deletion.deleted = before - log.count
+                is_settled = log.is_settled
+            else:  # readers see all of it; what is counted per batch follows
+                is_settled = not log.settle_deletes()
+            if not is_settled:
                 return Outcome(made, None, needs=(UNFINISHED,))
-            box.deletion = None
-            box.found_tags.clear()
-            deleted = deletion.count
+            box.end_deletion()
+            deleted = deletion.deleted
         count, size = log.visible_totals()
         reply = commands.RecordsDeleted(
             box.name, deleted, box.visible_earliest_seq, log.visible_seq, count, size
@@ -1191,7 +1201,8 @@ class Machine:
         """Everything but payloads, as of `self.lsn`. Shares nothing with the machine. Of boxes only those
         that are to be kept."""
         capture = self._new_capture(keep)
-        capture.step(len(self.boxes))
+        while capture.step(len(self.boxes)):
+            pass
         return capture.state()
 
     def begin_snapshot(
@@ -1285,6 +1296,8 @@ class Machine:
         be in the object store first."""
         self.durable(lsn)
         for box in self.boxes.values():
+            while box.log.settle_deletes():
+                pass
             if not box.is_object:
                 box.log.show(box.log.head_seq, box.log.last_ts)
 

@@ -13,6 +13,7 @@ Rules of the file
 
 Invariants (`check`)
 - LIVE: `count` and `bytes` are those of the live records; batches before `front` have none.
+- LATER: nothing is left for later in a batch before `front`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+
+from pyroaring import BitMap64
 
 from streams.protocol.commands import Match
 from streams.protocol.records import Batch
@@ -53,10 +56,13 @@ class Unfinished:
 
 UNFINISHED = Unfinished()
 
+_NONE_DEAD = (0, 0, 0)
+
 
 class Segment:
     __slots__ = (
         "_dead",
+        "_later",
         "_loaded",
         "_used",
         "bytes",
@@ -101,8 +107,10 @@ class Segment:
         self.is_cold = False
         #: Grows with everything that dies here: whoever works on a copy of the segment can tell.
         self.touched = 0
-        #: (records, bytes) that are dead in a batch; absent when none are. Nothing is kept before `front`.
-        self._dead: dict[int, tuple[int, int]] = {}
+        #: (at, records, bytes) of what is dead in a batch; absent when nothing is, and before `front`.
+        self._dead: dict[int, tuple[int, int, int]] = {}
+        #: What is dead and not in `_dead` yet: seqs, some of them here, and the bytes of those in each batch.
+        self._later: list[tuple[BitMap64, Sequence[int]]] = []
         self._loaded: dict[int, Batch] = {}
         self._used: set[int] = set()
 
@@ -177,14 +185,19 @@ class Segment:
         return max(self.front, bisect_left(self.last_times, ts))
 
     def dead(self, at: int) -> int:
-        return self.counts[at] if at < self.front else self._dead.get(at, (0, 0))[0]
+        if self._later:
+            self.settle_deletes()
+        return self.counts[at] if at < self.front else self._dead.get(at, _NONE_DEAD)[1]
 
     def live_bytes(self, at: int) -> int:
-        return 0 if at < self.front else self.sizes[at] - self._dead.get(at, (0, 0))[1]
+        if self._later:
+            self.settle_deletes()
+        return 0 if at < self.front else self.sizes[at] - self._dead.get(at, _NONE_DEAD)[2]
 
     def dead_batches(self) -> list[tuple[int, int, int]]:
         """(at, records, bytes) of every batch at or behind `front` in which something is dead."""
-        return [(at, count, size) for at, (count, size) in sorted(self._dead.items())]
+        self.settle_deletes()
+        return sorted(self._dead.values())
 
     # -- payloads
 
@@ -219,12 +232,45 @@ class Segment:
 
     def kill(self, at: int, count: int, size: int) -> None:
         """So many more live records of a batch are dead."""
-        dead, dead_bytes = self._dead.get(at, (0, 0))
-        assert dead + count <= self.counts[at], "LIVE"
-        self._dead[at] = (dead + count, dead_bytes + size)
+        if self._later:
+            self.settle_deletes()
+        self._note_dead(at, count, size)
         self.count -= count
         self.bytes -= size
         self.touched += 1
+
+    def _note_dead(self, at: int, count: int, size: int) -> None:
+        _, dead, dead_bytes = self._dead.get(at, _NONE_DEAD)
+        assert dead + count <= self.counts[at], "LIVE"
+        self._dead[at] = (at, dead + count, dead_bytes + size)
+
+    def kill_later(self, seqs: BitMap64, count: int, sizes: Sequence[int], size: int) -> None:
+        """Those of `seqs` that are here, `count` live records, are dead. `sizes`: their bytes in each batch
+        that holds some. What that means for a batch is worked out when it is needed."""
+        self._later.append((seqs, sizes))
+        self.count -= count
+        self.bytes -= size
+        self.touched += 1
+
+    def settle_deletes(self) -> int:
+        """Works out what `kill_later` has left for later. Returns how many batches that was about."""
+        later, self._later = self._later, []
+        settled = 0
+        first_seqs, counts = self.first_seqs, self.counts
+        for seqs, sizes in later:
+            here = BitMap64()
+            here.add_range(self.first_seq, self.last_seq + 1)
+            here &= seqs
+            dead = here.to_array()
+            first = at = 0
+            for size in sizes:
+                at = bisect_right(first_seqs, dead[first], at) - 1
+                end = bisect_left(dead, first_seqs[at] + counts[at], first)
+                self._note_dead(at, end - first, size)
+                first = end
+            assert first == len(dead), "LIVE"
+            settled += len(sizes)
+        return settled
 
     def kill_whole(self, at: int) -> None:
         """Everything in a batch is dead."""
@@ -232,6 +278,7 @@ class Segment:
 
     def drop_before(self, seq: int) -> None:
         """Batches that end below `seq` are dead. What `seq` cuts through is the caller's to settle."""
+        self.settle_deletes()
         while self.front < len(self) and self.first_seqs[self.front] + self.counts[self.front] <= seq:
             self.count -= self.counts[self.front] - self.dead(self.front)
             self.bytes -= self.live_bytes(self.front)

@@ -200,7 +200,7 @@ def fitted(change: Change, box: Box) -> Change:
     if isinstance(change, changes.RecordsDeleted):
         cut_bytes = log.measure_before(change.before_seq) if change.before_seq else 0
         sizes = log.measure_seqs(change.seqs) if change.seqs else ()
-        return replace(change, cut_bytes=cut_bytes, sizes=sizes)
+        return replace(change, cut_bytes=cut_bytes, sizes=sizes, groups=())
     if isinstance(change, changes.MovesDone):
         return replace(change, sizes=log.measure_seqs(BitMap64(change.seqs)))
     return change

@@ -47,15 +47,27 @@ class Tags:
                     self._seqs_of.setdefault(tag, []).append(seq)
                     self._entries += 1
 
-    def find(self, match: Match) -> BitMap64:
-        if not match.is_prefix:
-            return BitMap64(self._seqs_of.get(match.text, ()))
+    def find_some(
+        self, match: Match, position: tuple[str, int], seqs_max: int
+    ) -> tuple[BitMap64, tuple[str, int] | None]:
+        """Seqs of matching records from a position on (a tag and the next of its seqs), about `seqs_max` of
+        them. The first position is (text of the match, 0). Returns the next one too, or None at the end."""
+        tag, first = position
         found = BitMap64()
-        for tag in self._seqs_of.irange(minimum=match.text):
-            if not tag.startswith(match.text):
+        left = seqs_max
+        tags = self._seqs_of.irange(minimum=tag) if match.is_prefix else (tag,)
+        for each in tags:
+            if match.is_prefix and not each.startswith(match.text):
                 break
-            found.update(self._seqs_of[tag])
-        return found
+            if left <= 0:
+                return found, (each, 0)
+            start = first if each == tag else 0
+            seqs = self._seqs_of.get(each, ())
+            found.update(seqs[start : start + left])
+            if len(seqs) > start + left:
+                return found, (each, start + left)
+            left -= len(seqs) - start + 1
+        return found, None
 
     def is_stale(self, live: int) -> bool:
         return self._entries > max(_STALE_MIN, _STALE_FACTOR * live)

@@ -9,6 +9,8 @@ The content of a frame (the log adds length, lsn and checksum, see `wal.py`):
                     BatchAppended, without a key
     RecordsDeleted  u64 generation · u64 before_seq · u64 cut_bytes · i64 at_ms · u32 batches ·
                     u64 bytes in each · 64-bit roaring bitmap, or nothing
+      version 2     u64 generation · u64 before_seq · u64 cut_bytes · i64 at_ms · u32 batches · u32 segments ·
+                    u64 batches of each segment · u64 bytes of each · u64 bytes in each batch · bitmap
     StreamAppended  u64 trim_seq · u8 whether there is a fence · u16 its length · fence (UTF-8) · then as
                     BatchAppended, without a key
     BatchKept       u64 generation · the batch likewise
@@ -35,6 +37,8 @@ from shard.core.changes import BoxFacts, Change, ShardState
 from streams.protocol.records import Batch
 
 VERSION = 1
+#: Of `RecordsDeleted` with groups. The others are of version 1.
+_DELETED_VERSION = 2
 
 _KINDS: dict[type[Any], int] = {
     changes.BoxCreated: 1,
@@ -154,7 +158,16 @@ def encode(lsn: int, change: Change) -> tuple[int, int, int, Sequence[bytes]]:
         head = _DELETED_HEAD.pack(
             change.generation, change.before_seq, change.cut_bytes, change.at_ms, len(change.sizes)
         )
-        return kind, VERSION, lsn, (head + array("Q", change.sizes).tobytes() + seqs,)
+        sizes = change.sizes if isinstance(change.sizes, array) else array("Q", change.sizes)
+        if not change.groups:
+            return kind, VERSION, lsn, (head + sizes.tobytes() + seqs,)
+        groups = b"".join(array("Q", column) for column in zip(*change.groups, strict=True))
+        return (
+            kind,
+            _DELETED_VERSION,
+            lsn,
+            (head, _LENGTH.pack(len(change.groups)), groups, sizes.tobytes(), seqs),
+        )
     if isinstance(change, changes.TxnHeld):
         rest = _encode_plain(msgspec.structs.replace(change, body=b""))
         return kind, VERSION, lsn, (_LENGTH.pack(len(rest)) + rest, change.body)
@@ -162,7 +175,7 @@ def encode(lsn: int, change: Change) -> tuple[int, int, int, Sequence[bytes]]:
 
 
 def decode(kind: int, version: int, content: memoryview) -> Change:
-    if version != VERSION:
+    if version != VERSION and (kind, version) != (_DELETED, _DELETED_VERSION):
         raise UnknownFrame(f"a frame of kind {kind} has version {version}, known is {VERSION}")
     if kind == FORWARDED:
         return _decode_forwarded(content)
@@ -174,11 +187,7 @@ def decode(kind: int, version: int, content: memoryview) -> Change:
     if kind == _STREAM_APPENDED:
         return _decode_stream_appended(content)
     if kind == _DELETED:
-        generation, before_seq, cut_bytes, at_ms, batches = _DELETED_HEAD.unpack_from(content)
-        at = _DELETED_HEAD.size + 8 * batches
-        sizes = array("Q", bytes(content[_DELETED_HEAD.size : at]))
-        seqs = BitMap64.deserialize(bytes(content[at:])) if len(content) > at else None
-        return changes.RecordsDeleted(generation, before_seq, cut_bytes, seqs, sizes, at_ms)
+        return _decode_deleted(version, content)
     if kind == _KEPT:
         (generation,) = _GENERATION.unpack_from(content)
         return changes.BatchKept(generation, Batch.from_bytes(content[_GENERATION.size :]))
@@ -192,6 +201,22 @@ def decode(kind: int, version: int, content: memoryview) -> Change:
         raise UnknownFrame(f"a frame has kind {kind}, which this server does not know")
     change: Change = decoder(content)
     return change
+
+
+def _decode_deleted(version: int, content: memoryview) -> changes.RecordsDeleted:
+    generation, before_seq, cut_bytes, at_ms, batches = _DELETED_HEAD.unpack_from(content)
+    at = _DELETED_HEAD.size
+    groups: list[tuple[int, int]] = []
+    if version == _DELETED_VERSION:
+        (segments,) = _LENGTH.unpack_from(content, at)
+        at += _LENGTH.size
+        columns = array("Q", bytes(content[at : at + 16 * segments]))
+        groups = list(zip(columns[:segments], columns[segments:], strict=True))
+        at += 16 * segments
+    sizes = array("Q", bytes(content[at : at + 8 * batches]))
+    at += 8 * batches
+    seqs = BitMap64.deserialize(bytes(content[at:])) if len(content) > at else None
+    return changes.RecordsDeleted(generation, before_seq, cut_bytes, seqs, sizes, at_ms, groups)
 
 
 class Claimed(NamedTuple):

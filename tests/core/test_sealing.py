@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from pyroaring import BitMap64
 
-from shard.core import box as box_module
 from shard.core import changes
 from shard.core.log import SizedSeqs
 from shard.core.sealed import NotLoaded, Segment
@@ -27,10 +26,9 @@ from shard.core.upkeep import (
     plan_rewrite,
     plan_seal,
 )
-from streams.protocol import bulk, commands, queues
-from streams.protocol.packed import pack
+from streams.protocol import commands, queues
 from tests.support import machines
-from tests.support.machines import Driver, facts_of, put_of
+from tests.support.machines import Driver, facts_of
 
 POLICY = SealPolicy(records=10, bytes=100_000, age_ms=1_000)
 
@@ -720,51 +718,3 @@ def test_a_segment_whose_payloads_are_forgotten_has_no_room_left_for_them(driver
     driver.forget()
     assert sys.getsizeof(segment._loaded) == sys.getsizeof({})
     assert sys.getsizeof(segment._used) == sys.getsizeof(set())
-
-
-# -- deletes by tag, in steps
-
-
-def test_a_delete_of_many_records_is_done_in_steps_and_takes_what_matched_when_it_began(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    driver = Driver()
-    monkeypatch.setattr(box_module, "DELETE_STEP_BATCHES", 3)
-    for number in range(20):
-        driver.append({"data": number, "tag": "t-1"}, {"data": number, "tag": "u"}, {"data": 0, "tag": "t-2"})
-        if number in (4, 9, 14):
-            driver.seal()
-    command = commands.DeleteRecords("b", None, commands.Match("t-", is_prefix=True))
-    steps = []
-    while True:
-        outcome = driver.keep(driver.machine.handle(command, driver.now_ms))
-        if outcome.reply is not None:
-            break
-        machines.SHELF.load(outcome.needs[0], driver.machine)
-        steps += [len(change.seqs) for _, change in outcome.changes]  # type: ignore[union-attr, arg-type]
-        # Others are served meanwhile, and what a transaction brings is not of this deletion.
-        assert driver.append("x", box="other").last_seq == len(driver.seqs(box="other"))
-        if steps:
-            put = put_of(bulk.Txn("w", len(steps), "q"), "p", 0, pack(["b"], [1], [b"1"], tag=[b"t-1"]))
-            driver.ask(put)
-            driver.ask(bulk.TxnCommit(put.txn, [("p", 1)]))
-            if len(steps) == 2:
-                driver.seal()
-    assert isinstance(outcome.reply, commands.RecordsDeleted)
-    assert outcome.reply.deleted == 40 and sum(steps) < 40 and max(steps) <= 6 and len(steps) >= 5
-    driver.sync()
-    assert driver.seqs(limit=1000) == [*range(2, 61, 3), *range(61, 61 + len(steps))]
-    for survivor in (driver.reborn(), driver.reborn(state=driver.machine.snapshot())):
-        assert facts_of(survivor.machine) == facts_of(driver.machine)
-
-
-def test_a_delete_in_steps_ends_where_it_was_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = Driver()
-    monkeypatch.setattr(box_module, "DELETE_STEP_RECORDS", 2)
-    for number in range(12):
-        driver.append({"data": number, "tag": "t"})
-        driver.seal()
-    assert driver.delete(8, "t").deleted == 7
-    assert driver.delete(8, "t").deleted == 0
-    assert driver.seqs() == [8, 9, 10, 11, 12]
-    assert driver.delete(tag="t").deleted == 5

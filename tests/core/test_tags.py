@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from pyroaring import BitMap64
 
 from shard.core import tags as tags_module
 from shard.core.tags import Tags
@@ -16,7 +17,14 @@ def batch(first_seq: int, *tags: str) -> Batch:
 
 
 def found(tags: Tags, text: str, *, prefix: bool = False) -> list[int]:
-    return list(tags.find(Match(text, is_prefix=prefix)))
+    """All of them, two at a time."""
+    seqs = BitMap64()
+    position: tuple[str, int] | None = (text, 0)
+    while position is not None:
+        some, position = tags.find_some(Match(text, is_prefix=prefix), position, 2)
+        assert len(some) <= 2
+        seqs |= some
+    return list(seqs)
 
 
 def test_tags_are_found_exactly_and_by_prefix() -> None:
@@ -28,6 +36,14 @@ def test_tags_are_found_exactly_and_by_prefix() -> None:
     assert found(tags, "", prefix=True) == [1, 3, 4, 5]
     assert found(tags, "w", prefix=True) == []
     assert tags.upto_seq == 7 and repr(tags) == "<Tags 3 tags, 4 entries up to 7>"
+
+
+def test_many_records_of_one_tag_are_found_a_few_at_a_time() -> None:
+    tags = Tags()
+    tags.take_in([batch(1, *"aaaaabbbc")])
+    assert found(tags, "a") == [1, 2, 3, 4, 5] and found(tags, "", prefix=True) == [*range(1, 10)]
+    assert tags.find_some(Match("a"), ("a", 0), 2) == (BitMap64([1, 2]), ("a", 2))
+    assert tags.find_some(Match("a"), ("a", 4), 2) == (BitMap64([5]), None)
 
 
 def test_a_batch_is_taken_in_once() -> None:

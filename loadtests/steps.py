@@ -1,0 +1,184 @@
+"""Measures the longest step of a shard's thread in operations on large boxes: `python -m loadtests.steps`.
+
+While a step runs, every other box of the shard waits. Each row is CPU time of one thread, without files or
+sockets, so it says what the core costs and nothing about a disk. Work of other threads (encoding a snapshot,
+looking up tags) is not in it. Words on the command line choose rows.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from array import array
+from collections.abc import Callable
+from typing import TypeVar
+
+from shard.core import changes
+from shard.core.box import Box
+from shard.core.machine import Machine
+from shard.core.sealed import Segment, TagsNotLoaded
+from shard.storage import frames
+from streams.protocol import commands, queues
+from streams.protocol.boxes import BoxPatch
+from streams.protocol.records import render
+from streams.protocol.requests import RecordLimits, parse_append
+
+T = TypeVar("T")
+
+RECORDS, SEGMENT_RECORDS = 5_000_000, 10_000
+JOBS = 200_000
+#: One record in nine matches, as in the prefix `user-1` of ids that count up.
+ONE_IN = 9
+SIZE = 60
+
+
+class Steps:
+    """CPU milliseconds of the longest call, and how many calls there were."""
+
+    def __init__(self) -> None:
+        self.longest_ms = 0.0
+        self.total_ms = 0.0
+        self.count = 0
+
+    def run(self, call: Callable[[], T]) -> T:
+        start = time.thread_time()
+        result = call()
+        taken = 1000 * (time.thread_time() - start)
+        self.longest_ms = max(self.longest_ms, taken)
+        self.total_ms += taken
+        self.count += 1
+        return result
+
+
+def sealed_box(batch_records: int) -> tuple[Machine, Box]:
+    """A box of `RECORDS` sealed records whose payload is nowhere: no step may need it."""
+    machine = Machine()
+    machine.handle(commands.PutBox("b", BoxPatch()), 1)
+    box = machine.boxes["b"]
+    batches = SEGMENT_RECORDS // batch_records
+    for serial in range(1, RECORDS // SEGMENT_RECORDS + 1):
+        first = (serial - 1) * SEGMENT_RECORDS + 1
+        segment = Segment(
+            generation=box.generation,
+            serial=serial,
+            first_seqs=array("Q", range(first, first + SEGMENT_RECORDS, batch_records)),
+            first_times=array("q", [1]) * batches,
+            last_times=array("q", [1]) * batches,
+            counts=array("I", [batch_records]) * batches,
+            sizes=array("I", [batch_records * SIZE]) * batches,
+        )
+        box.log.segments.append(segment)
+    log = box.log
+    log.head_seq = log.visible_seq = log.count = RECORDS
+    log.bytes = RECORDS * SIZE
+    log.last_ts = log.visible_ts = 1
+    return machine, box
+
+
+def delete_by_prefix(batch_records: int) -> Steps:
+    machine, box = sealed_box(batch_records)
+    command = commands.DeleteRecords("b", None, commands.Match("user-1", is_prefix=True))
+    steps = Steps()
+
+    def step() -> list[object]:
+        outcome = machine.handle(command, 2)
+        for lsn, change in outcome.changes:
+            frames.encode(lsn, change)
+        return list(outcome.needs)
+
+    while needs := steps.run(step):
+        for missing in needs:
+            if isinstance(missing, TagsNotLoaded):
+                for segment in missing.segments:
+                    seqs = array("Q", range(segment.first_seq, segment.last_seq + 1, ONE_IN))
+                    sizes = array("I", [SIZE]) * len(seqs)
+                    box.found_tags[segment.serial, missing.match] = seqs, sizes
+    return steps
+
+
+def snapshot_after_delete(batch_records: int) -> Steps:
+    machine, box = sealed_box(batch_records)
+    steps = Steps()
+    for segment in box.log.segments:
+        for at in range(0, len(segment), max(1, ONE_IN // batch_records)):
+            segment.kill(at, 1, SIZE)
+    capture = machine.begin_snapshot()
+    while steps.run(lambda: capture.step(32)):
+        pass
+    machine.end_snapshot(capture)
+    return steps
+
+
+def queue_box() -> tuple[Machine, Box]:
+    machine = Machine()
+    machine.handle(commands.PutBox("q", BoxPatch(type="queue", durability="memory")), 1)
+    body = b'{"records":[' + b",".join([b'{"data":1}'] * 1000) + b"]}"
+    columns = parse_append(body, RecordLimits()).columns
+    box = machine.boxes["q"]
+    for number in range(JOBS // 1000):
+        batch = render(columns, first_seq=number * 1000 + 1, times=1)
+        machine.apply(changes.BatchAppended(box.generation, batch, 1), 0)
+    return machine, box
+
+
+def claimed_box() -> tuple[Machine, Box]:
+    machine, box = queue_box()
+    while machine.handle(queues.Claim(box="q", node="w", max=10_000), 2).reply.jobs:  # type: ignore[union-attr]
+        pass
+    return machine, box
+
+
+def claims() -> Steps:
+    machine, _ = queue_box()
+    steps = Steps()
+    for _ in range(20):
+        steps.run(lambda: machine.handle(queues.Claim(box="q", node="w", max=10_000), 2))
+    return steps
+
+
+def queue_snapshot() -> Steps:
+    machine, box = claimed_box()
+    patch = BoxPatch(durability="disk")
+    machine.handle(commands.PutBox("q", patch), 3)
+    assert box.queue is not None
+    seqs = list(box.queue.jobs)
+    for at in range(0, len(seqs), 1000):  # known to the log, as after a second delivery
+        some = seqs[at : at + 1000]
+        machine.apply(changes.JobsReturned(box.generation, some, [1] * len(some), 4), machine.lsn + 1)
+    steps = Steps()
+    capture = machine.begin_snapshot()
+    while steps.run(lambda: capture.step(32)):
+        pass
+    machine.end_snapshot(capture)
+    return steps
+
+
+def queue_trim() -> Steps:
+    machine, _ = claimed_box()
+    steps = Steps()
+    steps.run(lambda: machine.handle(commands.DeleteRecords("q", 150_001, None), 3))
+    return steps
+
+
+ROWS: dict[str, Callable[[], Steps]] = {
+    "delete by prefix, batches of 1000": lambda: delete_by_prefix(1000),
+    "delete by prefix, batches of 100": lambda: delete_by_prefix(100),
+    "delete by prefix, batches of 1": lambda: delete_by_prefix(1),
+    "snapshot after it, batches of 100": lambda: snapshot_after_delete(100),
+    "snapshot after it, batches of 1": lambda: snapshot_after_delete(1),
+    "claims of 10,000 jobs": claims,
+    "snapshot of a queue with 200,000 entries": queue_snapshot,
+    "delete before_seq over 150,000 entries": queue_trim,
+}
+
+
+def main() -> None:
+    for name, measure in ROWS.items():
+        if all(word in name for word in sys.argv[1:]):
+            steps = measure()
+            times = f"longest {steps.longest_ms:6.1f} ms of {steps.count:4}, {steps.total_ms:7.1f} ms in all"
+            print(f"{name:42} {times}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
