@@ -45,6 +45,7 @@ import trio
 from shard.cache import PayloadCache
 from shard.committer import APPEND_NOW_BYTES_MAX, CommitFailed, Committer, CommitterStatistics
 from shard.core.changes import ShardState
+from shard.core.jobs import PASS_JOBS_MAX
 from shard.core.machine import Machine, Missing, Outcome
 from shard.core.priority import HELD_UP_TO, Pacing
 from shard.core.upkeep import HotPolicy, SealPolicy
@@ -64,7 +65,14 @@ from streams.protocol.commands import Command, Diff, Follow, GetRecord, GetState
 from streams.protocol.errors import StreamsError, Throttled
 from streams.protocol.forwards import Collect
 from streams.protocol.histogram import Histogram
-from streams.protocol.queues import AwaitMoves, Claim, ClaimedTogether, ClaimTogether, ReleaseHolder
+from streams.protocol.queues import (
+    AwaitMoves,
+    Claim,
+    Claimed,
+    ClaimedTogether,
+    ClaimTogether,
+    ReleaseHolder,
+)
 from streams.protocol.reports import ObjectsReport
 from streams.protocol.streams import AppendStream
 
@@ -140,6 +148,14 @@ class EngineSettings(NamedTuple):
     wal_file_bytes: int = 64 << 20
     disk_low_bytes: int = 0
     disk_full_bytes: int = 0
+
+
+class _Served(NamedTuple):
+    """What a pass over claims that wait came to."""
+
+    #: True if each of them has an answer.
+    is_for_all: bool
+    jobs: int
 
 
 class _WaitingRead(msgspec.Struct, eq=False):
@@ -784,18 +800,31 @@ class Engine:
     # -- claims that wait
 
     def _wake_claims(self, box: str) -> None:
-        """Serves those that wait for jobs of this box, in their order, until one of them gets none."""
+        """Serves those that wait for jobs of this box, in their order, until one of them gets none. When they
+        have got as many jobs as one pass gives out, others come first."""
+        jobs = 0
         while self.disk_space.level != Level.FULL:  # else they wait on; a lease must be logged
             waiting = self._claims.woken(box, _wait_ms(), self.has_room)
             if self._claims.were_passed_over:
                 self._deferred_boxes[box] = None
-            if not waiting or not self._serve(box, waiting, is_over=False):
+            if not waiting:
                 return
+            served = self._serve(box, waiting, is_over=False)
+            jobs += served.jobs
+            if jobs >= PASS_JOBS_MAX:
+                self._token.run_sync_soon(self._serve_more, box)
+                return
+            if not served.is_for_all:
+                return
+
+    def _serve_more(self, box: str) -> None:
+        self._wake_claims(box)
+        self._after_report([])
 
     def _serve(
         self, box: str, waiting: list[Waiting[Ticket]], *, is_over: bool, held: Brought | None = None
-    ) -> bool:
-        """Asks for all of them in one pass. Who gets no answer waits on; whether that was nobody."""
+    ) -> _Served:
+        """Asks for all of them in one pass. Those that get no answer wait on."""
         if held:
             self._cache.add_all(held)
         together = ClaimTogether(box=box, claims=tuple(each.claim for each in waiting), is_over=is_over)
@@ -805,7 +834,7 @@ class Engine:
         if outcome.needs:
             done = partial(self._serve_again, box, waiting, is_over, held or [])
             self._bring_in(outcome.needs[0], 0, done)
-            return False
+            return _Served(False, 0)
         reply = outcome.reply
         assert reply is not None, "a pass is always answered"
         answers = reply.answers if isinstance(reply, ClaimedTogether) else [reply] * len(waiting)
@@ -817,7 +846,8 @@ class Engine:
             self._settle(outcome, answer, each.ticket)
         if outcome.wakes:
             self._wake(outcome.wakes)
-        return len(answered) == len(waiting)
+        jobs = sum(len(answer.jobs) for _, answer in answered if isinstance(answer, Claimed))
+        return _Served(len(answered) == len(waiting), jobs)
 
     def _serve_again(
         self,
@@ -834,8 +864,10 @@ class Engine:
             self._claims.done(box, waiting)
             for each in waiting:
                 each.ticket.answer(error, 0.0, 0.0)
-        elif waiting and self._serve(box, waiting, is_over=is_over, held=held + brought) and not is_over:
-            self._wake_claims(box)
+        elif waiting:
+            served = self._serve(box, waiting, is_over=is_over, held=held + brought)
+            if not is_over and (served.is_for_all or served.jobs >= PASS_JOBS_MAX):
+                self._wake_claims(box)
         self._after_report([])
 
     # -- time

@@ -24,7 +24,7 @@ from shard.core.log import Hole, Log, SizedSeqs
 from shard.core.moves import Line
 from shard.core.origins import Origin
 from shard.core.outbox import Outbox
-from shard.core.queue import Queue
+from shard.core.queue import Queue, QueueCopy
 from shard.core.router import RouterOutbox
 from shard.core.sealed import Segment
 from shard.core.stream import StreamState
@@ -542,7 +542,15 @@ class Box:
 
     # -- snapshots
 
-    def facts(self, *, whole: bool = False, leases_kept: bool = False) -> changes.BoxFacts:
+    def copied_queue(self, *, leases_kept: bool) -> QueueCopy | None:
+        """Of a queue with many jobs, what a snapshot works the facts of its queue out from."""
+        if self.queue is None or self.is_memory or not self.queue.is_large:
+            return None
+        return self.queue.copied(leases_kept=leases_kept or self.config.leases_durable)
+
+    def facts(
+        self, *, whole: bool = False, leases_kept: bool = False, with_queue: bool = True
+    ) -> changes.BoxFacts:
         """All but payloads. Of a box in memory that is little, unless `whole` asks for what is not stored.
         Without `leases_kept` leases are left out that the log does not know."""
         is_told = whole or not self.is_memory
@@ -580,7 +588,7 @@ class Box:
                 for segment in log.segments
             ],
             queue=None
-            if self.queue is None or not is_told
+            if self.queue is None or not is_told or not with_queue
             else self.queue.facts(leases_kept=leases_kept or self.config.leases_durable),
             groups=self.groups.facts() if is_told else [],
             moves=moves.facts_of(self) if is_told else [],

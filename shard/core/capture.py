@@ -5,7 +5,8 @@
 
 So what comes out is the state at the lsn of `begin`, however long it took, and nobody waits longer than one
 step: with a hundred thousand boxes all at once would take half a second. Unsealed batches come out too if
-they are asked for: they never change, so that only the list of them is copied.
+they are asked for: they never change, so that only the list of them is copied. So it is with the jobs of a
+large queue, whose facts are worked out from the list in further steps.
 
 Rules of the file
 - `Machine.apply` calls `before` for every change while a capture is under way.
@@ -18,7 +19,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shard.core.box import Box
-from shard.core.changes import BoxFacts, Change, ShardState, TxnCommitted
+from shard.core.changes import BoxFacts, Change, JobEntry, ShardState, TxnCommitted
+from shard.core.queue import QueueCopy
 from streams.protocol.records import Batch
 
 
@@ -28,6 +30,8 @@ class Capture:
         self._state = state
         self._left = dict(boxes)
         self._with_batches = with_batches
+        #: Large queues that are copied, with the facts of their boxes and the entries worked out so far.
+        self._queues: list[tuple[BoxFacts, QueueCopy, list[JobEntry]]] = []
         #: By generation, and in the order in which the facts of a box name them.
         self.tails: dict[int, list[Batch]] = {}
 
@@ -52,17 +56,33 @@ class Capture:
     def step(self, boxes_max: int) -> bool:
         """Takes some of the boxes; whether any are left. A box with a large delete that is not worked out yet
         gets a step for that first."""
+        if self._queues:
+            self._work_out_jobs()
+            return bool(self._left or self._queues)
         for _ in range(min(boxes_max, len(self._left))):
             generation, box = self._left.popitem()
             if box.log.settle_deletes():
                 self._left[generation] = box
                 break
             self._take(box)
-        return bool(self._left)
+            if self._queues:
+                break
+        return bool(self._left or self._queues)
+
+    def _work_out_jobs(self) -> None:
+        facts, copy, entries = self._queues[-1]
+        entries += copy.take_some()
+        if not copy.jobs:
+            facts.queue = copy.facts_with(entries)
+            self._queues.pop()
 
     def _take(self, box: Box) -> None:
-        facts: BoxFacts = box.facts(leases_kept=self._state.stopped_clean)
+        leases_kept = self._state.stopped_clean
+        jobs = box.copied_queue(leases_kept=leases_kept)
+        facts: BoxFacts = box.facts(leases_kept=leases_kept, with_queue=jobs is None)
         self._state.boxes.append(facts)
+        if jobs is not None:
+            self._queues.append((facts, jobs, []))
         if self._with_batches and facts.batches:
             self.tails[box.generation] = box.log.tail.copied()
         oldest_lsn = 0 if box.is_memory else box.log.tail.oldest_lsn
@@ -71,5 +91,5 @@ class Capture:
 
     def state(self) -> ShardState:
         """The snapshot, when all boxes are taken."""
-        assert not self._left, "some boxes are yet to be taken"
+        assert not (self._left or self._queues), "some boxes are yet to be taken"
         return self._state

@@ -31,8 +31,9 @@ Invariants (`check`)
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
+from typing import NamedTuple
 
 from pyroaring import BitMap64
 from sortedcontainers import SortedList
@@ -46,26 +47,62 @@ READY, LEASED, DELAYED, MOVING = range(4)
 ADVANCE_MAX = 5_000
 #: Jobs delivered too often that one claim takes out of the way.
 EXHAUSTED_MAX = 1000
+#: Jobs whose facts are worked out at once, for a snapshot: 2 ms.
+JOBS_AT_ONCE = 10_000
 #: Places in the heap of due times that may be out of date before it is made anew.
 _STALE_MIN = 64
+#: An index is made anew when one in so many of its entries goes: cheaper than to take them out one by one.
+_REBUILT_PART = 8
+#: All indexes are made anew when half of all entries go, and at least so many.
+_REBUILT_MIN = 1_000
 
 
-class Job:
-    """What is known of a job that has been delivered."""
+class Job(NamedTuple):
+    """What is known of a job that has been delivered. It begins with what a snapshot has of it, and never
+    changes: another one takes its place. So a snapshot copies a list of them, a millisecond for 200,000."""
 
-    __slots__ = ("deliveries", "due_ms", "holder", "kept", "lease_id", "node", "state")
+    seq: int
+    deliveries: int
+    #: Of the last lease; "" when it was given back.
+    lease_id: str
+    node: str
+    #: The connection that a lease ends with; 0 = none.
+    holder: int
+    #: When the lease, or the delay, is over.
+    due_ms: int
+    #: How many deliveries the log knows of.
+    kept: int
+    state: int
 
-    def __init__(self) -> None:
-        self.deliveries = 0
-        self.kept = 0
-        self.state = READY
-        #: Of the last lease; "" when it was given back.
-        self.lease_id = ""
-        self.node = ""
-        #: The connection that a lease ends with; 0 = none.
-        self.holder = 0
-        #: When the lease, or the delay, is over.
-        self.due_ms = 0
+
+class QueueCopy(NamedTuple):
+    """What a snapshot takes of a queue at once. The entries in it are worked out later, some at a time."""
+
+    fresh_seq: int
+    dead_lettered: int
+    jobs: list[Job]
+    leases_kept: bool
+
+    def take_some(self) -> list[changes.JobEntry]:
+        """Takes `JOBS_AT_ONCE` jobs out. Returns what the log knows of them."""
+        some = self.jobs[-JOBS_AT_ONCE:]
+        del self.jobs[-JOBS_AT_ONCE:]
+        return self.entries(some)
+
+    def entries(self, some: Sequence[Job]) -> list[changes.JobEntry]:
+        if self.leases_kept:
+            return [job[:6] for job in some if job.state != MOVING]
+        return [
+            (job.seq, job.kept, "", "", 0, 0 if job.lease_id else job.due_ms)
+            for job in some
+            if job.kept and job.state != MOVING
+        ]
+
+    def facts_with(self, entries: list[changes.JobEntry]) -> changes.QueueFacts:
+        """The facts, with these entries."""
+        # Without entries no live job is at or below it (COVER), and it says nothing.
+        fresh_seq = self.fresh_seq if self.leases_kept and entries else 0
+        return changes.QueueFacts(fresh_seq=fresh_seq, jobs=entries, dead_lettered=self.dead_lettered)
 
 
 class Queue:
@@ -147,7 +184,9 @@ class Queue:
             if when is None or when > now_ms:
                 break
             _, seq = heapq.heappop(self._due)
-            self._put(seq, self._taken_out(seq), READY)
+            job = self.jobs[seq]
+            self._leave(job)
+            self._put(_in_state(job, READY))
             back += 1
         return back
 
@@ -202,21 +241,18 @@ class Queue:
     # -- applying
 
     def leased(self, change: changes.JobsLeased, *, is_logged: bool) -> None:
+        lease_id, node, holder, due_ms = change.lease_id, change.node, change.holder, change.deadline_ms
         for seq, deliveries in zip(change.seqs, change.deliveries, strict=True):
-            job = self._taken_out(seq)
-            job.deliveries = deliveries
-            if is_logged:
-                job.kept = deliveries
-            job.lease_id, job.node, job.holder = change.lease_id, change.node, change.holder
-            job.due_ms = change.deadline_ms
-            self._put(seq, job, LEASED)
+            before = self._taken_out(seq)
+            kept = deliveries if is_logged else before.kept if before is not None else 0
+            self._put(Job(seq, deliveries, lease_id, node, holder, due_ms, kept, LEASED))
         self.fresh_seq = max(self.fresh_seq, change.fresh_seq)
 
     def extended(self, change: changes.JobsExtended) -> None:
         for seq in change.seqs:
-            job = self.jobs[seq]
-            job.due_ms = change.deadline_ms
-            self._note_due(seq, job)
+            job = self.jobs[seq]._replace(due_ms=change.deadline_ms)
+            self.jobs[seq] = job
+            self._note_due(job)
 
     def returned(self, change: changes.JobsReturned) -> None:
         for seq, deliveries in zip(change.seqs, change.deliveries, strict=True):
@@ -231,19 +267,15 @@ class Queue:
 
     def moving(self, seq: int, deliveries: int) -> None:
         """This job is on its way to another box."""
-        job = self._taken_out(seq)
-        job.deliveries = job.kept = deliveries
-        job.lease_id, job.node, job.holder, job.due_ms = "", "", 0, 0
-        self._put(seq, job, MOVING)
+        self._taken_out(seq)
+        self._put(Job(seq, deliveries, "", "", 0, 0, deliveries, MOVING))
 
     def gone(self, seqs: BitMap64) -> None:
         """These records are not there any more. Costs as much as the fewer of them and of the entries."""
         if len(seqs) > len(self.jobs):
-            for seq in [seq for seq in self.jobs if seq in seqs]:
-                self._forget(seq)
+            self._forget_all([seq for seq in self.jobs if seq in seqs])
         else:
-            for seq in seqs:
-                self._forget(seq)
+            self._forget(seqs)
 
     def dropped_before(self, earliest_seq: int) -> None:
         """No record below `earliest_seq` is there any more. Passes over every seq once in a box's life."""
@@ -251,8 +283,7 @@ class Queue:
             seqs: Sequence[int] = range(self._floor_seq, earliest_seq)
             if len(seqs) > len(self.jobs):
                 seqs = [seq for seq in self.jobs if seq < earliest_seq]
-            for seq in seqs:
-                self._forget(seq)
+            self._forget_all(seqs)
         self._floor_seq = max(self._floor_seq, earliest_seq)
 
     def restated(self, change: changes.JobsRestated) -> None:
@@ -273,9 +304,9 @@ class Queue:
 
     def rewound(self, ms: int) -> None:
         """Time begins again earlier by `ms`: what is left of leases and delays stays the same."""
-        for job in self.jobs.values():
+        for seq, job in self.jobs.items():
             if job.state in (LEASED, DELAYED):
-                job.due_ms -= ms
+                self.jobs[seq] = job._replace(due_ms=job.due_ms - ms)
         self._list_due()
 
     # -- snapshots
@@ -283,22 +314,17 @@ class Queue:
     def facts(self, *, leases_kept: bool) -> changes.QueueFacts:
         """What the log knows of this queue; without `leases_kept` that leaves out its leases. What moves is
         a fact of `moves.py`."""
-        if leases_kept:
-            jobs = [
-                (seq, job.deliveries, job.lease_id, job.node, job.holder, job.due_ms)
-                for seq, job in sorted(self.jobs.items())
-                if job.state != MOVING
-            ]
-            # Without entries no live job is at or below it (COVER), and it says nothing.
-            fresh_seq = self.fresh_seq if jobs else 0
-        else:
-            fresh_seq = 0
-            jobs = [
-                (seq, job.kept, "", "", 0, 0 if job.lease_id else job.due_ms)
-                for seq, job in sorted(self.jobs.items())
-                if job.kept and job.state != MOVING
-            ]
-        return changes.QueueFacts(fresh_seq=fresh_seq, jobs=jobs, dead_lettered=self.dead_lettered)
+        copy = self.copied(leases_kept=leases_kept)
+        return copy.facts_with(sorted(copy.entries(copy.jobs)))
+
+    @property
+    def is_large(self) -> bool:
+        """True if its facts take too long to be worked out at once."""
+        return len(self.jobs) > JOBS_AT_ONCE
+
+    def copied(self, *, leases_kept: bool) -> QueueCopy:
+        """All that the facts of a large queue are worked out from, later."""
+        return QueueCopy(self.fresh_seq, self.dead_lettered, list(self.jobs.values()), leases_kept)
 
     def restore(self, facts: changes.QueueFacts) -> None:
         self._clear()
@@ -308,10 +334,9 @@ class Queue:
             self._restore(*entry)
 
     def _restore(self, seq: int, deliveries: int, lease_id: str, node: str, holder: int, due_ms: int) -> None:
-        job = self._taken_out(seq)
-        job.deliveries = job.kept = deliveries
-        job.lease_id, job.node, job.holder, job.due_ms = lease_id, node, holder, due_ms
-        self._put(seq, job, LEASED if lease_id else DELAYED if due_ms else READY)
+        self._taken_out(seq)
+        state = LEASED if lease_id else DELAYED if due_ms else READY
+        self._put(Job(seq, deliveries, lease_id, node, holder, due_ms, deliveries, state))
 
     # -- indexes
 
@@ -323,56 +348,103 @@ class Queue:
         self.delayed = len(self.jobs)
         self.in_flight = self.fresh_seq = self._passed_seq = self._floor_seq = 0
 
-    def _taken_out(self, seq: int) -> Job:
-        """The entry of a job, out of all indexes; `_put` puts it into those of its new state."""
+    def _taken_out(self, seq: int) -> Job | None:
+        """The entry of a job, if it has one, out of all indexes; `_put` puts another one in its place."""
         job = self.jobs.get(seq)
-        if job is None:
-            job = self.jobs[seq] = Job()
-            self._floor_seq = min(self._floor_seq, seq)
-        else:
-            self._leave(seq, job)
+        if job is not None:
+            self._leave(job)
+        elif seq < self._floor_seq:
+            self._floor_seq = seq
         return job
 
-    def _put(self, seq: int, job: Job, state: int) -> None:
-        job.state = state
+    def _put(self, job: Job) -> None:
+        self.jobs[job.seq] = job
+        state = job.state
         if state == READY:
-            self._again.add(seq)
+            self._again.add(job.seq)
             return
         if state == LEASED:
             self.in_flight += 1
             if job.holder:
-                self._holders.setdefault(job.holder, set()).add(seq)
+                self._holders.setdefault(job.holder, set()).add(job.seq)
         else:
             self.delayed += 1
         if state != MOVING:
-            self._note_due(seq, job)
+            self._note_due(job)
 
-    def _leave(self, seq: int, job: Job) -> None:
+    def _leave(self, job: Job) -> None:
         if job.state == READY:
-            self._again.remove(seq)
+            self._again.remove(job.seq)
         elif job.state != LEASED:
             self.delayed -= 1
         else:
             self.in_flight -= 1
             if job.holder:
-                held = self._holders[job.holder]
-                held.remove(seq)
-                if not held:
-                    del self._holders[job.holder]
+                self._release(job)
 
-    def _note_due(self, seq: int, job: Job) -> None:
+    def _release(self, job: Job) -> None:
+        held = self._holders[job.holder]
+        held.remove(job.seq)
+        if not held:
+            del self._holders[job.holder]
+
+    def _note_due(self, job: Job) -> None:
         if len(self._due) > 2 * len(self.jobs) + _STALE_MIN:
             self._list_due()
-        heapq.heappush(self._due, (job.due_ms, seq))
+        heapq.heappush(self._due, (job.due_ms, job.seq))
 
     def _list_due(self) -> None:
         self._due = [(job.due_ms, seq) for seq, job in self.jobs.items() if job.state in (LEASED, DELAYED)]
         heapq.heapify(self._due)
 
-    def _forget(self, seq: int) -> None:
-        job = self.jobs.pop(seq, None)
-        if job is not None:
-            self._leave(seq, job)
+    def _forget_all(self, seqs: Sequence[int]) -> None:
+        """Drops entries. If they are most of them, everything is made anew from the others: that takes a
+        fifth of the time."""
+        if len(seqs) <= len(self.jobs) // 2 or len(seqs) < _REBUILT_MIN:
+            self._forget(seqs)
+            return
+        jobs = self.jobs
+        for seq in seqs:
+            jobs.pop(seq, None)
+        self._holders.clear()
+        self.in_flight = self.delayed = 0
+        ready: list[int] = []
+        for seq, job in jobs.items():
+            if job.state == READY:
+                ready.append(seq)
+            elif job.state == LEASED:
+                self.in_flight += 1
+                if job.holder:
+                    self._holders.setdefault(job.holder, set()).add(seq)
+            else:
+                self.delayed += 1
+        self._again = SortedList(ready)
+
+    def _forget(self, seqs: Iterable[int]) -> None:
+        """Drops entries. Those that can be claimed again leave their index together: one by one that would
+        take most of the time."""
+        pop = self.jobs.pop
+        ready: list[int] = []
+        leased = others = 0
+        for seq in seqs:
+            job = pop(seq, None)
+            if job is None:
+                continue
+            if job.state == READY:
+                ready.append(seq)
+            elif job.state == LEASED:
+                leased += 1
+                if job.holder:
+                    self._release(job)
+            else:
+                others += 1
+        self.in_flight -= leased
+        self.delayed -= others
+        if len(ready) * _REBUILT_PART < len(self._again):
+            for seq in ready:
+                self._again.remove(seq)
+        elif ready:
+            self._again = SortedList(set(self._again).difference(ready))
 
     def check(self, log: Log) -> None:
         """Asserts the invariants named above. For tests: it looks at everything."""
@@ -394,3 +466,7 @@ class Queue:
             assert log.is_live(seq) and seq >= self._floor_seq, "LIVE"
         for seq in range(log.earliest_seq, min(log.head_seq, max(self.fresh_seq, self._passed_seq)) + 1):
             assert seq in self.jobs or not log.is_live(seq), "COVER"
+
+
+def _in_state(job: Job, state: int) -> Job:
+    return Job(*job[:7], state)

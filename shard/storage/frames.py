@@ -303,8 +303,10 @@ def _decode_stream_appended(content: memoryview) -> changes.StreamAppended:
 _STATE_VERSION = 1
 #: A hundred boxes or so: a fraction of a millisecond.
 _PIECE_BYTES = 64 << 10
-#: Idempotency keys that are encoded in one go: a millisecond.
-_KEYS_AT_ONCE = 2_000
+#: Idempotency keys, jobs or batches with dead records that are encoded in one go: a millisecond.
+_ITEMS_AT_ONCE = 2_000
+#: Segments that are: each may have ten thousand such batches.
+_SEGMENTS_AT_ONCE = 4
 #: Heads of a msgpack map and array of any length.
 _MAP_HEAD, _ARRAY_HEAD = struct.Struct(">BH"), struct.Struct(">BI")
 _encode_into = msgspec.msgpack.Encoder().encode_into
@@ -321,11 +323,11 @@ def encode_state(state: ShardState, pause: Callable[[], None] = lambda: None) ->
     piece += _encode_plain("boxes") + _ARRAY_HEAD.pack(0xDD, len(state.boxes))
     pieces: list[bytes] = []
     for facts in state.boxes:
-        if len(facts.keys) <= _KEYS_AT_ONCE:
-            _encode_into(facts, piece, len(piece))
-            parts: Iterable[bytes] = (b"",)
+        if _is_large(facts):
+            parts: Iterable[bytes] = _encoded_in_parts(facts)
         else:
-            parts = _encoded_in_parts(facts)
+            _encode_into(facts, piece, len(piece))
+            parts = (b"",)
         for part in parts:
             piece += part
             if len(piece) >= _PIECE_BYTES:
@@ -335,18 +337,33 @@ def encode_state(state: ShardState, pause: Callable[[], None] = lambda: None) ->
     return [*pieces, bytes(piece)]
 
 
+def _is_large(facts: BoxFacts) -> bool:
+    jobs = len(facts.queue.jobs) if facts.queue is not None else 0
+    return len(facts.keys) + jobs + sum(len(segment.dead) for segment in facts.segments) > _ITEMS_AT_ONCE
+
+
 def _encoded_in_parts(facts: BoxFacts) -> Iterator[bytes]:
-    """A box with many keys. The encoder lets no other thread run, and takes 0.1 s for a million keys."""
-    names = facts.__struct_fields__
+    """A box with many idempotency keys, jobs or batches with dead records. The encoder lets no other thread
+    run, and takes 0.1 s for a million keys."""
+    yield from _encoded_map(facts, {"keys": facts.keys, "segments": facts.segments, "queue": facts.queue})
+
+
+def _encoded_map(struct: msgspec.Struct, large: dict[str, Any]) -> Iterator[bytes]:
+    """A struct field by field, those named in `large` in parts."""
+    names = struct.__struct_fields__
     yield _MAP_HEAD.pack(0xDE, len(names))
     for name in names:
         yield _encode_plain(name)
-        if name != "keys":
-            yield _encode_plain(getattr(facts, name))
-            continue
-        yield _ARRAY_HEAD.pack(0xDD, len(facts.keys))
-        for at in range(0, len(facts.keys), _KEYS_AT_ONCE):
-            yield b"".join(map(_encode_plain, facts.keys[at : at + _KEYS_AT_ONCE]))
+        items = large.get(name)
+        if isinstance(items, changes.QueueFacts):
+            yield from _encoded_map(items, {"jobs": items.jobs})
+        elif items is None:
+            yield _encode_plain(getattr(struct, name))
+        else:
+            yield _ARRAY_HEAD.pack(0xDD, len(items))
+            step = _SEGMENTS_AT_ONCE if name == "segments" else _ITEMS_AT_ONCE
+            for at in range(0, len(items), step):
+                yield b"".join(map(_encode_plain, items[at : at + step]))
 
 
 def decode_state(content: memoryview) -> ShardState:

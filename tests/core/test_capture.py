@@ -7,20 +7,33 @@ out is compared with what was kept.
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shard.core import queue as queue_module
 from shard.core.changes import ShardState
 from streams.protocol import commands
+from tests.support.jobs import QueueDriver
 from tests.support.machines import Driver, facts_of, random_command, sampled
 
 
 def as_facts(state: ShardState) -> object:
     boxes = sorted(state.boxes, key=lambda facts: facts.name)
+    for facts in boxes:
+        if facts.queue is not None:  # of large ones they are in another order
+            facts.queue.jobs = sorted(facts.queue.jobs)
     return msgspec.to_builtins(msgspec.structs.replace(state, boxes=boxes), builtin_types=(bytes,))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_jobs_at_once() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(queue_module, "JOBS_AT_ONCE", 2)
+        yield
 
 
 @sampled(40)
@@ -52,6 +65,25 @@ def test_a_snapshot_taken_in_steps_is_that_of_its_first_moment(seed: int) -> Non
     again = Driver(driver.machine, driver.now_ms)
     again.log = log
     assert facts_of(again.reborn(expected.lsn, capture.state()).machine) == before
+
+
+def test_the_jobs_of_a_large_queue_are_taken_in_steps() -> None:
+    driver = QueueDriver()
+    driver.put(type="queue", durability="fsync", leases_durable=True)
+    driver.append(*range(9))
+    driver.claim(max=7)
+    driver.nack(1, delay_ms=500)
+    expected = driver.machine.snapshot()
+    capture = driver.machine.begin_snapshot()
+    steps = 0
+    while capture.step(32):
+        steps += 1
+        driver.ack(steps + 1)
+        driver.claim(max=1)
+    driver.machine.end_snapshot(capture)
+    assert steps == 4 and as_facts(capture.state()) == as_facts(expected)
+    (box,) = capture.state().boxes
+    assert box.queue is not None and len(box.queue.jobs) == 7 and box.queue.fresh_seq == 7
 
 
 def test_boxes_that_are_made_or_deleted_meanwhile_do_not_change_the_snapshot() -> None:

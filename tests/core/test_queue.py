@@ -246,6 +246,26 @@ def test_jobs_that_wait_have_no_entry_and_acked_ones_leave_none(driver: QueueDri
     assert len(queue._due) <= 200
 
 
+@pytest.mark.parametrize("before_seq", [2, 5, 8, 11, 13])
+@pytest.mark.parametrize("rebuilt_min", [1, 1000])
+def test_jobs_that_are_deleted_together_leave_every_index(
+    driver: QueueDriver, monkeypatch: pytest.MonkeyPatch, before_seq: int, rebuilt_min: int
+) -> None:
+    monkeypatch.setattr(queue_module, "_REBUILT_MIN", rebuilt_min)
+    driver.append(*range(12))
+    driver.claim(max=12, holder=7)
+    driver.nack(1, 4, 5, 8, 10, 11)
+    driver.nack(2, 9, delay_ms=100)
+    driver.ask(commands.DeleteRecords("b", before_seq, None))  # `Queue.check` compares all indexes
+    assert [job["$seq"] for job in driver.claim(max=12)] == [
+        seq for seq in (1, 4, 5, 8, 10, 11) if seq >= before_seq
+    ]
+    driver.now_ms += 101
+    assert [job["$seq"] for job in driver.claim(max=12)] == [seq for seq in (2, 9) if seq >= before_seq]
+    queue = queue_of(driver)
+    assert queue.held_by(7) == [seq for seq in (3, 6, 7, 12) if seq >= before_seq]
+
+
 def test_what_is_deleted_ahead_is_passed_over_once(driver: QueueDriver) -> None:
     for _ in range(5):
         driver.append(*[{"data": 1, "tag": "x"}] * 200)

@@ -20,7 +20,9 @@ import trio
 import trio.testing
 
 import shard.upkeep
+from shard import engine as engine_module
 from shard.core import deletion
+from shard.core import jobs as jobs_module
 from shard.core.machine import Machine
 from shard.core.sealed import Segment
 from shard.core.upkeep import HotPolicy, SealPolicy
@@ -830,6 +832,25 @@ async def test_the_older_snapshot_has_all_the_log_it_needs_when_the_newer_one_is
     newer.write_bytes(content)
     async with open_desk() as desk:
         assert seqs_of(await desk.read(0, max_bytes=1 << 24)) == list(range(1, 10))
+
+
+# -- claims that wait
+
+
+async def test_claims_that_wait_get_the_jobs_that_are_there_though_one_pass_does_not_reach(
+    open_desk: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (jobs_module, engine_module):
+        monkeypatch.setattr(module, "PASS_JOBS_MAX", 3)
+    async with open_desk() as desk:
+        await desk.ask(commands.PutBox("q", BoxPatch(type="queue")))
+        claims = [desk.send(Claim(box="q", node=f"n{at}", max=2, wait_ms=600_000)) for at in range(6)]
+        await desk.ask(commands.Append(box="q", columns=columns(*range(8))))
+        given = [[seq for seq, _ in (await claim.reply()).jobs] for claim in claims[:5]]
+        assert given == [[1, 2], [3], [4, 5], [6], [7, 8]]
+        assert not claims[5].is_answered
+        await desk.ask(commands.Append(box="q", columns=columns("x")))
+        assert [seq for seq, _ in (await claims[5].reply()).jobs] == [9]
 
 
 # -- a system clock that is set

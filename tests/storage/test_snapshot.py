@@ -15,7 +15,7 @@ from shard.storage import frames
 from shard.storage.files import Corrupt, Disk, DiskLike
 from shard.storage.snapshot import Snapshots
 from tests.support.faultdisk import MOMENTS, Crashed, FaultDisk, sweep
-from tests.support.machines import Driver
+from tests.support.jobs import QueueDriver
 
 DIRECTORY = "/data/snapshot"
 
@@ -158,21 +158,30 @@ def test_a_failure_at_any_operation_is_raised_and_leaves_a_valid_snapshot() -> N
         assert found in ((7, content_of(7), []), (9, content_of(9), []))
 
 
-def test_a_box_with_many_keys_is_encoded_in_parts_and_read_like_any_other(
+def test_a_box_with_many_keys_jobs_or_dead_batches_is_encoded_in_parts_and_read_like_any_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    driver = Driver()
-    driver.put(type="queue", durability="fsync")
+    driver = QueueDriver()
+    driver.put(type="queue", durability="fsync", leases_durable=True)
     for number in range(7):
         driver.append(number, idempotency_key=f"k{number}")
+    driver.claim(max=6)
     driver.append(0, box="other", idempotency_key="k")
+    driver.put("dead", durability="fsync")
+    for _ in range(3):
+        for number in range(6):
+            driver.append({"data": 1, "tag": str(number % 2)}, box="dead")
+        driver.seal("dead")
+    driver.delete(tag="1", box="dead")
     state = driver.machine.snapshot()
     whole = frames.decode_state(memoryview(b"".join(frames.encode_state(state))))
-    monkeypatch.setattr(frames, "_KEYS_AT_ONCE", 3)
+    monkeypatch.setattr(frames, "_ITEMS_AT_ONCE", 3)
+    monkeypatch.setattr(frames, "_SEGMENTS_AT_ONCE", 1)
     monkeypatch.setattr(frames, "_PIECE_BYTES", 16)
     pauses: list[None] = []
     pieces = frames.encode_state(state, lambda: pauses.append(None))
-    assert frames.decode_state(memoryview(b"".join(pieces))) == whole and len(pauses) > 10
-    assert [entry[0] for facts in whole.boxes for entry in facts.keys if facts.name == "b"] == [
-        f"k{number}" for number in range(7)
-    ]
+    assert frames.decode_state(memoryview(b"".join(pieces))) == whole and len(pauses) > 20
+    found = {facts.name: facts for facts in whole.boxes}
+    assert [entry[0] for entry in found["b"].keys] == [f"k{number}" for number in range(7)]
+    assert found["b"].queue is not None and [entry[0] for entry in found["b"].queue.jobs] == [*range(1, 7)]
+    assert [len(segment.dead) for segment in found["dead"].segments] == [3, 3, 3]
