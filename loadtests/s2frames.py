@@ -1,133 +1,291 @@
 """Sessions of the S2 API frame by frame over one HTTP/2 connection, in a process of its own.
 
-    python -m loadtests.s2frames '{"url": …, "seconds": 4}'
+    python -m loadtests.s2frames '{"url": …, "seconds": 4, "size": 1024, "count": 1000, "in_flight": 5}'
 
-The frames are made beforehand and answers are not taken apart, so these rows measure the server and `h2`;
-those of `s2sdk.py` measure what a user of the SDK gets. 500 records of 100 bytes a frame.
+Batches are made beforehand and answers are not taken apart. HTTP/2 is written and read by hand, with large
+windows and few system calls: a client in Rust takes a fraction of a core, and so must this one. So these rows
+measure the server; those of `s2sdk.py` measure what a user of the SDK gets.
 """
 
 from __future__ import annotations
 
 import json
+import select
 import socket
+import statistics
 import sys
 import time
 import urllib.request
+from collections import deque
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-import h2.config
-import h2.connection
-import h2.events
-import h2.settings
-
 BASIN: Final = "bench-s2-basin"
-RECORDS, BODY = 500, b"x" * 100
-IN_FLIGHT: Final = 32
-#: What the server may send before we have read it.
-_WINDOW_BYTES: Final = 16 << 20
+#: What the server may send before we have read it; given back by halves.
+_WINDOW_BYTES: Final = 64 << 20
+_H2_FRAME_BYTES: Final = 16_384
+_READ_BYTES: Final = 1 << 20
+#: Buffers of one `sendmsg`: a head and a piece of a batch take two.
+_BUFFERS_MAX: Final = 128
+
+_DATA, _HEADERS, _RST, _SETTINGS, _PING, _GOAWAY, _WINDOW = 0, 1, 3, 4, 6, 7, 8
+_END_STREAM, _END_HEADERS, _ACK = 1, 4, 1
+_INITIAL_WINDOW_SIZE: Final = 4
+_STATUS_200: Final = 0x88
 
 
-def _frame() -> bytes:
-    """A batch: protobuf of records that are nothing but a body, all of them short."""
-    record = b"\x1a%c" % len(BODY) + BODY
-    given = (b"\x0a%c" % len(record) + record) * RECORDS
+def batch(size: int, count: int) -> bytes:
+    """An s2s frame: protobuf of records that are nothing but a body."""
+    body = b"x" * size
+    record = b"\x1a" + _varint(size) + body
+    given = (b"\x0a" + _varint(len(record)) + record) * count
     return (len(given) + 1).to_bytes(3, "big") + b"\0" + given
 
 
+def _varint(number: int) -> bytes:
+    parts = bytearray()
+    while number > 127:
+        parts.append(number & 127 | 128)
+        number >>= 7
+    return bytes(parts) + bytes([number])
+
+
+def _h2(kind: int, flags: int, stream: int, size: int) -> bytes:
+    return size.to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big")
+
+
 class Session:
-    """One stream of one connection. Blocking."""
+    """One exchange on one connection."""
 
     def __init__(self, url: str, method: str, path: str, *, ends: bool) -> None:
         host = urlsplit(url)
         self._sock = socket.create_connection((host.hostname or "", host.port or 80), timeout=60)
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.connection = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding="utf-8"))
-        self.connection.initiate_connection()
-        self.connection.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: _WINDOW_BYTES})
-        self.connection.increment_flow_control_window(_WINDOW_BYTES)
         headers = [(":method", method), (":path", path), (":scheme", "http"), (":authority", host.netloc)]
         headers += [("content-type", "s2s/proto"), ("s2-basin", BASIN)]
-        self.connection.send_headers(1, headers, end_stream=ends)
+        block = b"".join(b"\0" + _literal(name) + _literal(value) for name, value in headers)
+        setting = _INITIAL_WINDOW_SIZE.to_bytes(2, "big") + _WINDOW_BYTES.to_bytes(4, "big")
+        self._sock.sendall(
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+            + _h2(_SETTINGS, 0, 0, len(setting))
+            + setting
+            + _h2(_WINDOW, 0, 0, 4)
+            + (_WINDOW_BYTES - 65_535).to_bytes(4, "big")
+            + _h2(_HEADERS, _END_HEADERS | (_END_STREAM if ends else 0), 1, len(block))
+            + block
+        )
+        self._sock.setblocking(False)
         self.bytes = self.frames = 0
         self.has_ended = False
-        self._pending = b""
-        self.flush()
+        #: What we may send on the stream and on the connection.
+        self._windows = {0: 65_535, 1: 65_535}
+        self._initial_window = 65_535
+        self._untaken: deque[memoryview] = deque()
+        self._unsent: deque[bytes | memoryview] = deque()
+        self._taken_bytes = 0
+        self._pending = bytearray()
+        #: Of the s2s frame that is coming: bytes of its head that are here, and those still to come.
+        self._head, self._missing = b"", 0
 
     def __repr__(self) -> str:
         return f"<Session {self.frames} frames, {self.bytes} B>"
 
-    def flush(self) -> None:
-        self._sock.sendall(self.connection.data_to_send())
+    @property
+    def is_behind(self) -> bool:
+        """True while the server has not taken what it was given."""
+        return bool(self._untaken or self._unsent)
 
-    def send(self, data: bytes) -> None:
-        view = memoryview(data)
-        while len(view):
-            size = min(self.connection.local_flow_control_window(1), 16_384, len(view))
-            if not size:
-                self.flush()
-                self.receive()
-                continue
-            self.connection.send_data(1, bytes(view[:size]))
-            view = view[size:]
-        self.flush()
+    def put(self, data: bytes) -> None:
+        self._untaken.append(memoryview(data))
 
-    def receive(self) -> None:
-        data = self._sock.recv(1 << 20)
-        if not data:
-            raise ConnectionError("the server has closed the connection")
-        for event in self.connection.receive_data(data):
-            if isinstance(event, h2.events.ResponseReceived):
-                status = dict(event.headers or ())[":status"]
-                assert status == "200", f"the session was refused with {status!r}"
-            elif isinstance(event, h2.events.DataReceived):
-                self._count(event.data or b"")
-                self.connection.acknowledge_received_data(event.flow_controlled_length or 0, 1)
-            elif isinstance(event, h2.events.StreamEnded):
-                self.has_ended = True
-        self.flush()
+    def end(self) -> None:
+        assert not self._untaken
+        self._unsent.append(_h2(_DATA, _END_STREAM, 1, 0))
 
-    def _count(self, data: bytes) -> None:
-        self.bytes += len(data)
-        found, at = self._pending + data, 0
-        while len(found) - at >= 4:
-            size = 3 + int.from_bytes(found[at : at + 3], "big")
-            if len(found) - at < size:
+    def step(self, wait_s: float | None = None) -> None:
+        """Sends what may be sent, and takes what has come; waits for one of them."""
+        self._send()
+        readable, _, _ = select.select([self._sock], [self._sock] if self._unsent else [], [], wait_s)
+        if readable:
+            data = self._sock.recv(_READ_BYTES)
+            if not data:
+                raise ConnectionError("the server has closed the connection")
+            self._receive(data)
+        self._send()
+
+    def _send(self) -> None:
+        while True:
+            while self._untaken and len(self._unsent) < _BUFFERS_MAX:
+                size = min(*self._windows.values(), _H2_FRAME_BYTES, len(self._untaken[0]))
+                if size <= 0:
+                    break
+                self._unsent += (_h2(_DATA, 0, 1, size), self._untaken[0][:size])
+                for stream in self._windows:
+                    self._windows[stream] -= size
+                self._untaken[0] = self._untaken[0][size:]
+                if not self._untaken[0]:
+                    self._untaken.popleft()
+            if not self._unsent:
+                return
+            try:
+                sent = self._sock.sendmsg(list(self._unsent)[:_BUFFERS_MAX])
+            except BlockingIOError:
+                return
+            while self._unsent and sent >= len(self._unsent[0]):
+                sent -= len(self._unsent.popleft())
+            if sent:
+                self._unsent[0] = memoryview(self._unsent[0])[sent:]
+
+    def _receive(self, data: bytes) -> None:
+        self._pending += data
+        at, found = 0, self._pending
+        while len(found) - at >= 9:
+            size = int.from_bytes(found[at : at + 3], "big")
+            if len(found) - at < 9 + size:
                 break
-            assert found[at + 3] < 0x80, found[at + 4 : at + size]
-            self.frames += 1
-            at += size
-        self._pending = found[at:]
+            kind, flags = found[at + 3], found[at + 4]
+            start, at = at + 9, at + 9 + size
+            if kind == _DATA:
+                self._count(found, start, at)
+                self._taken_bytes += size
+            elif kind == _WINDOW:
+                stream = int.from_bytes(found[start - 4 : start], "big")
+                self._windows[stream] += int.from_bytes(found[start:at], "big")
+            else:
+                self._receive_other(kind, flags, bytes(found[start:at]))
+            if flags & _END_STREAM and kind in (_DATA, _HEADERS):
+                self.has_ended = True
+        del found[:at]
+        if self._taken_bytes >= _WINDOW_BYTES // 2:
+            taken = self._taken_bytes.to_bytes(4, "big")
+            self._unsent.append(_h2(_WINDOW, 0, 0, 4) + taken + _h2(_WINDOW, 0, 1, 4) + taken)
+            self._taken_bytes = 0
+
+    def _receive_other(self, kind: int, flags: int, payload: bytes) -> None:
+        if kind == _HEADERS:
+            assert payload[0] == _STATUS_200, f"the session was refused: {payload!r}"
+        elif kind == _SETTINGS and not flags & _ACK:
+            for at in range(0, len(payload), 6):
+                if int.from_bytes(payload[at : at + 2], "big") == _INITIAL_WINDOW_SIZE:
+                    window = int.from_bytes(payload[at + 2 : at + 6], "big")
+                    self._windows[1] += window - self._initial_window
+                    self._initial_window = window
+            self._unsent.append(_h2(_SETTINGS, _ACK, 0, 0))
+        elif kind == _PING and not flags & _ACK:
+            self._unsent.append(_h2(_PING, _ACK, 0, 8) + payload)
+        elif kind in (_RST, _GOAWAY):
+            raise ConnectionError(f"the server has given up: {payload!r}")
+
+    def _count(self, data: bytearray, at: int, end: int) -> None:
+        """Counts s2s frames without looking into them."""
+        self.bytes += end - at
+        while at < end:
+            if self._missing:
+                taken = min(self._missing, end - at)
+                self._missing -= taken
+                at += taken
+            else:
+                taken = min(4 - len(self._head), end - at)
+                self._head += data[at : at + taken]
+                at += taken
+                if len(self._head) < 4:
+                    return
+                assert self._head[3] < 0x80, bytes(data[at:end])
+                self._missing = int.from_bytes(self._head[:3], "big") - 1
+                self._head = b""
+            if not self._missing:
+                self.frames += 1
 
     def close(self) -> None:
         self._sock.close()
 
 
-def measure(url: str, path: str, seconds: float) -> dict[str, float]:
-    given = _frame()
-    writing = Session(url, "POST", path, ends=False)
+def _literal(text: str) -> bytes:
+    assert len(text) < 127
+    return bytes([len(text)]) + text.encode()
+
+
+def append(url: str, path: str, given: bytes, *, seconds: float, in_flight: int) -> tuple[float, int]:
+    """As many batches as the server takes, some on the way at a time: seconds until the last ack, batches."""
+    session = Session(url, "POST", path, ends=False)
     began = time.perf_counter()
     sent = 0
     while time.perf_counter() < began + seconds:
-        writing.send(given)
-        sent += 1
-        while sent - writing.frames >= IN_FLIGHT:
-            writing.receive()
-    writing.connection.end_stream(1)
-    writing.flush()
-    while not writing.has_ended:
-        writing.receive()
-    assert writing.frames == sent, "every frame is acked"
-    append_s = time.perf_counter() - began
-    writing.close()
-    reading = Session(url, "GET", f"{path}?seq_num=0&count={sent * RECORDS}", ends=True)
+        while sent - session.frames < in_flight:
+            session.put(given)
+            sent += 1
+        session.step()
+    _finish(session, sent)
+    return time.perf_counter() - began, sent
+
+
+def paced(
+    url: str, path: str, given: bytes, *, seconds: float, per_s: float, in_flight: int
+) -> tuple[list[float], int]:
+    """Batches at a steady rate: milliseconds from when each was due to its ack. One that is due while too
+    many are on the way waits here, and that counts."""
+    session = Session(url, "POST", path, ends=False)
+    session.step()
     began = time.perf_counter()
-    while not reading.has_ended:
-        reading.receive()
-    read_s = time.perf_counter() - began
-    assert reading.bytes > sent * RECORDS * len(BODY), "a read gets all that was acked"
-    reading.close()
-    return {"append-records": sent * RECORDS / append_s, "read-records": sent * RECORDS / read_s}
+    due: deque[float] = deque()
+    sent = acked = 0
+    took_ms: list[float] = []
+    while (now := time.perf_counter()) < began + seconds or due:
+        next_s = began + sent / per_s
+        if next_s <= now and next_s < began + seconds and sent - session.frames < in_flight:
+            session.put(given)
+            due.append(next_s)
+            sent += 1
+            session.step(0)
+        else:
+            session.step(max(0.0, next_s - now) if next_s > now and next_s < began + seconds else 0.05)
+        now = time.perf_counter()
+        while acked < session.frames:
+            took_ms.append(1000 * (now - due.popleft()))
+            acked += 1
+    _finish(session, sent)
+    return took_ms, sent
+
+
+def _finish(session: Session, sent: int) -> None:
+    while session.is_behind:
+        session.step()
+    session.end()
+    while not session.has_ended:
+        session.step()
+    assert session.frames == sent, "every batch is acked"
+    session.close()
+
+
+def read(url: str, path: str, *, records: int, size: int) -> float:
+    session = Session(url, "GET", f"{path}?seq_num=0&count={records}", ends=True)
+    began = time.perf_counter()
+    while not session.has_ended:
+        session.step()
+    spent = time.perf_counter() - began
+    assert session.bytes > records * size, "a read gets all that was acked"
+    session.close()
+    return spent
+
+
+def measure(url: str, path: str, plan: dict[str, Any]) -> dict[str, float]:
+    size, count = plan["size"], plan["count"]
+    given = batch(size, count)
+    if "mib_per_s" in plan:
+        per_s = plan["mib_per_s"] * 2**20 / (size * count)
+        took_ms, _ = paced(
+            url, path, given, seconds=plan["seconds"], per_s=per_s, in_flight=plan["in_flight"]
+        )
+        return {"p50": statistics.median(took_ms), "p99": statistics.quantiles(took_ms, n=100)[98]}
+    append_s, sent = append(url, path, given, seconds=plan["seconds"], in_flight=plan["in_flight"])
+    records = sent * count
+    read_s = read(url, path, records=records, size=size)
+    return {
+        "append-records": records / append_s,
+        "read-records": records / read_s,
+        "append-mib": records * size / append_s / 2**20,
+        "read-mib": records * size / read_s / 2**20,
+    }
 
 
 def main(plan: dict[str, Any]) -> dict[str, float]:
@@ -140,7 +298,7 @@ def main(plan: dict[str, Any]) -> dict[str, float]:
     call("PUT", f"/v1/basins/{BASIN}")
     call("PUT", f"/v1/streams/{stream}")
     try:
-        return measure(url, f"/v1/streams/{stream}/records", plan["seconds"])
+        return measure(url, f"/v1/streams/{stream}/records", plan)
     finally:
         call("DELETE", f"/v1/streams/{stream}")
 

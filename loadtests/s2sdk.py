@@ -24,6 +24,8 @@ SMALL, LARGE = 100, 100_000
 BASIN: Final = "bench-s2-basin"
 #: Batches on the way at a time.
 IN_FLIGHT: Final = 32
+#: What the S2 clients of other languages have on the way at a time, in batches of up to 1 MiB.
+FRAME_BYTES_IN_FLIGHT: Final = 5 * 2**20
 #: The way without the SDK: `s2frames.py`.
 FRAMES: Final = "frames"
 
@@ -171,6 +173,46 @@ S2_CASES: Final[tuple[Case, ...]] = (
             ),
             (Row("s2-read-frames", "S2 read session, s2s frames, 100 B", "records/s"), "read-records"),
         ],
+        size=SMALL,
+        count=500,
+        in_flight=IN_FLIGHT,
+    ),
+    *(
+        _case(
+            FRAMES,
+            [
+                (
+                    Row(f"s2-append-frames-{key}", f"S2 append session, s2s frames, {title}", "MiB/s"),
+                    "append-mib",
+                ),
+                (Row(f"s2-read-frames-{key}", f"S2 read session, s2s frames, {title}", "MiB/s"), "read-mib"),
+            ],
+            size=size,
+            count=count,
+            in_flight=FRAME_BYTES_IN_FLIGHT // (size * count),
+        )
+        for key, title, size, count in (("1k", "1 KiB", 1024, 100), ("64k", "64 KiB", 65_536, 15))
+    ),
+    _case(
+        FRAMES,
+        [
+            (
+                Row(
+                    "s2-ack-p50", "S2 append session at 10 MiB/s of 1 KiB, ack p50", "ms", less_is_better=True
+                ),
+                "p50",
+            ),
+            (
+                Row(
+                    "s2-ack-p99", "S2 append session at 10 MiB/s of 1 KiB, ack p99", "ms", less_is_better=True
+                ),
+                "p99",
+            ),
+        ],
+        size=1024,
+        count=51,
+        in_flight=100,
+        mib_per_s=10,
     ),
 )
 
