@@ -447,7 +447,7 @@ class AsgiSink:
         await self._has_more.wait()
         self._has_more = trio.Event()
         parts, self._unsent = self._unsent, []
-        return b"".join(parts)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def sent(self, count: int) -> None:
         self.unsent_bytes -= count

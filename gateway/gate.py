@@ -67,13 +67,27 @@ class _Waiter:
 
 
 class Gate:
-    __slots__ = ("_limit", "_throttle_s", "_waiting", "gauge", "paced", "throttled", "under_way", "was_used")
+    __slots__ = (
+        "_is_sessions_turn",
+        "_limit",
+        "_sessions",
+        "_throttle_s",
+        "_waiting",
+        "gauge",
+        "paced",
+        "throttled",
+        "under_way",
+        "was_used",
+    )
 
     def __init__(self, thresholds: Thresholds) -> None:
         self.gauge = Gauge(thresholds)
         self._limit = Limit(thresholds)
         self._throttle_s = thresholds.throttle_lag_ms / 1000
         self._waiting: deque[_Waiter] = deque()
+        #: Inputs of sessions that wait. They are never refused; both queues take turns.
+        self._sessions: deque[_Waiter] = deque()
+        self._is_sessions_turn = False
         self.under_way = 0
         #: Whether anybody came since the last sample.
         self.was_used = False
@@ -81,7 +95,8 @@ class Gate:
         self.throttled = 0
 
     def __repr__(self) -> str:
-        return f"<Gate {self.under_way} of {self._limit.value} under way, {len(self._waiting)} waiting>"
+        waiting = len(self._waiting) + len(self._sessions)
+        return f"<Gate {self.under_way} of {self._limit.value} under way, {waiting} waiting>"
 
     @property
     def is_busy(self) -> bool:
@@ -89,11 +104,11 @@ class Gate:
 
     @property
     def is_pressed(self) -> bool:
-        return bool(self._waiting) or self.gauge.level != pressure.NONE
+        return bool(self._waiting or self._sessions) or self.gauge.level != pressure.NONE
 
     @property
     def has_room(self) -> bool:
-        return self.under_way < self._limit.value and not self._waiting
+        return self.under_way < self._limit.value and not self._waiting and not self._sessions
 
     def try_enter(self) -> bool:
         """Whether an append may go at once. Who enters, in this way or the other, leaves."""
@@ -139,11 +154,30 @@ class Gate:
             raise self._refusal(self._longest_s(now_s))
         return now_s - waiter.since_s
 
+    async def enter_from_session(self) -> None:
+        """Waits for a turn for as long as that takes. A session that waits here reads nothing, so its client
+        is held back by flow control. To refuse an input would end the session, with all that its client has
+        sent behind it."""
+        if self.try_enter():
+            return
+        waiter = _Waiter(trio.current_time())
+        self._sessions.append(waiter)
+        self.was_used = True
+        self.paced += 1
+        self._let_in()
+        try:
+            await waiter.event.wait()
+        except BaseException:
+            if waiter.event.is_set():
+                self.leave()
+            else:
+                self._sessions.remove(waiter)
+            raise
+
     def leave(self) -> None:
         self.under_way -= 1
         assert self.under_way >= 0, "who leaves has entered"
-        if self._waiting:
-            self._let_in()
+        self._let_in()
 
     def sample(self, lag_ms: float) -> None:
         """Takes a measurement in; turns away who has waited for too long."""
@@ -158,9 +192,11 @@ class Gate:
         self._let_in()
 
     def _let_in(self) -> None:
-        while self._waiting and self.under_way < self._limit.value:
+        while (self._waiting or self._sessions) and self.under_way < self._limit.value:
             self.under_way += 1
-            self._waiting.popleft().event.set()
+            is_of_session = bool(self._sessions) and (self._is_sessions_turn or not self._waiting)
+            self._is_sessions_turn = not is_of_session
+            (self._sessions if is_of_session else self._waiting).popleft().event.set()
 
     def _longest_s(self, now_s: float) -> float:
         return now_s - self._waiting[0].since_s if self._waiting else 0.0

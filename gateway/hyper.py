@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import logging
 import socket
+from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import h2.errors
@@ -17,7 +19,7 @@ import h2.events
 import h2.settings
 import h11
 import trio
-from h2.connection import ConnectionInputs
+from h2.connection import ConnectionInputs, H2Connection
 from h2.connection import ConnectionState as H2State
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
@@ -25,7 +27,7 @@ from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.protocol import ws_stream
 from hypercorn.protocol.events import Body, Data, Response
 from hypercorn.protocol.events import Event as StreamEvent
-from hypercorn.protocol.h2 import BUFFER_LOW_WATER, H2Protocol, StreamBuffer
+from hypercorn.protocol.h2 import H2Protocol, StreamBuffer
 from hypercorn.protocol.h11 import H11Protocol, H11WSConnection
 from hypercorn.protocol.http_stream import HTTPStream
 from hypercorn.protocol.ws_stream import WSStream
@@ -59,6 +61,7 @@ from gateway.frame_budget import (
     SocketFrameWalker,
 )
 from gateway.h1 import HEAD_END
+from gateway.h2_data import BulkReceiver, SendBuffer, send_data
 from gateway.http import is_full_duplex
 from gateway.slice_lane import SliceLane
 
@@ -70,6 +73,10 @@ H2_CONNECTION_WINDOW_BYTES = 16 * 1024 * 1024
 #: the announcement into account only at the read after the one that brought its acknowledgement.
 H2_FRAME_BYTES_MAX = 16 * 1024
 H2_STREAMS_MAX = 256
+#: What is read of an HTTP/2 connection at a time: eight full frames.
+_H2_READ_BYTES = 128 * 1024
+#: Input of one exchange that its app has not taken. A read is more than half of it, so it holds one or two.
+_INPUT_BYTES_MAX = 160 * 1024
 #: One message of a WebSocket: the largest record that is allowed by default, and room for what is around it.
 #: Quart reads ten of them ahead, so this is also what bounds a connection's memory. Larger writes go by HTTP.
 SOCKET_MESSAGE_BYTES_MAX = 2 * 1024 * 1024
@@ -176,7 +183,8 @@ class _Server(TCPServer):
       (`frame_budget.py`); a client that sends too many is told to calm down, and the connection is closed;
     - priorities of HTTP/2 are ignored, as RFC 9113 allows: one frame could reorder a thousand streams;
     - the flow-control windows of HTTP/2 are wider;
-    - an HTTP/2 answer is held back when its client gives no window for it (`_Buffer`);
+    - DATA of HTTP/2 is received and sent many frames at a time, and an answer is held back when its client
+      gives no window for it (`h2_data.py`);
     - DATA that arrives on an HTTP/2 stream after its answer (a body refused for its length) is dropped; to
       Hypercorn it is a KeyError that ends the connection, with every other request on it;
     - what an exchange has not taken when it is over is dropped: Hypercorn leaves it on a queue, and when that
@@ -211,6 +219,8 @@ class _Server(TCPServer):
                 protocol.streams, protocol.stream_buffers = _Streams(self.watch_socket), _Buffers()
                 protocol.task_group = _Exchanges(self._task_group._nursery)
                 protocol._priority_updated = _ignore_priority  # type: ignore[method-assign, assignment]
+                protocol._send_data = partial(send_data, protocol)  # type: ignore[method-assign]
+                _receive_in_bulk(protocol.connection)
                 _outlive_goaway(protocol)
                 _credit_answers(protocol, self._budget)
                 event = RawData(event.data + _widen(protocol))
@@ -283,7 +293,8 @@ class _Server(TCPServer):
     async def _handle_all_input(self) -> None:
         data = b"?"
         while data:
-            data = bytes(await self.stream.receive_some(MAX_RECV))
+            read_bytes = MAX_RECV if self._walker is None else _H2_READ_BYTES
+            data = bytes(await self.stream.receive_some(read_bytes))
             rest = data if self._walker is not None else await self._handle_http_1(data)
             if rest and self._walker is not None:
                 is_first = True
@@ -423,7 +434,7 @@ class _Exchanges(TaskGroup):
         scope: Scope,
         send: Callable[[ASGISendEvent | None], Awaitable[None]],
     ) -> Callable[[ASGIReceiveEvent], Awaitable[None]]:
-        queue, taken = trio.open_memory_channel[ASGIReceiveEvent](config.max_app_queue_size)
+        queue = _InputQueue(config.max_app_queue_size)
 
         async def run(
             scope: Scope,
@@ -432,15 +443,61 @@ class _Exchanges(TaskGroup):
             sync_spawn: Callable[..., Any],
             call_soon: Callable[..., Any],
         ) -> None:
-            with taken:
-                await app(scope, taken.receive, send, sync_spawn, call_soon)
-
-        async def put(message: ASGIReceiveEvent) -> None:
-            with suppress(trio.BrokenResourceError):
-                await queue.send(message)
+            try:
+                await app(scope, queue.take, send, sync_spawn, call_soon)
+            finally:
+                queue.close()
 
         await super().spawn_app(run, config, scope, send)  # type: ignore[arg-type]
-        return put
+        return queue.put
+
+
+class _InputQueue:
+    """Input of one exchange on its way to the app, bounded in messages and in bytes. Once the exchange is
+    over, input is dropped."""
+
+    def __init__(self, messages_max: int) -> None:
+        self._messages_max = messages_max
+        self._messages: deque[ASGIReceiveEvent] = deque()
+        self._bytes = 0
+        self._is_closed = False
+        self._has_more = trio.lowlevel.ParkingLot()
+        self._has_room = trio.lowlevel.ParkingLot()
+
+    def __repr__(self) -> str:
+        return f"<_InputQueue {len(self._messages)} messages, {self._bytes} B>"
+
+    async def put(self, message: ASGIReceiveEvent) -> None:
+        size = _body_bytes(message)
+        while not self._is_closed and (
+            len(self._messages) >= self._messages_max
+            or (self._messages and self._bytes + size > _INPUT_BYTES_MAX)
+        ):
+            await self._has_room.park()
+        if not self._is_closed:
+            self._messages.append(message)
+            self._bytes += size
+            self._has_more.unpark()
+
+    async def take(self) -> ASGIReceiveEvent:
+        if self._messages:
+            await trio.lowlevel.checkpoint()
+        while not self._messages:
+            await self._has_more.park()
+        message = self._messages.popleft()
+        self._bytes -= _body_bytes(message)
+        self._has_room.unpark_all()
+        return message
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._messages.clear()
+        self._bytes = 0
+        self._has_room.unpark_all()
+
+
+def _body_bytes(message: Any) -> int:
+    return len(message.get("body", b""))
 
 
 class _PlainHandshake(ws_stream.Handshake):
@@ -479,21 +536,7 @@ class _Over:
 
 class _Buffers(dict[int, StreamBuffer]):
     def __setitem__(self, stream_id: int, buffer: StreamBuffer) -> None:
-        super().__setitem__(stream_id, _Buffer(WorkerContext.event_class))
-
-
-class _Buffer(StreamBuffer):
-    """What was answered and not yet sent. Hypercorn lets the writer go on after every short pop, and a pop
-    for which there is no window is the shortest: the buffer of a stalled client would grow without end."""
-
-    async def pop(self, max_length: int) -> bytes:
-        data = bytes(self.buffer[:max_length])
-        del self.buffer[:max_length]
-        if len(self.buffer) < BUFFER_LOW_WATER:
-            await self._paused.set()
-        if not self.buffer:
-            await self._is_empty.set()
-        return data
+        super().__setitem__(stream_id, SendBuffer())
 
 
 def _outlive_goaway(protocol: H2Protocol) -> None:
@@ -523,6 +566,11 @@ def _outlive_goaway(protocol: H2Protocol) -> None:
         ]
 
     connection.receive_data = received  # type: ignore[method-assign, assignment]
+
+
+def _receive_in_bulk(connection: H2Connection) -> None:
+    receiver = BulkReceiver(connection, connection.incoming_buffer._preamble_len)
+    connection.receive_data = receiver.receive_data  # type: ignore[method-assign, assignment]
 
 
 def _credit_answers(protocol: H2Protocol, budget: FrameBudget) -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import itertools
 import socket
 from collections import deque
+from collections.abc import Callable
 
 import outcome
 import structlog
@@ -57,6 +58,11 @@ _SEND_AT_BUFFERS = 8
 _JOIN_BYTES_MAX = 2048
 
 
+#: Called once with the answer of a shard, or with what it raised. It must not raise, nor wait.
+OnAnswer = Callable[[wire.Message | StreamsError], None]
+_Waiter = trio.lowlevel.Task | OnAnswer
+
+
 class Link:
     """One shard as the gateway sees it."""
 
@@ -77,8 +83,9 @@ class Link:
         #: Set with that, or when nobody listens at the other end.
         self._settled = trio.Event()
         self._ids = itertools.count(1)
-        #: id -> (who waits, since which look of `_keep_watch`, for the answer to what), oldest first.
-        self._waiting: dict[int, tuple[trio.lowlevel.Task, int, int]] = {}
+        #: id -> (the waiting task or the function to call, since which look of `_keep_watch`, op), oldest
+        #: first.
+        self._waiting: dict[int, tuple[_Waiter, int, int]] = {}
         self._looks = 0
         #: Whether something has come since the last look, and at which look a sign of life was asked for.
         self._has_heard = True
@@ -100,13 +107,36 @@ class Link:
 
     async def call(self, op: int, head: bytes, body: Buffer) -> wire.Message:
         """The shard's answer to one request. Raises what the shard raised, or what became of the link."""
+        id = self._begin(current_task(), op, head, body)
+
+        def abort(_: object) -> trio.lowlevel.Abort:
+            self.withdraw(id)
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        message: wire.Message = await wait_task_rescheduled(abort)
+        if message.flags & wire.FAILED:
+            raise _failure(message.body)
+        return message
+
+    def post(self, op: int, head: bytes, body: Buffer, on_answer: OnAnswer) -> int:
+        """Sends a request whose answer is a call of `on_answer`, in the task of this link: for a caller that
+        has many of them under way. Returns the id by which it can be withdrawn. Raises as `call` does."""
+        return self._begin(on_answer, op, head, body)
+
+    def withdraw(self, id: int) -> None:
+        """The caller does not wait for this answer any more."""
+        entry = self._waiting.pop(id, None)
+        if entry is not None and entry[2] in wire.WAITING_OPS:
+            self._forget(id)
+
+    def _begin(self, waiter: _Waiter, op: int, head: bytes, body: Buffer) -> int:
         if not self.is_up:
             raise self._away()
         waiting = self._waiting
         if len(waiting) >= IN_FLIGHT_MAX:
             raise Throttled("too many requests in flight", limit="in_flight")
         id = next(self._ids)
-        waiting[id] = (current_task(), self._looks, op)
+        waiting[id] = (waiter, self._looks, op)
         framed = wire.frame(wire.REQUEST, 0, op, id, head, len(body))
         if len(body) <= _JOIN_BYTES_MAX:
             self._unsent.append((id, framed + body))
@@ -121,16 +151,7 @@ class Link:
         if self._unsent and self._sender is not None:
             sender, self._sender = self._sender, None
             reschedule(sender)
-
-        def abort(_: object) -> trio.lowlevel.Abort:
-            if waiting.pop(id, None) is not None and op in wire.WAITING_OPS:
-                self._forget(id)
-            return trio.lowlevel.Abort.SUCCEEDED
-
-        message: wire.Message = await wait_task_rescheduled(abort)
-        if message.flags & wire.FAILED:
-            raise _failure(message.body)
-        return message
+        return id
 
     def _away(self) -> ShardUnavailable:
         message, why = self._states.why_away(self.shard)
@@ -141,15 +162,15 @@ class Link:
         long as it likes. A read leaves nothing undone; of a claim only the shard knows whether it has been
         given a job by now, so the shard is asked to end it. How many there were."""
         polls = [
-            (id, task, op)
-            for id, (task, _, op) in self._waiting.items()
+            (id, waiter, op)
+            for id, (waiter, _, op) in self._waiting.items()
             if op in (wire.OP_DIFF, wire.OP_CLAIM)
         ]
-        for id, task, op in polls:
+        for id, waiter, op in polls:
             self._forget(id)
             if op == wire.OP_DIFF:
                 del self._waiting[id]
-                trio.lowlevel.reschedule(task, outcome.Error(ShuttingDown()))
+                _fail(waiter, ShuttingDown())
         return len(polls)
 
     def _forget(self, id: int) -> None:
@@ -240,13 +261,13 @@ class Link:
 
     def _fail_all(self) -> None:
         waiting, self._waiting = self._waiting, {}
-        for id, (task, _, _) in waiting.items():
+        for id, (waiter, _, _) in waiting.items():
             error: StreamsError
             if id > self._sent_id:
                 error = self._away()
             else:
                 error = OutcomeUnknown(shard=self.shard, outcome="unknown")
-            trio.lowlevel.reschedule(task, outcome.Error(error))
+            _fail(waiter, error)
 
     async def _keep_receiving(self, sock: socket.socket) -> None:
         receiver = wire.Receiver()
@@ -267,7 +288,11 @@ class Link:
             for message in receiver.received(count):
                 entry = self._waiting.pop(message.id, None)
                 if entry is not None:
-                    reschedule(entry[0], value(message))
+                    waiter = entry[0]
+                    if isinstance(waiter, trio.lowlevel.Task):
+                        reschedule(waiter, value(message))
+                    else:
+                        waiter(_failure(message.body) if message.flags & wire.FAILED else message)
                 elif message.op == wire.OP_HELLO:
                     self.is_up = True
                     self._came_up.set()
@@ -316,14 +341,14 @@ class Link:
             await trio.sleep(_LOOK_S)
             self._looks += 1
             self._look_for_stall()
-            for id, (task, since, _) in list(itertools.islice(self._waiting.items(), 1000)):
+            for id, (waiter, since, _) in list(itertools.islice(self._waiting.items(), 1000)):
                 if (self._looks - since - 1) * _LOOK_S < ANSWER_S_MAX:
                     break
                 del self._waiting[id]
                 error = OutcomeUnknown(
                     "the shard did not answer in time", shard=self.shard, outcome="unknown"
                 )
-                trio.lowlevel.reschedule(task, outcome.Error(error))
+                _fail(waiter, error)
 
     def _look_for_stall(self) -> None:
         """Ask a silent shard for a sign of life, and count the link as down when none comes in time."""
@@ -343,6 +368,13 @@ class Link:
             if op in wire.WAITING_OPS:
                 self._forget(id)
         self._fail_all()
+
+
+def _fail(waiter: _Waiter, error: StreamsError) -> None:
+    if isinstance(waiter, trio.lowlevel.Task):
+        trio.lowlevel.reschedule(waiter, outcome.Error(error))
+    else:
+        waiter(error)
 
 
 def _failure(body: bytes) -> StreamsError:

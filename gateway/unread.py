@@ -94,6 +94,14 @@ class Unread:
             await self._answers.take(self._owner, count)
             self._taken += count
 
+    def try_reserve(self, count: int) -> bool:
+        """Return True if there was room for a page without waiting."""
+        if count > SMALL_ANSWER_BYTES:
+            if not self._answers.try_take(self._owner, count):
+                return False
+            self._taken += count
+        return True
+
     def settle(self) -> None:
         """Charges what is unsent; a reservation ends with that."""
         taken, self._taken = self._taken, 0
@@ -117,7 +125,8 @@ class Unread:
         return shared
 
     async def wait_sent(self, stall_s: float) -> None:
-        """Waits until nothing is unsent. Raises `Stalled`, sooner than that when others need the room."""
+        """Waits until nothing is unsent. Raises `Stalled`, sooner than that when others need the room. A
+        reservation stays."""
         charge = self._charge
         if charge is None:
             await self._sink.wait_sent(stall_s)
@@ -129,7 +138,7 @@ class Unread:
                 await self._sink.wait_sent(stall_s)
             finally:
                 self._sink.charge = None
-        self.close()
+        self.clear()
         if scope.cancelled_caught:
             raise Stalled
 

@@ -14,6 +14,7 @@ import msgspec
 import trio
 
 from gateway.dispatch import Dispatch
+from gateway.links import Link
 from gateway.memory import MemoryBudget
 from gateway.s2.ciphers import Sealing
 from gateway.s2.history import History
@@ -26,14 +27,72 @@ from streams.protocol.errors import (
     CipherMismatch,
     ResourceAlreadyExists,
     StreamNotFound,
+    StreamsError,
 )
 from streams.protocol.streams import Cipher, ReadHead, Spec, StreamAppended, StreamRecords
 
 _R = TypeVar("_R")
 _encode = msgspec.msgpack.Encoder().encode
+_decode_appended = msgspec.msgpack.Decoder(StreamAppended).decode
 
 #: Streams whose cipher is remembered; those without one are not.
 _CIPHERS_MAX = 10_000
+
+
+class PostedAppend:
+    """An append on its way to its shard. It holds its permit and its place at the gate until it has a
+    result, or is closed."""
+
+    __slots__ = ("metered", "result", "withdraw")
+
+    def __init__(self, metered: int) -> None:
+        self.metered = metered
+        self.result: StreamAppended | StreamsError | None = None
+        self.withdraw: Callable[[], None] = lambda: None
+
+    def __repr__(self) -> str:
+        return f"<PostedAppend {self.metered} B, {self.result!r}>"
+
+    def close(self) -> None:
+        if self.result is None:
+            self.withdraw()
+
+
+class PendingRead:
+    """A page that a shard has been asked for."""
+
+    __slots__ = ("_answer", "_id", "_is_here", "_link")
+
+    def __init__(self, link: Link, head: ReadHead) -> None:
+        self._link = link
+        self._is_here = trio.Event()
+        self._answer: wire.Message | StreamsError | None = None
+        self._id = 0
+        try:
+            self._id = link.post(wire.OP_READ_STREAM, _encode(head), b"", self._on_answer)
+        except StreamsError as error:
+            self._on_answer(error)
+
+    def __repr__(self) -> str:
+        return f"<PendingRead {self._id}, {'here' if self._is_here.is_set() else 'on its way'}>"
+
+    def _on_answer(self, answer: wire.Message | StreamsError) -> None:
+        self._answer = answer
+        self._is_here.set()
+
+    async def page(self) -> StreamRecords:
+        try:
+            await self._is_here.wait()
+        finally:
+            self.close()
+        assert self._answer is not None
+        if isinstance(self._answer, StreamsError):
+            raise self._answer
+        return stream_requests.decode_records(self._answer.body)
+
+    def close(self) -> None:
+        if self._answer is None:
+            self._link.withdraw(self._id)
 
 
 class Calls:
@@ -97,28 +156,70 @@ class Calls:
         box: str,
         given: Input,
         key: str,
-        chain: str = "",
-        *,
-        entered: trio.Event | None = None,
     ) -> StreamAppended:
         """Appends what is closed like this; the stream must say the same. Whoever calls has a permit for its
-        bytes. It takes its turn at the gate of its shard, as any append does; `entered` is set when it has,
-        and then nothing overtakes it."""
+        bytes. It takes its turn at the gate of its shard, as any append does."""
         since_s = trio.current_time()
         tails = given.tails if cipher is None else Sealing(cipher, key, box).sealed(given)
-        head, body = given.wire(box, cipher=cipher, tails=tails, chain=chain)
+        head, body = given.wire(box, cipher=cipher, tails=tails, chain="")
         gate = await self._dispatch.enter(self._dispatch.placement.shard_of(box))
         try:
-            if entered is not None:
-                # Who is next runs when this task has come to its next wait: its message is queued by then.
-                entered.set()
             message = await self._call(wire.OP_APPEND_STREAM, box, head, body)
         finally:
             gate.leave()
+        return self._acked(box, given, since_s, message)
+
+    async def post_append(
+        self, box: str, given: Input, sealing: Sealing | None, chain: str, on_settled: Callable[[], None]
+    ) -> PostedAppend:
+        """Sends an append without waiting for its answer: waits for a permit and for its turn at the gate.
+        Appends that one task posts reach the shard in this order. `on_settled` is called when there is a
+        result."""
+        since_s = trio.current_time()
+        shard = self._dispatch.placement.shard_of(box)
+        link = self._dispatch.links[shard]
+        await self.inflight.enter(given.metered)
+        try:
+            cipher = None if sealing is None else sealing.cipher
+            tails = given.tails if sealing is None else sealing.sealed(given)
+            head, body = given.wire(box, cipher=cipher, tails=tails, chain=chain)
+            gate = self._dispatch.gates[shard]
+            await gate.enter_from_session()
+        except BaseException:
+            self.inflight.leave(given.metered)
+            raise
+        posted = PostedAppend(given.metered)
+
+        def leave() -> None:
+            gate.leave()
+            self.inflight.leave(given.metered)
+
+        def settle(answer: wire.Message | StreamsError) -> None:
+            leave()
+            if not isinstance(answer, StreamsError):
+                posted.result = self._acked(box, given, since_s, answer)
+            else:
+                posted.result = answer
+            on_settled()
+
+        try:
+            sent = link.post(wire.OP_APPEND_STREAM, head, body, settle)
+        except BaseException:
+            leave()
+            raise
+
+        def withdraw() -> None:
+            link.withdraw(sent)
+            leave()
+
+        posted.withdraw = withdraw
+        return posted
+
+    def _acked(self, box: str, given: Input, since_s: float, message: wire.Message) -> StreamAppended:
         took_s = trio.current_time() - since_s
         self.inflight.acked(records=len(given.tails), size=given.metered, took_s=took_s)
         self.history.tally.appended(box.partition("/")[0], given.metered)
-        return msgspec.msgpack.decode(message.body, type=StreamAppended)
+        return _decode_appended(message.body)
 
     def _remember(self, box: str, cipher: Cipher | None) -> None:
         self._ciphers.pop(box, None)
@@ -130,6 +231,10 @@ class Calls:
     async def read(self, head: ReadHead) -> StreamRecords:
         message = await self._call(wire.OP_READ_STREAM, head.box, _encode(head), b"")
         return stream_requests.decode_records(message.body)
+
+    def begin_read(self, head: ReadHead) -> PendingRead:
+        """Asks for a page that is awaited later. Its caller closes it."""
+        return PendingRead(self._dispatch.links[self._dispatch.placement.shard_of(head.box)], head)
 
     async def tail(self, box: str) -> streams.StreamTail:
         return await self.ask_owner(box, streams.GetStreamTail(box), streams.StreamTail)

@@ -80,6 +80,7 @@ class Sealing:
     """One cipher with one key, for one stream."""
 
     def __init__(self, cipher: Cipher, key_text: str, box: str) -> None:
+        self.cipher = cipher
         self._bound = box.encode()
         self._nonce_bytes, self._seal, self._open = _MADE[cipher](_key(cipher, key_text))
 

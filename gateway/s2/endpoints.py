@@ -19,6 +19,7 @@ from gateway.memory import STRANGERS
 from gateway.origins import Origins
 from gateway.s2 import ciphers, fields, frames
 from gateway.s2.access import OPERATIONS, Admit, Doorkeeper, KeyPermit, Permit
+from gateway.s2.append_session import AppendSession
 from gateway.s2.calls import Calls
 from gateway.s2.control import Basins, Streams
 from gateway.s2.counting import ACCOUNT
@@ -29,7 +30,7 @@ from gateway.s2.inflight import Inflight
 from gateway.s2.locations import Locations
 from gateway.s2.messages import Input
 from gateway.s2.records import Asked, Records, check_commands, first_page, stream_config
-from gateway.s2.sessions import AppendSession, Draining, EventWording, FrameWording, Held, ReadSession
+from gateway.s2.sessions import Draining, EventWording, FrameWording, Held, ReadSession
 from gateway.s2.tokens import Tokens
 from gateway.s2.usage import Usage
 from gateway.watch.service import Watch

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import zstandard
 
+from gateway.http import Buffer
 from gateway.s2.errors import S2Error
 
 LENGTH_MAX = 2 * 1024 * 1024
@@ -28,16 +29,21 @@ def codec_for(accepted: str | None) -> int:
     return ZSTD if "zstd" in names else GZIP if "gzip" in names else NONE
 
 
-def frame(body: bytes, *, codec: int = NONE, is_advised: bool = False) -> bytes:
-    if codec == NONE or len(body) < _COMPRESS_BYTES_MIN:
+def frame(*parts: Buffer, codec: int = NONE, is_advised: bool = False) -> bytes:
+    """A frame whose body is these parts, one behind the other. Without compression they are copied once."""
+    size = sum(map(len, parts))
+    if codec == NONE or size < _COMPRESS_BYTES_MIN:
         codec = NONE
-    elif codec == ZSTD:
-        body = zstandard.ZstdCompressor(level=1).compress(body)
     else:
-        encoder = zlib.compressobj(level=1, wbits=31)
-        body = encoder.compress(body) + encoder.flush()
+        body = b"".join(parts)
+        if codec == ZSTD:
+            body = zstandard.ZstdCompressor(level=1).compress(body)
+        else:
+            encoder = zlib.compressobj(level=1, wbits=31)
+            body = encoder.compress(body) + encoder.flush()
+        parts, size = (body,), len(body)
     flags = codec << 5 | (_ADVISED if is_advised else 0)
-    return (1 + len(body)).to_bytes(3, "big") + bytes([flags]) + body
+    return b"".join(((1 + size).to_bytes(3, "big"), bytes((flags,)), *parts))
 
 
 def terminal(error: S2Error) -> bytes:
@@ -65,12 +71,14 @@ class Receiver:
         buffer += data
         at = 0
         while len(buffer) - at >= _HEAD_BYTES:
-            length = int.from_bytes(buffer[at : at + 3], "big")
+            length = buffer[at] << 16 | buffer[at + 1] << 8 | buffer[at + 2]
             if not 0 < length <= LENGTH_MAX:
                 raise _bad(f"a frame says that it has {length} bytes")
             if len(buffer) - at < 3 + length:
                 break
-            yield _plain(buffer[at + 3], bytes(buffer[at + _HEAD_BYTES : at + 3 + length]))
+            with memoryview(buffer) as view:
+                body = view[at + _HEAD_BYTES : at + 3 + length].tobytes()
+            yield _plain(buffer[at + 3], body)
             at += 3 + length
         del buffer[:at]
 

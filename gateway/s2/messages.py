@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 import orjson
 
+from gateway.http import Buffer
 from gateway.s2.errors import S2Error
 from gateway.s2.fields import TIME_MAX, U64_MAX
 from streams.protocol import sequenced
@@ -58,8 +59,36 @@ class Input:
     def __init__(
         self, records: list[Given], match_seq_num: int | None = None, fencing_token: str | None = None
     ) -> None:
-        if not 1 <= len(records) <= BATCH_RECORDS_MAX:
-            raise _invalid(f"records: a batch has 1 to {BATCH_RECORDS_MAX} records, this one {len(records)}")
+        self._begin(len(records), match_seq_num, fencing_token)
+        self.sizes: list[int] = []
+        for index, record in enumerate(records):
+            if record.headers:
+                self._look_at_headers(index, record)
+            self.sizes.append(sequenced.metered_of(record.headers, record.body))
+        self._measure()
+        self.tails = [sequenced.tail_of(record.headers, record.body) for record in records]
+        self.times = array("q")
+        if any(record.timestamp is not None for record in records):
+            for index, record in enumerate(records):
+                if record.timestamp is not None and record.timestamp > TIME_MAX:
+                    raise _invalid(f"records[{index}].timestamp: is larger than a time can be")
+                self.times.append(-1 if record.timestamp is None else record.timestamp)
+
+    @classmethod
+    def of_bodies(
+        cls, tails: list[bytes], sizes: list[int], match_seq_num: int | None, fencing_token: str | None
+    ) -> Input:
+        """A batch of records without headers and times. `tails` are those records as they are kept."""
+        given = cls.__new__(cls)
+        given._begin(len(tails), match_seq_num, fencing_token)
+        given.sizes, given.tails = sizes, tails
+        given._measure()
+        given.times = array("q")
+        return given
+
+    def _begin(self, count: int, match_seq_num: int | None, fencing_token: str | None) -> None:
+        if not 1 <= count <= BATCH_RECORDS_MAX:
+            raise _invalid(f"records: a batch has 1 to {BATCH_RECORDS_MAX} records, this one {count}")
         if fencing_token is not None and len(fencing_token.encode()) > STREAM_TOKEN_BYTES_MAX:
             raise _invalid(f"fencing_token: is longer than {STREAM_TOKEN_BYTES_MAX} bytes")
         #: The key whose limits count, if it has some.
@@ -68,21 +97,11 @@ class Input:
         self.fencing_token = fencing_token
         self.fence: str | None = None
         self.trims: list[tuple[int, int]] = []
-        self.sizes: list[int] = []
-        for index, record in enumerate(records):
-            if record.headers:
-                self._look_at_headers(index, record)
-            self.sizes.append(sequenced.metered_of(record.headers, record.body))
+
+    def _measure(self) -> None:
         self.metered = sum(self.sizes)
         if self.metered > BATCH_METERED_MAX:
             raise _invalid(f"records: {self.metered} metered bytes, at most {BATCH_METERED_MAX} are allowed")
-        self.tails = [sequenced.tail_of(record.headers, record.body) for record in records]
-        self.times = array("q")
-        if any(record.timestamp is not None for record in records):
-            for index, record in enumerate(records):
-                if record.timestamp is not None and record.timestamp > TIME_MAX:
-                    raise _invalid(f"records[{index}].timestamp: is larger than a time can be")
-                self.times.append(-1 if record.timestamp is None else record.timestamp)
 
     def _look_at_headers(self, index: int, record: Given) -> None:
         """A header without a name makes the record a command."""
@@ -149,7 +168,7 @@ def _invalid(message: str) -> S2Error:
 
 def input_from_protobuf(data: bytes) -> Input:
     try:
-        return Input(*_append_input(data))
+        return _plain_input(data) or Input(*_append_input(data))
     except (BadProtobuf, IndexError, UnicodeDecodeError) as error:
         raise S2Error("bad_proto", f"not an AppendInput: {error}") from None
 
@@ -166,6 +185,48 @@ def _append_input(data: bytes) -> tuple[list[Given], int | None, str | None]:
         elif tag == 0x1A:
             fencing_token = str(data[start:stop], "utf-8")
     return records, match_seq_num, fencing_token
+
+
+def _plain_input(data: bytes) -> Input | None:
+    """A batch whose records are nothing but bodies, as most are. None if it is any other, or may be wrong:
+    then it is read field by field.
+
+    A record is `0a size 1a size body`, and what is kept of it (`sequenced.tail_of`) `22 size body`. Records
+    of one size begin with the same bytes, so a stretch of them is cut without a look at their numbers.
+    """
+    tails: list[bytes] = []
+    sizes: list[int] = []
+    at, end = 0, len(data)
+    try:
+        while at < end and data[at] == 0x0A:
+            size, start = _minimal_varint(data, at + 1)
+            if data[start] != 0x1A:
+                return None
+            body_bytes, body = _minimal_varint(data, start + 1)
+            if body + body_bytes != start + size or not body_bytes:
+                return None
+            prefix, stride, cut = data[at:body], body + body_bytes - at, start + 1 - at
+            count = len(tails)
+            while data.startswith(prefix, at) and at + stride <= end:
+                tails.append(b"\x22" + data[at + cut : at + stride])
+                at += stride
+            if len(tails) == count:
+                return None
+            sizes += [sequenced.metered_of((), b"") + body_bytes] * (len(tails) - count)
+    except (BadProtobuf, IndexError):
+        return None
+    others: tuple[list[Given], int | None, str | None] = ([], None, None)
+    if at < end:
+        others = _append_input(data[at:])
+    return None if others[0] or not tails else Input.of_bodies(tails, sizes, *others[1:])
+
+
+def _minimal_varint(data: bytes, at: int) -> tuple[int, int]:
+    """A number of at most three bytes, none of them too many, and where it ends."""
+    number, end = read_varint(data, at)
+    if end - at > 3 or (end - at > 1 and not data[end - 1]):
+        raise BadProtobuf
+    return number, end
 
 
 def _append_record(data: bytes, at: int, end: int) -> Given:
@@ -197,13 +258,17 @@ def ack_as_protobuf(ack: StreamAppended) -> bytes:
     return b"\x0a%b%b\x12%b%b\x1a%b%b" % (varint(len(start)), start, *(varint(len(end)), end) * 2)
 
 
-def batch_as_protobuf(records: bytes, tail: tuple[int, int] | None) -> bytes:
-    """`records` are entries with separators between them, as they are kept."""
-    text = sequenced.SEPARATOR + records if records else b""
-    if tail is None:
-        return text
-    position = _position(*tail)
-    return b"%b\x12%b%b" % (text, varint(len(position)), position)
+def batch_parts(records: Buffer, tail: tuple[int, int] | None) -> list[Buffer]:
+    """A batch in pieces. `records` are entries with separators between them, as they are kept."""
+    parts: list[Buffer] = [sequenced.SEPARATOR, records] if records else []
+    if tail is not None:
+        position = _position(*tail)
+        parts.append(b"\x12%b%b" % (varint(len(position)), position))
+    return parts
+
+
+def batch_as_protobuf(records: Buffer, tail: tuple[int, int] | None) -> bytes:
+    return b"".join(batch_parts(records, tail))
 
 
 # ---------------------------------------------------------------------------------------------------

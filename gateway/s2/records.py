@@ -9,7 +9,7 @@ from functools import partial
 import msgspec
 import orjson
 
-from gateway.http import Request, Response
+from gateway.http import Buffer, Request, Response
 from gateway.s2 import ciphers, configs, fields, messages
 from gateway.s2.access import Permit
 from gateway.s2.calls import Calls
@@ -117,11 +117,11 @@ def after(head: ReadHead, page: StreamRecords) -> ReadHead:
     )
 
 
-def opened(page: StreamRecords, key: str, box: str) -> bytes:
+def opened(page: StreamRecords, key: str, box: str) -> Buffer:
     """The records of a page as those see them who may."""
     if page.cipher is None:
         return page.records
-    return ciphers.Sealing(_cipher(page.cipher), key, box).opened(page.records)
+    return ciphers.Sealing(_cipher(page.cipher), key, box).opened(bytes(page.records))
 
 
 def _cipher(name: str) -> Cipher:
@@ -191,7 +191,7 @@ class Records:
             body = messages.batch_as_protobuf(records, tail)
             response = Response(200, body, content_type=b"application/protobuf")
         else:
-            listed = list(sequenced.records_of(records))
+            listed = list(sequenced.records_of(bytes(records)))
             body = messages.batch_as_json(listed, tail, is_base64=is_base64)
             response = Response(200, body)
         response.charge = answers.charge(owner, 0, len(body))

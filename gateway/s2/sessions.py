@@ -1,51 +1,41 @@
-"""Sessions: appends and reads that stay (s2 §12, §13), as s2s frames or as server-sent events.
+"""Read sessions (s2 §12, §13), as s2s frames or as server-sent events; and what all sessions share.
 
-    append   frames in ──► one write after the other on its way to the shard ──► acks out, in order
-    read     pages from the shard, one after the other ──► frames or events out; at the end, heartbeats
+    pages from the shard, one after the other ──► frames or events out; at the end, heartbeats
 
-Bounds: an append session has at most `_INPUTS_MAX` inputs and `_INPUT_BYTES_MAX` bytes on the way, and is not
-read from beyond that; all of them together have what `inflight.py` says. A frame that is not whole, and the
-decompressed one that waits to go on its way, are charged to the budget of bodies. A reader's answers wait for
-it to take them (`_UNSENT_BYTES_MAX`).
+Bounds: a reader's answers wait for it to take them (`UNSENT_BYTES_MAX`). Meanwhile the next page is fetched,
+if there is room for it in the budget of answers.
 """
 
 from __future__ import annotations
 
 import random
 import time
-import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Protocol
 
 import msgspec
 import trio
 
-from gateway.http import BodyBroken, Live, Sink, Stalled
+from gateway.http import BodyBroken, Buffer, Live, Sink, Stalled
 from gateway.limits import Slot
-from gateway.memory import EVERYONE, Charge
+from gateway.memory import EVERYONE
 from gateway.s2 import frames, messages
 from gateway.s2.access import Permit
-from gateway.s2.calls import Calls
+from gateway.s2.calls import Calls, PendingRead
 from gateway.s2.errors import S2Error, translated
-from gateway.s2.messages import Input
 from gateway.s2.records import SLICE_MS, Asked, after, error_event, opened, ping_event, tail_of
 from gateway.unread import Unread
 from streams.protocol import sequenced
-from streams.protocol.errors import StreamsError, Throttled
+from streams.protocol.errors import StreamsError
 from streams.protocol.streams import (
     BATCH_METERED_MAX,
     BATCH_RECORDS_MAX,
-    Cipher,
     ReadHead,
-    StreamAppended,
     StreamRecords,
 )
 
-_INPUTS_MAX = 64
-_INPUT_BYTES_MAX = 8 * 1024 * 1024
-_UNSENT_BYTES_MAX = 2 * 1024 * 1024
+UNSENT_BYTES_MAX = 2 * 1024 * 1024
 #: As long as the front gives to any answer that does not move.
-_STALL_S = 30.0
+STALL_S = 30.0
 #: Between two signs of life of a session at the end of its stream.
 _HEARTBEAT_S = (5.0, 15.0)
 #: A session that is still there when the server is about to stop is told so this long before.
@@ -112,205 +102,17 @@ class Held:
             sink.put(self._ending)
 
 
-def _failure(error: StreamsError | S2Error | BodyBroken) -> S2Error:
+def failure_of(error: StreamsError | S2Error | BodyBroken) -> S2Error:
+    """The error in the words of the S2 API."""
     if isinstance(error, BodyBroken):
         return S2Error("bad_frame", str(error))
     return error if isinstance(error, S2Error) else translated(error)
 
 
-# ---------------------------------------------------------------------------------------------------
-# Appending
-
-
-class _Slot:
-    """An input on its way, and what became of it."""
-
-    __slots__ = ("done", "given", "result")
-
-    def __init__(self, given: Input) -> None:
-        self.given = given
-        self.done = trio.Event()
-        self.result: StreamAppended | S2Error | None = None
-
-    def settle(self, result: StreamAppended | S2Error) -> None:
-        self.result = result
-        self.done.set()
-
-
-class AppendSession:
-    """The body of the answer to an append session."""
-
-    def __init__(
-        self,
-        calls: Calls,
-        box: str,
-        cipher: Cipher | None,
-        key: str,
-        incoming: AsyncIterator[bytes],
-        check: Callable[[Input], None],
-        pace: Callable[[], Awaitable[None]],
-        draining: Draining,
-        charge: Charge | None = None,
-    ) -> None:
-        """`charge`: the memory of what has come and is not on its way yet. The session closes it."""
-        self._charge = charge
-        #: What the charge held before: a body that came whole, before the session began.
-        self._charged = 0 if charge is None else charge.size
-        self._calls = calls
-        self._box = box
-        self._cipher = cipher
-        self._key = key
-        self._incoming = incoming
-        #: Raises when the caller may not send this.
-        self._check = check
-        #: Waits until the caller may send the next input.
-        self._pace = pace
-        self._draining = draining
-        self._chain = uuid.uuid4().hex
-        self._bytes = 0
-        self._relieved = trio.Event()
-        self._reading = trio.CancelScope()
-        self._has_failed = False
-
-    def __repr__(self) -> str:
-        return f"<AppendSession {self._box}, {self._bytes} B on the way>"
-
-    def close(self) -> None:
-        if self._charge is not None:
-            self._charge.close()
-
-    def _hold(self, size: int) -> None:
-        """Charges what is in memory of the frames that come. Raises `Throttled`."""
-        if self._charge is not None:
-            self._charge.shrink_to(self._charged + size)
-            self._charge.grow(self._charged + size - self._charge.size)
-
-    async def _receive(self, incoming: AsyncIterator[bytes]) -> bytes:
-        """The next bytes of the client; b"" at the end. Only a wait in here is the client's."""
-        charge = self._charge
-        if charge is not None:
-            charge.watch(self._reading.cancel)
-        try:
-            async for data in incoming:
-                return data
-            return b""
-        finally:
-            if charge is not None:
-                charge.unwatch()
-
-    async def run(self, sink: Sink) -> None:
-        send, receive = trio.open_memory_channel[_Slot | S2Error](_INPUTS_MAX)
-        stalled: Stalled | None = None
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._keep_reading, send, nursery)
-            nursery.start_soon(self._end_in_time)
-            try:
-                await self._keep_acking(receive, sink)
-            except Stalled as error:  # raised here, it would come out as a group
-                stalled = error
-            nursery.cancel_scope.cancel()
-        if stalled is not None:
-            raise stalled
-
-    async def _keep_reading(
-        self, slots: trio.MemorySendChannel[_Slot | S2Error], nursery: trio.Nursery
-    ) -> None:
-        receiver = frames.Receiver()
-        async with slots:
-            # The next input goes to the shard when the one before it has: each has its turn.
-            turn = trio.Event()
-            turn.set()
-            try:
-                with self._reading:
-                    while data := await self._receive(self._incoming):
-                        for body in receiver.feed_untrusted(data):
-                            self._hold(len(receiver) + len(body))
-                            slot = _Slot(_input(body))
-                            self._check(slot.given)
-                            await self._pace()
-                            await self._admit(slot, slots)
-                            self._bytes += slot.given.metered
-                            next_turn = trio.Event()
-                            nursery.start_soon(self._append, slot, turn, next_turn)
-                            turn = next_turn
-                            while self._bytes > _INPUT_BYTES_MAX:
-                                self._relieved = trio.Event()
-                                await self._relieved.wait()
-                        self._hold(len(receiver))
-                    receiver.end_untrusted()
-                if self._reading.cancelled_caught:
-                    if self._charge is not None:
-                        self._charge.grow(0)  # raises when the client had stalled
-                    raise S2Error("server_draining", "the server is stopping")
-            except (S2Error, Throttled, BodyBroken) as error:
-                await slots.send(_failure(error))
-
-    async def _admit(self, slot: _Slot, slots: trio.MemorySendChannel[_Slot | S2Error]) -> None:
-        """Waits for room here and for a permit, which is given back when the slot is settled."""
-        inflight = self._calls.inflight
-        await inflight.enter(slot.given.metered)
-        try:
-            await slots.send(slot)
-        except BaseException:
-            inflight.leave(slot.given.metered)
-            raise
-
-    async def _append(self, slot: _Slot, turn: trio.Event, next_turn: trio.Event) -> None:
-        try:
-            await turn.wait()
-            if self._has_failed:
-                raise S2Error("invalid", "an earlier input of this session has failed")
-            slot.settle(
-                await self._calls.append_as(
-                    self._cipher, self._box, slot.given, self._key, self._chain, entered=next_turn
-                )
-            )
-        except (StreamsError, S2Error) as error:
-            self._has_failed = True
-            slot.settle(_failure(error))
-        finally:
-            next_turn.set()
-            self._calls.inflight.leave(slot.given.metered)
-
-    async def _keep_acking(self, slots: trio.MemoryReceiveChannel[_Slot | S2Error], sink: Sink) -> None:
-        """One ack an input, in their order; the first failure is the last frame."""
-        async for slot in slots:
-            if isinstance(slot, S2Error):
-                sink.put(frames.terminal(slot))
-                return
-            await slot.done.wait()
-            self._bytes -= slot.given.metered
-            self._relieved.set()
-            if isinstance(slot.result, S2Error):
-                sink.put(frames.terminal(slot.result))
-                return
-            assert slot.result is not None
-            body = messages.ack_as_protobuf(slot.result)
-            sink.put(frames.frame(body, is_advised=self._draining.is_set))
-            if sink.unsent_bytes > _UNSENT_BYTES_MAX:
-                await sink.wait_sent(_STALL_S)
-
-    async def _end_in_time(self) -> None:
-        """What has come by then gets its ack; then the session is told that this was all."""
-        await self._draining.wait_over()
-        self._reading.cancel()
-
-
-def _input(body: bytes) -> Input:
-    try:
-        return messages.input_from_protobuf(body)
-    except S2Error as error:
-        raise S2Error("bad_frame", str(error)) if error.code == "bad_proto" else error from None
-
-
-# ---------------------------------------------------------------------------------------------------
-# Reading
-
-
 class Wording(Protocol):
     """How a read session is told to its client."""
 
-    def batch(self, records: bytes, tail: tuple[int, int] | None, *, is_advised: bool) -> bytes: ...
+    def batch(self, records: Buffer, tail: tuple[int, int] | None, *, is_advised: bool) -> bytes: ...
 
     def heartbeat(self, tail: tuple[int, int], *, is_advised: bool) -> bytes: ...
 
@@ -323,9 +125,9 @@ class FrameWording:
     def __init__(self, codec: int) -> None:
         self._codec = codec
 
-    def batch(self, records: bytes, tail: tuple[int, int] | None, *, is_advised: bool) -> bytes:
-        body = messages.batch_as_protobuf(records, tail)
-        return frames.frame(body, codec=self._codec, is_advised=is_advised)
+    def batch(self, records: Buffer, tail: tuple[int, int] | None, *, is_advised: bool) -> bytes:
+        parts = messages.batch_parts(records, tail)
+        return frames.frame(*parts, codec=self._codec, is_advised=is_advised)
 
     def heartbeat(self, tail: tuple[int, int], *, is_advised: bool) -> bytes:
         return frames.frame(messages.batch_as_protobuf(b"", tail), is_advised=is_advised)
@@ -343,8 +145,8 @@ class EventWording:
         self._count = 0
         self._metered = 0
 
-    def batch(self, records: bytes, tail: tuple[int, int] | None, *, is_advised: bool) -> bytes:
-        listed = list(sequenced.records_of(records))
+    def batch(self, records: Buffer, tail: tuple[int, int] | None, *, is_advised: bool) -> bytes:
+        listed = list(sequenced.records_of(bytes(records)))
         self._count += len(listed)
         self._metered += sum(record.metered for record in listed)
         data = messages.batch_as_json(listed, tail, is_base64=self._is_base64)
@@ -380,6 +182,8 @@ class ReadSession:
         self._asked = asked
         self._head = head
         self._page = first
+        #: The page behind this one, if it is being fetched.
+        self._ahead: PendingRead | None = None
         self._key = key
         self._wording = wording
         self._draining = draining
@@ -409,8 +213,10 @@ class ReadSession:
                 self._page = await self._next(sink, unread)
             sink.put(self._wording.end())
         except (StreamsError, S2Error) as error:
-            sink.put(self._wording.failure(_gone(_failure(error))))
+            sink.put(self._wording.failure(_gone(failure_of(error))))
         finally:
+            if self._ahead is not None:
+                self._ahead.close()
             unread.close()
 
     async def _told(self, sink: Sink, unread: Unread) -> bool:
@@ -421,11 +227,13 @@ class ReadSession:
             records = opened(page, self._key, self._head.box)
             sink.put(wording.batch(records, tail, is_advised=self._is_advised))
             self._calls.history.tally.read(self._head.box.partition("/")[0], len(records))
-            self._consume(records)
+            self._consume(page.count, records)
             self._until_s = None
             unread.settle()
-            if sink.unsent_bytes > _UNSENT_BYTES_MAX:
-                await unread.wait_sent(_STALL_S)
+            if sink.unsent_bytes > UNSENT_BYTES_MAX:
+                if tail is None and not self._is_over(page):
+                    self._fetch_ahead(unread)
+                await unread.wait_sent(STALL_S)
         if self._is_over(page):
             return True
         if tail is None:
@@ -442,13 +250,11 @@ class ReadSession:
         self._is_live = True
         return False
 
-    def _consume(self, records: bytes) -> None:
-        if self._count_left is not None or self._bytes_left is not None:
-            listed = list(sequenced.records_of(records))
-            if self._count_left is not None:
-                self._count_left -= len(listed)
-            if self._bytes_left is not None:
-                self._bytes_left -= sum(record.metered for record in listed)
+    def _consume(self, count: int, records: Buffer) -> None:
+        if self._count_left is not None:
+            self._count_left -= count
+        if self._bytes_left is not None:
+            self._bytes_left -= sum(record.metered for record in sequenced.records_of(bytes(records)))
 
     def _is_over(self, page: StreamRecords) -> bool:
         """Whether a bound of the session is met. A page has bounds of its own, which mean nothing here."""
@@ -460,17 +266,15 @@ class ReadSession:
 
     async def _next(self, sink: Sink, unread: Unread) -> StreamRecords:
         """The next page; an empty one after a while in which nothing came."""
-        head = msgspec.structs.replace(
-            after(self._head, self._page),
-            limit=min(BATCH_RECORDS_MAX, self._count_left or BATCH_RECORDS_MAX),
-            max_bytes=min(BATCH_METERED_MAX, self._bytes_left or BATCH_METERED_MAX),
-            wait_ms=self._wait_ms() if tail_of(self._page) is not None else 0,
-        )
+        if self._ahead is not None:
+            ahead, self._ahead = self._ahead, None
+            return await ahead.page()
+        head = self._next_head(self._wait_ms() if tail_of(self._page) is not None else 0)
         if not head.wait_ms:
             await unread.reserve(head.max_bytes)
             return await self._calls.read(head)
         if sink.unsent_bytes:  # A reader that has not taken what there is need not hear of what comes.
-            await unread.wait_sent(_STALL_S)
+            await unread.wait_sent(STALL_S)
         unread.close()
         page: StreamRecords | StreamsError | None = None
         async with trio.open_nursery() as nursery:
@@ -486,6 +290,20 @@ class ReadSession:
             self._leave()
             return msgspec.structs.replace(self._page, records=b"")
         return page
+
+    def _next_head(self, wait_ms: int) -> ReadHead:
+        return msgspec.structs.replace(
+            after(self._head, self._page),
+            limit=min(BATCH_RECORDS_MAX, self._count_left or BATCH_RECORDS_MAX),
+            max_bytes=min(BATCH_METERED_MAX, self._bytes_left or BATCH_METERED_MAX),
+            wait_ms=wait_ms,
+        )
+
+    def _fetch_ahead(self, unread: Unread) -> None:
+        """Asks for the next page, if there is room for it now."""
+        head = self._next_head(0)
+        if unread.try_reserve(head.max_bytes):
+            self._ahead = self._calls.begin_read(head)
 
     def _wait_ms(self) -> int:
         wait_s = random.uniform(*_HEARTBEAT_S)

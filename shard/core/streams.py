@@ -278,6 +278,7 @@ class Streams:
         box.last_read_ms = now_ms
         reply = protocol.StreamRecords(
             records=sequenced.SEPARATOR.join(page.parts),
+            count=command.limit - page.left,
             next_seq_num=reached,
             tail_seq_num=log.visible_seq,
             tail_ts=log.visible_ts,
@@ -342,17 +343,18 @@ def _start(box: Box, command: ReadStream, cipher: protocol.Cipher | None) -> int
 class _Page:
     """Collects the stretches of records that one read gets, within its limits, which are exact."""
 
-    __slots__ = ("_bytes_left", "_left", "_unmetered", "_until", "is_full", "parts")
+    __slots__ = ("_bytes_left", "_unmetered", "_until", "is_full", "left", "parts")
 
     def __init__(self, command: ReadStream) -> None:
-        self._left = command.limit
+        #: How many more records it may take.
+        self.left = command.limit
         self._bytes_left = command.max_bytes
         #: Those of `parts` that were counted as they are kept, which may be too much.
         self._unmetered: list[tuple[int, bytes | memoryview]] = []
         self._until = command.until
         self.parts: list[bytes | memoryview] = []
         #: Whether a limit is what it stopped at.
-        self.is_full = not self._left or not self._bytes_left
+        self.is_full = not self.left or not self._bytes_left
 
     def fill(self, box: Box, start: int) -> int:
         """Takes records from this number on. Returns the number of the next."""
@@ -378,15 +380,15 @@ class _Page:
 
     def _take(self, batch: Batch, first: int, last: int) -> int:
         """Takes what it can of a live stretch. Returns the last index taken, or `first - 1`."""
-        top = min(last, first + self._left - 1)
+        top = min(last, first + self.left - 1)
         if self._until is not None:
             top = min(top, batch.index_from_ts(self._until) - 1)
         if top >= first:
             top = self._within_bytes(batch, first, top)
         if top >= first:
             self.parts.append(batch.text(first, top))
-            self._left -= top - first + 1
-        self.is_full = top < last or not self._left
+            self.left -= top - first + 1
+        self.is_full = top < last or not self.left
         return top
 
     def _within_bytes(self, batch: Batch, first: int, last: int) -> int:

@@ -73,6 +73,9 @@ def metered_of(headers: Sequence[Header], body: bytes) -> int:
 # Protobuf, as much of it as there is in these messages
 
 _SMALL = [bytes([number]) for number in range(128)]
+#: The tag of a record's number with the first byte of its varint: as the only one, and with more behind it.
+_FIRSTS = [bytes((_SEQ, low)) for low in range(128)]
+_FIRSTS_OF_MORE = [bytes((_SEQ, low | 128)) for low in range(128)]
 
 
 def varint(number: int) -> bytes:
@@ -171,16 +174,37 @@ def entry(seq_num: int, timestamp: int, tail: bytes) -> bytes:
     return b"%b%b%b%b" % (varint(len(seq) + len(time) + len(tail)), seq, time, tail)
 
 
+def _heads(number: int, count: int, time: bytes) -> list[bytes]:
+    """The fields in front of the tails of `count` records from this number on, `time` being one of them.
+
+    The numbers of a block of 128 differ in the first byte of their varints alone, so a block is made at once.
+    """
+    heads: list[bytes] = []
+    end = number + count
+    if number == 0 and count:  # a field that is zero is left out
+        heads.append(time)
+        number = 1
+    while number < end:
+        block_end = min(end, (number | 127) + 1)
+        rest = (varint(number >> 7) if number > 127 else b"") + time
+        firsts = _FIRSTS_OF_MORE if number > 127 else _FIRSTS
+        heads += [first + rest for first in firsts[number & 127 : ((block_end - 1) & 127) + 1]]
+        number = block_end
+    return heads
+
+
 def joined(tails: Sequence[bytes], *, first_seq: int, times: int | Sequence[int]) -> tuple[bytes, array[int]]:
     """The blob of a batch, and the running total of its records' bytes."""
     number = first_seq - 1
     if isinstance(times, int):
         time = b"\x10%b" % varint(times) if times else b""
         parts: list[bytes] = []
-        for tail in tails:
-            head = b"\x08%b%b" % (varint(number), time) if number else time
-            parts.append(b"%b%b%b" % (varint(len(head) + len(tail)), head, tail))
-            number += 1
+        known, size = -1, b""
+        for tail, head in zip(tails, _heads(number, len(tails), time), strict=True):
+            length = len(head) + len(tail)
+            if length != known:  # mostly it is that of the record before
+                known, size = length, varint(length)
+            parts.append(b"%b%b%b" % (size, head, tail))
     else:
         parts = [
             entry(seq_num, time, tail)

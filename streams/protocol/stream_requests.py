@@ -39,7 +39,7 @@ from streams.protocol.streams import (
 
 _T = TypeVar("_T")
 
-_PAGE_HEAD = struct.Struct("<QQQQBB")
+_PAGE_HEAD = struct.Struct("<QQQQIBB")
 _CIPHERS: tuple[str | None, ...] = (None, "aegis-256", "aes-256-gcm")
 
 encode = msgspec.msgpack.Encoder().encode
@@ -54,6 +54,7 @@ def _encode_records(reply: StreamRecords) -> bytes:
         reply.tail_seq_num,
         reply.tail_ts,
         reply.generation,
+        reply.count,
         _CIPHERS.index(reply.cipher),
         reply.is_full,
     )
@@ -61,9 +62,11 @@ def _encode_records(reply: StreamRecords) -> bytes:
 
 
 def decode_records(body: bytes) -> StreamRecords:
-    next_seq_num, tail_seq_num, tail_ts, generation, cipher, is_full = _PAGE_HEAD.unpack_from(body)
+    """A page whose records are a view of its bytes."""
+    next_seq_num, tail_seq_num, tail_ts, generation, count, cipher, is_full = _PAGE_HEAD.unpack_from(body)
     return StreamRecords(
-        records=body[_PAGE_HEAD.size :],
+        records=memoryview(body)[_PAGE_HEAD.size :],
+        count=count,
         next_seq_num=next_seq_num,
         tail_seq_num=tail_seq_num,
         tail_ts=tail_ts,

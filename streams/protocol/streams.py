@@ -449,7 +449,9 @@ class StreamAppended(msgspec.Struct, array_like=True, frozen=True, gc=False):
 class StreamRecords(msgspec.Struct, frozen=True, kw_only=True):
     """What a read gets, and where it has got to. `records` are entries with separators (`sequenced.py`)."""
 
-    records: bytes
+    records: bytes | memoryview
+    #: How many records these are.
+    count: int
     next_seq_num: int
     tail_seq_num: int
     tail_ts: int

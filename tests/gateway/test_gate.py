@@ -5,15 +5,17 @@ Method: real tasks on a clock that jumps; samples are given by hand.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import trio
 
 from gateway.dispatch import Dispatch
 from gateway.gate import WAITING_MAX, Gate
-from gateway.links import Link
+from gateway.links import Link, OnAnswer
 from gateway.placement import even
 from gateway.pressure import GatewayPressure
-from gateway.s2.calls import Calls
+from gateway.s2.calls import Calls, PostedAppend
 from gateway.s2.messages import Given, Input
 from gateway.turns import Turns
 from streams.protocol import pressure, wire
@@ -301,27 +303,91 @@ async def test_an_append_to_a_stream_takes_its_turn_and_keeps_its_place(
     gate = dispatch.gates[0] = narrow()
     calls = Calls(dispatch)
     sent: list[int] = []
+    answers: list[OnAnswer] = []
 
-    async def call(op: int, head: bytes, body: bytes) -> wire.Message:
+    def post(op: int, head: bytes, body: bytes, on_answer: OnAnswer) -> int:
         sent.append(len(body))
-        raise ShardUnavailable
+        answers.append(on_answer)
+        return len(sent)
 
-    link.call = call  # type: ignore[method-assign, assignment]
+    link.post = post  # type: ignore[method-assign, assignment]
     given = [Input([Given(None, [], b"x" * size)]) for size in (1, 2, 3)]
-    turns = [trio.Event() for _ in range(4)]
-    turns[0].set()
+    posted: list[PostedAppend] = []
 
-    async def append(at: int) -> None:
-        await turns[at].wait()
-        with pytest.raises(ShardUnavailable):
-            await calls.append_as(None, "basin/stream", given[at], "", entered=turns[at + 1])
+    async def append() -> None:
+        for each in given:
+            posted.append(await calls.post_append("basin/stream", each, None, "chain", lambda: None))
 
     async with trio.open_nursery() as nursery:
-        for at in (2, 1, 0):
-            nursery.start_soon(append, at)
+        nursery.start_soon(append)
         await trio.testing.wait_all_tasks_blocked()
         assert sent == [] and gate.paced == 1, "it waits at the gate, and those behind it for it"
-        gate.leave()
+        for _ in given:
+            gate.leave()
         await trio.testing.wait_all_tasks_blocked()
     assert sent == sorted(sent) and len(sent) == 3
-    assert gate.under_way == LIMIT_MIN - 1, "all have left"
+    assert gate.under_way == LIMIT_MIN, "three have left, three have entered"
+    answers[0](ShardUnavailable())
+    posted[1].close()
+    posted[2].close()
+    assert gate.under_way == LIMIT_MIN - 3, "all have left"
+    assert isinstance(posted[0].result, ShardUnavailable)
+    posted[0].close()
+    assert gate.under_way == LIMIT_MIN - 3, "each once"
+
+
+async def test_an_input_of_a_session_is_never_refused(autojump_clock: trio.testing.MockClock) -> None:
+    """Under pressure, for however long: its client is held back by flow control. An append of its own is."""
+    gate = narrow()
+    entered: list[str] = []
+
+    async def input_of_session() -> None:
+        await gate.enter_from_session()
+        entered.append("session")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(input_of_session)
+        await trio.testing.wait_all_tasks_blocked()
+        for _ in range(100):
+            await trio.sleep(pressure.SAMPLE_S)
+            gate.sample(5_000.0)
+        with pytest.raises(Throttled):
+            await gate.enter()
+        gate.sample(0.0)
+    assert entered == ["session"], "it enters when the pressure is over"
+
+
+async def test_sessions_and_appends_take_turns_at_the_gate(autojump_clock: trio.testing.MockClock) -> None:
+    gate = narrow()
+    entered: list[str] = []
+
+    async def input_of_session() -> None:
+        await gate.enter_from_session()
+        entered.append("session")
+
+    async def append() -> None:
+        await gate.enter()
+        entered.append("append")
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(input_of_session)
+        await trio.testing.wait_all_tasks_blocked()
+        for _ in range(3):
+            nursery.start_soon(append)
+        await trio.testing.wait_all_tasks_blocked()
+        for _ in range(6):
+            gate.leave()
+            await trio.testing.wait_all_tasks_blocked()
+    assert sorted(entered) == ["append"] * 3 + ["session"] * 3
+    assert all(one != next for one, next in pairwise(entered))
+
+
+async def test_an_input_that_is_cancelled_at_the_gate_leaves_no_trace(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    gate = narrow()
+    with trio.move_on_after(1):
+        await gate.enter_from_session()
+    gate.leave()
+    assert gate.under_way == LIMIT_MIN - 1 and gate.has_room

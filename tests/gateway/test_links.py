@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,33 @@ async def test_requests_to_a_shard_that_hangs_fail_until_it_answers_again(
         await shard.answer(shard.asked[0])
         await trio.testing.wait_all_tasks_blocked()
         assert link.is_up
+
+
+async def test_posted_requests_are_answered_by_a_call_and_withdrawn_ones_are_not(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with hanging_shard(tmp_path) as (link, shard, _):
+        answers: dict[str, object] = {}
+        for name in ("first", "withdrawn", "third", "never"):
+            on_answer = partial(answers.__setitem__, name)
+            id = link.post(wire.OP_READ_STREAM, b"", name.encode(), on_answer)
+            if name == "withdrawn":
+                link.withdraw(id)
+                link.withdraw(id)
+        await trio.testing.wait_all_tasks_blocked()
+        by_body = {message.body: message for message in shard.asked}
+        assert [message.op for message in shard.asked].count(wire.OP_FORGET) == 1, (
+            "the shard hears of it once"
+        )
+        for name in (b"third", b"withdrawn", b"first"):
+            await shard.answer(by_body[name])
+        await trio.testing.wait_all_tasks_blocked()
+        assert list(answers) == ["third", "first"]
+        assert link.in_flight == 1
+        await trio.sleep(2 * STALLED_S)
+        assert isinstance(answers["never"], OutcomeUnknown)
+        with pytest.raises(ShardUnavailable):
+            link.post(wire.OP_READ_STREAM, b"", b"", answers.clear)  # type: ignore[arg-type]
 
 
 async def test_a_shard_that_holds_a_long_poll_back_and_gives_signs_of_life_does_not_hang(

@@ -6,6 +6,7 @@ Method: vectors that were taken off the wire, and records of any shape there and
 from __future__ import annotations
 
 from array import array
+from itertools import accumulate
 
 import pytest
 from hypothesis import given
@@ -55,6 +56,18 @@ def test_records_of_any_shape_come_back_as_they_were(
         8 + len(body) + sum(2 + len(name) + len(value) for name, value in headers)
         for headers, body in records
     ]
+
+
+@pytest.mark.parametrize("first_seq", [1, 2, 100, 128, 129, 130, 16_300, 16_384, 16_385, 2**21 + 1, 2**40])
+@pytest.mark.parametrize("time", [0, 7, 1_700_000_000_000])
+def test_records_that_are_joined_at_once_are_those_that_are_joined_one_by_one(
+    first_seq: int, time: int
+) -> None:
+    tails = [sequenced.tail_of([], b"x" * (120 + at % 9)) for at in range(300)]
+    blob, ends = sequenced.joined(tails, first_seq=first_seq, times=time)
+    entries = [sequenced.entry(first_seq - 1 + at, time, tail) for at, tail in enumerate(tails)]
+    assert blob == sequenced.SEPARATOR.join(entries)
+    assert list(ends) == list(accumulate(map(len, entries)))
 
 
 def test_a_sealed_record_says_its_size_and_nothing_else() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import json
 from array import array
+from collections.abc import Callable
 
 import pytest
 import zstandard
@@ -41,6 +42,42 @@ def test_a_batch_is_read_as_it_is_on_the_wire() -> None:
     assert fence.times == array("q", [0])
     trim = messages.input_from_protobuf(b"\x0a\x12" + bytes.fromhex("120612047472696d1a080000000000000005"))
     assert (trim.trims, trim.command_indexes) == ([(0, 5)], {0})
+
+
+@sampled(150)
+@given(
+    st.lists(st.tuples(st.sampled_from([1, 100, 127, 128, 130, 16_400]), st.integers(1, 4)), max_size=4),
+    st.sampled_from(["", "1000", "1a0174", "10071a0174", "0a00", "0a021a00", "0a041a026869", "3001", "0a"]),
+    st.sampled_from([b"", b"\x0a\x0b\x08\x07\x12\x03\x0a\x01\x6b\x1a\x02hi"]),
+    st.integers(0, 40),
+)
+def test_a_batch_of_bodies_is_read_in_stretches_as_it_is_field_by_field(
+    stretches: list[tuple[int, int]], behind: str, between: bytes, cut: int
+) -> None:
+    """Whatever stands behind and between them, and wherever it breaks off."""
+    data = b""
+    for size, count in stretches:
+        record = b"\x1a" + sequenced.varint(size) + b"x" * size
+        data += (b"\x0a" + sequenced.varint(len(record)) + record) * count + between
+    data += bytes.fromhex(behind)
+    data = data[: len(data) - cut]
+
+    def outcome(read: Callable[[bytes], Input]) -> object:
+        try:
+            found = read(data)
+        except S2Error as error:
+            return error.code
+        return {name: getattr(found, name) for name in Input.__slots__}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(messages, "_plain_input", lambda _: None)
+        expected = outcome(messages.input_from_protobuf)
+    assert outcome(messages.input_from_protobuf) == expected
+
+
+@pytest.mark.parametrize("text", ["0a85001a02686922", "0a041a82006869", "0a051a8200686920"])
+def test_a_batch_with_numbers_that_are_too_long_is_not_read_in_stretches(text: str) -> None:
+    assert messages._plain_input(bytes.fromhex(text)) is None
 
 
 def test_an_ack_has_all_its_positions_even_when_they_are_zero() -> None:

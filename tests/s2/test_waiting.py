@@ -17,7 +17,7 @@ from gateway.s2.records import Records
 from streams.protocol.streams import ReadHead, StreamRecords
 
 NOTHING = StreamRecords(
-    records=b"", next_seq_num=0, tail_seq_num=0, tail_ts=0, generation=1, cipher=None, is_full=False
+    records=b"", count=0, next_seq_num=0, tail_seq_num=0, tail_ts=0, generation=1, cipher=None, is_full=False
 )
 
 
