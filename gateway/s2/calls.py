@@ -101,6 +101,8 @@ class Calls:
         self.inflight = Inflight()
         self.history = History(dispatch, int(time.time()))
         self._ciphers: dict[str, Cipher] = {}
+        #: Set when a basin was deleted through this gateway.
+        self.basin_deleted = trio.Event()
 
     def __repr__(self) -> str:
         return f"<Calls {self._dispatch!r}>"

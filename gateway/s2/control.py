@@ -124,6 +124,7 @@ class Basins:
         fields.basin_name(basin, "bad_path")
         permit.check("delete-basin", basin)
         await self._calls.ask_register(streams.DeleteBasin(basin), streams.BasinFound)
+        self._calls.basin_deleted.set()
         return Response(202)
 
 

@@ -5,8 +5,9 @@ are kept here, in marks: everything up to `last_seqs[i]`, and behind the mark be
 `opened_ms[i]` to `closed_ms[i]`. A record expires when the mark it is in does, so it may stay a little longer
 than it must: for one part in `_MARKS_PER_AGE` of the retention.
 
-A trim is put off: whoever follows the stream must get the records that are trimmed in the very batch that
-says so. What is put off is kept here too, so that it survives a restart.
+A reader that begins passes trimmed records by at once. They are removed later: a reader that follows the
+stream must get the records that are trimmed in the very batch that says so. Trims that wait for that are kept
+here too, so that they survive a restart.
 
 Invariants
 - MARKS: the three columns rise together, and all of a mark lies at or behind the first live record.
@@ -23,9 +24,10 @@ from msgspec.structs import replace
 from shard.core.changes import StreamAppended, StreamFacts
 from streams.protocol.streams import Stream
 
-#: How long a trim is put off, and how long a stream is seen as being deleted before it is gone.
+#: How long readers that follow a stream still get trimmed records. They are a page behind at most, or slow.
 TRIM_LAG_MS = 2_000
-DELETION_LAG_MS = 1_000
+#: How long a stream is seen as being deleted before it is gone: its readers are woken and answered meanwhile.
+DELETION_LAG_MS = 50
 
 #: A mark is as long as this part of the retention, or a minute where records are kept for ever.
 _MARKS_PER_AGE = 256
@@ -45,7 +47,7 @@ class Trim(NamedTuple):
 
 
 class StreamState:
-    __slots__ = ("closed_ms", "last_seqs", "opened_ms", "stream", "trims")
+    __slots__ = ("closed_ms", "last_seqs", "opened_ms", "stream", "trim_lsn", "trims")
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
@@ -53,6 +55,8 @@ class StreamState:
         self.closed_ms = array("q")
         self.last_seqs = array("Q")
         self.trims: list[Trim] = []
+        #: The lsn of the last trim in this life: an answer that passes trimmed records by waits for it.
+        self.trim_lsn = 0
 
     def __repr__(self) -> str:
         return f"<StreamState of basin {self.stream.basin_number}, {len(self.last_seqs)} marks>"
@@ -86,11 +90,17 @@ class StreamState:
         """The seq below which everything is to be trimmed by now; 0 when nothing is."""
         return max((trim.seq for trim in self.trims if trim.due_ms <= now_ms), default=0)
 
+    @property
+    def first_seq_for_new_readers(self) -> int:
+        """The seq below which everything is trimmed, removed or not; 0 when no trim waits."""
+        return self.trims[-1].seq if self.trims else 0
+
     # -- applying
 
-    def appended(self, change: StreamAppended, earliest_seq: int) -> None:
+    def appended(self, change: StreamAppended, earliest_seq: int, lsn: int) -> None:
         self._mark(change.at_ms, change.batch.last_seq)
-        if change.trim_seq > max(earliest_seq, self.trims[-1].seq if self.trims else 0):
+        if change.trim_seq > max(earliest_seq, self.first_seq_for_new_readers):
+            self.trim_lsn = lsn
             due_ms = change.at_ms + TRIM_LAG_MS
             if self.trims and change.at_ms - self.trims[-1].opened_ms < _TRIM_STEP_MS:
                 self.trims[-1] = Trim(change.trim_seq, due_ms, self.trims[-1].opened_ms)

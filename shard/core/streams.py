@@ -270,7 +270,12 @@ class Streams:
         if command.generation not in (None, box.generation):
             raise StreamNotFound(f"stream {box.name} was deleted, and made anew", stream=box.name)
         log = box.log
-        start = _start(box, command, state.stream.cipher) if command.begins else command.from_seq
+        start, rests_on = command.from_seq, box.floor_lsn
+        if command.begins:
+            start = _start(box, command, state.stream.cipher)
+            untrimmed = min(state.first_seq_for_new_readers - 1, log.visible_seq)
+            if untrimmed > start:
+                start, rests_on = untrimmed, max(rests_on, state.trim_lsn)
         page = _Page(command)
         reached = page.fill(box, start)
         if command.wait_ms and not page.parts and not page.is_full:
@@ -286,7 +291,7 @@ class Streams:
             cipher=state.stream.cipher,
             is_full=page.is_full,
         )
-        return self._machine._answer(box, reply, made, box.floor_lsn)
+        return self._machine._answer(box, reply, made, rests_on)
 
     # -- applying
 
@@ -307,7 +312,7 @@ class Streams:
     def _apply_appended(self, change: changes.StreamAppended, lsn: int) -> None:
         box = self._machine.generations[change.generation]
         assert box.stream is not None
-        box.stream.appended(change, box.log.earliest_seq)
+        box.stream.appended(change, box.log.earliest_seq, lsn)
         self._machine._apply_appended(change, lsn)
         if change.fence is not None:
             box.fencing_token = change.fence

@@ -13,7 +13,7 @@ import pytest
 from shard.core import stream as stream_module
 from shard.core import streams as streams_module
 from shard.core import surgery
-from shard.core.stream import DELETION_LAG_MS, TRIM_LAG_MS
+from shard.core.stream import TRIM_LAG_MS
 from streams.protocol import commands, sequenced, streams
 from streams.protocol.commands import ReadStream
 from streams.protocol.errors import (
@@ -277,16 +277,20 @@ def test_a_later_page_goes_on_where_the_first_one_ended(driver: Driver) -> None:
 # -- trimming and retention
 
 
-def test_a_trim_lags_and_never_goes_beyond_itself(driver: Driver) -> None:
+def test_a_trim_is_visible_at_once_except_to_followers_and_never_goes_beyond_itself(driver: Driver) -> None:
     append(driver, b"a", b"b", b"c")
     append(driver, b"t", trims=((0, 2),))
-    assert numbers(driver) == [0, 1, 2, 3]
+    assert numbers(driver) == numbers(driver, 1) == numbers(driver, tail_offset=4) == [2, 3]
+    assert numbers(driver, from_ts=0) == [2, 3]
+    assert numbers(driver, 3) == [3]
+    assert numbers(driver, begins=False) == [0, 1, 2, 3], "a follower gets what the very batch trims"
     driver.now_ms += TRIM_LAG_MS
     driver.tick()
-    assert numbers(driver) == [2, 3]
+    assert numbers(driver) == numbers(driver, begins=False) == [2, 3]
     append(driver, b"t", trims=((0, 99),))
+    assert numbers(driver) == [] and numbers(driver, begins=False) == [2, 3, 4]
     driver.now_ms += TRIM_LAG_MS
-    assert numbers(driver) == []  # due, whether or not a tick has come
+    assert numbers(driver, begins=False) == []  # due, whether or not a tick has come
     assert tail(driver) == (5, NOW + TRIM_LAG_MS)
     append(driver, b"t", trims=((0, 3),))  # back: nothing
     driver.now_ms += TRIM_LAG_MS
@@ -299,7 +303,8 @@ def test_trims_are_not_put_off_for_ever_by_later_ones(driver: Driver) -> None:
         append(driver, b"t", trims=((0, index),))
         driver.now_ms += 100
         driver.tick()
-    assert numbers(driver)[0] >= 15
+    assert numbers(driver)[0] == 39
+    assert numbers(driver, begins=False)[0] >= 15
     box = driver.machine.boxes[BOX]
     assert box.stream is not None and len(box.stream.trims) <= 9
 
@@ -307,10 +312,22 @@ def test_trims_are_not_put_off_for_ever_by_later_ones(driver: Driver) -> None:
 def test_a_trim_that_waits_survives_a_restart(driver: Driver) -> None:
     append(driver, b"a", b"t", trims=((1, 1),))
     for survivor in restarted(driver):
-        assert numbers(survivor) == [0, 1]
+        assert numbers(survivor, begins=False) == [0, 1]
+        assert numbers(survivor) == [1]
         survivor.now_ms += TRIM_LAG_MS
         survivor.tick()
-        assert numbers(survivor) == [1]
+        assert numbers(survivor, begins=False) == [1]
+
+
+def test_a_reader_learns_of_a_trim_when_it_is_durable_and_not_before(driver: Driver) -> None:
+    append(driver, b"a", b"b")
+    driver.machine.handle(write(b"t", trims=((0, 2),)), driver.now_ms)
+    outcome = driver.machine.handle(ReadStream(box=BOX, limit=10, may_follow=True), driver.now_ms)
+    assert isinstance(outcome.reply, streams.StreamRecords) and not outcome.reply.records
+    assert outcome.waits_for_lsn > driver.machine.durable_lsn, "a power cut now would bring the records back"
+    driver.sync()
+    outcome = driver.machine.handle(ReadStream(box=BOX, limit=10, may_follow=True), driver.now_ms)
+    assert outcome.waits_for_lsn <= driver.machine.durable_lsn
 
 
 def test_records_expire_by_when_they_were_written(driver: Driver) -> None:
@@ -449,7 +466,7 @@ def test_a_stream_is_seen_as_deleted_before_it_is_gone(driver: Driver) -> None:
             driver.ask(command)
     assert [name for name, _ in driver.ask(streams.ListStreams("the-basin/")).streams] == [BOX]
     for survivor in restarted(driver):
-        survivor.now_ms += DELETION_LAG_MS
+        survivor.now_ms += 99  # it is gone within 100 ms
         survivor.tick()
         for command in (*asked[:3], *asked[4:], streams.DeleteStream(BOX)):
             with pytest.raises(StreamNotFound):

@@ -40,8 +40,8 @@ class Streams(RuleBasedStateMachine):
         self.driver.ask(streams.PutStream(box=BOX, basin_number=1, asked=spec, defaults=Spec()))
         self.records: list[Written] = []
         self.token = ""
-        #: (number below which everything may go, since when).
-        self.trims: list[tuple[int, int]] = []
+        #: Numbers below which new readers get nothing.
+        self.trims: list[int] = []
 
     # -- what a list would do
 
@@ -58,10 +58,7 @@ class Streams(RuleBasedStateMachine):
                 gone = number + 1
             if written.at_ms + 1000 * AGE_S < now_ms:
                 kept = number + 1
-        for number, at_ms in self.trims:
-            kept = max(kept, number)
-            if at_ms + TRIM_LAG_MS + 250 <= now_ms:
-                gone = max(gone, number)
+        gone = max(gone, *self.trims, 0)
         return gone, max(gone, kept)
 
     # -- writing
@@ -113,7 +110,7 @@ class Streams(RuleBasedStateMachine):
         if fence is not None:
             self.token = fence
         if trim is not None:
-            self.trims.append((min(trim, len(self.records)), now_ms))
+            self.trims.append(min(trim, len(self.records)))
         self.driver.sync()
 
     # -- time, upkeep, lives
@@ -166,7 +163,7 @@ class Streams(RuleBasedStateMachine):
             return
         found = list(sequenced.records_of(reply.records))
         gone, kept = self.floors()
-        # Where it begins is known up to the lag; the rest follows from it.
+        # Where it begins is known up to the length of a mark; the rest follows from it.
         begins = [found[0].seq_num] if found else range(max(start, gone), max(start, kept) + 1)
         assert max(start, gone) <= begins[0] <= max(start, kept)
         seen = [record.seq_num for record in found]
