@@ -247,6 +247,9 @@ class Shard:
 
     async def _recover(self, stopping: trio.Event) -> Recovered | None:
         began, told = trio.current_time(), 0.0
+        # Recovery makes next to no cyclic garbage, and the collector would walk all boxes again and again.
+        # `_serve` collects once and turns it on.
+        gc.disable()
         for step in recover(self._machine, self._wal, self._snapshots, self._store.open):
             if isinstance(step, Progress):
                 self._server.progress = step.ratio
@@ -293,6 +296,7 @@ class Shard:
         gc.collect()
         gc.freeze()
         gc.set_threshold(100_000, 50, 100)
+        gc.enable()
         async with trio.open_nursery() as nursery:
             life, survived = life_of(self._directory), not self._has_failed
             await nursery.start(partial(engine.run, boot_id=life, cache_survived=survived))

@@ -411,7 +411,7 @@ class Engine:
             return False  # writes are refused, and reads must not wait for the disk to have space
         return (
             self._committer.backlog_bytes > factor * _CONGESTED_BYTES
-            or self.machine.unsealed_bytes > factor * _UNSEALED_FACTOR * self._settings.cache_bytes
+            or self.machine.unsealed.bytes > factor * _UNSEALED_FACTOR * self._settings.cache_bytes
         )
 
     async def wait_relieved(self, *, is_urgent: bool = False) -> None:
@@ -641,6 +641,7 @@ class Engine:
         if self._uploads is not None and self.machine.uploading.is_on:
             self._uploads.wake()
         self._after_report(woken)
+        self._upkeep.wake()
         self._durable_changed.set()
         self._durable_changed = trio.Event()
         if self._wal.bytes_written - self._bytes_at_snapshot >= self._settings.snapshot_wal_bytes:
@@ -651,6 +652,7 @@ class Engine:
         self._log(outcome, sync=False)
         self._release(self._until_uploaded, self.machine.uploading.position, self._fsync_ms)
         self._after_report(list(outcome.wakes))
+        self._upkeep.wake()
 
     def _on_failed(self, error: BaseException) -> None:
         self.failure = error
@@ -957,6 +959,8 @@ class Engine:
             room_bytes=lambda: self._committer.room_bytes,
             file_bytes=self._settings.wal_file_bytes,
         )
+        if has_changed:
+            self._upkeep.wake()
         if has_changed and was_full:
             self._timer_changed.set()
             self._wake(self._claims.boxes())
@@ -996,6 +1000,7 @@ class Engine:
             with trio.move_on_after(self._settings.snapshot_interval_ms / 1000) as waiting:
                 await self._snapshot_wanted.wait()
             self._is_quiet = waiting.cancelled_caught
+            self._upkeep.wake()  # a quiet shard frees more of its log
             self._snapshot_wanted = trio.Event()
             if self.machine.lsn == self._lsn_at_snapshot:
                 if self._retention.is_settled(self._wal.files()[:-1]):
@@ -1054,6 +1059,7 @@ class Engine:
         named = self._retention.named()
         if named is not None:
             self._upkeep.sweep(named)
+        self._upkeep.wake()  # files that were pinned may go, whatever is named
 
     # -- segments
 
@@ -1081,7 +1087,7 @@ class Engine:
         older = files[:-1]
         if (
             self._is_quiet
-            and _QUIET_FACTOR * self.machine.unsealed_bytes < len(older) * settings.wal_file_bytes
+            and _QUIET_FACTOR * self.machine.unsealed.bytes < len(older) * settings.wal_file_bytes
         ):
             return older[-1].last_lsn
         kept = _PINNED_FACTOR * settings.snapshot_wal_bytes // settings.wal_file_bytes

@@ -469,7 +469,7 @@ class _Patient:
         log = box.log
         self._wounded[generation] = box
         if isinstance(change, changes.RecordsDeleted) and change.seqs:
-            log.deleted |= log.live_of(change.seqs)
+            log.add_deleted(log.live_of(change.seqs))
         if isinstance(change, changes.RecordsDeleted | changes.RecordsEvicted):
             self._drop_before(box, change.before_seq)
         if isinstance(change, BatchAppended):

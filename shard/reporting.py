@@ -106,7 +106,7 @@ class Reporter:
             watch_sessions=len(machine.sessions),
             waiting_reads=engine.waiting_reads,
             waiting_claims=engine.waiting_claims,
-            unsealed_bytes=machine.unsealed_bytes,
+            unsealed_bytes=machine.unsealed.bytes,
             cache_bytes=engine.cache_bytes,
             idempotency_keys=machine.keys_kept,
             clock_ahead_s=self._timekeeper.behind_s,

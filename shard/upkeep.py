@@ -56,8 +56,12 @@ _COLD_PAUSE_S = 30.0
 #: How long to wait for space on a full disk.
 _FULL_PAUSE_S = 5.0
 
-#: How often to look when there was nothing to do.
-_PAUSE_S = 0.25
+#: The shortest and the longest time between two looks that find nothing. In between, a look follows a change
+#: of the shard (`wake`), or the moment when a box is due by its age.
+_PAUSE_S, _PAUSE_S_MAX = 0.25, 60.0
+
+#: How often to look while boxes wait to be quiet enough for compaction.
+_COMPACTION_PAUSE_S = 1.0
 
 #: Boxes looked at in one go when unnamed files are dropped, a fraction of a millisecond, and the pause then.
 _SWEEP_BOXES, _SWEEP_REST_S = 256, 0.001
@@ -123,6 +127,8 @@ class Upkeep:
         self._named: set[Name] | None = None
         #: True if the cold store did not let go of copies in the last sweep: another one is needed.
         self.must_sweep_again = False
+        #: Set by anything after which there may be work.
+        self._woken = trio.Event()
         self.pins = Pins()
         #: The same for a base that is being put into the object store.
         self.pinned_for_base: set[Name] = set()
@@ -132,17 +138,25 @@ class Upkeep:
 
     @property
     def is_pressed(self) -> bool:
-        return self._machine.unsealed_bytes > self._unsealed_bytes_max
+        return self._machine.unsealed.bytes > self._unsealed_bytes_max
 
     def sweep(self, named: set[Name]) -> None:
         """Files that neither these nor the machine names may go."""
         self._named = named
+        self.wake()
+
+    def wake(self) -> None:
+        """There may be work: the log is durable further, the disk has room again, files may go."""
+        self._woken.set()
 
     async def run(self) -> None:
         while True:
+            self._woken = trio.Event()  # before the look: what happens during it counts
             try:
                 if not await self.step():
                     await self._sleep(_PAUSE_S)
+                    with trio.move_on_after(self._longest_pause_s() - _PAUSE_S):
+                        await self._woken.wait()
                 else:
                     self._lacks_space = False
             except OSError as error:
@@ -152,6 +166,19 @@ class Upkeep:
                     log.error("the disk is full: segments cannot be written; trying on", error=str(error))
                 self._lacks_space = True
                 await self._sleep(_FULL_PAUSE_S)
+
+    def _longest_pause_s(self) -> float:
+        """Return how long there is nothing to do unless something happens."""
+        machine, now_ms = self._machine, self._now_ms()
+        pause_s = _PAUSE_S_MAX
+        oldest_ms = machine.unsealed.oldest_ms()
+        if oldest_ms is not None:
+            pause_s = min(pause_s, (oldest_ms + self._policy.age_ms - now_ms) / 1000)
+        if machine.compactable:
+            pause_s = min(pause_s, _COMPACTION_PAUSE_S)
+        if machine.movable and self._store.has_cold:
+            pause_s = min(pause_s, self._cold_again_at - monotonic())
+        return max(_PAUSE_S, pause_s)
 
     async def step(self) -> bool:
         """Does the next piece of work; whether there was any."""

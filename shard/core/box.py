@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from pyroaring import BitMap64
@@ -59,6 +60,10 @@ class Key(NamedTuple):
     lsn: int
 
 
+#: The order of no keys: shared, because most boxes have none and an empty deque is 0.6 kB.
+_NO_ORDER: deque[Key] = deque()
+
+
 class Keys(dict[str, Key]):
     """Idempotency keys, in the order in which they were first used.
 
@@ -71,13 +76,15 @@ class Keys(dict[str, Key]):
     def __init__(self, entries: Iterable[Key] = ()) -> None:
         super().__init__()
         #: Entries of keys that are gone, or were used again, may be among them.
-        self._order: deque[Key] = deque()
+        self._order = _NO_ORDER
         for entry in entries:
             self.note(entry)
 
     def note(self, entry: Key) -> None:
         self.pop(entry.key, None)  # a lapsed one may stand here
         self[entry.key] = entry
+        if self._order is _NO_ORDER:
+            self._order = deque()
         self._order.append(entry)
 
     def oldest(self) -> Key | None:
@@ -85,6 +92,12 @@ class Keys(dict[str, Key]):
         while order and self.get(order[0].key) is not order[0]:
             order.popleft()
         return order[0] if order else None
+
+
+@lru_cache(maxsize=1024)
+def _shared(config: BoxConfig) -> BoxConfig:
+    """Return the first of equal configs: boxes have few different ones, and each is 180 bytes."""
+    return config
 
 
 class Box:
@@ -125,7 +138,7 @@ class Box:
     ) -> None:
         self.name = name
         self.generation = generation
-        self.config = config
+        self.config = _shared(config)
         self.created_ms = created_ms
         self.log = Log()
         #: Of the unsealed batches; those of a segment are in its file.
@@ -521,7 +534,7 @@ class Box:
 
     def configured(self, change: changes.BoxConfigured, lsn: int) -> None:
         self.last_lsn = self.floor_lsn = self.config_lsn = lsn
-        self.config = change.config
+        self.config = _shared(change.config)
         if change.reserved_seq:
             self.reserved_seq = change.reserved_seq
             # What an earlier time as a disk box reserved protects nothing until this change is durable.
@@ -639,7 +652,7 @@ class Box:
             log.visible_seq, log.visible_ts = facts.shown
         log.count = facts.live_count
         log.bytes = facts.live_bytes
-        log.deleted = BitMap64.deserialize(facts.deleted)
+        log.restore_deleted(facts.deleted)
         missed = dict(facts.trims)
         log.holes = [Hole(first, last, missed.get(first, 0)) for first, last in facts.holes]
         for segment in facts.segments:

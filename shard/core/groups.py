@@ -34,13 +34,17 @@ class Group(NamedTuple):
     lsn: int
 
 
+#: The groups of a box that has none: shared, because most boxes have none and an empty table is 1.5 kB.
+_NO_GROUPS: SortedDict[str, Group] = SortedDict()
+
+
 class Groups:
     """The groups of one box, by name."""
 
     __slots__ = ("_by_name", "deleted_lsn")
 
     def __init__(self) -> None:
-        self._by_name: SortedDict[str, Group] = SortedDict()
+        self._by_name = _NO_GROUPS
         #: Where the last deletion is logged: what an answer rests on that says that a group is not there.
         self.deleted_lsn = 0
 
@@ -80,7 +84,12 @@ class Groups:
     # -- applying
 
     def committed(self, change: changes.GroupCommitted, lsn: int) -> None:
-        self._by_name[change.group] = Group(change.cursor, change.at_ms, lsn)
+        self._put(change.group, Group(change.cursor, change.at_ms, lsn))
+
+    def _put(self, name: str, group: Group) -> None:
+        if self._by_name is _NO_GROUPS:
+            self._by_name = SortedDict()
+        self._by_name[name] = group
 
     def deleted(self, change: changes.GroupDeleted, lsn: int) -> None:
         del self._by_name[change.group]
@@ -93,7 +102,7 @@ class Groups:
 
     def restore(self, facts: list[tuple[str, int, int]]) -> None:
         for name, cursor, updated_ms in facts:
-            self._by_name[name] = Group(cursor, updated_ms, 0)
+            self._put(name, Group(cursor, updated_ms, 0))
 
 
 class GroupHandlers:

@@ -24,6 +24,7 @@ Invariants (`check`)
   `earliest_seq`, which lies behind them.
 - FLOORS: cap_floor, ttl_floor <= earliest_seq <= head_seq + 1; visible_seq <= head_seq.
 - COUNT: `count` and `bytes` are exactly those of the live records.
+- SHARED: the bitmap that all logs without deleted seqs share stays empty.
 """
 
 from __future__ import annotations
@@ -109,6 +110,12 @@ class SizedSeqs:
 _NO_SIZES = SizedSeqs.of({})
 
 
+#: The deleted seqs of a log that has none: shared, because an empty bitmap takes 270 bytes. `Log.add_deleted`
+#: alone adds to `Log.deleted`, and never to this one.
+_NONE_DELETED = BitMap64()
+_NONE_DELETED_BYTES = _NONE_DELETED.serialize()
+
+
 class Log:
     __slots__ = (
         "_unsettled",
@@ -143,7 +150,7 @@ class Log:
         self.cap_floor = 0
         self.ttl_floor = 0
         #: Deleted seqs at or above `earliest_seq`. Below it everything is gone anyway.
-        self.deleted = BitMap64()
+        self.deleted = _NONE_DELETED
         self.holes: list[Hole] = []
         self.count = 0
         self.bytes = 0
@@ -246,7 +253,7 @@ class Log:
             if span.dead == span.count:
                 emptied.append(span)
         self.count -= len(seqs)
-        self.deleted |= seqs
+        self.add_deleted(seqs)
         for span in emptied:
             if isinstance(span, Batch):
                 at = self.tail.at(span.first_seq)
@@ -285,6 +292,20 @@ class Log:
         while self._unsettled and batches > 0:
             batches -= self._unsettled.pop().settle_deletes()
         return bool(self._unsettled)
+
+    def add_deleted(self, seqs: BitMap64 | range) -> None:
+        """Notes seqs as deleted."""
+        if self.deleted is _NONE_DELETED:
+            self.deleted = BitMap64()
+        if isinstance(seqs, range):
+            self.deleted.add_range(seqs.start, seqs.stop)
+        else:
+            self.deleted |= seqs
+
+    def restore_deleted(self, content: bytes) -> None:
+        """Takes over the deleted seqs of a snapshot."""
+        is_none = content == _NONE_DELETED_BYTES
+        self.deleted = _NONE_DELETED if is_none else BitMap64.deserialize(content)
 
     def _drop_empty_segments(self) -> None:
         for segment in self.segments:
@@ -428,7 +449,7 @@ class Log:
                 batch = alive.get(first_seq)
                 if batch is None:
                     segment.kill_whole(at)
-                    self.deleted.add_range(first_seq, first_seq + segment.counts[at])
+                    self.add_deleted(range(first_seq, first_seq + segment.counts[at]))
                 elif batch.dead:
                     segment.kill(at, batch.dead, batch.dead_bytes)
             segment.touched = 0
@@ -686,6 +707,7 @@ class Log:
 
     def check(self) -> None:
         """Asserts the invariants named above. For tests: it looks at everything."""
+        assert not _NONE_DELETED, "SHARED"
         if self.awaited:
             return
         self.tail.check()

@@ -55,6 +55,7 @@ from shard.core.sessions import Sessions
 from shard.core.streams import Streams
 from shard.core.tokens import Tokens
 from shard.core.txn import Txns
+from shard.core.unsealed import Unsealed
 from shard.core.uploading import OPENING, Staged, Uploading
 from shard.core.usage import Usage
 from shard.core.watch import page_for
@@ -150,10 +151,8 @@ class Machine:
         self.boxes_max = boxes_max
         self._quota = Quota(bytes_max) if bytes_max else None
         self.shard = shard
-        #: Stored boxes with batches that are not sealed; roughly, who has waited longest comes first.
-        self.unsealed: dict[int, Box] = {}
-        #: What those batches cost in memory.
-        self.unsealed_bytes = 0
+        #: Stored boxes with batches that are not sealed.
+        self.unsealed = Unsealed()
         #: Those of them that have as much as a segment should.
         self.due: dict[int, Box] = {}
         self.due_records, self.due_bytes = due_records, due_bytes
@@ -968,7 +967,7 @@ class Machine:
 
     def _apply_configured(self, change: changes.BoxConfigured, lsn: int) -> None:
         box = self.generations[change.generation]
-        held_bytes = self._held_bytes(box)
+        bytes_before = self.unsealed.bytes_of(box)
         box.configured(change, lsn)
         self._key_expiry.watch(box)  # the window may be shorter now
         if change.reserved_seq:
@@ -977,7 +976,7 @@ class Machine:
             box.log.show(box.log.head_seq, box.log.last_ts)
         if box.is_object:
             self.uploading.stage(box, lsn)
-        self._note_unsealed(box, held_bytes)
+        self._note_unsealed(box, bytes_before)
         if box.config.compact == "tag":
             self.compactable[box.generation] = box
 
@@ -1001,8 +1000,7 @@ class Machine:
         self._deadline_of.pop(change.generation, None)
         self._keys -= len(box.keys)
         self._key_expiry.forget(change.generation)
-        if self.unsealed.pop(change.generation, None) is not None:
-            self.unsealed_bytes -= box.log.tail.held_bytes
+        self.unsealed.forget(box)
         self._leave_alone(change.generation)
         self.forwarding.box_deleted(box, lsn)
         self.moves.close(box)
@@ -1020,7 +1018,7 @@ class Machine:
         box = self.generations[change.generation]
         keys = len(box.keys)
         was_empty = box.log.count == 0
-        held_bytes = self._held_bytes(box)
+        bytes_before = self.unsealed.bytes_of(box)
         tally = self.tally
         tally.records_evicted += box.appended(change, lsn)
         tally.appends += 1
@@ -1028,7 +1026,7 @@ class Machine:
         self._keys += len(box.keys) - keys
         if not keys and box.keys:
             self._key_expiry.watch(box)
-        self._note_unsealed(box, held_bytes)
+        self._note_unsealed(box, bytes_before)
         if change.trim_before_seq or change.evict_before_seq:
             self._note_dented(box)
         if box.config.compact == "tag":
@@ -1044,9 +1042,9 @@ class Machine:
 
     def _apply_evicted(self, change: changes.RecordsEvicted, lsn: int) -> None:
         box = self.generations[change.generation]
-        held_bytes = self._held_bytes(box)
+        bytes_before = self.unsealed.bytes_of(box)
         self.tally.records_evicted += box.evicted(change, lsn)
-        self._note_unsealed(box, held_bytes)
+        self._note_unsealed(box, bytes_before)
         self._note_dented(box)
         if box.stream is not None:
             box.stream.dropped_before(box.log.earliest_seq)
@@ -1057,9 +1055,9 @@ class Machine:
 
     def _apply_records_deleted(self, change: changes.RecordsDeleted, lsn: int) -> None:
         box = self.generations[change.generation]
-        held_bytes = self._held_bytes(box)
+        bytes_before = self.unsealed.bytes_of(box)
         self.tally.records_deleted += box.deleted(change, lsn)
-        self._note_unsealed(box, held_bytes)
+        self._note_unsealed(box, bytes_before)
         self._note_dented(box)
         if box.stream is not None:
             box.stream.dropped_before(box.log.earliest_seq)
@@ -1070,29 +1068,19 @@ class Machine:
         if box.log.count == 0:
             self._watch(box)
 
-    def _held_bytes(self, box: Box) -> int:
-        return box.log.tail.held_bytes if box.generation in self.unsealed else 0
-
-    def _note_unsealed(self, box: Box, held_bytes: int) -> None:
-        """Keeps count of what the unsealed batches cost; `held_bytes` is what this box's did before."""
+    def _note_unsealed(self, box: Box, bytes_before: int) -> None:
+        """Keeps count of the unsealed batches; those of this box cost `bytes_before` until now."""
+        self.unsealed.note(box, bytes_before)
         tail = box.log.tail
-        if not tail.records or box.is_memory:
-            self.unsealed.pop(box.generation, None)
-            self.unsealed_bytes -= held_bytes
-        else:
-            self.unsealed[box.generation] = box
-            self.unsealed_bytes += tail.held_bytes - held_bytes
-            if tail.records >= self.due_records or tail.held_bytes >= self.due_bytes:
-                self.due[box.generation] = box
+        if (tail.records >= self.due_records or tail.held_bytes >= self.due_bytes) and not box.is_memory:
+            self.due[box.generation] = box
 
     def _apply_sealed(self, change: changes.SegmentSealed, lsn: int) -> None:
         box = self.generations[change.generation]
-        held_bytes = self._held_bytes(box)
+        bytes_before = self.unsealed.bytes_of(box)
         box.sealed(change)
-        # What is left is younger than what others have.
-        self.unsealed.pop(box.generation, None)
         self.due.pop(box.generation, None)
-        self._note_unsealed(box, held_bytes)
+        self._note_unsealed(box, bytes_before)
         self._note_dented(box)
         self._note_movable(box)
 
@@ -1123,8 +1111,6 @@ class Machine:
             box.log.give_back(change.batch)
             return
         box.log.tail.relog(at, lsn)
-        if self.unsealed.pop(box.generation, None) is not None:
-            self.unsealed[box.generation] = box
 
     def _apply_fenced(self, change: changes.TokenFenced, lsn: int) -> None:
         box = self.generations[change.generation]
@@ -1170,6 +1156,7 @@ class Machine:
             box.rewound(now_ms, ms)
             self._key_expiry.watch(box)
             self._watch(box)
+        self.unsealed.rewound()
 
     def _begin_anew(self, old: Box, at_ms: int) -> None:
         """A memory box after a restart: the same name and config, nothing in it, another generation."""
@@ -1321,7 +1308,7 @@ class Machine:
         assert self.durable_lsn <= self.logged_lsn <= self.lsn, "LSN"
         stored = [box for box in self.boxes.values() if not box.is_memory and box.log.tail.records]
         assert {box.generation for box in stored} == set(self.unsealed), "UNSEALED"
-        assert sum(box.log.tail.held_bytes for box in stored) == self.unsealed_bytes, "UNSEALED"
+        self.unsealed.check()
 
     @property
     def keys_kept(self) -> int:

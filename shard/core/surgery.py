@@ -132,7 +132,7 @@ def remeasure(
                 live = 0
             if live == 0:
                 again.kill_whole(at)
-                log.deleted.add_range(base, base + count)
+                log.add_deleted(range(base, base + count))
             elif live < count:
                 batch = read(again, at)
                 size = sum(batch.size(first, last) for first, last in runs)

@@ -23,11 +23,15 @@ _STALE_FACTOR = 2
 _STALE_MIN = 4096
 
 
+#: The tags of a box in which none was looked for: shared, because an empty table is 1.5 kB.
+_NO_TAGS: SortedDict[str, list[int]] = SortedDict()
+
+
 class Tags:
     __slots__ = ("_entries", "_seqs_of", "upto_seq")
 
     def __init__(self) -> None:
-        self._seqs_of: SortedDict[str, list[int]] = SortedDict()
+        self._seqs_of = _NO_TAGS
         self._entries = 0
         self.upto_seq = 0
 
@@ -35,6 +39,8 @@ class Tags:
         return f"<Tags {len(self._seqs_of)} tags, {self._entries} entries up to {self.upto_seq}>"
 
     def take_in(self, batches: Iterable[Batch]) -> None:
+        if self._seqs_of is _NO_TAGS:
+            self._seqs_of = SortedDict()
         for batch in batches:
             if batch.last_seq <= self.upto_seq:
                 continue

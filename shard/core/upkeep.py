@@ -17,10 +17,8 @@ from typing import NamedTuple
 from shard.core.box import Box
 from shard.core.machine import Machine
 from shard.core.sealed import Segment
+from shard.core.unsealed import is_worth_a_file
 from streams.protocol.records import Batch
-
-#: A box with less than this unsealed gets no file for it by age alone, or while there is room in memory.
-SMALL_BYTES = 64 * 1024
 
 #: Boxes looked at in one go.
 _LOOK_MAX = 1000
@@ -95,26 +93,22 @@ def plan_seal(
         plan = _seal(machine, box, policy)
         if plan is not None:
             return plan
-    aged: list[Box] = []
-    found: ToSeal | ToKeep | None = None
-    for box in islice(machine.unsealed.values(), _LOOK_MAX):
-        tail = box.log.tail
-        oldest = tail.oldest
-        assert oldest is not None, "UNSEALED"
-        is_old = now_ms - box.unsealed_since_ms >= policy.age_ms
-        is_small = tail.held_bytes < SMALL_BYTES
-        if oldest.lsn <= pinned_lsn and is_small and not is_pressed:
-            found = _keep(machine, box)
-        elif oldest.lsn <= pinned_lsn or is_pressed or (is_old and not is_small):
-            found = _seal(machine, box, policy)
-        elif is_old:
-            aged.append(box)
-        if found is not None:
-            break
-    for box in aged:  # small ones wait until their part of the log is wanted, and not in others' way
-        del machine.unsealed[box.generation]
-        machine.unsealed[box.generation] = box
-    return found
+
+    def free_log(box: Box) -> ToSeal | ToKeep | None:
+        if is_pressed or is_worth_a_file(box):
+            return _seal(machine, box, policy)
+        return _keep(machine, box)
+
+    unsealed = machine.unsealed
+    upto_lsn = machine.durable_lsn if is_pressed else pinned_lsn
+    freed: ToSeal | ToKeep | None = unsealed.first_by_lsn(upto_lsn, free_log)
+    if freed is not None:
+        return freed
+    # Small ones wait until their part of the log is wanted.
+    aged: ToSeal | None = unsealed.first_by_age(
+        now_ms - policy.age_ms, lambda box: _seal(machine, box, policy)
+    )
+    return aged
 
 
 def _seal(machine: Machine, box: Box, policy: SealPolicy) -> ToSeal | None:

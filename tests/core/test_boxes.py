@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
 from shard.core.changes import BoxFacts
@@ -176,3 +178,17 @@ def test_a_machine_and_its_boxes_say_what_they_are(driver: Driver) -> None:
     statistics = driver.machine.statistics()
     assert (statistics["boxes"], statistics["records"], statistics["idempotency_keys"]) == (1, 2, 1)
     assert isinstance(driver.machine.boxes["b"].facts(), BoxFacts)
+
+
+def test_a_small_box_takes_less_than_2500_bytes_of_memory() -> None:
+    driver = Driver()
+    driver.append("x", box="first")  # what is made once is made by now
+    tracemalloc.start()
+    try:
+        for number in range(500):
+            driver.machine.handle(driver.write("x", box=f"box-{number}"), driver.now_ms)
+            driver.machine.durable(driver.machine.lsn)
+        taken = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert taken < 500 * 2_500

@@ -8,6 +8,7 @@ large; here stands each case by itself.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -243,14 +244,70 @@ def test_a_segment_takes_no_more_bytes_than_it_should_but_one_batch() -> None:
     assert len(log.sealable(durable_lsn=driver.machine.lsn, bytes_max=2_500)) == 2
 
 
-def test_old_boxes_are_sealed_when_they_are_worth_a_file_and_step_aside_when_not() -> None:
+def test_old_boxes_are_sealed_when_they_are_worth_a_file() -> None:
     driver = Driver()
     driver.append("small", box="small")
     driver.append("x" * 70_000, box="large")
     assert plan_seal(driver.machine, POLICY, now_ms=driver.now_ms + 999) is None
     plan = plan_seal(driver.machine, POLICY, now_ms=driver.now_ms + 1_000)
     assert isinstance(plan, ToSeal) and plan.box.name == "large"
-    assert [box.name for box in driver.machine.unsealed.values()] == ["large", "small"]
+    driver.seal("large")
+    assert plan_seal(driver.machine, POLICY, now_ms=driver.now_ms + 10**9) is None
+    driver.append("x" * 70_000, box="small")
+    plan = plan_seal(driver.machine, POLICY, now_ms=driver.now_ms + 1_000)
+    assert isinstance(plan, ToSeal) and plan.box.name == "small", "by now it is worth a file"
+
+
+def _calls(work: Callable[[], object]) -> int:
+    """How many functions a piece of work calls."""
+    count = 0
+
+    def on_event(frame: object, event: str, arg: object) -> None:
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(on_event)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_a_look_for_boxes_to_seal_takes_as_long_with_many_boxes_as_with_few() -> None:
+    driver = Driver()
+    calls: list[int] = []
+    for number in range(300):
+        driver.append("x", box=f"box-{number}")
+        if number in (9, 299):
+            calls.append(_calls(lambda: plan_seal(driver.machine, POLICY, now_ms=driver.now_ms + 10**9)))
+    assert calls[0] == calls[1], "boxes were looked at that are not due"
+
+
+def test_boxes_are_sealed_for_their_part_of_the_log_oldest_first_also_when_some_have_left() -> None:
+    driver = Driver()
+    for number in range(40):
+        driver.append("x", box=f"box-{number:02}")
+    for number in range(0, 40, 2):
+        driver.ask(commands.DeleteBox(f"box-{number:02}"))
+    pinned = driver.machine.lsn
+    freed = []
+    while (plan := plan_seal(driver.machine, POLICY, now_ms=driver.now_ms, pinned_lsn=pinned)) is not None:
+        assert isinstance(plan, ToKeep)
+        freed.append(plan.box.name)
+        driver.relog(plan.box.name)
+        driver.sync()
+        driver.machine.check()
+    assert freed == [f"box-{number:02}" for number in range(1, 40, 2)]
+
+
+def test_queues_of_unsealed_boxes_do_not_grow_with_boxes_that_have_left() -> None:
+    driver = Driver()
+    for number in range(3_000):
+        driver.append("x", box=f"box-{number}")
+        driver.ask(commands.DeleteBox(f"box-{number}"))
+    assert len(driver.machine.unsealed._by_lsn._heap) <= 1_025
+    driver.machine.check()
 
 
 def test_log_that_should_go_is_freed_by_keeping_small_boxes_and_sealing_large_ones() -> None:

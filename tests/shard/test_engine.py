@@ -195,7 +195,7 @@ class Desk:
 def eager_upkeep(monkeypatch: pytest.MonkeyPatch) -> None:
     """Work is looked for all the time, and no box is too small for a segment."""
     monkeypatch.setattr(shard.upkeep, "_PAUSE_S", 0.002)
-    monkeypatch.setattr("shard.core.upkeep.SMALL_BYTES", 0)
+    monkeypatch.setattr("shard.core.unsealed.SMALL_BYTES", 0)
 
 
 Open = Callable[..., Any]
@@ -475,7 +475,7 @@ async def test_writers_who_are_faster_than_sealing_are_held_up_until_it_has_caug
     async with open_desk(cache_bytes=20_000, seal=seal) as desk:
         await desk.put()
         desk.store.writing.shut()
-        while desk.machine.unsealed_bytes <= factor * 20_000:
+        while desk.machine.unsealed.bytes <= factor * 20_000:
             await desk.engine.wait_relieved(is_urgent=is_urgent)
             await desk.append("x" * 1_000)
         assert desk.engine.is_congested
@@ -641,6 +641,7 @@ async def test_compaction_and_moves_that_meet_damage_leave_the_box_alone(
         await desk.until(lambda: desk.machine.compactable == {})
         desk.engine._upkeep._hot = HotPolicy(0, 0)
         desk.machine.movable[desk.machine.boxes["b"].generation] = desk.machine.boxes["b"]
+        desk.engine._upkeep.wake()
         await desk.until(lambda: desk.machine.movable == {})
         assert desk.segments()[0].is_cold is False
         bring_back()
@@ -800,7 +801,7 @@ async def test_a_shard_without_writes_gives_back_the_log_of_a_deleted_box(
     open_desk: Open, monkeypatch: pytest.MonkeyPatch, others: list[str]
 ) -> None:
     """Also if another box has a record in the oldest file that is not sealed."""
-    monkeypatch.setattr("shard.core.upkeep.SMALL_BYTES", 64 * 1024)
+    monkeypatch.setattr("shard.core.unsealed.SMALL_BYTES", 64 * 1024)
     async with open_desk(snapshot_interval_ms=20) as desk:
         for box in others:
             await desk.put(box)
