@@ -10,7 +10,7 @@ from __future__ import annotations
 import http.client
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -49,6 +49,9 @@ class Audit:
         self.keepers: dict[str, Reader] = {}
         #: By box: everything below this seq was deleted, or is about to be.
         self.deleted: dict[str, int] = {}
+        #: How far the last check is: records read, and about how many there are to read.
+        self._report: Callable[[float], None] = lambda ratio: None
+        self._read = self._total = 0
 
     def __repr__(self) -> str:
         return f"<Audit {self.name}: {self.ledger.acked_records()} acked, {self.faults}>"
@@ -68,8 +71,11 @@ class Audit:
             self._call("PUT", f"/v0/boxes/{copy}", {"durability": durability})
             self._call("PUT", f"/v0/routers/{box}->copy", {"source": box, "dest": copy})
 
-    def finish(self) -> None:
-        """Nobody sends any more: reads what is there and compares it with what was promised."""
+    def finish(self, report: Callable[[float], None] = lambda ratio: None) -> None:
+        """Nobody sends any more: reads what is there and compares it with what was promised. `report` is
+        called with how far that is, from 0 to 1."""
+        self._report, self._read = report, 0
+        self._total = sum(self._to_read(box) for box in (*self.readable, *self.queues))
         for box in self.boxes:
             sent = self.ledger.boxes.get(box, {})
             settle(self._read_to_end(box, 0), sent, self.faults)
@@ -81,6 +87,11 @@ class Audit:
             for record in self._records(box, 0):
                 waiting.setdefault(record["data"]["p"], BitMap()).add(record["data"]["n"])
             self.jobs[box].settle(waiting, self.ledger.boxes.get(box, {}))
+
+    def _to_read(self, box: str) -> int:
+        """About how many records the last check reads of a box."""
+        keeper = self.keepers.get(box)
+        return max(0, int(self._state(box)["count"]) - (keeper.seq if keeper is not None else 0))
 
     def clean_up(self) -> None:
         for box in (*self.boxes, *self.queues, *self.copies.values()):
@@ -111,6 +122,8 @@ class Audit:
             from_seq, caught_up = answer["next_from_seq"], answer["caught_up"]
             if answer["tombstone"]:
                 Reader(box, self.faults).told_of_a_gap(answer["tombstone"])
+            self._read += len(answer["records"])
+            self._report(min(1.0, self._read / max(1, self._total)))
             yield answer["records"]
 
     def _state(self, box: str) -> dict[str, Any]:

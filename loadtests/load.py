@@ -37,6 +37,8 @@ CALIBRATE_S: Final = 10.0
 SHARE: Final = 0.7
 #: Beside the run itself: start, the last check of everything, the report.
 SPARE_S: Final = 300.0
+#: A slope of memory over less than this is noise: one collection of garbage would be gigabytes an hour.
+SLOPE_S: Final = 300.0
 SHAPES: Final = ("none", "ramp", "spike", "steady")
 
 PRODUCERS: Final = ("SingleProducer", "BatchProducer", "BulkProducer")
@@ -170,13 +172,14 @@ class Beside:
         self._is_over.set()
 
     def result(self) -> dict[str, Any]:
-        """The first third is left out: caches fill, code is loaded."""
+        """The first third is left out: caches fill, code is loaded. A slope needs `SLOPE_S`."""
         found: dict[str, Any] = {"kills": self.kills}
         for name, samples in (("gateway", self.gateway), ("shard", self.shards)):
             kept = samples[len(samples) // 3 :]
             if kept:
                 found[f"{name}_mb"] = round(kept[-1][1] / 1e6, 1)
-                found[f"{name}_mb_per_hour"] = round(slope_per_hour(kept) / 1e6, 1)
+                if kept[-1][0] - kept[0][0] >= SLOPE_S:
+                    found[f"{name}_mb_per_hour"] = round(slope_per_hour(kept) / 1e6, 1)
                 found[f"{name}_mb_range"] = [round(f(each for _, each in kept) / 1e6, 1) for f in (min, max)]
         return found
 
@@ -198,9 +201,10 @@ def sentences(verdict: dict[str, Any]) -> list[str]:
         for name in ("gateway", "shard"):
             if f"{name}_mb" in beside:
                 least, most = beside[f"{name}_mb_range"]
+                slope = beside.get(f"{name}_mb_per_hour")
                 lines.append(
                     f"Memory of a {name}: {beside[f'{name}_mb']:,} MB at the end, {least:,}-{most:,} MB, "
-                    f"slope {beside[f'{name}_mb_per_hour']:+,} MB an hour."
+                    + (f"slope {slope:+,} MB an hour." if slope is not None else "too short for a slope.")
                 )
     return [*lines, *verdict["told"]]
 

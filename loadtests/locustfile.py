@@ -20,6 +20,7 @@ import itertools
 import os
 import random
 import socket
+import sys
 import time
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
@@ -32,6 +33,7 @@ from locust.rpc import Message
 from locust.runners import MasterRunner, WorkerRunner
 
 from loadtests.audit import PATIENCE_S, PAUSE_S, Audit, Unanswered, once
+from streams import progress
 
 JSON = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
 PAGE = 1000
@@ -123,7 +125,8 @@ def _stop(environment: Any, **_: Any) -> None:
     if isinstance(environment.runner, MasterRunner):
         _stop_workers(environment.runner)
     try:
-        audit().finish()
+        with progress.shown("checking", line=_tell_checking) as report:
+            audit().finish(report)
         audit().clean_up()
     except Unanswered as error:
         audit().faults.add("lost", f"the server could not be asked at the end: {error}")
@@ -140,6 +143,10 @@ def _stop(environment: Any, **_: Any) -> None:
             file.write(orjson.dumps(verdict))
     if not verdict["is_good"]:
         environment.process_exit_code = EXIT_FAULTS
+
+
+def _tell_checking(percent: int) -> None:
+    print(f"checking what is there: {percent} %", file=sys.stderr, flush=True)
 
 
 @events.report_to_master.add_listener
@@ -348,8 +355,11 @@ class Keeper(DiffPoller):
 
 
 class TailReader(User):
-    """Follows one box from its start over server-sent events. Its time is that from a record's making to its
-    arrival here, so the clocks of all machines must agree."""
+    """Follows one box from its start over server-sent events.
+
+    Once it is live, its time is that from a record's making to its arrival here, so the clocks of all
+    machines must agree. For what it replays before, the time is that from one event to the next.
+    """
 
     weight = 3
 
@@ -382,6 +392,7 @@ class TailReader(User):
 
     def _events(self, answer: http.client.HTTPResponse) -> None:
         name = b""
+        self.is_live, self.arrived = False, time.monotonic()
         while line := answer.readline():
             if line.startswith(b"event: "):
                 name = line[7:-1]
@@ -392,8 +403,15 @@ class TailReader(User):
         if name == b"record":
             records = orjson.loads(text)["records"]
             self.reader.page(records)
-            took_ms = max(0.0, time.time() * 1000 - records[-1]["data"]["at"])
-            _fire(self.environment, "SSE", "append to event", took_ms, size=len(text))
+            before, self.arrived = self.arrived, time.monotonic()
+            if self.is_live:
+                took_ms = max(0.0, time.time() * 1000 - records[-1]["data"]["at"])
+                _fire(self.environment, "SSE", "append to event", took_ms, size=len(text))
+            else:
+                took_ms = 1000 * (self.arrived - before)
+                _fire(self.environment, "SSE", "event to event, replayed", took_ms, size=len(text))
+        elif name == b"caught-up":
+            self.is_live = True
         elif name == b"tombstone":
             self.reader.told_of_a_gap(orjson.loads(text))
 

@@ -67,6 +67,12 @@ def test_all_is_well_when_nothing_happened(load: Audit) -> None:
     assert once(load.url, "GET", f"/v0/boxes/{load.boxes[0]}")[0] == 404
 
 
+def test_the_last_check_tells_how_far_it_is(load: Audit) -> None:
+    told: list[float] = []
+    load.finish(told.append)
+    assert len(told) >= 4 and told == sorted(told) and told[0] < 1.0 == told[-1]
+
+
 def test_a_deleted_record_is_lost_and_its_copy_is_not(load: Audit) -> None:
     for box in load.copies:  # let the copy be made first
         load._read_to_end(load.copies[box], 5)
