@@ -213,6 +213,7 @@ class Shard:
             "disk": self._server.engine.disk_space.level.name.lower() if self._server.engine else "ok",
             "cold_dir": _absolute(self._config.cold_dir),
             "upkeep_bytes_per_s": self._config.upkeep_bytes_per_s,
+            "recent_acks": self._server.recent_acks.counts(),
             "replay_progress": 1.0 if self._server.engine else round(self._server.progress, 4),
             **self._machine.statistics(),
         }

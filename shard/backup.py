@@ -60,7 +60,8 @@ _READ_BYTES = 8 << 20
 
 #: Called with the bytes that were just copied: to sleep there bounds the rate.
 Pause = Callable[[int], None]
-Report = Callable[[float], None]
+#: Called once with all bytes that will be copied.
+Expect = Callable[[int], None]
 
 #: Returns whether a signature (second) of a manifest (first) is right.
 Verify = Callable[[bytes, bytes], bool]
@@ -227,7 +228,7 @@ class Target:
         id: str = "",
         signer: Signer | None = None,
         pause: Pause = segments.no_pause,
-        report: Report = lambda ratio: None,
+        expect: Expect = lambda size: None,
     ) -> Taken:
         """Copies what is not there yet. It is a backup when this returns, and none if it raises."""
         taken_ms = min(shard.taken_ms for shard in shards)
@@ -241,12 +242,12 @@ class Target:
             for segment in names
             if not self._has(segment, known)
         ]
-        total = sum(segment.size for _, segment in missing) or 1
+        files_bytes = sum(self._disk.size(path) for shard in shards for path in self._files_of(shard.folder))
+        expect(sum(segment.size for _, segment in missing) + files_bytes)
         copied = 0
         for shard, segment in missing:
             known[segment] = self._copy_segment(shard, segment, pause, signer is not None)
             copied += segment.size
-            report(copied / total)
         found = [
             BackupShard(
                 state.lsn,
@@ -343,17 +344,21 @@ class Target:
         self, id: str, number: int, folder: str, pause: Pause, is_signed: bool
     ) -> dict[str, Stored]:
         copied: dict[str, Stored] = {}
-        for part in ("wal", "snapshot"):
-            for file in self._disk.listdir(f"{folder}/{part}"):
-                path = f"{folder}/{part}/{file}"
-                name = _object_of(self._root, id, number, f"{part}/{file}")
-                size, checksum = measure(self._disk, path)
-                self.store.put(name, path, size=size, checksum=checksum)
-                self.store.verify(name, size=size, checksum=checksum)
-                sha256 = _sha256_of(self._disk, path) if is_signed else ""
-                copied[f"{part}/{file}"] = Stored(name, size, checksum, sha256)
-                pause(size)
+        for path in self._files_of(folder):
+            file = path.removeprefix(f"{folder}/")
+            name = _object_of(self._root, id, number, file)
+            size, checksum = measure(self._disk, path)
+            self.store.put(name, path, size=size, checksum=checksum)
+            self.store.verify(name, size=size, checksum=checksum)
+            sha256 = _sha256_of(self._disk, path) if is_signed else ""
+            copied[file] = Stored(name, size, checksum, sha256)
+            pause(size)
         return copied
+
+    def _files_of(self, folder: str) -> list[str]:
+        """The paths of a shard's log and snapshots."""
+        parts = (f"{folder}/wal", f"{folder}/snapshot")
+        return [f"{part}/{file}" for part in parts for file in self._disk.listdir(part)]
 
     def _put(self, name: str, buffers: Iterable[Buffer], sha256: hashlib._Hash | None = None) -> None:
         digest = xxh3_64()

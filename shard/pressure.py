@@ -13,6 +13,7 @@ import time
 import trio
 
 from shard.engine import Engine
+from shard.recent_times import RecentTimes
 from streams.protocol import pressure
 from streams.protocol.errors import Throttled
 from streams.protocol.reports import PressureReport
@@ -24,8 +25,9 @@ _TOLD_S = 0.5
 
 
 class ShardPressure:
-    def __init__(self, thresholds: pressure.Thresholds) -> None:
+    def __init__(self, thresholds: pressure.Thresholds, recent_acks: RecentTimes) -> None:
         self.gauge = pressure.Gauge(thresholds)
+        self._recent_acks = recent_acks
         self.throttled = 0
         self._told = pressure.NONE
         self._told_until_s = 0.0
@@ -53,6 +55,7 @@ class ShardPressure:
             await trio.sleep(pause_s)
             late_s, worked_s = trio.current_time() - began_s - pause_s, time.process_time() - worked_s
             self.gauge.sample(pressure.own_lag_ms(late_s, worked_s), engine.backlog_bytes)
+            self._recent_acks.look(trio.current_time())
             self._pace(engine)
             is_busy = engine.machine.lsn != lsn or engine.paces or engine.held_back
             lsn = engine.machine.lsn

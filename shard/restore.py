@@ -16,12 +16,12 @@ The caller has named the new folders as being built, and puts them in force when
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from pyroaring import BitMap64
 
-from shard.backup import Backup, BackupShard, BadSignature, Pause, Report, Target, check_sha256
+from shard.backup import Backup, BackupShard, BadSignature, Pause, Target, check_sha256
 from shard.core.box import Box
 from shard.core.changes import BoxFacts, SegmentFacts, SeqsLost, SeqsReserved
 from shard.core.log import SizedSeqs
@@ -39,6 +39,9 @@ from shard.storage.wal import FILE_BYTES
 from shard.transfer import ShardBuilder, end_life, parts_of, read_shard, servers_of
 from streams.protocol.records import Batch
 from streams.protocol.slots import slot_of
+
+#: Called with how far it is, from 0 to 1.
+Report = Callable[[float], None]
 
 
 class Restored(NamedTuple):

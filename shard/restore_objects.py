@@ -18,14 +18,13 @@ from itertools import islice
 from typing import NamedTuple
 
 from shard import chains
-from shard.backup import Report
 from shard.chains import Told
 from shard.core.box import Box
 from shard.core.changes import BoxFacts, Change, UploadsMoved
 from shard.core.machine import Machine
 from shard.core.surgery import fitted
 from shard.reconcile import loading
-from shard.restore import Restored, Restoring, scratch_of
+from shard.restore import Report, Restored, Restoring, scratch_of
 from shard.storage import objectlog
 from shard.storage.cold import ColdDamaged, ColdMissing, ColdStore
 from shard.storage.files import Corrupt, DiskLike, remove_tree

@@ -37,6 +37,7 @@ from shard.answers import LINK_LIMITS, PEER_LIMITS, AnswerPool
 from shard.engine import Engine, Ticket
 from shard.peers import HELLO_BYTES_MAX, HELLO_S, Peer, Peers
 from shard.pressure import ShardPressure
+from shard.recent_times import RecentTimes
 from streams.protocol import bulk_requests, requests, wire
 from streams.protocol.appends import RecordLimits
 from streams.protocol.bulk import LOCAL, BoxResult, Caller, ColumnsPut
@@ -115,7 +116,6 @@ class Server:
         self.engine: Engine | None = None
         self.progress = 0.0
         self.draining = False
-        self.pressure = ShardPressure(thresholds or Thresholds())
         self.describe: Callable[[], dict[str, object]] = dict
         #: Finds the key of a secret. A process of our own user may bring one, for its transactions.
         self.find_key: Callable[[str], Key | None] = lambda secret: None
@@ -123,11 +123,17 @@ class Server:
         self.report: Callable[[Callable[[ShardReport], None]], None] = lambda answer: None
         #: From the wake-up that brought an append to its acknowledgement.
         self.ack_times = Histogram()
+        self.recent_acks = RecentTimes(self.ack_times)
+        self.pressure = ShardPressure(thresholds or Thresholds(), self.recent_acks)
         #: Appends whose acknowledgements leave with the next `flush`: how many came at that time.
         self.acked: dict[int, int] = {}
 
     def __repr__(self) -> str:
         return f"<Server {len(self._connections)} connections, {'ready' if self.engine else 'replaying'}>"
+
+    def load(self) -> dict[str, object]:
+        """Return what a command that reads our files is paced by (`streams/cli/pacing.py`)."""
+        return {"acks": self.ack_times.facts().counts, "level": self.pressure.gauge.level}
 
     def begin(self, engine: Engine) -> None:
         self.engine = engine
@@ -613,7 +619,8 @@ class _Connection:
         if isinstance(answer, StreamsError):
             self.reply(message.op, message.id, wire.FAILED, b"", requests.encode_failure(answer))
         else:
-            self.reply(message.op, message.id, 0, _PLAIN_READ, msgspec.json.encode(answer))
+            facts = msgspec.json.encode({**answer, "load": self._server.load()})
+            self.reply(message.op, message.id, 0, _PLAIN_READ, facts)
         self._server.flush()
 
     # -- questions that are taken back

@@ -11,6 +11,7 @@ files that do not change any more. The newest log file is being written, and is 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 from shard.core.machine import Machine
@@ -25,7 +26,6 @@ from shard.transfer import read_shard
 from streams.protocol.slots import slot_of
 
 Pause = Callable[[int], None]
-Report = Callable[[float], None]
 
 
 class Problem(NamedTuple):
@@ -48,8 +48,8 @@ class Scope(NamedTuple):
     is_online: bool = False
     #: Whether to read what is in the cold store, too.
     with_cold: bool = False
+    #: Called with the bytes that were just read of a segment.
     pause: Pause = segments.no_pause
-    report: Report = lambda ratio: None
 
 
 class Verified(NamedTuple):
@@ -79,7 +79,7 @@ def verify_shard(disk: DiskLike, scope: Scope) -> Verified:
     names = _named(disk, scope, machine)
     unread = ""
     size = 0
-    for number, name in enumerate(names):
+    for name in names:
         try:
             looked_at, found = _segment(disk, scope, name)
         except Unreachable as trouble:  # each further try would take as long as this one
@@ -88,10 +88,26 @@ def verify_shard(disk: DiskLike, scope: Scope) -> Verified:
         size += looked_at
         known = {(problem.path, problem.offset) for problem in problems}
         problems += [problem for problem in found if (problem.path, problem.offset) not in known]
-        scope.report((number + 1) / len(names))
     boxes = machine.boxes if machine is not None else {}
     records = sum(box.log.count for box in boxes.values() if not box.is_memory)
     return Verified(problems, unread, len(boxes), records, len(names), size)
+
+
+def bytes_to_read(disk: DiskLike, scope: Scope) -> int:
+    """Return about how many bytes of segments a check of this scope reads."""
+    directory = f"{scope.directory}/segments"
+    files = segmentindex.list_segments(disk, directory)
+    size = 0
+    for file in files:
+        with suppress(FileNotFoundError):  # it has moved to the cold store, or its records are gone
+            size += disk.size(f"{directory}/{file}")
+    if scope.with_cold:
+        here = set(map(name_of, files))
+        for stub in segmentindex.list_stubs(disk, directory):
+            with suppress(FileNotFoundError, Corrupt):  # a damaged one is reported when its turn comes
+                if name_of(stub) not in here:
+                    size += segmentindex.open_stub(FileSource(disk, f"{directory}/{stub}")).file_bytes
+    return size
 
 
 def _problem(damage: Corrupt) -> Problem:

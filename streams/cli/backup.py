@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streams.cli import output
+from streams.cli import output, pacing
 from streams.cli.verbs import example
 from streams.config import Config, ConfigError, load
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="Sign the backup with this private ed25519 key (PEM).",
 )
+@pacing.option
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def command(
     target: str,
@@ -41,6 +42,7 @@ def command(
     lists: bool,
     keep: int | None,
     sign_key: Path | None,
+    rate: int,
     as_json: bool,
 ) -> int:
     """Take a backup of a server, running or stopped, into TARGET.
@@ -52,7 +54,7 @@ def command(
     with opened(target, otherwise="No backup was made; look at what keeps that place, then repeat") as place:
         if lists:
             return _list(place, as_json)
-        _take(place, config, keep, sign_key, as_json)
+        _take(place, config, keep, sign_key, rate, as_json)
         return output.EXIT_DONE
 
 
@@ -110,24 +112,25 @@ def opened(target: str, *, otherwise: str, verify: Verify | None = None) -> Iter
         ) from error
 
 
-def _take(place: Target, config: Config, keep: int | None, sign_key: Path | None, as_json: bool) -> None:
-    from streams import progress
-    from streams.cli.shardfolders import paced, sources
+def _take(
+    place: Target, config: Config, keep: int | None, sign_key: Path | None, rate: int, as_json: bool
+) -> None:
+    from streams.cli.shardfolders import sources
     from streams.cli.signing import load_signer
 
     signer = None if sign_key is None else load_signer(sign_key)
-    with sources(config) as found, progress.shown("backup") as report:
+    with sources(config) as found, pacing.copying("backup", rate, found.exported) as copying:
         taken = place.take(
             found.shards,
             found.manifest.placement.ranges(),
             signer=signer,
-            pause=paced(found.bytes_per_s),
-            report=report,
+            pause=copying.pause,
+            expect=copying.expect,
         )
     pruned = _prune(place, keep, taken.backup.id) if keep else []
     facts = {
         **_row(taken.backup),
-        "online": found.is_online,
+        "online": found.exported is not None,
         "signed": signer is not None,
         "copied_segments": taken.copied_segments,
         "copied_bytes": taken.copied_bytes,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streams.cli import output
+from streams.cli import output, pacing
 from streams.cli.backup import configured
 from streams.cli.verbs import example
 from streams.cli.verify import manifest_of, offline_scope, verify
@@ -108,16 +108,16 @@ class _Repair:
 
     def _damaged(self, manifest: Manifest) -> list[int]:
         """Shards with which something is wrong."""
-        from streams import progress
         from streams.cli.shardfolders import store_of
 
+        scopes = []
+        for shard, name in enumerate(manifest.directories):
+            store = store_of(self._directory.path / name, self._config.cold_dir, manifest)
+            scope = offline_scope(self._directory, manifest, shard, store)
+            scopes.append(scope._replace(with_cold=self._with_cold))
         found = []
-        with progress.shown("looking") as report:
-            for shard, name in enumerate(manifest.directories):
-                store = store_of(self._directory.path / name, self._config.cold_dir, manifest)
-                scope = offline_scope(self._directory, manifest, shard, store)
-                scope = scope._replace(with_cold=self._with_cold)
-                looked = verify(scope, shard, manifest.shards, report)
+        with pacing.copying("looking", pacing.UNLIMITED, None) as copying:
+            for shard, looked in enumerate(verify(scopes, copying)):
                 if looked.unread:
                     raise output.Occupied(
                         f"the cold store was not looked at, or not all of it: {looked.unread}. Repeat this "

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -31,9 +31,8 @@ class Sources(NamedTuple):
 
     manifest: Manifest
     shards: list[ShardSource]
-    is_online: bool
-    #: How fast to read, so that a running server hardly notices; 0 is as fast as it goes.
-    bytes_per_s: int
+    #: None if the server is stopped.
+    exported: Exported | None
 
 
 def open_directory(path: Path) -> DataDir:
@@ -84,7 +83,7 @@ def _online(directory: DataDir, manifest: Manifest, config: Config) -> Iterator[
         for name, facts, server in zip(manifest.directories, exported.facts, exported.servers, strict=True):
             store = store_of(directory.path / name, str(server["cold_dir"]), manifest)
             shards.append(ShardSource(str(facts["folder"]), store, int(facts["taken_ms"])))
-        yield Sources(manifest, shards, True, int(exported.servers[0]["upkeep_bytes_per_s"]))
+        yield Sources(manifest, shards, exported)
 
 
 @contextmanager
@@ -104,7 +103,7 @@ def _offline(directory: DataDir, manifest: Manifest, config: Config) -> Iterator
             write_export(disk, folder, parts_of(machine), now_ms=now_ms(), file_bytes=config.wal_file_bytes)
             store = store_of(directory.path / name, config.cold_dir, manifest)
             shards.append(ShardSource(folder, store, now_ms()))
-        yield Sources(manifest, shards, False, 0)
+        yield Sources(manifest, shards, None)
     except Corrupt as damage:
         raise output.Refusal(str(damage)) from damage
     finally:
@@ -138,17 +137,3 @@ def cold_store(location: str) -> ColdStore | None:
         return open_cold(location, Disk())
     except ColdConfigError as error:
         raise output.Refusal(f"{error} It is set by --cold-dir or STREAMS_COLD_DIR") from error
-
-
-def paced(bytes_per_s: int) -> Callable[[int], None]:
-    """Sleeps so that no more than so many bytes a second go by; 0 is no limit."""
-    owed_s = 0.0
-
-    def pause(size: int) -> None:
-        nonlocal owed_s
-        owed_s += size / bytes_per_s if bytes_per_s else 0.0
-        if owed_s > 0.01:  # shorter sleeps take longer than they say
-            time.sleep(owed_s)
-            owed_s = 0.0
-
-    return pause

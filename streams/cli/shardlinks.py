@@ -83,6 +83,22 @@ class Exported:
     def __repr__(self) -> str:
         return f"<Exported {self._id}: {len(self.facts)} of {len(self._sockets)} shards>"
 
+    @property
+    def usual_bytes_per_s(self) -> int:
+        """How fast the server does such work by itself; 0 is without a limit."""
+        return int(self.servers[0]["upkeep_bytes_per_s"])
+
+    def loads(self) -> list[dict[str, Any] | None]:
+        """Ask each shard how long its acks take (`load` of `shard/server.py`); None if it does not tell."""
+        return [self._load(link) for link in self._links]
+
+    def _load(self, link: ShardLink) -> dict[str, Any] | None:
+        try:
+            found: dict[str, Any] | None = link.ask(wire.OP_EXPORT_RENEW, id=self._id).get("load")
+        except (Busy, Refused):
+            return None
+        return found
+
     def __enter__(self) -> Exported:
         self.open()
         return self
@@ -124,7 +140,4 @@ class Exported:
         """What does not renew lapses, and then the files that are read vanish; whoever reads notices that."""
         while not self._ended.wait(_RENEW_S):
             for link in list(self._links):
-                try:
-                    link.ask(wire.OP_EXPORT_RENEW, id=self._id)
-                except (Busy, Refused):
-                    pass
+                self._load(link)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from streams.cli import output
+from streams.cli import output, pacing
 from streams.cli.backup import configured
 from streams.cli.verbs import example
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from gateway.manifest import Manifest
     from shard.storage.store import SegmentStore
     from shard.verify import Problem, Scope, Verified
+    from streams.cli.pacing import Copying
+    from streams.cli.shardlinks import Exported
     from streams.config import Config
 
 
@@ -26,14 +29,14 @@ if TYPE_CHECKING:
 @click.option("--data-dir", metavar="DIR", help="Data directory of the server. [STREAMS_DATA_DIR]")
 @click.option("--cold-dir", metavar="PLACE", help="Its cold store, if it is stopped. [STREAMS_COLD_DIR]")
 @click.option("--cold", "with_cold", is_flag=True, help="Read what is in the cold store, too.")
+@pacing.option
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
-def command(data_dir: str | None, cold_dir: str | None, with_cold: bool, as_json: bool) -> int:
+def command(data_dir: str | None, cold_dir: str | None, with_cold: bool, rate: int, as_json: bool) -> int:
     """Look at every byte of a server's data: checksums, orders, floors, indexes. Changes nothing.
 
     Exits with 0 if everything is whole, with 6 if something is damaged and with 3 if the cold store does not
     answer. Of a running server the newest log files are left out: they are being written.
     """
-    from streams import progress
     from streams.cli.shardfolders import hold, open_directory
 
     config = configured(data_dir=data_dir, cold_dir=cold_dir)
@@ -45,9 +48,9 @@ def command(data_dir: str | None, cold_dir: str | None, with_cold: bool, as_json
         if not is_online:
             hold(directory, "streams verify")
         if manifest is not None:
-            scopes = _scopes(stack, directory, manifest, config, is_online, with_cold)
-            report = stack.enter_context(progress.shown("verify"))
-            verified = [verify(scope, number, len(scopes), report) for number, scope in enumerate(scopes)]
+            scopes, exported = _scopes(stack, directory, manifest, config, is_online, with_cold)
+            copying = stack.enter_context(pacing.copying("verify", rate, exported))
+            verified = list(verify(scopes, copying))
     problems += [problem for each in verified for problem in each.problems]
     _show(directory.path, problems, verified, is_online, as_json)
     if problems:
@@ -80,12 +83,15 @@ def manifest_of(directory: DataDir) -> tuple[list[Problem], Manifest | None]:
     return problems, found[0] if not missing else None
 
 
-def verify(scope: Scope, number: int, count: int, report: Any) -> Verified:
+def verify(scopes: list[Scope], copying: Copying) -> Iterator[Verified]:
+    """Look at one shard after the other."""
     from shard.storage.files import ExaminedDisk
-    from shard.verify import verify_shard
+    from shard.verify import bytes_to_read, verify_shard
 
-    told = scope._replace(report=lambda ratio: report((number + ratio) / count))
-    return verify_shard(ExaminedDisk(), told)
+    disk = ExaminedDisk()
+    copying.expect(sum(bytes_to_read(disk, scope) for scope in scopes))
+    for scope in scopes:
+        yield verify_shard(disk, scope._replace(pause=copying.pause))
 
 
 def offline_scope(directory: DataDir, manifest: Manifest, shard: int, store: SegmentStore) -> Scope:
@@ -102,31 +108,25 @@ def _scopes(
     config: Config,
     is_online: bool,
     with_cold: bool,
-) -> list[Scope]:
-    from streams.cli.shardfolders import paced, sockets_of, store_of
+) -> tuple[list[Scope], Exported | None]:
+    from streams.cli.shardfolders import sockets_of, store_of
     from streams.cli.shardlinks import Exported
 
     paths = [directory.path / name for name in manifest.directories]
     if not is_online:
-        return [
+        stopped = [
             offline_scope(directory, manifest, shard, store_of(path, config.cold_dir, manifest))._replace(
                 with_cold=with_cold
             )
             for shard, path in enumerate(paths)
         ]
+        return stopped, None
     exported = stack.enter_context(Exported(sockets_of(directory, manifest), secrets.token_hex(8)))
     scopes = []
     for shard, (path, facts, server) in enumerate(zip(paths, exported.facts, exported.servers, strict=True)):
         scope = offline_scope(directory, manifest, shard, store_of(path, str(server["cold_dir"]), manifest))
-        scopes.append(
-            scope._replace(
-                state=str(facts["folder"]),
-                is_online=True,
-                with_cold=with_cold,
-                pause=paced(int(server["upkeep_bytes_per_s"])),
-            )
-        )
-    return scopes
+        scopes.append(scope._replace(state=str(facts["folder"]), is_online=True, with_cold=with_cold))
+    return scopes, exported
 
 
 def _show(
