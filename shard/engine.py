@@ -60,6 +60,7 @@ from shard.storage.store import Name, SegmentStore
 from shard.storage.wal import FrameParts, Wal
 from shard.upkeep import Upkeep
 from shard.waiting import Waiting, WaitingClaims
+from streams import process
 from streams.protocol.bulk import Locate, States
 from streams.protocol.commands import Command, Diff, Follow, GetRecord, GetState, GetTail, ListBoxes, Reply
 from streams.protocol.errors import StreamsError, Throttled
@@ -99,6 +100,10 @@ _PINNED_FILES_MIN = 4
 #: A quiet shard has its whole log freed, but for the newest file, if that is this many times what must be
 #: sealed or written to the log again for it: so that costs at most an eighth of what was written.
 _QUIET_FACTOR = 8
+
+#: A shard that has logged less than this since its last snapshot may be slow for a moment: 0.1 s for each
+#: gigabyte of memory that it gives back.
+_QUIET_BYTES = 8 << 20
 
 #: Boxes that a snapshot takes in one step, a quarter of a millisecond, and how long others have in between. A
 #: hundred thousand boxes take about fourteen seconds in this way.
@@ -303,6 +308,7 @@ class Engine:
         self._retention = Retention(needs_lsn)
         #: True if time made the last snapshot due, and not the bytes written since the one before.
         self._is_quiet = False
+        self._memory = process.MemoryReturn()
         #: Whether low-priority delivery is paced. Set by whoever measures (`pressure.py`).
         self.paces = False
         self.paced_total = 0
@@ -1000,6 +1006,7 @@ class Engine:
             with trio.move_on_after(self._settings.snapshot_interval_ms / 1000) as waiting:
                 await self._snapshot_wanted.wait()
             self._is_quiet = waiting.cancelled_caught
+            await self._return_memory()
             self._upkeep.wake()  # a quiet shard frees more of its log
             self._snapshot_wanted = trio.Event()
             if self.machine.lsn == self._lsn_at_snapshot:
@@ -1018,6 +1025,13 @@ class Engine:
             except OSError as error:  # a disk that cannot keep a snapshot cannot be trusted with the log
                 self._on_failed(error)
                 return
+
+    async def _return_memory(self) -> None:
+        """After a burst, gives free memory back to the system."""
+        written_bytes = self._wal.bytes_written - self._bytes_at_snapshot
+        if self._is_quiet and written_bytes < _QUIET_BYTES and self._memory.is_worth_it:
+            returned_bytes = await trio.to_thread.run_sync(self._memory.run)
+            log.info("gave free memory back to the system", mebibytes=returned_bytes >> 20)
 
     async def _try_snapshot(self, *, rest_s: float = _SNAPSHOT_REST_S) -> bool:
         """Takes a snapshot. False if the disk has no space for it; the log is kept until one has some."""

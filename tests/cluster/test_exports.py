@@ -47,10 +47,25 @@ def test_segments_stay_while_an_export_names_them_and_go_when_it_ends(tmp_path: 
             other = ShardLink(socket)
             with pytest.raises(Busy, match="another backup or check"):
                 other.ask(wire.OP_EXPORT, id="other")
-            assert other.ask(wire.OP_EXPORT_RENEW, id="mine") == {"id": "mine"}
+            assert other.ask(wire.OP_EXPORT_RENEW, id="mine")["id"] == "mine"
             other.close()
         eventually(lambda: not any(path.exists() for path in segments))
         assert not (server.data_dir / "shard-00" / "export").exists()
+
+
+def test_a_command_that_reads_an_export_is_told_how_long_acks_take(tmp_path: Path) -> None:
+    with running_server(tmp_path / "data", shards=1, **SMALL) as server:
+        client = Client(server.port)
+        for number in range(5):
+            client.append("box", number)
+        with Exported([server.data_dir / "run" / "shard-00.sock"], "mine") as exported:
+            assert sum(exported.servers[0]["recent_acks"]) == 5
+            for number in range(3):
+                client.append("box", number)
+            [load] = exported.loads()
+            assert load is not None and sum(load["acks"]) == 8 and load["level"] == 0
+            os.kill(server.shard_pids()[0], signal.SIGKILL)
+            assert exported.loads() == [None], "the files are read on, at the pace of before"
 
 
 def test_a_shard_that_dies_takes_its_export_along_and_starts_without_it(tmp_path: Path) -> None:

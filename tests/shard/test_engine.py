@@ -932,3 +932,27 @@ async def test_others_are_served_between_the_steps_of_a_large_delete(
         assert steps.index("Append") < len(steps) - steps[::-1].index("DeleteRecords") - 1, "to the other box"
         assert desk.order.index(delete) < desk.order.index(behind)
         assert seqs_of(await desk.ask(commands.Diff(box="b"))) == [6]
+
+
+async def test_a_quiet_shard_gives_memory_back_once_after_it_has_grown(open_desk: Open) -> None:
+    class Memory:
+        asked = runs = 0
+        was_asked_again = trio.Event()
+
+        @property
+        def is_worth_it(self) -> bool:
+            self.asked += 1
+            if self.asked == 4:
+                self.was_asked_again.set()
+            return not self.runs
+
+        def run(self) -> int:
+            self.runs += 1
+            return 1 << 20
+
+    memory = Memory()
+    async with open_desk(snapshot_interval_ms=10) as desk:
+        desk.engine._memory = memory  # type: ignore[assignment]
+        with trio.fail_after(60):
+            await memory.was_asked_again.wait()
+        assert memory.runs == 1
