@@ -174,7 +174,7 @@ class Exchange(TrioASGIHTTPConnection):
                 return
             body, charge = await self._read_body(path, headers, query, receive)
         except StreamsError as error:
-            refused = refusal(error, headers, started_ns)
+            refused = refusal(error, headers, started_ns, self.scope["raw_path"].decode("latin-1"))
         except RefusedEarly as early:
             refused = early.response
         except _Gone:

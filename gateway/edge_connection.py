@@ -125,7 +125,8 @@ class Connection:
             return await self._serve_requests()
         except StreamsError as error:
             head = self._head
-            refused = refusal(error, head.headers if head else {}, perf_counter_ns())
+            now_ns = perf_counter_ns()
+            refused = refusal(error, head.headers, now_ns, head.path) if head else refusal(error, {}, now_ns)
         except RefusedEarly as early:
             refused = early.response
         except (OSError, Expired):
@@ -676,7 +677,7 @@ async def refused_stream(request: Request, response: Response) -> Response:
         response.live.close()
     if response.stream is not None:
         await close_stream(response.stream)
-    return refusal(streams_refused(), request.headers, request.started_ns)
+    return refusal(streams_refused(), request.headers, request.started_ns, request.path)
 
 
 async def close_stream(stream: AsyncIterator[bytes]) -> None:

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 import structlog
 
 from gateway.errors import error_response, response_for
-from gateway.http import Handler, Request, Response
+from gateway.http import S2_PREFIX, Handler, Request, Response
 from gateway.memory import MemoryBudget
+from gateway.s2.errors import S2Error, refused_early
 from streams.protocol.errors import InvalidRequest, PayloadTooLarge, StreamsError, Throttled
 
 log = structlog.get_logger("gateway.front")
@@ -136,9 +137,12 @@ def streams_refused() -> Throttled:
     )
 
 
-def refusal(error: StreamsError, headers: Mapping[str, str], started_ns: int) -> Response:
-    """The answer to a request that never reached the handler."""
-    response = response_for(error, server_total_ms=(time.perf_counter_ns() - started_ns) / 1e6)
+def refusal(error: StreamsError, headers: Mapping[str, str], started_ns: int, path: str = "") -> Response:
+    """The answer to a request that never reached the handler, in the form of the API of its path."""
+    if path.startswith(S2_PREFIX):
+        response = refused_early(error, headers.get("content-type")).response
+    else:
+        response = response_for(error, server_total_ms=(time.perf_counter_ns() - started_ns) / 1e6)
     response.headers.append((b"x-request-id", request_id_of(headers).encode()))
     return response
 
@@ -165,12 +169,12 @@ def bug(request: Request, error: Exception) -> Response:
         path=loggable_path(request.path),
         exc_info=error,
     )
-    response = error_response(
-        "internal",
-        f"the server failed; its log has the reason under request id {request_id}",
-        {"request_id": request_id},
-        server_total_ms=(time.perf_counter_ns() - request.started_ns) / 1e6,
-    )
+    message = f"the server failed; its log has the reason under request id {request_id}"
+    if request.path.startswith(S2_PREFIX):
+        response = S2Error("other", message).response
+    else:
+        spent_ms = (time.perf_counter_ns() - request.started_ns) / 1e6
+        response = error_response("internal", message, {"request_id": request_id}, server_total_ms=spent_ms)
     response.headers.append((b"x-request-id", request_id.encode()))
     return response
 

@@ -350,6 +350,8 @@ class MemoryBudget:
         return False
 
     def give(self, owner: str, count: int) -> None:
+        if not count:
+            return
         left = self._by_owner[owner] - count
         if left:
             self._by_owner[owner] = left

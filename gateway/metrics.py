@@ -206,6 +206,12 @@ def _everyone(value: Callable[[ProcessReport], int | float]) -> Callable[[Report
     return lambda reports: [((), sum(value(process) for _, process, _ in _named(reports)))]
 
 
+def _first_start(reports: Reports) -> Any:
+    """When the process that has run for the longest was started."""
+    known = [process.started_s for _, process, _ in _named(reports) if process.started_s]
+    return [((), min(known, default=0))]
+
+
 _SHARD = ("shard",)
 _GATEWAY = ("gateway",)
 _PROCESS = ("process",)
@@ -782,5 +788,33 @@ METRICS: tuple[Metric, ...] = (
         (),
         "Files and sockets that they have open.",
         _everyone(lambda p: p.open_files),
+    ),
+    Metric(
+        "process_max_fds",
+        "gauge",
+        (),
+        "Files and sockets that they may have open.",
+        _everyone(lambda p: p.open_files_max),
+    ),
+    Metric(
+        "process_virtual_memory_bytes",
+        "gauge",
+        (),
+        "Their address space.",
+        _everyone(lambda p: p.virtual_bytes),
+    ),
+    Metric(
+        "process_threads",
+        "gauge",
+        (),
+        "Their threads.",
+        _everyone(lambda p: p.threads),
+    ),
+    Metric(
+        "process_start_time_seconds",
+        "gauge",
+        (),
+        "When the first of them that runs was started, in seconds since 1970.",
+        _first_start,
     ),
 )

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from gateway.s2.errors import S2Error
+from gateway.s2.fields import U64_MAX
 from streams.protocol.streams import (
     Basin,
     BasinConfig,
@@ -61,7 +62,14 @@ class StreamBody(msgspec.Struct, frozen=True):
         return SpecPatch(**fields)
 
     def spec(self) -> Spec:
-        return self.patch().applied(Spec())
+        """The config of something new. An empty `delete_on_empty` is one of 0 seconds; within it, null is
+        no number."""
+        spec = self.patch().applied(Spec())
+        if isinstance(self.delete_on_empty, _DeleteOnEmpty):
+            if self.delete_on_empty.min_age_secs is None:
+                raise S2Error("bad_json", "delete_on_empty.min_age_secs: is not a number")
+            return msgspec.structs.replace(spec, min_age_secs=spec.min_age_secs or 0)
+        return spec
 
 
 class BasinBody(msgspec.Struct, frozen=True):
@@ -80,7 +88,11 @@ class BasinBody(msgspec.Struct, frozen=True):
         )
 
     def config(self) -> BasinConfig:
-        return self.patch().applied(BasinConfig())
+        """The config of a new basin."""
+        config = self.patch().applied(BasinConfig())
+        if isinstance(self.default_stream_config, StreamBody):
+            return msgspec.structs.replace(config, defaults=self.default_stream_config.spec())
+        return config
 
 
 #: The one location there is. Whatever a client asks for, a basin is here, and says so.
@@ -110,6 +122,7 @@ def _age_secs(retention: _Retention) -> int:
         raise S2Error("bad_json", "retention_policy: must be either an age or infinite")
     if retention.age is UNSET:
         return 0
+    _check_u64(retention.age, "retention_policy.age")
     if not 0 < retention.age <= _SECONDS_MAX:
         raise S2Error("invalid", f"retention_policy.age: must be from 1 to {_SECONDS_MAX} seconds")
     return retention.age
@@ -117,9 +130,16 @@ def _age_secs(retention: _Retention) -> int:
 
 def _min_age(empty: _DeleteOnEmpty) -> int | UnsetType | None:
     given = empty.min_age_secs
-    if isinstance(given, int) and not 0 <= given <= _SECONDS_MAX:
-        raise S2Error("invalid", f"delete_on_empty.min_age_secs: must be from 0 to {_SECONDS_MAX}")
-    return 0 if given is UNSET else given
+    if isinstance(given, int):
+        _check_u64(given, "delete_on_empty.min_age_secs")
+        if given > _SECONDS_MAX:
+            raise S2Error("invalid", f"delete_on_empty.min_age_secs: must be from 0 to {_SECONDS_MAX}")
+    return given
+
+
+def _check_u64(number: int, field: str) -> None:
+    if not 0 <= number <= U64_MAX:
+        raise S2Error("bad_json", f"{field}: is not an unsigned number of 64 bits")
 
 
 def decoded(body: bytes, kind: type[_T]) -> _T:

@@ -182,7 +182,7 @@ class Streams:
 
     async def ensure(self, request: Request, permit: Permit, stream: str) -> Response:
         basin = fields.basin_of(request.headers)
-        stream = fields.stream_name(permit.prefix + stream, "bad_path")
+        stream = fields.stream_name(permit.prefix + stream if stream else "", "bad_path")
         body = configs.StreamBody()
         if request.body:
             body = configs.decoded(await json_body(request), configs.StreamBody)
@@ -236,6 +236,6 @@ class Streams:
     @staticmethod
     def _box(request: Request, permit: Permit, operation: str, stream: str) -> str:
         basin = fields.basin_of(request.headers)
-        stream = fields.stream_name(permit.prefix + stream, "bad_path")
+        stream = fields.stream_name(permit.prefix + stream if stream else "", "bad_path")
         permit.check(operation, basin, stream)
         return box_of(basin, stream)

@@ -175,12 +175,12 @@ class S2:
                     "PATCH": partial(streams_.reconfigure, request, permit, stream),
                     "DELETE": partial(streams_.delete, request, permit, stream),
                 }
-            case ["streams", stream, "records"] if stream:
+            case ["streams", stream, "records"]:
                 return {
                     "GET": partial(self._read, request, permit, stream),
                     "POST": partial(self._append, request, permit, stream),
                 }
-            case ["streams", stream, "records", "tail"] if stream:
+            case ["streams", stream, "records", "tail"]:
                 return {"GET": partial(self._tail, request, permit, stream)}
             case ["access-tokens"]:
                 return {
@@ -193,7 +193,7 @@ class S2:
                 return {"GET": partial(self._usage.account, request, permit)}
             case ["metrics", basin] if basin:
                 return {"GET": partial(self._usage.basin, request, permit, basin)}
-            case ["metrics", basin, stream] if basin and stream:
+            case ["metrics", basin, stream] if stream:
                 return {"GET": partial(self._usage.stream, request, permit, basin, stream)}
             case ["locations"]:
                 return {"GET": partial(self._locations.list, permit)}
@@ -209,7 +209,7 @@ class S2:
     @staticmethod
     def _place(request: Request, permit: Permit, operation: str, stream: str) -> tuple[str, str]:
         basin = fields.basin_of(request.headers)
-        stream = fields.stream_name(permit.prefix + stream, "bad_path")
+        stream = fields.stream_name(permit.prefix + stream if stream else "", "bad_path")
         permit.check(operation, basin, stream)
         return basin, stream
 
@@ -258,7 +258,8 @@ class S2:
         spec = stream_config(headers)
         wording: FrameWording | EventWording = FrameWording(frames.codec_for(headers.get("accept-encoding")))
         if not is_session:
-            wording = EventWording(is_base64=fields.is_base64(headers))
+            wording = EventWording(is_base64=fields.is_base64(headers), delivered=asked.delivered)
+        asked.check()
         head = asked.head(box_of(basin, stream), may_follow=asked.may_follow)
         first = await first_page(self._calls, basin, stream, spec, head, key, request.account)
         session = ReadSession(self._calls, asked, head, first, key, wording, self._draining, request.owner)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 
 from gateway.errors import PAUSE_S_MAX, RETRY_AFTER_S
-from gateway.http import Response
+from gateway.http import Response, media_type
 from streams.protocol import errors
 from streams.protocol.errors import StreamsError
 
@@ -84,6 +84,15 @@ class S2Error(Exception):
             response.headers.append((b"retry-after", b"%d" % -(-self.retry_after_ms // 1000)))
             response.pause_s = min(self.retry_after_ms / 1000, PAUSE_S_MAX)
         return response
+
+
+def refused_early(error: StreamsError, content_type: str | None) -> S2Error:
+    """The answer to a request of which only the head has reached a handler: its body is too long, or broken,
+    or there is no room for it."""
+    if isinstance(error, (errors.InvalidRequest, errors.PayloadTooLarge)):
+        is_protobuf = "protobuf" in media_type(content_type)
+        return S2Error("bad_proto" if is_protobuf else "bad_json", error.message)
+    return translated(error)
 
 
 def translated(error: StreamsError) -> S2Error:

@@ -33,6 +33,16 @@ def basin_name(name: str, where: str) -> str:
     return name
 
 
+def is_basin_part(text: str) -> bool:
+    """Return True if a basin name can begin with this."""
+    return _basin_prefix(text) is not None
+
+
+def is_stream_part(text: str) -> bool:
+    """Return True if a stream name can begin with this."""
+    return len(text.encode(errors="replace")) <= _STREAM_BYTES_MAX and "\0" not in text
+
+
 def stream_name(name: str, where: str) -> str:
     size = len(name.encode(errors="replace"))
     if not 1 <= size <= _STREAM_BYTES_MAX or name in (".", "..") or "\0" in name:
@@ -87,20 +97,23 @@ class Query:
 
     def basin_part(self, name: str) -> str:
         value = self._values.get(name, "")
-        if _basin_prefix(value) is None:
+        if not is_basin_part(value):
             raise S2Error("bad_query", f"{name}: {shown(value)} is not the beginning of a basin name")
         return value
 
     def stream_part(self, name: str) -> str:
         value = self._values.get(name, "")
-        if len(value.encode()) > _STREAM_BYTES_MAX:
-            raise S2Error("bad_query", f"{name}: is longer than {_STREAM_BYTES_MAX} bytes")
+        if not is_stream_part(value):
+            raise S2Error("bad_query", f"{name}: is longer than {_STREAM_BYTES_MAX} bytes, or has a NUL byte")
         return value
 
 
 def request_token(headers: Mapping[str, str]) -> str:
-    token = headers.get("s2-request-token", "")
-    if len(token.encode("latin-1", "replace")) > _REQUEST_TOKEN_BYTES_MAX:
+    try:
+        token = headers.get("s2-request-token", "").encode("latin-1").decode()
+    except UnicodeDecodeError:
+        raise S2Error("bad_header", "s2-request-token: is not UTF-8") from None
+    if len(token.encode()) > _REQUEST_TOKEN_BYTES_MAX:
         raise S2Error("bad_header", f"s2-request-token: is longer than {_REQUEST_TOKEN_BYTES_MAX} bytes")
     return token
 

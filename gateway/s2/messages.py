@@ -19,7 +19,8 @@ from gateway.http import Buffer
 from gateway.s2.errors import S2Error
 from gateway.s2.fields import TIME_MAX, U64_MAX
 from streams.protocol import sequenced
-from streams.protocol.sequenced import BadProtobuf, Header, Record, read_varint, varint
+from streams.protocol.names import shown
+from streams.protocol.sequenced import BadProtobuf, Header, Record, read_varint, varint, wrong_wire_type
 from streams.protocol.streams import (
     BATCH_METERED_MAX,
     BATCH_RECORDS_MAX,
@@ -69,10 +70,9 @@ class Input:
         self.tails = [sequenced.tail_of(record.headers, record.body) for record in records]
         self.times = array("q")
         if any(record.timestamp is not None for record in records):
-            for index, record in enumerate(records):
-                if record.timestamp is not None and record.timestamp > TIME_MAX:
-                    raise _invalid(f"records[{index}].timestamp: is larger than a time can be")
-                self.times.append(-1 if record.timestamp is None else record.timestamp)
+            for record in records:
+                # Times are signed in the log; a client's time from the far future is capped in any case.
+                self.times.append(-1 if record.timestamp is None else min(record.timestamp, TIME_MAX))
 
     @classmethod
     def of_bodies(
@@ -125,7 +125,8 @@ class Input:
                 raise _invalid(f"records[{index}].body: a trim point has {_TRIM_BYTES} bytes")
             self.trims.append((index, int.from_bytes(body, "big")))
         else:
-            raise _invalid(f"records[{index}].headers: {operation[:32]!r} is not a command")
+            name = shown(str(operation[:32], "utf-8", "replace"))
+            raise _invalid(f"records[{index}].headers: {name} is not a command")
 
     @property
     def count(self) -> int:
@@ -184,6 +185,8 @@ def _append_input(data: bytes) -> tuple[list[Given], int | None, str | None]:
             match_seq_num = number
         elif tag == 0x1A:
             fencing_token = str(data[start:stop], "utf-8")
+        elif tag >> 3 <= 3:
+            raise wrong_wire_type(tag)
     return records, match_seq_num, fencing_token
 
 
@@ -244,6 +247,8 @@ def _append_record(data: bytes, at: int, end: int) -> Given:
             body = data[start:stop]
         elif tag == 0x08:
             timestamp = number
+        elif tag >> 3 <= 3:
+            raise wrong_wire_type(tag)
     return Given(timestamp, headers, body)
 
 
@@ -277,8 +282,8 @@ def batch_as_protobuf(records: Buffer, tail: tuple[int, int] | None) -> bytes:
 
 class _JsonRecord(msgspec.Struct, gc=False):
     timestamp: int | None = None
-    headers: list[tuple[str, str]] | None = None
-    body: str | None = None
+    headers: list[tuple[str, str]] = []
+    body: str = ""
 
 
 class _JsonInput(msgspec.Struct):
@@ -298,11 +303,13 @@ def input_from_json(data: bytes, *, is_base64: bool) -> Input:
     numbers = [given.match_seq_num, *(record.timestamp for record in given.records)]
     if any(number is not None and not 0 <= number <= U64_MAX for number in numbers):
         raise S2Error("bad_json", "body: a number is not an unsigned one of 64 bits")
+    if given.fencing_token is not None and len(given.fencing_token.encode()) > STREAM_TOKEN_BYTES_MAX:
+        raise S2Error("bad_json", f"fencing_token: is longer than {STREAM_TOKEN_BYTES_MAX} bytes")
     to_bytes = _from_base64 if is_base64 else str.encode
     records = [
         Given(
             record.timestamp,
-            [(to_bytes(name), to_bytes(value)) for name, value in record.headers or ()],
+            [(to_bytes(name), to_bytes(value)) for name, value in record.headers],
             to_bytes(record.body) if record.body else b"",
         )
         for record in given.records
@@ -327,7 +334,7 @@ def ack_as_json(ack: StreamAppended) -> bytes:
 
 
 def batch_as_json(records: list[Record], tail: tuple[int, int] | None, *, is_base64: bool) -> bytes:
-    shown: list[dict[str, Any]] = []
+    listed: list[dict[str, Any]] = []
     to_text = _as_base64 if is_base64 else _as_text
     for record in records:
         each: dict[str, Any] = position(record.seq_num, record.timestamp)
@@ -335,8 +342,8 @@ def batch_as_json(records: list[Record], tail: tuple[int, int] | None, *, is_bas
             each["headers"] = [(to_text(name), to_text(value)) for name, value in record.headers]
         if record.body:
             each["body"] = to_text(record.body)
-        shown.append(each)
-    answer: dict[str, Any] = {"records": shown}
+        listed.append(each)
+    answer: dict[str, Any] = {"records": listed}
     if tail is not None:
         answer["tail"] = position(*tail)
     return orjson.dumps(answer)

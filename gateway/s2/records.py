@@ -43,6 +43,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int | None = None
     until: int | None = None
     wait_s: int | None = None
+    #: Records and metered bytes that the client has got before, of this read.
+    delivered: tuple[int, int] = (0, 0)
 
     @classmethod
     def from_query(cls, text: str, last_event_id: str | None = None) -> Asked:
@@ -57,14 +59,18 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
             until=query.number("until"),
             wait_s=query.number("wait", fields.U32_MAX),
         )
-        if sum(each is not None for each in (asked.seq_num, asked.timestamp, asked.tail_offset)) > 1:
-            raise S2Error("invalid", "seq_num, timestamp, tail_offset: at most one says where to start")
-        if asked.until is not None and asked.timestamp is not None and asked.timestamp >= asked.until:
-            raise S2Error("invalid", "until: must be later than timestamp")
-        return asked if last_event_id is None else asked.resumed(last_event_id)
+        return asked if last_event_id is None else asked._resumed(last_event_id)
 
-    def resumed(self, last_event_id: str) -> Asked:
-        """Goes on behind the last event that somebody has seen: `seq,count,bytes`."""
+    def check(self) -> None:
+        """Raise `invalid` for a start that is none. Headers are judged before it."""
+        if sum(each is not None for each in (self.seq_num, self.timestamp, self.tail_offset)) > 1:
+            raise S2Error("invalid", "seq_num, timestamp, tail_offset: at most one says where to start")
+        if self.until is not None and self.timestamp is not None and self.timestamp >= self.until:
+            raise S2Error("invalid", "until: must be later than timestamp")
+
+    def _resumed(self, last_event_id: str) -> Asked:
+        """The read behind the last event that its client has seen: `seq,count,bytes`. It wins over the start
+        in the query."""
         parts = last_event_id.strip().split(",")
         if len(parts) != 3 or not all(part.isascii() and part.isdigit() and len(part) < 20 for part in parts):
             raise S2Error("bad_header", "last-event-id: is not the id of an event of this API")
@@ -76,11 +82,17 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
             tail_offset=None,
             count=None if self.count is None else max(0, self.count - count),
             bytes=None if self.bytes is None else max(0, self.bytes - size),
+            delivered=(count, size),
         )
 
     @property
     def is_bounded(self) -> bool:
         return self.count is not None or self.bytes is not None or self.until is not None
+
+    @property
+    def is_empty(self) -> bool:
+        """True if it asks for no record at all: it is answered at once, wherever it starts."""
+        return self.count == 0 or self.bytes == 0
 
     @property
     def may_follow(self) -> bool:
@@ -96,12 +108,12 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
             from_seq=self.seq_num or 0,
             from_ts=None if self.timestamp is None else min(self.timestamp, fields.TIME_MAX),
             tail_offset=offset,
-            clamp=self.clamp,
+            clamp=self.clamp or self.is_empty,
             limit=BATCH_RECORDS_MAX if self.count is None else min(self.count, BATCH_RECORDS_MAX),
             max_bytes=BATCH_METERED_MAX if self.bytes is None else min(self.bytes, BATCH_METERED_MAX),
             until=None if self.until is None else min(self.until, fields.TIME_MAX),
             wait_ms=wait_ms,
-            may_follow=may_follow,
+            may_follow=may_follow or self.is_empty,
         )
 
 
@@ -174,8 +186,9 @@ class Records:
         key = ciphers.check_header(headers)
         spec = stream_config(headers)
         is_base64 = fields.is_base64(headers)
+        asked.check()
         box = box_of(basin, stream)
-        wait_s = min(asked.wait_s or 0, _WAIT_S_MAX)
+        wait_s = 0 if asked.is_empty else min(asked.wait_s or 0, _WAIT_S_MAX)
         head = asked.head(box, may_follow=wait_s > 0)
         answers, owner = self._calls.answers, request.owner
         await answers.take(owner, head.max_bytes)

@@ -140,10 +140,10 @@ class FrameWording:
 
 
 class EventWording:
-    def __init__(self, *, is_base64: bool) -> None:
+    def __init__(self, *, is_base64: bool, delivered: tuple[int, int] = (0, 0)) -> None:
+        """`delivered`: records and metered bytes of the same read before its client came again."""
         self._is_base64 = is_base64
-        self._count = 0
-        self._metered = 0
+        self._count, self._metered = delivered
 
     def batch(self, records: Buffer, tail: tuple[int, int] | None, *, is_advised: bool) -> bytes:
         listed = list(sequenced.records_of(bytes(records)))
@@ -235,6 +235,8 @@ class ReadSession:
                     self._fetch_ahead(unread)
                 await unread.wait_sent(STALL_S)
         if self._is_over(page):
+            if tail is not None and self._asked.is_empty and self._asked.wait_s:
+                sink.put(wording.heartbeat(tail, is_advised=self._is_advised))
             return True
         if tail is None:
             self._is_live = False

@@ -4,11 +4,13 @@ hashes to is kept."""
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Literal
 
 import msgspec
 import orjson
+from msgspec import UNSET, UnsetType
 
 from gateway.http import Request, Response
 from gateway.s2 import configs, fields
@@ -51,18 +53,25 @@ _Operation = Literal[
 
 
 class _Names(msgspec.Struct, frozen=True):
-    exact: str | None = None
-    prefix: str | None = None
+    exact: str | UnsetType = UNSET
+    prefix: str | UnsetType = UNSET
 
     def names(self, where: str) -> NameSet:
-        if (self.exact is None) == (self.prefix is None):
-            raise S2Error("bad_json", f"scope.{where}: must be either exact or prefix")
-        return NameSet(self.exact, self.prefix)
+        exact, prefix = self.exact, self.prefix
+        if exact is not UNSET and prefix is UNSET:
+            if exact:
+                _CHECK_NAME[where](exact, "bad_json")
+            return NameSet(exact, None)
+        if prefix is not UNSET and exact is UNSET:
+            if not _IS_PREFIX[where](prefix):
+                raise S2Error("bad_json", f"scope.{where}.prefix: is not the beginning of such a name")
+            return NameSet(None, prefix)
+        raise S2Error("bad_json", f"scope.{where}: must be either exact or prefix")
 
 
 class _Group(msgspec.Struct, frozen=True):
-    read: bool = False
-    write: bool = False
+    read: bool | None = None
+    write: bool | None = None
 
 
 class _Groups(msgspec.Struct, frozen=True):
@@ -93,7 +102,7 @@ class _Scope(msgspec.Struct, frozen=True):
 class _Issue(msgspec.Struct, frozen=True):
     id: str
     scope: _Scope
-    auto_prefix_streams: bool = False
+    auto_prefix_streams: bool | None = None
     expires_at: datetime | None = None
 
 
@@ -103,7 +112,7 @@ def token_of(body: _Issue, digest: str) -> AccessToken:
     scope = body.scope
     ops = set(scope.ops or ()) | (scope.op_groups.ops() if scope.op_groups else set())
     if not ops:
-        raise S2Error("invalid", "scope: allows no operation")
+        raise S2Error("invalid", "Access token permissions cannot be empty")
     names = {
         where: given.names(where) if given is not None else NameSet()
         for where, given in (
@@ -113,7 +122,7 @@ def token_of(body: _Issue, digest: str) -> AccessToken:
         )
     }
     if body.auto_prefix_streams and names["streams"].prefix is None:
-        raise S2Error("invalid", "auto_prefix_streams: needs a prefix as the scope of streams")
+        raise S2Error("invalid", "Auto prefixing is only allowed for streams with prefix matching")
     expires_ms = 0
     if body.expires_at is not None:
         moment = (
@@ -128,7 +137,7 @@ def token_of(body: _Issue, digest: str) -> AccessToken:
         tokens=names["access_tokens"],
         ops=tuple(sorted(ops)),
         scope=msgspec.json.encode(scope).decode(),
-        auto_prefix=body.auto_prefix_streams,
+        auto_prefix=bool(body.auto_prefix_streams),
         expires_ms=expires_ms,
     )
 
@@ -139,13 +148,41 @@ def token_id(id: str, where: str) -> str:
     return id
 
 
+_CHECK_NAME: dict[str, Callable[[str, str], str]] = {
+    "basins": fields.basin_name,
+    "streams": fields.stream_name,
+    "access_tokens": token_id,
+}
+_IS_PREFIX: dict[str, Callable[[str], bool]] = {
+    "basins": fields.is_basin_part,
+    "streams": fields.is_stream_part,
+    "access_tokens": lambda text: len(text.encode()) <= _ID_BYTES_MAX and "\0" not in text,
+}
+
+
 def shown_token(token: AccessToken) -> dict[str, Any]:
+    asked = orjson.loads(token.scope)
+    groups = asked.get("op_groups") or {}
+    scope: dict[str, Any] = {where: _shown_names(asked.get(where)) for where in _IS_PREFIX}
+    scope["op_groups"] = {name: _shown_group(groups.get(name)) for name in ("account", "basin", "stream")}
+    scope["ops"] = asked.get("ops") or []
     return {
         "id": token.id,
-        "scope": orjson.loads(token.scope),
+        "scope": scope,
         "auto_prefix_streams": token.auto_prefix,
         "expires_at": configs.shown_time(token.expires_ms) if token.expires_ms else None,
     }
+
+
+def _shown_names(asked: dict[str, str | None] | None) -> dict[str, str] | None:
+    """Exactly one key, or null for no names at all."""
+    named = {kind: text for kind, text in (asked or {}).items() if text is not None}
+    return None if named in ({}, {"exact": ""}) else named
+
+
+def _shown_group(asked: dict[str, bool | None] | None) -> dict[str, bool]:
+    given = asked or {}
+    return {"read": bool(given.get("read")), "write": bool(given.get("write"))}
 
 
 class Tokens:

@@ -129,7 +129,7 @@ class Usage:
 
     async def stream(self, request: Request, permit: Permit, basin: str, stream: str) -> Response:
         fields.basin_name(basin, "bad_path")
-        stream = fields.stream_name(permit.prefix + stream, "bad_path")
+        stream = fields.stream_name(permit.prefix + stream if stream else "", "bad_path")
         now_s = int(time.time())
         asked = _Asked(request.query, _STREAM, now_s)
         permit.check("stream-metrics", basin, stream)

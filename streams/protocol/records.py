@@ -516,7 +516,10 @@ def resolve_times(
         return arrival
     if times is None or (mode == "client-require" and None in times):
         index = 0 if times is None else times.index(None)
-        raise InvalidRequest(f"records[{index}].ts: this box requires a client timestamp", field="ts")
+        raise InvalidRequest(
+            f"records[{index}]: a timestamp of the client is missing, and client-require asks for one",
+            field="ts",
+        )
     latest = not_before
     resolved = array("q")
     for ts in times:

@@ -21,6 +21,10 @@ class ProcessReport(msgspec.Struct, frozen=True, kw_only=True):
     #: The most files it may have open, and the memory that it may have with the others; 0 is not known.
     open_files_max: int = 0
     memory_limit_bytes: int = 0
+    virtual_bytes: int = 0
+    threads: int = 0
+    #: Seconds since 1970.
+    started_s: float = 0.0
 
 
 class PressureReport(msgspec.Struct, frozen=True, kw_only=True):

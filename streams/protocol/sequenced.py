@@ -101,7 +101,9 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
         at += 1
         number |= (byte & 127) << shift
         if byte < 128:
-            return number & 0xFFFFFFFFFFFFFFFF, at
+            if number > 0xFFFFFFFFFFFFFFFF:
+                raise BadProtobuf("a number has more than 64 bits")
+            return number, at
         shift += 7
         if shift > 63:
             raise BadProtobuf("a number has more than ten bytes")
@@ -112,8 +114,8 @@ def fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int, int]
     while at < end:
         tag, at = read_varint(data, at)
         kind = tag & 7
-        if tag < 8:
-            raise BadProtobuf("a field has the number 0")
+        if not 8 <= tag <= 0xFFFFFFFF:
+            raise BadProtobuf("a field has the number 0, or one that is too large")
         if kind == 2:
             size, at = read_varint(data, at)
             if size > end - at:
@@ -132,6 +134,11 @@ def fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int, int]
         raise BadProtobuf("a field is longer than its message")
 
 
+def wrong_wire_type(tag: int) -> BadProtobuf:
+    """A field that is known, in an encoding that is not its own."""
+    return BadProtobuf(f"field {tag >> 3} has the wrong wire type")
+
+
 def header_of(data: bytes, at: int, end: int) -> Header:
     name = value = b""
     for tag, _, start, stop in fields(data, at, end):
@@ -139,6 +146,8 @@ def header_of(data: bytes, at: int, end: int) -> Header:
             name = data[start:stop]
         elif tag == _HEADER_VALUE:
             value = data[start:stop]
+        elif tag >> 3 <= 2:
+            raise wrong_wire_type(tag)
     return name, value
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -251,6 +252,14 @@ EXPECTED: dict[str, Callable[[Page], bool]] = {
     ),
     "process_open_fds": lambda page: (
         page.total("process_open_fds") == page.total("streams_process_open_files")
+    ),
+    "process_max_fds": lambda page: page.total("process_max_fds") > page.total("process_open_fds"),
+    "process_virtual_memory_bytes": lambda page: (
+        page.total("process_virtual_memory_bytes") > page.total("process_resident_memory_bytes")
+    ),
+    "process_threads": lambda page: page.total("process_threads") >= 3,  # a gateway and two shards
+    "process_start_time_seconds": lambda page: (
+        0 < time.time() - page.total("process_start_time_seconds") < 3600
     ),
 }
 
