@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from gateway.s2.errors import S2Error
-from gateway.s2.fields import U64_MAX
+from gateway.s2.fields import U64_MAX, bad_json
 from streams.protocol.streams import (
     Basin,
     BasinConfig,
@@ -146,7 +146,7 @@ def decoded(body: bytes, kind: type[_T]) -> _T:
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise S2Error("bad_json", f"body: {error}") from None
+        raise bad_json(error) from None
 
 
 # ---------------------------------------------------------------------------------------------------

@@ -108,6 +108,15 @@ class Query:
         return value
 
 
+_JSON_NAMES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
+_type_name = re.compile(r"`(str|int|float|bool)`")
+
+
+def bad_json(error: Exception) -> S2Error:
+    """What a decoder says of a body, with the types as JSON calls them."""
+    return S2Error("bad_json", "body: " + _type_name.sub(lambda found: _JSON_NAMES[found[1]], str(error)))
+
+
 def request_token(headers: Mapping[str, str]) -> str:
     try:
         token = headers.get("s2-request-token", "").encode("latin-1").decode()

@@ -17,7 +17,7 @@ import orjson
 
 from gateway.http import Buffer
 from gateway.s2.errors import S2Error
-from gateway.s2.fields import TIME_MAX, U64_MAX
+from gateway.s2.fields import TIME_MAX, U64_MAX, bad_json
 from streams.protocol import sequenced
 from streams.protocol.names import shown
 from streams.protocol.sequenced import BadProtobuf, Header, Record, read_varint, varint, wrong_wire_type
@@ -299,7 +299,7 @@ def input_from_json(data: bytes, *, is_base64: bool) -> Input:
     try:
         given = _decode_input(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise S2Error("bad_json", f"body: {error}") from None
+        raise bad_json(error) from None
     numbers = [given.match_seq_num, *(record.timestamp for record in given.records)]
     if any(number is not None and not 0 <= number <= U64_MAX for number in numbers):
         raise S2Error("bad_json", "body: a number is not an unsigned one of 64 bits")

@@ -3,6 +3,7 @@ hashes to is kept."""
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -19,6 +20,7 @@ from gateway.s2.calls import Calls
 from gateway.s2.control import answer, json_body
 from gateway.s2.errors import S2Error
 from streams.protocol import streams
+from streams.protocol.names import shown
 from streams.protocol.streams import AccessToken, NameSet
 
 _ID_BYTES_MAX = 96
@@ -103,7 +105,25 @@ class _Issue(msgspec.Struct, frozen=True):
     id: str
     scope: _Scope
     auto_prefix_streams: bool | None = None
-    expires_at: datetime | None = None
+    expires_at: str | None = None
+
+
+_fraction = re.compile(r"\.([0-9]{1,9})(?=[Zz+-])")
+
+
+def _moment(text: str) -> tuple[int, str]:
+    """A time of RFC 3339 in milliseconds, and as it is shown: in UTC, as exactly as it was given."""
+    found = _fraction.search(text)
+    digits = found[1] if found else ""
+    try:
+        moment = msgspec.convert(_fraction.sub("", text, count=1), datetime)
+        seconds = int(moment.timestamp())
+    except (msgspec.ValidationError, OverflowError, ValueError):
+        raise S2Error("bad_json", f"expires_at: {shown(text)} is not a time of RFC 3339") from None
+    if moment.tzinfo is None:
+        raise S2Error("bad_json", f"expires_at: {shown(text)} has no offset from UTC")
+    utc = moment.astimezone(UTC)
+    return seconds * 1000 + int(digits.ljust(3, "0")[:3]), f"{utc:%Y-%m-%dT%H:%M:%S}.{digits.ljust(6, '0')}Z"
 
 
 def token_of(body: _Issue, digest: str) -> AccessToken:
@@ -124,11 +144,10 @@ def token_of(body: _Issue, digest: str) -> AccessToken:
     if body.auto_prefix_streams and names["streams"].prefix is None:
         raise S2Error("invalid", "Auto prefixing is only allowed for streams with prefix matching")
     expires_ms = 0
+    asked = msgspec.to_builtins(scope)
     if body.expires_at is not None:
-        moment = (
-            body.expires_at if body.expires_at.tzinfo is not None else body.expires_at.replace(tzinfo=UTC)
-        )
-        expires_ms = max(1, int(moment.timestamp() * 1000))
+        expires_ms, asked["expires_at"] = _moment(body.expires_at)
+        expires_ms = max(1, expires_ms)
     return AccessToken(
         id=body.id,
         digest=digest,
@@ -136,7 +155,7 @@ def token_of(body: _Issue, digest: str) -> AccessToken:
         streams=names["streams"],
         tokens=names["access_tokens"],
         ops=tuple(sorted(ops)),
-        scope=msgspec.json.encode(scope).decode(),
+        scope=orjson.dumps(asked).decode(),
         auto_prefix=bool(body.auto_prefix_streams),
         expires_ms=expires_ms,
     )
@@ -170,7 +189,8 @@ def shown_token(token: AccessToken) -> dict[str, Any]:
         "id": token.id,
         "scope": scope,
         "auto_prefix_streams": token.auto_prefix,
-        "expires_at": configs.shown_time(token.expires_ms) if token.expires_ms else None,
+        "expires_at": asked.get("expires_at")
+        or (configs.shown_time(token.expires_ms) if token.expires_ms else None),
     }
 
 

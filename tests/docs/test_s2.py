@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from streams.testing import Server, running_server
+from tests.support.s2_suites import s2_command
 from tests.support.s2_typescript import installed
 
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "s2.md"
@@ -28,8 +29,8 @@ def program(name: str) -> str:
     return "\n\n".join(blocks)
 
 
-def run(command: str, path: Path, server: Server) -> list[str]:
-    environ = {**os.environ, "STREAMS_URL": server.url}
+def run(command: str, path: Path, server: Server, **variables: str) -> list[str]:
+    environ = {**os.environ, "STREAMS_URL": server.url, **variables}
     ran = subprocess.run([command, str(path)], env=environ, capture_output=True, text=True, timeout=240)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout.splitlines()
@@ -70,3 +71,16 @@ def test_the_program_for_node_does_too(server: Server) -> None:
     path = installed() / "first_steps.mjs"
     path.write_text(program(path.name))
     assert run("node", path, server) == ["0 2 [ 'one', 'two' ]"]
+
+
+@pytest.mark.skipif(s2_command() is None, reason="the s2 command is not here; make suites builds it")
+def test_the_lines_for_the_s2_command_do_too(server: Server, tmp_path: Path) -> None:
+    found = s2_command()
+    assert found is not None
+    path = tmp_path / "first_steps.sh"
+    path.write_text("set -e\n" + program(path.name))
+    *_, first, second, tail = run(
+        "sh", path, server, PATH=f"{found.parent}:{os.environ['PATH']}", HOME=str(tmp_path)
+    )
+    assert (first, second) == ("one", "two")
+    assert tail.startswith("2 @ ")

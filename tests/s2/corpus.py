@@ -367,6 +367,15 @@ case(
     "access tokens: null is valid where a value is optional",
     issue("a", auto_prefix_streams=None, has={"access_token": ANY}),
     issue("b", expires_at=None),
+    issue("d", expires_at="2100-01-01T02:00:00.809461576+02:00"),
+    Step(
+        method="GET",
+        path="/v1/access-tokens?prefix={basin}-d",
+        has={"access_tokens": [{"expires_at": "2100-01-01T00:00:00.809461576Z"}]},
+    ),
+    issue_refused("bad_json", expires_at="2100-01-01"),
+    issue_refused("bad_json", expires_at="2100-01-01T00:00:00"),
+    issue_refused("bad_json", expires_at=5),
     issue("c", scope={"basins": None, "op_groups": {"stream": {"read": True, "write": None}}, "ops": None}),
     issue_refused("bad_json", scope={"basins": {"exact": "some-basin", "prefix": None}, "ops": ["read"]}),
     issue_refused("bad_json", scope={"basins": {}, "ops": ["read"]}),
@@ -429,7 +438,7 @@ case(
 )
 
 #: What no message of this API may show: addresses of the other API, and how this server is written.
-FORBIDDEN = ("/v0", " b'", ' b"', "this box", "msgspec", "Traceback", "<class")
+FORBIDDEN = ("/v0", " b'", ' b"', "this box", "`str`", "`int`", "msgspec", "Traceback", "<class")
 
 _numbers = itertools.count(1)
 

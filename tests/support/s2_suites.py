@@ -4,15 +4,23 @@ The sources of the SDKs are not part of this project. Provide them, and say wher
 
     git clone https://github.com/s2-streamstore/s2-sdk-python
     git clone https://github.com/s2-streamstore/s2-sdk-typescript
-    make suites ARGS="--python s2-sdk-python --typescript s2-sdk-typescript"
+    git clone https://github.com/s2-streamstore/s2-sdk-go
+    make suites ARGS="--python s2-sdk-python --typescript s2-sdk-typescript --go s2-sdk-go --rust"
 
-Either may be left out. Everything is done in build/s2-suites: copies of the sources, and the *released*
-packages that are tested (from PyPI and npm). Needs Python 3.11 and, for TypeScript, Node 20.
+Any of them may be left out. `--go` also takes a version (`--go v0.20.0`): the module then comes from the Go
+proxy. `--rust` needs no sources: the SDK and the `s2` command are published crates, tests included. They take
+half an hour to build, once; `build/s2-suites/rust/bin/s2` stays for `tests/docs`.
+
+Everything is done in build/s2-suites: copies of the sources, and the *released* packages that are tested.
+Needs Python 3.11 and, for the others, Node 20, Go 1.23, Rust 1.90.
+
+The Python SDK speaks HTTP/2 alone, the Rust SDK and `s2` HTTP/1.1 alone, TypeScript and Go both.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import subprocess
@@ -24,6 +32,8 @@ from streams.testing import running_server
 
 WORK = Path(__file__).parents[2] / "build" / "s2-suites"
 PYTHON_PACKAGE, TYPESCRIPT_PACKAGE = "s2-sdk==0.13.0", "@s2-dev/streamstore@0.27.0"
+GO_MODULE = "github.com/s2-streamstore/s2-sdk-go"
+RUST_SDK, RUST_CLI = ("s2-sdk", "0.35.3"), ("s2-cli", "0.43.4")
 
 #: The newest public tests import a name that later versions of the package have given up.
 SHIM = """
@@ -49,6 +59,9 @@ export default defineConfig({
 """
 _FILES = ("account_ops", "basin_ops", "stream_ops", "correctness", "metrics_ops")
 _MARKS = "account or basin or stream or correctness or metrics"
+#: The server has one location, and takes any token while it has no keys.
+_GO_SKIPPED = "Locations|WithLocation|WithDefaultLocation|Client_InvalidToken"
+_RUST_SKIPPED: list[str] = []
 #: It wants a storage class to be filled in and makes 5000 streams.
 _EXCLUDED = "**/account-basin*"
 
@@ -85,6 +98,62 @@ def prepare_typescript(source: Path) -> Path:
     return folder
 
 
+def prepare_go(source: str) -> Path:
+    """`source` is a folder, or a version of the module."""
+    folder = WORK / "go"
+    _remove(folder)
+    if not Path(source).is_dir():
+        command = ["go", "mod", "download", "-json", f"{GO_MODULE}@{source}"]
+        ran = subprocess.run(command, capture_output=True, text=True, cwd=WORK)
+        found = json.loads(ran.stdout or "{}")
+        if "Dir" not in found:
+            sys.exit(f"the Go module cannot be had: {found.get('Error') or ran.stderr}")
+        source = found["Dir"]
+    shutil.copytree(source, folder, ignore=shutil.ignore_patterns(".git"))
+    for each in [folder, *folder.rglob("*")]:  # The cache of Go is read-only.
+        each.chmod(each.stat().st_mode | 0o200)
+    return folder
+
+
+def _remove(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+
+
+def prepare_rust() -> Path:
+    """The crates as published, with their tests, and the `s2` command in `bin/`."""
+    folder = WORK / "rust"
+    folder.mkdir(parents=True, exist_ok=True)
+    environ = rust_environ(folder)
+    name, version = RUST_CLI
+    install = ["cargo", "install", name, "--version", version, "--locked", "--root", str(folder)]
+    if not (folder / "bin" / "s2").exists() and run(install, folder, environ):
+        sys.exit("the s2 command cannot be built")
+    (folder / "src").mkdir(exist_ok=True)
+    (folder / "src" / "lib.rs").touch()
+    dependency = f'{RUST_SDK[0]} = "={RUST_SDK[1]}"'
+    package = '[package]\nname = "suites"\nversion = "0.0.0"\nedition = "2021"\n[workspace]\n'
+    (folder / "Cargo.toml").write_text(f"{package}[dependencies]\n{dependency}\n")
+    if run(["cargo", "fetch"], folder, environ):
+        sys.exit("the crate of the Rust SDK cannot be had")
+    for name, version in (RUST_SDK, RUST_CLI):
+        [source] = (folder / "cargo" / "registry" / "src").glob(f"*/{name}-{version}")
+        shutil.rmtree(folder / name, ignore_errors=True)
+        shutil.copytree(source, folder / name)
+    return folder
+
+
+def s2_command() -> Path | None:
+    """The `s2` command: the one on the path, or the one that this program has built; None without one."""
+    built = WORK / "rust" / "bin" / "s2"
+    found = shutil.which("s2")
+    return Path(found) if found else built if built.exists() else None
+
+
+def rust_environ(folder: Path) -> dict[str, str]:
+    return {"CARGO_HOME": str(folder / "cargo"), "CARGO_TARGET_DIR": str(folder / "target")}
+
+
 def environ_for(url: str) -> dict[str, str]:
     return {"S2_ACCESS_TOKEN": "ignored", "S2_ACCOUNT_ENDPOINT": url, "S2_BASIN_ENDPOINT": url}
 
@@ -104,19 +173,36 @@ def typescript_suite(folder: Path, url: str) -> int:
     return run([*command, "e2e"], folder, {**environ_for(url), "S2_LITE": "1", "S2_BASIN": basin})
 
 
+def go_suite(folder: Path, url: str) -> int:
+    command = ["go", "test", "-timeout", "15m", "-count=1", "-skip", _GO_SKIPPED, "./s2/..."]
+    return run(command, folder, environ_for(url))
+
+
+def rust_suite(folder: Path, url: str) -> int:
+    environ = {**rust_environ(folder), **environ_for(url)}
+    skipped = [part for name in _RUST_SKIPPED for part in ("--skip", name)]
+    sdk = ["cargo", "test", "--all-features", "--tests", "--", "--test-threads", "4", *skipped]
+    cli = ["cargo", "test", "--test", "cli", "--test", "integration"]
+    return run(sdk, folder / RUST_SDK[0], environ) | run(cli, folder / RUST_CLI[0], environ)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="make suites", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--python", type=Path, help="sources of s2-sdk-python")
     parser.add_argument("--typescript", type=Path, help="sources of s2-sdk-typescript")
+    parser.add_argument("--go", help="sources of s2-sdk-go, or a version of its module")
+    parser.add_argument("--rust", action="store_true", help="build and run the published crates")
     parser.add_argument("--shards", type=int, nargs="*", default=[1, 4])
     asked = parser.parse_args()
-    if asked.python is None and asked.typescript is None:
+    if not (asked.python or asked.typescript or asked.go or asked.rust):
         parser.print_help()
         return 2
     python = prepare_python(asked.python) if asked.python else None
     typescript = prepare_typescript(asked.typescript) if asked.typescript else None
+    go = prepare_go(asked.go) if asked.go else None
+    rust = prepare_rust() if asked.rust else None
     failed: list[str] = []
     for shards in asked.shards:
         with running_server(shards=shards) as server:
@@ -125,6 +211,10 @@ def main() -> int:
                     failed.append(f"Python, {compression}, {shards} shards")
             if typescript is not None and typescript_suite(typescript, server.url):
                 failed.append(f"TypeScript, {shards} shards")
+            if go is not None and go_suite(go, server.url):
+                failed.append(f"Go, {shards} shards")
+            if rust is not None and rust_suite(rust, server.url):
+                failed.append(f"Rust, {shards} shards")
     for each in failed:
         print("FAILED:", each)
     return bool(failed)
