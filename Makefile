@@ -50,7 +50,7 @@ sweep: .venv/.dev ## Every crash point instead of a sample; takes long.
 scale: .venv/.dev ## Five million records in one box: bounded memory, exact, quick to start.
 	STREAMS_SCALE=full $(BIN)/pytest -q -s tests/cluster/test_scale.py
 
-suites: .venv/.dev ## All tests of the official S2 SDKs against servers here (needs their sources: it says how).
+suites: .venv/.dev ## All tests of the official S2 SDKs and the s2 command against servers here (it says how).
 	$(BIN)/python -m tests.support.s2_suites $(ARGS)
 
 bench: .venv/.dev ## Measure a server on this machine.

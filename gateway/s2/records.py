@@ -219,10 +219,10 @@ class Records:
         return page
 
     async def tail(self, request: Request, basin: str, stream: str) -> Response:
+        """A stream that this makes has the defaults of its basin: `s2-stream-config` is for records."""
         call = partial(self._calls.tail, box_of(basin, stream))
-        spec = stream_config(request.headers)
         account = request.account
-        tail = await self._calls.making(basin, stream, spec, is_append=False, call=call, account=account)
+        tail = await self._calls.making(basin, stream, None, is_append=False, call=call, account=account)
         return answer({"tail": messages.position(tail.seq_num, tail.timestamp)})
 
 
