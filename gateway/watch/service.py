@@ -41,7 +41,7 @@ log = structlog.get_logger()
 _SAVE_EVERY_S = 5.0
 #: How long a shard may take to start again before whoever opens a stream is refused, for a browser that is
 #: answered 503 never comes back; and how often it is asked.
-OPEN_S_MAX, _OPEN_RETRY_S = 10.0, 0.05
+OPEN_S_MAX, _OPEN_RETRY_S, _OPEN_RETRY_S_MAX = 10.0, 0.05, 0.5
 _REVOKED = "the key of this stream is not valid any more"
 _TAKEN_OVER = "another connection has taken this session over"
 #: What a stream that ends may take to save its cursors, and another to wait for that: as long as a shard may
@@ -195,7 +195,7 @@ class Watch:
                 before.stream.end(_TAKEN_OVER)
                 with trio.move_on_after(_CLOSE_S_MAX):
                     await before.closed.wait()
-            session = await self._take(wid, key)
+            session = await self._take(wid, key, has_cursor=told is not None)
             _check_owner(session, key)
             if told is not None:
                 await self._resume(session, told)
@@ -206,15 +206,18 @@ class Watch:
         body = self._open[wid] = SessionBody(self, stream, slot, session)
         return body
 
-    async def _take(self, wid: str, key: Key | None) -> Session:
+    async def _take(self, wid: str, key: Key | None, *, has_cursor: bool) -> Session:
         until_s = trio.current_time() + OPEN_S_MAX
+        retry_s = _OPEN_RETRY_S
         while True:
             try:
-                return await self.sessions.take(wid, key.id if key is not None else "")
+                owner = key.id if key is not None else ""
+                return await self.sessions.take(wid, owner, has_cursor=has_cursor)
             except (Busy, Uncertain):
                 if trio.current_time() > until_s:
                     raise
-                await trio.sleep(_OPEN_RETRY_S)
+                await trio.sleep(retry_s)
+                retry_s = min(2 * retry_s, _OPEN_RETRY_S_MAX)
 
     async def _resume(self, session: Session, told: Cursor) -> None:
         lives: dict[str, int] = {}

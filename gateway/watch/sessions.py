@@ -8,7 +8,8 @@ it ends they are saved as they are. If the gateway dies instead, the saved curso
 A shard that dies forgets the sessions it kept. Open streams put theirs back; the others are answered 404. Of
 two streams of one session, on two gateways, the one that took it later wins, whichever comes back first
 (`shard/core/sessions.py`). What is put back is never the last word: a newer stream may have got further, and
-may be gone. So `Last-Event-ID` counts in both directions then too.
+may be gone. So `Last-Event-ID` counts in both directions then too, and a client without one waits until
+every open stream has put its session back.
 """
 
 from __future__ import annotations
@@ -127,12 +128,14 @@ class SessionStore:
             return wid
         raise refusal
 
-    async def take(self, wid: str, owner: str = "") -> Session:
-        """The session is this stream's from now on. Raises `NotFound` when there is none of that name, and
-        `Forbidden` when another key made it."""
+    async def take(self, wid: str, owner: str = "", *, has_cursor: bool = False) -> Session:
+        """The session is this stream's from now on. Raises `NotFound` when there is none of that name,
+        `Forbidden` when another key made it, and `Busy` when its shard has just started and the client does
+        not say what it has had."""
         if not (wid.startswith("wid_") and wid.isascii() and len(wid) <= _WID_CHARS_MAX):
             raise NotFound("wid: this is not the name of a session; make one with POST /v0/watch")
-        taken = _decode((await self._call(wire.OP_TAKE_SESSION, wid, {"owner": owner}, b"")).body)
+        given = {"owner": owner, "has_cursor": int(has_cursor)}
+        taken = _decode((await self._call(wire.OP_TAKE_SESSION, wid, given, b"")).body)
         assert taken.state is not None
         return Session(wid, taken.epoch, taken.state)
 

@@ -11,6 +11,8 @@ Rules of the file
 - A shard that was killed has forgotten the epochs. Streams that are open put their sessions back with the
   epochs they have, in any order: a newer epoch replaces an older one, an older one is refused. A taken epoch
   is above those of earlier lives (`begin`), so that it is never that of a stream that is yet to come back.
+- What is put back may be old, until all streams that are open have saved. Until then a session that was put
+  back is given only to a client that says what it has had.
 
 Bounds: `sessions_max` sessions and `_STATE_BYTES_MAX` of text.
 """
@@ -21,11 +23,21 @@ from collections import Counter, OrderedDict
 
 from shard.core.changes import SessionFacts
 from streams.protocol.commands import KeepSession, PutSession, SessionCommand, SessionKept, TakeSession
-from streams.protocol.errors import Forbidden, NotFound, SeqMismatch, StreamsError, Throttled
+from streams.protocol.errors import (
+    Forbidden,
+    NotFound,
+    SeqMismatch,
+    ShardUnavailable,
+    StreamsError,
+    Throttled,
+)
 
 #: A life of the shard that begins a millisecond later has epochs that are this many bits higher. An epoch
 #: stays below 2**53 until the year 3084.
 _LIFE_BITS = 8
+
+#: Open streams save every 5 s. So long after a killed shard starts they have put back what they have.
+_PUT_BACK_MS = 7_000
 
 #: A session of eight boxes takes about 500 bytes, so this is no limit to ten thousand of them; one of 256
 #: long names takes 100 KB, and ten thousand of those would not fit into a small machine.
@@ -36,13 +48,15 @@ _DIGEST_CHARS = 64
 
 
 class _Session:
-    __slots__ = ("epoch", "gone_ms", "owner", "state")
+    __slots__ = ("epoch", "gone_ms", "owner", "state", "was_put_back")
 
     def __init__(self, epoch: int, state: bytes, gone_ms: int, owner: str) -> None:
         self.epoch = epoch
         self.state = state
         self.gone_ms = gone_ms
         self.owner = owner
+        #: True if a stream brought it to a shard that had forgotten it.
+        self.was_put_back = False
 
 
 class Sessions:
@@ -53,6 +67,8 @@ class Sessions:
         self._sessions: OrderedDict[str, _Session] = OrderedDict()
         self._bytes = 0
         self._first_epoch = 0
+        #: Until then sessions that were put back may be old.
+        self._unsure_until_ms = 0
         #: How many sessions each key has that has some.
         self._by_owner: Counter[str] = Counter()
 
@@ -68,6 +84,7 @@ class Sessions:
     def begin(self, at_ms: int) -> None:
         """A life of the shard begins."""
         self._first_epoch = at_ms << _LIFE_BITS
+        self._unsure_until_ms = at_ms + _PUT_BACK_MS
 
     def count_of(self, owner: str) -> int:
         return self._by_owner[owner]
@@ -103,6 +120,10 @@ class Sessions:
         if isinstance(command, TakeSession):
             if command.owner != session.owner:  # before the epoch moves: its own stream must not notice
                 return Forbidden("wid: this session was made with another key", field="wid")
+            if session.was_put_back and now_ms < self._unsure_until_ms and not command.has_cursor:
+                return ShardUnavailable(
+                    "wid: the shard of this session has just started; retry in some seconds"
+                )
             session.epoch = max(session.epoch, self._first_epoch) + 1
             self._touch(command.wid, session, session.state, now_ms + command.ttl_ms)
             return SessionKept(session.epoch, session.state)
@@ -121,6 +142,7 @@ class Sessions:
                 limit="watch_sessions",
             )
         session = _Session(command.epoch, b"", 0, command.owner)
+        session.was_put_back = command.epoch > 0  # a new one has not been taken yet
         self._touch(command.wid, session, command.state, now_ms + command.ttl_ms)
         return SessionKept(session.epoch)
 

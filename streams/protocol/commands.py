@@ -146,6 +146,8 @@ class TakeSession(msgspec.Struct, frozen=True):
     wid: str
     ttl_ms: int
     owner: str = ""
+    #: True if the client says what it has had, so that an old state does no harm.
+    has_cursor: bool = False
 
 
 class KeepSession(msgspec.Struct, frozen=True):

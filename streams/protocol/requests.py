@@ -325,8 +325,9 @@ def _put_session(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> C
 def _take_session(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Command:
     query = Query(head.query)
     ttl_ms, owner = query.number("ttl_ms") or 0, query.text("owner") or ""
+    has_cursor = bool(query.number("has_cursor"))
     query.done()
-    return commands.TakeSession(head.box, ttl_ms, owner)
+    return commands.TakeSession(head.box, ttl_ms, owner, has_cursor)
 
 
 def _keep_session(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Command:

@@ -11,7 +11,7 @@ from shard.core.sessions import Sessions
 from streams.protocol import requests, wire
 from streams.protocol.appends import RecordLimits
 from streams.protocol.commands import KeepSession, PutSession, SessionKept, TakeSession
-from streams.protocol.errors import Forbidden, NotFound, SeqMismatch, Throttled
+from streams.protocol.errors import Forbidden, NotFound, SeqMismatch, ShardUnavailable, Throttled
 from tests.support.machines import Driver
 
 TTL_MS = 100
@@ -84,8 +84,26 @@ def test_of_two_streams_that_put_a_session_back_the_newer_one_wins_whichever_com
         assert isinstance(answer, SeqMismatch) if second[0] == 1 else answer == SessionKept(2)
         assert isinstance(sessions.handle(KeepSession("w", 1, b"[1]", TTL_MS), 0), SeqMismatch)
         assert repr(sessions) == "<Sessions 1, 3 B>"
-        taken = sessions.handle(TakeSession("w", TTL_MS), 0)
+        taken = sessions.handle(TakeSession("w", TTL_MS, has_cursor=True), 0)
         assert isinstance(taken, SessionKept) and taken.state == b"[2]"
+
+
+def test_a_session_that_was_put_back_is_given_without_a_cursor_when_every_stream_has_had_time_to_do_so() -> (
+    None
+):
+    sessions = Sessions(0)
+    sessions.begin(1_000)
+    ttl_ms = 60_000
+    assert sessions.handle(PutSession("stale", b"[10]", ttl_ms, 1), 1_500) == SessionKept(1)
+    assert sessions.handle(PutSession("new", b"[0]", ttl_ms, 0), 1_500) == SessionKept(0)
+    assert isinstance(sessions.handle(TakeSession("stale", ttl_ms), 1_600), ShardUnavailable)
+    assert isinstance(sessions.handle(TakeSession("new", ttl_ms), 1_600), SessionKept)
+    assert sessions.handle(PutSession("stale", b"[20]", ttl_ms, 2), 6_900) == SessionKept(2)
+    assert isinstance(sessions.handle(TakeSession("stale", ttl_ms), 7_999), ShardUnavailable)
+    taken = sessions.handle(TakeSession("stale", ttl_ms), 8_000)
+    assert isinstance(taken, SessionKept) and taken.state == b"[20]" and taken.epoch > 2
+    sessions.handle(PutSession("told", b"[10]", ttl_ms, 1), 1_500)
+    assert isinstance(sessions.handle(TakeSession("told", ttl_ms, has_cursor=True), 1_600), SessionKept)
 
 
 def test_a_newer_stream_keeps_a_session_that_an_older_one_has_put_back() -> None:
@@ -99,7 +117,7 @@ def test_whoever_takes_a_session_that_was_put_back_is_newer_than_every_stream_of
     sessions = Sessions(0)
 
     def take() -> int:
-        taken = sessions.handle(TakeSession("w", TTL_MS), 0)
+        taken = sessions.handle(TakeSession("w", TTL_MS, has_cursor=True), 0)
         assert isinstance(taken, SessionKept)
         return taken.epoch
 
@@ -132,7 +150,7 @@ def test_sessions_through_the_machine_and_the_wire() -> None:
         return requests.encode_reply(outcome.reply)
 
     assert ask(wire.OP_PUT_SESSION, "ttl_ms=100&epoch=3", b'{"a":1}') == b'{"epoch":3,"state":null}'
-    assert ask(wire.OP_TAKE_SESSION, "ttl_ms=100") == b'{"epoch":4,"state":{"a":1}}'
+    assert ask(wire.OP_TAKE_SESSION, "ttl_ms=100&has_cursor=0") == b'{"epoch":4,"state":{"a":1}}'
     assert ask(wire.OP_KEEP_SESSION, "ttl_ms=100&epoch=4", b"{}") == b'{"epoch":4,"state":null}'
     assert repr(machine.sessions) == "<Sessions 1, 2 B>"
 

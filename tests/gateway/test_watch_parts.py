@@ -277,6 +277,13 @@ async def come_back(link: Link, after_s: float) -> None:
     link.is_up = True
 
 
+async def keep_time(made: Stage) -> None:
+    """The clock of the shard goes with that of the test."""
+    while True:
+        await trio.sleep(0.5)
+        made.shard.driver.now_ms += 500
+
+
 async def test_a_session_outlives_its_shard_and_its_stream(autojump_clock: object) -> None:
     """§7.2: a shard that is killed forgets its sessions. A stream that ends meanwhile brings its own back."""
     async with stage() as made:
@@ -298,6 +305,7 @@ async def test_a_session_outlives_its_shard_and_its_stream(autojump_clock: objec
         scope.cancel()
         await trio.sleep(3)
         link.is_up = True
+        made.nursery.start_soon(keep_time, made)
         again, peer = await made.watch.open_session(wid, None), Peer()
         made.nursery.start_soon(again.run, peer)
         made.append(2)
@@ -343,6 +351,7 @@ async def test_a_stale_stream_of_another_gateway_cannot_put_its_session_over_tha
         session = next(iter(other._open.values())).session
         link.is_up = True
         assert await other.sessions.save(session, is_open=True)
+        made.nursery.start_soon(keep_time, made)
         await trio.sleep(20)
         made.append(6)
         await trio.testing.wait_all_tasks_blocked()
@@ -355,6 +364,38 @@ async def test_a_stale_stream_of_another_gateway_cannot_put_its_session_over_tha
         made.append(7)
         await trio.testing.wait_all_tasks_blocked()
         assert seqs(again.read()) == [7]
+
+
+async def test_a_client_without_a_cursor_gets_no_repeats_after_a_stale_stream_has_put_its_session_back(
+    autojump_clock: object,
+) -> None:
+    """It waits until the live stream has put the session back too, and goes on where that one is."""
+    async with stage() as made:
+        made.nursery.start_soon(keep_time, made)
+        plan = plan_of_body(b'{"boxes":{"b":{}}}', 128)
+        wid = await made.watch.create_session(plan, await made.watch.look_at(plan, lenient=False))
+        stale = await made.watch.sessions.take(wid)
+        live, peer = await made.watch.open_session(wid, None), Peer()
+
+        async def serve() -> None:
+            await live.run(peer)
+            live.close()
+
+        made.nursery.start_soon(serve)
+        for number in range(2, 6):
+            made.append(number)
+        await trio.testing.wait_all_tasks_blocked()
+        assert seqs(peer.read()) == [1, 2, 3, 4, 5]
+        made.shard.machine.sessions.clear()
+        made.shard.driver.start("boot")  # it was killed
+        assert await made.watch.sessions.save(stale, is_open=True), "put back before the live one"
+        other = Watch(dispatch_to([made.shard]), connections_max=0, node_bytes_max=128)
+        await made.nursery.start(other.run, trio.Event())
+        again, peer = await other.open_session(wid, None), Peer()
+        made.nursery.start_soon(again.run, peer)
+        made.append(6)
+        await trio.testing.wait_all_tasks_blocked()
+        assert seqs(peer.read()) == [6]
 
 
 class UnreadSocket:
