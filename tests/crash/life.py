@@ -455,9 +455,11 @@ def replayed(world: World, last_lsn: int) -> Machine:
     return twin
 
 
-def fingerprint(machine: Machine, store: SegmentStore, now_ms: int = 0) -> dict[str, object]:
+def fingerprint(machine: Machine, store: SegmentStore, world: World | None = None) -> dict[str, object]:
     """Everything that is stored, payloads too. Of a memory box only what is stored of it. Idempotency keys
-    that have lapsed by `now_ms` are left out: ticks drop them, and the log does not say when."""
+    that may have lapsed by now, or earlier in a window that was shorter, are left out: ticks drop them, and
+    the log does not say when."""
+    now_ms = world.clock.now_ms if world is not None else 0
     found: dict[str, object] = {
         "": (machine.lsn, machine.last_generation, machine.boot_id, machine.stopped_clean),
         " not recreated": list(machine.not_recreated),
@@ -468,7 +470,12 @@ def fingerprint(machine: Machine, store: SegmentStore, now_ms: int = 0) -> dict[
             found[name] = (box.generation, config)
             continue
         facts = msgspec.to_builtins(box.facts(), builtin_types=(bytes,))
-        oldest_ms = now_ms - box.config.idempotency_window_ms
+        windows = [box.config.idempotency_window_ms]
+        if world is not None and box.generation in world.promises.books:
+            windows += [
+                config.idempotency_window_ms for _, config in world.promises.books[box.generation].configs
+            ]
+        oldest_ms = now_ms - min(windows)
         facts["keys"] = [entry for entry in facts["keys"] if entry[3] >= oldest_ms]
         facts["deleted"] = list(BitMap64.deserialize(facts["deleted"]))
         facts["batches"] = [lsn for lsn in array("Q", facts["batches"]) if lsn]

@@ -87,15 +87,14 @@ def history_of(seed: int) -> list[str]:
 def begun(disk: FaultDisk, world: World, rng: random.Random) -> Life:
     """The next life: recovered, checked in every way, and serving."""
     twice = disk.kill()
-    now_ms = world.clock.now_ms
-    again = found_on(twice, now_ms)
+    again = found_on(twice, world)
     if rng.random() < 0.5:
         # Recovery is over and nothing was written since: not even a power cut may make a difference now.
-        assert found_on(twice.crash(rng), now_ms) == again
+        assert found_on(twice.crash(rng), world) == again
     life = Life(disk.kill(), world)
-    assert fingerprint(life.machine, life.store, now_ms) == again, "recovered twice, and found two states"
+    assert fingerprint(life.machine, life.store, world) == again, "recovered twice, and found two states"
     twin = replayed(world, life.found.last_lsn)
-    assert fingerprint(twin, life.store, now_ms) == again, "a snapshot says other than the log"
+    assert fingerprint(twin, life.store, world) == again, "a snapshot says other than the log"
     life.machine.check()
     life.begin()
     life.machine.check()
@@ -104,9 +103,9 @@ def begun(disk: FaultDisk, world: World, rng: random.Random) -> Life:
     return life
 
 
-def found_on(disk: FaultDisk, now_ms: int) -> dict[str, object]:
+def found_on(disk: FaultDisk, world: World) -> dict[str, object]:
     machine, _, _, store, _ = recovered(disk)
-    return fingerprint(machine, store, now_ms)
+    return fingerprint(machine, store, world)
 
 
 def compare(life: Life, *, limit: int) -> None:
@@ -268,8 +267,8 @@ def test_what_the_log_says_is_what_the_machine_was() -> None:
         script = Script(life, random.Random(seed))
         for _ in range(STEPS // 4):
             script.run(4)
-            now_ms, twin = world.clock.now_ms, replayed(world, life.machine.lsn)
-            assert stored(life.machine, life.store, now_ms) == stored(twin, life.store, now_ms)
+            twin = replayed(world, life.machine.lsn)
+            assert stored(life.machine, life.store, world) == stored(twin, life.store, world)
 
 
 # -- the sweeps
@@ -330,15 +329,14 @@ def test_a_process_that_is_killed_at_any_operation_loses_nothing_that_was_logged
         assert not any(box.log.holes for box in after.machine.boxes.values())
         if after.found.last_lsn == life.machine.lsn:
             machine, _, _, store, _ = recovered(disk.kill())
-            now_ms = world.clock.now_ms
-            before, now = stored(life.machine, store, now_ms), stored(machine, store, now_ms)
+            before, now = stored(life.machine, store, world), stored(machine, store, world)
             assert before == now, "the machine was in a state that the log does not know"
 
     lead(seed, chosen(seed, 5), check)
 
 
-def stored(machine: Machine, store: SegmentStore, now_ms: int) -> dict[str, object]:
-    found = fingerprint(machine, store, now_ms)
+def stored(machine: Machine, store: SegmentStore, world: World) -> dict[str, object]:
+    found = fingerprint(machine, store, world)
     return {name: found[name] for name, box in machine.boxes.items() if not box.is_memory}
 
 
