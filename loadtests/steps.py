@@ -27,6 +27,7 @@ from streams.protocol.requests import RecordLimits, parse_append
 T = TypeVar("T")
 
 RECORDS, SEGMENT_RECORDS = 5_000_000, 10_000
+MEMORY_RECORDS = 1_000_000
 JOBS = 200_000
 #: One record in nine matches, as in the prefix `user-1` of ids that count up.
 ONE_IN = 9
@@ -97,6 +98,23 @@ def delete_by_prefix(batch_records: int) -> Steps:
                     seqs = array("Q", range(segment.first_seq, segment.last_seq + 1, ONE_IN))
                     sizes = array("I", [SIZE]) * len(seqs)
                     box.found_tags[segment.serial, missing.match] = seqs, sizes
+    return steps
+
+
+def delete_in_memory(batch_records: int) -> Steps:
+    """A box in memory is never sealed: its batches are looked at one by one."""
+    machine = Machine()
+    machine.handle(commands.PutBox("b", BoxPatch(durability="memory")), 1)
+    box = machine.boxes["b"]
+    records = [b'{"data":1,"tag":"user-%d"}' % (number % ONE_IN) for number in range(batch_records)]
+    columns = parse_append(b'{"records":[' + b",".join(records) + b"]}", RecordLimits()).columns
+    for number in range(MEMORY_RECORDS // batch_records):
+        batch = render(columns, first_seq=number * batch_records + 1, times=1)
+        machine.apply(changes.BatchAppended(box.generation, batch, 1), 0)
+    steps = Steps()
+    command = commands.DeleteRecords("b", None, commands.Match("user-1", is_prefix=True))
+    while steps.run(lambda: machine.handle(command, 2)).needs:
+        pass
     return steps
 
 
@@ -173,6 +191,8 @@ ROWS: dict[str, Callable[[], Steps]] = {
     "delete by prefix, batches of 1000": lambda: delete_by_prefix(1000),
     "delete by prefix, batches of 100": lambda: delete_by_prefix(100),
     "delete by prefix, batches of 1": lambda: delete_by_prefix(1),
+    "delete in memory, 1 M in batches of 1000": lambda: delete_in_memory(1000),
+    "delete in memory, 1 M in batches of 100": lambda: delete_in_memory(100),
     "snapshot after it, batches of 100": lambda: snapshot_after_delete(100),
     "snapshot after it, batches of 1": lambda: snapshot_after_delete(1),
     "claims of 10,000 jobs": claims,

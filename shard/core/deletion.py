@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyroaring import BitMap64
@@ -32,6 +32,7 @@ from streams.protocol.commands import DeleteRecords, Match
 
 if TYPE_CHECKING:
     from shard.core.box import Box
+    from shard.core.log import Span
 
 #: Records of the segments whose tag indexes are looked up at a time: 2 MB if all of them match.
 LOOKUP_RECORDS = 200_000
@@ -50,7 +51,18 @@ class _Found(NamedTuple):
 
 
 class Deletion:
-    __slots__ = ("_found", "_position", "_tags", "_unsealed", "command", "deleted", "end_seq", "match")
+    __slots__ = (
+        "_found",
+        "_position",
+        "_sizes",
+        "_tags",
+        "_to_measure",
+        "_unsealed",
+        "command",
+        "deleted",
+        "end_seq",
+        "match",
+    )
 
     def __init__(self, command: DeleteRecords, match: Match, head_seq: int) -> None:
         self.command = command
@@ -62,6 +74,10 @@ class Deletion:
         #: By serial.
         self._found: dict[int, _Found] = {}
         self._unsealed = BitMap64()
+        #: Those of them that are yet to be measured, the last first; and by the first seq of its batch: how
+        #: many were dead there, how many match, and the bytes of those.
+        self._to_measure = array("Q")
+        self._sizes: dict[int, tuple[int, int, int]] = {}
         #: The tag index of the tail that is being searched, and the next tag with the next of its seqs. None
         #: when the whole tail was searched.
         self._tags: Tags | None = None
@@ -78,6 +94,8 @@ class Deletion:
         if left and not self._search_sealed(box, left):
             return None
         if self._position is not None and not self._search_unsealed(box):
+            return None
+        if self._to_measure and not self._measure_unsealed(box):
             return None
         return self._plan(box, segments, now_ms)
 
@@ -155,17 +173,52 @@ class Deletion:
         assert self._position is not None
         seqs, self._position = tags.find_some(self.match, self._position, STEP_RECORDS)
         self._unsealed |= seqs
+        if self._position is None:
+            self._to_measure = self._still_wanted(self._unsealed, box).to_array()
+            self._to_measure.reverse()
         return self._position is None
+
+    def _measure_unsealed(self, box: Box) -> bool:
+        """Measures a part of what was found in the tail. Returns True if that was the rest."""
+        some = self._to_measure[-STEP_UNSEALED:]
+        del self._to_measure[-STEP_UNSEALED:]
+        for span, seqs in self._in_tail(box, BitMap64(some)):
+            base = span.first_seq
+            size = sum(span.size(seq - base, seq - base) for seq in seqs)
+            before = self._sizes.get(base)
+            if before is not None and before[0] == span.dead:  # the last step has ended within this batch
+                self._sizes[base] = (span.dead, before[1] + len(seqs), before[2] + size)
+            else:
+                self._sizes[base] = (span.dead, len(seqs), size)
+        return not self._to_measure
+
+    def _in_tail(self, box: Box, seqs: BitMap64) -> Iterator[tuple[Span, array[int]]]:
+        """Batches of the tail that hold some of the seqs, and those that they hold."""
+        log = box.log
+        wanted = self._still_wanted(seqs, box).to_array()
+        first = bisect_right(wanted, log.sealed_seq)
+        while first < len(wanted):
+            span = log.span_at(wanted[first])
+            if span is None:  # what was there is long gone
+                first += 1
+                continue
+            end = bisect_right(wanted, span.last_seq, first)
+            yield span, wanted[first:end]
+            first = end
 
     # -- the change
 
     def _plan(self, box: Box, segments: Sequence[Segment], now_ms: int) -> changes.RecordsDeleted:
         """The deletion of everything that was found and is live."""
-        log = box.log
-        unsealed = self._still_wanted(self._unsealed, box)
-        unsealed.remove_range(0, log.sealed_seq + 1)
-        seqs = log.live_of(unsealed)
-        tail_sizes = log.measure_seqs(seqs)
+        seqs = BitMap64()
+        tail_sizes: list[int] = []
+        for span, some in self._in_tail(box, self._unsealed):
+            seqs.update(some)
+            dead, count, size = self._sizes.get(span.first_seq, (-1, 0, 0))
+            if (dead, count) != (span.dead, len(some)):  # something has died there
+                base = span.first_seq
+                size = sum(span.size(seq - base, seq - base) for seq in some)
+            tail_sizes.append(size)
         sizes = array("Q")
         groups: list[tuple[int, int]] = []
         for segment in segments:
