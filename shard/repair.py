@@ -28,6 +28,9 @@ which no later batch is found may have lost records too, and its seqs must not b
 seqs as would fit into the damaged bytes become a hole, unless the bytes say whose they were. What else a
 damaged frame may have held (a delete, a config, a box created or deleted) is not known, and stays undone.
 
+What a repaired shard has lost may be known to others: copies of its records, dead letters, streams. So the
+shards are compared as after a restore (`reconcile.py`), and one that has to be corrected is built anew too.
+
 Rules of the file
 - The damaged folder is only read.
 - Numbers that changes carry are not believed behind damage: what is live is measured again, from the payload.
@@ -36,7 +39,7 @@ Rules of the file
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -49,6 +52,7 @@ from shard.core.sealed import Segment
 from shard.core.surgery import add_holes, live_runs, recount, remeasure, replace_segment, settle_rest
 from shard.core.txn import Mark
 from shard.lives import has_failed
+from shard.reconcile import Corrections, Made, Reconciler
 from shard.storage import frames, segmentindex, segments
 from shard.storage.files import Corrupt, DiskLike
 from shard.storage.salvage import Gap, salvage
@@ -57,7 +61,7 @@ from shard.storage.snapshot import Snapshots
 from shard.storage.sources import FileSource, Source
 from shard.storage.store import Name, SegmentStore, Unreachable, segment_of
 from shard.storage.wal import FILE_BYTES, Frame
-from shard.transfer import ShardBuilder, end_life, parts_of, servers_of
+from shard.transfer import ShardBuilder, end_life, parts_of, read_shard, servers_of
 from shard.verify import name_of
 from streams.protocol.records import Batch
 
@@ -137,6 +141,24 @@ def repair_shard(
     builder.check()
     records = sum(facts.live_count for facts in parts.state.boxes)
     return Repaired(patient.losses, patient.notes, len(parts.state.boxes), records)
+
+
+def compare_shards(
+    disk: DiskLike,
+    folders: Sequence[str],
+    stores: Sequence[SegmentStore],
+    owner_of: Callable[[str], int],
+    *,
+    now_ms: int,
+) -> tuple[Corrections, list[Made]]:
+    """Finds out what the shards do not agree about. Returns the changes of each that make them agree; nothing
+    is written."""
+    machines = [
+        read_shard(disk, folder, shard=shard, open_segment=store.open)
+        for shard, (folder, store) in enumerate(zip(folders, stores, strict=True))
+    ]
+    reconciler = Reconciler(machines, stores, owner_of, cuts={}, younger=set(), until_ms=None, now_ms=now_ms)
+    return reconciler.run(), reconciler.made
 
 
 def _begins_at(change: BatchAppended) -> int:

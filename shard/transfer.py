@@ -351,17 +351,25 @@ class ShardBuilder:
         return machine
 
     def amend(self, made: Sequence[tuple[int, Change]], *, now_ms: int) -> None:
-        """Logs changes behind what was finished; `made` begins with the next lsn. Durable on return."""
-        wal = Wal(self._disk, f"{self.directory}/wal", file_bytes=self._file_bytes)
-        for _ in wal.scan():
-            pass
-        wal.settle()
-        encoded = [frames.encode(lsn, change) for lsn, change in made]
-        encoded.append(frames.encode(made[-1][0] + 1, ShardStopped(now_ms)))
-        for at in range(0, len(encoded), _GROUP_FRAMES):
-            wal.append(encoded[at : at + _GROUP_FRAMES])
-            wal.sync()
-        wal.close()
+        """Logs changes behind what was finished."""
+        amend(self._disk, self.directory, made, now_ms=now_ms, file_bytes=self._file_bytes)
+
+
+def amend(
+    disk: DiskLike, directory: str, made: Sequence[tuple[int, Change]], *, now_ms: int, file_bytes: int
+) -> None:
+    """Logs changes behind what is in a folder that was built; `made` begins with the next lsn. Durable on
+    return."""
+    wal = Wal(disk, f"{directory}/wal", file_bytes=file_bytes)
+    for _ in wal.scan():
+        pass
+    wal.settle()
+    encoded = [frames.encode(lsn, change) for lsn, change in made]
+    encoded.append(frames.encode(made[-1][0] + 1, ShardStopped(now_ms)))
+    for at in range(0, len(encoded), _GROUP_FRAMES):
+        wal.append(encoded[at : at + _GROUP_FRAMES])
+        wal.sync()
+    wal.close()
 
 
 def rebased(facts: BoxFacts, lsns: array[int]) -> BoxFacts:

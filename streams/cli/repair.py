@@ -17,6 +17,8 @@ from streams.cli.verbs import example
 from streams.cli.verify import manifest_of, offline_scope, verify
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from gateway.datadir import DataDir
     from gateway.manifest import Manifest
     from shard.repair import Repaired
@@ -89,21 +91,23 @@ class _Repair:
         damaged = self._damaged(manifest)
         if not problems and not damaged:
             return self._tell(manifest, [], {}, "")
-        targets = self._targets(manifest, damaged)
-        for name in {*manifest.building, *targets.values()} - set(manifest.directories):
+        candidates = self._targets(manifest, range(manifest.shards) if damaged else ())
+        for name in {*manifest.building, *candidates.values()} - set(manifest.directories):
             self._directory.remove(name)  # of an earlier try that was cut short
-        intent = replace(manifest, building=tuple(targets.values()))
+        intent = replace(manifest, building=tuple(candidates.values()))
         if problems:  # of the manifest or its copy: one of the two is whole, and that counts
             self._keep_manifests()
         self._directory.commit(intent)
         try:
-            repaired = self._build(intent, damaged, targets)
+            repaired = self._build(intent, damaged, candidates)
             if not self._agreed(repaired):
                 raise output.Refusal("nothing was changed")
+            if repaired:
+                self._make_agree(intent, repaired, candidates)
         except BaseException:
             self._directory.settle(intent)
             raise
-        self._put_in_force(intent, targets)
+        self._put_in_force(intent, {shard: candidates[shard] for shard in repaired})
         return self._tell(manifest, problems, repaired, str(self._aside) if self._aside.exists() else "")
 
     def _damaged(self, manifest: Manifest) -> list[int]:
@@ -127,10 +131,55 @@ class _Repair:
                     found.append(shard)
         return found
 
-    def _targets(self, manifest: Manifest, damaged: list[int]) -> dict[int, str]:
+    def _targets(self, manifest: Manifest, shards: Iterable[int]) -> dict[int, str]:
         from gateway.manifest import folder
 
-        return {shard: folder(shard, manifest.placement.version + 1) for shard in damaged}
+        return {shard: folder(shard, manifest.placement.version + 1) for shard in shards}
+
+    def _make_agree(
+        self, intent: Manifest, repaired: dict[int, Repaired], candidates: dict[int, str]
+    ) -> None:
+        """Corrects what the shards do not agree about any more. A whole one is built anew for that, so that
+        all of it counts at once."""
+        from shard.__main__ import now_ms
+        from shard.repair import compare_shards
+        from shard.storage.files import ExaminedDisk
+        from shard.transfer import amend
+        from streams.cli.shardfolders import store_of
+
+        at_ms = now_ms()
+        while True:
+            folders = [
+                self._directory.path / (candidates[shard] if shard in repaired else name)
+                for shard, name in enumerate(intent.directories)
+            ]
+            found, made = compare_shards(
+                ExaminedDisk(),
+                list(map(str, folders)),
+                [store_of(folder, self._config.cold_dir, intent) for folder in folders],
+                intent.placement.shard_of,
+                now_ms=at_ms,
+            )
+            others = [shard for shard, mine in enumerate(made) if mine and shard not in repaired]
+            if not others:
+                break
+            repaired |= self._build(intent, others, candidates)
+        for shard, mine in enumerate(made):
+            if mine:
+                amend(
+                    ExaminedDisk(),
+                    str(folders[shard]),
+                    mine,
+                    now_ms=at_ms,
+                    file_bytes=self._config.wal_file_bytes,
+                )
+                repaired[shard].notes.append("it was made to agree with the other shards")
+        if found.skipped_seqs:
+            note = f"{found.skipped_seqs} seqs that other boxes have copies of are not given again"
+            repaired[min(repaired)].notes.append(note)
+        if found.missing_copies:
+            note = f"{found.missing_copies} copies are missing; readers get a tombstone"
+            repaired[min(repaired)].notes.append(note)
 
     def _build(self, intent: Manifest, damaged: list[int], targets: dict[int, str]) -> dict[int, Repaired]:
         from shard.__main__ import now_ms

@@ -135,6 +135,41 @@ def test_a_damaged_log_is_repaired_and_the_shard_serves_again(data_dir: Path) ->
     assert (again.returncode, found["manifest"], found["shards"], found["aside"]) == (0, [], [], "")
 
 
+def test_a_repaired_shard_goes_on_copying_though_the_destination_knows_more_than_it_does(
+    tmp_path: Path,
+) -> None:
+    """Its folder is an old copy. What it gives out next must not count as a repeat."""
+    data_dir, old = tmp_path / "data", tmp_path / "old"
+
+    def write(client: Client, data: str, copies: int) -> None:
+        client.append(FIRST, *(f"{data} {number}" for number in range(10)))
+        eventually(lambda: len(client.read_all(SECOND)[0]) == copies or None)
+
+    with running_server(data_dir, shards=2, **SMALL) as server:
+        client = Client(server.port)
+        for box in (FIRST, SECOND):
+            client.put(box, durability="fsync")
+        assert client.send("PUT", "/v0/routers/copy", {"source": FIRST, "dest": SECOND}).status < 300
+        write(client, "kept", 10)
+    shutil.copytree(data_dir / "shard-00", old)
+    with running_server(data_dir, **SMALL) as server:
+        write(Client(server.port), "lost", 20)
+    shutil.rmtree(data_dir / "shard-00")
+    shutil.copytree(old, data_dir / "shard-00")
+    newest = max((data_dir / "shard-00" / "snapshot").glob("*.snap"))
+    flip(newest, newest.stat().st_size // 2)
+    ran = streams("repair", "--data-dir", str(data_dir), "--yes", "--json")
+    assert ran.returncode == 0, ran.stderr
+    assert any("agree" in note for shard in json.loads(ran.stdout)["shards"] for note in shard["notes"])
+    assert verified(data_dir)[0] == 0
+    with running_server(data_dir, **SMALL) as server:
+        client = Client(server.port)
+        assert client.append(FIRST, "new")["first_seq"] > 20
+        eventually(lambda: len(client.read_all(SECOND)[0]) == 21 or None)
+        records, tombstones, _ = client.read_all(FIRST)
+        assert len(records) == 11 and tombstones
+
+
 def test_a_damaged_manifest_is_put_back_from_its_copy(data_dir: Path) -> None:
     manifest = data_dir / "manifest.json"
     whole = manifest.read_bytes()
