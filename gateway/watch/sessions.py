@@ -134,7 +134,7 @@ class SessionStore:
         not say what it has had."""
         if not (wid.startswith("wid_") and wid.isascii() and len(wid) <= _WID_CHARS_MAX):
             raise NotFound("wid: this is not the name of a session; make one with POST /v0/watch")
-        given = {"owner": owner, "has_cursor": int(has_cursor)}
+        given: dict[str, int | str] = {"owner": owner, "has_cursor": int(has_cursor)}
         taken = _decode((await self._call(wire.OP_TAKE_SESSION, wid, given, b"")).body)
         assert taken.state is not None
         return Session(wid, taken.epoch, taken.state)
