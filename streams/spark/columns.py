@@ -233,10 +233,11 @@ def batch_of(run: Run, box: str, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def gap_batch(gaps: Sequence[Gap], schema: pa.Schema) -> pa.RecordBatch:
-    """A row for each, at the seq of the last record that is missing."""
+    """A row for each, at the seq of the last record that is missing; before the first one where the last is
+    not known."""
     columns: dict[str, list[Any]] = {
         "box": [gap.box for gap in gaps],
-        "seq": [gap.last for gap in gaps],
+        "seq": [gap.first - 1 if gap.last is None else gap.last for gap in gaps],
         "gap": [
             {"from": gap.first, "to": gap.last, "reason": gap.reason, "missed": gap.missed} for gap in gaps
         ],

@@ -15,11 +15,13 @@ from streams.protocol.errors import Refused
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Records `first` to `last` of a box are lost. `missed` is how many that were, if the server can tell."""
+    """Records `first` to `last` of a box are lost. `missed` is how many those were, if the server knows. A
+    box that was deleted and created again has no `last`: how far the deleted one went is not known any
+    more."""
 
     box: str
     first: int
-    last: int
+    last: int | None
     reason: str
     missed: int | None
 
@@ -35,6 +37,8 @@ class Gap:
     def within(self, first: int, last: int) -> Gap | None:
         """The part that a reader of these seqs misses; none if it misses nothing. How many there were in a
         part is not known."""
+        if self.last is None:
+            return self
         if self.last < first or last < self.first:
             return None
         if first <= self.first and self.last <= last:
@@ -42,6 +46,12 @@ class Gap:
         return Gap(self.box, max(first, self.first), min(last, self.last), self.reason, None)
 
     def __str__(self) -> str:
+        if self.last is None:
+            return (
+                f"{self.box} was deleted and created again: records from {self.first} on of the deleted "
+                f"box are "
+                f"lost ({self.reason})"
+            )
         about = f", about {self.missed:,} records" if self.missed is not None else ""
         return f"{self.box} has lost records {self.first} to {self.last} ({self.reason}{about})"
 

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from streams.protocol.bulk import BoxPosition
 from streams.protocol.slots import slot_of
 from streams.spark.gaps import Gap
 
@@ -39,6 +40,12 @@ class Head:
     evict_floor: int
     count: int
     bytes: int
+
+    @classmethod
+    def of(cls, state: BoxPosition) -> Head:
+        return cls(
+            state.generation, state.earliest_seq, state.head_seq, state.evict_floor, state.count, state.bytes
+        )
 
     @property
     def place(self) -> Place:
@@ -147,9 +154,9 @@ def bytes_to_records(start: Mapping[str, Place], heads: Mapping[str, Head], limi
 
 
 def losses(start: Mapping[str, Place], end: Mapping[str, Place]) -> list[Gap]:
-    """Boxes that were made anew in between: what their earlier life still had is lost."""
+    """Boxes that were deleted and created again in between: what the deleted box still had is lost."""
     return [
-        Gap(box, 1, end[box].seq, "recreated", None)
+        Gap(box, start[box].seq + 1, None, "recreated", None)
         for box in sorted(start)
         if box in end and end[box].gen != start[box].gen
     ]

@@ -410,6 +410,13 @@ OPTIONS: Final[tuple[Option, ...]] = (
         "Which version of its data; each is written once.",
     ),
     Option(
+        "txnIfDone",
+        _WRITES,
+        _one_of("skip", "fail"),
+        "skip",
+        "A version that was committed before: `skip` writes nothing and succeeds, `fail` is an error.",
+    ),
+    Option(
         "txnReset",
         _WRITES,
         _flag,

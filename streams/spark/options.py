@@ -140,6 +140,7 @@ class Writing:
     app_id: str | None
     version: int | None
     reset: bool
+    if_done: str
     node: str
     create: bool
     durability: str | None
@@ -208,6 +209,7 @@ def writing(given: Mapping[str, str], place: str) -> Writing:
         app_id=found["txnAppId"],
         version=found["txnVersion"],
         reset=found["txnReset"],
+        if_done=found["txnIfDone"],
         node=found["node"] if found["node"] is not None else "spark",
         create=found["create"],
         durability=found["durability"],

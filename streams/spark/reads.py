@@ -52,12 +52,7 @@ def heads(shards: Shards, asked: Reading) -> dict[str, Head]:
             f"maxBoxes: {len(positions)} boxes are wanted and {asked.max_boxes} allowed; "
             f"offsets of all are written with each micro-batch"
         )
-    found = {
-        each.box: Head(
-            each.generation, each.earliest_seq, each.head_seq, each.evict_floor, each.count, each.bytes
-        )
-        for each in positions
-    }
+    found = {each.box: Head.of(each) for each in positions}
     missing = [box for box in asked.boxes if box not in found]
     if missing and asked.missing == "fail":
         raise BoxNotFound(
@@ -148,6 +143,7 @@ def plan(
             kept.append(each)
             continue
         lost.append(gap)
+        assert gap.last is not None, "a tombstone has an end"
         if gap.last < each.to:
             kept.append(Range(each.box, each.gen, gap.last, each.to))
     teller = Teller(asked)

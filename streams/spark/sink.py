@@ -69,6 +69,20 @@ class PartialCommit(Uncertain):
     code = "partial_commit"
 
 
+class AlreadyCommitted(WriterConflict):
+    """This version was committed before, and `txnIfDone=fail` asks for an error then."""
+
+    code = "already_committed"
+
+    @classmethod
+    def of(cls, txn: Txn) -> AlreadyCommitted:
+        return cls(
+            f"epoch {txn.epoch} of writer {txn.writer} was committed before; nothing was written",
+            writer=txn.writer,
+            epoch=txn.epoch,
+        )
+
+
 def check_columns(schema: StructType, asked: Writing) -> None:
     """Nothing is dropped or turned into text silently."""
     names = schema.names
@@ -256,9 +270,11 @@ def commit(asked: Writing, messages: Sequence[Sent | None]) -> int:
         def tell(shard: int, *, dry: bool) -> StreamsError | None:
             retry = Retry(total_s=asked.commit_s)
             try:
-                shards.txn_commit(shard, txn, parcels.get(shard, []), retry=retry, dry=dry)
+                answer = shards.txn_commit(shard, txn, parcels.get(shard, []), retry=retry, dry=dry)
             except StreamsError as error:
                 return error
+            if dry and answer.is_done and asked.if_done == "fail":
+                return AlreadyCommitted.of(txn)
             return None
 
         count = shards.count

@@ -16,6 +16,8 @@ from pyspark.sql import functions as sql
 
 import streams
 from streams.client.answers import Entry, Record
+from streams.direct import Shards
+from streams.protocol.bulk import TxnState
 from streams.spark import jobs
 from streams.spark.gaps import GapError
 from streams.spark.jobs.plainly import our_error
@@ -135,7 +137,7 @@ def test_a_backfill_takes_each_file_once_and_names_bad_lines_before(
     for number in range(3):
         lines = [f'{{"n": {n}, "price": 1.10}}' for n in range(10 * number, 10 * number + 10)]
         (tmp_path / f"{number}.json").write_text("\n".join(lines) + "\n\n")
-    (tmp_path / "3.json").write_text('{"n": \n')
+    (tmp_path / "3.json").write_bytes(b'{"n": 30}\n\n{"n": \n{"n": "\xff"}\n')
 
     def run(**more: Any) -> jobs.Backfill:
         return jobs.backfill(
@@ -150,10 +152,10 @@ def test_a_backfill_takes_each_file_once_and_names_bad_lines_before(
         )
 
     tried = run(dry_run=True)
-    assert (tried.files, tried.records, tried.groups, tried.groups_done_before) == (4, 31, 2, 0)
-    assert [(Path(file).name, text) for file, text in tried.bad] == [("3.json", '{"n": ')]
+    assert (tried.files, tried.records, tried.groups, tried.groups_done_before) == (4, 33, 2, 0)
+    bad = [(Path(file).name, line, text) for file, line, text in tried.bad]
+    assert bad == [("3.json", 3, '{"n": '), ("3.json", 4, '{"n": "\N{REPLACEMENT CHARACTER}"}')]
     assert not client.box(name).exists()
-    (tmp_path / "3.json").unlink()
 
     real: Any = Site.write
     written: list[Any] = []
@@ -169,6 +171,9 @@ def test_a_backfill_takes_each_file_once_and_names_bad_lines_before(
         with pytest.raises(Killed):
             run()
     assert client.box(name).state().count == 20
+    with pytest.raises(JobRefused, match=r"3\.json, line 3: '\{\"n\": '; .*3\.json, line 4"):
+        run()
+    (tmp_path / "3.json").unlink()
     done = run()
     assert (done.records, done.groups, done.groups_done_before) == (10, 2, 1)
     assert run().records == 0
@@ -234,9 +239,14 @@ def test_a_replay_copies_what_is_wanted_once_and_goes_on(
         with pytest.raises(Killed):
             run()
     filled(client, source, 40, 44)
+    with monkeypatch.context() as patched:
+        patched.setattr(Ledger, "note", stop)
+        with pytest.raises(Killed):
+            run(step_bytes=client.box(source).state().bytes // 4)
+    # The step that failed was cut anew and smaller. It is committed now, though the ledger does not say so.
+    assert data(client, f"replay.{name}")[-1]["end"][source]["seq"] == 11
     done = run()
-    # The step that was decided on is taken as it was, and then what is there now.
-    assert (done.examined, done.records, done.steps) == (44, 22, 2)
+    assert (done.examined, done.steps, client.box(target).state().count) == (33, 2, 22)
     copies = [item for item in client.box(target).read() if isinstance(item, Record)]
     assert sorted(item.data["n"] for item in copies) == [n for n in range(44) if n % 4 in (1, 2)]
     assert all(item.meta == {"src": f"{source}:{item.data['n'] + 1}"} for item in copies)
@@ -257,6 +267,28 @@ def test_a_replay_copies_what_is_wanted_once_and_goes_on(
         f"22 records of {target} are missing in {name}.new",
         f"4 records of {name}.new are not in {target}, or are there more often",
     ]
+
+
+def test_the_ledger_decides_what_was_done_when_marks_are_gone(
+    spark: SparkSession,
+    server: Server,
+    client: streams.Client,
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    filled(client, f"{name}.from", 0, 10)
+    (tmp_path / "0.json").write_text('{"n": 1}\n')
+
+    def run() -> tuple[int, int]:
+        replayed = jobs.replay(spark, [f"{name}.from"], f"{name}.to", name=name, url=server.url)
+        filled_in = jobs.backfill(spark, str(tmp_path), name=name, box=f"{name}.lines", url=server.url)
+        return replayed.records, filled_in.records
+
+    assert run() == (10, 1)
+    monkeypatch.setattr(Shards, "txn_list", lambda *_, **__: TxnState([], []))
+    assert run() == (0, 0)
+    assert [client.box(f"{name}.{each}").state().count for each in ("to", "lines")] == [10, 1]
 
 
 def test_a_rollup_counts_each_record_once_over_several_runs(

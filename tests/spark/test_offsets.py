@@ -97,7 +97,10 @@ def test_a_box_made_anew_is_read_from_its_beginning_and_told_as_loss() -> None:
     )
     assert ranges(start, end) == [Range("a", 2, 0, 50), Range("b", 1, 4, 9), Range("new", 1, 0, 2)]
     (loss,) = losses(start, end)
-    assert (loss.box, loss.first, loss.last, loss.reason) == ("a", 1, 50, "recreated")
+    assert (loss.box, loss.first, loss.last, loss.reason) == ("a", 41, None, "recreated")
+    assert str(loss) == (
+        "a was deleted and created again: records from 41 on of the deleted box are lost (recreated)"
+    )
 
 
 @given(

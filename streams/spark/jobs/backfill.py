@@ -1,28 +1,33 @@
 """Files to boxes: Parquet, JSON lines, CSV, or whatever Spark reads.
 
-Files are taken in groups; each group is one transaction, so a backfill that was stopped goes on after the
-last group that is whole. Which files are in which group stands in the ledger and never changes: files that
-have come since make groups of their own.
+Files are taken in groups, cut by bytes. Each group is one step (`steps.py`): a backfill that was stopped
+goes on after the last group that was written, and groups that were not begun are cut anew.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import msgspec
 from pyspark.sql import functions as sql
 
+from streams.protocol.errors import InvalidRequest
 from streams.spark.expressions import prepare
 from streams.spark.jobs.plainly import plainly
-from streams.spark.jobs.site import JobRefused, Ledger, Site, done_epoch
+from streams.spark.jobs.site import JobRefused, Ledger, Site
+from streams.spark.jobs.steps import STEP_BYTES, Steps
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 LEDGER = "backfill."
-#: Of rows that are no JSON, so many are shown.
+#: Bad lines that a result or an error names.
 _BAD_SHOWN = 10
+_SPLIT = "spark.sql.files.maxPartitionBytes"
 _FORMATS = ("json", "parquet", "csv", "orc")
 
 
@@ -33,8 +38,8 @@ class Backfill(msgspec.Struct, frozen=True):
     records: int
     groups: int
     groups_done_before: int
-    #: (file, text) of rows that are not JSON. Looked for in a dry run only.
-    bad: list[tuple[str, str]] = []
+    #: (file, line, text) of lines that are not JSON or not UTF-8. Looked for in a dry run only.
+    bad: list[tuple[str, int, str]] = []
     is_dry: bool = False
 
 
@@ -53,7 +58,8 @@ def backfill(
     tag: str | None = None,
     ts: str | None = None,
     node: str = "backfill",
-    files_per_group: int = 8,
+    files_per_group: int = 1000,
+    group_bytes: int = STEP_BYTES,
     options: Mapping[str, str] | None = None,
     dry_run: bool = False,
 ) -> Backfill:
@@ -63,6 +69,8 @@ def backfill(
     Lines of JSON are records as they are, digits and all, and expressions see them as `data`; of other
     formats a record is the row as JSON, unless the SQL expression `data` says otherwise. `tag` and `ts` are
     SQL expressions too; boxes keep a `ts` only if their `timestamping` takes the client's.
+
+    A group has at most `files_per_group` files and about `group_bytes` bytes, but at least one file.
     """
     if format not in _FORMATS:
         raise JobRefused(f"format {format}: must be one of {', '.join(_FORMATS)}")
@@ -82,29 +90,54 @@ def backfill(
 
     with site.client() as client, site.shards() as shards:
         ledger = Ledger(client, LEDGER + name)
-        done = done_epoch(shards, writer)
-        planned = {file for entry in ledger.entries for file in entry["files"]}
-        new = sorted(set(_files(spark, path, format)) - planned)
-        groups = [new[at : at + files_per_group] for at in range(0, len(new), files_per_group)]
-        first = len(ledger.entries)
-        entries = [{"group": first + at, "files": files} for at, files in enumerate(groups)]
-        everything = [*ledger.entries, *entries]
+        steps = Steps(ledger, shards, writer, is_dry=dry_run)
+        begun = [*steps.done, *([steps.unfinished] if steps.unfinished is not None else [])]
+        taken = {file for plan in begun for file in plan["files"]}
+        before = len(steps.done)
+        new = [each for each in _files(spark, path, format) if each[0] not in taken]
+        groups = _groups(new, files_per_group, group_bytes)
         if dry_run:
-            todo = [file for entry in everything if entry["group"] > done for file in entry["files"]]
+            todo = [file for file, _ in new]
             counted = rows(todo).count() if todo else 0
-            bad = _bad(spark, todo, format) if todo and format == "json" else []
-            return Backfill(name, len(todo), counted, len(everything), done + 1, bad, is_dry=True)
-        if entries:
-            ledger.append(entries)
+            bad = _bad(spark, todo) if todo and format == "json" else []
+            return Backfill(name, len(todo), counted, len(begun) + len(groups), before, bad, is_dry=True)
         records = files_done = 0
-        for entry in everything:
-            if entry["group"] > done:
-                more: dict[str, Any] = {"box": box} if box is not None else {}
-                records += site.write(
-                    rows(entry["files"]), writer=writer, epoch=entry["group"], node=node, **more
-                )
-                files_done += len(entry["files"])
-    return Backfill(name, files_done, records, len(everything), done + 1)
+        more: dict[str, Any] = {"box": box} if box is not None else {}
+
+        def run(plan: dict[str, Any]) -> None:
+            nonlocal records, files_done
+            write = partial(site.write, rows(plan["files"]), writer=writer, node=node, **more)
+            try:
+                records += steps.run(plan, write)
+            except InvalidRequest as error:
+                bad = _bad(spark, plan["files"]) if format == "json" else []
+                if not bad:
+                    raise
+                shown = "; ".join(f"{file}, line {line}: {text!r}" for file, line, text in bad)
+                raise JobRefused(
+                    f"lines that are not JSON in UTF-8 ({shown}). Nothing of this group of files was "
+                    f"written; "
+                    f"repair them and start again, or use a dry run to see the bad lines of all files"
+                ) from error
+            files_done += len(plan["files"])
+
+        if steps.unfinished is not None:
+            run(steps.unfinished)
+        for files in groups:
+            run(steps.plan({"files": files}))
+    return Backfill(name, files_done, records, len(steps.done), before)
+
+
+def _groups(files: Sequence[tuple[str, int]], files_max: int, bytes_max: int) -> list[list[str]]:
+    found: list[list[str]] = []
+    room = 0
+    for file, size in sorted(files):
+        if not found or size > room or len(found[-1]) >= files_max:
+            found.append([])
+            room = bytes_max
+        found[-1].append(file)
+        room -= size
+    return found
 
 
 def _read(spark: SparkSession, files: list[str], format: str, options: Mapping[str, str]) -> DataFrame:
@@ -117,16 +150,37 @@ def _read(spark: SparkSession, files: list[str], format: str, options: Mapping[s
     return reader.format(format).load(files)
 
 
-def _files(spark: SparkSession, path: str, format: str) -> list[str]:
-    found = spark.read.format("text" if format in ("json", "csv") else format).load(path).inputFiles()
-    if not found:
+def _files(spark: SparkSession, path: str, format: str) -> list[tuple[str, int]]:
+    """Files with their sizes."""
+    names = spark.read.format("text" if format in ("json", "csv") else format).load(path).inputFiles()
+    if not names:
         raise JobRefused(f"there is no file at {path}")
-    return list(found)
+    # Reads no contents. Its paths are written otherwise: file:/a, not file:///a.
+    listed = spark.read.format("binaryFile").load(path).select("path", "length").collect()
+    sizes = {_plain(row["path"]): row["length"] for row in listed}
+    return [(name, sizes.get(_plain(name), 0)) for name in names]
 
 
-def _bad(spark: SparkSession, files: list[str], format: str) -> list[tuple[str, str]]:
-    lines = spark.read.text(files).filter("trim(value) != ''")
-    broken = lines.filter("try_parse_json(value) is null").select(
-        sql.input_file_name().alias("file"), sql.substring("value", 1, 100).alias("text")
-    )
-    return [(row["file"], row["text"]) for row in broken.limit(_BAD_SHOWN).collect()]
+def _plain(path: str) -> str:
+    return unquote(re.sub(r"^(\w+):/+", r"\1:/", path))
+
+
+def _bad(spark: SparkSession, files: Sequence[str]) -> list[tuple[str, int, str]]:
+    """Lines that cannot be records, with their numbers."""
+    wrong = "trim(value) != '' and (not is_valid_utf8(value) or try_parse_json(value) is null)"
+    names = spark.read.text(list(files)).filter(wrong).select("_metadata.file_path").distinct()
+    found: list[tuple[str, int, str]] = []
+    before = spark.conf.get(_SPLIT)
+    spark.conf.set(_SPLIT, str(1 << 60))  # a file is one partition: so its rows are numbered by line
+    try:
+        for name in sorted(row["file_path"] for row in names.limit(_BAD_SHOWN).collect()):
+            lines = spark.read.text(name)
+            lines = lines.select((sql.monotonically_increasing_id() + 1).alias("line"), "value")
+            text = sql.make_valid_utf8(sql.substring("value", 1, 100))
+            some = lines.filter(wrong).select("line", text.alias("text")).limit(_BAD_SHOWN - len(found))
+            found += [(name, row["line"], row["text"]) for row in some.collect()]
+            if len(found) >= _BAD_SHOWN:
+                break
+    finally:
+        spark.conf.set(_SPLIT, str(before))
+    return found

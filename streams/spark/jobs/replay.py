@@ -1,29 +1,32 @@
 """Boxes to boxes, with a filter or a transformation on the way.
 
-Which range each step takes stands in the ledger before the step is taken, and the step is one transaction: a
-replay that was stopped does that very step again, which changes nothing if it was done, and then goes on to
-where the boxes are now.
+The range of each step is in the ledger before the step begins, and each step is one transaction (`steps.py`).
+Steps are cut by bytes. A step that failed is cut anew by the next run, and one that is too large for the
+server is halved at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from pyspark.sql import functions as sql
 
 from streams.direct import Shards
+from streams.protocol.errors import BatchTooLarge
 from streams.spark import offsets
 from streams.spark.jobs.plainly import plainly
-from streams.spark.jobs.site import Ledger, Site, continued, done_epoch, states
-from streams.spark.offsets import Offset, Place
+from streams.spark.jobs.site import Ledger, Site, continued, states
+from streams.spark.jobs.steps import STEP_BYTES, Steps
+from streams.spark.offsets import Head, Offset, Place
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 LEDGER = "replay."
-#: Records of one step: what a shard must hold until the step is committed is bounded by it.
+#: Records of one step, however small they are.
 STEP_RECORDS = 1_000_000
 
 
@@ -58,6 +61,7 @@ def replay(
     with_source: bool = False,
     on_gap: str = "fail",
     step_records: int = STEP_RECORDS,
+    step_bytes: int = STEP_BYTES,
     dry_run: bool = False,
 ) -> Replay:
     """Copies what these boxes hold, and at the next run what has come since, to box `to`.
@@ -72,6 +76,7 @@ def replay(
     writer = f"job:replay:{name}"
     with site.client() as client, site.shards() as shards:
         ledger = Ledger(client, LEDGER + name)
+        steps = Steps(ledger, shards, writer, is_dry=dry_run)
         known = states(shards, boxes)
         heads = {box: Place(state.generation, state.head_seq) for box, state in known.items()}
         start: Offset = {
@@ -81,23 +86,30 @@ def replay(
         if from_ts is not None:
             found = shards.locate(dict.fromkeys(boxes, from_ts))
             start = {box: Place(gen, seq - 1) for box, (gen, seq) in found.items()}
-        examined = records = steps = 0
-        for entry in ledger.entries:
+        examined = records = taken = 0
+        planned = [*steps.done, *([steps.unfinished] if steps.unfinished is not None else [])]
+        for entry in planned:
             start |= offsets.load(entry["end"])
         for box, state in known.items():
             start[box] = Place(state.generation, continued(box, state, start[box], on_gap))
         heads = _ends(shards, heads, start, to_seq, to_ts)
+        sizes = {box: Head.of(state) for box, state in known.items()}
+
+        def limit() -> int:
+            return min(step_records, offsets.bytes_to_records(start, sizes, step_bytes))
+
         if dry_run:
             waiting = sum(offsets.pending(start, heads).values())
-            return Replay(name, waiting, 0, -(-waiting // step_records), _cursors(start), is_dry=True)
+            return Replay(name, waiting, 0, -(-waiting // limit()), _cursors(start), is_dry=True)
 
         def run(entry: dict[str, Any]) -> None:
-            nonlocal examined, records, steps
+            nonlocal examined, records, taken
             begin, end = offsets.load(entry["start"]), offsets.load(entry["end"])
-            # Of a box that was made anew since the step was decided on, what the step meant is lost; it has
-            # come this far only if that may be.
+            # A box that was created again since the step was planned has nothing of the step any more; the
+            # run has come this far only if that is allowed.
             end = {box: place for box, place in end.items() if box in known and heads[box].gen == place.gen}
             if not end:
+                steps.run(entry, lambda **_: 0)
                 return
             rows = site.frame(
                 spark,
@@ -107,19 +119,23 @@ def replay(
             )
             sent = _shaped(rows, where, transform, to=to, keep_ts=keep_ts, with_source=with_source)
             more: dict[str, Any] = {"box": to} if to is not None else {}
-            records += site.write(sent, writer=writer, epoch=entry["step"], node=node, **more)
+            records += steps.run(entry, partial(site.write, sent, writer=writer, node=node, **more))
             examined += sum(offsets.pending(begin, end).values())
-            steps += 1
+            taken += 1
 
-        if ledger.entries and ledger.entries[-1]["step"] > done_epoch(shards, writer):
-            run(ledger.entries[-1])
+        if steps.unfinished is not None:
+            run(steps.unfinished)
         while offsets.pending(start, heads):
-            end = offsets.admit(start, heads, step_records)
-            entry = {"step": len(ledger.entries), "start": offsets.dump(start), "end": offsets.dump(end)}
-            ledger.append([entry])
-            run(entry)
+            end = offsets.admit(start, heads, limit())
+            try:
+                run(steps.plan({"start": offsets.dump(start), "end": offsets.dump(end)}))
+            except BatchTooLarge:
+                if sum(offsets.pending(start, end).values()) == 1:
+                    raise
+                step_bytes //= 2
+                continue
             start = end
-    return Replay(name, examined, records, steps, _cursors(start))
+    return Replay(name, examined, records, taken, _cursors(start))
 
 
 def _ends(shards: Shards, heads: Offset, start: Offset, to_seq: int | None, to_ts: int | None) -> Offset:

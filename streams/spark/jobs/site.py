@@ -20,6 +20,7 @@ from streams.client.retry import Retry
 from streams.direct import BoxPosition, Shards
 from streams.protocol.errors import BoxNotFound, Refused, SeqMismatch
 from streams.spark.gaps import Gap, GapError
+from streams.spark.jobs.plainly import unwrapped
 from streams.spark.offsets import Place
 
 if TYPE_CHECKING:
@@ -88,7 +89,8 @@ class Site:
         sink = sink.options(**self.options()).option("txnAppId", writer).option("txnVersion", str(epoch))
         for name, value in options.items():
             sink = sink.option(name, str(value))
-        sink.mode("append").save()
+        with unwrapped():
+            sink.mode("append").save()
         return noted.get
 
 
@@ -103,21 +105,12 @@ def states(shards: Shards, boxes: Sequence[str], *, least: int = 1) -> dict[str,
     return found
 
 
-def done_epoch(shards: Shards, writer: str) -> int:
-    """The last epoch that every shard has committed; -1 when there is none."""
-    found = []
-    for shard in range(shards.count):
-        marks = [mark for mark in shards.txn_list(shard, prefix=writer).marks if mark.writer == writer]
-        found.append(marks[0].epoch if marks else -1)
-    return min(found)
-
-
 def continued(box: str, state: BoxPosition, place: Place, on_gap: str) -> int:
     """Where to go on after `place`: a box that was made anew is loss, and then begins at 0."""
     if state.generation == place.gen:
         return place.seq
     if on_gap == "fail":
-        raise GapError.of(Gap(box, 1, state.head_seq, "recreated", None))
+        raise GapError.of(Gap(box, place.seq + 1, None, "recreated", None))
     return 0
 
 
@@ -125,6 +118,8 @@ class Ledger:
     def __init__(self, client: Client, box: str) -> None:
         self._box = client.box(box)
         self.entries: list[dict[str, Any]] = []
+        #: When the last entry was appended; 0 without any.
+        self.last_ms = 0
         self._next_seq = 1
         self._is_there = self._box.exists()
         if self._is_there:
@@ -135,6 +130,7 @@ class Ledger:
                         f"not known"
                     )
                 self.entries.append(item.data)
+                self.last_ms = item.ts
             self._next_seq = self._box.position().next_seq
 
     def __repr__(self) -> str:
@@ -155,6 +151,14 @@ class Ledger:
             ) from error
         self.entries += new
         self._next_seq = appended.last_seq + 1
+
+    def note(self, entry: dict[str, Any]) -> None:
+        """Appends what has happened, whether or not another run has appended meanwhile. If one has, the next
+        `append` is refused."""
+        appended = self._box.append_batch([entry])
+        self.entries.append(entry)
+        if appended.first_seq == self._next_seq:
+            self._next_seq = appended.last_seq + 1
 
 
 def summary(rows: DataFrame, *more: str) -> DataFrame:
