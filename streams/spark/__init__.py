@@ -19,7 +19,12 @@ Importing this needs no Spark: what is listed here is loaded when it is first us
 from __future__ import annotations
 
 import importlib
+import os
+import shutil
 from typing import TYPE_CHECKING
+
+from streams.protocol.errors import Refused
+from streams.spark.java import java_home
 
 if TYPE_CHECKING:
     from streams.protocol.errors import WriterConflict
@@ -30,6 +35,14 @@ if TYPE_CHECKING:
     from streams.spark.sessions import register, session
     from streams.spark.sink import PartialCommit
     from streams.spark.source import StreamsDataSource
+
+# A plain SparkSession looks for Java in JAVA_HOME and on PATH only. Where there is none, it gets the one of
+# the extra.
+if not os.environ.get("JAVA_HOME") and shutil.which("java") is None:
+    try:
+        os.environ["JAVA_HOME"] = str(java_home())
+    except (OSError, Refused):
+        pass  # Spark says that there is no Java
 
 _HOMES = {
     "GapError": "streams.spark.gaps",

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from streams.direct import Run
 from streams.protocol.errors import InvalidRequest
 from streams.protocol.names import check_box_name
-from streams.protocol.packed import Packed
+from streams.protocol.packed import Buffer, Packed
 from streams.spark.gaps import Gap
 
 #: Records of one box in one message: the limit of an append.
@@ -42,6 +42,8 @@ COLUMNS: Final[dict[str, pa.DataType]] = {
     "meta": pa.utf8(),
     "gap": GAP,
 }
+#: Bytes of a bad value that an error shows.
+_SHOWN: Final = 60
 _JSON_SPACE: Final = " \t\n\r"
 _NOTHING: Final = pa.array([], pa.utf8())
 
@@ -91,6 +93,12 @@ class Packer:
         """(shard, its rows). The order of a box's rows is that of the batch."""
         if not batch.num_rows:
             return []
+        try:
+            return self._pack(batch)
+        except pa.ArrowInvalid as error:
+            raise _not_utf8(batch, self._box, error) from None
+
+    def _pack(self, batch: pa.RecordBatch) -> list[tuple[int, Packed]]:
         if self._box is not None:
             return [(self._shard(self._box), self._packed(batch, [self._box], [batch.num_rows]))]
         if "box" not in batch.schema.names:
@@ -105,8 +113,8 @@ class Packer:
         ranked = ranks[encoded.indices.to_numpy(zero_copy_only=False)]
         counts = np.bincount(ranked, minlength=len(names)).tolist()
         if len(names) > 1 and not bool((ranked[1:] >= ranked[:-1]).all()):
-            # Small integers are sorted by radix: stable and quick.
-            batch = batch.take(pa.array(np.argsort(ranked, kind="stable")))
+            # Small integers are sorted by radix: stable and quick. The names are not needed any more.
+            batch = batch.drop_columns(["box"]).take(pa.array(np.argsort(ranked, kind="stable")))
         return list(self._by_shard(batch, [names[each] for each in by_shard], counts))
 
     def _by_shard(
@@ -141,13 +149,35 @@ class Packer:
         if "tag" in have:
             packed.tag_offsets, packed.tag = _texts(rows.column("tag"))
         if "node" in have:
-            packed.node_offsets, packed.node = _texts(rows.column("node"))
+            node = _constant(rows.column("node"))
+            if node:
+                packed.default_node = node
+            else:
+                packed.node_offsets, packed.node = _texts(rows.column("node"))
         if "meta" in have and rows.column("meta").null_count < rows.num_rows:
             metas = pc.fill_null(_json(_map_text(rows.column("meta"))), "null")
             packed.meta_offsets, packed.meta = _values(metas, "meta", names, counts)
         if "ts" in have and rows.column("ts").null_count < rows.num_rows:
             packed.ts = _millis(rows.column("ts")).tobytes()
         return packed
+
+
+def _not_utf8(batch: pa.RecordBatch, box: str | None, error: pa.ArrowInvalid) -> BadRows:
+    """Which value Arrow could not take for text, looked for one by one: it is called once, for an error."""
+    for name in batch.schema.names:
+        column = batch.column(name)
+        if not (pa.types.is_string(column.type) or pa.types.is_binary(column.type)):
+            continue
+        for row, value in enumerate(column.cast(pa.binary()).to_pylist()):
+            try:
+                (value or b"").decode()
+            except UnicodeDecodeError:
+                where = box
+                if where is None and name != "box":
+                    where = batch.column("box").cast(pa.binary())[row].as_py().decode(errors="replace")
+                start = value[:_SHOWN].decode(errors="backslashreplace")
+                return BadRows(f"{name}: is not UTF-8 in a row for {where}: {start!r}")
+    return BadRows(str(error))
 
 
 def _text(column: pa.Array) -> pa.Array:
@@ -195,23 +225,31 @@ def _offsets(column: pa.Array) -> bytes:
     return bytes((found - found[0]).astype(np.int32, copy=False).data)
 
 
-def _values(column: pa.Array, what: str, names: list[str], counts: list[int]) -> tuple[bytes, bytes]:
+def _values(column: pa.Array, what: str, names: list[str], counts: list[int]) -> tuple[Buffer, Buffer]:
     """A column of JSON texts as one array."""
     if column.null_count:
         row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
         box = names[int(np.searchsorted(np.cumsum(counts), row, side="right"))]
         raise BadRows(f"{what}: is null in a row for {box}; the JSON value null is the text 'null'")
-    return _offsets(column), b"[%b]" % bytes(_joined(column, ","))
+    return _offsets(column), b"".join((b"[", _joined(column, ","), b"]"))
 
 
-def _texts(column: pa.Array) -> tuple[bytes, bytes]:
+def _texts(column: pa.Array) -> tuple[Buffer, Buffer]:
     if column.null_count == len(column):
         return b"", b""
     column = pc.fill_null(_text(column), "")
     offsets = _offsets(column)
     if not np.frombuffer(offsets, np.int32)[-1]:
         return b"", b""
-    return offsets, bytes(_joined(column, "\0"))
+    return offsets, memoryview(_joined(column, "\0")).cast("B")
+
+
+def _constant(column: pa.Array) -> str | None:
+    """The text that all rows have, if it is one: then it need not be sent with each of them."""
+    if column.null_count or not len(column) or column[0] != column[-1]:
+        return None
+    column = _text(column)
+    return str(column[0].as_py()) if pc.all(pc.equal(column, column[0])).as_py() else None
 
 
 def _millis(column: pa.Array) -> np.ndarray[Any, Any]:
@@ -250,9 +288,7 @@ def gap_batch(gaps: Sequence[Gap], schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _repeated(text: str, count: int) -> pa.Array:
-    return pa.DictionaryArray.from_arrays(
-        pa.array(np.zeros(count, np.int8)), pa.array([text], pa.utf8())
-    ).dictionary_decode()
+    return pa.repeat(pa.scalar(text, pa.utf8()), count)
 
 
 def _strings(offsets: np.ndarray[Any, Any], values: Any, valid: np.ndarray[Any, Any] | None) -> pa.Array:

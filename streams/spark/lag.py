@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.streaming.listener import (
@@ -20,11 +21,15 @@ from pyspark.sql.streaming.listener import (
 
 from streams.client._sync.client import Client
 from streams.client.retry import Retry
+from streams.direct import Shards
 from streams.protocol.errors import StreamsError
 from streams.spark import offsets
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+#: Boxes whose cursor is on its way to the server at a time.
+_REPORTS_AT_ONCE = 16
 
 _log = logging.getLogger("streams.spark")
 
@@ -36,8 +41,12 @@ class Lag(StreamingQueryListener):
         self, url: str | None, group: str | None, *, key: str | None = None, query: str | None = None
     ) -> None:
         self._client = Client(url, key=key, retry=Retry(total_s=10))
+        self._key = key
         self._group = group
         self._query = query
+        self._shards: Shards | None = None
+        #: Group and box -> what was reported last: boxes where nothing has changed cost nothing.
+        self._reported: dict[tuple[str, str], tuple[offsets.Place, int]] = {}
         #: Box -> records that a query still has before it, as of its last micro-batch.
         self.records_behind: dict[str, int] = {}
         #: Box -> how long ago the first of these came; 0 when there is none.
@@ -69,20 +78,33 @@ class Lag(StreamingQueryListener):
         group = self._group or own
         if group is None:
             return
-        for box, place in at.items():
-            behind = offsets.pending({box: place}, {box: heads[box]} if box in heads else {})
-            self.records_behind[box] = behind.get(box, 0)
+        behind = offsets.pending(at, {box: place for box, place in heads.items() if box in at})
+        self.records_behind |= {box: behind.get(box, 0) for box in at}
+        self.seconds_behind |= {box: 0.0 for box in at if box not in behind}
+
+        def report(box: str) -> None:
+            place, records = at[box], behind.get(box, 0)
+            if self._reported.get((group, box)) == (place, records) and not records:
+                return
             try:
                 self._client.box(box).group(group).commit(place.seq)
-                self.seconds_behind[box] = self._age_s(box, place.seq) if box in behind else 0.0
+                if records:
+                    self.seconds_behind[box] = self._age_s(box, place.seq)
+                self._reported[group, box] = (place, records)
             except StreamsError as error:
-                # A listener that raises is taken off the query. The next micro-batch tells it again.
-                _log.warning("lag of %s was not told: %s", box, error.message)
+                # A listener that raises is taken off the query. The next micro-batch reports it again.
+                _log.warning("lag of %s was not reported: %s", box, error.message)
+
+        with ThreadPoolExecutor(_REPORTS_AT_ONCE) as threads:
+            list(threads.map(report, at))
 
     def _age_s(self, box: str, seq: int) -> float:
         """Of the first record after this one."""
-        records = self._client.box(box).page(seq, limit=1).records
-        return max(0.0, time.time() - records[0].ts / 1000) if records else 0.0
+        if self._shards is None:
+            self._shards = Shards(self._client.url, key=self._key, retry=Retry(total_s=10))
+        page = self._shards.scan_page(box, from_seq=seq, max_bytes=1, data=False, tags=False, meta=False)
+        found = next((run.time_list()[0] for run in page.runs), None)
+        return max(0.0, time.time() - found / 1000) if found is not None else 0.0
 
 
 def _offset(text: str | None) -> tuple[offsets.Offset, str | None]:

@@ -72,6 +72,9 @@ class Range:
 
 Offset = dict[str, Place]
 
+#: Records that are worth a task of their own: Spark needs some 10 ms for one.
+_WORTH_A_TASK = 20_000
+
 #: Beside the boxes of an offset that is only shown: the group for which it is. No box is called like this.
 GROUP = "$group"
 
@@ -171,27 +174,47 @@ def ranges(start: Mapping[str, Place], end: Mapping[str, Place]) -> list[Range]:
     return found
 
 
-def plan(wanted: Iterable[Range], *, partition_records: int, min_partitions: int) -> list[list[Range]]:
+def plan(
+    wanted: Iterable[Range],
+    *,
+    partition_records: int,
+    min_partitions: int | None,
+    partition_bytes: int = 1 << 62,
+    sizes: Mapping[str, float] | None = None,
+    cores: int = 1,
+) -> list[list[Range]]:
     """The work of each task. Long ranges are cut, short ones packed together with their neighbours by slot,
-    so that a task has few shards to talk to."""
+    so that a task has few shards to talk to.
+
+    `sizes` are the mean bytes of a record of each box. A record that is larger than a partition's bytes
+    divided by its records counts as several. Without `min_partitions` there are as many partitions as
+    `cores`, as long as each has enough to do.
+    """
     todo = sorted(wanted, key=lambda each: (slot_of(each.box), each.box, each.after))
-    total = sum(map(len, todo))
-    if not total:
+    records = sum(map(len, todo))
+    if not records:
         return []
+    if min_partitions is None:
+        min_partitions = max(1, min(cores, records // _WORTH_A_TASK))
+    cost = {
+        each.box: max(1, int((sizes or {}).get(each.box, 0) * partition_records / partition_bytes))
+        for each in todo
+    }
+    total = sum(len(each) * cost[each.box] for each in todo)
     size = max(1, min(partition_records, -(-total // min_partitions)))
     tasks: list[list[Range]] = []
     room = 0
     for each in todo:
         after = each.after
         while after < each.to:
-            if not room:
+            if room < cost[each.box]:
                 tasks.append([])
                 room = size
-            to = min(each.to, after + room)
+            to = min(each.to, after + max(1, room // cost[each.box]))
             # Cutting off less than a tenth of a task is not worth a range of its own.
-            if each.to - to < size // 10:
+            if (each.to - to) * cost[each.box] < size // 10:
                 to = each.to
             tasks[-1].append(Range(each.box, each.gen, after, to))
-            room = max(0, room - (to - after))
+            room = max(0, room - (to - after) * cost[each.box])
             after = to
     return tasks

@@ -17,7 +17,7 @@ from streams.protocol.names import check_box_name, check_readable_name
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 #: In `startingOffsets` as JSON, as Kafka's users write them.
-_EARLIEST_NUMBER: Final = -2
+EARLIEST_NUMBER: Final = -2
 _LATEST_NUMBER: Final = -1
 
 FAIL, EMIT, SKIP = "fail", "emit", "skip"
@@ -124,7 +124,7 @@ def _offsets(text: str) -> str | dict[str, int]:
         raise ValueError(f'must be earliest, latest, or JSON such as {{"orders": 41}} ({error})') from None
     for box, seq in found.items():
         check_readable_name(box)
-        if seq < _EARLIEST_NUMBER:
+        if seq < EARLIEST_NUMBER:
             raise ValueError(f"{box}: a seq is at least 0; -2 is earliest, -1 is latest")
     return found
 
@@ -218,7 +218,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
         (BATCH,),
         _offsets,
         LATEST,
-        "`latest`, or JSON: box → last seq that is wanted.",
+        "`latest`, or JSON: box → last seq that is wanted (−1 latest).",
     ),
     Option(
         "startingTimestamp",
@@ -260,9 +260,10 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option(
         "maxBytesPerTrigger",
         (STREAM,),
-        _whole(1),
-        None,
-        "About so many bytes a micro-batch; at least one record.",
+        _whole(0),
+        64 << 20,
+        "About how many bytes a micro-batch takes; at least one record. 0: no limit.",
+        shown="64 MiB",
     ),
     Option(
         "minOffsetsPerTrigger",
@@ -286,20 +287,31 @@ OPTIONS: Final[tuple[Option, ...]] = (
         _whole(1),
         None,
         "Cut into at least so many partitions, if there are as many records.",
+        shown="the driver's cores, of 20,000 records or more each",
     ),
     Option(
         "maxRecordsPerPartition",
         _READS,
         _whole(1),
         250000,
-        "Cut a box's range at so many records.",
+        "Records of one partition at most.",
+    ),
+    Option(
+        "maxBytesPerPartition",
+        _READS,
+        _whole(1),
+        16 << 20,
+        "About how many bytes a partition has at most, by the mean size of each box's records.",
+        shown="16 MiB",
     ),
     Option(
         "maxBoxes",
         _READS,
         _whole(1),
-        1000,
-        "Boxes a read may have. Offsets of all are written with every micro-batch, so more is a slow query.",
+        100_000,
+        "Boxes a read may have. A stream writes the offsets of all of them with every micro-batch, about "
+        "50 bytes "
+        "each.",
     ),
     Option(
         "missingBoxes",

@@ -20,6 +20,7 @@ from streams.protocol.matches import Match
 from streams.spark.option_table import (
     BATCH,
     EARLIEST,
+    EARLIEST_NUMBER,
     EMIT,
     FAIL,
     LATEST,
@@ -37,6 +38,7 @@ __all__ = [
     "EMIT",
     "FAIL",
     "LATEST",
+    "NO_TABLE",
     "SKIP",
     "STREAM",
     "STREAM_WRITE",
@@ -52,6 +54,14 @@ __all__ = [
 #: What Spark itself puts among our options.
 _OF_SPARK: Final = frozenset({"checkpointlocation", "queryname"})
 _BEGINS: Final = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
+
+
+#: Spark does not pass the options of a table to a source written in Python. With defaults in their place, a
+#: table would read and write boxes of another server.
+NO_TABLE: Final = (
+    "Spark loses the options of a table; use CREATE TEMPORARY VIEW … USING streams OPTIONS (url '…', …), or "
+    "spark.read and write with options"
+)
 
 
 class BadOption(InvalidRequest):
@@ -107,8 +117,10 @@ class Reading:
     max_bytes: int | None
     min_records: int | None
     max_delay_ms: int
-    min_partitions: int
+    #: None: by how much there is to read.
+    min_partitions: int | None
     partition_records: int
+    partition_bytes: int
     max_boxes: int
     missing: str
     on_gap: str
@@ -145,9 +157,13 @@ class Writing:
     create: bool
     durability: str | None
     commit_s: float
+    #: Of a streaming query, where its options say it.
+    checkpoint: str | None = None
 
 
 def reading(given: Mapping[str, str], place: str) -> Reading:
+    if not given:
+        raise BadOption(f"no option is given: {NO_TABLE}")
     found = _parsed(given, place)
     selectors = [name for name in ("subscribe", "subscribePattern", "subscribePrefix") if found[name]]
     if len(selectors) != 1:
@@ -161,6 +177,12 @@ def reading(given: Mapping[str, str], place: str) -> Reading:
     _at_most_one(given, ("endingOffsets", "endingTimestamp"))
     if found["endingOffsets"] == EARLIEST:
         raise BadOption("endingOffsets: must be latest, or JSON")
+    if isinstance(found["endingOffsets"], dict):
+        for box, seq in found["endingOffsets"].items():
+            if seq == EARLIEST_NUMBER:
+                raise BadOption(
+                    f"endingOffsets: {box}: -2 is earliest, and nothing is before it; -1 is latest"
+                )
     on_gap = found["onGap"] or (FAIL if found["failOnDataLoss"] else SKIP)
     if found["onGap"] not in (None, FAIL) and "failondataloss" in _lowered(given) and found["failOnDataLoss"]:
         raise BadOption(f"onGap: {found['onGap']} and failOnDataLoss=true contradict each other")
@@ -177,11 +199,12 @@ def reading(given: Mapping[str, str], place: str) -> Reading:
         ending_ms=found["endingTimestamp"],
         when_none_so_new=found["startingOffsetsByTimestampStrategy"],
         max_records=found["maxRecordsPerTrigger"],
-        max_bytes=found["maxBytesPerTrigger"],
+        max_bytes=found["maxBytesPerTrigger"] or None,
         min_records=found["minOffsetsPerTrigger"],
         max_delay_ms=found["maxTriggerDelay"] or 0,
-        min_partitions=found["minPartitions"] or 1,
+        min_partitions=found["minPartitions"],
         partition_records=found["maxRecordsPerPartition"],
+        partition_bytes=found["maxBytesPerPartition"],
         max_boxes=found["maxBoxes"],
         missing=found["missingBoxes"],
         on_gap=on_gap,
@@ -197,6 +220,8 @@ def reading(given: Mapping[str, str], place: str) -> Reading:
 
 
 def writing(given: Mapping[str, str], place: str) -> Writing:
+    if "url" not in _lowered(given):
+        raise BadOption(f"url: is not given, and rows are written only where it says. In SQL: {NO_TABLE}")
     found = _parsed(given, place)
     if (found["txnVersion"] is None) != (found["txnAppId"] is None) and place == WRITE:
         raise BadOption("txnAppId and txnVersion go together: who writes, and which version of its data")
@@ -214,6 +239,7 @@ def writing(given: Mapping[str, str], place: str) -> Writing:
         create=found["create"],
         durability=found["durability"],
         commit_s=found["commitTimeoutMs"] / 1000,
+        checkpoint=_lowered(given).get("checkpointlocation"),
     )
 
 

@@ -7,6 +7,7 @@ drop records in between. Both say the same and follow the same policy.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -149,7 +150,14 @@ def plan(
     teller = Teller(asked)
     for gap in lost:
         teller.tell(gap)
-    found = offsets.plan(kept, partition_records=asked.partition_records, min_partitions=asked.min_partitions)
+    found = offsets.plan(
+        kept,
+        partition_records=asked.partition_records,
+        min_partitions=asked.min_partitions,
+        partition_bytes=asked.partition_bytes,
+        sizes={box: state.bytes / max(1, state.count) for box, state in known.items()},
+        cores=os.cpu_count() or 1,
+    )
     tasks = [Task(ranges) for ranges in found]
     if lost and asked.on_gap == EMIT:
         tasks.insert(0, Task([], lost))

@@ -2,6 +2,7 @@
 
     writer   who writes: the streaming query, `txnAppId`, or one `save()`
     epoch    which of its transactions: the micro-batch, `txnVersion`, or 1
+    attempt  which run of the epoch: a new one drops what an earlier one has sent
     parcel   what one attempt of one task sent: a name never used before
 
 The commit lists the parcels of the tasks that Spark counts; whatever else was sent for the epoch (attempts
@@ -20,7 +21,9 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import msgspec
 import pyarrow as pa
@@ -121,14 +124,19 @@ def send(asked: Writing, txn: Txn, batches: Iterator[pa.RecordBatch]) -> Sent:
         )
         makers = _Maker(asked, shards) if asked.durability is not None else None
         rows = 0
-        for batch in batches:
-            for piece in pieces(batch):
-                for shard, packed in packer.pack(piece):
-                    if makers is not None:
-                        makers.make(packed.boxes)
-                    target.put(shard, packed)
-                rows += piece.num_rows
-        return Sent(txn, target.name, rows, target.close())
+        try:
+            for batch in batches:
+                for piece in pieces(batch):
+                    for shard, packed in packer.pack(piece):
+                        if makers is not None:
+                            makers.make(packed.boxes)
+                        target.put(shard, packed)
+                    rows += piece.num_rows
+            return Sent(txn, target.name, rows, target.close())
+        except BaseException:
+            # Spark may never mention this attempt again.
+            _drop(asked, txn, [target.name])
+            raise
 
 
 def _target(asked: Writing, shards: Shards, txn: Txn) -> _Hold | _Keyed | _Append:
@@ -300,15 +308,20 @@ def commit(asked: Writing, messages: Sequence[Sent | None]) -> int:
 
 
 def abort(asked: Writing, txn: Txn | None, messages: Sequence[Sent | None]) -> None:
-    """Drops what is held. A hint only: Spark may know none of the parcels, or die before it says so, and then
-    the shards drop them after a while by themselves."""
+    """Drops what is held of the whole epoch, whether or not Spark knows the parcels. If Spark dies before,
+    the next attempt does it, or the shards do after a while."""
     txn = next((message.txn for message in messages if message is not None), txn)
-    if txn is None or asked.delivery != "txn":
+    if txn is not None:
+        _drop(asked, txn, [])
+
+
+def _drop(asked: Writing, txn: Txn, parcels: Sequence[str]) -> None:
+    if asked.delivery != "txn":
         return
     with open_shards(asked.server, retry_s=0) as shards:
         try:
             for shard in range(shards.count):
-                shards.txn_abort(shard, txn)
+                shards.txn_abort(shard, txn, parcels)
         except StreamsError:
             pass  # a server that is away will forget by itself; what failed the job is the error to see
 
@@ -316,9 +329,13 @@ def abort(asked: Writing, txn: Txn | None, messages: Sequence[Sent | None]) -> N
 class BatchWriter(DataSourceArrowWriter):
     def __init__(self, asked: Writing) -> None:
         self._asked = asked
-        # Made once for each save() and pickled with this object: all of its tasks have the same.
-        writer = asked.app_id if asked.app_id is not None else f"spark-{uuid.uuid4().hex}"
-        self._txn = Txn(writer, asked.version if asked.version is not None else 1, reset=asked.reset)
+        # Created once for each save() and pickled with this object: all of its tasks have the same.
+        attempt = uuid.uuid4().hex
+        self._txn = (
+            Txn(f"spark-{attempt}", 1, once=True)
+            if asked.app_id is None
+            else Txn(asked.app_id, asked.version or 0, reset=asked.reset, attempt=attempt)
+        )
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return send(self._asked, self._txn, iterator)
@@ -331,10 +348,14 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Made anew for each `write` and each `commit`: only messages are carried over."""
+    """Created once for the tasks of a micro-batch, and again for its commit: only messages are carried "
+    "over."""
 
     def __init__(self, asked: Writing) -> None:
         self._asked = asked
+        #: The same for all tasks: rows of an earlier run of the micro-batch are dropped when the first row
+        #: comes.
+        self._attempt = uuid.uuid4().hex
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         context = TaskContext.get()
@@ -346,11 +367,27 @@ class StreamWriter(DataSourceStreamArrowWriter):
                 "batch "
                 "write with txnAppId and txnVersion"
             )
+        return send(self._asked, self._txn(int(batch), query), iterator)
+
+    def _txn(self, batch: int, query: str) -> Txn:
         writer = self._asked.app_id if self._asked.app_id is not None else query
-        return send(self._asked, Txn(writer, int(batch), query, self._asked.reset), iterator)
+        return Txn(writer, batch, query, self._asked.reset, attempt=self._attempt)
 
     def commit(self, messages: list[Any], batchId: int) -> None:
         commit(self._asked, messages)
 
     def abort(self, messages: list[Any], batchId: int) -> None:
-        abort(self._asked, None, messages)
+        query = _query_id(self._asked.checkpoint)
+        abort(self._asked, self._txn(batchId, query) if query is not None else None, messages)
+
+
+def _query_id(checkpoint: str | None) -> str | None:
+    """The id of the query that has this checkpoint. Spark does not pass it to `abort`, and may pass no
+    message of a task that would say it. None where the checkpoint is in a store that only Spark can read."""
+    if checkpoint is None or ("://" in checkpoint and not checkpoint.startswith("file://")):
+        return None
+    try:
+        found = Path(unquote(checkpoint.removeprefix("file://")), "metadata").read_bytes()
+        return str(msgspec.json.decode(found)["id"])
+    except (OSError, KeyError, msgspec.DecodeError):
+        return None

@@ -45,7 +45,17 @@ from streams.protocol.matches import Match
 from streams.spark import offsets, reads
 from streams.spark.columns import COLUMNS
 from streams.spark.offsets import Head, Offset, Place, Range
-from streams.spark.options import BATCH, STREAM, STREAM_WRITE, WRITE, BadOption, Reading, reading, writing
+from streams.spark.options import (
+    BATCH,
+    NO_TABLE,
+    STREAM,
+    STREAM_WRITE,
+    WRITE,
+    BadOption,
+    Reading,
+    reading,
+    writing,
+)
 from streams.spark.reads import Task
 from streams.spark.sink import BatchWriter, StreamWriter, check_columns
 
@@ -61,6 +71,8 @@ class StreamsDataSource(DataSource):
         return "streams"
 
     def schema(self) -> str:
+        if "provider" in self.options:
+            raise BadOption(f"CREATE TABLE: {NO_TABLE}")
         # Spark does not say yet whether this will be a batch or a stream.
         is_emitting = str(self.options.get("onGap", "")).lower() == "emit"
         return f"{_SCHEMA}, {_GAP}" if is_emitting else _SCHEMA
@@ -73,16 +85,16 @@ class StreamsDataSource(DataSource):
         return StreamReader(reading(self.options, STREAM), _arrow(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        asked = writing(self.options, WRITE)
         if overwrite:
             raise BadOption("mode overwrite: a box is a log; delete or trim it first, then use mode append")
+        asked = writing(self.options, WRITE)
         check_columns(schema, asked)
         return BatchWriter(asked)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        asked = writing(self.options, STREAM_WRITE)
         if overwrite:
             raise BadOption("outputMode complete: a box is a log; use foreachBatch, or the mode append")
+        asked = writing(self.options, STREAM_WRITE)
         check_columns(schema, asked)
         return StreamWriter(asked)
 

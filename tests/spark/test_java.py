@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,22 @@ def test_without_any_java_the_error_says_what_to_install(
     monkeypatch.setattr(java, "bundled_home", lambda: None)
     with pytest.raises(JavaNotFound, match=r"streams-server\[spark\]"):
         java_home({"PATH": str(tmp_path)})
+
+
+def test_a_plain_session_finds_the_bundled_java_once_our_package_is_imported(tmp_path: Path) -> None:
+    environ = {"PATH": str(tmp_path), "HOME": str(tmp_path)}
+    asked = "import os, streams.spark; print(os.environ.get('JAVA_HOME'))"
+
+    def found(environ: dict[str, str]) -> str:
+        ran = subprocess.run(
+            [sys.executable, "-c", asked], env=environ, capture_output=True, text=True, check=True
+        )
+        return ran.stdout.strip()
+
+    assert (Path(found(environ)) / "bin" / "java").exists()
+    own = made(tmp_path / "own", "21")
+    assert found({**environ, "JAVA_HOME": str(own)}) == str(own)
+    assert found({**environ, "PATH": str(own / "bin")}) == "None", "Spark finds it by itself"
 
 
 def test_a_java_that_does_not_say_what_it_is_is_asked(tmp_path: Path) -> None:

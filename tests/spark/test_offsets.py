@@ -130,6 +130,26 @@ def test_a_long_box_is_cut_and_short_ones_are_packed() -> None:
     assert plan([], partition_records=500, min_partitions=4) == []
 
 
+def test_large_records_and_many_cores_make_more_tasks() -> None:
+    wanted = [Range("a", 1, 0, 100_000)]
+    one = plan(wanted, partition_records=250_000, min_partitions=None)
+    assert [len(task[0]) for task in one] == [100_000]
+    by_bytes = plan(
+        wanted,
+        partition_records=250_000,
+        min_partitions=None,
+        partition_bytes=16 << 20,
+        sizes={"a": 10_000.0},
+    )
+    assert all(sum(map(len, task)) * 10_000 <= 1.2 * (16 << 20) for task in by_bytes)
+    assert sum(len(each) for task in by_bytes for each in task) == 100_000
+    assert len(plan(wanted, partition_records=250_000, min_partitions=None, cores=4)) == 4
+    few = [Range("a", 1, 0, 1000)]
+    assert len(plan(few, partition_records=250_000, min_partitions=None, cores=4)) == 1, "not worth it"
+    huge = plan(few, partition_records=10, min_partitions=None, partition_bytes=10, sizes={"a": 1e9})
+    assert len(huge) == 1000, "a task has at least one record"
+
+
 def test_bytes_become_records_by_their_mean_size() -> None:
     head = Head(gen=1, earliest_seq=1, head_seq=100, evict_floor=1, count=100, bytes=10_000)
     assert head.place == Place(1, 100) and head.start == Place(1, 0)

@@ -40,7 +40,9 @@ def test_which_boxes_are_wanted() -> None:
         ({"path": "a", "startingOfsets": "latest"}, BATCH, "did you mean startingOffsets?"),
         ({"path": "a", "zzzzzz": "1"}, BATCH, "zzzzzz: there is no such option of a batch read"),
         ({"path": "a", "txnAppId": "x"}, BATCH, "txnAppId: is an option of a batch write and a stream write"),
-        ({}, BATCH, "exactly one of subscribe"),
+        ({"url": "http://a"}, BATCH, "exactly one of subscribe"),
+        ({}, BATCH, "no option is given: Spark loses the options of a table; use CREATE TEMPORARY VIEW"),
+        ({"box": "a"}, WRITE, "url: is not given, and rows are written only where it says"),
         ({"path": "a", "subscribePrefix": "b"}, BATCH, "subscribe and subscribePrefix"),
         ({"path": "a", "subscribe": "b"}, BATCH, "subscribe: given twice, as path and as subscribe"),
         ({"path": "a/b"}, BATCH, "subscribe: 'a/b'"),
@@ -55,11 +57,12 @@ def test_which_boxes_are_wanted() -> None:
         ({"path": "a", "startingOffsets": '{"a": "x"}'}, BATCH, 'such as {"orders": 41}'),
         ({"path": "a", "startingOffsetsByTimestamp": "7"}, BATCH, 'such as {"orders": 1700000000000}'),
         ({"path": "a", "endingOffsets": "earliest"}, BATCH, "endingOffsets: must be latest, or JSON"),
+        ({"path": "a", "endingOffsets": '{"a": -2}'}, BATCH, "endingOffsets: a: -2 is earliest"),
         ({"path": "a", "startingTimestamp": "yesterday"}, BATCH, "an ISO time"),
         ({"path": "a", "maxTriggerDelay": "soon"}, STREAM, "must be a time such as 500ms"),
         ({"path": "a", "match": "a*b"}, BATCH, "match: 'a*b' must be a tag"),
-        ({"txnAppId": "x"}, WRITE, "txnAppId and txnVersion go together"),
-        ({"txnAppId": "x", "txnVersion": "1", "delivery": "append"}, WRITE, "delivery=append"),
+        ({"url": "http://a", "txnAppId": "x"}, WRITE, "txnAppId and txnVersion go together"),
+        ({"url": "a", "txnAppId": "x", "txnVersion": "1", "delivery": "append"}, WRITE, "delivery=append"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_refused_by_name(given: dict[str, str], place: str, said: str) -> None:
@@ -101,10 +104,13 @@ def test_how_shards_are_reached_is_seen_by_each_task_unless_it_is_said() -> None
 
 
 def test_a_write_has_defaults_for_all() -> None:
-    found = writing({"path": "orders", "checkpointLocation": "/where", "queryName": "copy"}, STREAM_WRITE)
+    found = writing(
+        {"url": "http://a", "path": "orders", "checkpointLocation": "/where", "queryName": "copy"},
+        STREAM_WRITE,
+    )
     assert (found.box, found.delivery, found.node, found.app_id) == ("orders", "txn", "spark", None)
-    assert writing({"txnAppId": "nightly", "txnVersion": "7"}, WRITE).version == 7
-    assert writing({"node": ""}, WRITE).node == ""
+    assert writing({"url": "http://a", "txnAppId": "nightly", "txnVersion": "7"}, WRITE).version == 7
+    assert writing({"url": "http://a", "node": ""}, WRITE).node == ""
 
 
 def test_a_key_is_looked_up_where_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

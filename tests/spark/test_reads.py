@@ -173,7 +173,9 @@ def test_records_and_bytes_of_a_micro_batch_are_limited_each_and_both(
         query = stream(server, path=name, startingOffsets="earliest", **options)
         return int(query.latestOffset(query.initialOffset(), query.getDefaultReadLimit())[name]["seq"])
 
-    assert isinstance(stream(server, path=name).getDefaultReadLimit(), ReadAllAvailable)
+    assert isinstance(stream(server, path=name, maxBytesPerTrigger=0).getDefaultReadLimit(), ReadAllAvailable)
+    by_default = stream(server, path=name).getDefaultReadLimit()
+    assert isinstance(by_default, ReadMaxBytes) and by_default.max_bytes == 64 << 20
     assert isinstance(stream(server, path=name, maxBytesPerTrigger=1).getDefaultReadLimit(), ReadMaxBytes)
     both = stream(server, path=name, maxBytesPerTrigger=1, maxRecordsPerTrigger=7)
     assert isinstance(both.getDefaultReadLimit(), ReadMaxRows)

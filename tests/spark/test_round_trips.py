@@ -8,6 +8,7 @@ estimated.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -25,6 +26,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceWrite
 
 import streams
 import streams.spark as ss
+from streams.client._sync.box import Group
 from streams.client.answers import Entry
 from streams.direct import ScanPage, Shards
 from streams.protocol.slots import slot_of
@@ -32,7 +34,7 @@ from streams.spark import reads, sink
 from streams.spark.columns import COLUMNS
 from streams.spark.gaps import GapError
 from streams.spark.lag import Lag
-from streams.spark.offsets import Range
+from streams.spark.offsets import Place, Range, dump
 from streams.spark.options import BATCH, WRITE, reading, writing
 from streams.spark.source import BatchReader
 from streams.testing import Server
@@ -141,6 +143,9 @@ def test_another_session_finds_the_format_by_itself_and_sql_can_use_it(
     other = spark.newSession()
     other.sql(f"CREATE TEMPORARY VIEW it USING streams OPTIONS (url '{server.url}', subscribe '{name}')")
     assert other.sql("SELECT count(*), sum(seq), count(tag) FROM it").first()[:] == (10, 55, 5)  # type: ignore[index]
+    # Spark does not pass the options of a table on: it would be a table of whatever listens on port 4000.
+    with pytest.raises(PySparkException, match="Spark loses the options of a table"):
+        other.sql(f"CREATE TABLE t USING streams OPTIONS (url '{server.url}', subscribe '{name}')")
 
 
 def test_a_schema_says_which_columns_are_read(
@@ -475,6 +480,30 @@ def test_a_stream_is_read_by_its_qualified_name(spark: SparkSession, server: Ser
 
 
 # -- how far a query is
+
+
+def test_boxes_without_news_are_not_reported_again(
+    server: Server, client: streams.Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = {}
+    for n in range(20):
+        client.box(f"{name}.{n}").append_batch([1, 2, 3])
+        places[f"{name}.{n}"] = Place(client.box(f"{name}.{n}").state().generation, 3)
+    lag = Lag(server.url, "g")
+    commits: list[str] = []
+    real: Any = Group.commit
+    monkeypatch.setattr(
+        Group, "commit", lambda self, *args: (commits.append(self._box.name), real(self, *args))
+    )
+    latest = json.dumps(dump(places))
+    behind = {**places, f"{name}.0": Place(places[f"{name}.0"].gen, 1)}
+    lag._tell(json.dumps(dump(behind)), latest)
+    assert sorted(commits) == sorted(places) and lag.records_behind[f"{name}.0"] == 2
+    assert 0 < lag.seconds_behind[f"{name}.0"] < 600 and lag.seconds_behind[f"{name}.1"] == 0
+    commits.clear()
+    lag._tell(latest, latest)
+    assert commits == [f"{name}.0"]
+    assert client.box(f"{name}.7").group("g").state().cursor == 3
 
 
 class Following(Lag):

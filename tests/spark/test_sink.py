@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import pickle
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -19,7 +20,7 @@ from streams.protocol.errors import BoxNotFound, InvalidRequest, WriterConflict
 from streams.spark import reads, sink
 from streams.spark.columns import COLUMNS
 from streams.spark.options import BATCH, WRITE, Writing, reading, writing
-from streams.spark.sink import PartialCommit, Sent
+from streams.spark.sink import AlreadyCommitted, PartialCommit, Sent
 from streams.testing import Server
 
 BOXES = 12
@@ -137,6 +138,54 @@ def test_what_is_aborted_is_gone_and_a_server_that_is_away_does_not_hide_the_err
     sink.abort(write, None, [None])
     sink.abort(writing({"url": "http://127.0.0.1:1"}, WRITE), txn, [])
     assert found(client, name) == []
+
+
+def held(server: Server, name: str) -> int:
+    with Shards(server.url) as shards:
+        return sum(len(shards.txn_list(shard, prefix=name).held) for shard in range(4))
+
+
+def test_a_micro_batch_that_spark_gives_up_without_a_message_is_dropped_by_query_and_batch(
+    server: Server, name: str, tmp_path: Path
+) -> None:
+    (tmp_path / "metadata").write_text(f'{{"id":"{name}"}}')
+    for checkpoint in (str(tmp_path), tmp_path.as_uri()):
+        write = asked(server, checkpointLocation=checkpoint)
+        sink.send(write, Txn(name, 5, name), batches(name, 0, 40))
+        assert held(server, name) == 4
+        sink.StreamWriter(write).abort([None, None], 5)
+        assert held(server, name) == 0
+    sink.StreamWriter(asked(server, checkpointLocation="s3a://bucket/c")).abort([None], 5)
+
+
+def test_a_task_that_fails_leaves_nothing_held(server: Server, name: str) -> None:
+    def failing() -> Iterator[pa.RecordBatch]:
+        yield from batches(name, 0, 200)
+        raise ValueError("injected")
+
+    with pytest.raises(ValueError, match="injected"):
+        sink.send(asked(server), Txn(name, 1), failing())
+    assert held(server, name) == 0
+
+
+def test_a_version_that_was_committed_before_is_an_error_where_that_is_wanted(
+    server: Server, client: streams.Client, name: str
+) -> None:
+    write = asked(server, txnAppId=name, txnVersion="3", txnIfDone="fail")
+    sink.commit(write, [sink.send(write, Txn(name, 3), batches(name, 0, 40))])
+    again = sink.send(write, Txn(name, 3), batches(name, 0, 40))
+    with pytest.raises(AlreadyCommitted, match="epoch 3 of writer"):
+        sink.commit(write, [again])
+    assert found(client, name) == list(range(40))
+
+
+def test_more_than_a_thousand_boxes_are_written_and_read(server: Server, name: str) -> None:
+    rows = pa.RecordBatch.from_pydict({"box": [f"{name}.{n}" for n in range(1100)], "data": ["1"] * 1100})
+    write = asked(server)
+    sink.commit(write, [sink.send(write, Txn(name, 1), iter([rows]))])
+    read = reading({"url": server.url, "subscribePrefix": f"{name}."}, BATCH)
+    with Shards(server.url) as shards:
+        assert len(reads.heads(shards, read)) == 1100
 
 
 def test_delivery_append_is_there_at_once(server: Server, client: streams.Client, name: str) -> None:

@@ -3,16 +3,20 @@ arrives as an error of Spark's with a traceback as its text; the caller of a job
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
+from pathlib import Path
 from typing import ParamSpec, TypeVar
 
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 
 from streams.client.errors import AnswerLost, Unreachable
-from streams.protocol.errors import BY_CODE, StreamsError
+from streams.protocol.errors import BY_CODE, Refused, StreamsError
 from streams.spark.columns import BadRows
 from streams.spark.gaps import GapError
 from streams.spark.options import BadOption
@@ -51,11 +55,47 @@ def unwrapped() -> Iterator[None]:
     """Raises our own error where Spark raises one that has it in its text."""
     try:
         yield
-    except PySparkException as error:
-        ours = our_error(str(error))
+    except (PySparkException, Py4JJavaError) as error:
+        ours = our_error(str(error)) or _missing_store(str(error))
         if ours is None:
             raise
         raise ours from error
+
+
+class StoreNotInstalled(Refused):
+    """Spark cannot reach this kind of path without another package."""
+
+    code = "store_not_installed"
+
+
+#: The class that Hadoop looks for -> the package that has it. Spark's own Hadoop version must be appended.
+_STORES = {
+    "org.apache.hadoop.fs.s3a.S3AFileSystem": "org.apache.hadoop:hadoop-aws",
+    "org.apache.hadoop.fs.azurebfs": "org.apache.hadoop:hadoop-azure",
+}
+
+
+def _missing_store(text: str) -> StreamsError | None:
+    for name, package in _STORES.items():
+        if f"Class {name}" in text and "not found" in text:
+            wanted = f"{package}:{hadoop_version()}"
+            return StoreNotInstalled(
+                f"Spark cannot reach this path: {wanted} is not installed. Use --packages {wanted}, or "
+                f"in Python "
+                f"session(config={{'spark.jars.packages': '{wanted}'}}); settings such as keys are given "
+                f"with --conf"
+            )
+    return None
+
+
+def hadoop_version() -> str:
+    """Of the Hadoop that this Spark has; a package of another version fails at run time."""
+    found = importlib.util.find_spec("pyspark")
+    folder = Path(
+        os.environ.get("SPARK_HOME") or (Path(found.origin).parent if found and found.origin else ".")
+    )
+    names = [path.stem for path in (folder / "jars").glob("hadoop-client-api-*.jar")]
+    return names[0].removeprefix("hadoop-client-api-") if names else "VERSION_OF_HADOOP"
 
 
 def plainly(job: Callable[P, T]) -> Callable[P, T]:

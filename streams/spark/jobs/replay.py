@@ -18,7 +18,7 @@ from streams.direct import Shards
 from streams.protocol.errors import BatchTooLarge
 from streams.spark import offsets
 from streams.spark.jobs.plainly import plainly
-from streams.spark.jobs.site import Ledger, Site, continued, states
+from streams.spark.jobs.site import Ledger, Site, chosen, continued, states
 from streams.spark.jobs.steps import STEP_BYTES, Steps
 from streams.spark.offsets import Head, Offset, Place
 
@@ -44,10 +44,11 @@ class Replay(msgspec.Struct, frozen=True):
 @plainly
 def replay(
     spark: SparkSession,
-    boxes: Sequence[str],
+    boxes: Sequence[str] = (),
     to: str | None = None,
     *,
     name: str,
+    prefix: str | None = None,
     url: str | None = None,
     key: str | None = None,
     where: str | None = None,
@@ -64,7 +65,8 @@ def replay(
     step_bytes: int = STEP_BYTES,
     dry_run: bool = False,
 ) -> Replay:
-    """Copies what these boxes hold, and at the next run what has come since, to box `to`.
+    """Copies what these boxes hold, or all boxes whose names start with `prefix`, and at the next run what
+    has come since, to box `to`.
 
     `where` is an SQL condition on the columns of a read; `transform` gets the frame and returns one with the
     columns of a write (with `box`, when `to` is not given). Tag and meta are kept; with `with_source`, meta
@@ -77,6 +79,7 @@ def replay(
     with site.client() as client, site.shards() as shards:
         ledger = Ledger(client, LEDGER + name)
         steps = Steps(ledger, shards, writer, is_dry=dry_run)
+        boxes = chosen(shards, boxes, prefix, besides=to)
         known = states(shards, boxes)
         heads = {box: Place(state.generation, state.head_seq) for box, state in known.items()}
         start: Offset = {

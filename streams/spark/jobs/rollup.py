@@ -7,20 +7,34 @@ counted again gets a new record under the same tag: in a box with `compact: "tag
 from __future__ import annotations
 
 import json
+import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from pyspark.errors import AnalysisException
 from pyspark.sql import functions as sql
+from pyspark.sql.streaming.listener import (
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
 
 from streams.spark import offsets
 from streams.spark.jobs.plainly import plainly
-from streams.spark.jobs.site import JobRefused, Site, states
+from streams.spark.jobs.site import JobRefused, Site, named, states
 from streams.spark.offsets import Place
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+
+#: Under this name Spark counts the rows that each micro-batch has written.
+_SENT = "sent"
+#: How long the last report about a query may take after its end.
+_LISTENER_S = 60.0
 
 
 class Rollup(msgspec.Struct, frozen=True):
@@ -35,9 +49,10 @@ class Rollup(msgspec.Struct, frozen=True):
 @plainly
 def rollup(
     spark: SparkSession,
-    boxes: Sequence[str],
-    to: str,
+    boxes: Sequence[str] = (),
+    to: str = "",
     *,
+    prefix: str | None = None,
     checkpoint: str,
     window: str,
     aggregates: Mapping[str, str],
@@ -63,14 +78,12 @@ def rollup(
         raise JobRefused("closed_only needs late: when is a window over?")
     if not aggregates:
         raise JobRefused("no aggregate is given; for example orders=count(*)")
-    if not hasattr(spark, "_jsparkSession"):
-        raise JobRefused(
-            "rollup needs a session of its own (master), not Spark Connect: see docs/howto/spark.md"
-        )
     site = Site(url, key)
+    if not to or bool(boxes) == (prefix is not None):
+        raise JobRefused("give boxes or a prefix of their names, and the box to write to")
     if dry_run:
         with site.shards() as shards:
-            known = states(shards, boxes)
+            known = states(shards, boxes or named(shards, prefix, besides=to))
         heads = {box: Place(state.generation, state.head_seq) for box, state in known.items()}
         first = {box: Place(state.generation, state.earliest_seq - 1) for box, state in known.items()}
         waiting = offsets.pending(first | _reached(spark, checkpoint), heads)
@@ -82,27 +95,82 @@ def rollup(
     reader = reader.option("startingOffsets", "earliest").option("onGap", on_gap)
     if max_records is not None:
         reader = reader.option("maxRecordsPerTrigger", max_records)
-    counted = _counted(reader.load(",".join(boxes)), window, aggregates, by, time, late)
-    written: list[int] = []
+    if prefix is not None:
+        # A box must not be counted into itself.
+        rows = reader.option("subscribePrefix", prefix).load().filter(sql.col("box") != to)
+    else:
+        rows = reader.load(",".join(boxes))
+    counted = _counted(rows, window, aggregates, by, time, late)
+    counted = counted.observe(_SENT, sql.count(sql.lit(1)).alias("rows"))
+    writer: list[str] = []
 
-    def write(rows: DataFrame, batch: int) -> None:
-        # The mode "update" is not open to Python sinks. A batch write under the query's id and the number
-        # of the micro-batch is the same transaction that the sink itself would make.
-        app = rows.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
-        assert app is not None, "a micro-batch knows its query"
-        written.append(site.write(rows, writer=app, epoch=batch, box=to, node="rollup"))
+    def write(batch_rows: DataFrame, batch: int) -> None:
+        # Python sinks cannot have the mode "update". A batch write under the id of the query and the number
+        # of the micro-batch is the transaction that the sink itself would make. With Spark Connect this runs
+        # on the server, in a process that lives as long as the query.
+        if not writer:
+            writer.append(_query_id(batch_rows.sparkSession, checkpoint))
+        site.write(batch_rows, writer=writer[0], epoch=batch, box=to, node="rollup")
 
-    query = (
-        counted.writeStream.foreachBatch(write)
-        .outputMode("append" if closed_only else "update")
-        .option("checkpointLocation", checkpoint)
-        .trigger(availableNow=True)
-        .start()
-    )
-    query.awaitTermination()
-    # Spark does not know how many rows such a sink takes.
-    examined = [each.numInputRows for each in query.recentProgress if each.numInputRows]
-    return Rollup(to, sum(examined), sum(written), len(written))
+    progress = _Progress()
+    spark.streams.addListener(progress)
+    try:
+        query = (
+            counted.writeStream.foreachBatch(write)
+            .outputMode("append" if closed_only else "update")
+            .option("checkpointLocation", checkpoint)
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+        run = str(query.runId)
+        progress.wait_for_end(run)
+    finally:
+        spark.streams.removeListener(progress)
+    return Rollup(to, progress.examined[run], progress.sent[run], progress.batches[run])
+
+
+class _Progress(StreamingQueryListener):
+    """Adds up all micro-batches of each run of a query. `recentProgress` has the last hundred only."""
+
+    def __init__(self) -> None:
+        self.examined: Counter[str] = Counter()
+        self.sent: Counter[str] = Counter()
+        self.batches: Counter[str] = Counter()
+        self._ended: set[str] = set()
+        self._changed = threading.Condition()
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        pass
+
+    def onQueryIdle(self, event: Any) -> None:
+        pass
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        progress = event.progress
+        run = str(progress.runId)
+        if progress.numInputRows:
+            self.examined[run] += progress.numInputRows
+            self.batches[run] += 1
+        seen = progress.observedMetrics.get(_SENT)
+        self.sent[run] += seen["rows"] if seen is not None else 0
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        with self._changed:
+            self._ended.add(str(event.runId))
+            self._changed.notify_all()
+
+    def wait_for_end(self, run: str) -> None:
+        """Spark calls a listener from a thread of its own, after the query has ended."""
+        with self._changed:
+            self._changed.wait_for(lambda: run in self._ended, timeout=_LISTENER_S)
+
+
+def _query_id(spark: SparkSession, checkpoint: str) -> str:
+    """The id of the query, which stays the same when it goes on from its checkpoint."""
+    row = spark.read.text(f"{checkpoint.rstrip('/')}/metadata").first()
+    assert row is not None, "Spark writes it before the first micro-batch"
+    return str(json.loads(row["value"])["id"])
 
 
 def _reached(spark: SparkSession, checkpoint: str) -> offsets.Offset:

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 #: A server that is started again is back well within it.
 _RETRY = Retry(total_s=60)
 
+#: Boxes that jobs write their steps to begin with one of these.
+LEDGERS = ("archive.", "backfill.", "replay.")
+
 SCHEMA = "box string, seq bigint, ts timestamp, data string, tag string, node string, meta string"
 
 
@@ -105,6 +108,26 @@ def states(shards: Shards, boxes: Sequence[str], *, least: int = 1) -> dict[str,
     return found
 
 
+def named(shards: Shards, prefix: str | None, *, besides: str | None = None) -> list[str]:
+    """Boxes whose names start with `prefix`, without the ones that jobs keep for themselves."""
+    found = [each.box for each in shards.states(prefix=prefix or "") if each.box != besides]
+    mine = [box for box in found if not box.startswith(LEDGERS)]
+    if not mine:
+        raise JobRefused(f"there is no box whose name starts with {prefix!r}")
+    return mine
+
+
+def chosen(
+    shards: Shards, boxes: Sequence[str], prefix: str | None, *, besides: str | None = None
+) -> list[str]:
+    """The boxes of a job: those that are named, or those with a prefix."""
+    if prefix is None:
+        return list(boxes)
+    if boxes:
+        raise JobRefused("give boxes or a prefix of their names, not both")
+    return named(shards, prefix, besides=besides)
+
+
 def continued(box: str, state: BoxPosition, place: Place, on_gap: str) -> int:
     """Where to go on after `place`: a box that was made anew is loss, and then begins at 0."""
     if state.generation == place.gen:
@@ -136,14 +159,16 @@ class Ledger:
     def __repr__(self) -> str:
         return f"<Ledger {self._box.name}, {len(self.entries)} entries>"
 
-    def append(self, entries: Iterable[dict[str, Any]]) -> None:
+    def append(self, entries: Iterable[dict[str, Any]], *, trims: bool = False) -> None:
         """All of them or none. `JobRefused` when somebody else has appended since it was read."""
         new = list(entries)
         if not self._is_there:
             self._box.create(durability="fsync")
             self._is_there = True
         try:
-            appended = self._box.append_batch(new, match_seq=self._next_seq)
+            appended = self._box.append_batch(
+                new, match_seq=self._next_seq, trim_before_seq=self._next_seq if trims else None
+            )
         except SeqMismatch as error:
             raise JobRefused(
                 f"another run of this job has written to {self._box.name} meanwhile; start again when it "
@@ -151,6 +176,15 @@ class Ledger:
             ) from error
         self.entries += new
         self._next_seq = appended.last_seq + 1
+
+    def is_unchanged(self) -> bool:
+        """True if nobody has appended since it was read."""
+        return not self._is_there or self._box.position().next_seq == self._next_seq
+
+    def replace(self, entries: list[dict[str, Any]]) -> None:
+        """Puts these entries in the place of all others, in one write. `JobRefused` as with `append`."""
+        self.append(entries, trims=True)
+        self.entries = entries
 
     def note(self, entry: dict[str, Any]) -> None:
         """Appends what has happened, whether or not another run has appended meanwhile. If one has, the next
