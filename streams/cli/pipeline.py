@@ -6,7 +6,9 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
@@ -22,17 +24,74 @@ F = TypeVar("F", bound=Callable[..., Any])
 _LOOK_EVERY_S = 0.5
 
 
+@dataclass(frozen=True)
+class Engine:
+    """Which Spark does the work, and how it is set."""
+
+    master: str | None
+    remote: str | None
+    cores: int | None
+    conf: tuple[str, ...]
+    packages: tuple[str, ...]
+
+    def settings(self) -> dict[str, str]:
+        found = dict(each.split("=", 1) for each in self.conf if "=" in each)
+        if len(found) != len(self.conf):
+            raise output.Refusal("--conf needs a name and a value: --conf spark.executor.memory=4g")
+        if self.packages:
+            if self.remote is not None:
+                raise output.Refusal("--packages goes without --remote: packages are those of the server")
+            known = [found["spark.jars.packages"]] if "spark.jars.packages" in found else []
+            found["spark.jars.packages"] = ",".join([*known, *self.packages])
+        return found
+
+
 def _spark_options(function: F) -> F:
+    """Options that every job has, as one argument `engine`."""
     options = (
         click.option("--master", metavar="URL", help="Spark cluster: spark://…, yarn, k8s://…, local[4]."),
         click.option("--remote", metavar="URL", help="Spark Connect server: sc://host."),
         click.option(
             "--cores", type=click.IntRange(1), help="Cores of this machine to use; all, if not said."
         ),
+        click.option("--conf", multiple=True, metavar="NAME=VALUE", help="Setting of Spark."),
+        click.option(
+            "--packages",
+            multiple=True,
+            metavar="GROUP:NAME:VERSION",
+            help="Package that Spark loads, for example org.apache.hadoop:hadoop-aws:3.5.0 for s3a://.",
+        ),
     )
+
+    @wraps(function)
+    def gathered(
+        *args: Any,
+        master: str | None,
+        remote: str | None,
+        cores: int | None,
+        conf: tuple[str, ...],
+        packages: tuple[str, ...],
+        **more: Any,
+    ) -> Any:
+        return function(*args, engine=Engine(master, remote, cores, conf, packages), **more)
+
+    found: Any = gathered
     for option in reversed(options):
-        function = option(function)
-    return function
+        found = option(found)
+    return cast(F, found)
+
+
+def _boxes(function: F) -> F:
+    """BOXES, or a prefix of their names."""
+    found: Any = click.option(
+        "--prefix", metavar="TEXT", help="Instead of BOXES: all whose names start with this."
+    )(function)
+    return cast(F, click.argument("boxes", nargs=-1)(found))
+
+
+def _check_boxes(boxes: tuple[str, ...], prefix: str | None) -> None:
+    if bool(boxes) == (prefix is not None):
+        raise output.Refusal("give BOXES or --prefix, one of them")
 
 
 _dry_run = click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
@@ -43,16 +102,21 @@ _gaps = click.option(
 
 
 @contextmanager
-def _session(
-    title: str, target: Target, master: str | None, remote: str | None, cores: int | None
-) -> Iterator[SparkSession]:
+def _session(title: str, target: Target, engine: Engine) -> Iterator[SparkSession]:
     """A session, and a bar that shows how many of Spark's tasks are done; none for a program (`--json`)."""
     from pyspark.sql import SparkSession
 
     from streams.spark.sessions import session
 
+    remote = engine.remote
     is_ours = remote is not None or SparkSession.getActiveSession() is None
-    spark = session(cores, master=master, remote=remote, app=f"streams pipeline {title}")
+    spark = session(
+        engine.cores,
+        master=engine.master,
+        remote=remote,
+        app=f"streams pipeline {title}",
+        config=engine.settings(),
+    )
     ended = threading.Event()
     try:
         with output.progress(title, None) if not target.as_json else nullcontext(_untold) as step:
@@ -116,7 +180,7 @@ def command() -> None:
 
 @example("streams pipeline archive orders --to archive --name orders")
 @command.command("archive", short_help="Boxes to Parquet, then optionally trim.")
-@click.argument("boxes", nargs=-1, required=True)
+@_boxes
 @click.option("--to", "path", required=True, metavar="PATH", help="Folder, or URL that Spark can write to.")
 @_name
 @click.option(
@@ -129,25 +193,26 @@ def command() -> None:
 def archive(
     target: Target,
     boxes: tuple[str, ...],
+    prefix: str | None,
     path: str,
     name: str,
     trim: bool,
     skip_gaps: bool,
     dry_run: bool,
-    master: str | None,
-    remote: str | None,
-    cores: int | None,
+    engine: Engine,
 ) -> None:
     """Put what is new in BOXES since the last run into Parquet files, by box and day."""
     from streams.spark.jobs.archive import archive as job
 
+    _check_boxes(boxes, prefix)
     at = target.resolved()
-    with _session("archive", target, master, remote, cores) as spark:
+    with _session("archive", target, engine) as spark:
         result = job(
             spark,
             boxes,
             _path(path),
             name=name,
+            prefix=prefix,
             url=at.url,
             key=at.key or None,
             trim=trim,
@@ -176,9 +241,7 @@ def read_all(
     path: str,
     format: str,
     dry_run: bool,
-    master: str | None,
-    remote: str | None,
-    cores: int | None,
+    engine: Engine,
 ) -> None:
     """Write the archive NAME and what its boxes hold beyond it into files, each record once.
 
@@ -187,7 +250,7 @@ def read_all(
     from streams.spark.jobs.archive import export_all as job
 
     at = target.resolved()
-    with _session("read-all", target, master, remote, cores) as spark:
+    with _session("read-all", target, engine) as spark:
         result = job(
             spark,
             name,
@@ -225,15 +288,13 @@ def backfill(
     ts: str | None,
     name: str,
     dry_run: bool,
-    master: str | None,
-    remote: str | None,
-    cores: int | None,
+    engine: Engine,
 ) -> None:
     """Append the rows of the files at PATH, each once."""
     from streams.spark.jobs.backfill import backfill as job
 
     at = target.resolved()
-    with _session("backfill", target, master, remote, cores) as spark:
+    with _session("backfill", target, engine) as spark:
         result = job(
             spark,
             _path(path),
@@ -253,7 +314,7 @@ def backfill(
 
 @example("streams pipeline replay orders --to copy --name kitchen --where \"tag = 'kitchen'\"")
 @command.command("replay", short_help="Boxes to boxes, with a filter.")
-@click.argument("boxes", nargs=-1, required=True)
+@_boxes
 @click.option("--to", required=True, metavar="BOX", help="Copy to this box.")
 @click.option(
     "--where", metavar="SQL", help="Only these: a condition on box, seq, ts, data, tag, node, meta."
@@ -272,6 +333,7 @@ def backfill(
 def replay(
     target: Target,
     boxes: tuple[str, ...],
+    prefix: str | None,
     to: str,
     where: str | None,
     from_seq: int | None,
@@ -283,20 +345,20 @@ def replay(
     name: str,
     skip_gaps: bool,
     dry_run: bool,
-    master: str | None,
-    remote: str | None,
-    cores: int | None,
+    engine: Engine,
 ) -> None:
     """Copy what BOXES hold, and at the next run what has come since, each record once."""
     from streams.spark.jobs.replay import replay as job
 
+    _check_boxes(boxes, prefix)
     at = target.resolved()
-    with _session("replay", target, master, remote, cores) as spark:
+    with _session("replay", target, engine) as spark:
         result = job(
             spark,
             boxes,
             to,
             name=name,
+            prefix=prefix,
             url=at.url,
             key=at.key or None,
             where=where,
@@ -316,7 +378,7 @@ def replay(
     "streams pipeline rollup orders --to orders.hourly --window '1 hour' --sum n='count(*)' --checkpoint c"
 )
 @command.command("rollup", short_help="Windows of boxes into a box.")
-@click.argument("boxes", nargs=-1, required=True)
+@_boxes
 @click.option("--to", required=True, metavar="BOX", help="Write to this box, a record for each window.")
 @click.option("--window", required=True, help="Its length: '5 minutes', '1 hour'.")
 @click.option("--sum", "sums", multiple=True, required=True, metavar="NAME=SQL", help="What is counted.")
@@ -332,6 +394,7 @@ def replay(
 def rollup(
     target: Target,
     boxes: tuple[str, ...],
+    prefix: str | None,
     to: str,
     window: str,
     sums: tuple[str, ...],
@@ -342,9 +405,7 @@ def rollup(
     checkpoint: str,
     skip_gaps: bool,
     dry_run: bool,
-    master: str | None,
-    remote: str | None,
-    cores: int | None,
+    engine: Engine,
 ) -> None:
     """Count BOXES in windows of time; a later run counts what has come since."""
     from streams.spark.jobs.rollup import rollup as job
@@ -352,8 +413,9 @@ def rollup(
     named = dict(each.split("=", 1) for each in sums if "=" in each)
     if len(named) != len(sums):
         raise output.Refusal("--sum needs a name and an expression: --sum orders='count(*)'")
+    _check_boxes(boxes, prefix)
     at = target.resolved()
-    with _session("rollup", target, master, remote, cores) as spark:
+    with _session("rollup", target, engine) as spark:
         result = job(
             spark,
             boxes,
@@ -366,6 +428,7 @@ def rollup(
             late=late,
             closed_only=closed_only,
             on_gap="skip" if skip_gaps else "fail",
+            prefix=prefix,
             url=at.url,
             key=at.key or None,
             dry_run=dry_run,
@@ -389,15 +452,13 @@ def snapshot(
     keep_null: bool,
     skip_gaps: bool,
     dry_run: bool,
-    master: str | None,
-    remote: str | None,
-    cores: int | None,
+    engine: Engine,
 ) -> None:
     """Fold BOX by tag into BOX.snap, which then says from where to follow."""
     from streams.spark.jobs.snapshot import snapshot as job
 
     at = target.resolved()
-    with _session("snapshot", target, master, remote, cores) as spark:
+    with _session("snapshot", target, engine) as spark:
         result = job(
             spark,
             box,
@@ -411,9 +472,59 @@ def snapshot(
     _show(result, target)
 
 
+@example(
+    "streams pipeline archive orders --to archive --name orders",
+    "streams pipeline compact orders",
+)
+@command.command("compact", short_help="Merge the small files of an archive.")
+@click.argument("name")
+@click.option(
+    "--all", "everything", is_flag=True, help="Merge any two files; without it, where there are many."
+)
+@_dry_run
+@_spark_options
+@connected
+def compact(target: Target, name: str, everything: bool, dry_run: bool, engine: Engine) -> None:
+    """Merge the small files of the archive NAME. `archive` does it by itself after every 16 runs."""
+    from streams.spark.jobs.archive_upkeep import compact as job
+
+    at = target.resolved()
+    with _session("compact", target, engine) as spark:
+        result = job(spark, name, url=at.url, key=at.key or None, everything=everything, dry_run=dry_run)
+    _show(result, target)
+
+
+@example(
+    "streams pipeline archive orders --to archive --name orders",
+    "streams pipeline vacuum orders",
+)
+@command.command("vacuum", short_help="Delete files that an archive does not need.")
+@click.argument("name")
+@click.option(
+    "--older-than",
+    "hours",
+    type=click.FloatRange(0),
+    default=24.0,
+    show_default=True,
+    metavar="HOURS",
+    help="Keep what is younger: a run or a query may be using it.",
+)
+@_dry_run
+@_spark_options
+@connected
+def vacuum(target: Target, name: str, hours: float, dry_run: bool, engine: Engine) -> None:
+    """Delete what stopped runs and merged files have left beside the archive NAME."""
+    from streams.spark.jobs.archive_upkeep import vacuum as job
+
+    at = target.resolved()
+    with _session("vacuum", target, engine) as spark:
+        result = job(spark, name, url=at.url, key=at.key or None, older_than_s=hours * 3600, dry_run=dry_run)
+    _show(result, target)
+
+
 @example("streams pipeline audit orders")
 @command.command("audit", short_help="Prove that nothing is missing or doubled.")
-@click.argument("boxes", nargs=-1, required=True)
+@_boxes
 @click.option("--archive", metavar="NAME", help="Also everything in this archive.")
 @click.option("--against", metavar="BOX", help="And whether that box holds the same records.")
 @_spark_options
@@ -421,17 +532,19 @@ def snapshot(
 def audit(
     target: Target,
     boxes: tuple[str, ...],
+    prefix: str | None,
     archive: str | None,
     against: str | None,
-    master: str | None,
-    remote: str | None,
-    cores: int | None,
+    engine: Engine,
 ) -> int:
     """Look at every record of BOXES. The exit code is 6 when something is found."""
     from streams.spark.jobs.audit import audit as job
 
+    _check_boxes(boxes, prefix)
     at = target.resolved()
-    with _session("audit", target, master, remote, cores) as spark:
-        result = job(spark, boxes, archive=archive, against=against, url=at.url, key=at.key or None)
+    with _session("audit", target, engine) as spark:
+        result = job(
+            spark, boxes, prefix=prefix, archive=archive, against=against, url=at.url, key=at.key or None
+        )
     _show(result, target)
     return output.EXIT_DONE if result.ok else output.EXIT_DAMAGED

@@ -7,11 +7,13 @@ and before its ledger, after its transaction and before its footer.
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyarrow import dataset
 from pyspark.sql import functions as sql
 
 import streams
@@ -20,6 +22,7 @@ from streams.direct import Shards
 from streams.protocol.bulk import TxnState
 from streams.spark import jobs
 from streams.spark.gaps import GapError
+from streams.spark.jobs import archive_files, archive_upkeep
 from streams.spark.jobs.plainly import our_error
 from streams.spark.jobs.site import JobRefused, Ledger, Site
 from streams.testing import Server
@@ -45,6 +48,14 @@ def data(client: streams.Client, box: str) -> list[Any]:
     return [item.data for item in client.box(box).read() if isinstance(item, Record)]
 
 
+def table(path: str) -> list[tuple[str, int]]:
+    """What an engine reads that knows nothing of us: (box, seq) of all records below a path."""
+    found = dataset.dataset(path, format="parquet", partitioning="hive")
+    if not found.files:
+        return []
+    return sorted((row["box"], row["seq"]) for row in found.to_table(columns=["box", "seq"]).to_pylist())
+
+
 def test_an_archive_goes_on_where_it_was_and_audit_proves_it(
     spark: SparkSession,
     server: Server,
@@ -56,19 +67,26 @@ def test_an_archive_goes_on_where_it_was_and_audit_proves_it(
     boxes, where = [f"{name}.a", f"{name}.b"], str(tmp_path / "archive")
     filled(client, boxes[0], 0, 50)
     filled(client, boxes[1], 0, 20)
-    planned = jobs.archive(spark, boxes, where, name=name, url=server.url, dry_run=True)
+    planned = jobs.archive(spark, (), where, prefix=f"{name}.", name=name, url=server.url, dry_run=True)
     assert (planned.records, planned.is_dry, (tmp_path / "archive").exists()) == (70, True, False)
 
     with monkeypatch.context() as patched:
         patched.setattr(Ledger, "append", stop)
         with pytest.raises(Killed):
             jobs.archive(spark, boxes, where, name=name, url=server.url)
-    assert len(list((tmp_path / "archive").iterdir())) == 1, "files that nobody knows of"
-    first = jobs.archive(spark, boxes, where, name=name, url=server.url)
-    assert first.records == 70 and first.trimmed == 0
+    assert table(where) == [], "a run that was stopped leaves nothing to see"
+    with monkeypatch.context() as patched:
+        patched.setattr(archive_files, "move_files", stop)
+        with pytest.raises(Killed):
+            jobs.archive(spark, boxes, where, name=name, url=server.url)
+    assert table(where) == []
+    assert jobs.read_all(spark, name, url=server.url).count() == 70, "the ledger has it"
+    assert jobs.archive(spark, (), where, prefix=f"{name}.", name=name, url=server.url).records == 0
+    first = [(box, seq) for box, last in zip(boxes, (50, 20), strict=True) for seq in range(1, last + 1)]
+    assert table(where) == first, "the next run has published it"
     filled(client, boxes[0], 50, 60)
     client.box(boxes[0]).delete(match="k3")
-    victim = next(path for path in Path(first.ranges[0].folder).rglob("*.parquet") if boxes[1] in str(path))
+    (victim,) = Path(where).glob(f"box={boxes[1]}/date=*/*.parquet")
     hidden = victim.rename(tmp_path / "hidden")
     with pytest.raises(JobRefused, match=rf"of {boxes[1]} is not in the archive as the box holds it"):
         jobs.archive(spark, boxes, where, name=name, url=server.url, trim=True)
@@ -97,17 +115,85 @@ def test_an_archive_goes_on_where_it_was_and_audit_proves_it(
 
     audited = jobs.audit(spark, boxes[:1], archive=name, url=server.url)
     assert audited.ok and audited.findings == []
-    entries = [item.data for item in client.box(f"archive.{name}").read() if isinstance(item, Record)]
+    entries = [each for each in data(client, f"archive.{name}") if "box" in each]
     assert [(each["box"], each["first"], each["last"], each["records"]) for each in entries] == [
         (boxes[0], 1, 50, 50),
         (boxes[1], 1, 20, 20),
         (boxes[0], 51, 60, 7),
         (boxes[0], 61, 64, 3),
     ]
-    for victim in Path(entries[-1]["folder"]).rglob("*.parquet"):
+    for victim in Path(where).rglob(f"{entries[-1]['run']}-*.parquet"):
         victim.unlink()
     audited = jobs.audit(spark, boxes[:1], archive=name, url=server.url)
-    assert not audited.ok and "the ledger says 3" in audited.findings[0]
+    assert audited.findings == [f"{boxes[0]}: the files have 57 records, and the ledger says 60"]
+
+
+def as_version_0_1(client: streams.Client, name: str, where: Path) -> None:
+    """Turns an archive of one run into one that the first version has written."""
+    entries = [each for each in data(client, f"archive.{name}") if "box" in each]
+    folder = where / "000000-0badcafe"
+    for file in where.glob("box=*/date=*/*.parquet"):
+        inside = folder / str(file.parent.relative_to(where)).replace("/date=", "/day=")
+        inside.mkdir(parents=True)
+        file.rename(inside / "part-0.parquet")
+    for path in where.glob("box=*"):
+        shutil.rmtree(path)
+    client.box(f"archive.{name}").drop()
+    old = [{**each, "folder": str(folder)} for each in entries]
+    client.box(f"archive.{name}").append_batch(
+        [{key: value for key, value in each.items() if key not in ("path", "run")} for each in old]
+    )
+
+
+def test_an_archive_of_the_first_version_is_read_and_moved_and_small_files_are_merged(
+    spark: SparkSession,
+    server: Server,
+    client: streams.Client,
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    where = tmp_path / "archive"
+
+    def files() -> int:
+        return len(list(where.glob("box=*/date=*/*.parquet")))
+
+    def archive(first: int, last: int) -> None:
+        filled(client, name, first, last)
+        jobs.archive(spark, [name], str(where), name=name, url=server.url)
+
+    archive(0, 10)
+    as_version_0_1(client, name, where)
+    assert (files(), jobs.read_all(spark, name, url=server.url).count()) == (0, 10)
+    archive(10, 15)
+    assert files() == 2 and table(str(where)) == [(name, seq) for seq in range(1, 16)]
+    assert not (where / "000000-0badcafe").exists()
+    assert jobs.compact(spark, name, url=server.url).folders == 0, "two files are not many"
+
+    real: Any = archive_files.move_files
+    moved: list[Any] = []
+
+    def once(spark: Any, pairs: Any) -> None:
+        if moved:
+            raise Killed
+        moved.append(pairs)
+        real(spark, pairs)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(archive_files, "move_files", once)
+        with pytest.raises(Killed):
+            jobs.compact(spark, name, url=server.url, everything=True)
+    assert files() == 3, "the merged file is there, and those that it replaces are too"
+    assert jobs.read_all(spark, name, url=server.url).count() == 15
+    monkeypatch.setattr(archive_upkeep, "_RUNS_BETWEEN", 1)
+    monkeypatch.setattr(archive_upkeep, "_FILES_OPEN", 1)
+    archive(15, 18)
+    assert files() == 1 and table(str(where)) == [(name, seq) for seq in range(1, 19)], "merged by itself"
+    assert [each["records"] for each in data(client, f"archive.{name}")] == [18], "one entry for all runs"
+    assert jobs.audit(spark, [name], archive=name, url=server.url).ok
+    gone = jobs.vacuum(spark, name, url=server.url, older_than_s=0)
+    assert gone.files == 4 and not list(where.glob("_streams/*/*/box=*"))
+    assert jobs.read_all(spark, name, url=server.url).count() == 18
 
 
 def test_an_archive_refuses_what_is_lost_unless_told_and_then_notes_it(
@@ -315,8 +401,11 @@ def test_a_rollup_counts_each_record_once_over_several_runs(
 
     add(1, 2, 7)
     assert (run(dry_run=True).examined, client.box(f"{name}.sums").exists()) == (3, False)
-    done = run()
-    assert (done.examined, done.records, client.box(f"{name}.sums").config().compact) == (3, 2, "tag")
+    spark.conf.set("spark.sql.streaming.numRecentProgressUpdates", "1")
+    done = run(max_records=2)
+    spark.conf.unset("spark.sql.streaming.numRecentProgressUpdates")
+    assert (done.examined, done.records, done.batches) == (3, 2, 2), "Spark itself remembers one micro-batch"
+    assert client.box(f"{name}.sums").config().compact == "tag"
     client.box(name).create(cap_records=3, timestamping={"mode": "client-require", "uncapped": True})
     add(7.5)
     add(8, 8.5, 11)

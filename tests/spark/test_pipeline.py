@@ -21,7 +21,11 @@ from pyspark.errors import PySparkException
 
 import streams
 from streams.cli import cli, run
+from streams.cli.output import Refusal
+from streams.cli.pipeline import Engine
 from streams.cli.verbs import examples_of
+from streams.spark import jobs
+from streams.spark.jobs.plainly import StoreNotInstalled
 from streams.testing import Server, running_server
 from tests.support.cli_page import commands
 from tests.support.commands import in_process
@@ -98,6 +102,30 @@ def _all_of(terminal: IO[bytes]) -> bytes:
     except OSError:  # the other end is closed
         pass
     return found
+
+
+def test_settings_and_packages_of_spark_are_passed_on() -> None:
+    engine = Engine(None, None, None, ("spark.jars.packages=a:b:1", "x=y=z"), ("c:d:2",))
+    assert engine.settings() == {"spark.jars.packages": "a:b:1,c:d:2", "x": "y=z"}
+    with pytest.raises(Refusal, match="--conf needs a name and a value"):
+        Engine(None, None, None, ("x",), ()).settings()
+    with pytest.raises(Refusal, match="--packages goes without --remote"):
+        Engine(None, "sc://a", None, (), ("c:d:2",)).settings()
+
+
+def test_a_job_takes_boxes_or_a_prefix_of_their_names(tmp_path: Path) -> None:
+    environ = {**os.environ, "XDG_CONFIG_HOME": str(tmp_path)}
+    for given in ([], ["a", "--prefix", "b"]):
+        ran = in_process(["pipeline", "audit", *given], environ, tmp_path)
+        assert ran.returncode == 2 and b"give BOXES or --prefix, one of them" in ran.stderr
+
+
+def test_a_path_that_spark_cannot_reach_names_the_package_that_is_missing(
+    spark: SparkSession, server: Server, client: streams.Client, name: str
+) -> None:
+    client.box(name).append(1)
+    with pytest.raises(StoreNotInstalled, match=r"--packages org\.apache\.hadoop:hadoop-aws:3\.\d+\.\d+"):
+        jobs.archive(spark, [name], "s3a://bucket/archive", name=name, url=server.url)
 
 
 def test_without_what_connect_needs_the_extra_is_named(

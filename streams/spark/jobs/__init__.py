@@ -1,6 +1,7 @@
 """Jobs over boxes: each a function here and a verb of `streams pipeline`.
 
-    archive    boxes -> Parquet, then optionally trim; `read_all` reads both as one, `export_all` -> files
+    archive    boxes -> Parquet, then optionally trim; `read_all` reads both as one, `export_all` -> files;
+               `compact` merges its small files, `vacuum` deletes files that it does not need
     backfill   files -> boxes
     replay     boxes -> boxes, with a filter or a transformation
     rollup     windows of a box -> a box
@@ -12,6 +13,7 @@ stands in a box of its own (its *ledger*), and rows are written in transactions 
 """
 
 from streams.spark.jobs.archive import Archive, Export, archive, export_all, read_all
+from streams.spark.jobs.archive_upkeep import Compaction, Vacuum, compact, vacuum
 from streams.spark.jobs.audit import Audit, audit
 from streams.spark.jobs.backfill import Backfill, backfill
 from streams.spark.jobs.replay import Replay, replay
@@ -22,17 +24,21 @@ __all__ = [
     "Archive",
     "Audit",
     "Backfill",
+    "Compaction",
     "Export",
     "Replay",
     "Rollup",
     "Snapshot",
+    "Vacuum",
     "archive",
     "audit",
     "backfill",
+    "compact",
     "export_all",
     "read_all",
     "read_snapshot",
     "replay",
     "rollup",
     "snapshot",
+    "vacuum",
 ]

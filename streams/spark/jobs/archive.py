@@ -1,14 +1,13 @@
-"""Boxes to Parquet, a range at a time, with a ledger that says which files count.
+"""Boxes to Parquet, partitioned by box and date, and both read as one.
 
-A run writes into a folder of its own, reads it back, and then appends to the ledger which ranges it holds.
-Files without an entry (of a run that was killed) are never looked at: the ledger is the truth, not the
-listing.
+A run writes its files where no reader looks, reads them back, appends to the ledger what they hold, and then
+moves them into the table (`archive_files.py`). After every 16 runs it merges small files
+(`archive_upkeep.py`).
 """
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,19 +16,33 @@ from pyspark.sql import functions as sql
 
 from streams.client._sync.client import Client
 from streams.direct import BoxPosition
+from streams.spark.jobs import archive_upkeep
+from streams.spark.jobs.archive_files import (
+    LEDGER,
+    cold,
+    cursors,
+    migrate,
+    new_run,
+    publish,
+    read_files,
+    staging,
+    write,
+)
 from streams.spark.jobs.plainly import plainly
-from streams.spark.jobs.site import SCHEMA, JobRefused, Ledger, Site, continued, states, summary
-from streams.spark.offsets import Place
+from streams.spark.jobs.site import SCHEMA, JobRefused, Ledger, Site, chosen, continued, states, summary
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-LEDGER = "archive."
 FORMATS = ("parquet", "json", "csv", "orc")
 
 
+#: Times that a reader looks again because a run has ended meanwhile.
+_LOOKS_MAX = 10
+
+
 class Range(msgspec.Struct, frozen=True):
-    """What a run has put away of one box: records `first` to `last`, as far as they were there."""
+    """What a run has archived of one box: records `first` to `last`, as far as they were there."""
 
     box: str
     gen: int
@@ -37,7 +50,8 @@ class Range(msgspec.Struct, frozen=True):
     last: int
     records: int
     fingerprint: int
-    folder: str
+    path: str
+    run: str
     gaps: list[dict[str, Any]] = []
 
 
@@ -56,18 +70,25 @@ def archive(
     path: str,
     *,
     name: str,
+    prefix: str | None = None,
     url: str | None = None,
     key: str | None = None,
     trim: bool = False,
     on_gap: str = "fail",
     dry_run: bool = False,
 ) -> Archive:
-    """Puts what is new in these boxes since the last run into Parquet files below `path`, by box and day,
-    sorted. `trim` then deletes all that is archived from the boxes, after both sides have been read once more
-    and compared: also what earlier runs have archived and left there, or were killed before they deleted."""
+    """Writes what is new in these boxes, or in all whose names start with `prefix`, since the last run into
+    Parquet files below `path`, by box and day. `trim` then deletes from the boxes everything that is
+    archived, after both sides have been read once more and compared: also what earlier runs have archived
+    and not deleted."""
     site = Site(url, key)
+    path = path.rstrip("/")
     with site.client() as client, site.shards() as shards:
+        boxes = chosen(shards, boxes, prefix)
         ledger = Ledger(client, LEDGER + name)
+        if not dry_run:
+            migrate(spark, ledger)
+            publish(spark, ledger)
         known = states(shards, boxes)
         places = cursors(ledger)
         start, end = {}, {}
@@ -77,18 +98,21 @@ def archive(
                 start[box], end[box] = after, state.head_seq
         if dry_run:
             planned = [
-                Range(box, known[box].generation, start[box] + 1, end[box], end[box] - start[box], 0, "")
+                Range(
+                    box, known[box].generation, start[box] + 1, end[box], end[box] - start[box], 0, path, ""
+                )
                 for box in end
             ]
             return Archive(name, sum(each.records for each in planned), planned, 0, is_dry=True)
         found = []
         if end:
-            found = _put_away(spark, site, ledger, known, path, start, end, on_gap=on_gap, compare=trim)
+            found = _archive(spark, site, ledger, known, path, start, end, on_gap=on_gap, compare=trim)
+            archive_upkeep.compact_if_due(spark, ledger)
         trimmed = _trim(spark, site, client, ledger, known, start) if trim else 0
     return Archive(name, sum(each.records for each in found), found, trimmed)
 
 
-def _put_away(
+def _archive(
     spark: SparkSession,
     site: Site,
     ledger: Ledger,
@@ -100,12 +124,13 @@ def _put_away(
     on_gap: str,
     compare: bool,
 ) -> list[Range]:
-    folder = f"{path.rstrip('/')}/{len(ledger.entries):06d}-{uuid.uuid4().hex[:8]}"
+    run = new_run()
+    staged = staging(path, run)
     rows = site.frame(spark, start, end, on_gap=on_gap)
     gaps = _gaps(rows)
     rows = rows.drop("gap").filter("data is not null")
-    _write(rows, folder)
-    written = {row["box"]: row for row in summary(stored(spark, [folder])).collect()}
+    write(rows, staged)
+    written = {row["box"]: row for row in summary(read_files(spark, staged)).collect()}
     if compare:
         _compare(written, {row["box"]: row for row in summary(rows).collect()})
     found = [
@@ -116,12 +141,14 @@ def _put_away(
             last=end[box],
             records=written[box]["records"] if box in written else 0,
             fingerprint=written[box]["fingerprint"] if box in written else 0,
-            folder=folder,
+            path=path,
+            run=run,
             gaps=gaps.get(box, []),
         )
         for box in end
     ]
     ledger.append(msgspec.to_builtins(each) for each in found)
+    publish(spark, ledger)
     return found
 
 
@@ -133,8 +160,8 @@ def _trim(
     known: Mapping[str, BoxPosition],
     start: Mapping[str, int],
 ) -> int:
-    """Deletes what the ledger has. This run's own range was compared already; what stands before it, of runs
-    that did not trim, is compared here."""
+    """Deletes what is archived. The range of this run was compared already; earlier ranges, of runs that did
+    not trim, are compared here."""
     upto = {
         box: place.seq
         for box, place in cursors(ledger).items()
@@ -144,23 +171,22 @@ def _trim(
     older = {box: last for box, last in before.items() if known[box].earliest_seq <= last}
     if older:
         live = site.frame(spark, {box: known[box].earliest_seq - 1 for box in older}, older, on_gap="skip")
-        lost = unarchived(live, stored(spark, folders_of(ledger.entries, older))).limit(1).collect()
+        lost = unarchived(live, cold(spark, ledger, older)).limit(1).collect()
         if lost:
             raise JobRefused(
                 f"record {lost[0]['seq']} of {lost[0]['box']} is not in the archive as the box holds it; "
-                f"nothing was trimmed. streams pipeline audit tells what else differs"
+                f"nothing was trimmed. streams pipeline audit shows what else differs"
             )
     return sum(client.box(box).delete(before_seq=last + 1).deleted for box, last in upto.items())
 
 
-def folders_of(entries: Iterable[Mapping[str, Any]], boxes: Container[str]) -> list[str]:
-    return sorted({entry["folder"] for entry in entries if entry["box"] in boxes})
-
-
-def unarchived(live: DataFrame, cold: DataFrame) -> DataFrame:
-    """Box and seq of records that the archive does not have, or has otherwise."""
+def unarchived(live: DataFrame, archived: DataFrame | None) -> DataFrame:
+    """Box and seq of records that the archive does not have, or has with other contents."""
     content = sql.xxhash64("ts", "data", "tag", "node", "meta").alias("content")
-    mine, theirs = live.select("box", "seq", content), cold.select("box", "seq", content)
+    mine = live.select("box", "seq", content)
+    if archived is None:
+        return mine
+    theirs = archived.select("box", "seq", content)
     return mine.join(theirs, ["box", "seq", "content"], "left_anti")
 
 
@@ -170,25 +196,6 @@ def _gaps(rows: DataFrame) -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = {}
     for row in rows.filter("gap is not null").select("box", "gap").collect():
         found.setdefault(row["box"], []).append(row["gap"].asDict())
-    return found
-
-
-def _write(rows: DataFrame, folder: str) -> None:
-    """By box and day of the record's time; in each file sorted, so that a range of seqs is found by the
-    file's own statistics."""
-    days = rows.withColumn("day", sql.to_date("ts"))
-    ordered = days.sortWithinPartitions("box", "day", "seq")
-    ordered.write.partitionBy("box", "day").option("compression", "zstd").parquet(folder)
-
-
-def stored(spark: SparkSession, folders: Sequence[str]) -> DataFrame:
-    """The records of these runs. With a schema: else a box called 7 would be a number."""
-    found = None
-    for folder in folders:
-        rows = spark.read.schema(f"{SCHEMA}, day date").option("basePath", folder).parquet(folder).drop("day")
-        rows = rows.withColumn("folder", sql.lit(folder))
-        found = rows if found is None else found.unionByName(rows)
-    assert found is not None, "there is a run"
     return found
 
 
@@ -203,11 +210,6 @@ def _compare(written: Mapping[str, Any], source: Mapping[str, Any]) -> None:
             f"what was read back of {', '.join(different)} is not what the box holds; nothing was trimmed. "
             f"Records that were deleted meanwhile do this: start again"
         )
-
-
-def cursors(ledger: Ledger) -> dict[str, Place]:
-    """How far each box has been put away."""
-    return {entry["box"]: Place(entry["gen"], entry["last"]) for entry in ledger.entries}
 
 
 class Export(msgspec.Struct, frozen=True):
@@ -226,15 +228,21 @@ def read_all(
     key: str | None = None,
 ) -> DataFrame:
     """Archive and boxes as one: files up to where the archive goes, the boxes from there. No record twice,
-    and a record that is lost between the two fails the query. Of a box that was deleted since, what is
+    and a record that is lost between the two fails the query. Of a box that was deleted since, only what is
     archived."""
     site = Site(url, key)
     with site.client() as client, site.shards() as shards:
-        ledger = Ledger(client, LEDGER + name)
-        places = cursors(ledger)
-        wanted = list(boxes) or sorted(places)
-        there = {each.box for each in shards.states(boxes=wanted)}
-        known = states(shards, [box for box in wanted if box in there or box not in places], least=0)
+        for _ in range(_LOOKS_MAX):
+            ledger = Ledger(client, LEDGER + name)
+            places = cursors(ledger)
+            wanted = list(boxes) or sorted(places)
+            there = {each.box for each in shards.states(boxes=wanted)}
+            known = states(shards, [box for box in wanted if box in there or box not in places], least=0)
+            archived = cold(spark, ledger, wanted)
+            if ledger.is_unchanged():
+                break  # the files were listed while the ledger said the same
+        else:
+            raise JobRefused(f"the archive {name} is being written all the time; try again")
         start = {
             box: continued(box, state, places[box], "fail") if box in places else state.earliest_seq - 1
             for box, state in known.items()
@@ -243,11 +251,7 @@ def read_all(
     if not wanted:
         raise JobRefused(f"there is no archive {name}; its ledger would be the box {LEDGER}{name}")
     live = site.frame(spark, start, end) if end else spark.createDataFrame([], SCHEMA)
-    folders = folders_of(ledger.entries, wanted)
-    if not folders:
-        return live
-    cold = stored(spark, folders).drop("folder").filter(sql.col("box").isin(wanted))
-    return cold.unionByName(live)
+    return live if archived is None else archived.unionByName(live)
 
 
 @plainly

@@ -6,15 +6,17 @@ when it does not.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from pyspark.sql import functions as sql
 
-from streams.spark.jobs.archive import LEDGER, folders_of, stored, unarchived
+from streams.spark.jobs.archive import unarchived
+from streams.spark.jobs.archive_files import LEDGER, cold, ranges
 from streams.spark.jobs.plainly import plainly
-from streams.spark.jobs.site import JobRefused, Ledger, Site, states, summary
+from streams.spark.jobs.site import JobRefused, Ledger, Site, chosen, states, summary
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -45,8 +47,9 @@ class Audit(msgspec.Struct, frozen=True):
 @plainly
 def audit(
     spark: SparkSession,
-    boxes: Sequence[str],
+    boxes: Sequence[str] = (),
     *,
+    prefix: str | None = None,
     archive: str | None = None,
     against: str | None = None,
     url: str | None = None,
@@ -54,23 +57,23 @@ def audit(
 ) -> Audit:
     """Looks at every record of `boxes`; with `archive`, also at every record of the archive of that name;
     with `against`, whether the one box holds the same records (data, tag) as often as the other box."""
-    if against is not None and len(boxes) != 1:
-        raise JobRefused("against compares one box with another")
     site = Site(url, key)
     with site.client() as client, site.shards() as shards:
+        boxes = chosen(shards, boxes, prefix)
+        if against is not None and len(boxes) != 1:
+            raise JobRefused("against compares one box with another")
         known = states(shards, boxes)
         other = states(shards, [against]) if against is not None else {}
-        entries = Ledger(client, LEDGER + archive).entries if archive is not None else []
-    if archive is not None and not entries:
+        ledger = Ledger(client, LEDGER + archive) if archive is not None else None
+    if ledger is not None and not ledger.entries:
         raise JobRefused(f"there is no archive {archive}; its ledger would be the box {LEDGER}{archive}")
     end = {box: state.head_seq for box, state in known.items()}
     # From 0, and with gaps as rows: so the server says what is lost, and nothing else is taken for it.
     rows = site.frame(spark, dict.fromkeys(end, 0), end, on_gap="emit").cache()
     try:
         found, findings = _boxes(rows, list(end))
-        if archive is not None:
-            mine = [entry for entry in entries if entry["box"] in end]
-            findings += _against_archive(spark, rows.filter("gap is null"), mine)
+        if ledger is not None:
+            findings += _against_archive(spark, rows.filter("gap is null"), ledger, set(end))
         else:
             findings += [
                 f"{each.box} has lost records {gap['from']} to {gap['to']} ({gap['reason']})"
@@ -107,38 +110,41 @@ def _boxes(rows: DataFrame, boxes: list[str]) -> tuple[list[Audited], list[str]]
     return found, findings
 
 
-def _against_archive(spark: SparkSession, live: DataFrame, entries: list[dict[str, Any]]) -> list[str]:
-    """Every range of the ledger is there, whole and unchanged; ranges follow each other; and what the box
-    still has of them is the same record."""
+def _against_archive(spark: SparkSession, live: DataFrame, ledger: Ledger, boxes: set[str]) -> list[str]:
+    """Ranges of the ledger follow each other; the files of each box hold what the ledger says; and what the
+    box still has of them are the same records."""
     findings: list[str] = []
+    entries = [entry for entry in ranges(ledger) if entry["box"] in boxes]
     reached: dict[str, tuple[int, int]] = {}
+    records: Counter[str] = Counter()
+    fingerprints: dict[str, int] = {}
     for entry in entries:
-        gen, last = reached.get(entry["box"], (entry["gen"], entry["first"] - 1))
+        box = entry["box"]
+        gen, last = reached.get(box, (entry["gen"], entry["first"] - 1))
         if gen == entry["gen"] and entry["first"] != last + 1:
             findings.append(
-                f"{entry['box']}: the archive goes from record {last} on to {entry['first']}; between is "
-                f"nothing"
+                f"{box}: the archive goes from record {last} on to {entry['first']}; nothing is between"
             )
         for gap in entry["gaps"]:
-            findings.append(f"{entry['box']}: lost before it was archived: {gap['from']} to {gap['to']}")
-        reached[entry["box"]] = (entry["gen"], entry["last"])
+            findings.append(f"{box}: lost before it was archived: {gap['from']} to {gap['to']}")
+        reached[box] = (entry["gen"], entry["last"])
+        records[box] += entry["records"]
+        fingerprints[box] = fingerprints.get(box, 0) ^ entry["fingerprint"]
+    archived = cold(spark, ledger, boxes) if entries else None
+    found = {row["box"]: row for row in summary(archived).collect()} if archived is not None else {}
+    for box, wanted in records.items():
+        row = found.get(box)
+        count, fingerprint = (row["records"], row["fingerprint"]) if row is not None else (0, 0)
+        if count != wanted:
+            findings.append(f"{box}: the files have {count} records, and the ledger says {wanted}")
+        elif fingerprint != fingerprints[box]:
+            findings.append(f"{box}: the files are not as they were written")
     if not entries:
         return findings
-    cold = stored(spark, folders_of(entries, reached))
-    found = {(row["box"], row["folder"]): row for row in summary(cold, "folder").collect()}
-    for entry in entries:
-        row = found.pop((entry["box"], entry["folder"]), None)
-        records, fingerprint = (row["records"], row["fingerprint"]) if row is not None else (0, 0)
-        where = f"{entry['box']}, records {entry['first']} to {entry['last']} in {entry['folder']}"
-        if records != entry["records"]:
-            findings.append(f"{where}: {records} records, and the ledger says {entry['records']}")
-        elif fingerprint != entry["fingerprint"]:
-            findings.append(f"{where}: the files are not as they were written")
     ends = [(box, last) for box, (_, last) in reached.items()]
     cursors = spark.createDataFrame(ends, "box string, last bigint")
     covered = live.join(sql.broadcast(cursors), "box").filter("seq <= last")
-    lost = unarchived(covered, cold)
-    for row in lost.limit(_SHOWN).collect():
+    for row in unarchived(covered, archived).limit(_SHOWN).collect():
         findings.append(f"{row['box']}: record {row['seq']} of the box is not in the archive as it is here")
     return findings
 
