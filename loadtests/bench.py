@@ -27,6 +27,7 @@ from loadtests.producers import PRODUCER_CASES
 from loadtests.routing import ROUTER_CASES
 from loadtests.rows import ROOT, Bench, Case, CaseFailed, CaseSkipped, Measured, Row, Sizes
 from loadtests.s2sdk import S2_CASES
+from loadtests.spark_rows import SPARK_CASES
 from streams.config import SETTINGS
 from streams.testing import ServerFailed
 
@@ -40,6 +41,7 @@ CASES: tuple[Case, ...] = (
     *ROUTER_CASES,
     *PRODUCER_CASES,
     *S2_CASES,
+    *SPARK_CASES,
     plain.CASES[-1],
 )
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,13 +20,15 @@ import pyarrow.compute as pc
 from streams.client._sync.client import Client
 from streams.client.answers import Entry, Tombstone
 from streams.client.retry import Retry
-from streams.direct import Shards
+from streams.direct import ScanPage, Shards
 from streams.protocol.errors import BoxNotFound
 from streams.spark import offsets
 from streams.spark.columns import COLUMNS, batch_of, gap_batch
 from streams.spark.gaps import Gap, GapError
 from streams.spark.offsets import Head, Offset, Place, Range
 from streams.spark.options import EARLIEST, EMIT, FAIL, LATEST, BadOption, Reading, Server
+
+T = TypeVar("T")
 
 #: Rows of small runs are put together up to this many: each batch costs Spark about as much as a thousand
 #: rows.
@@ -209,62 +213,79 @@ def pull(asked: Reading, task: Task, schema: pa.Schema) -> Iterator[pa.RecordBat
         yield gap_batch(task.gaps, schema)
     if not task.ranges:
         return
-    with open_shards(asked.server) as shards:
-        for each in task.ranges:
-            yield from _pull_range(shards, asked, each, schema)
-
-
-def _pull_range(shards: Shards, asked: Reading, wanted: Range, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     teller = Teller(asked)
     have = set(schema.names)
     extra = [name for name, used in (("tag", asked.match), ("node", asked.node)) if used and name not in have]
     full = schema
     for name in extra:
         full = full.append(pa.field(name, COLUMNS[name]))
-    at = wanted.after
     gathered: list[pa.RecordBatch] = []
     rows = 0
-    while at < wanted.to:
-        try:
-            page = shards.scan_page(
-                wanted.box,
-                from_seq=at,
-                to_seq=wanted.to,
-                generation=wanted.gen,
-                max_bytes=asked.scan_bytes,
-                data="data" in have,
-                tags="tag" in full.names,
-                nodes="node" in full.names,
-                meta="meta" in have and asked.include_meta,
-            )
-        except BoxNotFound:
-            if asked.missing == "fail":
-                raise
-            break
-        gap: Gap | None
-        if page.generation != wanted.gen:
-            # Another box has its name now. Its records are for the next plan; those of this one are gone.
-            gap = Gap(wanted.box, at + 1, wanted.to, "recreated", None)
-        else:
-            gap = _gap_of(Range(wanted.box, wanted.gen, at, wanted.to), page.tombstone)
-        if gap is not None:
-            teller.tell(gap)
-            if "gap" in have:
-                gathered.append(gap_batch([gap], schema))  # at its place
-                rows += 1
-        if page.generation != wanted.gen:
-            break
-        for run in page.runs:
-            batch = _filtered(batch_of(run, wanted.box, full), asked)
-            gathered.append(batch.select(schema.names) if extra else batch)
-            rows += batch.num_rows
-            if rows >= _BATCH_ROWS:
-                yield _together(gathered)
-                gathered, rows = [], 0
-        assert page.next_from_seq > at, "a scan goes on"
-        at = page.next_from_seq
+    with open_shards(asked.server) as shards:
+        for wanted, page in _ahead(_pages(shards, asked, task.ranges, full.names)):
+            gap: Gap | None
+            if page.generation != wanted.gen:
+                # Another box has its name now. Its records are for the next plan; those of this one are gone.
+                gap = Gap(wanted.box, wanted.after + 1, wanted.to, "recreated", None)
+            else:
+                gap = _gap_of(wanted, page.tombstone)
+            if gap is not None:
+                teller.tell(gap)
+                if "gap" in have:
+                    gathered.append(gap_batch([gap], schema))  # at its place
+                    rows += 1
+            if page.generation != wanted.gen:
+                continue
+            for run in page.runs:
+                batch = _filtered(batch_of(run, wanted.box, full), asked)
+                gathered.append(batch.select(schema.names) if extra else batch)
+                rows += batch.num_rows
+                if rows >= _BATCH_ROWS:
+                    yield _together(gathered)
+                    gathered, rows = [], 0
     if rows:
         yield _together(gathered)
+
+
+def _pages(
+    shards: Shards, asked: Reading, ranges: Iterable[Range], columns: Iterable[str]
+) -> Iterator[tuple[Range, ScanPage]]:
+    """Every page of these ranges, with the part of the range that was asked for."""
+    wanted = set(columns)
+    for each in ranges:
+        at = each.after
+        while at < each.to:
+            try:
+                page = shards.scan_page(
+                    each.box,
+                    from_seq=at,
+                    to_seq=each.to,
+                    generation=each.gen,
+                    max_bytes=asked.scan_bytes,
+                    data="data" in wanted,
+                    tags="tag" in wanted,
+                    nodes="node" in wanted,
+                    meta="meta" in wanted and asked.include_meta,
+                )
+            except BoxNotFound:
+                if asked.missing == "fail":
+                    raise
+                break
+            yield Range(each.box, each.gen, at, each.to), page
+            if page.generation != each.gen:
+                break
+            assert page.next_from_seq > at, "a scan goes on"
+            at = page.next_from_seq
+
+
+def _ahead(items: Iterator[T]) -> Iterator[T]:
+    """Gets the next item in a thread while the caller works on the current one: the shard reads the next page
+    while this task makes columns of one and hands them to Spark."""
+    with ThreadPoolExecutor(1) as thread:
+        coming = thread.submit(next, items, None)
+        while (item := coming.result()) is not None:
+            coming = thread.submit(next, items, None)
+            yield item
 
 
 def _together(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
