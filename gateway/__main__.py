@@ -127,6 +127,7 @@ async def run(arguments: ChildArgs) -> int:
         origins=origins,
         collector=collector,
         answered=report.answered,
+        route_times=report.route_times,
         logs_access=config.log == "debug",
         s2=s2,
         key_use=key_use,
@@ -259,6 +260,7 @@ def main() -> int:
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
+    process.time_gc()
     logs.setup(arguments.config.log, arguments.config.log_format, process=f"gateway-{arguments.index}")
     return trio.run(run, arguments)
 

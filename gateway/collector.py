@@ -7,6 +7,7 @@ One gathering at a time: those who ask while it is under way share what it finds
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import TypeVar
 import structlog
 import trio
 
+from gateway.backup_note import read_note
 from gateway.dispatch import Dispatch
 from gateway.links import Link
 from gateway.metrics import Reports, reports_of
@@ -80,6 +82,7 @@ class Collector:
         here = self._here()
         gateways[here.gateway] = here
         disk = os.statvfs(self._data_dir)
+        backup = read_note(self._data_dir)
         return reports_of(
             [shards[each] for each in sorted(shards)],
             [gateways[each] for each in sorted(gateways)],
@@ -90,6 +93,7 @@ class Collector:
             disk_free_bytes=disk.f_bavail * disk.f_frsize,
             rows_max=self._rows_max,
             processes=self._states.states(),
+            backup_age_s=None if backup is None else max(0.0, time.time() - backup.taken_ms / 1000),
         )
 
     async def _ask(self, link: Link, decode: Callable[[bytes], _R], keep: Callable[[int, _R], None]) -> None:

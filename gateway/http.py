@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from gateway.memory import Charge, MemoryBudget
     from streams.protocol.access import Grant
+    from streams.protocol.histogram import Histogram
     from streams.protocol.keys import Key
 
 #: One buffer of a response body. Bodies are lists of buffers so that a shard's bytes are never copied
@@ -60,6 +61,7 @@ class Request:
         "path",
         "query",
         "started_ns",
+        "times",
         "waited_s",
         "watch_peer",
     )
@@ -79,6 +81,8 @@ class Request:
         self.headers = headers
         self.body = body
         self.started_ns = started_ns
+        #: Where the time that it took is counted, once its route is known.
+        self.times: Histogram | None = None
         #: How long it was left unread because there was too much to do.
         self.waited_s = 0.0
         #: The body as it arrives, where the answer begins before its end (`is_full_duplex`); `body` is empty

@@ -65,6 +65,8 @@ class KeyFile:
     def __init__(self, config: Config, ring: KeyRing) -> None:
         self.path = config.run_dir / "keys.json"
         self.version = 1
+        #: Why the keys could not be read at the last SIGHUP; empty if they could.
+        self._refused = ""
         self._config = config
         self._write(ring)
 
@@ -78,11 +80,28 @@ class KeyFile:
             assert ring is not None
             self._write(ring)
         except (CannotServe, OSError) as error:
-            log.error("keys not read again; those before stay good", error=str(error))
+            self._refused = str(error)
+            log.error(
+                "keys not read again; those before stay good",
+                error=str(error),
+                next_step="make the file readable and valid for the server's user, then send SIGHUP again",
+            )
             return False
+        self._refused = ""
         self.version += 1
         log.info("keys read", keys=len(ring.keys))
         return True
+
+    def problem(self) -> str:
+        """Return why a reload or a start would not get these keys now; empty if it would. Reads a disk."""
+        path = self._config.api_keys_file
+        if path:
+            try:
+                with open(path, "rb") as file:
+                    file.read(1)
+            except OSError as error:
+                return f"{path}: {error.strerror}"
+        return self._refused
 
     def _write(self, ring: KeyRing) -> None:
         """Atomic, and never readable by others. It need not survive a crash: no server does without it."""

@@ -2,9 +2,9 @@
 
 Names never change; a metric that means something else gets another name.
 
-Bounds: series by box and by router are those of the first `rows_max` names, and
+Bounds: series by box, router and group are those of the largest ones (`top_rows.py`), and
 `streams_box_series_truncated` says that there are others; every other label has as many values as there are
-shards, processes or statuses.
+shards, processes, statuses, routes or reasons.
 """
 
 from __future__ import annotations
@@ -12,15 +12,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, NamedTuple
 
-from gateway.process_states import RESTART_REASONS, ProcessStates
+from gateway.process_states import REASONS, RESTART_REASONS, ProcessState, ProcessStates
 from streams.protocol.histogram import TIMES_S, HistogramFacts
 from streams.protocol.reports import (
+    COLD_OPERATIONS,
+    DAMAGE_KINDS,
     S2_BATCH_BYTES,
     S2_BATCH_RECORDS,
     S2_TIMES_S,
     BoxRow,
     BudgetReport,
     GatewayReport,
+    GroupRow,
     PressureReport,
     ProcessReport,
     QueueRow,
@@ -28,6 +31,7 @@ from streams.protocol.reports import (
     S2Report,
     ShardReport,
 )
+from streams.protocol.top_rows import TopBoxes, top_of
 
 Kind = Literal["counter", "gauge", "histogram"]
 
@@ -44,25 +48,45 @@ class Reports(NamedTuple):
     #: Of the file system that the data is on.
     disk_bytes: int
     disk_free_bytes: int
-    #: (shard, row) of what is shown one by one, the first by name.
+    #: (shard, row) of what is shown one by one: the largest, by name.
     boxes: list[tuple[str, BoxRow]]
     routers: list[tuple[str, RouterRow]]
+    groups: list[tuple[str, GroupRow]]
     is_truncated: bool
     #: Why processes are away and how often they were started again, as the supervisor says.
     processes: ProcessStates = ProcessStates()
+    #: Of the last complete backup; None if none is known.
+    backup_age_s: float | None = None
 
 
 def reports_of(
     shards: list[ShardReport], gateways: list[GatewayReport], *, rows_max: int, **facts: Any
 ) -> Reports:
-    boxes = [(str(shard.shard), row) for shard in shards for row in shard.boxes]
-    routers = [(str(shard.shard), row) for shard in shards for row in shard.routers]
+    shard_of = {row.box: str(shard.shard) for shard in shards for row in shard.boxes}
+    boxes = TopBoxes(rows_max)
+    for shard in shards:
+        for row in shard.boxes:
+            boxes.add(row)
+    routers, has_more_routers = top_of(
+        ((row.lag, row.router, (str(shard.shard), row)) for shard in shards for row in shard.routers),
+        rows_max,
+    )
+    groups, has_more_groups = top_of(
+        (
+            (row.lag, f"{row.box}\0{row.group}", (str(shard.shard), row))
+            for shard in shards
+            for row in shard.groups
+        ),
+        rows_max // 2,
+    )
+    has_more = boxes.has_more or has_more_routers or has_more_groups
     return Reports(
         shards=shards,
         gateways=gateways,
-        boxes=sorted(boxes, key=lambda each: each[1].box)[:rows_max],
-        routers=sorted(routers, key=lambda each: each[1].router)[:rows_max],
-        is_truncated=max(len(boxes), len(routers)) > rows_max or any(shard.has_more for shard in shards),
+        boxes=[(shard_of[row.box], row) for row in boxes.rows()],
+        routers=routers,
+        groups=groups,
+        is_truncated=has_more or any(shard.has_more for shard in shards),
         **facts,
     )
 
@@ -112,11 +136,11 @@ def _pressures(value: Callable[[PressureReport], int | float]) -> Callable[[Repo
     return lambda reports: (((name,), value(pressure)) for name, _, pressure in _named(reports))
 
 
-def _boxes(value: Callable[[BoxRow], int]) -> Callable[[Reports], Any]:
+def _boxes(value: Callable[[BoxRow], int | float]) -> Callable[[Reports], Any]:
     return lambda reports: (((shard, row.box), value(row)) for shard, row in reports.boxes)
 
 
-def _queues(value: Callable[[QueueRow], int]) -> Callable[[Reports], Any]:
+def _queues(value: Callable[[QueueRow], int | float]) -> Callable[[Reports], Any]:
     def samples(reports: Reports) -> Iterator[Sample]:
         for shard, row in reports.boxes:
             if row.queue is not None:
@@ -125,15 +149,63 @@ def _queues(value: Callable[[QueueRow], int]) -> Callable[[Reports], Any]:
     return samples
 
 
-def _routers(value: Callable[[RouterRow], int]) -> Callable[[Reports], Any]:
+def _routers(value: Callable[[RouterRow], int | float]) -> Callable[[Reports], Any]:
     return lambda reports: (((shard, row.router), value(row)) for shard, row in reports.routers)
 
 
+def _groups(value: Callable[[GroupRow], int | float]) -> Callable[[Reports], Any]:
+    return lambda reports: (((shard, row.box, row.group), value(row)) for shard, row in reports.groups)
+
+
+def _states(reports: Reports) -> Iterator[tuple[str, ProcessState]]:
+    for index, state in sorted(reports.processes.shards.items()):
+        yield f"shard-{index:02d}", state
+    for index, state in sorted(reports.processes.gateways.items()):
+        yield f"gateway-{index}", state
+
+
 def _restarts(reports: Reports) -> Iterator[Sample]:
-    for kind, states in (("shard", reports.processes.shards), ("gateway", reports.processes.gateways)):
-        for index, state in sorted(states.items()):
-            for reason in RESTART_REASONS:
-                yield (f"{kind}-{index}", reason), state.restarts.get(reason, 0)
+    for name, state in _states(reports):
+        for reason in RESTART_REASONS:
+            yield (name, reason), state.restarts.get(reason, 0)
+
+
+def _down(reports: Reports) -> Iterator[Sample]:
+    for name, state in _states(reports):
+        if state.reason in REASONS:
+            yield (name, state.reason), 1
+
+
+def _damaged_files(reports: Reports) -> Iterator[Sample]:
+    for shard in reports.shards:
+        kinds = [file.kind for file in shard.faults.damaged]
+        for kind in DAMAGE_KINDS:
+            yield (str(shard.shard), kind), kinds.count(kind)
+
+
+def _damage_seen(reports: Reports) -> Iterator[Sample]:
+    for shard in reports.shards:
+        for kind in DAMAGE_KINDS:
+            yield (str(shard.shard), kind), shard.faults.damage_seen.get(kind, 0)
+
+
+def _cold_failures(reports: Reports) -> Iterator[Sample]:
+    for shard in reports.shards:
+        for operation in COLD_OPERATIONS:
+            yield (str(shard.shard), operation), shard.faults.cold_failures.get(operation, 0)
+
+
+def _routes(reports: Reports) -> Iterator[Sample]:
+    """By route; the times of all gateways added up."""
+    for route in sorted({route for gateway in reports.gateways for route in gateway.routes}):
+        times = [gateway.routes[route] for gateway in reports.gateways if route in gateway.routes]
+        yield (route,), _added_up(times)
+
+
+def _gc_runs(reports: Reports) -> Iterator[Sample]:
+    for name, process, _ in _named(reports):
+        for generation, count in enumerate(process.gc_runs):
+            yield (name, str(generation)), count
 
 
 def _up(reports: Reports) -> Iterator[Sample]:
@@ -217,6 +289,7 @@ _GATEWAY = ("gateway",)
 _PROCESS = ("process",)
 _BOX = ("shard", "box")
 _ROUTER = ("shard", "router")
+_GROUP = ("shard", "box", "group")
 
 METRICS: tuple[Metric, ...] = (
     Metric(
@@ -242,6 +315,62 @@ METRICS: tuple[Metric, ...] = (
         ("process", "reason"),
         "Times the supervisor started a process again, by reason.",
         _restarts,
+    ),
+    Metric(
+        "streams_process_down",
+        "gauge",
+        ("process", "reason"),
+        "1 for each process that does not serve, by reason; there is no series for one that serves.",
+        _down,
+    ),
+    Metric(
+        "streams_damaged_files",
+        "gauge",
+        ("shard", "kind"),
+        "Damaged files that a shard has met since it started, by kind; it lists 20 at most.",
+        _damaged_files,
+    ),
+    Metric(
+        "streams_damage_total",
+        "counter",
+        ("shard", "kind"),
+        "Times that a shard met damaged data, by kind of file.",
+        _damage_seen,
+    ),
+    Metric(
+        "streams_cold_store_failures_total",
+        "counter",
+        ("shard", "operation"),
+        "Calls of the cold store that failed: read, write, delete. They are tried again.",
+        _cold_failures,
+    ),
+    Metric(
+        "streams_cold_store_failing_seconds",
+        "gauge",
+        _SHARD,
+        "How long every call of the cold store has failed; 0 when the last one succeeded.",
+        _shards(lambda s: s.faults.cold_failing_s),
+    ),
+    Metric(
+        "streams_keys_file_readable",
+        "gauge",
+        (),
+        "0 when the file of keys cannot be read: the server would not start again. 1 otherwise.",
+        lambda reports: [((), int(not reports.processes.keys_problem))],
+    ),
+    Metric(
+        "streams_backup_age_seconds",
+        "gauge",
+        (),
+        "Age of the last complete backup; there is no series until one was taken.",
+        lambda reports: [] if reports.backup_age_s is None else [((), round(reports.backup_age_s, 1))],
+    ),
+    Metric(
+        "streams_snapshot_age_seconds",
+        "gauge",
+        _SHARD,
+        "How long the log has had changes that no snapshot has; 0 when it has none.",
+        _shards(lambda s: s.snapshot_age_s),
     ),
     Metric("streams_boxes", "gauge", ("shard", "durability"), "Boxes, by durability class.", _by_class),
     Metric("streams_queues", "gauge", _SHARD, "Boxes that are queues.", _shards(lambda s: s.totals.queues)),
@@ -291,6 +420,28 @@ METRICS: tuple[Metric, ...] = (
         _shards(lambda s: s.totals.router_lag),
     ),
     Metric(
+        "streams_routers_lag_seconds",
+        "gauge",
+        _SHARD,
+        "Age of the oldest record that some router has yet to look at.",
+        _shards(lambda s: s.totals.router_lag_s),
+    ),
+    Metric(
+        "streams_jobs_oldest_seconds",
+        "gauge",
+        _SHARD,
+        "Age of the oldest job of all queues that is not acked.",
+        _shards(lambda s: s.totals.jobs.oldest_s),
+    ),
+    Metric("streams_groups", "gauge", _SHARD, "Groups of all boxes.", _shards(lambda s: s.totals.groups)),
+    Metric(
+        "streams_groups_lag_seconds",
+        "gauge",
+        _SHARD,
+        "Age of the oldest record that some group has not committed.",
+        _shards(lambda s: s.totals.group_lag_s),
+    ),
+    Metric(
         "streams_box_head_seq",
         "gauge",
         _BOX,
@@ -306,6 +457,41 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric("streams_box_records", "gauge", _BOX, "Its live records.", _boxes(lambda row: row.records)),
     Metric("streams_box_bytes", "gauge", _BOX, "Their bytes.", _boxes(lambda row: row.bytes)),
+    Metric(
+        "streams_box_lag_records",
+        "gauge",
+        _BOX,
+        "Records that its slowest reader has yet to get: ready jobs, or the lag of a router or group.",
+        _boxes(lambda row: row.lag),
+    ),
+    Metric(
+        "streams_box_append_rate",
+        "gauge",
+        _BOX,
+        "Records appended to it a second, over the last 10 s or more.",
+        _boxes(lambda row: row.rate),
+    ),
+    Metric(
+        "streams_queue_oldest_seconds",
+        "gauge",
+        _BOX,
+        "Age of the oldest job of a queue that is not acked.",
+        _queues(lambda queue: queue.oldest_s),
+    ),
+    Metric(
+        "streams_group_lag_records",
+        "gauge",
+        _GROUP,
+        "Records behind the cursor of a group, for the groups that lag most.",
+        _groups(lambda row: row.lag),
+    ),
+    Metric(
+        "streams_group_lag_seconds",
+        "gauge",
+        _GROUP,
+        "Age of the first record behind the cursor of a group.",
+        _groups(lambda row: row.lag_s),
+    ),
     Metric(
         "streams_queue_ready",
         "gauge",
@@ -342,6 +528,13 @@ METRICS: tuple[Metric, ...] = (
         _routers(lambda row: row.lag),
     ),
     Metric(
+        "streams_router_lag_seconds",
+        "gauge",
+        _ROUTER,
+        "Age of the first record that a router has yet to look at.",
+        _routers(lambda row: row.lag_s),
+    ),
+    Metric(
         "streams_router_forwarded_total",
         "counter",
         _ROUTER,
@@ -359,7 +552,7 @@ METRICS: tuple[Metric, ...] = (
         "streams_box_series_truncated",
         "gauge",
         (),
-        "1 when there are more boxes or routers than are shown one by one (`STREAMS_METRICS_BOXES`).",
+        "1 when there are more boxes, routers or groups than are shown one by one (`STREAMS_METRICS_BOXES`).",
         lambda reports: [((), int(reports.is_truncated))],
     ),
     Metric(
@@ -531,6 +724,20 @@ METRICS: tuple[Metric, ...] = (
         _shards(lambda s: s.ack),
     ),
     Metric(
+        "streams_read_seconds",
+        "histogram",
+        _SHARD,
+        "From the arrival of a read at its shard to its answer; without reads that waited for a record.",
+        _shards(lambda s: s.read),
+    ),
+    Metric(
+        "streams_claim_seconds",
+        "histogram",
+        _SHARD,
+        "From the arrival of a claim at its shard to its answer; without claims that waited for a job.",
+        _shards(lambda s: s.claim),
+    ),
+    Metric(
         "streams_delivery_seconds",
         "histogram",
         _SHARD,
@@ -565,6 +772,13 @@ METRICS: tuple[Metric, ...] = (
         _SHARD,
         "System clock minus the time of the shard, which follows it slowly when it is set.",
         _shards(lambda s: s.clock_ahead_s),
+    ),
+    Metric(
+        "streams_clock_steps_total",
+        "counter",
+        _SHARD,
+        "Times that a shard has seen the system clock being set.",
+        _shards(lambda s: s.faults.clock_steps),
     ),
     Metric(
         "streams_sse_connections",
@@ -614,6 +828,14 @@ METRICS: tuple[Metric, ...] = (
         ("gateway", "status"),
         "Requests answered, by status.",
         _statuses,
+    ),
+    Metric(
+        "streams_http_request_seconds",
+        "histogram",
+        ("route",),
+        "From a whole request to its answer, by route: waits of long polls are in it, and of a stream the "
+        "time to its beginning. All requests of the S2 API are the route /v1.",
+        _routes,
     ),
     Metric(
         "streams_http_body_bytes",
@@ -713,6 +935,34 @@ METRICS: tuple[Metric, ...] = (
         _PROCESS,
         "Files and sockets it has open.",
         _processes(lambda p: p.open_files),
+    ),
+    Metric(
+        "streams_process_open_files_max",
+        "gauge",
+        _PROCESS,
+        "The most files and sockets that it may have open.",
+        _processes(lambda p: p.open_files_max),
+    ),
+    Metric(
+        "streams_process_memory_limit_bytes",
+        "gauge",
+        _PROCESS,
+        "The memory that it may have together with the other processes; 0 is not known.",
+        _processes(lambda p: p.memory_limit_bytes),
+    ),
+    Metric(
+        "streams_process_gc_runs_total",
+        "counter",
+        ("process", "generation"),
+        "Runs of Python's garbage collector, by generation.",
+        _gc_runs,
+    ),
+    Metric(
+        "streams_process_gc_seconds_total",
+        "counter",
+        _PROCESS,
+        "Time that they took; nothing else of the process runs meanwhile.",
+        _processes(lambda p: p.gc_s),
     ),
     Metric(
         "streams_process_uptime_seconds",

@@ -76,6 +76,8 @@ class ProcessState(msgspec.Struct, frozen=True, kw_only=True):
 class ProcessStates(msgspec.Struct, frozen=True, kw_only=True):
     shards: dict[int, ProcessState] = {}
     gateways: dict[int, ProcessState] = {}
+    #: Why the file of keys cannot be read; empty if it can, or if there is none. May name the file.
+    keys_problem: str = ""
 
 
 decode_states = msgspec.json.Decoder(ProcessStates).decode

@@ -9,6 +9,7 @@ from gateway.pressure import GatewayPressure
 from gateway.s2.inflight import Inflight
 from gateway.watch.service import Watch
 from streams import process
+from streams.protocol.histogram import Histogram
 from streams.protocol.reports import GatewayReport
 
 
@@ -32,6 +33,8 @@ class SelfReport:
         self.fronts: list[Front] = []
         #: Requests answered, by status: as many keys as there are statuses in `errors.py`, and a few.
         self.answered: dict[int, int] = {}
+        #: By route: from the whole request to its answer, or to the beginning of a stream.
+        self.route_times: dict[str, Histogram] = {}
 
     def __repr__(self) -> str:
         return f"<SelfReport of gateway {self._gateway}, {sum(self.answered.values())} answered>"
@@ -51,6 +54,7 @@ class SelfReport:
             feeds=feeds.feeds,
             pages_delivered=feeds.pages_delivered,
             requests=self.answered,
+            routes={route: times.facts() for route, times in self.route_times.items() if times.is_used},
             in_flight=[
                 link.in_flight + urgent.in_flight
                 for link, urgent in zip(self._dispatch.links, self._dispatch.urgent, strict=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gateway.checks import checks_of
 from gateway.metrics import Reports
 from gateway.process_states import REASONS, ProcessState
 from streams.protocol.reports import GatewayReport, PressureReport, ProcessReport, ShardReport
@@ -35,6 +36,7 @@ def status_of(reports: Reports, *, shows_detail: bool = True) -> dict[str, Any]:
             "low_bytes": max((shard.disk.low_bytes for shard in known), default=0),
             "full_bytes": max((shard.disk.full_bytes for shard in known), default=0),
         },
+        "checks": [check.facts() for check in checks_of(reports, shows_detail=shows_detail)],
         "shards": [
             _shard(at, shards.get(at)) | _why(reports.processes.shards.get(at), shows_detail)
             for at in range(reports.shards_total)

@@ -97,6 +97,9 @@ LOOK_FOR_HANGS_S: Final = 1.0
 SILENT_S: Final = 5.0
 PROGRESS_EVERY_S: Final = 2.0
 
+#: How often to look whether the file of keys can still be read: a server that cannot would not start again.
+LOOK_AT_KEYS_S: Final = 10.0
+
 log: Any = structlog.get_logger()
 
 
@@ -186,6 +189,7 @@ class Supervisor:
         self._hurry = trio.Event()
         self._lock_fd = -1
         self._keys: KeyFile | None = None
+        self._keys_problem = ""
         self._starter_fd = int(environ[READY_FD_VARIABLE]) if environ.get(READY_FD_VARIABLE) else None
         self._url = ""
         self._port = 0
@@ -377,6 +381,7 @@ class Supervisor:
                 nursery.start_soon(self._keep_running, child)
             nursery.start_soon(self._announce_ready)
             nursery.start_soon(self._look_for_hangs)
+            nursery.start_soon(self._keep_looking_at_keys)
             await self._stop.wait()
             log.info("stopping", waiting_for="requests under way", at_most_ms=self.config.drain_ms)
             for listener in listeners:
@@ -397,9 +402,28 @@ class Supervisor:
 
     def _reload_keys(self) -> None:
         """What was wrong with the new keys is in the log; then the old ones stay good."""
-        if self._keys is not None and self._keys.reload():
+        if self._keys is None:
+            return
+        if self._keys.reload():
             for child in self._shards + self._gateways:
                 self._tell_of_keys(child)
+        self._note_keys(self._keys.problem())
+
+    async def _keep_looking_at_keys(self) -> None:
+        while self._keys is not None:
+            await trio.sleep(LOOK_AT_KEYS_S)
+            # In a thread: the file may be on a mount that hangs.
+            self._note_keys(await trio.to_thread.run_sync(self._keys.problem, abandon_on_cancel=True))
+
+    def _note_keys(self, problem: str) -> None:
+        if problem == self._keys_problem:
+            return
+        self._keys_problem = problem
+        if problem:
+            log.error("the file of keys cannot be read: the server would not start again", error=problem)
+        else:
+            log.info("the file of keys can be read again")
+        self._publish_states()
 
     def _tell_of_keys(self, child: Child) -> None:
         """One that is starting may have read the old ones; it is told when it is ready, and able to hear."""
@@ -623,9 +647,13 @@ class Supervisor:
     def _explain(self, child: Child, why: str) -> None:
         """Publish why a child does not serve; empty when it does."""
         child.why = why
+        self._publish_states()
+
+    def _publish_states(self) -> None:
         states = ProcessStates(
             shards={each.index: each.state() for each in self._shards},
             gateways={each.index: each.state() for each in self._gateways},
+            keys_problem=self._keys_problem,
         )
         self._publish(FILE_NAME, msgspec.to_builtins(states, str_keys=True))
 

@@ -25,6 +25,7 @@ from shard.committer import CommitFailed
 from shard.core.machine import Machine
 from shard.core.upkeep import HotPolicy, SealPolicy
 from shard.engine import Engine, EngineSettings
+from shard.faults import Faults
 from shard.heartbeat import Heartbeat
 from shard.lives import clear_failure, forget_cached, has_failed, life_of, note_failure
 from shard.peers import Peers
@@ -102,20 +103,22 @@ def peers_of(arguments: ChildArgs) -> Peers:
     )
 
 
-def open_cold_store(arguments: ChildArgs, disk: Disk) -> ColdStore | None:
+def open_cold_store(arguments: ChildArgs, disk: Disk, faults: Faults) -> ColdStore | None:
     """The cold store of the server, which is changed only while it belongs to this server."""
     config = arguments.config
     if not config.cold_dir:
         return None
     from shard.claim_cold import owner_of  # brings obstore along, which takes a while to import
     from shard.storage.cold import ColdConfigError, open_cold
+    from shard.storage.coldobserved import ObservedCold
     from shard.storage.coldowner import OwnedCold
 
     try:
         store = open_cold(config.cold_dir, disk)
     except ColdConfigError as error:
         raise ColdStoreMissing(f"{COLD_STORE_FAILED}: {error}") from None
-    return OwnedCold(store, owner_of(arguments.server, str(config.data_dir)))
+    owned = OwnedCold(store, owner_of(arguments.server, str(config.data_dir)))
+    return ObservedCold(owned, faults)
 
 
 def place_of(arguments: ChildArgs, store: ColdStore, folder: str) -> Place:
@@ -178,7 +181,8 @@ class Shard:
         )
         self._wal = Wal(disk, f"{directory}/wal", file_bytes=config.wal_file_bytes, reserves=True)
         self._snapshots = Snapshots(disk, f"{directory}/snapshot")
-        cold = open_cold_store(arguments, disk)
+        self._faults = Faults()
+        cold = open_cold_store(arguments, disk, self._faults)
         self._store = SegmentStore(disk, f"{directory}/segments", cold, server=arguments.server)
         self._base_folder = f"{directory}/object-base"
         self._place = place_of(arguments, cold, self._base_folder) if cold is not None else None
@@ -263,6 +267,7 @@ class Shard:
             else:
                 for path in step.skipped_snapshots:
                     log.error("a damaged snapshot was passed over; an older one was used", path=path)
+                    self._faults.note_damage("snapshot", path, "it does not match its checksum")
                 seconds = trio.current_time() - began
                 log.info(
                     "recovered",
@@ -290,6 +295,7 @@ class Shard:
             export_folder=self._export_folder,
             needs_lsn=found.needs_lsn,
             place=self._place,
+            faults=self._faults,
         )
         self._store.remove_leftovers()
         remove_tree(self._disk, self._export_folder)
@@ -310,6 +316,8 @@ class Shard:
                     shard=self._arguments.index,
                     rows_max=self._config.metrics_boxes,
                     ack_times=self._server.ack_times,
+                    read_times=self._server.read_times,
+                    claim_times=self._server.claim_times,
                     pressure=self._server.pressure,
                     timekeeper=timekeeper,
                 )
@@ -386,6 +394,7 @@ def main() -> int:
     logs.setup(arguments.config.log, arguments.config.log_format, process=f"shard-{arguments.index:02d}")
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     process.raise_descriptor_limit()
+    process.time_gc()
     try:
         shard = Shard(arguments)
     except ColdStoreMissing as error:

@@ -51,6 +51,7 @@ from shard.core.priority import HELD_UP_TO, Pacing
 from shard.core.upkeep import HotPolicy, SealPolicy
 from shard.disk_space import LOOK_S, LOOK_SHORT_S, DiskSpace, Level
 from shard.exports import Exports
+from shard.faults import Faults
 from shard.fetcher import READ_BYTES, Brought, Done, Fetcher, is_in_cold_store
 from shard.retention import Retention, names_in
 from shard.storage import frames
@@ -186,6 +187,7 @@ class Engine:
         needs_lsn: int = 0,
         place: Place | None = None,
         observe_clock: Callable[[], None] = lambda: None,
+        faults: Faults | None = None,
     ) -> None:
         """`now_ms` reads the time of the core, and `observe_clock`, called about once a second, has it follow
         the system clock (`timekeeper.py`). `place` is where object boxes are kept beside this disk, if there
@@ -214,8 +216,14 @@ class Engine:
         )
         self._space_changed = trio.Event()
         self._cache = PayloadCache(settings.cache_bytes)
+        self.faults = faults or Faults()
         self._fetcher = Fetcher(
-            machine, store, self._cache, post=self._token.run_sync_soon, on_failed=self._on_failed
+            machine,
+            store,
+            self._cache,
+            post=self._token.run_sync_soon,
+            on_failed=self._on_failed,
+            faults=self.faults,
         )
         #: Writes to a box of which one waits for the fetcher, in the order in which they came.
         self._behind: dict[str, deque[tuple[Command, Ticket]]] = {}
@@ -232,6 +240,7 @@ class Engine:
             unsealed_bytes_max=settings.cache_bytes,
             bytes_per_s=settings.upkeep_bytes_per_s,
             is_disk_full=lambda: self.disk_space.level == Level.FULL,
+            faults=self.faults,
         )
         self.exports = Exports(
             machine,
@@ -304,6 +313,8 @@ class Engine:
         self._snapshot_wanted = trio.Event()
         self._bytes_at_snapshot = 0
         self._lsn_at_snapshot = 0
+        #: When the state was taken that the newest snapshot has; at first, when this life began.
+        self._snapshot_taken_s = trio.current_time()
         self._lacks_snapshot = False
         self._retention = Retention(needs_lsn)
         #: True if time made the last snapshot due, and not the bytes written since the one before.
@@ -384,6 +395,13 @@ class Engine:
 
     def objects_report(self) -> ObjectsReport:
         return ObjectsReport() if self._uploads is None else self._uploads.report()
+
+    @property
+    def snapshot_age_s(self) -> float:
+        """How long the log has had changes that no snapshot has; 0 if it has none."""
+        if self.machine.lsn == self._lsn_at_snapshot:
+            return 0.0
+        return round(trio.current_time() - self._snapshot_taken_s, 3)
 
     @property
     def fsync_times(self) -> Histogram:
@@ -489,6 +507,10 @@ class Engine:
             self._end_read(read)
             return True
         return self._claims.forget(ticket)
+
+    def waits(self, ticket: Ticket) -> bool:
+        """Return True while a read waits for a record, or a claim for a job."""
+        return ticket in self._read_of or self._claims.waits(ticket)
 
     # -- commands that need what is not in memory
 
@@ -1052,6 +1074,7 @@ class Engine:
     async def _take_snapshot(self, *, rest_s: float = _SNAPSHOT_REST_S) -> None:
         """State now, on disk once all of it is durable in the log; then old files may go."""
         self._bytes_at_snapshot = self._wal.bytes_written
+        taken_s = trio.current_time()
         capture = self.machine.begin_snapshot()
         self._lsn_at_snapshot = capture.lsn
         try:
@@ -1063,6 +1086,7 @@ class Engine:
         if not await self.wait_durable(state.lsn):
             return
         named = await trio.to_thread.run_sync(self._write_snapshot, state, rest_s)
+        self._snapshot_taken_s = taken_s
         self._retention.written(state.needs_lsn, named)
         self._sweep()
         through = self._retention.released(self._wal.files()[:-1])

@@ -28,6 +28,7 @@ from shard.cache import PayloadCache
 from shard.committer import Post
 from shard.core.machine import Machine, Missing
 from shard.core.sealed import NotLoaded, Segment, Unfinished
+from shard.faults import Faults
 from shard.storage.files import Corrupt
 from shard.storage.store import Name, SegmentStore, Unreachable
 from streams.protocol.commands import Match
@@ -67,6 +68,7 @@ class Fetcher:
         *,
         post: Post,
         on_failed: Callable[[BaseException], None],
+        faults: Faults | None = None,
     ) -> None:
         """`on_failed` is told of what can only be a bug: who waits for that thread would wait for ever."""
         self._machine = machine
@@ -74,6 +76,7 @@ class Fetcher:
         self._cache = cache
         self._post = post
         self._on_failed = on_failed
+        self._faults = faults or Faults()
         self._waiting: dict[tuple[Name, int], list[Done]] = {}
         self._hot: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._cold: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -185,8 +188,18 @@ class Fetcher:
             box = self._machine.generations.get(segment.generation)
             if box is None or segment not in box.log.segments:
                 return None
+        box = self._machine.generations[segments[0].generation]
         if isinstance(trouble, Unreachable):
             log.warning("the cold store could not be read", reason=str(trouble))
-            return ColdStoreUnavailable(f"{trouble}; nothing is lost, try again later")
-        log.error("a segment could not be read", reason=str(trouble))
-        return DataDamaged(str(trouble))
+            return ColdStoreUnavailable(
+                f"records of box {box.name!r} are in the cold store, which does not answer; nothing is lost, "
+                "try again later. Operator: `streams doctor` shows the error"
+            )
+        assert isinstance(trouble, Corrupt)
+        log.error("a segment could not be read", box=box.name, path=trouble.path, reason=str(trouble))
+        self._faults.note_damage("segment", trouble.path, trouble.reason, box.name)
+        return DataDamaged(
+            f"a file that holds records of box {box.name!r} is damaged. Operator: `streams doctor` and the "
+            "server's log name the file; stop the server, run `streams verify`, then `streams repair`",
+            box=box.name,
+        )

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import trio
 
-from shard.core.census import Census
+from shard.core.census import BoxRates, Census
 from shard.core.machine import Machine
 from shard.engine import Engine
 from shard.pressure import ShardPressure
@@ -22,7 +22,7 @@ from streams.protocol.key_limits import Use
 from streams.protocol.reports import ShardReport
 
 #: Boxes counted in one step.
-_STEP_BOXES = 128
+_STEP_BOXES = 96
 #: Keys whose use is counted in one step, about as long.
 _STEP_KEYS = 64
 
@@ -38,6 +38,8 @@ class Reporter:
         shard: int,
         rows_max: int,
         ack_times: Histogram,
+        read_times: Histogram,
+        claim_times: Histogram,
         pressure: ShardPressure,
         timekeeper: Timekeeper,
     ) -> None:
@@ -46,6 +48,9 @@ class Reporter:
         self._shard = shard
         self._rows_max = rows_max
         self._ack_times = ack_times
+        self._read_times = read_times
+        self._claim_times = claim_times
+        self._rates = BoxRates()
         self._pressure = pressure
         self._timekeeper = timekeeper
         self._waiting: list[Answer] = []
@@ -63,7 +68,8 @@ class Reporter:
             await self._asked.wait()
             self._asked = trio.Event()
             waiting, self._waiting = self._waiting, []
-            census = Census(self._machine, self._rows_max)
+            now_ms = self._timekeeper.now_ms()
+            census = Census(self._machine, self._rows_max, now_ms=now_ms, rates=self._rates)
             while census.step(_STEP_BOXES):
                 await trio.lowlevel.checkpoint()
             report = self._report(census, await self._key_use())
@@ -101,8 +107,11 @@ class Reporter:
             ),
             disk=engine.disk_space.report(),
             objects=engine.objects_report(),
+            faults=engine.faults.report(self._timekeeper.steps),
             fsync=engine.fsync_times.facts(),
             ack=self._ack_times.facts(),
+            read=self._read_times.facts(),
+            claim=self._claim_times.facts(),
             watch_sessions=len(machine.sessions),
             waiting_reads=engine.waiting_reads,
             waiting_claims=engine.waiting_claims,
@@ -113,5 +122,7 @@ class Reporter:
             key_use=key_use,
             boxes=census.boxes,
             routers=census.routers,
+            groups=census.groups,
+            snapshot_age_s=engine.snapshot_age_s,
             has_more=census.has_more,
         )

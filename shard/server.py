@@ -83,6 +83,7 @@ _EXHAUSTED_WAIT_S = 0.1
 _PEER_CREDENTIALS = struct.Struct("3i")
 
 _encode_head = wire.head_encoder.encode
+_CLAIM_OPS = frozenset((wire.OP_CLAIM, wire.OP_WORK))
 _SKIPS = b"disable_backpressure"
 _PLAIN_READ = _encode_head(wire.ReplyHead())
 
@@ -125,8 +126,13 @@ class Server:
         self.ack_times = Histogram()
         self.recent_acks = RecentTimes(self.ack_times)
         self.pressure = ShardPressure(thresholds or Thresholds(), self.recent_acks)
-        #: Appends whose acknowledgements leave with the next `flush`: how many came at that time.
+        #: From the wake-up that brought a read or a claim to its answer; not of those that wait.
+        self.read_times = Histogram()
+        self.claim_times = Histogram()
+        #: Requests whose answers leave with the next `flush`, by when they came: how many came at that time.
         self.acked: dict[int, int] = {}
+        self.read: dict[int, int] = {}
+        self.claimed: dict[int, int] = {}
 
     def __repr__(self) -> str:
         return f"<Server {len(self._connections)} connections, {'ready' if self.engine else 'replaying'}>"
@@ -237,10 +243,19 @@ class Server:
         while self._dirty:
             self._dirty.pop().flush()
         if self.acked:
-            now_ns = monotonic_ns()
-            for began_ns, count in self.acked.items():
-                self.ack_times.observe((now_ns - began_ns) / 1e9, count)
-            self.acked.clear()
+            _observe(self.ack_times, self.acked)
+        if self.read:
+            _observe(self.read_times, self.read)
+        if self.claimed:
+            _observe(self.claim_times, self.claimed)
+
+
+def _observe(times: Histogram, began: dict[int, int]) -> None:
+    """Time the requests that came at these times, and are answered now."""
+    now_ns = monotonic_ns()
+    for began_ns, count in began.items():
+        times.observe((now_ns - began_ns) / 1e9, count)
+    began.clear()
 
 
 def _has_room(ticket: Ticket) -> bool:
@@ -257,6 +272,7 @@ class _Ticket:
         self.connection = connection
         self.op = op
         self.id = id
+        #: 0 for a request that has waited for a record or a job: its time says nothing about the shard.
         self.began_ns = connection.woken_ns
 
     def answer(self, reply: Reply | StreamsError, fsync_ms: float, wal_append_ms: float) -> None:
@@ -266,17 +282,26 @@ class _Ticket:
         if type(reply) is Page:
             head = _encode_head(requests.page_head(reply))
             self.connection.reply(self.op, self.id, 0, head, reply.records)
+            self._note_read()
             return
         if type(reply) is Scanned:
             self.connection.reply_in_parts(self.op, self.id, _encode_head(reply.head), reply.parts)
+            self._note_read()
             return
         if type(reply) is Records:
             head = _encode_head(wire.ReplyHead(records_scanned=reply.records_scanned))
+            self._note_read()
         else:
             head = _head_of_write(requests.status_of(reply), fsync_ms, wal_append_ms)
             if self.op == wire.OP_APPEND:
                 self.connection.acked(self.began_ns)
+            elif self.op in _CLAIM_OPS and self.began_ns:
+                self.connection.claimed(self.began_ns)
         self.connection.reply(self.op, self.id, 0, head, requests.encode_reply(reply))
+
+    def _note_read(self) -> None:
+        if self.began_ns:
+            self.connection.read(self.began_ns)
 
 
 class _InvalidRequestTicket:
@@ -563,6 +588,8 @@ class _Connection:
             self._release(command, server.engine, ticket)
             return
         server.engine.submit(command, ticket)
+        if (is_waiting or message.op == wire.OP_WORK) and server.engine.waits(ticket):
+            ticket.began_ns = 0
 
     def _refuse(self, error: StreamsError, message: wire.Message, engine: Engine, ticket: _Ticket) -> None:
         """Refuse an invalid request; but first because its box does not exist or is of another kind."""
@@ -604,6 +631,14 @@ class _Connection:
     def acked(self, began_ns: int) -> None:
         acked = self._server.acked
         acked[began_ns] = acked.get(began_ns, 0) + 1
+
+    def read(self, began_ns: int) -> None:
+        read = self._server.read
+        read[began_ns] = read.get(began_ns, 0) + 1
+
+    def claimed(self, began_ns: int) -> None:
+        claimed = self._server.claimed
+        claimed[began_ns] = claimed.get(began_ns, 0) + 1
 
     def _put_columns(self, message: wire.Message, engine: Engine, ticket: _Ticket) -> None:
         """As many writes as there are boxes, and one reply."""

@@ -39,6 +39,8 @@ class Timekeeper:
         self._clock = Clock(wall_ns=wall_ns(), monotonic_ns=monotonic_ns())
         #: System clock minus shard time, as of the last comparison.
         self._behind_ns = 0
+        #: Times that the system clock was set.
+        self.steps = 0
 
     def __repr__(self) -> str:
         return f"<Timekeeper {self._clock!r}>"
@@ -65,6 +67,7 @@ class Timekeeper:
         if abs(behind_ns) >= _STEP_NS and (
             abs(behind_ns) > abs(known_ns) + _STEP_NS or (behind_ns > 0) != (known_ns > 0)
         ):
+            self.steps += 1
             log.warning(
                 "the system clock was set; this shard's time follows it slowly, and a restart takes it over",
                 clock_ahead_s=round(behind_ns / 1e9, 3),

@@ -43,6 +43,7 @@ from shard.core.upkeep import (
     plan_rewrite,
     plan_seal,
 )
+from shard.faults import Faults
 from shard.retention import Pins
 from shard.storage.files import NO_SPACE, Corrupt
 from shard.storage.store import Name, SegmentStore, Unreachable
@@ -100,6 +101,7 @@ class Upkeep:
         unsealed_bytes_max: int,
         bytes_per_s: int,
         is_disk_full: Callable[[], bool] = lambda: False,
+        faults: Faults | None = None,
         in_thread: InThread = _in_thread,
         sleep: Callable[[float], Awaitable[None]] = trio.sleep,
     ) -> None:
@@ -115,6 +117,7 @@ class Upkeep:
         self._unsealed_bytes_max = unsealed_bytes_max
         self._bytes_per_s = bytes_per_s
         self._is_disk_full = is_disk_full
+        self._faults = faults or Faults()
         self._lacks_space = False
         self._in_thread = in_thread
         self._sleep = sleep
@@ -358,6 +361,7 @@ class Upkeep:
     def _put_aside(self, box: Box, damage: Corrupt) -> None:
         """Nothing is done about a damaged box until it changes; who reads what is damaged is told."""
         log.error("a segment is damaged", box=box.name, path=damage.path, reason=str(damage))
+        self._faults.note_damage("segment", damage.path, damage.reason, box.name)
         machine = self._machine
         for waiting in (machine.dented, machine.compactable, machine.movable):
             waiting.pop(box.generation, None)

@@ -169,6 +169,10 @@ class WaitingClaims(Generic[T]):
         if box is not None:
             self.done(name, [each for each in box.waiting.values() if each.claim.holder == holder])
 
+    def waits(self, ticket: T) -> bool:
+        """Return True while this claim waits."""
+        return ticket in self._of
+
     def forget(self, ticket: T) -> bool:
         """Whoever made this claim waits no longer. Whether it was still waiting."""
         waiting = self._of.get(ticket)

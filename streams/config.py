@@ -486,7 +486,7 @@ class Config:
     metrics_boxes: int = _setting(
         "count",
         1000,
-        "Boxes, and routers, that the metrics show one by one; of others only totals are shown.",
+        "Boxes, and routers, that the metrics show one by one, the largest; of others only totals are shown.",
         most=100_000,
     )
 

@@ -39,6 +39,7 @@ from gateway.s2.endpoints import S2
 from gateway.watch.service import Watch
 from gateway.work import WorkStreams
 from streams.protocol.errors import InvalidRequest, MethodNotAllowed, NotFound, StreamsError
+from streams.protocol.histogram import Histogram
 from streams.protocol.names import shown
 
 log = structlog.get_logger("gateway.access")
@@ -52,11 +53,15 @@ AnyHandler = Callable[..., Awaitable[Response]]
 
 
 class Routed(NamedTuple):
-    """Who answers, and what is asked of a key before."""
+    """The handler of a route, the rule that a key must pass before it, and the times of its requests."""
 
     handler: AnyHandler
     rule: Rule
+    times: Histogram
 
+
+#: The route of all requests of the S2 API, which has metrics of its own.
+S2_ROUTE = "/v1"
 
 _API_PREFIX = "/v0/"
 _BOX_PREFIX = "/v0/boxes/"
@@ -80,12 +85,18 @@ class Api:
         origins: Origins | None = None,
         collector: Collector | None = None,
         answered: dict[int, int] | None = None,
+        route_times: dict[str, Histogram] | None = None,
         logs_access: bool = False,
         key_use: KeyUse | None = None,
     ) -> None:
         key_use = key_use or KeyUse(dispatch, watch.slots)
         #: It asks for keys, hosts and origins itself, and refuses in its own words (`gateway/s2/access.py`).
-        self._under_s2 = Routed(s2.handle, Rule(is_open=True, is_for_anyone=True))
+        self._route_times = {} if route_times is None else route_times
+        self._under_s2 = Routed(
+            s2.handle,
+            Rule(is_open=True, is_for_anyone=True),
+            self._route_times.setdefault(S2_ROUTE, Histogram()),
+        )
         self._s2 = s2
         self.guard = guard
         self._origins = origins or Origins(has_keys=guard is not None)
@@ -159,7 +170,8 @@ class Api:
         for method, handler in methods.items():
             route = route_of(method, template)
             self.routes.append(route)
-            ruled[method] = Routed(handler, RULES[route])
+            times = self._route_times.setdefault(route, Histogram())
+            ruled[method] = Routed(handler, RULES[route], times)
         return ruled
 
     async def admit_body(self, path: str, headers: dict[str, str], query: str) -> str:
@@ -183,6 +195,8 @@ class Api:
             response = response_for(error, server_total_ms=spent_ms)
         status = response.status
         self._answered[status] = self._answered.get(status, 0) + 1
+        if request.times is not None:
+            request.times.observe((time.perf_counter_ns() - request.started_ns) / 1e9)
         if self._logs_access:
             self._log_access(request, request_id, status)
         response.headers.append((b"x-request-id", request_id.encode("latin-1")))
@@ -221,6 +235,7 @@ class Api:
             origins.check_host(headers)
             origins.check_site(headers)
             raise
+        request.times = routed.times
         rule = routed.rule
         if not rule.is_for_anyone:
             origins.check_host(headers)
@@ -234,6 +249,7 @@ class Api:
         except StreamsError:  # a stranger is not told which addresses there are
             guard.identify(request, takes_token=False)
             raise
+        request.times = routed.times
         rule = routed.rule
         if guard.is_open(rule):
             return await routed.handler(request, *names)

@@ -77,8 +77,12 @@ async function overview(signal) {
         link("#/boxes", "Its boxes"))];
   }
   const { disk } = status;
+  const wrong = status.checks.filter((each) => each.result !== "ok");
+  const why = (each) => element("span", { title: each.next_step || "" }, word("away"), each.reason ? ` ${each.reason}` : "");
   return [
     element("h1", {}, `streams ${status.version}`),
+    ...wrong.map((each) => element("p", { class: "problem", role: "alert" },
+      `${each.check}: ${each.found}. Next: ${each.next_step}`)),
     tiles(
       tile("Status", status.status, TONES[status.status] || "bad"),
       tile("Pressure", status.pressure, TONES[status.pressure] || "bad"),
@@ -94,7 +98,7 @@ async function overview(signal) {
     table(
       [["Shard", ""], ["Status", ""], ["Pressure", ""], ["Up", "number"], ["Boxes", "number"], ["Records", "number"],
         ["Stored", "number"], ["Log queue", "number"], ["Waiting reads", "number"], ["Lag", "number"], ["Memory", "number"]],
-      status.shards.map((each) => (each.status === "away" ? [String(each.shard), word("away"), ...Array(9).fill("–")] : [
+      status.shards.map((each) => (each.status === "away" ? [String(each.shard), why(each), ...Array(9).fill("–")] : [
         String(each.shard), word(each.status), word(each.pressure), duration(each.uptime_ms), count(each.boxes),
         count(each.records), size(each.bytes), size(each.wal_queue_bytes), count(each.waiting_reads),
         `${each.lag_ms} ms`, size(each.resident_bytes)])),
@@ -103,7 +107,7 @@ async function overview(signal) {
     table(
       [["Gateway", ""], ["Status", ""], ["Pressure", ""], ["Up", "number"], ["Connections", "number"],
         ["Streams", "number"], ["In flight", "number"], ["Lag", "number"], ["Memory", "number"]],
-      status.gateways.map((each) => (each.status === "away" ? [String(each.gateway), word("away"), ...Array(7).fill("–")] : [
+      status.gateways.map((each) => (each.status === "away" ? [String(each.gateway), why(each), ...Array(7).fill("–")] : [
         String(each.gateway), word(each.status), word(each.pressure), duration(each.uptime_ms), count(each.connections),
         count(each.sse_connections), count(each.in_flight), `${each.lag_ms} ms`, size(each.resident_bytes)])),
       "There are none."),

@@ -127,6 +127,7 @@ def _take(
             pause=copying.pause,
             expect=copying.expect,
         )
+    _note(config, taken.backup)
     pruned = _prune(place, keep, taken.backup.id) if keep else []
     facts = {
         **_row(taken.backup),
@@ -142,6 +143,16 @@ def _take(
     )
     dropped = f"; dropped {len(pruned)} older backups" if pruned else ""
     output.show_result(text + dropped, facts, as_json=as_json)
+
+
+def _note(config: Config, taken: Backup) -> None:
+    """Leave the time of this backup where the server's status and metrics find it."""
+    from gateway.backup_note import BackupNote, write_note
+
+    try:
+        write_note(config.data_dir, BackupNote(taken.id, taken.taken_ms))
+    except OSError as error:
+        output.warn(f"{taken.id} was taken; {config.data_dir} could not be told its age ({error.strerror})")
 
 
 def _prune(place: Target, keep: int, taken: str) -> list[str]:

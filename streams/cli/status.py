@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from streams.cli import output
 from streams.cli.verbs import Target, connected, example
@@ -48,8 +49,12 @@ def status(target: Target) -> None:
     if output.is_for_people(target.as_json):
         output.show_facts(facts, as_json=False)
         output.show_rows(tuple(processes[0]), processes, as_json=False)
+        for each in found.checks:
+            if each.result != "ok":
+                click.echo(f"{each.check}: {each.found}\n  next: {each.next_step}")
     else:
-        output.show_facts({**facts, "processes": processes}, as_json=True)
+        checks = msgspec.to_builtins(found.checks)
+        output.show_facts({**facts, "processes": processes, "checks": checks}, as_json=True)
     if found.status != "ready":
         raise output.Occupied(
             f"{client.url} is {found.status}: some of its processes do not serve; `streams doctor` says which"

@@ -348,6 +348,15 @@ class KeyFacts(msgspec.Struct, frozen=True):
     limits: dict[str, LimitUse]
 
 
+class StatusCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that the server checks of itself: `result` is ok or wrong."""
+
+    check: str
+    result: str
+    found: str
+    next_step: str = ""
+
+
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """`status` is ready, replaying or degraded; `pressure` none, pacing or throttling."""
 
@@ -363,6 +372,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     disk: Disk
     shards: list[ProcessStatus]
     gateways: list[ProcessStatus]
+    checks: list[StatusCheck] = []
     #: For a key with scope admin: all keys, their limits and what they use of them.
     keys: list[KeyFacts] = []
 

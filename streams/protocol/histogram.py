@@ -69,5 +69,9 @@ class Histogram:
         self._counts[bisect_left(self._bounds, value)] += count
         self._sum += value * count
 
+    @property
+    def is_used(self) -> bool:
+        return any(self._counts)
+
     def facts(self) -> HistogramFacts:
         return HistogramFacts(tuple(self._counts), self._sum)

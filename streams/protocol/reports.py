@@ -1,7 +1,8 @@
 """What the processes of a server tell of themselves: the content of metrics and of the status (v0 §13).
 
 A shard answers `OP_REPORT` with a `ShardReport`; a gateway makes a `GatewayReport` of itself and asks the
-others for theirs. Numbers only: no payload, no key, and of names only those of boxes and routers.
+others for theirs. Numbers only: no payload, no key, and of names only those of boxes, routers and groups, and
+of damaged files, which gateways show to operators alone.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ class ProcessReport(msgspec.Struct, frozen=True, kw_only=True):
     threads: int = 0
     #: Seconds since 1970.
     started_s: float = 0.0
+    #: Runs of the garbage collector by generation, and the time that all of them took.
+    gc_runs: tuple[int, ...] = (0, 0, 0)
+    gc_s: float = 0.0
 
 
 class PressureReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +46,8 @@ class QueueRow(msgspec.Struct, frozen=True, array_like=True):
     in_flight: int = 0
     delayed: int = 0
     dead_lettered: int = 0
+    #: Age of the oldest job that is not acked.
+    oldest_s: float = 0.0
 
 
 class BoxRow(msgspec.Struct, frozen=True, array_like=True):
@@ -51,6 +57,18 @@ class BoxRow(msgspec.Struct, frozen=True, array_like=True):
     records: int
     bytes: int
     queue: QueueRow | None = None
+    #: Records that its slowest reader has yet to get: ready jobs, or the lag of a router or of a group.
+    lag: int = 0
+    #: Records appended a second.
+    rate: float = 0.0
+
+
+class GroupRow(msgspec.Struct, frozen=True, array_like=True):
+    box: str
+    group: str
+    lag: int
+    #: Age of the first record behind the cursor.
+    lag_s: float = 0.0
 
 
 class RouterRow(msgspec.Struct, frozen=True, array_like=True):
@@ -58,6 +76,8 @@ class RouterRow(msgspec.Struct, frozen=True, array_like=True):
     lag: int
     forwarded: int
     is_blocked: bool
+    #: Age of the first record that it has yet to look at.
+    lag_s: float = 0.0
 
 
 class BoxTotals(msgspec.Struct, kw_only=True):
@@ -74,6 +94,10 @@ class BoxTotals(msgspec.Struct, kw_only=True):
     routers: int = 0
     routers_blocked: int = 0
     router_lag: int = 0
+    router_lag_s: float = 0.0
+    #: Groups of all boxes, and the age of the first record that some group has not committed.
+    groups: int = 0
+    group_lag_s: float = 0.0
 
 
 class TallyReport(msgspec.Struct, kw_only=True):
@@ -120,6 +144,36 @@ class ObjectsReport(msgspec.Struct, frozen=True, kw_only=True):
     backlog_bytes: int = 0
 
 
+#: Kinds of files that can be damaged while their shard serves, and operations of the cold store.
+DAMAGE_KINDS = ("segment", "snapshot")
+COLD_OPERATIONS = ("read", "write", "delete")
+
+
+class DamagedFile(msgspec.Struct, frozen=True, array_like=True):
+    #: One of `DAMAGE_KINDS`.
+    kind: str
+    path: str
+    #: Empty for a file of the whole shard.
+    box: str
+    reason: str
+
+
+class FaultsReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Faults that a shard has met since it started, and has gone on after (`shard/faults.py`)."""
+
+    #: The first files that were found damaged.
+    damaged: list[DamagedFile] = []
+    #: Times that damage was met, by kind.
+    damage_seen: dict[str, int] = {}
+    #: Failed calls of the cold store, by operation.
+    cold_failures: dict[str, int] = {}
+    #: How long every call of the cold store has failed; 0 if the last one succeeded, or none was made.
+    cold_failing_s: float = 0.0
+    cold_error: str = ""
+    #: Times the system clock was set.
+    clock_steps: int = 0
+
+
 class ShardReport(msgspec.Struct, frozen=True, kw_only=True):
     shard: int
     ready: bool = False
@@ -131,8 +185,12 @@ class ShardReport(msgspec.Struct, frozen=True, kw_only=True):
     wal: WalReport = WalReport()
     disk: DiskReport = DiskReport()
     objects: ObjectsReport = ObjectsReport()
+    faults: FaultsReport = FaultsReport()
     fsync: HistogramFacts = HistogramFacts()
     ack: HistogramFacts = HistogramFacts()
+    #: Reads and claims that were answered without waiting for a record or a job.
+    read: HistogramFacts = HistogramFacts()
+    claim: HistogramFacts = HistogramFacts()
     watch_sessions: int = 0
     waiting_reads: int = 0
     waiting_claims: int = 0
@@ -143,9 +201,12 @@ class ShardReport(msgspec.Struct, frozen=True, kw_only=True):
     clock_ahead_s: float = 0.0
     #: What keys with limits use here, by id.
     key_use: dict[str, Use] = {}
-    #: The first boxes and routers by name; `has_more` says that there are others.
+    #: How long the log has had changes that no snapshot has; 0 if it has none.
+    snapshot_age_s: float = 0.0
+    #: The largest boxes, routers and groups (`top_rows.py`); `has_more` says that there are others.
     boxes: list[BoxRow] = []
     routers: list[RouterRow] = []
+    groups: list[GroupRow] = []
     has_more: bool = False
 
 
@@ -193,6 +254,8 @@ class GatewayReport(msgspec.Struct, frozen=True, kw_only=True):
     budgets: dict[str, BudgetReport] = {}
     #: By status code.
     requests: dict[int, int] = {}
+    #: By route; routes that were never asked for are left out.
+    routes: dict[str, HistogramFacts] = {}
     #: By shard.
     in_flight: list[int] = []
     delivery: list[HistogramFacts] = []

@@ -453,6 +453,16 @@ class DiskStatus(msgspec.Struct):
     full_bytes: Seq
 
 
+class StatusCheck(msgspec.Struct):
+    """One thing that the server checks of itself."""
+
+    check: str
+    result: Literal["ok", "wrong"]
+    found: str
+    #: What an operator does about it, if it is wrong.
+    next_step: str | UnsetType = UNSET
+
+
 class Status(Answer, kw_only=True):
     status: Literal["ready", "replaying", "degraded"]
     version: str
@@ -464,6 +474,7 @@ class Status(Answer, kw_only=True):
     watch_sessions: Seq
     resident_bytes: Seq
     disk: DiskStatus
+    checks: list[StatusCheck]
     shards: list[ShardStatus]
     gateways: list[GatewayStatus]
     #: For keys with scope admin, and where no keys are asked for; else empty.
