@@ -1,7 +1,8 @@
 # Needs make and Python 3.11 or newer; everything else is installed into .venv.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check sweep scale suites bench overload abuse load soak peers compare profile docs cluster twin clean
+.PHONY: help setup run test check sweep scale suites bench overload abuse monitor load soak peers compare profile docs cluster \
+	twin clean
 
 ifndef PYTHON
 PYTHON := $(shell for each in python3.11 python3.12 python3.13 python3.14 python3 python; do \
@@ -61,6 +62,9 @@ overload: .venv/.dev ## Offer a server twice what it can take for a minute.
 
 abuse: .venv/.dev ## Attack a server in ten ways, and see what well-behaved clients notice; three minutes.
 	$(BIN)/python -m loadtests.abuse $(ARGS)
+
+monitor: .venv/.dev ## Run Prometheus against a server under load: every expression of the board returns data.
+	$(BIN)/python -m loadtests.monitor $(ARGS)
 
 load: .venv/.dev ## Load a server with all kinds of users, and check it (SCENARIO=tail SHAPE=spike SECONDS=60).
 	$(BIN)/python -m loadtests.load $(SCENARIO) $(if $(SHAPE),--shape $(SHAPE)) $(if $(SECONDS),--seconds $(SECONDS)) $(ARGS)

@@ -21,10 +21,12 @@ BOARD = json.loads((DEPLOY / "grafana" / "boards" / "streams.json").read_text())
 ALERTS = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yaml").read_text())
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 
-LABELS = {metric.name: {*metric.labels} for metric in METRICS} | {"up": {"job", "instance"}}
+#: What Prometheus adds.
+_TARGET = {"job", "instance"}
+LABELS = {metric.name: {*metric.labels, *_TARGET} for metric in METRICS} | {"up": _TARGET}
 for _metric in METRICS:
     if _metric.kind == "histogram":
-        LABELS[f"{_metric.name}_bucket"] = {*_metric.labels, "le"}
+        LABELS[f"{_metric.name}_bucket"] = {*_metric.labels, *_TARGET, "le"}
 
 RULES = [rule for group in ALERTS["groups"] for rule in group["rules"]]
 EXPRESSIONS = [(rule["alert"], rule["expr"]) for rule in RULES] + [
@@ -51,6 +53,15 @@ def test_each_expression_names_metrics_and_labels_that_there_are(title: str, exp
     assert expression.count("(") == expression.count(")")
 
 
+def test_the_board_is_for_the_servers_that_are_chosen_and_shows_truncation() -> None:
+    (variable,) = BOARD["templating"]["list"]
+    assert variable["name"] == "instance" and variable["multi"] and variable["includeAll"]
+    expressions = [target["expr"] for panel in BOARD["panels"] for target in panel["targets"]]
+    for expression in expressions:
+        assert expression.count('{instance=~"$instance"') == len(re.findall(r"\bstreams_\w+", expression))
+    assert any("streams_box_series_truncated" in expression for expression in expressions)
+
+
 @pytest.mark.parametrize("panel", BOARD["panels"], ids=lambda panel: panel["title"])
 def test_each_panel_says_what_its_lines_are(panel: dict[str, Any]) -> None:
     assert panel["datasource"]["uid"] == "prometheus"
@@ -74,8 +85,12 @@ def test_no_two_panels_lie_on_each_other() -> None:
 def test_each_alert_says_whom_to_tell_and_what_to_do(rule: dict[str, Any]) -> None:
     assert rule["labels"]["severity"] in ("page", "ticket")
     assert rule["annotations"]["summary"].endswith(".")
-    howto = (DEPLOY.parent / "docs" / "howto" / "monitor.md").read_text()
-    assert f"`{rule['alert']}`" in howto
+    page, _, anchor = rule["annotations"]["runbook"].partition("#")
+    sections = re.split(r"^## ", (DEPLOY.parent / page).read_text(), flags=re.MULTILINE)[1:]
+    (section,) = [each for each in sections if each.partition("\n")[0].lower() == anchor]
+    assert section.startswith(f"{rule['alert']}\n") and "```sh\n" in section, (
+        "what it means, how to confirm it"
+    )
 
 
 def test_compose_mounts_what_there_is_and_sets_what_can_be_set() -> None:
