@@ -258,6 +258,16 @@ class DiskSpace:
         message = "the disk of the server is nearly full: nothing can be added, reads and deletes go on"
         return self._refused(f"{message}; delete records or free space, then try again")
 
+    def lacks(self, size: int) -> DiskFull | None:
+        """Why a command that will write so many bytes in the end is refused, or None. Little is let through
+        as long as the level does."""
+        if size < _MARGIN_BYTES_MAX or self.free_bytes - size >= self.full_bytes:
+            return None
+        return self._refused(
+            f"this commit needs about {size} bytes of the server's disk, and {self.free_bytes} are free; "
+            "free space on it, then try again"
+        )
+
     def full(self) -> DiskFull:
         """What a command is told that must be logged, at level full."""
         message = "the disk of the server is full: nothing that must be written is served, reads go on"

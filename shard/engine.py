@@ -33,7 +33,7 @@ import itertools
 import time
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -43,11 +43,13 @@ import structlog
 import trio
 
 from shard.cache import PayloadCache
+from shard.commit_renderer import CommitRenderer, chunk_reader
 from shard.committer import APPEND_NOW_BYTES_MAX, CommitFailed, Committer, CommitterStatistics
 from shard.core.changes import ShardState
 from shard.core.jobs import PASS_JOBS_MAX
 from shard.core.machine import Machine, Missing, Outcome
 from shard.core.priority import HELD_UP_TO, Pacing
+from shard.core.unrendered import NotRendered
 from shard.core.upkeep import HotPolicy, SealPolicy
 from shard.disk_space import LOOK_S, LOOK_SHORT_S, DiskSpace, Level
 from shard.exports import Exports
@@ -55,14 +57,14 @@ from shard.faults import Faults
 from shard.fetcher import READ_BYTES, Brought, Done, Fetcher, is_in_cold_store
 from shard.retention import Retention, names_in
 from shard.storage import frames
-from shard.storage.files import NO_SPACE, DiskLike, parent_of
+from shard.storage.files import NO_SPACE, Corrupt, DiskLike, parent_of
 from shard.storage.snapshot import Snapshots
 from shard.storage.store import Name, SegmentStore
 from shard.storage.wal import FrameParts, Wal
 from shard.upkeep import Upkeep
 from shard.waiting import Waiting, WaitingClaims
 from streams import process
-from streams.protocol.bulk import Locate, States
+from streams.protocol.bulk import Locate, States, TxnCommit
 from streams.protocol.commands import Command, Diff, Follow, GetRecord, GetState, GetTail, ListBoxes, Reply
 from streams.protocol.errors import StreamsError, Throttled
 from streams.protocol.forwards import Collect
@@ -115,6 +117,10 @@ _READS = (Diff, GetRecord, GetState, GetTail, ListBoxes, Collect, Locate, States
 #: Bytes that reads may ask of the fetcher at a time, from this disk and from the cold store each: what they
 #: hold until they are answered. Further reads are deferred.
 _FETCH_BYTES_MAX = 64 << 20
+
+#: What a commit takes of the disk, in bytes that it holds: rows are written to the log as they are rendered,
+#: and then into segments.
+_RENDERED_FACTOR = 2
 
 #: A read whose time is up and whose connection has no room is looked at again after this.
 _NO_ROOM_S = 0.1
@@ -217,13 +223,24 @@ class Engine:
         self._space_changed = trio.Event()
         self._cache = PayloadCache(settings.cache_bytes)
         self.faults = faults or Faults()
+        read_chunk = chunk_reader(wal)
         self._fetcher = Fetcher(
             machine,
             store,
             self._cache,
+            read_chunk=read_chunk,
             post=self._token.run_sync_soon,
             on_failed=self._on_failed,
             faults=self.faults,
+        )
+        self._renderer = CommitRenderer(
+            machine,
+            read_chunk,
+            log_outcome=self._log_upkeep,
+            wait_durable=self.wait_durable,
+            is_blocked=self._is_log_blocked,
+            is_pressed=lambda: self._upkeep.is_pressed,
+            on_rendered=self._on_rendered,
         )
         #: Writes to a box of which one waits for the fetcher, in the order in which they came.
         self._behind: dict[str, deque[tuple[Command, Ticket]]] = {}
@@ -248,6 +265,7 @@ class Engine:
             export_folder,
             now_ms=now_ms,
             wait_durable=self.wait_durable,
+            wait_rendered=self._renderer.wait_idle,
             pins=self._upkeep.pins,
             on_unpinned=self._sweep,
             log_outcome=self._log_moves,
@@ -361,6 +379,8 @@ class Engine:
             nursery.start_soon(self._keep_time)
             nursery.start_soon(self._keep_snapshots)
             nursery.start_soon(self._keep_segments)
+            nursery.start_soon(self._keep_rendering)
+            self._renderer.wake()
             nursery.start_soon(self.exports.run)
             if self._uploads is not None:
                 nursery.start_soon(self._uploads.run)
@@ -451,6 +471,12 @@ class Engine:
             if full is not None:
                 self._refuse(command, ticket, full)
                 return
+        if type(command) is TxnCommit:
+            epoch = self.machine.txns.find(command.txn.writer, command.txn.epoch)
+            full = None if epoch is None else self.disk_space.lacks(_RENDERED_FACTOR * epoch.bytes)
+            if full is not None:
+                self._refuse(command, ticket, full)
+                return
         if self._behind and not isinstance(command, _READS) and _box_of(command) in self._behind:
             self._behind[_box_of(command)].append((command, ticket))
             return
@@ -515,7 +541,9 @@ class Engine:
     # -- commands that need what is not in memory
 
     def _fetch(self, command: Command, ticket: Ticket, missing: Missing, held: Brought) -> None:
-        if isinstance(command, _READS):
+        if isinstance(command, _READS) and isinstance(missing, NotRendered):
+            done: Done = partial(self._rendered_again, command, ticket, held)
+        elif isinstance(command, _READS):
             is_cold = is_in_cold_store(missing)
             wanted = max(READ_BYTES, command.max_bytes if isinstance(command, Diff) else 0)
             if self._fetching_bytes[is_cold] >= _FETCH_BYTES_MAX:
@@ -539,6 +567,16 @@ class Engine:
             ticket.answer(error, 0.0, 0.0)
         else:
             self._handle(command, ticket, held + brought)
+
+    def _rendered_again(
+        self, command: Command, ticket: Ticket, held: Brought, error: StreamsError | None, brought: Brought
+    ) -> None:
+        """More rows are rendered of those that a read wants. It waited for no fetch, so it counts as none."""
+        if error is None and not self.has_room(ticket):
+            self._deferred_reads.append((command, ticket))
+        else:
+            self._again(command, ticket, held, error, brought)
+        self._after_report([])
 
     def _read_again(
         self,
@@ -664,6 +702,8 @@ class Engine:
             woken = woken + self._strong_due(lsn)
         self._release(self._until_logged, lsn, 0.0)
         self._release(self._until_durable, lsn, fsync_ms)
+        if self.machine.txns.commits:
+            self._renderer.wake()
         if self._until_uploaded:  # some rest on what need not be uploaded after all
             self._release(self._until_uploaded, self.machine.uploading.position, fsync_ms)
         if self._uploads is not None and self.machine.uploading.is_on:
@@ -989,6 +1029,8 @@ class Engine:
         )
         if has_changed:
             self._upkeep.wake()
+        if self.disk_space.level == Level.FULL:  # rows of commits are not rendered until there is space
+            self._fetcher.rendered(self._fetcher.unrendered(), self.disk_space.full())
         if has_changed and was_full:
             self._timer_changed.set()
             self._wake(self._claims.boxes())
@@ -1106,6 +1148,20 @@ class Engine:
             await self._upkeep.run()
         except OSError as error:  # the same disk as the log's
             self._on_failed(error)
+
+    # -- commits
+
+    async def _keep_rendering(self) -> None:
+        try:
+            await self._renderer.run()
+        except (OSError, Corrupt) as error:  # what it reads is in the log
+            self._on_failed(error)
+
+    def _is_log_blocked(self) -> bool:
+        return self.disk_space.level == Level.FULL or self._committer.backlog_bytes > _RELIEVED_BYTES
+
+    def _on_rendered(self, generations: Iterable[int]) -> None:
+        self._fetcher.rendered(generations)
 
     def _log_upkeep(self, outcome: Outcome) -> None:
         self._log(outcome, sync=False)

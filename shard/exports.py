@@ -66,6 +66,7 @@ class Exports:
         *,
         now_ms: Callable[[], int],
         wait_durable: Callable[[int], Awaitable[bool]],
+        wait_rendered: Callable[[], Awaitable[None]],
         pins: Pins,
         on_unpinned: Callable[[], None],
         log_outcome: Callable[[Outcome], None],
@@ -78,6 +79,7 @@ class Exports:
         self._folder = folder
         self._now_ms = now_ms
         self._wait_durable = wait_durable
+        self._wait_rendered = wait_rendered
         self._pins = pins
         self._on_unpinned = on_unpinned
         self._file_bytes = file_bytes
@@ -188,7 +190,8 @@ class Exports:
         return None
 
     async def _take(self) -> tuple[Parts, int]:
-        """Everything as of this moment, and the moment."""
+        """Everything as of this moment, and the moment. Rows of commits are rendered before it."""
+        await self._wait_rendered()
         self._pins.is_all = True
         capture, taken_ms = begin_parts(self._machine), self._now_ms()
         try:

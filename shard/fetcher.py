@@ -19,15 +19,18 @@ own, so that a slow store does not hold up reads from this disk.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from queue import SimpleQueue
 
 import structlog
 
 from shard.cache import PayloadCache
 from shard.committer import Post
+from shard.core.changes import TxnHeld
+from shard.core.chunks import Chunk, ChunksNotLoaded
 from shard.core.machine import Machine, Missing
 from shard.core.sealed import NotLoaded, Segment, Unfinished
+from shard.core.unrendered import NotRendered
 from shard.faults import Faults
 from shard.storage.files import Corrupt
 from shard.storage.store import Name, SegmentStore, Unreachable
@@ -55,6 +58,8 @@ def is_in_cold_store(missing: Missing) -> bool:
     """True if the cold store has to be asked for it."""
     if isinstance(missing, Unfinished):
         return False
+    if isinstance(missing, ChunksNotLoaded | NotRendered):
+        return False
     segments = (missing.segment,) if isinstance(missing, NotLoaded) else missing.segments
     return any(segment.is_cold for segment in segments)
 
@@ -66,6 +71,7 @@ class Fetcher:
         store: SegmentStore,
         cache: PayloadCache,
         *,
+        read_chunk: Callable[[int], TxnHeld],
         post: Post,
         on_failed: Callable[[BaseException], None],
         faults: Faults | None = None,
@@ -74,10 +80,13 @@ class Fetcher:
         self._machine = machine
         self._store = store
         self._cache = cache
+        self._read_chunk = read_chunk
         self._post = post
         self._on_failed = on_failed
         self._faults = faults or Faults()
         self._waiting: dict[tuple[Name, int], list[Done]] = {}
+        #: By generation: those that wait for rows of a commit to be rendered.
+        self._unrendered: dict[int, list[Done]] = {}
         self._hot: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._cold: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
@@ -106,6 +115,12 @@ class Fetcher:
         if isinstance(missing, Unfinished):
             self._post(done, None, [])
             return
+        if isinstance(missing, NotRendered):
+            self._unrendered.setdefault(missing.generation, []).append(done)
+            return
+        if isinstance(missing, ChunksNotLoaded):
+            self._submit(False, lambda: self._load(missing.chunks, done))
+            return
         if isinstance(missing, NotLoaded):
             key = (Name.of(missing.segment), missing.at)
             waiting = self._waiting.get(key)
@@ -122,7 +137,26 @@ class Fetcher:
     def _submit(self, is_cold: bool, work: Callable[[], None]) -> None:
         (self._cold if is_cold else self._hot).put(work)
 
+    def rendered(self, generations: Iterable[int], error: StreamsError | None = None) -> None:
+        """More rows of commits are rendered in these boxes, or will not be soon: `error` says why."""
+        if self._unrendered:
+            for generation in generations:
+                for done in self._unrendered.pop(generation, ()):
+                    done(error, [])
+
+    def unrendered(self) -> list[int]:
+        """Boxes with rows that somebody waits for."""
+        return list(self._unrendered)
+
     # -- in a thread
+
+    def _load(self, chunks: Sequence[Chunk], done: Done) -> None:
+        try:
+            loaded = [self._read_chunk(chunk.lsn) for chunk in chunks]
+        except Corrupt as damage:
+            self._post(done, DataDamaged(str(damage)), [])
+            return
+        self._post(self._chunks_loaded, chunks, loaded, done)
 
     def _run(self, backlog: SimpleQueue[Callable[[], None] | None]) -> None:
         while (work := backlog.get()) is not None:
@@ -152,6 +186,11 @@ class Fetcher:
         self._post(self._found, found, match, done)
 
     # -- in the engine's thread again
+
+    def _chunks_loaded(self, chunks: Sequence[Chunk], loaded: Sequence[TxnHeld], done: Done) -> None:
+        for chunk, change in zip(chunks, loaded, strict=True):
+            chunk.load(change.packed, change.body)
+        done(None, [])
 
     def _loaded(self, segment: Segment, at: int, batches: Sequence[Batch]) -> None:
         self.reads += 1

@@ -47,10 +47,12 @@ import msgspec
 from shard.core import changes
 from shard.core.box import Box
 from shard.core.changes import BatchAppended, BatchKept, BoxFacts, Change, SegmentFacts, ShardState
+from shard.core.commits import render_step
 from shard.core.machine import Machine
 from shard.core.sealed import Segment
 from shard.core.surgery import add_holes, live_runs, recount, remeasure, replace_segment, settle_rest
 from shard.core.txn import Mark
+from shard.core.unrendered import UnrenderedRows
 from shard.lives import has_failed
 from shard.reconcile import Corrections, Made, Reconciler
 from shard.storage import frames, segmentindex, segments
@@ -178,6 +180,7 @@ class _Patient:
         self._store = store
         self._looks_at_cold = looks_at_cold
         self.machine = Machine(shard=shard)
+        self.machine.txns.keeps_rows = True
         self.losses: list[Loss] = []
         self.notes: list[str] = []
         #: Boxes of which something is lost, or whose numbers may not be right: to be measured again.
@@ -230,6 +233,7 @@ class _Patient:
                 self._apply(found)
         if hydrating:
             self._settle(facts_of, wanted, missing)
+        self._lose_unrendered()
         self._skip_seqs()
         self.machine.recovered(self.machine.lsn)
         if self._knows_all_segments:
@@ -349,6 +353,7 @@ class _Patient:
             self._lose(box, _lost_ranges(box, facts, serials), "a segment or a frame of the log is damaged")
             recount(box.log)
         self.machine.hydrated()
+        self._render_commits()
 
     # -- behind the snapshot
 
@@ -403,6 +408,8 @@ class _Patient:
             change = self._make_way(change)
             self.machine.lsn = frame.lsn - 1
             self.machine.apply(change, frame.lsn)
+            if isinstance(change, changes.TxnCommitted):
+                self._render_commits()
         except _DOES_NOT_APPLY:
             self._apply_what_can_be(change)
         self.machine.lsn = frame.lsn
@@ -417,6 +424,7 @@ class _Patient:
             self._lose_before(change.generation, _begins_at(change))
         elif isinstance(change, BatchKept):
             box = self.machine.generations[change.generation]
+            self._pass_unrendered(box, change.batch.first_seq)
             is_new = change.batch.first_seq > box.log.head_seq  # by a transaction of which a frame is missing
             if is_new or (box.is_memory and not box.log.awaited):  # or it was to be stored: see below
                 self._lose_before(change.generation, change.batch.first_seq)
@@ -432,6 +440,33 @@ class _Patient:
             for part in change.parts:
                 self._lose_before(part.generation, part.first_seq)
         return change
+
+    def _render_commits(self) -> None:
+        """Renders the rows of commits of which all chunks are whole. Others have what the frames behind them
+        hold."""
+        for commit in list(self.machine.txns.commits.values()):
+            if all(commit.left(box) >= rows.count for box, rows in commit.places.items()):
+                step = commit.plan(1 << 62)
+                batches = list(render_step(step, [chunk.taken_apart() for chunk in step.chunks]))
+                self.machine.keep_rendered(commit, batches, len(step.chunks))
+
+    def _pass_unrendered(self, box: Box, first_seq: int) -> None:
+        """The rows of a commit before the batch that is found next are lost."""
+        at = box.log.tail.at(first_seq)
+        rows = None if at is None else box.log.tail.batches[at]
+        if isinstance(rows, UnrenderedRows) and rows.first_seq < first_seq:
+            self._lose(box, [(rows.first_seq, first_seq - 1)], "rows of a transaction are damaged")
+            rows.drop(first_seq - rows.first_seq)
+            recount(box.log)
+
+    def _lose_unrendered(self) -> None:
+        """What was not rendered by now is damaged."""
+        for box in self.machine.boxes.values():
+            for rows in box.log.tail.unrendered():
+                self._lose(box, [(rows.first_seq, rows.last_seq)], "rows of a transaction are damaged")
+                box.log.tail.remove(rows)
+                recount(box.log)
+        self.machine.txns.give_up_commits()
 
     def _lose_before(self, generation: int, first_seq: int) -> None:
         """Between the head of a box and its next batch there is nothing, unless that is lost."""

@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from shard.commit_renderer import chunk_reader, finish_commits
 from shard.core.box import Box
 from shard.core.capture import Capture
 from shard.core.changes import BatchKept, BoxFacts, Change, MarkFacts, ShardState, ShardStopped
@@ -74,7 +75,6 @@ def parts_of(machine: Machine, keep: Callable[[Box], bool] | None = None) -> Par
 
 def begin_parts(machine: Machine, keep: Callable[[Box], bool] | None = None) -> Capture:
     """The same in steps, while the machine goes on."""
-    assert not machine.txns.unkept, "every batch has a frame of its own once a life has begun"
     return machine.begin_snapshot(keep, with_batches=True)
 
 
@@ -104,6 +104,7 @@ def read_shard(
     for step in recover(machine, wal, Snapshots(disk, f"{directory}/snapshot"), opens, settles=False):
         if not isinstance(step, Recovered):
             report(step.ratio)
+    finish_commits(machine, chunk_reader(wal))
     return machine
 
 

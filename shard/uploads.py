@@ -55,6 +55,8 @@ COMPACT_BYTES = 256 << 20
 COMPACT_OBJECTS = 5_000
 
 _BACKOFF_S, _BACKOFF_S_MAX = 0.1, 5.0
+#: How often a base looks whether the rows of commits are rendered.
+_UNRENDERED_S = 0.05
 #: A store that must not be used is looked at again after this.
 _REFUSED_S = 30.0
 #: How long an orderly end waits for the store.
@@ -253,6 +255,8 @@ class Uploads:
         while True:
             chain = await self._chain()
             if chain is not None:
+                while self._has_unrendered():  # noqa: ASYNC110 (nobody says when it is over)
+                    await trio.sleep(_UNRENDERED_S)
                 objects, bytes_before = self._objects, self._bytes
                 parts = parts_of(self._machine, keep=lambda box: box.is_object)
                 self._pins.update(_names_in(parts))
@@ -278,6 +282,12 @@ class Uploads:
                     return True
             await trio.sleep(_REFUSED_S if self._uploading.refusal else backoff_s)
             backoff_s = min(2 * backoff_s, _BACKOFF_S_MAX)
+
+    def _has_unrendered(self) -> bool:
+        """Whether rows of a commit to an object box are yet to be rendered; a base has all of a box."""
+        if not self._machine.txns.commits:
+            return False
+        return any(box.is_object and box.log.tail.has_unrendered for box in self._machine.boxes.values())
 
     async def _chain(self) -> ChainName | None:
         """The chain that is being written, or a new one; None when the store is away, or another's. So it is

@@ -254,7 +254,8 @@ class Config:
     txn_bytes: int = _setting(
         "bytes",
         128 << 20,
-        "What each shard holds for transactions that are not committed yet, in memory and in its log.",
+        "Memory that each shard has to keep account of rows that are held for transactions. The rows are on "
+        "the disk.",
         least=64 << 10,
         most=1 << 40,
     )
@@ -454,8 +455,8 @@ class Config:
     )
     max_txn_bytes_per_key: int = _setting(
         "bytes",
-        64 << 20,
-        "What is held for the open transactions of one key, on all shards; 0 is no limit.",
+        64 << 30,
+        "What is held on the disk for the open transactions of one key, on all shards; 0 is no limit.",
         most=1 << 50,
     )
     max_stored_bytes_per_key: int = _setting(

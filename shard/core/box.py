@@ -30,6 +30,7 @@ from shard.core.router import RouterOutbox
 from shard.core.sealed import Segment
 from shard.core.stream import StreamState
 from shard.core.tags import Tags
+from shard.core.unrendered import UnrenderedRows
 from streams.protocol.boxes import BoxConfig
 from streams.protocol.commands import Append, DeleteRecords, Diff, Match, Records, Scan, Tombstone
 from streams.protocol.errors import BoxFull, FencingTokenMismatch, InvalidRequest, RecordTooLarge, SeqMismatch
@@ -589,6 +590,7 @@ class Box:
             deleted=log.deleted.serialize(),
             holes=[(hole.first_seq, hole.last_seq) for hole in log.holes],
             batches=log.tail.lsns(),
+            unrendered=[rows.facts() for rows in log.tail.unrendered()],
             last_serial=self.last_serial,
             segments=[
                 changes.SegmentFacts(
@@ -660,6 +662,8 @@ class Box:
                 sealed = Segment.from_bytes(self.generation, segment.serial, segment.columns)
                 sealed.is_cold = segment.is_cold
                 log.attach(sealed, segment.dead)
+        for rows in facts.unrendered:
+            log.hydrate(UnrenderedRows.from_facts(self.generation, rows))
         log.awaited = log.count - sum(segment.count for segment in log.segments)
         self.origins = {each[0]: Origin(*each[1:]) for each in facts.origins}
         self.outboxes = {}
@@ -709,6 +713,8 @@ def _fill_runs(runs: RunWriter, log: Log, from_seq: int, upto_seq: int, bytes_ma
         first = max(0, from_seq - span.first_seq)
         last = min(span.count - 1, upto_seq - span.first_seq)
         for run_first, run_last in log.runs(span, first, last):
+            if not is_first and isinstance(span, UnrenderedRows):
+                return span.first_seq - 1  # what there is leaves now
             batch = span.payload
             top = batch.index_within_bytes(run_first, run_last, left)
             if top < run_first and is_first:
@@ -747,6 +753,8 @@ class _Page:
                 break
             first = max(0, from_seq - batch.first_seq)
             last = min(batch.count - 1, upto_seq - batch.first_seq)
+            if self.examined and isinstance(batch, UnrenderedRows):
+                return max(reached, batch.first_seq - 1)  # what there is leaves now
             for run_first, run_last in log.runs(batch, first, last):
                 shown_to = self._take(batch.payload, run_first, run_last)
                 if shown_to < run_last:

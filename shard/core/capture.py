@@ -83,6 +83,7 @@ class Capture:
         self._state.boxes.append(facts)
         if jobs is not None:
             self._queues.append((facts, jobs, []))
+        assert not (self._with_batches and facts.unrendered), "rows of commits are rendered first"
         if self._with_batches and facts.batches:
             self.tails[box.generation] = box.log.tail.copied()
         oldest_lsn = 0 if box.is_memory else box.log.tail.oldest_lsn

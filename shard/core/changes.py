@@ -344,7 +344,8 @@ class TxnPart(msgspec.Struct, array_like=True, gc=False):
 
     generation: int
     box: str
-    #: How many records each batch has that its rows become, in order.
+    #: How many records its rows become. (A log that was written when rows were rendered at the commit says
+    #: how many each of its batches has.)
     counts: list[int]
     first_seq: int
     #: What the times of its records are worked out from (`resolve_times`).
@@ -355,6 +356,10 @@ class TxnPart(msgspec.Struct, array_like=True, gc=False):
     evict_before_seq: int = 0
     evict_cut_bytes: int = 0
     evicted_ts: int = 0
+    #: Bytes that its rows will take, as estimated; and the time of the last one. A log that was written when
+    #: rows were rendered at the commit does not say: 0, -1.
+    size: int = 0
+    last_ts: int = -1
 
 
 class TxnCommitted(msgspec.Struct, frozen=True):
@@ -371,6 +376,13 @@ class TxnCommitted(msgspec.Struct, frozen=True):
     owner: str | None = None
     #: As in `MarkFacts`.
     once: bool | None = None
+
+
+class TxnRendered(msgspec.Struct, frozen=True):
+    """The rows of the next chunks of a commit, in its order, are in frames of their own."""
+
+    commit_lsn: int
+    chunks: int
 
 
 class TxnDropped(msgspec.Struct, frozen=True):
@@ -499,7 +511,7 @@ class BoxFacts(msgspec.Struct, kw_only=True, gc=False):
     #: A 64-bit roaring bitmap.
     deleted: bytes
     holes: list[tuple[int, int]]
-    #: The lsns of the unsealed batches, as u64s; 0 stands for one with nothing live.
+    #: The lsns of the unsealed batches, as u64s; 0 stands for one with nothing live, or in `unrendered`.
     batches: bytes
     last_serial: int = 0
     segments: list[SegmentFacts] = []
@@ -516,6 +528,9 @@ class BoxFacts(msgspec.Struct, kw_only=True, gc=False):
     stream: StreamFacts | None = None
     #: Of an object box: (visible seq, its time), where the store is yet to have what comes after.
     shown: tuple[int, int] | None = None
+    #: Rows of commits that are yet to be rendered: (first seq, records, bytes as estimated, time that none is
+    #: before, time of the last, lsn of the commit).
+    unrendered: list[tuple[int, int, int, int, int, int]] = []
 
 
 class MarkFacts(msgspec.Struct, array_like=True, gc=False):
@@ -532,6 +547,21 @@ class MarkFacts(msgspec.Struct, array_like=True, gc=False):
     #: True for a writer that is used once: forgotten after a day. None when the log was written before there
     #: were such: forgotten after 90 days, as all were then.
     once: bool | None = None
+
+
+class CommitFacts(msgspec.Struct, array_like=True, gc=False):
+    """A commit with rows that are yet to be rendered."""
+
+    lsn: int
+    writer: str
+    epoch: int
+    at_ms: int
+    #: (box, generation, mode, uncapped).
+    targets: list[tuple[str, int, str, bool]]
+    #: The lsns of the chunks that are left, in order.
+    chunks: list[int]
+    #: The commit itself, if the object store is to be told of it.
+    ships: TxnCommitted | None = None
 
 
 SessionFacts = tuple[str, int, bytes, int, str]
@@ -552,6 +582,7 @@ class ShardState(msgspec.Struct, kw_only=True):
     held: list[int] = []
     #: Oldest first.
     marks: list[MarkFacts] = []
+    commits: list[CommitFacts] = []
     basins: list[Basin] = []
     last_basin_number: int = 0
     #: Of a shard that has stopped in order: watch sessions (name, epoch, state, when it lapses, owner).
@@ -618,6 +649,7 @@ Change = (
     | TxnCommitted
     | TxnDropped
     | TxnForgotten
+    | TxnRendered
     | StreamCreated
     | StreamStated
     | StreamAppended

@@ -1,8 +1,9 @@
 """What the machine does with transactions: takes rows in, commits, aborts, lets expire. State is in `txn.py`.
 
     put      ─► TxnHeld                                        answered when it is in the log file
-    commit   ─► BoxCreated … SeqsReserved … TxnCommitted, and BatchKept for each batch
-                ▲ all that can be refused is asked before        answered when it is on the disk
+    commit   ─► BoxCreated … SeqsReserved … TxnCommitted         answered when it is on the disk
+                ▲ all that can be refused is asked before
+    then     ─► BatchKept for each batch that is rendered, TxnRendered
     abort    ─► TxnDropped
 
 Rules of the file
@@ -13,6 +14,8 @@ Rules of the file
 - All boxes of a commit show it at once, when it is durable, whatever their class: a reader never sees a part
   of it that a crash could take back. What boxes in memory get is in no log, and is shown at once; what object
   boxes get is shown when it is in the store, and then the commit is answered.
+- A commit needs no rows but those of boxes in memory and of object boxes; these are loaded first. All others
+  are rendered afterwards, in steps (`commits.py`), those of a small commit at once.
 """
 
 from __future__ import annotations
@@ -22,8 +25,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shard.core import changes
 from shard.core.box import Box, stand_in
+from shard.core.chunks import Chunk, ChunksNotLoaded, Piece, Times, cost_of, memory_of
+from shard.core.commits import Commit, Start, Step, Target, render_step
 from shard.core.outcome import Made, Outcome
-from shard.core.txn import MARKS_MAX, REPLACED_MAX, Epoch, Mark, batches_of, cost_of
+from shard.core.sealed import UNFINISHED, NotLoaded, TagsNotLoaded
+from shard.core.txn import MARKS_MAX, REPLACED_MAX, Epoch, Mark
 from streams.protocol import bulk, forwards
 from streams.protocol.access import ADMIN
 from streams.protocol.errors import (
@@ -31,20 +37,20 @@ from streams.protocol.errors import (
     BoxNotFound,
     FencingTokenMismatch,
     Forbidden,
+    InvalidRequest,
     NotFound,
     StreamsError,
     Throttled,
     WriterConflict,
 )
 from streams.protocol.names import shown
-from streams.protocol.records import Batch, Columns
+from streams.protocol.records import Batch
 
 if TYPE_CHECKING:
     from shard.core.machine import Machine
 
-#: Rows of several chunks become one batch until it has this many records or bytes: few batches read faster,
-#: and none is so large that reading a little of it costs much.
-_BATCH_RECORDS, _BATCH_BYTES = 4_000, 1 << 20
+#: Bytes of a record that all records have, but for the digits of its seq and time.
+_RECORD_BYTES = len(b'{"$seq":,"$ts":,"data":}')
 
 #: Epochs and marks that one list shows.
 _LISTED_MAX = 10_000
@@ -59,21 +65,6 @@ class _Planned(NamedTuple):
     name: str
     box: Box | None
     part: changes.TxnPart
-
-
-class _Rows:
-    """The rows of some parcels by box, taken apart when somebody asks for them. Most commits need not: what
-    they do to a box follows from how many rows it gets."""
-
-    def __init__(self, epoch: Epoch, parcels: list[str]) -> None:
-        self._epoch = epoch
-        self._parcels = parcels
-        self._found: dict[str, list[Columns]] | None = None
-
-    def of(self, box: str) -> list[Columns]:
-        if self._found is None:
-            self._found = self._epoch.rows(self._parcels)
-        return self._found[box]
 
 
 class Committing:
@@ -116,8 +107,8 @@ class Committing:
             return Outcome(made, bulk.Put(False, True, epoch.bytes), waits_for)
         freed = sum(other.bytes for other in others.values())
         cost = cost_of(command.packed, command.body)
-        self._check_bounds(txn, epoch, cost, freed)
         account = _account_of(command.caller)
+        self._check_bounds(txn, epoch, len(command.packed.boxes), account)
         if account:
             self._machine.usage.require(account, "txn_bytes", cost - freed)
             self._machine.usage.require(account, "stored_bytes", len(command.body))
@@ -210,19 +201,25 @@ class Committing:
             return Outcome(made, reply, uploading.rests_on(lsn), True, until_uploaded=True)
         return Outcome(made, reply, lsn if lsn > self._machine.durable_lsn else 0, True)
 
-    def _check_bounds(self, txn: bulk.Txn, epoch: Epoch | None, size: int, freed: int) -> None:
+    def _check_bounds(self, txn: bulk.Txn, epoch: Epoch | None, boxes: int, account: str) -> None:
+        """What is known of held rows must fit into memory. The rows themselves are bounded by the disk."""
         txns = self._machine.txns
-        own = (epoch.bytes if epoch is not None else 0) + size
-        if own > txns.bytes_max:
-            raise BatchTooLarge(
-                f"epoch {txn.epoch} of {shown(txn.writer)} would hold {own} bytes here, at most "
-                f"{txns.bytes_max} can be held; split it into several epochs",
-                limit=txns.bytes_max,
-            )
-        if txns.bytes - freed + size > txns.bytes_max:
+        more = memory_of(boxes)
+        is_over = txns.memory + more > txns.bytes_max
+        # One key leaves half of it to others.
+        if is_over or (account and 2 * (txns.memory_of(account) + more) > txns.bytes_max):
+            own = more + sum(chunk.memory for chunk in epoch.chunks()) if epoch is not None else more
+            if own > txns.bytes_max:
+                raise BatchTooLarge(
+                    f"epoch {txn.epoch} of {shown(txn.writer)} is put in so many pieces that to keep account "
+                    f"of them takes {own} bytes of memory, at most {txns.bytes_max} are there for it "
+                    "(STREAMS_TXN_BYTES); put more rows at a time, or split it into several epochs",
+                    limit=txns.bytes_max,
+                )
             raise Throttled(
-                f"{txns.bytes} bytes are held for transactions, at most {txns.bytes_max} can be; try again "
-                "when some of them are committed, aborted or expired",
+                f"to keep account of what is held for transactions takes {txns.memory} bytes of memory, at "
+                f"most {txns.bytes_max} are there for it (STREAMS_TXN_BYTES); try again when some are "
+                "committed, aborted or expired",
                 limit="txn_bytes",
             )
         self._check_marks(txn)
@@ -247,6 +244,24 @@ class Committing:
     # -- committing
 
     def _commit(self, command: bulk.TxnCommit, now_ms: int, made: Made) -> Outcome:
+        outcome: Outcome | None = None
+        try:
+            outcome = self._try_commit(command, now_ms, made)
+        except (NotLoaded, TagsNotLoaded):
+            raise  # it is asked again
+        finally:
+            if outcome is None or not outcome.needs:
+                self._forget_loaded(command)
+        return outcome
+
+    def _forget_loaded(self, command: bulk.TxnCommit) -> None:
+        """Rows that were loaded for a commit are not needed any more."""
+        epoch = self._machine.txns.find(command.txn.writer, command.txn.epoch)
+        for chunk in epoch.chunks() if epoch is not None else ():
+            if chunk.held is not None and not chunk.is_counted:
+                chunk.forget()
+
+    def _try_commit(self, command: bulk.TxnCommit, now_ms: int, made: Made) -> Outcome:
         machine, txn = self._machine, command.txn
         marks, refusal = self._known(txn, command.caller, made)
         if refusal is not None:
@@ -257,26 +272,49 @@ class Committing:
         self._check_marks(txn)
         parcels = [parcel for parcel, chunks in command.parcels if chunks]
         epoch = self._required(command)
-        rows = _Rows(epoch, parcels)
         planned: list[_Planned] = []
-        shapes = epoch.shapes(parcels)
-        for name, shape in shapes.items():
+        totals = epoch.totals_of(parcels)
+        for name, own in totals.items():
             if any(_is_over(mark, name, txn.epoch) for mark in marks):
                 continue  # the shard that had this box then has committed the epoch
             box: Box | None = machine.boxes.get(name)
             try:
                 if box is None and not _may_create(machine, name, epoch.create_of(name)):
                     raise BoxNotFound(f"box {name} does not exist (any more)", box=name)
-                planned.append(_Planned(name, box, self._plan(name, box, shape, rows, now_ms, made)))
+                planned.append(_Planned(name, box, self._plan(name, box, own, now_ms, made)))
             except StreamsError as error:
                 if box is None:
                     raise
                 return machine._answer(box, error.with_traceback(None), made, box.last_lsn)
-        size = sum(count for shape in shapes.values() for _, count in shape)
+        size = sum(rows.size for rows in totals.values())
         self._check_room(command, planned, size, now_ms)
+        needed = self._to_load(command, epoch, parcels, planned)
         if command.dry:
             return Outcome(made, _told(planned))
-        return self._make(command, parcels, planned, rows, now_ms, made)
+        if any(chunk.lsn > machine.logged_lsn for chunk in needed):
+            return Outcome(made, None, needs=(UNFINISHED,))  # it is on its way to the file
+        if needed:
+            return Outcome(made, None, needs=(ChunksNotLoaded(needed),))
+        return self._make(command, epoch, parcels, planned, now_ms, made)
+
+    def _to_load(
+        self, command: bulk.TxnCommit, epoch: Epoch, parcels: list[str], planned: Sequence[_Planned]
+    ) -> list[Chunk]:
+        """Chunks that have to be in memory first: those with rows of boxes in memory, which are nowhere else,
+        and of object boxes, which are told to the store in one piece."""
+        eager = {each.name for each in planned if each.box is not None and _is_eager(each.box)}
+        if not eager:
+            return []
+        chunks = [chunk for chunk in epoch.ordered(parcels) if not eager.isdisjoint(chunk.boxes)]
+        size, most = sum(chunk.bytes for chunk in chunks), self._machine.txns.bytes_max
+        if size > most:
+            raise BatchTooLarge(
+                f"epoch {command.txn.epoch} of {shown(command.txn.writer)} has {size} bytes with rows for "
+                f"boxes of class memory or object, at most {most} can be committed to those at once "
+                "(STREAMS_TXN_BYTES); split it into several epochs",
+                limit=most,
+            )
+        return [chunk for chunk in chunks if chunk.held is None]
 
     def _drop_later_others(self, txn: bulk.Txn, made: Made) -> None:
         """Drops later epochs that other queries hold: with the mark of this commit they are refused, and what
@@ -300,15 +338,7 @@ class Committing:
                 )
         return epoch
 
-    def _plan(
-        self,
-        name: str,
-        box: Box | None,
-        shape: Sequence[tuple[int, int]],
-        rows: _Rows,
-        now_ms: int,
-        made: Made,
-    ) -> changes.TxnPart:
+    def _plan(self, name: str, box: Box | None, rows: Piece, now_ms: int, made: Made) -> changes.TxnPart:
         """What this commit would do to a box."""
         machine = self._machine
         if box is not None:
@@ -320,24 +350,24 @@ class Committing:
             raise FencingTokenMismatch(
                 f"{name} is fenced by a token; a transaction has none", box=name, field="fencing_token"
             )
-        log, timestamping = stands_for.log, stands_for.config.timestamping
+        log, config = stands_for.log, stands_for.config
+        count = rows.records
         part = changes.TxnPart(
             stands_for.generation,
             name,
-            _gathered(shape),
+            [count],
             log.head_seq + 1,
             log.last_ts,
-            timestamping.mode,
-            timestamping.uncapped,
+            config.timestamping.mode,
+            config.timestamping.uncapped,
         )
-        config = stands_for.config
-        if config.cap_records or config.cap_bytes or timestamping.mode != "arrival":
-            batches = list(batches_of(part, rows.of(name), now_ms))
-            if config.cap_records or config.cap_bytes:
-                size = sum(batch.live_bytes for batch in batches)
-                part.evict_before_seq = stands_for.fit(sum(part.counts), size)
-                part.evict_cut_bytes = log.measure_before(part.evict_before_seq)
-                part.evicted_ts = log.newest_ts_before(part.evict_before_seq)
+        part.last_ts = _last_ts(part, rows.times, now_ms)
+        part.size = rows.size + count * (_RECORD_BYTES + len(str(part.last_ts)))
+        part.size += _digits(part.first_seq, count)
+        if config.cap_records or config.cap_bytes:
+            part.evict_before_seq = stands_for.fit(count, part.size)
+            part.evict_cut_bytes = log.measure_before(part.evict_before_seq)
+            part.evicted_ts = log.newest_ts_before(part.evict_before_seq)
         return part
 
     def _check_room(
@@ -358,15 +388,15 @@ class Committing:
     def _make(
         self,
         command: bulk.TxnCommit,
+        epoch: Epoch,
         parcels: list[str],
         planned: Sequence[_Planned],
-        rows: _Rows,
         now_ms: int,
         made: Made,
     ) -> Outcome:
         machine, txn = self._machine, command.txn
         stored: list[tuple[Box, changes.TxnPart]] = []
-        in_memory: list[tuple[Box, list[Batch], changes.TxnPart]] = []
+        in_memory: list[tuple[Box, changes.TxnPart]] = []
         for name, box, part in planned:
             if box is None:
                 created = machine._plan_box(name, None, now_ms)
@@ -374,10 +404,12 @@ class Committing:
                 part.generation = created.generation
                 box = machine.generations[created.generation]
             if box.is_memory:
-                in_memory.append((box, list(batches_of(part, rows.of(name), now_ms)), part))
+                in_memory.append((box, part))
                 continue
             machine._reserve(box, part.first_seq + sum(part.counts) - 1, made)
             stored.append((box, part))
+        memory_batches = _render_in_memory(in_memory, list(epoch.ordered(parcels)), now_ms)
+        is_small = machine.txns.is_small(epoch)
         self._drop_later_others(txn, made)
         parts = [part for _, part in stored]
         owner = self._owner_after(txn, command.caller)
@@ -390,26 +422,69 @@ class Committing:
         for box, _ in stored:
             machine._show_when_durable(lsn, box)
             machine._watch(box)
-        for kept in machine.txns.take_unkept():
-            machine._log(kept, made)
-        wakes = self._append_in_memory(in_memory, now_ms, made)
-        until_uploaded = any(box.is_object for box, _ in stored)
+        waits_for = lsn
+        objects = [box.name for box, _ in stored if box.is_object]
+        commit = machine.txns.commits.get(lsn)
+        if commit is not None and objects:
+            self._render_now(commit, objects, made)
+            waits_for = machine.lsn
+        if commit is not None and is_small:
+            self._render_now(commit, None, made)
+        if commit is not None:
+            for chunk in commit.chunks:
+                chunk.forget()
+        wakes = self._append_in_memory(in_memory, memory_batches, now_ms, made)
         return Outcome(
-            made, _told(planned), lsn, True, tuple(wakes), until_uploaded=until_uploaded, afterthoughts=True
+            made,
+            _told(planned),
+            waits_for,
+            True,
+            tuple(wakes),
+            until_uploaded=bool(objects),
+            afterthoughts=True,
         )
+
+    def _render_now(self, commit: Commit, only: Sequence[str] | None, made: Made) -> None:
+        """Renders rows of a commit whose chunks are in memory, as far as they have rows of these boxes."""
+        step = commit.plan(1 << 62, only)
+        wanted = set(step.starts)
+        step = step._replace(chunks=[chunk for chunk in step.chunks if not wanted.isdisjoint(chunk.boxes)])
+        loaded = [chunk.taken_apart() for chunk in step.chunks]
+        for generation, batch in list(render_step(step, loaded)):
+            self._machine._log(changes.BatchKept(generation, batch), made)
+
+    def keep_rendered(self, commit: Commit, batches: Sequence[tuple[int, Batch]], made: Made) -> None:
+        """Logs batches of a commit that were rendered meanwhile. Those whose place is gone are left out."""
+        machine = self._machine
+        for generation, batch in batches:
+            box = machine.generations.get(generation)
+            rows = None if box is None else commit.places.get(box.name)
+            if box is None or rows is None or rows.first_seq != batch.first_seq or not rows.count:
+                continue
+            at = box.log.tail.at(batch.first_seq)
+            if at is not None and box.log.tail.batches[at] is rows:
+                machine._stage(changes.BatchKept(generation, batch), box, made)
+
+    def end_step(self, commit: Commit, chunks: int, made: Made) -> None:
+        if commit.lsn in self._machine.txns.commits:
+            self._machine._log(changes.TxnRendered(commit.lsn, chunks), made)
 
     def _once_after(self, txn: bulk.Txn) -> bool:
         """Whether the mark may expire: not if the writer had one that does not."""
         return txn.once and all(mark.once for mark in self._machine.txns.marks.get(txn.writer, ()))
 
     def _append_in_memory(
-        self, boxes: Sequence[tuple[Box, list[Batch], changes.TxnPart]], now_ms: int, made: Made
+        self,
+        boxes: Sequence[tuple[Box, changes.TxnPart]],
+        batches_of: dict[int, list[Batch]],
+        now_ms: int,
+        made: Made,
     ) -> list[str]:
         machine = self._machine
         wakes: list[str] = []
-        for box, batches, part in boxes:
+        for box, part in boxes:
             cuts = (0, part.evict_before_seq, 0, part.evict_cut_bytes, part.evicted_ts)
-            for batch in batches:
+            for batch in batches_of.get(part.generation, ()):
                 machine._stage(changes.BatchAppended(box.generation, batch, now_ms, None, *cuts), box, made)
                 cuts = (0, 0, 0, 0, 0)
             wakes.append(box.name)
@@ -474,7 +549,7 @@ class Committing:
                 epoch.query,
                 len(epoch.parcels),
                 sum(map(len, epoch.parcels.values())),
-                sum(chunk.records for chunk in epoch.chunks()),
+                epoch.records,
                 epoch.bytes,
                 epoch.put_ms + txns.ttl_ms,
             )
@@ -513,7 +588,7 @@ def _may_abort(caller: bulk.Caller, epoch: Epoch) -> bool:
     grant = caller.grant
     if grant is None:
         return True
-    boxes = (box for chunk in epoch.chunks() for box in chunk.packed.boxes)
+    boxes = {box for chunk in epoch.chunks() for box in chunk.boxes}
     return bool(grant.scopes & ADMIN) and all(map(grant.covers, boxes))
 
 
@@ -537,14 +612,48 @@ def _may_create(machine: Machine, name: str, create: bool | None) -> bool:
     return name not in machine.not_recreated if create is None else create
 
 
-def _gathered(shape: Sequence[tuple[int, int]]) -> list[int]:
-    """How many records each batch has that these pieces become. A piece is never torn apart."""
-    counts: list[int] = []
-    size = 0
-    for count, piece_bytes in shape:
-        if not counts or size + piece_bytes > _BATCH_BYTES or counts[-1] + count > _BATCH_RECORDS:
-            counts.append(0)
-            size = 0
-        counts[-1] += count
-        size += piece_bytes
-    return counts
+def _is_eager(box: Box) -> bool:
+    """Whether a commit needs the rows of this box itself."""
+    return box.is_memory or box.is_object
+
+
+def _last_ts(part: changes.TxnPart, times: Times | None, now_ms: int) -> int:
+    """The time that the last of these rows will have (`resolve_times`)."""
+    if part.mode == "arrival":
+        return max(now_ms, part.not_before)
+    latest = part.not_before
+    if times is None or times.has_gaps:
+        if part.mode == "client-require":
+            raise InvalidRequest(f"ts: {part.box} requires a client timestamp", box=part.box, field="ts")
+        latest = max(latest, now_ms)
+    if times is not None and times.latest >= 0:
+        latest = max(latest, times.latest if part.uncapped else min(times.latest, now_ms))
+    return latest
+
+
+def _digits(first: int, count: int) -> int:
+    """How many digits these numbers have together."""
+    total, low = 0, first
+    while count > 0:
+        digits = len(str(low))
+        own = min(count, 10**digits - low)
+        total += own * digits
+        low, count = low + own, count - own
+    return total
+
+
+def _render_in_memory(
+    boxes: Sequence[tuple[Box, changes.TxnPart]], chunks: Sequence[Chunk], now_ms: int
+) -> dict[int, list[Batch]]:
+    """By generation: the batches that rows for boxes in memory become."""
+    if not boxes:
+        return {}
+    starts = {
+        box.name: Start(Target(part.generation, part.mode, part.uncapped), 0, part.first_seq, part.not_before)
+        for box, part in boxes
+    }
+    own = [chunk for chunk in chunks if not starts.keys().isdisjoint(chunk.boxes)]
+    found: dict[int, list[Batch]] = {}
+    for generation, batch in render_step(Step(own, starts, now_ms), [chunk.taken_apart() for chunk in own]):
+        found.setdefault(generation, []).append(batch)
+    return found

@@ -38,6 +38,7 @@ from pyroaring import BitMap64
 
 from shard.core.sealed import SealedBatch, Segment
 from shard.core.tail import Tail
+from shard.core.unrendered import UnrenderedRows
 from streams.protocol.records import Batch
 
 #: A batch of the log, wherever its payload is.
@@ -435,9 +436,17 @@ class Log:
             is_shown = batch.first_seq + batch.count - 1 <= visible_seq
             if batch.lsn > durable_lsn or not is_shown or (batches and size > bytes_max):
                 break
+            if isinstance(batch, UnrenderedRows):
+                break
             if batch.dead < batch.count:
                 batches.append(batch)
         return batches
+
+    def render(self, at: int, batch: Batch) -> None:
+        """The first of the rows at this place of the tail, which were not rendered, are this batch."""
+        share = self.tail.render(at, batch)
+        self.bytes += batch.live_bytes - share
+        self.last_ts = max(self.last_ts, batch.last_ts)  # an old log does not say it at the commit
 
     def seal(self, segment: Segment) -> None:
         """The oldest batches of the tail are in this segment now. What died meanwhile is dead in it too."""
@@ -504,6 +513,8 @@ class Log:
 
     def _bring_up(self, batch: Batch) -> None:
         """Works out what is dead in a batch."""
+        if isinstance(batch, UnrenderedRows):  # nothing is
+            return
         batch.dead = -1  # not known yet: `runs` must look at the deletes
         batch.dead_bytes = 0
         runs = self.runs(batch, 0, batch.count - 1)
@@ -726,7 +737,11 @@ class Log:
             ]
             assert len(live) == span.count - span.dead, "COUNT"
             count += len(live)
-            if isinstance(span, Batch):
+            if isinstance(span, UnrenderedRows):
+                assert span.first_seq > last and len(live) == span.count, "ORDER"
+                last = span.last_seq
+                size += span.live_bytes
+            elif isinstance(span, Batch):
                 assert span.first_seq > last, "ORDER"
                 last = span.last_seq
                 size += sum(span.size(seq - span.first_seq, seq - span.first_seq) for seq in live)

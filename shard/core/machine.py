@@ -26,7 +26,7 @@ from __future__ import annotations
 import heapq
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -37,6 +37,7 @@ from shard.core.basins import Basins
 from shard.core.box import RESERVE_SEQS, Box, stand_in
 from shard.core.capture import Capture
 from shard.core.changes import Change, SegmentFacts, ShardState
+from shard.core.commits import Commit
 from shard.core.committing import Committing
 from shard.core.forwarding import Forwarding
 from shard.core.groups import GroupHandlers
@@ -55,6 +56,7 @@ from shard.core.sessions import Sessions
 from shard.core.streams import Streams
 from shard.core.tokens import Tokens
 from shard.core.txn import Txns
+from shard.core.unrendered import NotRendered, UnrenderedRows
 from shard.core.unsealed import Unsealed
 from shard.core.uploading import OPENING, Staged, Uploading
 from shard.core.usage import Usage
@@ -72,6 +74,7 @@ from streams.protocol.errors import (
     Throttled,
 )
 from streams.protocol.key_limits import AccountsUse, ExchangeUse
+from streams.protocol.records import Batch
 from streams.protocol.reports import TallyReport
 from streams.protocol.streams import AppendStream
 
@@ -373,8 +376,6 @@ class Machine:
                 if box.is_disk and box.reserved_seq > box.log.head_seq:
                     lost = changes.SeqsLost(box.generation, box.log.head_seq + 1, box.reserved_seq)
                     self._stage(lost, box, made)
-        for kept in self.txns.take_unkept():
-            self._log(kept, made)
         self._log(changes.ShardStarted(boot_id, now_ms, max(0, self.last_ms - now_ms)), made)
         self.tally = TallyReport()
         for box in self.boxes.values():
@@ -428,6 +429,14 @@ class Machine:
         if kept is None:
             return None
         self._log(kept, made)
+        return Outcome(made, None)
+
+    def keep_rendered(self, commit: Commit, batches: Sequence[tuple[int, Batch]], chunks: int = 0) -> Outcome:
+        """Logs batches of a commit that were rendered; with `chunks`, that so many chunks are done with."""
+        made: Made = []
+        self._committing.keep_rendered(commit, batches, made)
+        if chunks:
+            self._committing.end_step(commit, chunks, made)
         return Outcome(made, None)
 
     # -- helpers of handlers, those in `jobs.py` and `groups.py` included
@@ -644,6 +653,8 @@ class Machine:
 
     def _configure(self, box: Box, config: BoxConfig, made: Made) -> None:
         was_memory = box.is_memory
+        if was_memory and box.log.tail.has_unrendered:
+            raise NotRendered(box.generation)
         leases_durable = box.config.leases_durable
         if was_memory and config.durability != "memory":
             self._log(changes.BoxRestated(box.facts(whole=True)), made)
@@ -804,6 +815,8 @@ class Machine:
     ) -> Outcome:
         batch = change.batch
         last_seq = batch.last_seq
+        if box.is_object and box.log.tail.has_unrendered:  # the store is told in order
+            raise NotRendered(box.generation)
         reserves = self._reserve(box, last_seq, made)
         lsn = self._stage(change, box, made)
         if reserves:
@@ -1033,7 +1046,7 @@ class Machine:
             self.compactable[box.generation] = box
         if lsn == 0:
             box.log.show(box.log.head_seq, box.log.last_ts)
-        elif box.is_object:
+        elif box.is_object and not isinstance(change.batch, UnrenderedRows):
             self.uploading.stage(box, lsn)
         if was_empty:
             self._watch(box)
@@ -1102,9 +1115,16 @@ class Machine:
 
     def _apply_kept(self, change: changes.BatchKept, lsn: int) -> None:
         box = self.generations[change.generation]
-        box.last_lsn = lsn
-        self.txns.kept(change.generation, change.batch.first_seq)
+        box.last_lsn = max(box.last_lsn, lsn)
         at = box.log.tail.at(change.batch.first_seq)
+        rows = None if at is None else box.log.tail.batches[at]
+        if at is not None and isinstance(rows, UnrenderedRows):
+            change.batch.lsn = lsn
+            bytes_before = self.unsealed.bytes_of(box)
+            box.log.render(at, change.batch)
+            self._note_unsealed(box, bytes_before)
+            self.txns.rendered(rows, lsn)
+            return
         if at is None:
             assert box.is_memory, "only what is there is kept, or what was restated just before"
             change.batch.lsn = lsn
@@ -1215,6 +1235,7 @@ class Machine:
             last_router_number=self.routers.last_number,
             held=self.txns.held_lsns(),
             marks=self.txns.mark_facts(),
+            commits=self.txns.commit_facts(),
             basins=list(self.basins.basins.values()),
             last_basin_number=self.basins.last_number,
             sessions=self.sessions.facts() if self.stopped_clean else [],
@@ -1245,7 +1266,7 @@ class Machine:
         self.sessions.take_over(state.sessions)
         self.basins.restore(state.basins, state.last_basin_number)
         self.tokens.restore(state.tokens)
-        self.txns.restore(state.marks)
+        self.txns.restore(state.marks, state.commits)
         wanted = Wanted({}, [], set(state.held))
         for facts in state.boxes:
             box = Box.from_facts(facts)
@@ -1263,7 +1284,6 @@ class Machine:
 
     def hydrated(self) -> None:
         """All batches of the snapshot have been given back: settle what depends on them."""
-        self.txns.hydrated()
         for box in self.boxes.values():
             box.log.hydrated()
             self._note_unsealed(box, 0)
@@ -1272,6 +1292,7 @@ class Machine:
             if box.config.compact == "tag":
                 self.compactable[box.generation] = box
             self._watch(box)
+        self.txns.hydrated()
 
     def segments(self) -> Iterator[Segment]:
         """Every segment that some box of this shard has."""
@@ -1323,6 +1344,7 @@ class Machine:
             "idempotency_keys": self._keys,
             "routers": len(self.routers.routers),
             "txn_epochs": len(self.txns.epochs),
+            "txn_commits": len(self.txns.commits),
             "txn_bytes": self.txns.bytes,
             "txn_marks": len(self.txns.marks),
             "lsn": self.lsn,

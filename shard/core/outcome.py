@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from shard.core.changes import Change
+from shard.core.chunks import ChunksNotLoaded
 from shard.core.sealed import NotLoaded, TagsNotLoaded, Unfinished
 from streams.protocol.commands import Reply
 from streams.protocol.errors import StreamsError
@@ -15,7 +16,7 @@ Made = list[tuple[int, Change]]
 
 #: What a command needs before it can go on: something that is not in memory, to be fetched from a segment, or
 #: only another turn.
-Missing = NotLoaded | TagsNotLoaded | Unfinished
+Missing = NotLoaded | TagsNotLoaded | ChunksNotLoaded | Unfinished
 
 
 class Outcome(NamedTuple):

@@ -44,8 +44,8 @@ class Tags:
         for batch in batches:
             if batch.last_seq <= self.upto_seq:
                 continue
+            tags = batch.tag_list()  # which may have to wait
             self.upto_seq = batch.last_seq
-            tags = batch.tag_list()
             if tags is None:
                 continue
             for seq, tag in enumerate(tags, batch.first_seq):

@@ -19,6 +19,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 
+from shard.core.unrendered import UnrenderedRows
 from streams.protocol.records import Batch
 
 _COMPACT_AT = 1024
@@ -34,6 +35,7 @@ class Tail:
         "_is_in_order",
         "_lsns",
         "_newest_lsn",
+        "_unrendered",
         "batches",
         "held_bytes",
         "records",
@@ -48,6 +50,8 @@ class Tail:
         self._costs: array[int] = array("I")
         self._front = 0
         self._husks = 0
+        #: How many of the batches are yet to be rendered.
+        self._unrendered = 0
         # Whether the lsns are in order, as they are but where something was logged again or put before, and
         # the last of them. A snapshot asks every box for its first.
         self._is_in_order = True
@@ -107,8 +111,18 @@ class Tail:
         return self.batches[self._front :]
 
     def lsns(self) -> bytes:
-        """Of the batches from the front on, as u64s; 0 for a husk."""
+        """Of the batches from the front on, as u64s; 0 for a husk, and for one that is not rendered yet."""
         return self._lsns[self._front :].tobytes()
+
+    @property
+    def has_unrendered(self) -> bool:
+        """True if rows of a commit are yet to be rendered (`unrendered.py`)."""
+        return self._unrendered > 0
+
+    def unrendered(self) -> list[UnrenderedRows]:
+        if not self._unrendered:
+            return []
+        return [batch for batch in self if isinstance(batch, UnrenderedRows)]
 
     def from_ts(self, ts: int) -> int:
         return bisect_left(self.batches, ts, self._front, key=lambda batch: batch.last_ts)
@@ -119,8 +133,13 @@ class Tail:
         assert not self._firsts or batch.first_seq > self._firsts[-1], "ORDER"
         self.batches.append(batch)
         self._firsts.append(batch.first_seq)
-        self._lsns.append(batch.lsn)
-        self._note_lsn(batch.lsn)
+        if isinstance(batch, UnrenderedRows):
+            self._lsns.append(0)
+            self._is_in_order = False
+            self._unrendered += 1
+        else:
+            self._lsns.append(batch.lsn)
+            self._note_lsn(batch.lsn)
         cost = batch.bytes_in_memory
         self._costs.append(cost)
         self.held_bytes += cost
@@ -130,6 +149,33 @@ class Tail:
         """A batch was logged again, under this lsn."""
         self.batches[at].lsn = self._lsns[at] = lsn
         self._is_in_order = False
+
+    def render(self, at: int, batch: Batch) -> int:
+        """The first rows of an entry that is not rendered are this batch. Returns what was estimated for
+        them."""
+        rows = self.batches[at]
+        assert isinstance(rows, UnrenderedRows), "ORDER"
+        share = rows.take(batch)
+        cost = batch.bytes_in_memory
+        if rows.count:
+            self.batches.insert(at, batch)
+            self._firsts.insert(at, batch.first_seq)
+            self._firsts[at + 1] = rows.first_seq
+            self._lsns.insert(at, batch.lsn)
+            self._costs.insert(at, cost)
+            self.held_bytes += cost
+        else:
+            self.batches[at] = batch
+            self._lsns[at] = batch.lsn
+            self.held_bytes += cost - self._costs[at]
+            self._costs[at] = cost
+            self._unrendered -= 1
+        self._is_in_order = False
+        return share
+
+    def remove(self, rows: UnrenderedRows) -> None:
+        """Takes out rows that are lost (`repair.py`)."""
+        self._keep([batch for batch in self if batch is not rows])
 
     def _note_lsn(self, lsn: int) -> None:
         if self._front == len(self.batches) - 1:
@@ -160,6 +206,8 @@ class Tail:
         self.records -= batch.count
         if batch.encoding == _NO_ENCODING:
             self._husks -= 1
+        elif isinstance(batch, UnrenderedRows):
+            self._unrendered -= 1
 
     def bury(self, at: int) -> None:
         """Lets go of the payload of a batch that has nothing live left; its place is cut out later."""
@@ -204,6 +252,7 @@ class Tail:
         self.held_bytes -= sum(self._costs[self._front : end])
         self.records -= sum([batch.count for batch in gone])
         self._cut(end)
+        assert not any(isinstance(batch, UnrenderedRows) for batch in gone), "ORDER"
         live = [batch for batch in gone if batch.dead < batch.count]
         self._husks -= len(gone) - len(live)  # ORDER: what is entirely dead is a husk
         return live
@@ -219,14 +268,15 @@ class Tail:
     def _keep(self, batches: list[Batch]) -> None:
         self.batches = batches
         self._firsts = array("Q", [batch.first_seq for batch in batches])
-        self._lsns = array("Q", [batch.lsn for batch in batches])
+        self._lsns = array("Q", map(_logged_lsn, batches))
+        self._unrendered = sum(isinstance(batch, UnrenderedRows) for batch in batches)
         self._costs = array("I", [batch.bytes_in_memory for batch in batches])
         self._front = 0
         self._is_in_order, self._newest_lsn = True, 0
-        for batch in batches:
-            if batch.lsn < self._newest_lsn:
+        for lsn in self._lsns:
+            if lsn < self._newest_lsn:
                 self._is_in_order = False
-            self._newest_lsn = max(batch.lsn, self._newest_lsn)
+            self._newest_lsn = max(lsn, self._newest_lsn)
         self._husks = sum(batch.encoding == _NO_ENCODING for batch in batches)
         self.held_bytes = sum(self._costs)
         self.records = sum(batch.count for batch in batches)
@@ -241,12 +291,20 @@ class Tail:
             assert batch.first_seq > last, "ORDER"
             last = batch.last_seq
             assert batch.dead < batch.count or batch.encoding == _NO_ENCODING, "ORDER"
-        assert list(self._lsns[self._front :]) == [batch.lsn for batch in self], "COPIES"
-        assert self.oldest_lsn == min((batch.lsn for batch in self if batch.lsn), default=0), "COPIES"
+        lsns = list(map(_logged_lsn, self))
+        assert list(self._lsns[self._front :]) == lsns, "COPIES"
+        assert self.oldest_lsn == min(filter(None, lsns), default=0), "COPIES"
+        assert self._unrendered == len([each for each in self if isinstance(each, UnrenderedRows)]), "COPIES"
+        assert list(self._firsts[self._front :]) == [batch.first_seq for batch in self], "COPIES"
         assert list(self._costs[self._front :]) == [batch.bytes_in_memory for batch in self], "COPIES"
         assert self._husks == sum(batch.encoding == _NO_ENCODING for batch in self), "ORDER"
         assert self.held_bytes == sum(batch.bytes_in_memory for batch in self), "HELD"
         assert self.records == sum(batch.count for batch in self), "HELD"
+
+
+def _logged_lsn(batch: Batch) -> int:
+    """The frame that has a batch; 0 if none has, because it is yet to be rendered."""
+    return 0 if isinstance(batch, UnrenderedRows) else batch.lsn
 
 
 def _husk(first_seq: int, count: int, ts: int) -> Batch:

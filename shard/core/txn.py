@@ -1,46 +1,48 @@
 """Transactions: rows that are held for a writer's epoch, and marks of the epochs that were committed.
 
-    writer ─► epoch ─► parcel ─► chunk       held: logged, in memory, without seqs, shown to nobody
+    writer ─► epoch ─► parcel ─► chunk       held: in the log, without seqs, shown to nobody
     writer ─► mark                           the last epoch of it that was committed here
+    commit ─► chunk                          decided: its rows have seqs, and are being rendered
 
 A commit names parcels. In one change they become records, all else of the writer up to that epoch is
 dropped, and the mark is set; so a crash leaves all of that or nothing, and a repeat finds the mark.
 
-The change says where every box's rows go, and the rows are what is held: applying it renders them. That is
-the one place where applying needs payloads, and these are always in memory: a chunk comes with its change, or
-is given back by recovery before anything is applied. The batches are in no frame of their own then, so the
-machine logs each of them as `BatchKept` at once; what a crash cut off of that, the next start logs.
+The change says where every box's rows go, and nothing of it needs the rows: they have a place in their boxes
+from then on, and are rendered from the log in steps (`commits.py`), a small commit at once.
 
-Bounds: chunks are held up to `bytes_max`, in memory, because a commit is to be quick and a job that needs
-more can be split; committing needs about twice that again for a moment. Rows that were taken apart when they
-came stay so, up to `_APART_MAX` of them; others are taken apart again. Marks: `MARKS_MAX`, `ONCE_MAX`.
+Bounds: the rows are in the log; what is known of them in memory (`chunks.py`) is bounded by `bytes_max`,
+which some hundred million rows do not reach. Small transactions keep their rows in memory beside
+(`LOADED_MAX`). Marks: `MARKS_MAX`, `ONCE_MAX`.
 
 Invariants (`check`)
-- HELD: `bytes` is what the chunks cost, and every chunk is known under its lsn.
+- HELD: `bytes` is what the chunks take, and every chunk is known under its lsn.
 - OPEN: nothing is held of an epoch that is not after the writer's mark.
+- COMMITS: a commit is known for as long as rows of it are to be rendered.
 - MARKS: every mark that expires is known, and of one kind.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from shard.core import changes
-from streams.protocol.packed import PackedHead, Rows, joined, sizes_of, unpack_again
-from streams.protocol.records import Batch, Columns, render, resolve_times
+from shard.core.chunks import Chunk, Piece
+from shard.core.commits import Commit, Target
+from shard.core.unrendered import UnrenderedRows
+from streams.protocol.packed import Rows
 from streams.protocol.slots import slot_of
 
 if TYPE_CHECKING:
     from shard.core.machine import Machine
 
-#: What a chunk costs in memory beside its bytes, and what each box does that it names: measured, rounded up.
-_CHUNK_BYTES, _NAME_BYTES = 1024, 160
-
-#: Rows that stay taken apart: 60 to 100 bytes each beside those of the body, which they point into.
-_APART_MAX = 500_000
+#: A transaction up to this size keeps its rows in memory, and its commit renders them at once: about four
+#: milliseconds. All of them together keep at most `LOADED_MAX`.
+SMALL_RECORDS, SMALL_BYTES = 4_000, 1 << 20
+LOADED_MAX = 32 << 20
 
 #: Writers that a shard remembers for good: about 300 bytes each, 30 MB. Their marks do not expire, because to
 #: forget one would be to write rows twice. Beyond it new writers are refused; an operator may forget some.
@@ -72,40 +74,22 @@ class Mark(NamedTuple):
         return not self.slots or bool(self.slots[slot >> 3] >> (slot & 7) & 1)
 
 
-class Chunk:
-    """One message of rows."""
-
-    __slots__ = ("at_ms", "body", "lsn", "packed", "rows")
-
-    def __init__(self, packed: PackedHead, body: bytes, at_ms: int, lsn: int) -> None:
-        self.packed = packed
-        self.body = body
-        self.at_ms = at_ms
-        self.lsn = lsn
-        #: What the body says, if it is remembered.
-        self.rows: list[Rows] | None = None
-
-    def __repr__(self) -> str:
-        return f"<Chunk {len(self.body)} B, lsn {self.lsn}>"
-
-    @property
-    def cost(self) -> int:
-        return cost_of(self.packed, self.body)
-
-    @property
-    def records(self) -> int:
-        return sum(self.packed.counts)
-
-
-def cost_of(packed: PackedHead, body: bytes) -> int:
-    """What it takes to hold a chunk."""
-    return len(body) + _CHUNK_BYTES + _NAME_BYTES * len(packed.boxes)
-
-
 class Epoch:
     """What is held of one transaction."""
 
-    __slots__ = ("attempt", "owner", "parcels", "put_ms", "query", "replaced", "takes_over")
+    __slots__ = (
+        "attempt",
+        "bytes",
+        "loaded_bytes",
+        "owner",
+        "parcels",
+        "put_ms",
+        "query",
+        "records",
+        "replaced",
+        "takes_over",
+        "totals",
+    )
 
     def __init__(self, query: str, owner: str | None = None) -> None:
         self.query = query
@@ -115,6 +99,12 @@ class Epoch:
         self.attempt = ""
         self.replaced: list[str] = []
         self.parcels: dict[str, dict[int, Chunk]] = {}
+        #: What its chunks take in the log, how many rows they have, and what of them is in memory.
+        self.bytes = 0
+        self.records = 0
+        self.loaded_bytes = 0
+        #: All rows of each box; None when some are gone and it is to be worked out anew.
+        self.totals: dict[str, Piece] | None = {}
         #: When the last chunk came.
         self.put_ms = 0
         #: Whether its query took the writer over from another one.
@@ -123,61 +113,38 @@ class Epoch:
     def __repr__(self) -> str:
         return f"<Epoch of {self.query!r}, {len(self.parcels)} parcels>"
 
-    @property
-    def bytes(self) -> int:
-        return sum(chunk.cost for chunk in self.chunks())
-
     def chunks(self) -> Iterator[Chunk]:
         for parcel in self.parcels.values():
             yield from parcel.values()
 
     def create_of(self, box: str) -> bool | None:
         """Whether the rows of a box may create it, as whoever put the first of them said."""
-        return next(chunk.packed.create for chunk in self.chunks() if box in chunk.packed.boxes)
+        return next(chunk.create for chunk in self.chunks() if box in chunk.boxes)
 
-    def shapes(self, parcels: Sequence[str]) -> dict[str, list[tuple[int, int]]]:
-        """Of each box in these parcels the rows and bytes of data of each of its pieces, in order."""
-        found: dict[str, list[tuple[int, int]]] = {}
-        for chunk in self._ordered(parcels):
-            for box, count, size in sizes_of(chunk.packed, chunk.body):
-                found.setdefault(box, []).append((count, size))
+    def totals_of(self, parcels: Sequence[str]) -> dict[str, Piece]:
+        """All rows of each box in these parcels. Those of all parcels are known, mostly; so a commit takes no
+        time for each chunk."""
+        is_all = len(parcels) == len(self.parcels)
+        if is_all and self.totals is not None:
+            return self.totals
+        found: dict[str, Piece] = {}
+        for chunk in self.ordered(parcels):
+            _add_pieces(found, chunk)
+        if is_all:
+            self.totals = found
         return found
 
-    def rows(self, parcels: Sequence[str]) -> dict[str, list[Columns]]:
-        """The pieces themselves."""
-        found: dict[str, list[Columns]] = {}
-        for chunk in self._ordered(parcels):
-            for rows in chunk.rows or unpack_again(chunk.packed, chunk.body):
-                found.setdefault(rows.box, []).append(rows.columns)
-        return found
-
-    def _ordered(self, parcels: Sequence[str]) -> Iterator[Chunk]:
+    def ordered(self, parcels: Sequence[str]) -> Iterator[Chunk]:
         for name in parcels:
             chunks = self.parcels[name]
             for number in sorted(chunks):
                 yield chunks[number]
 
 
-def batches_of(part: changes.TxnPart, pieces: Sequence[Columns], at_ms: int) -> Iterator[Batch]:
-    """The batches that the rows of a box become. Asks nothing but what the part says."""
-    at, seq, not_before = 0, part.first_seq, part.not_before
-    for count in part.counts:
-        first, taken = at, 0
-        while taken < count:
-            taken += pieces[at].count
-            at += 1
-        columns = joined(pieces[first:at])
-        times = resolve_times(
-            columns.times,
-            count,
-            now_ms=at_ms,
-            not_before=not_before,
-            mode=part.mode,
-            uncapped=part.uncapped,
-        )
-        batch = render(columns, first_seq=seq, times=times)
-        seq, not_before = seq + count, batch.last_ts
-        yield batch
+def _add_pieces(totals: dict[str, Piece], chunk: Chunk) -> None:
+    for piece in chunk.pieces():
+        before = totals.get(piece.box)
+        totals[piece.box] = piece if before is None else before.joined(piece)
 
 
 class Txns:
@@ -187,11 +154,17 @@ class Txns:
         self._machine = machine
         self.bytes_max = bytes_max
         self.ttl_ms = ttl_ms
+        #: What the chunks of open epochs take in the log.
         self.bytes = 0
-        #: What the chunks of each key cost.
+        #: What all chunks take in memory, but for rows.
+        self.memory = 0
+        #: What the chunks of each key take, in the log and in memory.
         self._bytes_of: dict[str, int] = {}
-        #: Rows of chunks that are taken apart.
-        self._apart = 0
+        self._memory_of: dict[str, int] = {}
+        #: Bytes of messages that are in memory.
+        self._loaded_bytes = 0
+        #: True if all messages stay in memory (`repair.py`).
+        self.keeps_rows = False
         self.epochs: dict[tuple[str, int], Epoch] = {}
         #: The same by writer.
         self._of_writer: dict[str, dict[int, Epoch]] = {}
@@ -204,14 +177,17 @@ class Txns:
         self._by_lsn: dict[int, tuple[str, int, str, int]] = {}
         #: Epochs, the one that waits longest for another put first.
         self._by_age: dict[tuple[str, int], None] = {}
-        #: (generation, first seq) of batches that are in no frame of their own yet.
-        self.unkept: dict[tuple[int, int], None] = {}
+        #: By lsn: commits with rows that are yet to be rendered, the oldest first.
+        self.commits: dict[int, Commit] = {}
+        #: Chunks of commits that a snapshot names: the commit, and which of its chunks it is.
+        self._awaited: dict[int, tuple[Commit, int]] = {}
         self.appliers: dict[type[Any], Callable[[Any, int], None]] = {
             changes.TxnHeld: self._apply_held,
             changes.TxnKept: self._apply_held,
             changes.TxnCommitted: self._apply_committed,
             changes.TxnDropped: self._apply_dropped,
             changes.TxnForgotten: self._apply_forgotten,
+            changes.TxnRendered: self._apply_rendered,
         }
 
     def __repr__(self) -> str:
@@ -226,13 +202,18 @@ class Txns:
         """What is held for the open transactions of a key."""
         return self._bytes_of.get(owner, 0)
 
-    def _count(self, owner: str | None, cost: int) -> None:
+    def memory_of(self, owner: str) -> int:
+        """What it takes in memory to keep account of that."""
+        return self._memory_of.get(owner, 0)
+
+    def _count(self, owner: str | None, chunk: Chunk, sign: int) -> None:
         if owner is not None:
-            total = self._bytes_of.get(owner, 0) + cost
-            if total:
-                self._bytes_of[owner] = total
-            else:
-                self._bytes_of.pop(owner, None)
+            for totals, cost in ((self._bytes_of, chunk.bytes), (self._memory_of, chunk.memory)):
+                total = totals.get(owner, 0) + sign * cost
+                if total:
+                    totals[owner] = total
+                else:
+                    totals.pop(owner, None)
 
     def owners_of(self, writer: str) -> set[str]:
         """The keys that a writer belongs to: those of its open epochs and of its marks. More than one only
@@ -240,6 +221,10 @@ class Txns:
         found = {epoch.owner for epoch in self._of_writer.get(writer, {}).values()}
         found |= {mark.owner for mark in self.marks.get(writer, ())}
         return {owner for owner in found if owner is not None}
+
+    def is_small(self, epoch: Epoch) -> bool:
+        """Whether its rows are in memory and few enough to be rendered at once."""
+        return epoch.records <= SMALL_RECORDS and epoch.loaded_bytes == epoch.bytes
 
     @property
     def marks_kept(self) -> int:
@@ -258,7 +243,8 @@ class Txns:
     @property
     def oldest_lsn(self) -> int | None:
         """The oldest frame that holds something."""
-        return next(iter(self._by_lsn), None)
+        oldest = [commit.oldest_lsn for commit in self.commits.values()]
+        return min(oldest + list(islice(self._by_lsn, 1)), default=None)
 
     def next_expiry_ms(self) -> int | None:
         oldest = next(iter(self._by_age), None)
@@ -270,13 +256,15 @@ class Txns:
         return next(iter(self._by_age)) if when is not None and when <= now_ms else None
 
     def to_keep(self, pinned_lsn: int) -> changes.TxnKept | None:
-        """The oldest chunk once more, when the log up to `pinned_lsn` is to become free."""
-        lsn = self.oldest_lsn
+        """The oldest chunk once more, if it is in memory and the log up to `pinned_lsn` is to become free."""
+        lsn = next(iter(self._by_lsn), None)
         if lsn is None or lsn > pinned_lsn:
             return None
         writer, number, parcel, at = self._by_lsn[lsn]
         epoch = self.epochs[writer, number]
         chunk = epoch.parcels[parcel][at]
+        if chunk.held is None:
+            return None
         return changes.TxnKept(
             writer,
             number,
@@ -284,8 +272,7 @@ class Txns:
             parcel,
             at,
             chunk.at_ms,
-            chunk.packed,
-            chunk.body,
+            *chunk.held,
             epoch.owner,
             epoch.takes_over,
             epoch.attempt,
@@ -294,16 +281,42 @@ class Txns:
 
     def remember(self, chunk: Chunk, rows: list[Rows]) -> None:
         """What a chunk says is known; a commit need not find it out again."""
-        if self._apart + chunk.records <= _APART_MAX:
-            self._apart += chunk.records
+        if chunk.held is not None:
             chunk.rows = rows
 
+    def _keep_rows(self, epoch: Epoch, chunk: Chunk) -> None:
+        """A chunk has come: its rows stay in memory if those of the whole epoch do."""
+        is_small = epoch.records <= SMALL_RECORDS and epoch.bytes <= SMALL_BYTES
+        is_small = is_small and epoch.bytes == epoch.loaded_bytes + chunk.bytes  # else some are gone already
+        if self.keeps_rows or (is_small and self._loaded_bytes + chunk.bytes <= LOADED_MAX):
+            epoch.loaded_bytes += chunk.bytes
+            self._loaded_bytes += chunk.bytes
+            chunk.is_counted = True
+            return
+        chunk.forget()
+        self._forget_rows(epoch)
+
+    def _forget_rows(self, epoch: Epoch) -> None:
+        if epoch.loaded_bytes:
+            for chunk in epoch.chunks():
+                if chunk.is_counted:
+                    chunk.forget()
+            self._loaded_bytes -= epoch.loaded_bytes
+            epoch.loaded_bytes = 0
+
     def _forget(self, epoch: Epoch, chunk: Chunk) -> None:
+        """An epoch does not have this chunk any more."""
         del self._by_lsn[chunk.lsn]
-        self.bytes -= chunk.cost
-        self._count(epoch.owner, -chunk.cost)
-        if chunk.rows is not None:
-            self._apart -= chunk.records
+        self.bytes -= chunk.bytes
+        self.memory -= chunk.memory
+        epoch.bytes -= chunk.bytes
+        epoch.records -= chunk.records
+        epoch.totals = None
+        if chunk.is_counted:
+            chunk.is_counted = False
+            epoch.loaded_bytes -= chunk.bytes
+            self._loaded_bytes -= chunk.bytes
+        self._count(epoch.owner, chunk, -1)
 
     # -- applying
 
@@ -320,8 +333,9 @@ class Txns:
             epoch = self.epochs[writer, number] = Epoch(query, owner)
             self._of_writer.setdefault(writer, {})[number] = epoch
         if epoch.owner != owner:
-            self._count(epoch.owner, -epoch.bytes)
-            self._count(owner, epoch.bytes)
+            for chunk in epoch.chunks():
+                self._count(epoch.owner, chunk, -1)
+                self._count(owner, chunk, 1)
         epoch.query, epoch.owner = query, owner
         return epoch
 
@@ -332,39 +346,120 @@ class Txns:
             self._forget(epoch, old)
         epoch.parcels[parcel][at] = chunk
         self._by_lsn[chunk.lsn] = (writer, number, parcel, at)
-        self.bytes += chunk.cost
-        self._count(epoch.owner, chunk.cost)
+        self.bytes += chunk.bytes
+        self.memory += chunk.memory
+        epoch.bytes += chunk.bytes
+        epoch.records += chunk.records
+        if epoch.totals is not None:
+            _add_pieces(epoch.totals, chunk)
+        self._count(epoch.owner, chunk, 1)
+        self._keep_rows(epoch, chunk)
         if old is None:
             epoch.put_ms = max(epoch.put_ms, chunk.at_ms)
             self._by_age.pop(key, None)
             self._by_age[key] = None
 
     def _apply_committed(self, change: changes.TxnCommitted, lsn: int) -> None:
-        machine, uploading = self._machine, self._machine.uploading
-        is_shipped = False
         if change.parts:
-            rows = self.epochs[change.writer, change.epoch].rows(change.parcels)
-            for part in change.parts:  # before any of them is made true
-                held = sum(piece.count for piece in rows.get(part.box, ()))
-                assert held == sum(part.counts), f"{held} rows of {part.box} are held"
-            for part in change.parts:
-                cuts = (0, part.evict_before_seq, 0, part.evict_cut_bytes, part.evicted_ts)
-                for batch in batches_of(part, rows.pop(part.box), change.at_ms):
-                    appended = changes.BatchAppended(part.generation, batch, change.at_ms, None, *cuts)
-                    if uploading.is_on and machine.generations[part.generation].is_object:
-                        uploading.ship(appended, lsn)
-                        is_shipped = True
-                    machine._apply_appended(appended, lsn)
-                    self.unkept[part.generation, batch.first_seq] = None
-                    cuts = (0, 0, 0, 0, 0)
+            self._begin(change, lsn)
         for number in list(self._of_writer.get(change.writer, ())):
             if number <= change.epoch:
                 self._drop(change.writer, number, list(self.epochs[change.writer, number].parcels))
-        if is_shipped:  # as a commit of nothing more: what it made was shipped above
-            uploading.ship(msgspec.structs.replace(change, parcels=[], parts=[]), lsn)
         mark = Mark(change.epoch, change.query, change.at_ms, lsn=lsn, owner=change.owner, once=change.once)
         self.note_mark(change.writer, mark)
         self._forget_marks(change.at_ms)
+
+    def _begin(self, change: changes.TxnCommitted, lsn: int) -> None:
+        """Gives the rows of a commit their places."""
+        machine = self._machine
+        epoch = self.epochs[change.writer, change.epoch]
+        chunks, totals = list(epoch.ordered(change.parcels)), epoch.totals_of(change.parcels)
+        for part in change.parts:  # before any of them is made true
+            assert part.generation in machine.generations, "NAMES"
+            assert totals[part.box].records == sum(part.counts), f"{totals[part.box]} is held"
+        targets = {part.box: Target(part.generation, part.mode, part.uncapped) for part in change.parts}
+        left = {part.box: sum(part.counts) for part in change.parts}
+        commit = Commit(change, lsn, targets, chunks, left)
+        for part in change.parts:
+            is_arrival = part.mode == "arrival"
+            last_ts = part.last_ts
+            if last_ts < 0:  # from a log that did not say
+                last_ts = max(change.at_ms, part.not_before) if is_arrival else part.not_before
+            rows = UnrenderedRows(
+                generation=part.generation,
+                commit_lsn=lsn,
+                first_seq=part.first_seq,
+                count=sum(part.counts),
+                size=part.size,
+                first_ts=last_ts if is_arrival else part.not_before,
+                last_ts=last_ts,
+            )
+            cuts = (0, part.evict_before_seq, 0, part.evict_cut_bytes, part.evicted_ts)
+            machine._apply_appended(
+                changes.BatchAppended(part.generation, rows, change.at_ms, None, *cuts), lsn
+            )
+            commit.add_place(part.box, rows)
+            if machine.uploading.is_on and machine.generations[part.generation].is_object:
+                commit.to_ship = change
+                commit.objects_open += 1
+        self.commits[lsn] = commit
+        self.memory += sum(chunk.memory for chunk in chunks)
+
+    def rendered(self, rows: UnrenderedRows, lsn: int) -> None:
+        """Some rows of a commit are in a frame of their own."""
+        commit = self.commits.get(rows.commit_lsn)
+        if commit is None or rows.count:
+            return
+        commit.open -= 1
+        if commit.to_ship is not None and self._machine.generations[rows.generation].is_object:
+            commit.objects_open -= 1
+            if not commit.objects_open:
+                self._ship(commit, commit.to_ship, lsn)
+        if not commit.open:
+            self._end(commit, lsn)
+
+    def _ship(self, commit: Commit, change: changes.TxnCommitted, lsn: int) -> None:
+        """Tells the object store of all that a commit did to object boxes: one fact, of one lsn."""
+        machine, uploading = self._machine, self._machine.uploading
+        commit.to_ship = None
+        for part in change.parts:
+            box = machine.generations.get(part.generation)
+            if box is None or not box.is_object:
+                continue
+            tail, cuts = box.log.tail, (0, part.evict_before_seq, 0, part.evict_cut_bytes, part.evicted_ts)
+            last_seq = part.first_seq + sum(part.counts) - 1
+            for batch in tail.batches[tail.from_seq(part.first_seq) :]:
+                if batch.last_seq > last_seq:
+                    break
+                uploading.ship(changes.BatchAppended(part.generation, batch, change.at_ms, None, *cuts), lsn)
+                cuts = (0, 0, 0, 0, 0)
+            uploading.stage_upto(box, lsn, last_seq)
+        # As a commit of nothing more: what it made was shipped above.
+        uploading.ship(msgspec.structs.replace(change, parcels=[], parts=[]), lsn)
+        marks = self.marks.get(change.writer, ())
+        self.marks[change.writer] = tuple(
+            mark._replace(lsn=lsn) if mark.lsn == commit.lsn else mark for mark in marks
+        )
+
+    def _apply_rendered(self, change: changes.TxnRendered, lsn: int) -> None:
+        commit = self.commits.get(change.commit_lsn)
+        if commit is not None:
+            for chunk in commit.passed(change.chunks):
+                self.memory -= chunk.memory
+            if not commit.chunks:
+                self._end(commit, lsn)
+
+    def give_up_commits(self) -> None:
+        """The rows of commits that are left are lost (`repair.py`)."""
+        for commit in list(self.commits.values()):
+            commit.to_ship = None
+            self._end(commit, 0)
+
+    def _end(self, commit: Commit, lsn: int) -> None:
+        if commit.to_ship is not None:  # an object box is gone, with its rows
+            self._ship(commit, commit.to_ship, lsn)
+        self.memory -= sum(chunk.memory for chunk in commit.chunks)
+        del self.commits[commit.lsn]
 
     def rewound(self, now_ms: int) -> None:
         """Time begins again at `now_ms`: nothing was put later."""
@@ -423,27 +518,15 @@ class Txns:
             if not of_writer:
                 del self._of_writer[writer]
 
-    def kept(self, generation: int, first_seq: int) -> None:
-        """A batch has a frame of its own."""
-        self.unkept.pop((generation, first_seq), None)
-
-    def take_unkept(self) -> list[changes.BatchKept]:
-        """What a crash cut off: the batches that no frame holds, to be logged."""
-        found: list[changes.BatchKept] = []
-        for generation, first_seq in self.unkept:
-            box = self._machine.generations.get(generation)
-            at = box.log.tail.at(first_seq) if box is not None else None
-            batch = box.log.tail.batches[at] if box is not None and at is not None else None
-            if batch is not None and batch.dead < batch.count:
-                found.append(changes.BatchKept(generation, batch))
-        self.unkept.clear()
-        return found
-
     # -- snapshots
 
     def held_lsns(self) -> list[int]:
-        """Where the log has what is held."""
-        return list(self._by_lsn)
+        """Where the log has what is held, for open epochs and for commits."""
+        of_commits = [chunk.lsn for commit in self.commits.values() for chunk in commit.chunks]
+        return [*self._by_lsn, *of_commits]
+
+    def commit_facts(self) -> list[changes.CommitFacts]:
+        return [commit.facts() for commit in self.commits.values()]
 
     def mark_facts(self) -> list[changes.MarkFacts]:
         return [
@@ -452,26 +535,63 @@ class Txns:
             for mark in marks
         ]
 
-    def restore(self, marks: Sequence[changes.MarkFacts]) -> None:
-        """Takes over marks; chunks come back one by one, through `give_back`."""
+    def restore(
+        self, marks: Sequence[changes.MarkFacts], commits: Sequence[changes.CommitFacts] = ()
+    ) -> None:
+        """Takes over marks and commits; chunks come back one by one, through `give_back`."""
+        for facts in commits:
+            commit = self.commits[facts.lsn] = Commit.from_facts(facts)
+            for at, lsn in enumerate(facts.chunks):
+                self._awaited[lsn] = (commit, at)
         for fact in marks:
             mark = Mark(fact.epoch, fact.query, fact.at_ms, fact.slots, owner=fact.owner, once=fact.once)
             self._keep_mark(fact.writer, (*self.marks.get(fact.writer, ()), mark))
 
     def give_back(self, change: changes.TxnHeld, lsn: int) -> None:
         """A chunk that the snapshot names, from the frame that has it."""
-        self._apply_held(change, lsn)
+        commit, at = self._awaited.pop(lsn, (None, 0))
+        if commit is None:
+            self._apply_held(change, lsn)
+            return
+        chunk = Chunk(change.packed, change.body, change.at_ms, lsn)
+        if not self.keeps_rows:
+            chunk.forget()
+        commit.give_back(at, chunk)
+        self.memory += chunk.memory
 
     def hydrated(self) -> None:
         """All chunks of the snapshot have been given back, in the order of the log."""
         ages = sorted(self.epochs, key=lambda key: self.epochs[key].put_ms)
         self._by_age = dict.fromkeys(ages)
+        self._by_lsn = dict(sorted(self._by_lsn.items()))
+        if not self.commits:
+            return
+        for box in self._machine.boxes.values():
+            for rows in box.log.tail.unrendered():
+                commit = self.commits[rows.commit_lsn]
+                commit.add_place(box.name, rows)
+                commit.objects_open += box.is_object
+        for commit in self.commits.values():
+            commit.hydrated()
 
     # -- for tests
 
     def check(self) -> None:
         chunks = [chunk for epoch in self.epochs.values() for chunk in epoch.chunks()]
-        assert self.bytes == sum(chunk.cost for chunk in chunks), "HELD"
+        assert self.bytes == sum(chunk.bytes for chunk in chunks), "HELD"
+        for epoch in self.epochs.values():
+            own = list(epoch.chunks())
+            assert epoch.bytes == sum(chunk.bytes for chunk in own), "HELD"
+            assert epoch.records == sum(chunk.records for chunk in own), "HELD"
+            totals, epoch.totals = epoch.totals, None
+            assert totals is None or totals == epoch.totals_of(list(epoch.parcels)), "HELD"
+            loaded = sum(chunk.bytes for chunk in own if chunk.is_counted)
+            assert epoch.loaded_bytes == loaded, "HELD"
+        assert self._loaded_bytes == sum(epoch.loaded_bytes for epoch in self.epochs.values()), "HELD"
+        committed = [chunk for commit in self.commits.values() for chunk in commit.chunks]
+        assert self.memory == sum(chunk.memory for chunk in chunks + committed), "HELD"
+        for commit in self.commits.values():
+            assert commit.open and commit.chunks, "COMMITS"
         assert sorted(self._by_lsn) == sorted(chunk.lsn for chunk in chunks), "HELD"
         assert list(self._by_lsn) == sorted(self._by_lsn), "HELD"
         assert set(self._by_age) == set(self.epochs), "HELD"
@@ -481,10 +601,18 @@ class Txns:
             owner: sum(epoch.bytes for epoch in self.epochs.values() if epoch.owner == owner)
             for owner in owned
         }, "HELD"
+        assert self._memory_of == {
+            owner: sum(
+                chunk.memory
+                for epoch in self.epochs.values()
+                if epoch.owner == owner
+                for chunk in epoch.chunks()
+            )
+            for owner in owned
+        }, "HELD"
         assert by_writer == self.epochs and all(self._of_writer.values()), "HELD"
         assert {*self._once, *self._old} <= set(self.marks), "MARKS"
         assert not set(self._once) & set(self._old), "MARKS"
-        assert self._apart == sum(chunk.records for chunk in chunks if chunk.rows is not None), "HELD"
         for writer, number in self.epochs:
             for mark in self.marks.get(writer, ()):
                 is_same = mark.query == self.epochs[writer, number].query and not mark.slots

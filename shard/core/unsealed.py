@@ -178,7 +178,12 @@ class Unsealed:
 
 
 def _oldest_lsn(box: Box) -> int:
-    return box.log.tail.oldest_lsn
+    """The first lsn that its batches are in, or that of the commit of rows that are yet to be rendered."""
+    tail = box.log.tail
+    if not tail.has_unrendered:
+        return tail.oldest_lsn
+    commits = [rows.commit_lsn for rows in tail.unrendered()]
+    return min([*commits, tail.oldest_lsn] if tail.oldest_lsn else commits)
 
 
 def _since_ms(box: Box) -> int:

@@ -118,6 +118,8 @@ def _seal(machine: Machine, box: Box, policy: SealPolicy) -> ToSeal | None:
 
 def _keep(machine: Machine, box: Box) -> ToKeep | None:
     """All of a tail or nothing, so that its batches stay in the order of their lsns."""
+    if box.log.tail.has_unrendered:  # they are in no frame of their own yet
+        return None
     batches = [batch for batch in box.log.tail if batch.dead < batch.count]
     if not batches or batches[-1].lsn > machine.durable_lsn:
         return None

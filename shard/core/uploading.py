@@ -66,6 +66,7 @@ _LOCAL = frozenset(
         changes.TxnKept,
         changes.TxnDropped,
         changes.TxnForgotten,
+        changes.TxnRendered,
         changes.TxnCommitted,  # `Txns` ships what it comes to
         changes.UploadsMoved,
     }
@@ -272,6 +273,12 @@ class Uploading:
     def stage(self, box: Box, lsn: int) -> None:
         """What the box has now is for its readers when `lsn` is in the store."""
         self._until_uploaded.append(Staged(lsn, box, box.log.head_seq, box.log.last_ts))
+
+    def stage_upto(self, box: Box, lsn: int, seq: int) -> None:
+        """The same of what the box has up to `seq`, of rows that were rendered later than others."""
+        last = next(iter(box.log.spans(seq)), None)
+        ts = box.log.last_ts if last is None else last.last_ts
+        self._until_uploaded.append(Staged(lsn, box, seq, ts))
 
     # -- what has arrived
 

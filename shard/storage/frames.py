@@ -80,6 +80,7 @@ _KINDS: dict[type[Any], int] = {
     changes.TxnDropped: 52,
     changes.TxnKept: 53,
     changes.TxnForgotten: 54,
+    changes.TxnRendered: 55,
     changes.StreamCreated: 60,
     changes.StreamStated: 61,
     changes.StreamAppended: 62,

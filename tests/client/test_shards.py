@@ -172,25 +172,50 @@ def test_refusals_of_transactions_reach_the_client(shards: Shards, name: str) ->
         shards.txn_put(0, Txn(name, 2, "query"), "p", 0, pack([box], [1], [b"nope"]))
 
 
-def test_what_a_shard_holds_is_bounded_by_a_setting_and_a_kill_leaves_it_there(tmp_path: Path) -> None:
-    with running_server(tmp_path, shards=1, txn_bytes="100KiB") as server, Shards(server.url) as shards:
-        packed = pack(["b"], [1], [b'"%b"' % (b"x" * 30_000)])
-        parcel = Parcel(shards, 0, Txn("w", 1), "p", depth=1)
-        parcel.put(packed)
-        shards.put_columns(pack(["c"], [1], [b"1"]))
+def test_a_transaction_holds_far_more_than_its_share_of_memory_and_kills_change_nothing(
+    tmp_path: Path,
+) -> None:
+    """STREAMS_TXN_BYTES bounds what is known of the rows in memory, and not the rows: 200 times as much is
+    held here, and committed at once. The shard is killed while rows are put and while they are rendered."""
+    boxes, rows, chunks = 8, 400, 60
+    settings = {"txn_bytes": "64KiB", "cache_bytes": "8MiB", "wal_file_bytes": "4MiB"}
+    with running_server(tmp_path, shards=1, **settings) as server, Shards(server.url) as shards:
+        txn, names = Txn("w", 1), [f"box-{number}" for number in range(boxes)]
+        parcel = Parcel(shards, 0, txn, "p")
+        for chunk in range(chunks):
+            values = [b'[%d,"%b"]' % (chunk * rows + at, b"x" * 60) for at in range(rows)] * boxes
+            parcel.put(pack(names, [rows] * boxes, values))
+            if chunk == chunks // 2:
+                os.kill(eventually(lambda: server.shard_pids().get(0)), signal.SIGKILL)
+        held = parcel.close()
+        state = shards.txn_list(0).held[0]
+        assert (state.chunks, state.records) == (chunks, boxes * rows * chunks)
+        assert state.bytes > 200 * 64 * 1024
+        small = Txn("small", 1)  # others are not refused meanwhile
+        shards.txn_put(0, small, "p", 0, pack(["other"], [1], [b"1"]))
+        assert shards.txn_commit(0, small, [("p", 1)]).records == 1
+        committed = shards.txn_commit(0, txn, [("p", held)])
+        assert committed.records == boxes * rows * chunks
+        assert {(first, last) for _, first, last in committed.boxes} == {(1, rows * chunks)}
+        assert shards.scan_page(names[0]).head_seq == rows * chunks, "all of it is there, rendered or not"
         os.kill(eventually(lambda: server.shard_pids().get(0)), signal.SIGKILL)
-        parcel.put(packed)  # the answer to the first is lost, and it is put again
-        assert parcel.close() == 2
-        assert shards.txn_list(0).held[0].chunks == 2
+        assert shards.txn_commit(0, txn, [("p", held)]).is_done
+        for box in names:
+            found = [data for page in shards.scan(box) for run in page.runs for data in run.datas()]
+            assert [int(data[1 : data.index(b",")]) for data in found] == list(range(rows * chunks))
+        assert not shards.txn_list(0).held
+
+
+def test_what_is_known_of_held_rows_is_bounded_by_a_setting(tmp_path: Path) -> None:
+    with running_server(tmp_path, shards=1, txn_bytes="64KiB") as server, Shards(server.url) as shards:
+        packed = pack([f"box-{number}" for number in range(1000)], [1] * 1000, [b"1"] * 1000)
+        shards.txn_put(0, Txn("w", 1), "p", 0, packed)
         with Shards(server.url, retry=NEVER) as hasty:
             with pytest.raises(Throttled):
-                hasty.txn_put(0, Txn("v", 1), "p", 0, pack(["b"], [1], [b'"%b"' % (b"x" * 60_000)]))
+                hasty.txn_put(0, Txn("v", 1), "p", 0, packed)
             with pytest.raises(BatchTooLarge):
-                hasty.txn_put(0, Txn("v", 1), "p", 0, pack(["b"], [2], [b'"%b"' % (b"x" * 60_000)] * 2))
-        assert shards.txn_commit(0, Txn("w", 1), [("p", 2)]).records == 2
-        os.kill(eventually(lambda: server.shard_pids().get(0)), signal.SIGKILL)
-        assert shards.txn_commit(0, Txn("w", 1), [("p", 2)]).is_done
-        assert sum(run.count for page in shards.scan("b") for run in page.runs) == 2
+                hasty.txn_put(0, Txn("w", 1), "p", 1, packed)
+        assert shards.txn_commit(0, Txn("w", 1), [("p", 1)]).records == 1000
 
 
 def test_an_epoch_that_some_shards_had_committed_is_completed_after_a_change_of_their_number(

@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from shard.core import changes, committing, txn
+from shard.core import changes, commits, committing, txn
 from shard.core.machine import Machine
+from shard.core.unrendered import NotRendered
 from streams.protocol import bulk, commands, forwards
 from streams.protocol.access import ADMIN, ALL, READ, WRITE, Grant
 from streams.protocol.errors import (
@@ -73,7 +74,14 @@ def commit(driver: Driver, *parcels: tuple[str, int], txn: bulk.Txn = T1) -> bul
 
 
 def datas(driver: Driver, box: str = "b") -> list[Any]:
-    return [record["data"] for record in records_of(driver.read(box=box))]
+    """All that a reader gets, page after page."""
+    found: list[Any] = []
+    page = driver.read(box=box)
+    while True:
+        found += [record["data"] for record in records_of(page)]
+        if page.next_from_seq >= page.head_seq:
+            return found
+        page = driver.read(page.next_from_seq, box=box)
 
 
 # -- what is seen
@@ -149,7 +157,7 @@ def test_times_tags_nodes_and_metas_are_those_of_an_append(driver: Driver) -> No
 
 
 def test_many_small_chunks_become_few_batches(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(committing, "_BATCH_RECORDS", 10)
+    monkeypatch.setattr(commits, "BATCH_RECORDS", 10)
     for chunk in range(25):
         put(driver, {"b": [b"%d" % chunk]}, chunk=chunk)
     commit(driver, ("p", 25))
@@ -311,24 +319,23 @@ def test_what_is_logged_behind_a_commit_is_nothing_that_its_answer_waits_for(dri
     assert outcome.afterthoughts and kinds == [changes.BatchKept] * 2
 
 
-def test_rows_stay_taken_apart_as_far_as_there_is_room(
+def test_rows_of_small_transactions_stay_in_memory_and_those_of_others_do_not(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shard.core.txn._APART_MAX", 3)
-    for chunk, value in ((0, b"1"), (2, b"2"), (4, b"3"), (6, b"4")):
-        put(driver, {"b": [value]}, parcel=f"p{chunk}", chunk=chunk)
-    parcels = driver.machine.txns.epochs["w", 1].parcels
-    assert [bool(chunk.rows) for parcel in parcels.values() for chunk in parcel.values()] == [
-        *[True] * 3,
-        False,
-    ]
-    driver.machine.check()
-    driver.ask(bulk.TxnAbort(T1, ["p0"]))
-    put(driver, {"b": [b"5"]}, chunk=0)
-    put(driver, {"b": [b"6"]}, chunk=1)
-    commit(driver, ("p", 2))
-    assert datas(driver) == [5, 6]
-    driver.machine.check()
+    monkeypatch.setattr(txn, "SMALL_RECORDS", 3)
+    put(driver, {"b": [b"1", b"2"]})
+    epoch = driver.machine.txns.epochs["w", 1]
+    assert all(chunk.held is not None for chunk in epoch.chunks())
+    put(driver, {"b": [b"3", b"4"]}, chunk=1)
+    assert all(chunk.held is None for chunk in epoch.chunks()) and epoch.loaded_bytes == 0
+    put(driver, {"b": [b"5"]}, chunk=2)
+    assert all(chunk.held is None for chunk in epoch.chunks())
+    monkeypatch.setattr(txn, "LOADED_MAX", 10)
+    put(driver, {"b": [b"6"]}, txn=bulk.Txn("v", 1))
+    assert driver.machine.txns._loaded_bytes == 0
+    commit(driver, ("p", 3))
+    commit(driver, ("p", 1), txn=bulk.Txn("v", 1))
+    assert datas(driver) == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_commit_makes_room_in_a_capped_box_once(driver: Driver) -> None:
@@ -369,19 +376,33 @@ def test_boxes_that_may_not_be_made_are_told_at_the_put(driver: Driver) -> None:
     assert commit(driver, ("says-so", 1)).boxes == [("b", 1, 1)]
 
 
-def test_what_is_held_is_bounded_for_an_epoch_and_for_all(driver: Driver) -> None:
-    driver.machine.txns.bytes_max = 5_500
-    value = b'"%b"' % (b"x" * 1_000)
-    put(driver, {"b": [value]})
-    put(driver, {"b": [value]}, chunk=1)
-    with pytest.raises(BatchTooLarge, match="split it"):
-        put(driver, {"b": [value]}, chunk=2)
+def test_what_is_held_takes_memory_for_its_pieces_and_not_for_its_rows(driver: Driver) -> None:
+    """Far more than `bytes_max` is held and committed at once."""
+    driver.machine.txns.bytes_max = 10_000
+    value = b'"%b"' % (b"x" * 100_000)
+    for number in range(8):
+        put(driver, {"b": [value]}, chunk=number)
+    put(driver, {"b": [value]}, txn=bulk.Txn("v", 1))
+    assert driver.machine.txns.bytes > 9 * len(value) and driver.machine.txns.memory < 10_000
+    commit(driver, ("p", 8))
+    while driver.render(bytes_max=1):
+        pass
+    assert driver.state().count == 8
+    assert driver.machine.txns.memory == sum(c.memory for c in driver.machine.txns.epochs["v", 1].chunks())
+
+
+def test_what_is_known_of_held_rows_is_bounded_for_an_epoch_and_for_all(driver: Driver) -> None:
+    driver.machine.txns.bytes_max = 2_000
+    for number in range(3):
+        put(driver, {"b": [b"1"]}, chunk=number)
+    with pytest.raises(BatchTooLarge, match="more rows at a time"):
+        put(driver, {"b": [b"1"]}, chunk=3)
     other = bulk.Txn("v", 1)
     with pytest.raises(Throttled) as refused:
-        put(driver, {"b": [value]}, txn=other)
+        put(driver, {"b": [b"1"]}, txn=other)
     assert refused.value.detail["limit"] == "txn_bytes"
     driver.ask(bulk.TxnAbort(T1))
-    put(driver, {"b": [value]}, txn=other)
+    put(driver, {"b": [b"1"]}, txn=other)
 
 
 def test_writers_that_are_remembered_are_bounded_and_an_operator_may_forget_some(
@@ -687,16 +708,129 @@ def test_rows_that_are_held_stay_when_their_log_is_to_go(driver: Driver) -> None
     assert commit(other, ("p", 1)).records == 1
 
 
-def test_batches_that_are_gone_need_no_frame(driver: Driver) -> None:
-    """As repair may find them, behind damage: what a commit brought was deleted before it had its frame."""
-    put(driver, {"b": [b"1"], "c": [b"2"]})
+def test_rows_that_are_gone_are_not_rendered(driver: Driver) -> None:
+    """What a commit brought was deleted before it was rendered."""
+    put(driver, {"b": [b"1"], "c": [b"2"], "d": [b"3"]})
     before = driver.machine.lsn
     driver.do(bulk.TxnCommit(T1, [("p", 1)]))
     (at,) = [lsn for lsn, frame in enumerate(driver.log, 1) if frame.kind == 51 and lsn > before]
     other = driver.reborn(at)
-    other.commit(changes.RecordsDeleted(other.machine.boxes["b"].generation, 2))
-    other.commit(changes.BoxDeleted(other.machine.boxes["c"].generation))
-    assert other.machine.txns.take_unkept() == []
+    other.start("boot")
+    other.delete(2, box="b")
+    other.ask(commands.DeleteBox("c"))
+    assert other.render() and not other.render()
+    assert not other.machine.txns.commits and other.machine.txns.memory == 0
+    assert (datas(other, "b"), datas(other, "d")) == ([], [3])
+
+
+# -- commits whose rows are rendered afterwards
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No transaction is small."""
+    monkeypatch.setattr(txn, "SMALL_RECORDS", 0)
+    monkeypatch.setattr(commits, "BATCH_RECORDS", 3)
+
+
+@pytest.mark.usefixtures("large")
+def test_a_large_commit_is_decided_by_one_frame_and_needs_none_of_its_rows(driver: Driver) -> None:
+    driver.append(0)
+    for number in range(5):
+        put(driver, {"b": [b"%d" % number] * 2, "c": [b"1"]}, chunk=number)
+    outcome = driver.do(bulk.TxnCommit(T1, [("p", 5)]))
+    assert [type(change) for _, change in outcome.changes][-1] is changes.TxnCommitted
+    assert outcome.waits_for_lsn == driver.machine.lsn and not outcome.needs
+    assert driver.machine.boxes["b"].log.visible_seq == 1
+    driver.sync()
+    state = driver.state()
+    assert (state.head_seq, state.count) == (11, 11)
+    driver.append(9)  # others go on behind it
+    assert driver.seqs(11) == [12]
+    while driver.render(bytes_max=1):
+        pass
+    assert datas(driver) == [0, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 9]
+    assert not driver.machine.txns.commits and driver.machine.txns.memory == 0
+
+
+@pytest.mark.usefixtures("large")
+def test_readers_and_writers_that_need_rows_of_a_commit_wait_until_they_are_rendered(driver: Driver) -> None:
+    driver.append(0)
+    for number in range(4):
+        put(driver, {"b": [b"%d" % number] * 3}, chunk=number, tag=[b"t"] * 3)
+    commit(driver, ("p", 4))
+    waiting: list[commands.Command] = [
+        commands.Diff(box="b", from_seq=4),
+        commands.GetRecord("b", 5),
+        commands.Scan(box="b", from_seq=4),
+        commands.DeleteRecords("b", 7, None),
+        commands.DeleteRecords("b", None, commands.Match("t")),
+    ]
+    for command in waiting:
+        outcome = driver.machine.handle(command, driver.now_ms)
+        assert outcome.reply is None and isinstance(outcome.needs[0], NotRendered)
+        assert not outcome.changes
+    assert driver.seqs() == [1], "what there is leaves at once"
+    driver.render(bytes_max=1)
+    assert driver.seqs() == [1, 2, 3, 4]
+    assert driver.read(4).next_from_seq == 7
+    driver.delete(tag="t")
+    assert driver.seqs() == [1]
+
+
+@pytest.mark.usefixtures("large")
+def test_a_commit_goes_on_after_a_crash_at_any_frame_of_it_and_from_any_snapshot(driver: Driver) -> None:
+    driver.put("c", timestamping={"mode": "client-prefer"})
+    driver.append(0)
+    for number in range(6):
+        rows = {"b": [b"%d" % number] * (number + 1), "c": [b"%d" % number] * 2}
+        size = number + 3
+        put(
+            driver,
+            rows,
+            chunk=number // 2,
+            parcel="pq"[number % 2],
+            ts=[-1] * (number + 1) + [500 - 10 * number, 400 + 100 * number],
+            tag=[b"t%d" % number] * size,
+            meta=[b'{"m":%d}' % number] * size,
+        )
+    commit(driver, ("q", 3), ("p", 3))
+    states = [driver.machine.snapshot()]
+    driver.append(9)
+    at = driver.machine.lsn
+    batches = 1
+    while driver.render(bytes_max=400, batches_max=batches):
+        batches = batches % 3 + 1
+        states.append(driver.machine.snapshot())
+    expected = facts_of(driver.machine)["boxes"]
+    assert datas(driver) == [0, *[1] * 2, *[3] * 4, *[5] * 6, 0, *[2] * 3, *[4] * 5, 9]
+    for state in [None, *states]:
+        for lsn in range(max(at, state.lsn if state else 0), driver.machine.lsn + 1):
+            other = driver.reborn(lsn, state)
+            other.start("boot")
+            while other.render(bytes_max=700):
+                pass
+            found = facts_of(other.machine)["boxes"]
+            for box in "bc":
+                texts = [text for _, text in expected[box]["live"].values()]
+                assert [text for _, text in found[box]["live"].values()] == texts
+                assert found[box]["totals"] == expected[box]["totals"]
+            assert other.machine.txns.memory == 0
+
+
+@pytest.mark.usefixtures("large")
+def test_a_box_that_is_deleted_or_trimmed_meanwhile_does_not_stop_a_commit(driver: Driver) -> None:
+    for number in range(4):
+        put(driver, {box: [b"%d" % number] for box in "bcd"}, chunk=number)
+    commit(driver, ("p", 4))
+    driver.render(bytes_max=1)
+    driver.ask(commands.DeleteBox("c"))
+    driver.append(9, box="b")
+    driver.delete(5, box="b")  # all rows of the commit, and none by half
+    while driver.render(bytes_max=1):
+        pass
+    assert (datas(driver, "b"), datas(driver, "d")) == ([9], [0, 1, 2, 3])
+    assert driver.machine.txns.memory == 0
 
 
 def test_partial_marks_leave_out_the_boxes_that_have_the_epoch(driver: Driver) -> None:

@@ -30,11 +30,13 @@ import msgspec
 from pyroaring import BitMap64
 
 from shard.cache import PayloadCache
+from shard.commit_renderer import chunk_reader, render_chunks
 from shard.core.capture import Capture
 from shard.core.changes import RecordsEvicted, SeqsReserved
 from shard.core.log import Span
 from shard.core.machine import Machine, Made, Missing, Outcome
 from shard.core.sealed import SealedBatch
+from shard.core.unrendered import NotRendered, UnrenderedRows
 from shard.core.upkeep import HotPolicy, SealPolicy
 from shard.fetcher import Brought, Fetcher
 from shard.recovery import Recovered, recover
@@ -142,8 +144,14 @@ class Life:
         self.machine, self.wal, self.snapshots, self.store, self.found = recovered(disk)
         world.settled(self.found.last_lsn)
         self.cache = PayloadCache(CACHE_BYTES)
+        self._read_chunk = chunk_reader(self.wal)
         self._fetcher = _InlineFetcher(
-            self.machine, self.store, self.cache, post=_at_once, on_failed=lambda error: None
+            self.machine,
+            self.store,
+            self.cache,
+            read_chunk=self._read_chunk,
+            post=_at_once,
+            on_failed=lambda error: None,
         )
         self.upkeep = Upkeep(
             self.machine,
@@ -237,6 +245,9 @@ class Life:
             self.cache.shrink()
             made += outcome.changes
             self._hand_over(outcome, sync=outcome.until_durable)
+            if outcome.needs and isinstance(outcome.needs[0], NotRendered):
+                self.do_render()
+                continue
             if outcome.needs:
                 error = self._fetch(outcome.needs[0], held)
                 if error is None:
@@ -258,7 +269,8 @@ class Life:
         outcome = self.machine.tick(self.world.clock.now_ms)
         self._hand_over(outcome, sync=False)
         for missing in outcome.needs:
-            self._fetch(missing, [])
+            if not isinstance(missing, NotRendered):
+                self._fetch(missing, [])
 
     def _hand_over(self, outcome: Outcome, *, sync: bool) -> None:
         if not outcome.changes:
@@ -345,6 +357,21 @@ class Life:
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
+
+    # -- commits
+
+    def do_render(self, bytes_max: int = 1, batches_max: int = 1 << 30) -> bool:
+        """The next step of the oldest commit, or only some of its batches. Whether there was one."""
+        lsn = next(iter(self.machine.txns.commits), None)
+        if lsn is None:
+            return False
+        self._make_durable(lsn)
+        commit = self.machine.txns.commits[lsn]
+        step = commit.plan(bytes_max)
+        rendered = render_chunks(step, self._read_chunk)
+        chunks = len(step.chunks) if batches_max >= len(rendered) else 0
+        self._hand_over(self.machine.keep_rendered(commit, rendered[:batches_max], chunks), sync=False)
+        return True
 
     # -- upkeep
 
@@ -483,7 +510,9 @@ def fingerprint(machine: Machine, store: SegmentStore, world: World | None = Non
             segment[3] = None  # whether it is cold: that is found out anew, from the files
         log = box.log
         text = b",".join(
-            payload_of(span, store).text_as(first, last, tags=True, meta=True, data=True)
+            b""
+            if isinstance(span, UnrenderedRows)
+            else payload_of(span, store).text_as(first, last, tags=True, meta=True, data=True)
             for span in log.spans()
             for first, last in log.runs(span, 0, span.count - 1)
         )

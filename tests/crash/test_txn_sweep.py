@@ -8,10 +8,13 @@ it puts every epoch in other parcels than the last time, and leaves parcels of t
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 
 import pytest
 
+from shard.core import commits, txn
 from streams.protocol import bulk, commands
 from streams.protocol.boxes import BoxPatch
 from streams.protocol.packed import pack
@@ -75,6 +78,8 @@ class Job:
             life.commit()
         if rng.random() < 0.3:
             life.do_file_work()
+        if rng.random() < 0.6:
+            life.do_render(rng.choice((1, 2_500, 1 << 20)), rng.choice((1, 3, 1000)))
         for _ in range(rng.choice((0, 1, 6))):
             life.do_upkeep()
         if rng.random() < 0.1 and not life.is_taking_snapshot:
@@ -89,10 +94,20 @@ def begin(disk: FaultDisk, world: World) -> Life:
     return life
 
 
+@contextmanager
+def sizes(seed: int) -> Iterator[None]:
+    """With some seeds no transaction is small: its rows are rendered afterwards, in steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(txn, "SMALL_RECORDS", 0 if seed % 2 else 4_000)
+        patch.setattr(commits, "BATCH_RECORDS", 5)
+        yield
+
+
 @cache
 def operations_of(seed: int) -> int:
     disk = new_disk()
-    Job(seed).run(begin(disk, World()))
+    with sizes(seed):
+        Job(seed).run(begin(disk, World()))
     return disk.operations
 
 
@@ -102,6 +117,7 @@ def check(life: Life) -> None:
         expected = [[epoch, number] for epoch in range(1, EPOCHS + 1) for number in range(8)]
         assert [record["data"] for record in found.values()] == expected, box
     assert not life.machine.txns.epochs and life.machine.txns.bytes == 0
+    assert not life.machine.txns.commits and life.machine.txns.memory == 0
     life.machine.check()
 
 
@@ -111,21 +127,30 @@ def every_point() -> list[tuple[int, int, str]]:
 
 def test_a_job_run_again_after_a_crash_at_any_operation_ends_with_each_row_once() -> None:
     for seed, at, moment in sweep(every_point(), seed=47, sample=60):
-        rng = random.Random(f"{seed} {at} {moment}")
-        job, world, disk = Job(seed), World(), new_disk()
-        disk.crash_at(at, moment)
-        with pytest.raises(Crashed):
-            job.run(begin(disk, world))
-        is_kill = rng.random() < 0.4
-        world.ended(Level.KILL if is_kill else Level.POWER_CUT)
-        life = begin(disk.kill() if is_kill else disk.crash(rng), world)
-        marks = life.machine.txns.marks.get("job", ())
-        assert max((mark.epoch for mark in marks), default=0) >= job.committed, "what was told is kept"
-        job.run(life)
-        check(life)
-        life.end()
-        world.ended(Level.KILL)
-        check(begin(life.disk.kill(), world))
+        with sizes(seed):
+            crash_and_run_again(seed, at, moment)
+
+
+def crash_and_run_again(seed: int, at: int, moment: str) -> None:
+    rng = random.Random(f"{seed} {at} {moment}")
+    job, world, disk = Job(seed), World(), new_disk()
+    disk.crash_at(at, moment)
+    with pytest.raises(Crashed):
+        job.run(begin(disk, world))
+    is_kill = rng.random() < 0.4
+    world.ended(Level.KILL if is_kill else Level.POWER_CUT)
+    life = begin(disk.kill() if is_kill else disk.crash(rng), world)
+    marks = life.machine.txns.marks.get("job", ())
+    assert max((mark.epoch for mark in marks), default=0) >= job.committed, "what was told is kept"
+    job.run(life)
+    while life.do_render():
+        pass
+    life.commit()
+    life.sync()
+    check(life)
+    life.end()
+    world.ended(Level.KILL)
+    check(begin(life.disk.kill(), world))
 
 
 def test_without_a_crash_nothing_is_done_twice_and_old_log_goes_although_rows_are_held() -> None:

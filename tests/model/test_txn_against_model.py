@@ -10,10 +10,12 @@ from __future__ import annotations
 import copy
 from typing import Any, NamedTuple
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from shard.core import changes
+from shard.core import changes, txn
+from shard.core.unrendered import NotRendered
 from streams.protocol import bulk, commands
 from streams.protocol.errors import NotFound, WriterConflict
 from streams.protocol.packed import pack
@@ -224,6 +226,13 @@ class TxnAgainstModel(RuleBasedStateMachine):
     def seal(self, box: str) -> None:
         self.driver.seal(box)
 
+    @rule(bytes_max=st.sampled_from([1, 3_000, 1 << 30]), batches_max=st.sampled_from([1, 2, 1000]))
+    def render(self, bytes_max: int, batches_max: int) -> None:
+        """A step of the oldest commit, or a part of it, as if a crash came then."""
+        lsn = next(iter(self.driver.machine.txns.commits), None)
+        if lsn is not None and lsn <= self.driver.machine.durable_lsn:
+            self.driver.keep(self.driver._render(lsn, bytes_max, batches_max))
+
     @rule()
     def keep(self) -> None:
         outcome = self.driver.machine.keep_held(self.driver.machine.durable_lsn)
@@ -235,7 +244,7 @@ class TxnAgainstModel(RuleBasedStateMachine):
         machine = self.driver.machine
         lsn = machine.durable_lsn + round((machine.lsn - machine.durable_lsn) * share)
         survivor = recovered(self.driver.log[:lsn])
-        state = survivor.snapshot() if from_snapshot and not survivor.txns.unkept else None
+        state = survivor.snapshot() if from_snapshot else None
         if state is not None:
             assert facts_of(recovered(self.driver.log[:lsn], state)) == facts_of(survivor)
         self.driver = self.driver.reborn(lsn, state)
@@ -252,14 +261,19 @@ class TxnAgainstModel(RuleBasedStateMachine):
             return
         seen = self.at(self.driver.machine.durable_lsn)
         for box in BOXES:
-            found = self.driver.machine.handle(
-                commands.Diff(box=box, limit=1000, max_bytes=1 << 20), self.driver.now_ms
-            )
+            diff = commands.Diff(box=box, limit=1000, max_bytes=1 << 20)
+            found = self.driver.machine.handle(diff, self.driver.now_ms)
             if found.needs:
-                self.driver.do(commands.Diff(box=box, limit=1000, max_bytes=1 << 20))
+                if not isinstance(found.needs[0], NotRendered):
+                    self.driver.do(diff)
                 continue
             assert isinstance(found.reply, commands.Records)
-            assert [record["data"] for record in records_of(found.reply)] == seen.boxes[box]
+            datas = [record["data"] for record in records_of(found.reply)]
+            # A page ends where rows of a commit are yet to be rendered; they are there all the same.
+            assert found.reply.head_seq == len(seen.boxes[box])
+            if found.reply.next_from_seq < found.reply.head_seq:
+                assert self.driver.machine.boxes[box].log.tail.has_unrendered
+            assert datas == seen.boxes[box][: found.reply.next_from_seq]
 
     @invariant()
     def what_is_held_and_marked_is_what_the_model_has(self) -> None:
@@ -276,5 +290,19 @@ class TxnAgainstModel(RuleBasedStateMachine):
         assert marks == self.model.marks
 
 
+class LargeTxnAgainstModel(TxnAgainstModel):
+    """No transaction is small: what a commit brings is rendered afterwards, in steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(txn, "SMALL_RECORDS", 0)
+
+    def teardown(self) -> None:
+        self.patch.undo()
+
+
 TestTxnAgainstModel = TxnAgainstModel.TestCase
 TestTxnAgainstModel.settings = sampled(40, 40)
+TestLargeTxnAgainstModel = LargeTxnAgainstModel.TestCase
+TestLargeTxnAgainstModel.settings = sampled(30, 40)

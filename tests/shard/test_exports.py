@@ -47,6 +47,7 @@ class Rig:
             self.folder,
             now_ms=lambda: 77,
             wait_durable=self.wait_durable,
+            wait_rendered=trio.lowlevel.checkpoint,
             pins=self.pins,
             on_unpinned=self.note_unpinned,
             log_outcome=self.driver.keep,

@@ -252,7 +252,7 @@ def test_every_fact_of_a_shard_is_known_to_whoever_moves_boxes() -> None:
     """Who adds one must say in `ShardBuilder.finish` and in `reshard` what becomes of it."""
     assert {field.name for field in msgspec.structs.fields(ShardState)} == {
         "lsn", "needs_lsn", "boot_id", "stopped_clean", "last_generation", "not_recreated", "boxes",
-        "routers", "last_router_number", "held", "marks", "basins", "last_basin_number", "tokens",
+        "routers", "last_router_number", "held", "marks", "commits", "basins", "last_basin_number", "tokens",
             "sessions", "chain", "uploaded_lsn", "uploaded_tail_lsn", "follows",
         "at_ms",
     }  # fmt: skip

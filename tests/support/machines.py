@@ -15,12 +15,15 @@ from typing import Any, NamedTuple
 import msgspec
 from hypothesis import HealthCheck, settings
 
+from shard.commit_renderer import render_chunks
 from shard.core import changes, moves
 from shard.core.box import Box
 from shard.core.changes import BatchAppended, BatchKept, Change, SegmentFacts, ShardState
+from shard.core.chunks import ChunksNotLoaded
 from shard.core.log import Span
-from shard.core.machine import Machine, Missing, Outcome
-from shard.core.sealed import NotLoaded, Segment, Unfinished
+from shard.core.machine import Machine, Made, Missing, Outcome
+from shard.core.sealed import NotLoaded, Segment, TagsNotLoaded, Unfinished
+from shard.core.unrendered import NotRendered, UnrenderedRows
 from shard.core.upkeep import SealPolicy, plan_rewrite
 from shard.storage import frames
 from shard.storage.files import DiskLike
@@ -118,6 +121,7 @@ class Shelf:
         if isinstance(missing, NotLoaded):
             self.load_all(machine, missing.segment.generation)
             return
+        assert isinstance(missing, TagsNotLoaded)
         for segment in missing.segments:
             batches = [self.read(segment, at) for at in range(len(segment))]
             tagged = [
@@ -168,8 +172,39 @@ class Driver:
                 return self.keep(outcome._replace(changes=made))
             assert outcome.reply is None
             for missing in outcome.needs:
-                SHELF.load(missing, self.machine)
+                if isinstance(missing, NotRendered):
+                    made += self._render(next(iter(self.machine.txns.commits)), 1).changes
+                elif isinstance(missing, ChunksNotLoaded):
+                    for chunk in missing.chunks:
+                        held = self.read_chunk(chunk.lsn, made)
+                        chunk.load(held.packed, held.body)
+                else:
+                    SHELF.load(missing, self.machine)
         raise AssertionError("a command never has what it needs")
+
+    def read_chunk(self, lsn: int, made: Made) -> changes.TxnHeld:
+        """A chunk, from the log or from what is to be logged."""
+        fresh = dict(made)
+        change = fresh[lsn] if lsn in fresh else decoded(self.log[lsn - 1])
+        assert isinstance(change, changes.TxnHeld)
+        return change
+
+    def _render(self, commit_lsn: int, bytes_max: int, batches_max: int = 1_000_000) -> Outcome:
+        """The next step of a commit; or only some of its batches, as if a crash came then."""
+        commit = self.machine.txns.commits[commit_lsn]
+        step = commit.plan(bytes_max)
+        rendered = render_chunks(step, lambda lsn: self.read_chunk(lsn, []))
+        is_all = batches_max >= len(rendered)
+        return self.machine.keep_rendered(commit, rendered[:batches_max], len(step.chunks) if is_all else 0)
+
+    def render(self, bytes_max: int = 1 << 40, batches_max: int = 1_000_000) -> bool:
+        """A step of every commit that has rows left; whether there was one."""
+        self.sync()  # a step begins when its commit is on the disk
+        commits = list(self.machine.txns.commits)
+        for lsn in commits:
+            if lsn in self.machine.txns.commits:
+                self.keep(self._render(lsn, bytes_max, batches_max))
+        return bool(commits)
 
     def keep(self, outcome: Outcome) -> Outcome:
         for lsn, change in outcome.changes:
@@ -225,7 +260,8 @@ class Driver:
     def tick(self) -> Outcome:
         outcome = self.keep(self.machine.tick(self.now_ms))
         for missing in outcome.needs:
-            SHELF.load(missing, self.machine)
+            if not isinstance(missing, NotRendered):
+                SHELF.load(missing, self.machine)
         return outcome
 
     # -- upkeep
@@ -263,6 +299,8 @@ class Driver:
         """Writes the unsealed batches of a box to the log again; whether there were any."""
         found = self.machine.boxes[box]
         batches = [batch for batch in found.log.tail if batch.dead < batch.count]
+        if found.log.tail.has_unrendered:
+            return False
         if found.is_memory or not batches or batches[-1].lsn > self.machine.durable_lsn:
             return False
         for batch in batches:
@@ -282,8 +320,15 @@ class Driver:
 
     def some_upkeep(self, rng: random.Random) -> None:
         box = rng.choice(list(self.machine.boxes) or [""])
-        kind = rng.randrange(5)
-        if kind == 4:
+        kind = rng.randrange(6)
+        if kind == 5:
+            if (
+                self.machine.txns.commits
+                and next(iter(self.machine.txns.commits)) <= self.machine.durable_lsn
+            ):
+                lsn = next(iter(self.machine.txns.commits))
+                self.keep(self._render(lsn, rng.choice((1, 3000, 1 << 30)), rng.choice((1, 2, 1000))))
+        elif kind == 4:
             kept = self.machine.keep_held(rng.randint(0, self.machine.logged_lsn))
             if kept is not None:
                 self.keep(kept)
@@ -434,13 +479,16 @@ def facts_of(machine: Machine) -> dict[str, Any]:
 
 
 def held_of(machine: Machine) -> dict[Any, Any]:
-    """What is held for transactions, down to its bytes and where the log has it."""
+    """What is held for transactions, and where the log has it."""
     return {
         key: (
             epoch.query,
             epoch.put_ms,
             {
-                name: {at: (chunk.packed, chunk.body, chunk.at_ms, chunk.lsn) for at, chunk in chunks.items()}
+                name: {
+                    at: (list(chunk.pieces()), chunk.create, chunk.bytes, chunk.at_ms, chunk.lsn)
+                    for at, chunk in chunks.items()
+                }
                 for name, chunks in epoch.parcels.items()
             },
         )
@@ -457,6 +505,10 @@ def live_texts(machine: Machine, name: str, upto_seq: int = 2**64) -> dict[int, 
     log = machine.boxes[name].log
     found: dict[int, tuple[int, bytes]] = {}
     for span in log.spans():
+        if isinstance(span, UnrenderedRows):
+            unrendered = dict.fromkeys(range(span.first_seq, span.last_seq + 1), (span.commit_lsn, b""))
+            found |= {seq: each for seq, each in unrendered.items() if seq <= upto_seq}
+            continue
         for first, last in log.runs(span, 0, span.count - 1):
             batch = payload_of(span)
             for index in range(first, last + 1):

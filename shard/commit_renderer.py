@@ -1,0 +1,147 @@
+"""Renders the rows of commits: reads their chunks from the log, in a thread, and logs what they become.
+
+    commits (core/commits.py) ──► chunks read and rendered, in a thread ──► BatchKept …, TxnRendered
+
+Commits take turns, a step each, so that a large one does not hold up the others. A step is a few megabytes;
+what it comes to is logged in slices, between which the shard serves others.
+
+Bounds: one step is in memory at a time. A step waits while the log is behind or the disk has no space. It
+waits while unsealed batches take more memory than they should, too; but not for ever, because batches behind
+rows that are not rendered cannot be sealed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Protocol
+
+import trio
+
+from shard.core.changes import TxnHeld
+from shard.core.commits import Commit, Step, render_step
+from shard.core.machine import Machine, Outcome
+from shard.storage.frames import decode
+from shard.storage.wal import Wal
+from streams.protocol.packed import unpack_again
+from streams.protocol.records import Batch
+
+#: What one step reads. With 64 boxes a batch gets some 2,000 records of 128 bytes.
+STEP_BYTES = 16 << 20
+
+#: Batches that are logged in one go: about a millisecond.
+_SLICE_BATCHES = 32
+
+#: How long a step waits for memory at most, and how often it looks.
+_HOLD_S, _LOOK_S = 0.5, 0.01
+
+
+class Logger(Protocol):
+    def __call__(self, outcome: Outcome) -> None:
+        """Notes changes of the machine for the log, and hands them over."""
+
+
+def _in_thread(work: Callable[..., Any], *args: Any) -> Awaitable[Any]:
+    return trio.to_thread.run_sync(work, *args)
+
+
+class CommitRenderer:
+    def __init__(
+        self,
+        machine: Machine,
+        read_chunk: Callable[[int], TxnHeld],
+        *,
+        log_outcome: Logger,
+        wait_durable: Callable[[int], Awaitable[bool]],
+        is_blocked: Callable[[], bool],
+        is_pressed: Callable[[], bool],
+        on_rendered: Callable[[Iterable[int]], None],
+    ) -> None:
+        """`is_blocked`: the log can take no more now. `is_pressed`: memory is short. `on_rendered` gets the
+        generations of boxes that have more rows rendered, or none left."""
+        self._machine = machine
+        self._read_chunk = read_chunk
+        self._log_outcome = log_outcome
+        self._wait_durable = wait_durable
+        self._is_blocked = is_blocked
+        self._is_pressed = is_pressed
+        self._on_rendered = on_rendered
+        self._wanted = trio.Event()
+        self._idle = trio.Event()
+        self._idle.set()
+
+    def __repr__(self) -> str:
+        return f"<CommitRenderer of {len(self._machine.txns.commits)} commits>"
+
+    def wake(self) -> None:
+        """There are commits whose rows are to be rendered."""
+        self._wanted.set()
+
+    async def wait_idle(self) -> None:
+        """Waits until no commit has rows left to be rendered."""
+        while self._machine.txns.commits:
+            self._idle = trio.Event()
+            self.wake()
+            await self._idle.wait()
+
+    async def run(self) -> None:
+        while True:
+            await self._wanted.wait()
+            self._wanted = trio.Event()
+            while commits := list(self._machine.txns.commits.values()):
+                for commit in commits:
+                    await self._hold()
+                    if not await self.step(commit):
+                        return
+            self._idle.set()
+
+    async def _hold(self) -> None:
+        with trio.move_on_after(_HOLD_S):
+            while self._is_pressed():  # noqa: ASYNC110 (nobody says when it is over)
+                await trio.sleep(_LOOK_S)
+        while self._is_blocked():  # noqa: ASYNC110 (likewise)
+            await trio.sleep(_LOOK_S)
+
+    async def step(self, commit: Commit) -> bool:
+        """Renders the next chunks of a commit. False if the log has failed."""
+        if not await self._wait_durable(commit.lsn):
+            return False
+        if commit.lsn not in self._machine.txns.commits:
+            return True
+        step = commit.plan(STEP_BYTES)
+        rendered = await trio.to_thread.run_sync(render_chunks, step, self._read_chunk)
+        for at in range(0, len(rendered), _SLICE_BATCHES):
+            batches = rendered[at : at + _SLICE_BATCHES]
+            self._log_outcome(self._machine.keep_rendered(commit, batches))
+            self._on_rendered([generation for generation, _ in batches])
+            await trio.lowlevel.checkpoint()
+        self._log_outcome(self._machine.keep_rendered(commit, [], len(step.chunks)))
+        # Also those whose rows are gone: a box may have been deleted meanwhile.
+        self._on_rendered([target.generation for target in commit.targets.values()])
+        return True
+
+
+def render_chunks(step: Step, read_chunk: Callable[[int], TxnHeld]) -> list[tuple[int, Batch]]:
+    """Reads and renders what a step names. For a thread."""
+    loaded = [read_chunk(chunk.lsn) for chunk in step.chunks]
+    taken_apart = [unpack_again(change.packed, change.body) for change in loaded]
+    return list(render_step(step, taken_apart))
+
+
+def chunk_reader(wal: Wal) -> Callable[[int], TxnHeld]:
+    """Reads a chunk from the log. Any thread may call it."""
+
+    def read(lsn: int) -> TxnHeld:
+        frame = wal.read(lsn)
+        change = decode(frame.kind, frame.version, frame.content)
+        assert isinstance(change, TxnHeld), "a chunk is known by the lsn of its frame"
+        return change
+
+    return read
+
+
+def finish_commits(machine: Machine, read_chunk: Callable[[int], TxnHeld]) -> None:
+    """Renders all that commits have left, in memory alone: for tools that read a folder."""
+    for commit in list(machine.txns.commits.values()):
+        while commit.lsn in machine.txns.commits:
+            step = commit.plan(STEP_BYTES)
+            machine.keep_rendered(commit, render_chunks(step, read_chunk), len(step.chunks))
