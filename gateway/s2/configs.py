@@ -26,8 +26,6 @@ from streams.protocol.streams import (
     Stream,
 )
 
-#: In seconds; a thousand years. More would not fit into the milliseconds that are kept.
-_SECONDS_MAX = 1000 * 366 * 24 * 3600
 _T = TypeVar("_T")
 
 
@@ -123,8 +121,8 @@ def _age_secs(retention: _Retention) -> int:
     if retention.age is UNSET:
         return 0
     _check_u64(retention.age, "retention_policy.age")
-    if not 0 < retention.age <= _SECONDS_MAX:
-        raise S2Error("invalid", f"retention_policy.age: must be from 1 to {_SECONDS_MAX} seconds")
+    if not retention.age:
+        raise S2Error("invalid", "retention_policy.age: must be greater than 0 seconds")
     return retention.age
 
 
@@ -132,8 +130,6 @@ def _min_age(empty: _DeleteOnEmpty) -> int | UnsetType | None:
     given = empty.min_age_secs
     if isinstance(given, int):
         _check_u64(given, "delete_on_empty.min_age_secs")
-        if given > _SECONDS_MAX:
-            raise S2Error("invalid", f"delete_on_empty.min_age_secs: must be from 0 to {_SECONDS_MAX}")
     return given
 
 

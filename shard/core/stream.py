@@ -22,7 +22,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from shard.core.changes import StreamAppended, StreamFacts
-from streams.protocol.streams import Stream
+from streams.protocol.streams import Stream, in_ms
 
 #: How long readers that follow a stream still get trimmed records. They are a page behind at most, or slow.
 TRIM_LAG_MS = 2_000
@@ -66,7 +66,7 @@ class StreamState:
     @property
     def age_ms(self) -> int:
         """0 = records are kept for ever."""
-        return 1000 * (self.stream.spec.age_secs or 0)
+        return in_ms(self.stream.spec.age_secs)
 
     @property
     def gone_ms(self) -> int | None:

@@ -34,6 +34,15 @@ def box_of(basin: str, stream: str) -> str:
     return f"{basin}/{stream}"
 
 
+#: A thousand years. A config may say more, up to 64 bits; times of the log are signed milliseconds.
+_SECONDS_MAX = 1000 * 366 * 24 * 3600
+
+
+def in_ms(seconds: int | None) -> int:
+    """A duration of a config as the log counts it."""
+    return 1000 * min(seconds or 0, _SECONDS_MAX)
+
+
 class Spec(msgspec.Struct, frozen=True, kw_only=True):
     """What is said of a stream's config. None is "not said"; of a stream that exists everything is said."""
 
@@ -57,7 +66,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
             type="stream",
             durability="fsync",
             timestamping=Timestamping(self.mode or "client-prefer", bool(self.uncapped)),
-            delete_on_empty_ms=1000 * (self.min_age_secs or 0),
+            delete_on_empty_ms=in_ms(self.min_age_secs),
         )
 
 

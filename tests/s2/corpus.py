@@ -144,6 +144,14 @@ case(
     patch({"retention_policy": {"age": 0}}, "invalid", 422),
 )
 case(
+    "durations go up to 64 bits",
+    patch({"retention_policy": {"age": U64 - 1}}, has={"retention_policy": {"age": U64 - 1}}),
+    patch({"delete_on_empty": {"min_age_secs": U64 - 1}}, has={"delete_on_empty": {"min_age_secs": U64 - 1}}),
+    append(one("a")),
+    read("seq_num=0", has={"records": [{"body": "a"}]}),
+    config_of_stream({"retention_policy": {"age": U64 - 1}}),
+)
+case(
     "a min_age_secs below 0, over 64 bits or null is no JSON of a config that creates",
     put({"delete_on_empty": {"min_age_secs": -1}}, "bad_json"),
     put({"delete_on_empty": {"min_age_secs": U64}}, "bad_json"),

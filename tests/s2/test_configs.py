@@ -57,7 +57,6 @@ def test_a_patch_keeps_takes_back_or_changes(fields: dict[str, Any], expected: A
     [
         ({"retention_policy": {"age": 0}}, "invalid"),
         ({"retention_policy": {"age": -1}}, "bad_json"),
-        ({"retention_policy": {"age": 2**62}}, "invalid"),
         ({"delete_on_empty": {"min_age_secs": -1}}, "bad_json"),
         ({"retention_policy": {}}, "bad_json"),
         ({"retention_policy": {"age": 1, "infinite": {}}}, "bad_json"),
