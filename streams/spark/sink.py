@@ -367,11 +367,11 @@ class StreamWriter(DataSourceStreamArrowWriter):
                 "batch "
                 "write with txnAppId and txnVersion"
             )
-        return send(self._asked, self._txn(int(batch), query), iterator)
+        return send(self._asked, self._txn(int(batch), query, self._attempt), iterator)
 
-    def _txn(self, batch: int, query: str) -> Txn:
+    def _txn(self, batch: int, query: str, attempt: str = "") -> Txn:
         writer = self._asked.app_id if self._asked.app_id is not None else query
-        return Txn(writer, batch, query, self._asked.reset, attempt=self._attempt)
+        return Txn(writer, batch, query, self._asked.reset, attempt=attempt)
 
     def commit(self, messages: list[Any], batchId: int) -> None:
         commit(self._asked, messages)

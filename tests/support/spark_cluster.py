@@ -4,7 +4,7 @@ Too slow for every run of the tests: several JVMs start, each of them with half 
 
     executors   two, on addresses of their own, over TCP with a key: a round trip over four shards, a task
                 that fails, a task so slow that Spark starts its twin elsewhere, an executor that is killed
-    connect     a Spark Connect server, and every job but `rollup` through `streams pipeline … --remote`
+    connect     a Spark Connect server, and every job through `streams pipeline … --remote`
 
 Every row has its number, so what is missing or doubled is counted.
 """
@@ -244,6 +244,12 @@ def try_connect(folder: Path) -> None:
             "snapshot orders": ("keys", 20),
             f"backfill {folder}/orders.ndjson --box old --name old": ("records", 2),
             f"read-all orders --to {folder}/everything": ("records", 1000),
+            f"rollup orders --to sums --window 1hour --sum n=count(*) --by tag --checkpoint {folder}/sums": (
+                "examined",
+                1000,
+            ),
+            "compact orders --all": ("folders", 0),
+            "vacuum orders --older-than 0": ("files", 0),
         }
         for line, (fact, expected) in jobs.items():
             found = _pipeline(server, remote, line)
