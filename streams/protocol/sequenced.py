@@ -24,6 +24,7 @@ from array import array
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
+from operator import add
 from typing import NamedTuple
 
 import orjson
@@ -204,22 +205,23 @@ def _heads(number: int, count: int, time: bytes) -> list[bytes]:
 
 def joined(tails: Sequence[bytes], *, first_seq: int, times: int | Sequence[int]) -> tuple[bytes, array[int]]:
     """The blob of a batch, and the running total of its records' bytes."""
-    number = first_seq - 1
+    number, count = first_seq - 1, len(tails)
     if isinstance(times, int):
-        time = b"\x10%b" % varint(times) if times else b""
-        parts: list[bytes] = []
-        known, size = -1, b""
-        for tail, head in zip(tails, _heads(number, len(tails), time), strict=True):
-            length = len(head) + len(tail)
-            if length != known:  # mostly it is that of the record before
-                known, size = length, varint(length)
-            parts.append(b"%b%b%b" % (size, head, tail))
-    else:
-        parts = [
-            entry(seq_num, time, tail)
-            for seq_num, (time, tail) in enumerate(zip(times, tails, strict=True), number)
-        ]
-    return SEPARATOR.join(parts), array("I", accumulate(map(len, parts)))
+        heads = _heads(number, count, b"\x10%b" % varint(times) if times else b"")
+        lengths = list(map(add, map(len, heads), map(len, tails)))
+        sizes = {length: varint(length) for length in set(lengths)}  # mostly one or a few
+        prefixes = [sizes[length] + head for length, head in zip(lengths, heads, strict=True)]
+        totals = {length: length + len(size) for length, size in sizes.items()}
+        # In one piece, with one copy of each tail.
+        parts: list[bytes] = [SEPARATOR] * (3 * count)
+        parts[0::3], parts[1::3] = prefixes, tails
+        parts.pop()
+        return b"".join(parts), array("I", accumulate(map(totals.__getitem__, lengths)))
+    entries = [
+        entry(seq_num, time, tail)
+        for seq_num, (time, tail) in enumerate(zip(times, tails, strict=True), number)
+    ]
+    return SEPARATOR.join(entries), array("I", accumulate(map(len, entries)))
 
 
 # ---------------------------------------------------------------------------------------------------
