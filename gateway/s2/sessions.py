@@ -256,7 +256,7 @@ class ReadSession:
         if self._count_left is not None:
             self._count_left -= count
         if self._bytes_left is not None:
-            self._bytes_left -= sum(record.metered for record in sequenced.records_of(bytes(records)))
+            self._bytes_left -= sum(sequenced.metered_sizes(memoryview(records)))
 
     def _is_over(self, page: StreamRecords) -> bool:
         """Whether a bound of the session is met. A page has bounds of its own, which mean nothing here."""

@@ -404,16 +404,12 @@ class _Page:
             return last
         # Close to the limit, or with times so small that nothing can be told without a look.
         for counted, part in self._unmetered:
-            self._bytes_left += counted - _metered(part)
+            self._bytes_left += counted - sum(sequenced.metered_sizes(part))
         self._unmetered.clear()
         top = first - 1
-        for record in sequenced.records_of(bytes(batch.text(first, last))):
-            if record.metered > self._bytes_left:
+        for size in sequenced.metered_sizes(batch.text(first, last)):
+            if size > self._bytes_left:
                 break
-            self._bytes_left -= record.metered
+            self._bytes_left -= size
             top += 1
         return top
-
-
-def _metered(part: bytes | memoryview) -> int:
-    return sum(record.metered for record in sequenced.records_of(bytes(part)))

@@ -90,7 +90,7 @@ def varint(number: int) -> bytes:
     return bytes(parts)
 
 
-def read_varint(data: bytes, at: int) -> tuple[int, int]:
+def read_varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
     """The number at `at`, and where it ends."""
     byte = data[at]
     at += 1
@@ -110,7 +110,7 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
             raise BadProtobuf("a number has more than ten bytes")
 
 
-def fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+def fields(data: bytes | memoryview, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
     """(tag, number or 0, start, end) of every field of a message; the last two are those of its bytes."""
     while at < end:
         tag, at = read_varint(data, at)
@@ -235,6 +235,27 @@ def records_of(text: bytes) -> Iterator[Record]:
         size, at = read_varint(text, at)
         yield _record(text, at, at + size)
         at += size + 1
+
+
+def metered_sizes(text: bytes | memoryview) -> Iterator[int]:
+    """What S2 counts each record of a stretch as. Nothing is copied."""
+    at, end = 0, len(text)
+    while at < end:
+        size, at = read_varint(text, at)
+        yield _metered_size(text, at, at + size)
+        at += size + 1
+
+
+def _metered_size(text: bytes | memoryview, at: int, end: int) -> int:
+    metered = metered_of((), b"")
+    for tag, _, start, stop in fields(text, at, end):
+        if tag == _BODY:
+            metered += stop - start
+        elif tag == _HEADER:
+            metered += 2 + sum(last - first for _, _, first, last in fields(text, start, stop))
+        elif tag == _SEALED:
+            return read_varint(text, start)[0]
+    return metered
 
 
 def _record(text: bytes, at: int, end: int) -> Record:

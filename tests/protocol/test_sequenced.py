@@ -52,6 +52,7 @@ def test_records_of_any_shape_come_back_as_they_were(
             assert bytes(batch.text(first, last)) == part.blob
             assert list(sequenced.records_of(part.blob)) == found[first : last + 1]
             assert batch.size(first, last) == sum(batch.sizes()[first : last + 1])
+    assert list(sequenced.metered_sizes(memoryview(batch.blob))) == [each.metered for each in found]
     assert [each.metered for each in found] == [
         8 + len(body) + sum(2 + len(name) + len(value) for name, value in headers)
         for headers, body in records
@@ -74,6 +75,7 @@ def test_a_sealed_record_says_its_size_and_nothing_else() -> None:
     batch = render_binary([sequenced.sealed_tail(b"\1\2", size=300)], first_seq=5, times=9)
     (record,) = sequenced.records_of(batch.blob)
     assert (record.sealed, record.metered, record.headers, record.body) == (b"\1\2", 300, [], b"")
+    assert list(sequenced.metered_sizes(batch.blob)) == [300]
 
 
 def test_fields_that_are_not_known_are_passed_over() -> None:
