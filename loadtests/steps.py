@@ -118,17 +118,21 @@ def delete_in_memory(batch_records: int) -> Steps:
     return steps
 
 
-def snapshot_after_delete(batch_records: int) -> Steps:
-    machine, box = sealed_box(batch_records)
-    for segment in box.log.segments:
-        for at in range(0, len(segment), max(1, ONE_IN // batch_records)):
-            segment.kill(at, 1, SIZE)
+def take_snapshot(machine: Machine) -> Steps:
     steps = Steps()
     capture = machine.begin_snapshot()
     while steps.run(lambda: capture.step(32)):
         pass
     machine.end_snapshot(capture)
     return steps
+
+
+def snapshot_after_delete(batch_records: int) -> Steps:
+    machine, box = sealed_box(batch_records)
+    for segment in box.log.segments:
+        for at in range(0, len(segment), max(1, ONE_IN // batch_records)):
+            segment.kill(at, 1, SIZE)
+    return take_snapshot(machine)
 
 
 def queue_box() -> tuple[Machine, Box]:
@@ -172,12 +176,7 @@ def returned_box() -> tuple[Machine, Box]:
 
 def queue_snapshot() -> Steps:
     machine, _ = returned_box()
-    steps = Steps()
-    capture = machine.begin_snapshot()
-    while steps.run(lambda: capture.step(32)):
-        pass
-    machine.end_snapshot(capture)
-    return steps
+    return take_snapshot(machine)
 
 
 def queue_trim(make: Callable[[], tuple[Machine, Box]]) -> Steps:
