@@ -436,6 +436,9 @@ class _Patient:
                 recount(box.log)
         elif isinstance(change, changes.SegmentSealed):
             self._seal_before(change)
+        elif isinstance(change, changes.RecordsDeleted):
+            # Batch by batch, so that it fails at once if the segments are not those that it was made for.
+            return msgspec.structs.replace(change, groups=())
         elif isinstance(change, changes.TxnCommitted):
             for part in change.parts:
                 self._lose_before(part.generation, part.first_seq)

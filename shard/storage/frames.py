@@ -9,7 +9,7 @@ The content of a frame (the log adds length, lsn and checksum, see `wal.py`):
                     BatchAppended, without a key
     RecordsDeleted  u64 generation · u64 before_seq · u64 cut_bytes · i64 at_ms · u32 batches ·
                     u64 bytes in each · 64-bit roaring bitmap, or nothing
-      version 2     u64 generation · u64 before_seq · u64 cut_bytes · i64 at_ms · u32 batches · u32 segments ·
+      with groups   u64 generation · u64 before_seq · u64 cut_bytes · i64 at_ms · u32 batches · u32 segments ·
                     u64 batches of each segment · u64 bytes of each · u64 bytes in each batch · bitmap
     StreamAppended  u64 trim_seq · u8 whether there is a fence · u16 its length · fence (UTF-8) · then as
                     BatchAppended, without a key
@@ -37,8 +37,6 @@ from shard.core.changes import BoxFacts, Change, ShardState
 from streams.protocol.records import Batch
 
 VERSION = 1
-#: Of `RecordsDeleted` with groups. The others are of version 1.
-_DELETED_VERSION = 2
 
 _KINDS: dict[type[Any], int] = {
     changes.BoxCreated: 1,
@@ -94,6 +92,8 @@ APPENDED = _KINDS[changes.BatchAppended]
 FORWARDED = _KINDS[changes.BatchForwarded]
 _STREAM_APPENDED = _KINDS[changes.StreamAppended]
 _DELETED = _KINDS[changes.RecordsDeleted]
+#: Also a `RecordsDeleted`, with groups. Of another kind, not version: salvage knows one version.
+_DELETED_IN_GROUPS = 18
 _KEPT = _KINDS[changes.BatchKept]
 _HELD = {_KINDS[change]: change for change in (changes.TxnHeld, changes.TxnKept)}
 
@@ -164,8 +164,8 @@ def encode(lsn: int, change: Change) -> tuple[int, int, int, Sequence[bytes]]:
             return kind, VERSION, lsn, (head + sizes.tobytes() + seqs,)
         groups = b"".join(array("Q", column) for column in zip(*change.groups, strict=True))
         return (
-            kind,
-            _DELETED_VERSION,
+            _DELETED_IN_GROUPS,
+            VERSION,
             lsn,
             (head, _LENGTH.pack(len(change.groups)), groups, sizes.tobytes(), seqs),
         )
@@ -176,7 +176,7 @@ def encode(lsn: int, change: Change) -> tuple[int, int, int, Sequence[bytes]]:
 
 
 def decode(kind: int, version: int, content: memoryview) -> Change:
-    if version != VERSION and (kind, version) != (_DELETED, _DELETED_VERSION):
+    if version != VERSION:
         raise UnknownFrame(f"a frame of kind {kind} has version {version}, known is {VERSION}")
     if kind == FORWARDED:
         return _decode_forwarded(content)
@@ -187,8 +187,8 @@ def decode(kind: int, version: int, content: memoryview) -> Change:
         return changes.BatchAppended(generation, Batch.from_bytes(content[at:]), at_ms, key, *cuts)
     if kind == _STREAM_APPENDED:
         return _decode_stream_appended(content)
-    if kind == _DELETED:
-        return _decode_deleted(version, content)
+    if kind in (_DELETED, _DELETED_IN_GROUPS):
+        return _decode_deleted(kind, content)
     if kind == _KEPT:
         (generation,) = _GENERATION.unpack_from(content)
         return changes.BatchKept(generation, Batch.from_bytes(content[_GENERATION.size :]))
@@ -204,11 +204,11 @@ def decode(kind: int, version: int, content: memoryview) -> Change:
     return change
 
 
-def _decode_deleted(version: int, content: memoryview) -> changes.RecordsDeleted:
+def _decode_deleted(kind: int, content: memoryview) -> changes.RecordsDeleted:
     generation, before_seq, cut_bytes, at_ms, batches = _DELETED_HEAD.unpack_from(content)
     at = _DELETED_HEAD.size
     groups: list[tuple[int, int]] = []
-    if version == _DELETED_VERSION:
+    if kind == _DELETED_IN_GROUPS:
         (segments,) = _LENGTH.unpack_from(content, at)
         at += _LENGTH.size
         columns = array("Q", bytes(content[at : at + 16 * segments]))

@@ -155,6 +155,32 @@ def ever_written(driver: Driver) -> dict[tuple[int, int], bytes]:
     return texts
 
 
+def test_a_delete_by_tag_behind_a_damaged_seal_is_applied_to_what_is_left() -> None:
+    """It was made for segments that the repair may not know."""
+    for damaged in (0, 1):
+        driver, disk = Driver(), FaultDisk()
+        driver.start("boot")
+        driver.put(durability="fsync")
+        seals = []
+        for _ in range(2):
+            for number in range(5):
+                driver.append(*({"data": [number], "tag": tag} for tag in ("a", "b", "c")))
+            driver.seal()
+            seals.append(driver.machine.boxes["b"].log.segments[-1].to_bytes())
+        driver.delete(tag="b")
+        driver.append("last")
+        driver.stop()
+        write_folder(disk, ONE, driver, snapshots=())
+        (path,) = [path for path in files_of(disk) if seals[damaged] in disk.read_all(path)]
+        at = disk.read_all(path).index(seals[damaged])
+        for byte in range(8):  # more than a checksum can tell
+            disk.flip(path, at + 60 + byte, 1)
+        found = repaired(disk)
+        live = contents(disk, NEW)["b"]["live"]
+        assert [seq for seq in live if seq % 3 == 2] == [], "what was deleted stays deleted"
+        assert found.records == len(live) == 21
+
+
 #: Of these a damaged frame takes the effect, and there is no way to know it.
 TAKES_AWAY = (RecordsDeleted, RecordsEvicted, BoxDeleted, BoxCreated, BoxConfigured, BoxRestated)
 
