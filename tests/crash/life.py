@@ -22,7 +22,7 @@ import heapq
 import json
 from array import array
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Iterable
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,6 +86,15 @@ class World:
     @property
     def boot_id(self) -> str:
         return f"boot-{self.boots}"
+
+    def oldest_keys(self) -> dict[int, int]:
+        """By generation: older idempotency keys may have lapsed, now or earlier in a window that was shorter.
+        Ticks drop those, and the log does not say when."""
+        return {
+            generation: self.clock.now_ms - min(config.idempotency_window_ms for _, config in book.configs)
+            for generation, book in self.promises.books.items()
+            if book.configs
+        }
 
     def ended(self, end: Level) -> None:
         self.end = max(self.end, end)
@@ -482,11 +491,11 @@ def replayed(world: World, last_lsn: int) -> Machine:
     return twin
 
 
-def fingerprint(machine: Machine, store: SegmentStore, world: World | None = None) -> dict[str, object]:
+def fingerprint(
+    machine: Machine, store: SegmentStore, oldest_keys: Mapping[int, int] | None = None
+) -> dict[str, object]:
     """Everything that is stored, payloads too. Of a memory box only what is stored of it. Idempotency keys
-    that may have lapsed by now, or earlier in a window that was shorter, are left out: ticks drop them, and
-    the log does not say when."""
-    now_ms = world.clock.now_ms if world is not None else 0
+    that are older than `oldest_keys` (`World.oldest_keys`) are left out."""
     found: dict[str, object] = {
         "": (machine.lsn, machine.last_generation, machine.boot_id, machine.stopped_clean),
         " not recreated": list(machine.not_recreated),
@@ -497,12 +506,7 @@ def fingerprint(machine: Machine, store: SegmentStore, world: World | None = Non
             found[name] = (box.generation, config)
             continue
         facts = msgspec.to_builtins(box.facts(), builtin_types=(bytes,))
-        windows = [box.config.idempotency_window_ms]
-        if world is not None and box.generation in world.promises.books:
-            windows += [
-                config.idempotency_window_ms for _, config in world.promises.books[box.generation].configs
-            ]
-        oldest_ms = now_ms - min(windows)
+        oldest_ms = (oldest_keys or {}).get(box.generation, 0)
         facts["keys"] = [entry for entry in facts["keys"] if entry[3] >= oldest_ms]
         facts["deleted"] = list(BitMap64.deserialize(facts["deleted"]))
         facts["batches"] = [lsn for lsn in array("Q", facts["batches"]) if lsn]
