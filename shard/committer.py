@@ -144,7 +144,8 @@ class Committer:
         self._backlog: SimpleQueue[_Submission | _Flush | _Poke | _Border | BaseException] = SimpleQueue()
         #: Held by whoever is at the log. Only `append_now` ever finds it taken, and then it does not wait.
         self._turn = threading.Lock()
-        #: A number asks to release all files up to it, True for a spare to be ready, None ends the thread.
+        #: A number asks to release all files up to it, a negative one to drop that file, which was kept; True
+        #: asks for a spare to be ready, None ends the thread.
         self._file_work: SimpleQueue[int | bool | None] = SimpleQueue()
         self._commit_thread = threading.Thread(target=self._run, name="wal-commit", daemon=True)
         self._files_thread = threading.Thread(target=self._run_files, name="wal-files", daemon=True)
@@ -263,6 +264,10 @@ class Committer:
     def release(self, number: int) -> None:
         """Drop all log files up to this number, in the background. May be asked twice."""
         self._file_work.put(number)
+
+    def drop_kept(self, number: int) -> None:
+        """Drop a log file that was released and kept, in the background. May be asked twice."""
+        self._file_work.put(-number)
 
     def statistics(self) -> CommitterStatistics:
         return CommitterStatistics(
@@ -515,6 +520,9 @@ class Committer:
             self._post(self._on_space)
 
     def _release(self, through: int) -> None:
+        if through < 0:
+            self._wal.drop_kept(-through)
+            return
         for file in self._wal.files()[:-1]:
             if file.number <= through:
                 self._wal.release(file.number)

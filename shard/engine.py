@@ -335,6 +335,7 @@ class Engine:
         self._snapshot_taken_s = trio.current_time()
         self._lacks_snapshot = False
         self._retention = Retention(needs_lsn)
+        wal.keeps = self._retention.keeps
         #: True if time made the last snapshot due, and not the bytes written since the one before.
         self._is_quiet = False
         self._memory = process.MemoryReturn()
@@ -1129,7 +1130,10 @@ class Engine:
             return
         named = await trio.to_thread.run_sync(self._write_snapshot, state, rest_s)
         self._snapshot_taken_s = taken_s
-        self._retention.written(state.needs_lsn, named)
+        self._retention.written(state.needs_lsn, named, state.held)
+        for kept in self._wal.kept_files():
+            if not self._retention.keeps(kept.first_lsn, kept.last_lsn):
+                self._committer.drop_kept(kept.number)
         self._sweep()
         through = self._retention.released(self._wal.files()[:-1])
         if through:

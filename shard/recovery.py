@@ -1,7 +1,8 @@
 """Snapshot and log -> machine, through `apply` alone. Never invents state.
 
     newest valid snapshot ──► machine.restore          (everything but payloads, as of lsn S)
-    frames up to S        ──► payloads of the batches that the snapshot names; the rest is passed over
+    frames up to S        ──► payloads of the batches and chunks that the snapshot names, also from files of
+                              the log that were kept for chunks alone; the rest is passed over
     frames after S        ──► machine.apply, in order
     the end               ──► a torn tail has been cut by the log; damage has been refused by it
 
@@ -70,6 +71,10 @@ def recover(
             owner.log.attach(open_segment(owner.generation, facts), facts.dead)
             if number % _STEP_SEGMENTS == 0:
                 yield Progress(0, 1)
+    for frame in wal.scan_kept():
+        if frame.lsn in held:
+            held.remove(frame.lsn)
+            _give_back(machine, wal, frame)
     applied = since_frames = since_bytes = read_bytes = 0
     hydrating = True
     for frame in wal.scan(snapshot_lsn=snapshot_lsn):
@@ -86,9 +91,7 @@ def recover(
                 box.log.hydrate(change.batch)
             elif frame.lsn in held:
                 held.remove(frame.lsn)
-                change = _decode(wal, frame)
-                assert isinstance(change, TxnHeld), "a snapshot names chunks by the lsn of their frame"
-                machine.txns.give_back(change, frame.lsn)
+                _give_back(machine, wal, frame)
         else:
             if hydrating:
                 hydrating = False
@@ -108,6 +111,12 @@ def recover(
     machine.recovered(machine.lsn)
     skipped = loaded.skipped if loaded is not None else []
     yield Recovered(snapshot_lsn, needs_lsn, machine.lsn, applied, read_bytes, skipped)
+
+
+def _give_back(machine: Machine, wal: Wal, frame: Frame) -> None:
+    change = _decode(wal, frame)
+    assert isinstance(change, TxnHeld), "a snapshot names chunks by the lsn of their frame"
+    machine.txns.give_back(change, frame.lsn)
 
 
 def _decode(wal: Wal, frame: Frame) -> Change:

@@ -62,7 +62,7 @@ from shard.storage.segmentindex import SegmentIndex
 from shard.storage.snapshot import Snapshots
 from shard.storage.sources import FileSource, Source
 from shard.storage.store import Name, SegmentStore, Unreachable, segment_of
-from shard.storage.wal import FILE_BYTES, Frame
+from shard.storage.wal import FILE_BYTES, Frame, Wal
 from shard.transfer import ShardBuilder, end_life, parts_of, read_shard, servers_of
 from shard.verify import name_of
 from streams.protocol.records import Batch
@@ -217,6 +217,7 @@ class _Patient:
             wanted = dict(named.batches)
             self._held = named.held
             missing = set(self._attach(named.segments))
+        self._hydrate_kept()
         hydrating = True
         for found in salvage(self._disk, f"{self._source}/wal"):
             if isinstance(found, Frame) and found.lsn <= snapshot_lsn:
@@ -342,6 +343,15 @@ class _Patient:
             assert isinstance(change, BatchAppended | BatchKept)
             change.batch.lsn = frame.lsn
             box.log.hydrate(change.batch)
+
+    def _hydrate_kept(self) -> None:
+        """Gives back chunks from files of the log that were kept for them."""
+        kept = Wal(self._disk, f"{self._source}/wal").scan_kept()
+        try:
+            for frame in kept:
+                self._hydrate({}, frame)
+        except Corrupt as damage:
+            self.notes.append(f"{damage.path}: {damage.reason}; rows that were held in it may be lost")
 
     def _settle(
         self, facts_of: dict[int, BoxFacts], wanted: dict[int, Box], missing: set[tuple[int, int]]

@@ -4,13 +4,18 @@
     needs lsn      412           870           so the log goes up to 411
     names          {1, 2, 3}     {2, 4}        so the segments {1, 2, 3, 4} stay, beside those that are live
 
+Single frames that a snapshot names (chunks of transactions) do not keep the log from there on: their files
+are set aside when they are released (`Wal.keeps`), and dropped when no snapshot names a frame in them.
+
 The older one must stay usable too, should the newer one turn out to be damaged. What a snapshot of an earlier
 life names is not known here; nothing is dropped until it has made place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
 
 from shard.core.changes import ShardState
 from shard.storage.store import Name
@@ -22,6 +27,7 @@ class Retention:
         """`needs_lsn`: of the snapshot that was recovered from, 0 when there was none."""
         self._needs = [0, needs_lsn]
         self._named: list[set[Name] | None] = [None, None]
+        self._held: list[array[int] | None] = [None, None]
 
     def __repr__(self) -> str:
         return f"<Retention of the log from lsn {min(self._needs)} on>"
@@ -32,10 +38,19 @@ class Retention:
             files
         )
 
-    def written(self, needs_lsn: int, named: set[Name]) -> None:
-        """A snapshot is on the disk, and the oldest one has made place for it."""
+    def written(self, needs_lsn: int, named: set[Name], held: Iterable[int] = ()) -> None:
+        """A snapshot is on the disk, and the oldest one has made place for it. `held`: single frames that it
+        names beside those from `needs_lsn` on."""
         self._needs = [self._needs[-1], needs_lsn]
         self._named = [self._named[-1], named]
+        self._held = [self._held[-1], array("Q", sorted(held))]
+
+    def keeps(self, first_lsn: int, last_lsn: int) -> bool:
+        """True if a snapshot names a frame between these; or if that is not known. Any thread may ask."""
+        for held in list(self._held):
+            if held is None or bisect_left(held, first_lsn) < bisect_right(held, last_lsn):
+                return True
+        return False
 
     def named(self) -> set[Name] | None:
         """Segments that a snapshot names; None when that is not known."""

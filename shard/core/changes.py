@@ -578,7 +578,7 @@ class ShardState(msgspec.Struct, kw_only=True):
     boxes: list[BoxFacts]
     routers: list[Router] = []
     last_router_number: int = 0
-    #: The lsns of the frames whose rows are held for transactions.
+    #: The lsns of the frames whose rows are held for transactions. They may be older than `needs_lsn`.
     held: list[int] = []
     #: Oldest first.
     marks: list[MarkFacts] = []

@@ -93,6 +93,11 @@ class Commit:
         """Rows of a box in the chunks that are left."""
         return self._left.get(box, 0)
 
+    @property
+    def records(self) -> int:
+        """Rows that are left."""
+        return sum(rows.count for rows in self.places.values())
+
     def add_place(self, box: str, rows: UnrenderedRows) -> None:
         self.places[box] = rows
         self.open += 1

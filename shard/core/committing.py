@@ -21,6 +21,7 @@ Rules of the file
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shard.core import changes
@@ -29,7 +30,7 @@ from shard.core.chunks import Chunk, ChunksNotLoaded, Piece, Times, cost_of, mem
 from shard.core.commits import Commit, Start, Step, Target, render_step
 from shard.core.outcome import Made, Outcome
 from shard.core.sealed import UNFINISHED, NotLoaded, TagsNotLoaded
-from shard.core.txn import MARKS_MAX, REPLACED_MAX, Epoch, Mark
+from shard.core.txn import MARKS_MAX, REPLACED_MAX, Epoch, Mark, Txns
 from streams.protocol import bulk, forwards
 from streams.protocol.access import ADMIN
 from streams.protocol.errors import (
@@ -565,7 +566,13 @@ class Committing:
         ]
         more = max(len(held), len(marks)) > _LISTED_MAX
         lsn = max((mark.lsn for known in txns.marks.values() for mark in known), default=0)
-        return self._when_durable(bulk.TxnState(held[:_LISTED_MAX], marks[:_LISTED_MAX], more), lsn, made)
+        rendering = [
+            bulk.Rendering(commit.writer, commit.epoch, commit.records)
+            for commit in islice(txns.commits.values(), _LISTED_MAX)
+            if commit.writer.startswith(command.prefix) and _may_list_writer(caller, txns, commit.writer)
+        ]
+        state = bulk.TxnState(held[:_LISTED_MAX], marks[:_LISTED_MAX], more, rendering)
+        return self._when_durable(state, lsn, made)
 
 
 def _account_of(caller: bulk.Caller) -> str:
@@ -581,6 +588,10 @@ def _is_admin_of_all(caller: bulk.Caller) -> bool:
 def _may_list(caller: bulk.Caller, owner: str | None) -> bool:
     is_admin = caller.grant is None or bool(caller.grant.scopes & ADMIN)
     return is_admin or owner is None or owner == caller.key_id
+
+
+def _may_list_writer(caller: bulk.Caller, txns: Txns, writer: str) -> bool:
+    return any(_may_list(caller, mark.owner) for mark in txns.marks.get(writer, ()))
 
 
 def _may_abort(caller: bulk.Caller, epoch: Epoch) -> bool:

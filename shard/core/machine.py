@@ -1225,7 +1225,7 @@ class Machine:
     ) -> Capture:
         state = ShardState(
             lsn=self.lsn,
-            needs_lsn=self.txns.oldest_lsn or self.lsn + 1,
+            needs_lsn=self.lsn + 1,
             boot_id=self.boot_id,
             stopped_clean=self.stopped_clean,
             last_generation=self.last_generation,

@@ -3,6 +3,7 @@
     wal/000000000007.wal      oldest file still needed
     wal/000000000008.wal      newest: the only one that is written
     wal/000000000003.spare    allocated, or an old file, waiting to become 000000000009.wal
+    wal/000000000002.held     released, and kept for single frames in it that are still wanted
 
 A file is one page of header, then frames, then whatever was there before (zeros, or an older file's frames).
 All integers are little-endian; every frame begins at a multiple of eight.
@@ -35,7 +36,8 @@ Rules of the file:
 
 Invariants:
   contiguous-lsn     frames carry first_lsn, first_lsn + 1, …, through all files, with no gap and no repeat.
-  contiguous-number  files carry n, n + 1, …; only the oldest may be released, the newest never.
+  contiguous-number  files carry n, n + 1, …; only the oldest may be released, the newest never. Those that
+                     are kept after that are no part of the log any more.
   whole-before-next  a file gets its `.wal` name only when every frame before it, and its own header, are
                      durable; it gets its first frame only when that name is. So only the newest file can
                      have a torn tail, and a later file's header proves all frames before its first lsn.
@@ -51,6 +53,7 @@ from __future__ import annotations
 
 import struct
 import threading
+import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -90,6 +93,8 @@ _PADDING = tuple(bytes(-length % 8) for length in range(8))
 
 #: Frames up to this size are joined into one buffer: the copy costs less than three more buffers do.
 _JOIN_BYTES_MAX = 4096
+#: How often a file that is being renamed is looked for again, and how long after each look.
+_RENAME_LOOKS, _RENAME_LOOK_S = 5, 0.002
 #: Zeros are written and synced in steps of this size, so that a commit never queues behind a whole file.
 _ZEROS = bytes(4 << 20)
 
@@ -156,7 +161,11 @@ class Wal:
         self.on_full: Callable[[OSError], bool] = lambda error: False
         #: Frames stop short of the end by one marker, so that `mark` always fits and the size stays the same.
         self._frames_end_max = file_bytes - _MARKER_BYTES
+        #: Asked when a file is released: True if a frame between these lsns is still wanted.
+        self.keeps: Callable[[int, int], bool] = lambda first_lsn, last_lsn: False
         self._files: dict[int, _File] = {}
+        #: Released files that are kept, by number.
+        self._kept: dict[int, _File] = {}
         self._spares: deque[str] = deque()
         self._spare_names = count(1)
         self._current: _File | None = None
@@ -193,7 +202,23 @@ class Wal:
         """All files, oldest first; the last one is the newest, which cannot be released."""
         return [WalFile(file.number, file.first_lsn, file.last_lsn) for file in list(self._files.values())]
 
-    # Reading: scan, settle, read.
+    def kept_files(self) -> list[WalFile]:
+        """Files that were released and kept, oldest first."""
+        return [WalFile(file.number, file.first_lsn, file.last_lsn) for file in list(self._kept.values())]
+
+    # Reading: scan_kept, scan, settle, read.
+
+    def scan_kept(self) -> Iterator[Frame]:
+        """All frames of files that were released and kept. It comes before `scan`, and only reads. A file
+        ends at its first damaged frame; the caller finds out which frames are missing."""
+        assert self._state == "new", self._state
+        for number in self._numbers(".held"):
+            path = kept_path_of(self._directory, number)
+            data = self._disk.read_all(path)
+            file = _File(number, path, first_lsn_of(path, data, number))
+            yield from self._scan_frames(file, data)
+            self._kept[number] = file
+        self._proven_lsn = 0
 
     def scan(self, *, snapshot_lsn: int = 0) -> Iterator[Frame]:
         """All frames in order. Writes nothing; raises `Corrupt` where durable bytes are missing or changed.
@@ -219,10 +244,10 @@ class Wal:
             self.logged_lsn = self.durable_lsn = previous.last_lsn
         self._state = "scanned"
 
-    def _numbers(self) -> list[int]:
+    def _numbers(self, ending: str = ".wal") -> list[int]:
         if not self._disk.exists(self._directory):
             return []
-        numbers = map(number_of, self._disk.listdir(self._directory))
+        numbers = (number_of(name, ending) for name in self._disk.listdir(self._directory))
         return sorted(number for number in numbers if number is not None)
 
     def _open_scanned(self, number: int, data: bytes, previous: _File | None, snapshot_lsn: int) -> _File:
@@ -367,12 +392,22 @@ class Wal:
                 self._disk.pwritev(handle, [self._disk.pread(handle, length, at)], at)
 
     def read(self, lsn: int) -> Frame:
-        """One frame, checked again. Any thread may call this; its file must not be released meanwhile."""
-        for file in reversed(list(self._files.values())):
-            if file.first_lsn <= lsn:
-                break
-        else:
-            raise AssertionError(f"lsn {lsn} was released")
+        """One frame, checked again. Any thread may call this; its file must not be released meanwhile, unless
+        it is kept."""
+        for _ in range(_RENAME_LOOKS):
+            try:
+                return self._read(self._file_of(lsn), lsn)
+            except FileNotFoundError:  # it is just getting another name
+                time.sleep(_RENAME_LOOK_S)
+        return self._read(self._file_of(lsn), lsn)
+
+    def _file_of(self, lsn: int) -> _File:
+        for file in reversed([*self._kept.values(), *self._files.values()]):
+            if file.first_lsn <= lsn <= file.last_lsn:
+                return file
+        raise AssertionError(f"lsn {lsn} was released")
+
+    def _read(self, file: _File, lsn: int) -> Frame:
         offset = file.offsets[lsn - file.first_lsn] << 3
         handle = self._disk.open(file.path, writable=False)
         try:
@@ -629,7 +664,8 @@ class Wal:
         return path
 
     def release(self, number: int) -> None:
-        """Drop the oldest file, or keep it as a spare. It is durably gone from the log on return.
+        """Drop the oldest file, or keep it as a spare, or for frames in it that are wanted (`keeps`). It is
+        durably gone from the log on return.
 
         Its content needs no wiping: see seed-is-number. A crash before the directory is synced may bring the
         file back, and then it is only the oldest file again.
@@ -637,12 +673,28 @@ class Wal:
         self._refuse_unless_open()
         numbers = list(self._files)
         assert number == numbers[0] != numbers[-1], "contiguous-number"
-        file = self._files.pop(number)
+        file = self._files[number]
         try:
-            self._drop(file.path)
+            if self.keeps(file.first_lsn, file.last_lsn):
+                old, file.path = file.path, kept_path_of(self._directory, number)
+                self._kept[number] = file  # before it is gone from the others: whoever looks finds it
+                self._disk.rename(old, file.path)
+                self._disk.fsync_dir(self._directory)
+                del self._files[number]
+            else:
+                del self._files[number]
+                self._drop(file.path)
         except BaseException:
             self._state = "failed"
             raise
+
+    def drop_kept(self, number: int) -> None:
+        """Drop a file that was kept. May be asked twice."""
+        self._refuse_unless_open()
+        file = self._kept.pop(number, None)
+        if file is not None:
+            self._disk.unlink(file.path)
+            self._disk.fsync_dir(self._directory)
 
     def _drop(self, path: str) -> None:
         # One that began empty ends a little short of the full size, and is as good as a full one, unless
@@ -668,9 +720,14 @@ def path_of(directory: str, number: int) -> str:
     return f"{directory}/{number:012d}.wal"
 
 
-def number_of(name: str) -> int | None:
+def kept_path_of(directory: str, number: int) -> str:
+    return f"{directory}/{number:012d}.held"
+
+
+def number_of(name: str, ending: str = ".wal") -> int | None:
     """The number of the log file of this name, if it is the name of one."""
-    return int(name[:-4]) if name.endswith(".wal") and name[:-4].isdigit() else None
+    stem = name.removesuffix(ending)
+    return int(stem) if stem != name and stem.isdigit() else None
 
 
 def _encode(

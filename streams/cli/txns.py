@@ -37,8 +37,8 @@ def _shards(target: Target) -> Iterator[Shards]:
 @click.argument("prefix", default="")
 @connected
 def ls(target: Target, prefix: str) -> None:
-    """List open transactions of writers whose names begin with PREFIX, and the last committed epoch of each
-    writer. Exit code 5 when there is none."""
+    """List open transactions of writers whose names begin with PREFIX, commits with rows that are yet to be
+    rendered, and the last committed epoch of each writer. Exit code 5 when there is none."""
     columns = ("writer", "state", "epoch", "query", "records", "bytes", "expires_ts", "committed_ts")
     with _shards(target) as shards:
         rows = _rows(shards, prefix)
@@ -58,6 +58,10 @@ def _rows(shards: Shards, prefix: str) -> list[dict[str, Any]]:
             row["records"] += held.records
             row["bytes"] += held.bytes
             row["expires_ts"] = max(row["expires_ts"], held.expires_ms)
+        for commit in state.rendering:
+            fresh = {"writer": commit.writer, "state": "rendering", "epoch": commit.epoch, "records": 0}
+            row = rows.setdefault((commit.writer, commit.epoch, "rendering"), fresh)
+            row["records"] += commit.records
         for mark in state.marks:
             fresh = {"writer": mark.writer, "state": "committed", "epoch": mark.epoch, "query": mark.query}
             row = rows.setdefault((mark.writer, mark.epoch, "committed"), fresh | {"committed_ts": 0})

@@ -227,11 +227,21 @@ class Held(msgspec.Struct, array_like=True, frozen=True):
     expires_ms: int
 
 
+class Rendering(msgspec.Struct, array_like=True, frozen=True):
+    """A commit that stands and whose rows are not all rendered yet."""
+
+    writer: str
+    epoch: int
+    #: Rows that are left.
+    records: int
+
+
 class TxnState(msgspec.Struct, array_like=True, frozen=True):
     held: list[Held]
     marks: list[Mark]
     #: Whether there are more than are shown.
     more: bool = False
+    rendering: list[Rendering] = []
 
 
 BulkReply = Positions | Located | ColumnsPut | Put | Committed | Aborted | TxnState

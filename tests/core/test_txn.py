@@ -698,7 +698,7 @@ def test_a_crash_inside_a_commit_leaves_all_of_it_or_nothing(driver: Driver) -> 
 def test_rows_that_are_held_stay_when_their_log_is_to_go(driver: Driver) -> None:
     put(driver, {"b": [b"1"]})
     held = driver.machine.txns.oldest_lsn
-    assert held is not None and driver.machine.snapshot().needs_lsn == held
+    assert held is not None and driver.machine.snapshot().held == [held]
     assert driver.machine.keep_held(held - 1) is None
     outcome = driver.machine.keep_held(held)
     assert outcome is not None and isinstance(outcome.changes[0][1], changes.TxnKept)
@@ -743,6 +743,7 @@ def test_a_large_commit_is_decided_by_one_frame_and_needs_none_of_its_rows(drive
     assert outcome.waits_for_lsn == driver.machine.lsn and not outcome.needs
     assert driver.machine.boxes["b"].log.visible_seq == 1
     driver.sync()
+    assert driver.ask(bulk.TxnList()).rendering == [bulk.Rendering("w", 1, 15)]
     state = driver.state()
     assert (state.head_seq, state.count) == (11, 11)
     driver.append(9)  # others go on behind it

@@ -180,6 +180,7 @@ class Life:
         self._step: Coroutine[_Turn, Any, bool] | None = None
         self._turn: _Turn | None = None
         self._retention = Retention(self.found.needs_lsn)
+        self.wal.keeps = self._retention.keeps
         self._capture: Capture | None = None
         self._backlog: list[tuple[list[FrameParts], bool, bool]] = []
         self._until_logged: list[Parked] = []
@@ -355,6 +356,9 @@ class Life:
         if not self._file_work:
             return
         work = self._file_work.popleft()
+        if work is not True and work < 0:
+            self.wal.drop_kept(-work)
+            return
         if work is not True:
             for file in self.wal.files()[:-1]:
                 if file.number <= work:
@@ -448,7 +452,10 @@ class Life:
         state = capture.state()
         self._make_durable(state.lsn)
         self.snapshots.write(state.lsn, frames.encode_state(state))
-        self._retention.written(state.needs_lsn, names_in(state))
+        self._retention.written(state.needs_lsn, names_in(state), state.held)
+        for kept in self.wal.kept_files():
+            if not self._retention.keeps(kept.first_lsn, kept.last_lsn):
+                self._file_work.append(-kept.number)
         named = self._retention.named()
         if named is not None:
             self.upkeep.sweep(named)

@@ -172,3 +172,45 @@ def test_without_a_crash_nothing_is_done_twice_and_old_log_goes_although_rows_ar
     assert isinstance(life.submit(bulk.TxnCommit(held, [("p", 1)])), bulk.Committed)
     life.commit()
     assert list(read_all(life, "fsync", limit=1000).records.values())[-1]["data"] == "held"
+
+
+def test_large_transactions_keep_the_files_of_the_log_that_have_their_rows_and_no_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Others write far more than the log keeps while a transaction is open."""
+    monkeypatch.setattr(txn, "SMALL_RECORDS", 0)
+    world = World()
+    job, life = Job(1), begin(new_disk(), world)
+    held = bulk.Txn("slow", 1)
+    life.submit(put_of(held, "p", 0, pack(["fsync"], [1], [b'"held"'])))
+    put_lsn = life.machine.lsn
+    job.run(life)
+    for _ in range(3):
+        while life.do_render() or life.do_upkeep():
+            pass
+        life.submit(commands.PutBox("another", BoxPatch()))
+        life._make_durable(life.machine.lsn)
+        life.begin_snapshot()
+        life.finish_snapshot()
+        for _ in range(5):
+            life.do_file_work()
+    assert life.machine.txns.oldest_lsn == put_lsn, "it was not written again"
+    assert life.wal.files()[0].first_lsn > put_lsn, "the log has gone on without it"
+    (kept,) = life.wal.kept_files()
+    assert kept.first_lsn <= put_lsn <= kept.last_lsn
+    life.end()
+    world.ended(Level.KILL)
+    life = begin(life.disk.kill(), world)
+    assert isinstance(life.submit(bulk.TxnCommit(held, [("p", 1)])), bulk.Committed)
+    while life.do_render():
+        pass
+    assert list(read_all(life, "fsync", limit=1000).records.values())[-1]["data"] == "held"
+    for _ in range(3):
+        life.submit(commands.PutBox("another", BoxPatch(ttl_ms=life.machine.lsn)))
+        life._make_durable(life.machine.lsn)
+        life.begin_snapshot()
+        life.finish_snapshot()
+        for _ in range(5):
+            life.do_file_work()
+    assert not life.wal.kept_files()
+    life.machine.check()

@@ -401,7 +401,6 @@ def replayed(
             change.batch.lsn = frame.lsn
             box.log.hydrate(change.batch)
         elif frame.lsn in held:
-            assert state is not None and frame.lsn >= state.needs_lsn, "needs_lsn covers every named chunk"
             held.remove(frame.lsn)
             chunk = decoded(frame)
             assert isinstance(chunk, changes.TxnHeld)
