@@ -13,7 +13,7 @@ rows that are not rendered cannot be sealed.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, Protocol
+from typing import Protocol
 
 import trio
 
@@ -38,10 +38,6 @@ _HOLD_S, _LOOK_S = 0.5, 0.01
 class Logger(Protocol):
     def __call__(self, outcome: Outcome) -> None:
         """Notes changes of the machine for the log, and hands them over."""
-
-
-def _in_thread(work: Callable[..., Any], *args: Any) -> Awaitable[Any]:
-    return trio.to_thread.run_sync(work, *args)
 
 
 class CommitRenderer:

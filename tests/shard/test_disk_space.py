@@ -76,6 +76,17 @@ def test_a_level_begins_at_its_watermark_and_ends_an_eighth_above_it() -> None:
     assert level_at(10_000) == Level.OK
 
 
+def test_a_commit_is_refused_when_the_disk_has_no_room_for_its_rows_to_be_rendered() -> None:
+    disk = FaultDisk("/data")
+    space = DiskSpace(disk, "/data", low_bytes=800, full_bytes=80)
+    disk.free = 1000 * MIB
+    space.look()
+    assert space.lacks(900 * MIB) is None and space.lacks(MIB) is None
+    refused = space.lacks(1000 * MIB)
+    assert isinstance(refused, DiskFull) and "free space" in str(refused)
+    assert space.level == Level.OK and space.refused == 1
+
+
 def test_watermarks_fit_the_disk_unless_they_are_given() -> None:
     disk = FaultDisk("/data")
     space = DiskSpace(disk, "/data")
