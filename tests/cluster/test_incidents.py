@@ -14,7 +14,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -382,7 +381,7 @@ def test_a_clock_that_was_set_is_named_and_a_restart_takes_the_new_time(tmp_path
         assert wrong_now(server) == set()
         assert append(server, "orders", 2) == 200
         records = ask(server, "POST", "/v0/boxes/orders/diff", {})[1]["records"]
-        assert records[1]["$ts"] - records[0]["$ts"] >= 3_600_000 > time.time() - records[0]["$ts"] / 1000
+        assert records[1]["$ts"] - records[0]["$ts"] >= 3_600_000
 
 
 def test_keys_that_cannot_be_read_are_named_and_a_reload_takes_them_when_they_can(tmp_path: Path) -> None:
