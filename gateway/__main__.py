@@ -27,7 +27,6 @@ from gateway.descriptors import fit_connections
 from gateway.dispatch import Dispatch
 from gateway.edge import FrontLimits, FrontName, serve_front
 from gateway.edge_rules import BODY_BYTES_IN_FLIGHT, body_budget
-from gateway.gate import says_urgent
 from gateway.http import Request
 from gateway.key_use import KeyUse
 from gateway.limits import share_of
@@ -62,7 +61,8 @@ async def run(arguments: ChildArgs) -> int:
     urgent = [
         Link(shard, path, is_urgent=True, states=states) for shard, path in enumerate(arguments.sockets)
     ]
-    dispatch = Dispatch(Placement.from_json(arguments.placement), links, config.thresholds, urgent)
+    bulk = [Link(shard, path, states=states) for shard, path in enumerate(arguments.sockets)]
+    dispatch = Dispatch(Placement.from_json(arguments.placement), links, config.thresholds, urgent, bulk)
     pressure = GatewayPressure(dispatch, config.thresholds)
     draining = trio.Event()
     watch = Watch(
@@ -134,7 +134,7 @@ async def run(arguments: ChildArgs) -> int:
     )
     front: FrontName = "hypercorn" if config.front == "hypercorn" else "edge"
     async with trio.open_nursery() as nursery:
-        for link in links + urgent + others:
+        for link in links + urgent + bulk + others:
             nursery.start_soon(link.run)
         if arguments.index == 0:  # one of each is enough, and two would be in each other's way
             nursery.start_soon(Carrier(dispatch).run)
@@ -147,7 +147,7 @@ async def run(arguments: ChildArgs) -> int:
         nursery.start_soon(s2.history.run)
         nursery.start_soon(pressure.run)
         nursery.start_soon(dispatch.answers.run)
-        nursery.start_soon(_end_polls, links, draining)
+        nursery.start_soon(_end_polls, links + bulk, draining)
         nursery.start_soon(_watch_signals, draining, partial(_read_keys_again, arguments, guard, watch))
         nursery.start_soon(_watch_parent, arguments.parent_fd, draining)
         await nursery.start(watch.run, draining)
@@ -164,20 +164,19 @@ async def run(arguments: ChildArgs) -> int:
                         front=front,
                         socket_handler=api.sockets.serve,
                         admit=None if guard is None else api.admit_body,
-                        is_urgent=says_urgent,
                         bodies=bodies,
                         table=table,
                         answers=dispatch.answers,
                     )
                 )
                 report.fronts.append(served)
-                pressure.watch_over(served.turns)
+                pressure.watch_over(served.scheduler)
             gc.collect()
             gc.freeze()
             # What was refused or cancelled is garbage in cycles, some 10 MB of it before 50,000 objects have
             # piled up. To look at 5,000 takes a fifth of a millisecond.
             gc.set_threshold(5_000, 50, 100)
-            nursery.start_soon(_tell_when_linked, arguments.ready_fd, links + urgent, others)
+            nursery.start_soon(_tell_when_linked, arguments.ready_fd, links + urgent + bulk, others)
         await s2.history.finish(config.drain_ms / 1000)
         nursery.cancel_scope.cancel()
     log.info("drained")

@@ -10,13 +10,12 @@ from urllib.parse import urlencode
 import orjson
 import trio
 
-from gateway.gate import Gate, says_urgent, skips, skips_by_query
+from gateway.gate import Gate, PageWindow
 from gateway.http import Buffer
 from gateway.links import Link
-from gateway.memory import answer_budget
+from gateway.memory import EVERYONE, answer_budget
 from gateway.placement import Placement
 from gateway.process_states import REASONS
-from gateway.turns import Urgency
 from streams.protocol import wire
 from streams.protocol.access import Grant
 from streams.protocol.errors import InvalidRequest, ShardUnavailable, StreamsError
@@ -41,58 +40,57 @@ class Dispatch:
         links: list[Link],
         thresholds: Thresholds | None = None,
         urgent: list[Link] | None = None,
+        bulk: list[Link] | None = None,
     ) -> None:
         self.placement = placement
         self.links = links
         #: By shard too: for what must not wait behind the appends of others.
         self.urgent = urgent or links
-        self.urgency = Urgency()
+        #: By shard too: for requests whose answers are large, so that others do not wait behind those.
+        self.bulk = bulk or links
         #: What bounds the answers of this gateway. While it is exceeded, shards produce no pages for us.
         self.answers = answer_budget()
         self.answers.on_full = self._hold_pages
-        #: By shard: where appends wait while there is too much to do.
+        #: By shard: where appends and requests for pages wait while there is too much to do.
         self.gates = [Gate(thresholds or Thresholds()) for _ in links]
+        self.page_windows = [PageWindow() for _ in links]
 
     def __repr__(self) -> str:
         return f"<Dispatch {self.placement!r}, {sum(link.is_up for link in self.links)} links up>"
 
     def _hold_pages(self, is_full: bool) -> None:
-        for link in {*self.links, *self.urgent}:
+        for link in {*self.links, *self.urgent, *self.bulk}:
             link.hold_pages(is_full)
 
-    async def to_owner(self, op: int, head: wire.RequestHead, body: Buffer) -> wire.Message:
-        link = self.links[self.placement.shard_of(head.box)]
-        return await link.call(op, _encode_head(head), body)
+    async def to_owner(
+        self, op: int, head: wire.RequestHead, body: Buffer, *, is_bulk: bool = False
+    ) -> wire.Message:
+        links = self.bulk if is_bulk else self.links
+        return await links[self.placement.shard_of(head.box)].call(op, _encode_head(head), body)
 
     async def append(
-        self, head: wire.RequestHead, body: Buffer, waited_s: float = 0.0
+        self,
+        head: wire.RequestHead,
+        body: Buffer,
+        waited_s: float = 0.0,
+        *,
+        owner: str = EVERYONE,
+        is_urgent: bool = False,
     ) -> tuple[wire.Message, float]:
-        """The same for an append, in its turn: its answer, and how long it waited for that, in seconds, with
-        what it had waited before."""
+        """Send an append when its owner's turn has come. Returns the answer and how many seconds the append
+        has waited, with those that it had waited before."""
         shard = self.placement.shard_of(head.box)
         gate = self.gates[shard]
-        must_wait = not gate.has_room or gate.is_late(waited_s)
-        is_urgent = skips_by_query(head.query) or says_urgent(body) or (must_wait and skips(body))
-        if must_wait and not is_urgent:
-            waited_s += await gate.enter(waited_s)
-        else:
-            gate.go_in()
-        if is_urgent:
-            self.urgency.begin()
+        size = len(body)
+        waited_s += await gate.enter(owner, size, is_urgent=is_urgent)
         try:
             link = (self.urgent if is_urgent else self.links)[shard]
             return await link.call(wire.OP_APPEND, _encode_head(head), body), waited_s
         finally:
-            gate.leave()
             if is_urgent:
-                self.urgency.end()
-
-    async def enter(self, shard: int) -> Gate:
-        """The same for a write that is sent in another form: whose gate it was, for the caller to leave."""
-        gate = self.gates[shard]
-        if not gate.try_enter():
-            await gate.enter()
-        return gate
+                gate.leave_urgent(size)
+            else:
+                gate.leave(size)
 
     async def to_all(
         self, op: int, head: wire.RequestHead, within_s: float = inf

@@ -25,10 +25,11 @@ from gateway.connection_table import ConnectionTable, OpenConnection
 from gateway.edge_connection import Connection
 from gateway.edge_rules import FrontLimits, body_budget, log
 from gateway.h1 import HeadMemory, HeadWriter
-from gateway.http import Admit, Handler, IsUrgent, SocketHandler
+from gateway.http import Admit, Handler, SocketHandler
 from gateway.memory import MemoryBudget, answer_budget
+from gateway.request_scheduler import RequestScheduler
 from gateway.slice_lane import SliceLane
-from gateway.turns import Turns
+from gateway.urgency import head_is_urgent
 
 if TYPE_CHECKING:
     from gateway.hyper import HypercornServer
@@ -72,7 +73,6 @@ async def serve_front(
     front: FrontName = "edge",
     socket_handler: SocketHandler | None = None,
     admit: Admit | None = None,
-    is_urgent: IsUrgent | None = None,
     bodies: MemoryBudget | None = None,
     table: ConnectionTable | None = None,
     answers: MemoryBudget | None = None,
@@ -84,9 +84,7 @@ async def serve_front(
     `bodies`, `table` and `answers`.
     """
     limits = limits or FrontLimits()
-    served = Front(
-        listener, handler, draining, limits, front, socket_handler, admit, is_urgent, bodies, table, answers
-    )
+    served = Front(listener, handler, draining, limits, front, socket_handler, admit, bodies, table, answers)
     await served.run(task_status)
 
 
@@ -103,21 +101,19 @@ class Front:
         name: FrontName,
         socket_handler: SocketHandler | None = None,
         admit: Admit | None = None,
-        is_urgent: IsUrgent | None = None,
         bodies: MemoryBudget | None = None,
         table: ConnectionTable | None = None,
         answers: MemoryBudget | None = None,
     ) -> None:
         self.handler = handler
         self.admit = admit
-        self.is_urgent = is_urgent
         self.limits = limits
         self.name = name
         self.bodies = body_budget(limits) if bodies is None else bodies
         self.answers = answer_budget() if answers is None else answers
         self.writer = HeadWriter()
         self.heads = HeadMemory(limits)
-        self.turns = Turns()
+        self.scheduler = RequestScheduler(head_is_urgent)
         self.lane = SliceLane()
         self.table = table or ConnectionTable(limits.connections_max, limits.connections_per_address_max)
         self.closures = self.table.closures
@@ -156,7 +152,7 @@ class Front:
                     await self._load_hypercorn()
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._sweep)
-                    nursery.start_soon(self.turns.run)
+                    nursery.start_soon(self.scheduler.run)
                     async with self._accepting(nursery):
                         task_status.started(self)
                         await self._draining.wait()

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 import trio
 from trio.lowlevel import wait_readable, wait_writable
 
+from gateway import urgency
 from gateway.edge_incoming import IncomingBody
 from gateway.edge_rules import (
     CHUNKED,
@@ -47,6 +48,7 @@ from gateway.h1 import (
 )
 from gateway.http import BodyBroken, Buffer, Live, RefusedEarly, Request, Response, Stalled
 from gateway.memory import EVERYONE, STRANGERS, Charge
+from gateway.request_scheduler import PIECE_BYTES, REQUEST_COST
 from streams.protocol.errors import InvalidRequest, StreamsError
 
 if TYPE_CHECKING:
@@ -77,9 +79,11 @@ class Expired(Exception):
 class Connection:
     __slots__ = (
         "_charge",
+        "_cost",
         "_front",
         "_head",
-        "_is_patient",
+        "_is_urgent",
+        "_owner",
         "_pending",
         "_place",
         "_sock",
@@ -97,8 +101,11 @@ class Connection:
         #: The memory of the body that is being read or handled.
         self._charge: Charge | None = None
         self._pending = b""
-        #: Whether its last request was not urgent, as far as that was looked at.
-        self._is_patient = False
+        #: What its last request was: whose, how expensive, and whether it said that it is urgent. The next
+        #: one takes its turn as if it were the same.
+        self._owner = EVERYONE if front.admit is None else STRANGERS
+        self._cost = REQUEST_COST
+        self._is_urgent = False
         #: How long the request that is served has waited for its turn.
         self._waited_s = 0.0
         self.deadline = inf
@@ -115,7 +122,7 @@ class Connection:
 
     def wake(self) -> None:
         """Interrupts whatever this connection waits for on its socket."""
-        self._front.turns.interrupt(self._sock)
+        self._front.scheduler.interrupt(self._sock)
         trio.lowlevel.notify_closing(self._sock)
 
     async def run(self) -> bytes | None:
@@ -156,6 +163,9 @@ class Connection:
                 return raw + self._pending
             self._head = head
             self.served += 1
+            self._is_urgent = "urgent" in head.query or urgency.HEADER in head.headers
+            if self._is_urgent:
+                front.scheduler.note_urgent()
             if head.is_full_duplex:
                 del data
                 if not await self._serve_full_duplex(head):
@@ -164,6 +174,7 @@ class Connection:
             body: Buffer | None = self._cut_body(head)
             if body is None:
                 body = await self._read_body(head)
+            self._cost = REQUEST_COST + 2 * len(body)
             self.deadline = inf
             headers = head.headers.copy()
             request = Request(head.method, head.path, head.query, headers, body, perf_counter_ns())
@@ -178,6 +189,8 @@ class Connection:
                 if request.charge is not None:
                     request.charge.close()
                     self._charge = None
+            if request.key is not None:
+                self._owner = request.key.id
             if not self._place.is_kept and (request.key is not None or front.admit is None):
                 self._place.keep()
             keep_alive = head.keep_alive and not front.is_draining
@@ -207,8 +220,8 @@ class Connection:
                 await trio.sleep(pause_s)
             if self._pending and (self.served % PIPELINE_TURN == 0 or not self._place.is_kept):
                 await trio.lowlevel.checkpoint()
-                if not front.turns.try_take():
-                    await front.turns.take()
+                if not front.scheduler.try_take():
+                    await front.scheduler.take(self._owner)
 
     async def _serve_full_duplex(self, head: Head) -> bool:
         """Answers a request while its body arrives. Returns True if another request can follow.
@@ -245,20 +258,21 @@ class Connection:
 
     async def _receive_idle(self) -> bytes:
         """The first bytes of the next request; b"" when there will be none."""
-        sock, turns = self._sock, self._front.turns
+        sock, scheduler = self._sock, self._front.scheduler
         self.deadline = self._front.idle_deadline_s
         self.is_idle = True
         while not self._front.is_draining:
             try:
-                if self._is_patient and turns.rests:
-                    self._waited_s = await turns.wait_readable(sock)
+                if scheduler.is_crowded and not self._is_urgent:
+                    self._waited_s = await scheduler.wait_readable(sock, self._owner, self._cost)
                 else:
                     await wait_readable(sock)
-                    if not turns.try_take() and not self._is_urgent():
-                        self._waited_s = await turns.take()
+                    if not scheduler.try_take(self._cost):
+                        is_urgent = scheduler.peek_urgent(sock)
+                        if not (is_urgent and scheduler.try_take_urgent()):
+                            wait = scheduler.take(self._owner, self._cost, is_urgent=is_urgent)
+                            self._waited_s = await wait
                 data = bytes(_landing[: sock.recv_into(_landing)])
-                if self._is_patient:
-                    self._note_patience(data)
                 self.is_idle = False
                 return data
             except BlockingIOError:
@@ -271,15 +285,6 @@ class Connection:
             return bytes(_landing[: sock.recv_into(_landing)])
         except BlockingIOError:
             return b""
-
-    def _is_urgent(self) -> bool:
-        """Looks at what has come, and leaves it where it is: nothing of a request is held before its turn."""
-        self._note_patience(_landing[: self._sock.recv_into(_landing, 0, socket.MSG_PEEK)])
-        return not self._is_patient
-
-    def _note_patience(self, data: Buffer) -> None:
-        says_urgent = self._front.is_urgent
-        self._is_patient = says_urgent is None or not says_urgent(data)
 
     async def _receive(self) -> bytes:
         """Waits, then reads; b"" is the end."""
@@ -494,9 +499,12 @@ class Connection:
         return [start, *parts]
 
     def _send_nowait(self, parts: Sequence[Buffer]) -> int:
-        """Sends what the socket takes at once. -1 when that was all, else how many bytes."""
+        """Sends what the socket takes at once. -1 when that was all, else how many bytes. A large answer is
+        left to `_send_rest`, which sends it in pieces."""
         try:
             if len(parts) > 1:
+                if sum(map(len, parts)) > PIECE_BYTES:
+                    return 0
                 return self._sock.sendmsg(parts[:SENDMSG_PARTS_MAX])
             sent = self._sock.send(parts[0])
             return -1 if sent == len(parts[0]) else sent
@@ -519,7 +527,7 @@ class Connection:
         """Sends as the client takes it. A client that stalls while others need its room is cut off."""
         if charge is not None:
             charge.watch(self.wake)
-        limits = self._front.limits
+        limits, scheduler = self._front.limits, self._front.scheduler
         started_s = trio.current_time()
         total = sent
         views = [memoryview(part) for part in parts]
@@ -532,7 +540,11 @@ class Connection:
                 raise Expired
             try:
                 await wait_writable(self._sock)
-                sent = self._sock.sendmsg(views[:SENDMSG_PARTS_MAX])
+                piece = _first(views, PIECE_BYTES)
+                cost = sum(map(len, piece))
+                if not scheduler.try_take(cost):
+                    await scheduler.take(self._owner, cost)
+                sent = self._sock.sendmsg(piece)
             except trio.ClosedResourceError:
                 raise Expired from None
             except BlockingIOError:
@@ -669,6 +681,17 @@ def _after(views: list[memoryview], count: int) -> list[memoryview]:
     if rest and count:
         rest[0] = rest[0][count:]
     return rest
+
+
+def _first(views: list[memoryview], count: int) -> list[memoryview]:
+    """The first `count` bytes of `views`, or all of them, in as many buffers as one call can send."""
+    found: list[memoryview] = []
+    for view in views[:SENDMSG_PARTS_MAX]:
+        found.append(view[:count])
+        count -= len(found[-1])
+        if count <= 0:
+            break
+    return found
 
 
 async def refused_stream(request: Request, response: Response) -> Response:

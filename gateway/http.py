@@ -248,9 +248,6 @@ class RefusedEarly(Exception):
 #: of the body (`gateway/memory.py`). Raises `StreamsError` or `RefusedEarly`. None: the server has no keys.
 Admit = Callable[[str, dict[str, str], str], Awaitable[str]]
 
-#: Looks at what has come of a request, head and all, and says whether it should be served before others.
-IsUrgent = Callable[[Buffer], bool]
-
 #: Serves one WebSocket. It is given the request's headers and a way to accept; what it raises before that is
 #: answered as to any request. Its return closes the socket.
 SocketHandler = Callable[[dict[str, str], Callable[[], Awaitable[Socket]]], Awaitable[None]]

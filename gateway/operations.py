@@ -39,12 +39,19 @@ _STREAM: Mapping[str, Schema] = {
     "include_data": _flag(True),
     "consistency": {"enum": ["eventual", "strong"], "default": "eventual"},
 }
+_URGENT: Schema = {
+    **_flag(False),
+    "description": "Goes before others, and is not refused for pressure. So does `X-Streams-Urgent: 1`.",
+}
 _LINES: Mapping[str, Schema] = {
     "node": _TEXT,
     "idempotency_key": _TEXT,
     "create": {"type": "boolean"},
     "config": {**_TEXT, "description": "A box config as JSON; with lines as the body."},
-    "disable_backpressure": _flag(False),
+    "disable_backpressure": {
+        **_flag(False),
+        "description": "Not refused for pressure; with lines as the body. It may still wait: see `urgent`.",
+    },
     "match_seq": _NUMBER,
     "fencing_token": _TEXT,
     "trim_before_seq": _NUMBER,
@@ -150,9 +157,9 @@ OPERATIONS: Final[dict[str, Operation]] = {
         tag="records",
         body=schemas.AppendBody,
         other_body=NDJSON,
-        query={"return_seqs": _flag(True), **_LINES},
+        query={"return_seqs": _flag(True), "urgent": _URGENT, **_LINES},
         answers={200: schemas.Appended, 201: schemas.Appended},
-        headers=("Idempotency-Key",),
+        headers=("Idempotency-Key", "X-Streams-Urgent"),
     ),
     "POST /v0/boxes/{box}/diff": _at_box(
         "Read on from a position; wait for more.",

@@ -1,8 +1,8 @@
-"""Measures how hard a gateway and the way to each shard are pressed, and moves the gates and turns
+"""Measures how hard a gateway and the way to each shard are pressed, and adjusts the gates and schedulers
 (v0 §9).
 
 A probe to each shard travels behind the appends on its link, so its round trip, less what it waited for us,
-is what the next append would wait for. Probes also tell the shard how pressed this gateway is.
+is what the next append would wait for. Probes also report the level of this gateway to the shard.
 
 Bounds: one probe to a shard at a time; twenty a second while there are appends, one otherwise.
 """
@@ -15,7 +15,7 @@ import trio
 
 from gateway.dispatch import Dispatch
 from gateway.links import Link
-from gateway.turns import Turns
+from gateway.request_scheduler import RequestScheduler
 from streams.protocol import pressure, wire
 from streams.protocol.errors import StreamsError
 from streams.protocol.reports import PressureReport
@@ -24,8 +24,6 @@ from streams.protocol.reports import PressureReport
 _PROBE_S = 0.05
 #: With nothing to do, one is enough: the first that is busy again brings the next.
 _IDLE_PROBE_S = 1.0
-#: For how long after an urgent append others leave most of the time to the next one.
-_URGENT_S = 0.25
 #: When to look again for a shard that is away.
 _AWAY_S = 0.1
 
@@ -34,10 +32,8 @@ class GatewayPressure:
     def __init__(self, dispatch: Dispatch, thresholds: pressure.Thresholds) -> None:
         self._dispatch = dispatch
         self._gauge = pressure.Gauge(thresholds)
-        #: How long clients wait for their turn. It is told and changes nothing: what is done about pressure
-        #: is what makes them wait.
+        #: How long clients wait for their turn. Reported only: no decision depends on it.
         self._line = pressure.Gauge(thresholds)
-        self._late_s = thresholds.throttle_lag_ms / 1000
         #: By shard: the last round trip, and since when the probe that is out has been.
         self._round_trips_s = [0.0] * len(dispatch.links)
         self._probed_s: list[float | None] = [None] * len(dispatch.links)
@@ -45,24 +41,22 @@ class GatewayPressure:
         #: Set while there is something to do.
         self._busy = trio.Event()
         #: Of each front.
-        self._turns: list[Turns] = []
+        self._schedulers: list[RequestScheduler] = []
 
     def __repr__(self) -> str:
         return f"<GatewayPressure {self._gauge!r}>"
 
-    def watch_over(self, turns: Turns) -> None:
-        """From now on, its rounds are as long as pressure and what is urgent allow."""
-        turns.late_s = self._late_s
-        turns.urgency = self._dispatch.urgency
-        self._turns.append(turns)
+    def watch_over(self, scheduler: RequestScheduler) -> None:
+        self._schedulers.append(scheduler)
 
     def report(self) -> PressureReport:
         gates = self._dispatch.gates
+        windows = [*gates, *self._dispatch.page_windows]
         return PressureReport(
             level=max(self._gauge.level, self._line.level, *(gate.gauge.level for gate in gates)),
             lag_s=round(self._gauge.lag_ms / 1000, 6),
-            throttled=sum(gate.throttled for gate in gates),
-            paced=sum(gate.paced for gate in gates),
+            throttled=sum(window.throttled for window in windows),
+            paced=sum(window.paced for window in windows),
         )
 
     async def run(self) -> None:
@@ -79,16 +73,15 @@ class GatewayPressure:
             late_s = now_s - began_s - self._pause_s
             lag_ms = pressure.own_lag_ms(late_s, worked_s)
             self._gauge.sample(lag_ms)
-            self._line.sample(1000 * max((turns.longest_s for turns in self._turns), default=0.0))
+            self._line.sample(1000 * max((each.longest_s for each in self._schedulers), default=0.0))
             is_busy = max(self._gauge.level, self._line.level) != pressure.NONE
             gates = self._dispatch.gates
             for at, gate in enumerate(gates):
                 is_busy = is_busy or gate.is_busy
-                gate.sample(max(lag_ms, 1000 * (self._behind_s(at, now_s) - late_s)))
-            is_pressed = self._gauge.level != pressure.NONE or any(gate.is_pressed for gate in gates)
-            is_urgent = now_s < self._dispatch.urgency.last_s + _URGENT_S
-            for turns in self._turns:
-                turns.sample(is_pressed=is_pressed, is_urgent=is_urgent)
+                # How late this process is says nothing of the shard: fewer appends in flight would not help.
+                gate.sample(max(0.0, 1000 * (self._behind_s(at, now_s) - max(0.0, late_s))))
+            for scheduler in self._schedulers:
+                scheduler.sample()
             self._pause_s = pressure.SAMPLE_S if is_busy else pressure.IDLE_SAMPLE_S
             if is_busy:
                 self._busy.set()

@@ -56,8 +56,10 @@ class SelfReport:
             requests=self.answered,
             routes={route: times.facts() for route, times in self.route_times.items() if times.is_used},
             in_flight=[
-                link.in_flight + urgent.in_flight
-                for link, urgent in zip(self._dispatch.links, self._dispatch.urgent, strict=True)
+                sum(link.in_flight for link in set(links))
+                for links in zip(
+                    self._dispatch.links, self._dispatch.urgent, self._dispatch.bulk, strict=True
+                )
             ],
             delivery=[times.facts() for times in self._watch.feeds.delivery_times],
             s2=self._inflight.report(),

@@ -1,17 +1,23 @@
-"""Writers who do not care whether the server keeps up: `python -m loadtests.flood < plan.json > result.json`.
+"""Many clients that want more than the server can do: `python -m loadtests.flood < plan.json > result.json`.
 
-Open loop: requests are due at a fixed rate, whatever became of those before. A request that is due goes out
-on the next free connection; with none free it waits, and what waits for longer than a second is given up
-unsent. What is refused is not repeated: a client that repeats would offer more the less is taken. With a rate
-of 0 it is a closed loop, which finds out what the server can take.
+Each client has one connection and one request at a time. Open loop: requests become due at a fixed rate,
+whatever became of those before, and a due request goes out on the next free client; while all clients wait
+for an answer it is queued at the clients. A client that is answered 429 waits as long as the answer says and
+sends the same request again. With a rate of 0 it is a closed loop: every client sends as soon as it may.
+
+The result says whether this process was the limit: `behind` is the part of the time in which a request was
+due, a client was free, and this process had not sent it for 20 ms.
 
 Bounds: `connections` connections, `seconds` seconds, answers of at most 64 KiB.
 """
 
 from __future__ import annotations
 
+import heapq
 import json
 import os
+import re
+import resource
 import select
 import socket
 import sys
@@ -21,8 +27,11 @@ from typing import Any
 
 from loadtests.generator import append_body, http_request
 
-_GIVEN_UP_S = 1.0
 _DRAIN_S = 30.0
+#: A turn of the loop that takes longer than this, with something to send, counts as being behind.
+_BEHIND_S = 0.02
+_HELLO = b"GET /v0/health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+_retry_after = re.compile(rb'"retry_after_ms":(\d+)').search
 
 
 class Flood:
@@ -33,82 +42,112 @@ class Flood:
         self._requests = [http_request(f"/v0/boxes/{box}?return_seqs=false", body) for box in plan["boxes"]]
         self._epoll = select.epoll()
         self._free: deque[socket.socket] = deque()
-        self._busy: dict[int, tuple[socket.socket, float]] = {}
-        self._boxes: dict[int, int] = {}
+        #: By descriptor: the client, when it first sent its request, and which box it is for.
+        self._busy: dict[int, tuple[socket.socket, float, int]] = {}
+        #: Clients that were refused: when they may send again.
+        self._resting: list[tuple[float, int]] = []
         for _ in range(plan["connections"]):
             sock = socket.create_connection(("127.0.0.1", plan["port"]))
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # A gateway holds few connections of one address that have not made a request.
+            sock.sendall(_HELLO)
+            sock.recv(65536)
             self._epoll.register(sock, select.EPOLLIN)
             self._free.append(sock)
         self._next_box = 0
         self.taken = [0] * len(plan["boxes"])
-        self.refused = self.refused_badly = self.failed = self.given_up = 0
+        self.taken_late = self.begun = self.sent = self.refused = self.refused_badly = self.failed = 0
         self.first_failure = ""
         self.latencies_s: list[float] = []
+        self._is_over = False
 
     def run(self) -> dict[str, Any]:
-        began_s = monotonic()
-        due_s = began_s
-        step_s = 1 / self._rate if self._rate else 0.0
+        began_s = last_s = monotonic()
+        behind_s = 0.0
         while (now_s := monotonic()) - began_s < self._seconds:
-            while self._free and due_s <= now_s:
+            if now_s - last_s > _BEHIND_S and self._free and self._is_due(last_s - began_s):
+                behind_s += now_s - last_s
+            last_s = now_s
+            while self._resting and self._resting[0][0] <= now_s:
+                self._send_again(heapq.heappop(self._resting)[1])
+            while self._free and self._is_due(now_s - began_s):
                 self._send(now_s)
-                due_s += step_s
-            if now_s - due_s > _GIVEN_UP_S and step_s:
-                missed = int((now_s - due_s) / step_s)
-                self.given_up += missed
-                due_s += missed * step_s
-            wait_s = max(0.0, due_s - now_s) if self._free else 1.0
-            self._receive(min(wait_s, 0.05))
+            self._receive(0.005 if self._free or self._resting else 0.05)
         took_s = monotonic() - began_s
+        taken = sum(self.taken)
+        self._is_over = True
         until_s = monotonic() + _DRAIN_S
-        while self._busy and monotonic() < until_s:
+        while len(self._busy) > len(self._resting) and monotonic() < until_s:
             self._receive(0.05)
         self.latencies_s.sort()
+        used = resource.getrusage(resource.RUSAGE_SELF)
         return {
             "seconds": took_s,
-            "taken": sum(self.taken),
-            "taken_by_box": self.taken,
+            "taken": taken,
+            "taken_in_all": sum(self.taken),
+            "offered": int(took_s * self._rate) if self._rate else self.begun,
+            "begun": self.begun,
+            "sent": self.sent,
             "refused": self.refused,
             "refused_badly": self.refused_badly,
             "failed": self.failed,
-            "unanswered": len(self._busy),
+            "unanswered": len(self._busy) - len(self._resting),
             "first_failure": self.first_failure,
-            "given_up": self.given_up,
-            "p99_ms": 1000 * self.latencies_s[int(len(self.latencies_s) * 0.99)] if self.latencies_s else 0.0,
+            "behind": behind_s / took_s,
+            "cpu_s": used.ru_utime + used.ru_stime,
+            "p50_ms": 1000 * share(self.latencies_s, 0.5),
+            "p99_ms": 1000 * share(self.latencies_s, 0.99),
         }
+
+    def _is_due(self, spent_s: float) -> bool:
+        return not self._rate or self.begun < spent_s * self._rate
 
     def _send(self, now_s: float) -> None:
         sock = self._free.popleft()
         box = self._next_box = (self._next_box + 1) % len(self._requests)
+        self._busy[sock.fileno()] = (sock, now_s, box)
+        self.begun += 1
+        self._send_again(sock.fileno())
+
+    def _send_again(self, fd: int) -> None:
+        sock, _, box = self._busy[fd]
+        self.sent += 1
         sock.sendall(self._requests[box])
-        self._busy[sock.fileno()] = (sock, now_s)
-        self._boxes[sock.fileno()] = box
 
     def _receive(self, wait_s: float) -> None:
         for fd, _ in self._epoll.poll(wait_s):
-            sock, sent_s = self._busy.pop(fd)
+            sock, first_s, box = self._busy[fd]
             answer = sock.recv(65536)
-            self._count(fd, answer, monotonic() - sent_s)
+            status = answer[9:12]
+            if status == b"429":
+                self._rest(fd, answer)
+                continue
+            if status in (b"200", b"201"):
+                self.taken[box] += 1
+                self.latencies_s.append(monotonic() - first_s)
+            else:
+                self.failed += 1
+                self.first_failure = self.first_failure or answer[:300].decode(errors="replace")
+            del self._busy[fd]
             self._free.append(sock)
 
-    def _count(self, fd: int, answer: bytes, took_s: float) -> None:
-        status = answer[9:12]
-        if status in (b"200", b"201"):
-            self.taken[self._boxes[fd]] += 1
-            self.latencies_s.append(took_s)
-        elif status == b"429":
-            self.refused += 1
-            if b"\r\nretry-after: " not in answer or b'"retry_after_ms":' not in answer:
-                self.refused_badly += 1
-        else:
-            self.failed += 1
-            self.first_failure = self.first_failure or answer[:300].decode(errors="replace")
+    def _rest(self, fd: int, answer: bytes) -> None:
+        self.refused += 1
+        wait_ms = _retry_after(answer)
+        if b"\r\nretry-after: " not in answer or wait_ms is None:
+            self.refused_badly += 1
+        heapq.heappush(self._resting, (monotonic() + (int(wait_ms[1]) if wait_ms else 1000) / 1000, fd))
+
+
+def share(sorted_values: list[float], part: float) -> float:
+    return sorted_values[int(len(sorted_values) * part)] if sorted_values else 0.0
 
 
 def main() -> None:
     # As if it ran on another machine, as far as that goes: the server is served first.
     os.nice(5)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     plan = json.loads(sys.stdin.read())
     json.dump(Flood(plan).run(), sys.stdout)
 

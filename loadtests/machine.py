@@ -99,6 +99,12 @@ def resident_bytes(pid: int) -> int:
     raise ValueError(f"/proc/{pid}/smaps_rollup has no Pss")
 
 
+def process_cpu_s(pid: int) -> float:
+    """CPU seconds that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def filesystem_of(path: Path) -> str:
     best, kind = "", "unknown"
     for line in Path("/proc/mounts").read_text().splitlines():

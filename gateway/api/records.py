@@ -7,6 +7,7 @@ from gateway.api.answers import from_shard
 from gateway.content import is_ndjson, uncompressed
 from gateway.dispatch import Dispatch
 from gateway.http import Request, Response
+from gateway.urgency import is_urgent
 from streams.protocol import wire
 from streams.protocol.errors import InvalidRequest
 from streams.protocol.names import shown
@@ -27,7 +28,9 @@ class Records:
         grant, account = (None, "") if key is None else (key.passed_on, key.account)
         idempotency_key = request.headers.get("idempotency-key", "")
         head = wire.RequestHead(box, request.query, form, idempotency_key, grant, account)
-        answer, waited_s = await self._dispatch.append(head, body, request.waited_s)
+        answer, waited_s = await self._dispatch.append(
+            head, body, request.waited_s, owner=request.owner, is_urgent=is_urgent(request)
+        )
         return from_shard(request, answer, waited_s)
 
     async def diff(self, request: Request, box: str, rest: str) -> Response:

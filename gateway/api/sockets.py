@@ -270,7 +270,10 @@ class SocketConnection:
         request = Request("POST", "", "", {}, b"", time.perf_counter_ns())
         grant, account = (None, "") if self._key is None else (self._key.passed_on, self._key.account)
         head = wire.RequestHead(box, grant=grant, account=account)
-        answer, waited_s = await self._dispatch.append(head, msgspec.json.encode(body))
+        owner = owner_of(self._key)
+        is_urgent = bytes(fields.get("disable_backpressure", b"")) == b"true"
+        encoded = msgspec.json.encode(body)
+        answer, waited_s = await self._dispatch.append(head, encoded, owner=owner, is_urgent=is_urgent)
         return wording.event(b"ack", b"".join(from_shard(request, answer, waited_s).parts), b"")
 
     def _check(self, scope: int, *boxes: str) -> None:

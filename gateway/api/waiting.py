@@ -13,6 +13,7 @@ import re
 import trio
 
 from gateway.dispatch import Dispatch
+from gateway.gate import PageWindow
 from gateway.http import Buffer, Request
 from gateway.memory import MemoryBudget
 from streams.protocol import wire
@@ -52,7 +53,11 @@ async def ask(
     await answers.take(owner, size)
     room = _Room(answers, owner, size)
     try:
+        window = dispatch.page_windows[dispatch.placement.shard_of(head.box)]
+        await room.enter(window)
         message = await _ask(dispatch, op, request, head, body, room)
+        window.note_size(owner, len(message.body))
+        room.leave()
         request.page_charge = answers.charge(owner, room.hand_over(), len(message.body))
     finally:
         room.give()
@@ -60,20 +65,40 @@ async def ask(
 
 
 class _Room:
-    """What is taken from the budget for a page that is still to come."""
+    """What is taken for a page that is still to come: from the budget, and of the link that will carry it."""
 
-    __slots__ = ("_answers", "_owner", "taken")
+    __slots__ = ("_answers", "_expected", "_owner", "_window", "taken")
 
     def __init__(self, answers: MemoryBudget, owner: str, taken: int) -> None:
         self._answers = answers
         self._owner = owner
         self.taken = taken
+        self._window: PageWindow | None = None
+        self._expected = 0
+
+    async def enter(self, window: PageWindow) -> None:
+        """Wait for the turn of a page that will be large, by the last ones of its owner."""
+        self._expected = window.guess(self._owner, self.taken)
+        if self._expected:
+            await window.enter(self._owner, self._expected)
+            self._window = window
+
+    @property
+    def is_bulk(self) -> bool:
+        return self._expected > 0
+
+    def leave(self) -> None:
+        """The page has come, or will not come soon."""
+        window, self._window = self._window, None
+        if window is not None:
+            window.leave(self._expected)
 
     def hand_over(self) -> int:
         taken, self.taken = self.taken, 0
         return taken
 
     def give(self) -> None:
+        self.leave()
         if self.taken:
             self._answers.give(self._owner, self.hand_over())
 
@@ -94,14 +119,14 @@ async def _ask(
     is told, and gives no job to a worker that has gone."""
     watch_peer = request.watch_peer
     if watch_peer is None or _WAITS not in body:
-        return await dispatch.to_owner(op, head, body)
+        return await dispatch.to_owner(op, head, body, is_bulk=room.is_bulk)
     answer: wire.Message | None = None
     refusal: StreamsError = OutcomeUnknown("the client went away while it waited", outcome="unknown")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(watch_peer, nursery.cancel_scope)
         nursery.start_soon(room.give_when_parked)
         try:
-            answer = await dispatch.to_owner(op, head, body)
+            answer = await dispatch.to_owner(op, head, body, is_bulk=room.is_bulk)
         except StreamsError as error:  # kept, for a nursery would wrap it
             refusal = error
         nursery.cancel_scope.cancel()

@@ -15,7 +15,7 @@ import trio
 
 from gateway.dispatch import Dispatch
 from gateway.links import Link
-from gateway.memory import MemoryBudget
+from gateway.memory import EVERYONE, MemoryBudget
 from gateway.s2.ciphers import Sealing
 from gateway.s2.history import History
 from gateway.s2.inflight import Inflight
@@ -164,11 +164,12 @@ class Calls:
         since_s = trio.current_time()
         tails = given.tails if cipher is None else Sealing(cipher, key, box).sealed(given)
         head, body = given.wire(box, cipher=cipher, tails=tails, chain="")
-        gate = await self._dispatch.enter(self._dispatch.placement.shard_of(box))
+        gate = self._dispatch.gates[self._dispatch.placement.shard_of(box)]
+        await gate.enter(given.account or EVERYONE, len(body))
         try:
             message = await self._call(wire.OP_APPEND_STREAM, box, head, body)
         finally:
-            gate.leave()
+            gate.leave(len(body))
         return self._acked(box, given, since_s, message)
 
     async def post_append(
@@ -186,14 +187,14 @@ class Calls:
             tails = given.tails if sealing is None else sealing.sealed(given)
             head, body = given.wire(box, cipher=cipher, tails=tails, chain=chain)
             gate = self._dispatch.gates[shard]
-            await gate.enter_from_session()
+            await gate.enter_from_session(given.account or EVERYONE, len(body))
         except BaseException:
             self.inflight.leave(given.metered)
             raise
         posted = PostedAppend(given.metered)
 
         def leave() -> None:
-            gate.leave()
+            gate.leave(len(body))
             self.inflight.leave(given.metered)
 
         def settle(answer: wire.Message | StreamsError) -> None:

@@ -89,7 +89,9 @@ class Feeds:
 
     async def read(self, box: str, encoding: Encoding, place: Place, wait_ms: int = 0) -> Page:
         """What comes after a place. Raises `BoxNotFound`, and what becomes of a shard."""
-        link = self._dispatch.urgent[self._dispatch.placement.shard_of(box)]
+        # A backlog is no reason to delay urgent appends; what has just come is delivered beside them.
+        links = self._dispatch.urgent if wait_ms else self._dispatch.links
+        link = links[self._dispatch.placement.shard_of(box)]
         message = await link.call(wire.OP_FOLLOW, _encode_head(encoding.asking(box, place, wait_ms)), b"")
         if message.body:
             self._pages_worded += 1

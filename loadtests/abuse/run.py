@@ -161,8 +161,4 @@ def _watched_memory(processes: dict[str, int]) -> Iterator[dict[str, int]]:
 
 
 def _cpu_s(processes: dict[str, int]) -> float:
-    ticks = 0
-    for pid in processes.values():
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks / 100
+    return sum(map(machine.process_cpu_s, processes.values()))

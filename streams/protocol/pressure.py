@@ -24,8 +24,8 @@ WINDOW = 4
 #: What a client that is refused is asked to wait, at least and at most.
 RETRY_AFTER_MS_MIN, RETRY_AFTER_MS_MAX = 100, 5_000
 
-#: Appends under way to one shard: with fewer a shard would wait for its gateway; and as good as no limit.
-LIMIT_MIN, LIMIT_MAX = 16, 4096
+#: Appends in flight to one shard: with fewer a shard would wait for its gateway; and as good as no limit.
+LIMIT_MIN, LIMIT_MAX = 64, 4096
 
 
 class Thresholds(NamedTuple):

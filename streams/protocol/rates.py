@@ -3,6 +3,9 @@
 A process admits its share of the limit: a key's requests spread over the processes that serve it. A bucket
 holds what a second brings, so a key that was quiet may send that much at once.
 
+Requests that are refused one after the other are each given a later time to come back, as far apart as the
+limit says: a hundred clients of one key that all came back for the next token would be refused again.
+
 Bounds: a bucket for each key with the limit that has sent something; at `BUCKETS_MAX` all start full again.
 """
 
@@ -13,14 +16,25 @@ from streams.protocol.keys import KEYS_MAX, Key
 
 #: More than there are keys at a time. Ids that a reload took away may be among them.
 BUCKETS_MAX = 2 * KEYS_MAX
+#: The latest time to come back that is given out: by then a bucket is full again.
+_BACK_S_MAX = 1.0
 
 
 class _Bucket:
-    __slots__ = ("tokens", "updated_s")
+    __slots__ = ("back_s", "tokens", "updated_s")
 
     def __init__(self, tokens: float, updated_s: float) -> None:
         self.tokens = tokens
         self.updated_s = updated_s
+        #: The latest time to come back that was given out.
+        self.back_s = 0.0
+
+    def next_back_s(self, rate: float, now_s: float) -> float:
+        """How many seconds from now a request that is refused should come back."""
+        next_s = max(now_s + (1.0 - self.tokens) / rate, self.back_s + 1.0 / rate)
+        if next_s <= now_s + max(_BACK_S_MAX, 1.0 / rate):
+            self.back_s = next_s
+        return self.back_s - now_s
 
 
 class RequestRates:
@@ -41,7 +55,7 @@ class RequestRates:
         bucket = self._bucket(key.id, rate, now_s)
         if bucket.tokens < 1.0:
             error = exceeded("requests_per_s", used=limit, limit=limit)
-            error.detail["retry_after_ms"] = 1 + int(1000 * (1.0 - bucket.tokens) / rate)
+            error.detail["retry_after_ms"] = 1 + int(1000 * bucket.next_back_s(rate, now_s))
             raise error
         bucket.tokens -= 1.0
 

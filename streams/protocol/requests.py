@@ -162,10 +162,12 @@ def _append(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Comman
     if head.grant is not None:
         check_append(head.grant, parsed.config, parsed.trim_before_seq)
     return_seqs = parsed.return_seqs is not False
+    is_urgent = False
     if head.query:
         query = Query(head.query)
         asked = query.flag("return_seqs", True) is not False
         return_seqs = asked if parsed.return_seqs is None else return_seqs
+        is_urgent = bool(query.flag("urgent", False))
         query.done()
     key = parsed.idempotency_key
     if key is None and head.idempotency_key:
@@ -176,7 +178,7 @@ def _append(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Comman
         idempotency_key=key,
         create=parsed.create,
         config=parsed.config,
-        disable_backpressure=parsed.disable_backpressure,
+        disable_backpressure=parsed.disable_backpressure or is_urgent,
         match_seq=parsed.match_seq,
         fencing_token=parsed.fencing_token,
         trim_before_seq=parsed.trim_before_seq,
@@ -190,6 +192,7 @@ def _append_lines(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> 
     return_seqs = query.flag("return_seqs", True) is not False
     create = query.flag("create", None)
     disable_backpressure = bool(query.flag("disable_backpressure", False))
+    is_urgent = bool(query.flag("urgent", False))
     match_seq = query.number("match_seq")
     trim_before_seq = query.number("trim_before_seq")
     fencing_token = query.text("fencing_token")
@@ -206,7 +209,7 @@ def _append_lines(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> 
         idempotency_key=check_idempotency_key(key) if key is not None else None,
         create=create,
         config=config,
-        disable_backpressure=disable_backpressure,
+        disable_backpressure=disable_backpressure or is_urgent,
         match_seq=match_seq,
         fencing_token=fencing_token,
         trim_before_seq=trim_before_seq,

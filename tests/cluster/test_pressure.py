@@ -7,12 +7,12 @@ stopping a shard's process, which is as behind as a shard can be.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import signal
 import socket
 import ssl
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +21,7 @@ import pytest
 
 import streams
 from gateway.placement import even
+from loadtests.generator import http_request
 from streams.protocol.errors import Throttled
 from streams.testing import Server, running_server
 from tests.support.sse import Parser
@@ -114,49 +115,50 @@ def test_paced_watchers_get_everything_in_order() -> None:
         assert int(held.split()[-1]) > 0
 
 
-def test_a_shard_that_stands_still_costs_its_writers_a_429_and_nobody_a_record() -> None:
-    """Writers to the other shard notice nothing; when the shard goes on, so do its writers."""
+def test_a_shard_that_stands_still_for_a_moment_delays_its_writers_and_refuses_none() -> None:
+    """Writers to the other shard notice nothing; when the shard goes on, all its writers are served.
+
+    Less than five seconds, after which the shard counts as hanging.
+    """
+    writers = 200
     names = [f"box-{number}" for number in range(100)]
     still, other = (next(name for name in names if even(2).shard_of(name) == shard) for shard in (0, 1))
-    with running_server(shards=2) as server, client_of(server) as client:
+    with running_server(shards=2) as server, client_of(server) as client, contextlib.ExitStack() as stack:
         for box in (still, other):
             assert client.post(f"/v0/boxes/{box}", json={**ONE, "config": {"durability": "fsync"}}).is_success
-        acked: list[int] = []
-        refused = threading.Event()
-
-        def write() -> None:
-            with client_of(server) as own:
-                answer = own.post(f"/v0/boxes/{still}", json=ONE)
-            if answer.status_code == 429:
-                assert answer.json()["error"]["detail"]["retry_after_ms"] >= 100
-                refused.set()
-            else:
-                assert answer.status_code == 200, answer.text
-                acked.append(answer.json()["first_seq"])
-
+        socks = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=60))
+            for _ in range(writers)
+        ]
         stopped = server.shard_pids()[0]
         os.kill(stopped, signal.SIGSTOP)
-        threads: list[threading.Thread] = []
         try:
-            while not refused.wait(0.05):  # the first ones hang on the shard, and it is noticed
-                threads.append(threading.Thread(target=write))
-                threads[-1].start()
-                assert len(threads) < 1000, "nobody was refused"
-            assert client.post(f"/v0/boxes/{other}", json=ONE).status_code == 200
+            for sock in socks:
+                sock.sendall(http_request(f"/v0/boxes/{still}", b'{"records":[{"data":1}]}'))
+            for _ in range(3):
+                assert client.post(f"/v0/boxes/{other}", json=ONE).status_code == 200
         finally:
             os.kill(stopped, signal.SIGCONT)
-        for thread in threads:
-            thread.join(60)
-            assert not thread.is_alive()
-        assert acked, "those that were on their way are served"
-        while (answer := client.post(f"/v0/boxes/{still}", json=ONE)).status_code == 429:
-            pass
-        assert answer.status_code == 200
-        acked.append(answer.json()["first_seq"])
-        state = client.get(f"/v0/boxes/{still}").json()
-        assert sorted(acked) == list(range(2, state["head_seq"] + 1)), (
-            "each ack is a record, and each record has one"
-        )
+        seqs: list[int] = []
+        for sock in socks:
+            answer = sock.recv(65536)
+            assert answer.startswith(b"HTTP/1.1 200"), answer
+            seqs.append(json.loads(answer.partition(b"\r\n\r\n")[2])["first_seq"])
+        assert sorted(seqs) == list(range(2, writers + 2)), "each ack is a record, and each record has one"
+
+
+def test_an_urgent_append_is_taken_over_the_second_threshold(throttling: Server) -> None:
+    """v0 §9: the header or the query; the body needs to say nothing."""
+    with client_of(throttling) as client:
+        by_header = client.post("/v0/boxes/u", json=ONE, headers={"X-Streams-Urgent": "1"})
+        by_query = client.post("/v0/boxes/u?urgent=true", json=ONE)
+        lines = {"content-type": "application/x-ndjson"}
+        by_lines = client.post("/v0/boxes/u?urgent=true", content=b'{"data":2}\n', headers=lines)
+        assert [each.status_code for each in (by_header, by_query, by_lines)] == [201, 200, 200]
+        for headers, query in (({"X-Streams-Urgent": "0"}, ""), ({}, "?urgent=false")):
+            assert client.post(f"/v0/boxes/u{query}", json=ONE, headers=headers).status_code == 429
+        wrong = client.post("/v0/boxes/u", json=ONE, headers={"X-Streams-Urgent": "very"})
+        assert wrong.status_code == 400 and "X-Streams-Urgent" in wrong.json()["error"]["message"]
 
 
 def test_a_flood_of_slow_readers_costs_little_memory_and_none_of_them_a_record(throttling: Server) -> None:

@@ -13,7 +13,7 @@ import trio
 import trio.testing
 
 from gateway.edge import Front, FrontLimits, FrontName, serve_front
-from gateway.http import Admit, Handler, IsUrgent, Request, Response, SocketHandler
+from gateway.http import Admit, Handler, Request, Response, SocketHandler
 from gateway.sockets import BACKLOG
 
 #: Nothing in these tests may take this long; it turns a hang into a failure.
@@ -66,7 +66,6 @@ async def running_front(
     front: FrontName = "edge",
     limits: FrontLimits | None = None,
     patience_s: float = 2 * PATIENCE_S,
-    is_urgent: IsUrgent | None = None,
     admit: Admit | None = None,
     socket_handler: SocketHandler | None = None,
 ) -> AsyncIterator[Running]:
@@ -84,7 +83,6 @@ async def running_front(
                 draining=draining,
                 limits=limits,
                 front=front,
-                is_urgent=is_urgent,
                 admit=admit,
                 socket_handler=socket_handler,
                 task_status=task_status,

@@ -34,6 +34,9 @@ def test_a_key_sends_a_seconds_worth_at_once_and_then_as_time_brings_more() -> N
     assert admitted(found, key, 100.0) == 10 and found.used(key, 100.0) == 10
     assert admitted(found, key, 100.55) == 5
     assert admitted(found, key, 1000.0) == 10
+    found, key = RequestRates(), key_of(10)
+    for _ in range(10):
+        found.take(key, 1000.0)
     with pytest.raises(Throttled) as caught:
         found.take(key, 1000.0)
     assert caught.value.detail["limit"] == "requests_per_s_per_key"
@@ -70,3 +73,20 @@ def test_buckets_of_keys_that_are_gone_do_not_pile_up(monkeypatch: pytest.Monkey
     for id in "abc":
         found.take(key_of(1, id), 0.0)
     assert repr(found) == "<RequestRates of 1 keys>"
+
+
+def test_requests_that_are_refused_together_come_back_one_after_the_other() -> None:
+    """Failed before: all were asked to come back for the next token, and all but one were refused again."""
+    found, key = RequestRates(), key_of(10)
+    for _ in range(10):
+        found.take(key, 50.0)
+    waits: list[int] = []
+    for _ in range(14):
+        with pytest.raises(Throttled) as caught:
+            found.take(key, 50.0)
+        waits.append(caught.value.detail["retry_after_ms"])
+    assert waits[:4] == pytest.approx([101, 201, 301, 401], abs=1)
+    assert max(waits) <= 1001 and waits[-1] == max(waits), "by then there is a second's worth"
+    found.take(key, 50.11)
+    with pytest.raises(Throttled):
+        found.take(key, 50.11)

@@ -206,6 +206,7 @@ class AsyncClient:
         body: bytes | None = None,
         *,
         is_repeatable: bool = True,
+        is_urgent: bool = False,
         retry: Retry | None = None,
     ) -> bytes:
         """The same with bytes. Repeats what may be repeated; what it raises at last is true of all attempts:
@@ -216,7 +217,7 @@ class AsyncClient:
         was_uncertain = False
         while True:
             try:
-                return await self._attempt(method, path, body)
+                return await self._attempt(method, path, body, is_urgent=is_urgent)
             except StreamsError as error:
                 was_uncertain = was_uncertain or isinstance(error, Uncertain)
                 pause_s = policy.pause_s(
@@ -234,8 +235,10 @@ class AsyncClient:
             attempt += 1
             await asleep(pause_s)
 
-    async def _attempt(self, method: str, path: str, body: bytes | None) -> bytes:
-        headers = {"content-type": "application/json"} if body is not None else None
+    async def _attempt(self, method: str, path: str, body: bytes | None, *, is_urgent: bool) -> bytes:
+        headers = {"content-type": "application/json"} if body is not None else {}
+        if is_urgent:
+            headers["x-streams-urgent"] = "1"
         answer = await self._transport.send(method, path, body, headers=headers, answer_s=ANSWER_S)
         if 200 <= answer.status < 300:
             return answer.body

@@ -72,7 +72,8 @@ class Box:
         """Appends all of them, with seqs in a row, or none. What is not an `Entry` is the data of one.
 
         A write whose answer is lost is repeated with the same key, its own or one that is made up, so it is
-        never doubled.
+        never doubled. With `disable_backpressure` it is urgent: it goes before others and is not refused for
+        pressure. That is for the few writes that must go through.
         """
         fields: dict[str, Any] = {
             "match_seq": match_seq,
@@ -99,9 +100,10 @@ class Box:
     ) -> answers.Appended:
         """The same with each record as the JSON of an `Entry`."""
         body = answers.append_body(records, key, fields)
+        is_urgent = bool(fields and fields.get("disable_backpressure"))
         path = f"{self.path}?return_seqs=false"
         return answers.decode(
-            self.client.send("POST", path, body, retry=retry),
+            self.client.send("POST", path, body, is_urgent=is_urgent, retry=retry),
             answers.Appended,
         )
 

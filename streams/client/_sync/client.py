@@ -205,6 +205,7 @@ class Client:
         body: bytes | None = None,
         *,
         is_repeatable: bool = True,
+        is_urgent: bool = False,
         retry: Retry | None = None,
     ) -> bytes:
         """The same with bytes. Repeats what may be repeated; what it raises at last is true of all attempts:
@@ -215,7 +216,7 @@ class Client:
         was_uncertain = False
         while True:
             try:
-                return self._attempt(method, path, body)
+                return self._attempt(method, path, body, is_urgent=is_urgent)
             except StreamsError as error:
                 was_uncertain = was_uncertain or isinstance(error, Uncertain)
                 pause_s = policy.pause_s(
@@ -233,8 +234,10 @@ class Client:
             attempt += 1
             sleep(pause_s)
 
-    def _attempt(self, method: str, path: str, body: bytes | None) -> bytes:
-        headers = {"content-type": "application/json"} if body is not None else None
+    def _attempt(self, method: str, path: str, body: bytes | None, *, is_urgent: bool) -> bytes:
+        headers = {"content-type": "application/json"} if body is not None else {}
+        if is_urgent:
+            headers["x-streams-urgent"] = "1"
         answer = self._transport.send(method, path, body, headers=headers, answer_s=ANSWER_S)
         if 200 <= answer.status < 300:
             return answer.body

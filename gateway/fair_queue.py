@@ -1,0 +1,94 @@
+"""A queue that gives each owner an equal share, however many items an owner has in it.
+
+Items of one owner leave first come, first served. Between owners, every item has a cost, and the owner goes
+first that will have been served least when its item is done (self-clocked fair queueing). So something small
+goes before something large, and an owner that was served something large waits until the others had as much.
+An owner that was away has saved up nothing: it starts level with the owner that is being served.
+
+    push(owner, item, cost)        at the end of the line of that owner
+    pop() -> item                  the first item of the owner with the smallest tag
+
+Cost: a push and a pop take about a microsecond each, whether 1 or 10,000 owners wait.
+
+Bounds: one line for each owner that waits; `_TAGS_MAX` tags of owners that do not wait.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from heapq import heappop, heappush
+from itertools import count
+from typing import Generic, TypeVar
+
+_T = TypeVar("_T")
+
+#: Owners whose tag is remembered while they have nothing in the queue. Past it, all of them start level.
+_TAGS_MAX = 4096
+
+
+class FairQueue(Generic[_T]):
+    __slots__ = ("_clock", "_count", "_heap", "_lines", "_numbers", "_tags")
+
+    def __init__(self) -> None:
+        #: By owner: what waits, with its cost. A line may be empty until its place in the heap comes up.
+        self._lines: dict[str, OrderedDict[_T, float]] = {}
+        #: By owner: how much it will have been served with its first item or, if it has none, its last one.
+        self._tags: dict[str, float] = {}
+        #: One entry for each line: (tag, order of arrival, owner).
+        self._heap: list[tuple[float, int, str]] = []
+        #: The tag of the item that was served last.
+        self._clock = 0.0
+        self._count = 0
+        self._numbers = count()
+
+    def __repr__(self) -> str:
+        return f"<FairQueue {self._count} items of {len(self._lines)} owners>"
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def owners(self) -> int:
+        """How many owners wait, at least."""
+        return len(self._lines)
+
+    def push(self, owner: str, item: _T, cost: float) -> None:
+        line = self._lines.get(owner)
+        if line is None:
+            line = self._lines[owner] = OrderedDict()
+            tag = self._tags[owner] = max(self._tags.get(owner, 0.0), self._clock) + cost
+            heappush(self._heap, (tag, next(self._numbers), owner))
+            if len(self._tags) > _TAGS_MAX + len(self._lines):
+                self._tags = {each: self._tags[each] for each in self._lines}
+        line[item] = cost
+        self._count += 1
+
+    def peek(self) -> _T:
+        """Return the item that `pop` would return. The queue must not be empty."""
+        self._drop_empty_lines()
+        return next(iter(self._lines[self._heap[0][2]]))
+
+    def pop(self) -> _T:
+        """Remove the next item. The queue must not be empty."""
+        self._drop_empty_lines()
+        tag, number, owner = heappop(self._heap)
+        line = self._lines[owner]
+        item, _ = line.popitem(last=False)
+        self._count -= 1
+        self._clock = tag
+        if line:
+            tag = self._tags[owner] = tag + next(iter(line.values()))
+            heappush(self._heap, (tag, number, owner))
+        else:
+            del self._lines[owner]
+        return item
+
+    def remove(self, owner: str, item: _T) -> None:
+        """Remove an item that has not been popped."""
+        del self._lines[owner][item]
+        self._count -= 1
+
+    def _drop_empty_lines(self) -> None:
+        assert self._count, "the queue is empty"
+        while not self._lines[self._heap[0][2]]:
+            del self._lines[heappop(self._heap)[2]]
