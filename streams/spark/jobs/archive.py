@@ -7,6 +7,7 @@ moves them into the table (`archive_files.py`). After every 16 runs it merges sm
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -82,7 +83,7 @@ def archive(
     archived, after both sides have been read once more and compared: also what earlier runs have archived
     and not deleted."""
     site = Site(url, key)
-    path = path.rstrip("/")
+    path = (path if "://" in path else os.path.abspath(path)).rstrip("/")
     with site.client() as client, site.shards() as shards:
         boxes = chosen(shards, boxes, prefix)
         ledger = Ledger(client, LEDGER + name)

@@ -41,19 +41,20 @@ def list_files(spark: SparkSession, folder: str) -> list[File]:
         rows = reader.option("pathGlobFilter", "*.parquet").load(folder).select("path", "length").collect()
     except AnalysisException:  # there is no such folder
         return []
-    base = plain(folder).rstrip("/") + "/"
-    found = []
-    for row in rows:
-        path = plain(row["path"])
-        assert path.startswith(base), f"{path} is below {base}"
-        found.append(File(path[len(base) :], row["length"]))
-    return sorted(found)
+    return sorted(File(below(folder, row["path"]), row["length"]) for row in rows)
+
+
+def below(folder: str, path: str) -> str:
+    """The path of a file as seen from a folder. Spark may add a scheme and a host that the folder was given
+    without."""
+    base, inside = (re.sub(r"^\w+://[^/]*", "", plain(each)) for each in (folder.rstrip("/") + "/", path))
+    assert inside.startswith(base), f"{inside} is not below {base}"
+    return inside[len(base) :]
 
 
 def plain(path: str) -> str:
     """A path as it is compared: Hadoop writes file:/a where others write /a or file:///a."""
-    path = re.sub(r"^file:/*", "/", path)
-    return re.sub(r"^(\w+):/*", r"\1://", path) if "://" in path else path
+    return re.sub(r"^file:/*", "/", path)
 
 
 def move_files(spark: SparkSession, pairs: Sequence[tuple[str, str]]) -> None:
