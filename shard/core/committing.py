@@ -272,6 +272,9 @@ class Committing:
             return self._when_durable(bulk.Committed(True, 0, []), done.lsn, made)
         self._check_marks(txn)
         parcels = [parcel for parcel, chunks in command.parcels if chunks]
+        held = machine.txns.find(txn.writer, txn.epoch)
+        if held is not None and txn.attempt in held.replaced:
+            return self._replaced(txn, made)
         epoch = self._required(command)
         planned: list[_Planned] = []
         totals = epoch.totals_of(parcels)
@@ -500,7 +503,7 @@ class Committing:
         if command.forgets:
             return self._forget(command, made)
         epoch = txns.find(txn.writer, txn.epoch)
-        if epoch is None:
+        if epoch is None or txn.attempt in epoch.replaced:  # its rows are gone; those held are another's
             return Outcome(made, bulk.Aborted(0, 0))
         if not _may_abort(command.caller, epoch):
             refusal = self._refuse_stranger(txn, command.caller, made)

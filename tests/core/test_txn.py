@@ -480,11 +480,22 @@ def test_a_new_attempt_drops_what_the_one_before_has_put_and_refuses_it_from_the
     driver = driver.after_power_cut()
     with pytest.raises(WriterConflict, match="replaced by a later attempt"):
         put(driver, {"b": [b"4"]}, txn=first, parcel="p1", chunk=1)
-    with pytest.raises(NotFound):
+    with pytest.raises(WriterConflict, match="replaced by a later attempt"):
         commit(driver, ("p1", 1), txn=first)
     put(driver, {"b": [b"5"]}, txn=second, parcel="p3", chunk=1)
     commit(driver, ("p3", 2), txn=second)
     assert datas(driver) == [3, 5]
+
+
+def test_an_attempt_that_was_replaced_neither_drops_nor_commits_rows_of_the_later_one(driver: Driver) -> None:
+    first, second = (bulk.Txn("w", 1, "q", attempt=name) for name in ("first", "second"))
+    put(driver, {"b": [b"1"]}, txn=first)
+    put(driver, {"b": [b"2"]}, txn=second)
+    assert driver.ask(bulk.TxnAbort(first)) == bulk.Aborted(0, 0)
+    with pytest.raises(WriterConflict, match="replaced by a later attempt"):
+        commit(driver, ("p", 1), txn=first)
+    commit(driver, ("p", 1), txn=second)
+    assert datas(driver) == [2]
 
 
 def test_only_its_key_and_an_admin_of_all_boxes_forget_a_writer(driver: Driver) -> None:
