@@ -227,6 +227,30 @@ def test_new_records_are_copied_when_the_destination_was_captured_after_its_sour
     assert world.recount("to") == ([1, 2, 3, 4, 5, 6, *"new"], [])
 
 
+def test_seqs_that_a_disk_box_skips_are_reserved_and_never_given_after_a_crash(
+    world: World, shards: int
+) -> None:
+    world.first.put("from", durability="disk")
+    world.add_router()
+    add(world, 1, 2, 3)
+    world.carry()
+    world.first.now_ms += 5_000
+    world.first.tick()
+    assert world.first.machine.boxes["from"].reserved_seq == 3, "an idle box gives back its reservation"
+    world.capture(0)
+    add(world, 4, 5, 6)
+    world.carry()
+    world.restore(shards)
+    assert world.answer.skipped_seqs == 3
+    owner = world.owner("from")
+    assert owner.machine.boxes["from"].reserved_seq >= 6
+    owner.machine.check()
+    crashed = read_shard(DISK, f"{world.folder}/back-{world.shards.index(owner)}")
+    crashed.start(boot_id="boot-3", now_ms=world.now_ms)
+    assert crashed.boxes["from"].log.head_seq >= 6
+    crashed.check()
+
+
 def test_a_second_destination_is_told_of_what_its_source_lost(world: World, shards: int) -> None:
     world.second.put("other", durability="fsync")
     world.add_router()
@@ -417,6 +441,26 @@ def test_copies_of_records_that_were_deleted_since_are_reported_at_most_too_ofte
     add(world, 4)
     world.carry()
     assert world.data("to") == [1, 4]
+
+
+def test_a_cut_that_had_lost_copies_already_reports_one_even_if_the_counts_agree(
+    world: World, shards: int
+) -> None:
+    world.add_router()
+    add(world, 1)
+    world.carry()
+    add(world, 2)
+    until_ms = world.now_ms
+    world.wait()
+    world.carry()  # only now, so that the cut takes the copy of 2, but not 2
+    add(world, {"data": 3, "tag": "x"})
+    world.carry()
+    world.second.delete(tag="x", box="to")
+    world.restore(shards, until_ms)
+    world.carry()
+    assert world.data("from") == [1, 2]
+    assert world.answer.missing_copies == 1, "the cut has one copy, and one record that was copied"
+    assert world.recount("to") == ([1], [("source_trim", 1)])
 
 
 def test_a_router_that_copied_old_records_after_the_time_copies_them_again(world: World, shards: int) -> None:
