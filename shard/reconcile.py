@@ -82,7 +82,7 @@ def survey(box: Box, seq: int, store: SegmentStore) -> Cut:
     lines = [line_of(origin) for origin in box.origins if router_of(origin) is None]
     takes_letters = any(line is not None and line.is_dead for line in lines)
     takes_jobs = any(line is not None and not line.is_dead for line in lines)
-    has_routers = any(router_of(origin) is not None for origin in box.origins)
+    routers = sum(router_of(origin) is not None for origin in box.origins)
     log = box.log
     keys = _count_keys(box, seq, store) if box.config.compact == "tag" else 0
     if not (outboxes or box.origins):
@@ -91,7 +91,9 @@ def survey(box: Box, seq: int, store: SegmentStore) -> Cut:
     kept, letters = BitMap64(), list[Letter]()
     copies = 0
     next_seq = seq + 1
-    is_whole = True
+    # A cut begins at a live record. Copies of several routers that were deleted in front of it may be later
+    # than the time, too; those of one router are all earlier in its source than what is cut.
+    is_whole = routers < 2 or not _is_deleted(log, seq)
     for batch in _batches_after(log, seq, store):
         first = max(0, seq + 1 - batch.first_seq)
         is_whole &= not _is_gap(log, next_seq, batch.first_seq)
@@ -106,7 +108,7 @@ def survey(box: Box, seq: int, store: SegmentStore) -> Cut:
         found = letters_in(batch, runs) if takes_letters else []
         letters += found
         kept.update(letter.seq for letter in found)
-        if takes_jobs and not has_routers:
+        if takes_jobs and not routers:
             for start, last in runs:
                 kept.add_range(batch.first_seq + start, batch.first_seq + last + 1)
         elif len(found) < batch.count - first:
@@ -156,6 +158,12 @@ def _batches_after(log: Log, seq: int, store: SegmentStore) -> Iterator[Batch]:
     for batch in log.tail.batches[log.tail.from_seq(seq + 1) :]:
         if batch.dead < batch.count:
             yield batch
+
+
+def _is_deleted(log: Log, seq: int) -> bool:
+    """Return True if the record is gone and readers see no tombstone for it."""
+    is_evicted = seq < max(log.cap_floor, log.ttl_floor)
+    return seq > 0 and not is_evicted and not log.is_live(seq) and _is_gap(log, seq, seq + 1)
 
 
 def _is_gap(log: Log, next_seq: int, seq: int) -> bool:

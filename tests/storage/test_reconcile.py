@@ -427,6 +427,29 @@ def test_copies_of_which_it_is_not_known_where_they_came_from_are_reported(world
     assert world.data("to") == [1, "a", "new"]
 
 
+def test_a_copy_that_was_deleted_at_the_start_of_the_cut_hides_no_missing_copy_of_another_router(
+    world: World, shards: int
+) -> None:
+    world.first.put("other", durability="fsync")
+    world.add_router()
+    world.add_router("second", source="other")
+    add(world, 1)
+    add(world, "a", box="other")
+    world.carry()
+    add(world, 2)
+    until_ms = world.now_ms
+    world.wait()
+    add(world, {"data": "b", "tag": "x"}, box="other")
+    parcels = sorted(collect(world.first), key=lambda given: b'"b"' not in given.parcel.text)
+    for given in parcels:  # the copy of "b" arrives before that of 2
+        world.first.do(bring(world.second, given))
+    world.second.delete(tag="x", box="to")
+    world.restore(shards, until_ms)
+    world.carry()
+    assert world.data("from") == [1, 2]
+    assert world.recount("to") == ([1, "a"], [("source_trim", 1)])
+
+
 def test_copies_of_records_that_were_deleted_since_are_reported_at_most_too_often(world: World) -> None:
     world.add_router()
     add(world, 1)
