@@ -248,6 +248,7 @@ class Streams:
             not_before=log.last_ts,
             mode=config.timestamping.mode,
             uncapped=config.timestamping.uncapped,
+            field="timestamp",
         )
         first_seq = log.head_seq + 1
         batch = render_binary(command.tails, first_seq=first_seq, times=times)

@@ -505,9 +505,16 @@ _PLAIN = [b"%d" % number for number in range(_LOW_COUNT)]
 
 
 def resolve_times(
-    times: list[int | None] | None, count: int, *, now_ms: int, not_before: int, mode: str, uncapped: bool
+    times: list[int | None] | None,
+    count: int,
+    *,
+    now_ms: int,
+    not_before: int,
+    mode: str,
+    uncapped: bool,
+    field: str = "ts",
 ) -> int | array[int]:
-    """The `$ts` of a write's records: one number when they all share it.
+    """The `$ts` of a write's records: one number when they all share it. `field` is what the client calls it.
 
     Times never go back: not inside a box (`not_before` is its last one) and not inside a write.
     """
@@ -517,8 +524,7 @@ def resolve_times(
     if times is None or (mode == "client-require" and None in times):
         index = 0 if times is None else times.index(None)
         raise InvalidRequest(
-            f"records[{index}]: a timestamp of the client is missing, and client-require asks for one",
-            field="ts",
+            f"records[{index}].{field}: missing; the timestamping mode is client-require", field=field
         )
     latest = not_before
     resolved = array("q")

@@ -15,7 +15,8 @@ from gateway.app import AsgiSink
 from gateway.content import uncompressed
 from gateway.http import Request
 from gateway.memory import EVERYONE, STALLED_S, MemoryBudget
-from gateway.s2.sessions import AppendSession, Draining
+from gateway.s2.append_session import AppendSession
+from gateway.s2.sessions import Draining
 from streams.protocol.errors import InvalidRequest, PayloadTooLarge, Throttled
 
 MIB = 1024 * 1024

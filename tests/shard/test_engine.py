@@ -587,8 +587,7 @@ async def test_damage_is_told_to_those_who_need_what_is_damaged_and_to_nobody_el
         assert seqs_of(await desk.read(10)) == [11, 12, 13, 14, 15, 16]
         told = await desk.ask(commands.Diff(box="b", from_seq=5, limit=2))
         assert isinstance(told, DataDamaged)
-        for fact in (path, "at byte", "streams verify", "streams repair"):
-            assert fact in str(told)
+        assert "box 'b'" in str(told) and path not in str(told), "the path is for the log and streams doctor"
         assert isinstance(await desk.ask(commands.GetRecord("b", 7)), DataDamaged)
         assert isinstance(await desk.ask(commands.Diff(box="b", from_seq=0)), DataDamaged), "never a gap"
         assert (await desk.append("on")).first_seq == 17
@@ -603,7 +602,7 @@ async def test_a_segment_file_that_is_gone_is_told_like_damage(open_desk: Open) 
         path = path_of(desk, desk.segments()[0])
         bring_back = hide(path)
         told = await desk.ask(commands.Diff(box="b"))
-        assert isinstance(told, DataDamaged) and str(path) in str(told)
+        assert isinstance(told, DataDamaged) and "box 'b'" in str(told)
         bring_back()
         assert seqs_of(await desk.read(0)) == [1]
 
