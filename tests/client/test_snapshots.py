@@ -248,7 +248,7 @@ def test_every_reader_ends_with_the_sum_of_all(
                 snapshots.save(total, head)
         elif step == "restore":
             readers.append([snapshots.restore_and_follow(), None])
-        elif readers and readers[number % len(readers)][1] != total:  # else it would wait for more
+        elif readers and _has_more(box, readers[number % len(readers)], total):
             _advance(readers[number % len(readers)])
     box.append(1_000_000)
     for reader in readers:
@@ -256,6 +256,11 @@ def test_every_reader_ends_with_the_sum_of_all(
             _advance(reader)
         assert reader[1] == total + 1_000_000
     box.drop()
+
+
+def _has_more(box: Any, reader: list[Any], total: int) -> bool:
+    """False if the reader would wait for the next append: it has everything, or a trim has taken the rest."""
+    return reader[1] is None or (reader[1] != total and box.state().count > 0)
 
 
 def _advance(reader: list[Any]) -> None:
