@@ -1,14 +1,14 @@
 """`make overload`: twice the load that the machine takes, and what becomes of the server.
 
-    peak ──► idle ──► twice the peak ──► twice the peak beside urgent appends ──► recovered? ──► idle
+    peak ──► twice the peak ──► the same beside urgent appends ──► both again ──► recovered? ──► peak
 
 Eight boxes of low priority are written to in batches of 100. The peak is what `PEAK_CLIENTS` clients get that
 send as soon as they are answered. Then `CLIENTS` clients want twice that. A client has one request at a time
 and honours a 429; a server that delays therefore never has more than `CLIENTS` requests at once, and what is
 due meanwhile waits at the clients. The table says how much that was, and whether the load generator was the
-limit. In the second half one writer sends fifty urgent appends a second to a box of high priority, and a
-watcher of that box notes when each event comes. Every line has its bound; the exit code is 1 when one is
-missed.
+limit. In every second part one writer sends fifty urgent appends a second to a box of high priority, and
+a watcher of that box notes when each event comes. The parts take turns because a shared machine is faster in
+one minute than in the next. Every line has its bound; the exit code is 1 when one is missed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,11 @@ GROWTH_BYTES_MAX = 512 << 20
 RECOVERED_S_MAX = 2.0
 #: What the clients get at twice the load, of the peak; and beside urgent appends, of what they get without.
 GOODPUT_MIN, BESIDE_URGENT_MIN = 0.85, 0.85
-URGENT_P99_MS_MAX = 15.0
+#: The server and the load generator keep every core busy, and an urgent append changes processes four times.
+#: A busy process keeps its core for a tick of the kernel's clock (4 ms with the usual 250 Hz), so each change
+#: takes up to two ticks. 15 ms can be had for a fifth of what all others get, with 8 appends in flight.
+URGENT_P99_MS_MAX = 32.0
+PARTS = 2
 #: The part of the time in which the load generator may be behind with its sending.
 BEHIND_MAX = 0.05
 EVERY_S = 0.02
@@ -197,6 +201,12 @@ class Times(NamedTuple):
     answered: list[float]
     arrived: list[float]
 
+    def add(self, probe: Probe, began_s: float, ended_s: float) -> None:
+        self.answered.extend(probe.answered_ms(began_s, ended_s))
+        self.arrived.extend(probe.arrived_ms(began_s, ended_s))
+        for times in self:
+            times.sort()
+
 
 class Run(NamedTuple):
     """All that was measured."""
@@ -219,44 +229,56 @@ def rate_of(result: dict[str, Any]) -> float:
     return float(result["taken"] / result["seconds"])
 
 
+def added(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """The results of several floods as one: counts added up, and of times the worst."""
+    whole = {name: sum(part[name] for part in parts) for name in parts[0] if name != "first_failure"}
+    whole |= {name: max(part[name] for part in parts) for name in ("p50_ms", "p99_ms", "behind")}
+    whole["first_failure"] = next(filter(None, (part["first_failure"] for part in parts)), "")
+    return whole
+
+
 def run(server: Server, seconds: float, clients: int) -> Run:
     for number in range(LOW_BOXES):
         call(server, "PUT", f"/v0/boxes/low-{number}", {"priority": -500, "cap_records": 200_000})
     call(server, "PUT", "/v0/boxes/high", {"priority": 1000})
-    half_s = seconds / 2
-    peaks = [result_of(flood(server, rate=0, seconds=min(4.0, half_s), clients=PEAK_CLIENTS))]
+    part_s = seconds / (2 * PARTS)
+    peak_s = min(6.0, part_s)
+    peaks = [result_of(flood(server, rate=0, seconds=peak_s, clients=PEAK_CLIENTS))]
     rate = 2 * rate_of(peaks[0])
+    alone, beside = [], []
+    idle, busy = Times([], []), Times([], [])
     with watched_memory(server) as memory:
-        with counted_cpu(server) as cpu:
-            alone = result_of(flood(server, rate=rate, seconds=half_s, clients=clients))
-        sleep(0.5)
-        high = Probe(server, "high")
-        try:
-            idle_s = max(2.0, seconds / 10)
-            before_s = monotonic()
-            sleep(idle_s)
-            process = flood(server, rate=rate, seconds=half_s, clients=clients)
-            sleep(1)  # it is under way
-            busy_from_s = monotonic()
-            beside = result_of(process)
-            busy_to_s = busy_from_s + half_s - 2
-            after_s = recovered_s(server)
-        finally:
-            high.stop()
+        for _ in range(PARTS):
+            with counted_cpu(server) as cpu:
+                alone.append(result_of(flood(server, rate=rate, seconds=part_s, clients=clients)))
+            sleep(0.5)
+            high = Probe(server, "high")
+            try:
+                idle_s = max(2.0, part_s / 5)
+                before_s = monotonic()
+                sleep(idle_s)
+                process = flood(server, rate=rate, seconds=part_s, clients=clients)
+                sleep(1)  # it is under way
+                busy_from_s = monotonic()
+                beside.append(result_of(process))
+                after_s = recovered_s(server)
+            finally:
+                high.stop()
+            if high.failure:
+                raise SystemExit(f"the high-priority writer was refused: {high.failure}")
+            idle.add(high, before_s, before_s + idle_s)
+            busy.add(high, busy_from_s, busy_from_s + part_s - 2)
     # The machine may have become slower or faster meanwhile.
-    peaks.append(result_of(flood(server, rate=0, seconds=min(4.0, half_s), clients=PEAK_CLIENTS)))
-    if high.failure:
-        raise SystemExit(f"the high-priority writer was refused: {high.failure}")
+    peaks.append(result_of(flood(server, rate=0, seconds=peak_s, clients=PEAK_CLIENTS)))
     stored = [call(server, "GET", f"/v0/boxes/low-{n}/tail")["head_seq"] for n in range(LOW_BOXES)]
-    acked = sum(each["taken_in_all"] for each in (*peaks, alone, beside))
-    before = (before_s, before_s + idle_s)
+    acked = sum(each["taken_in_all"] for each in (*peaks, *alone, *beside))
     return Run(
         peak=sum(map(rate_of, peaks)) / 2,
-        alone=alone,
-        beside=beside,
+        alone=added(alone),
+        beside=added(beside),
         cpu=cpu,
-        idle=Times(high.answered_ms(*before), high.arrived_ms(*before)),
-        busy=Times(high.answered_ms(busy_from_s, busy_to_s), high.arrived_ms(busy_from_s, busy_to_s)),
+        idle=idle,
+        busy=busy,
         grown_bytes=max(memory) - memory[0],
         paced=metric(server, "streams_paced_total"),
         lost=acked * BATCH - sum(stored),

@@ -495,16 +495,16 @@ class _Connection:
         """What one wake-up has brought. When that is much, others get their turn in between."""
         server = self._server
         number = size = looked = 0
-        last = messages[-1] if messages else None
         looks_often = not self._is_urgent and self.woken_ns < server.urgent_until_ns
         for message in messages:
             self._handle(message)
             number += 1
             size += len(message.body)
-            if message is last:
+            if message is messages[-1]:
                 break
             if looks_often and size - looked >= _URGENT_LOOK_BYTES:
                 looked = size
+                os.sched_yield()  # as `RequestScheduler` does
                 await trio.lowlevel.checkpoint()
             if (number >= _HOP_MESSAGES or size >= _FLUSH_BYTES) and self._is_enough(number, size):
                 server.flush_all()

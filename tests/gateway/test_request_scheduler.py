@@ -21,7 +21,6 @@ from gateway.request_scheduler import (
     TURN_COST,
     URGENT_PART,
     URGENT_S,
-    URGENT_TURN_COST,
     RequestScheduler,
 )
 from streams.protocol.errors import Unauthorized
@@ -103,7 +102,7 @@ async def test_urgent_work_goes_first_and_leaves_a_part_of_each_turn_to_others()
         turns = Turns(nursery)
         await turns.add("flood", 4 * PER_TURN)
         await turns.add("urgent", 4 * PER_TURN, is_urgent=True)
-        per_turn = URGENT_TURN_COST // REQUEST_COST
+        per_turn = SHORT_TURN_COST // REQUEST_COST
         expected = {"urgent": per_turn * URGENT_PART, "flood": per_turn * (1 - URGENT_PART)}
         assert await turns.give() == expected
         nursery.cancel_scope.cancel()
@@ -115,7 +114,7 @@ async def test_turns_are_short_for_a_while_after_an_urgent_request(
     scheduler = RequestScheduler()
     assert scheduler._turn_cost == TURN_COST
     scheduler.note_urgent()
-    assert scheduler._turn_cost == URGENT_TURN_COST
+    assert scheduler._turn_cost == SHORT_TURN_COST
     await trio.sleep(1.1 * URGENT_S)
     assert scheduler._turn_cost == TURN_COST
 
