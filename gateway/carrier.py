@@ -8,7 +8,7 @@ It keeps nothing. Whatever is on the way when it or its link dies is given out a
 another number, and the destination knows what it has already. One gateway runs it (the first); should a
 second one ever do so too, they would get in each other's way and nothing worse.
 
-Bounds: the shards bound what is out, `BYTES_OUT_MAX` each (`shard/core/outbox.py`).
+Bounds: the shards bound what is out, `BYTES_OUT_MAX` each (`shard/core/routers/outbox.py`).
 """
 
 from __future__ import annotations

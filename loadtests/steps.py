@@ -15,9 +15,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from shard.core import changes
-from shard.core.box import Box
+from shard.core.boxes.box import Box
+from shard.core.boxes.sealed import Segment, TagsNotLoaded
 from shard.core.machine import Machine
-from shard.core.sealed import Segment, TagsNotLoaded
 from shard.storage import frames
 from streams.protocol import commands, queues
 from streams.protocol.boxes import BoxPatch

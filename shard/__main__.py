@@ -22,8 +22,8 @@ import structlog
 import trio
 
 from shard.committer import CommitFailed
+from shard.core.boxes.upkeep import HotPolicy, SealPolicy
 from shard.core.machine import Machine
-from shard.core.upkeep import HotPolicy, SealPolicy
 from shard.engine import Engine, EngineSettings
 from shard.faults import Faults
 from shard.heartbeat import Heartbeat

@@ -8,7 +8,7 @@ Two pools share the memory of a shard: one for the links of gateways and other c
 for peers over TCP. So slow peers on other machines never take the room of the gateways.
 
 Bounds: a connection and a pool may each exceed their limit by the one answer that is produced last, at most
-one pass of claims (`PASS_BYTES_MAX` in `core/jobs.py`).
+one pass of claims (`PASS_BYTES_MAX` in `core/queues/jobs.py`).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from shard.core.sealed import Segment
+from shard.core.boxes.sealed import Segment
 from streams.protocol.records import Batch
 
 

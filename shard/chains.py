@@ -1,9 +1,9 @@
 """Which chains an object store holds, which of them count, and what nobody needs any more.
 
-A shard writes one chain (`shard/core/uploading.py`), and begins another one when its folder was made anew: by
-resharding, a repair, a restore. The number of a chain is higher than that of any that was there when it
-began. So of two chains that had the same slot, the one with the higher number tells what is in it, from the
-moment it has a base; until then the older one does.
+A shard writes one chain (`shard/core/objects/replication.py`), and begins another one when its folder was
+made anew: by resharding, a repair, a restore. The number of a chain is higher than that of any that was
+there when it began. So of two chains that had the same slot, the one with the higher number tells what is in
+it, from the moment it has a base; until then the older one does.
 
     chain 1   slots 0..4095   base, log          server with one shard
     chain 2   slots 0..2047   base, log          the same after resharding: shard 0

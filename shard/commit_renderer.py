@@ -1,6 +1,6 @@
 """Renders the rows of commits: reads their chunks from the log, in a thread, and logs what they become.
 
-    commits (core/commits.py) ──► chunks read and rendered, in a thread ──► BatchKept …, TxnRendered
+    core/transactions/commits.py ──► chunks read and rendered, in a thread ──► BatchKept …, TxnRendered
 
 Commits take turns, a step each, so that a large one does not hold up the others. A step is a few megabytes;
 what it comes to is logged in slices, between which the shard serves others.
@@ -18,8 +18,8 @@ from typing import Protocol
 import trio
 
 from shard.core.changes import TxnHeld
-from shard.core.commits import Commit, Step, render_step
 from shard.core.machine import Machine, Outcome
+from shard.core.transactions.commits import Commit, Step, render_step
 from shard.storage.frames import decode
 from shard.storage.wal import Wal
 from streams.protocol.packed import unpack_again

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from pyroaring import BitMap64
 
-from shard.core.box import Box
-from shard.core.log import SizedSeqs
+from shard.core.boxes.box import Box
+from shard.core.boxes.log import SizedSeqs
 from shard.storage.store import Name, SegmentStore
 from streams.protocol.records import Batch
 

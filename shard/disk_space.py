@@ -29,8 +29,8 @@ from typing import Any
 
 import structlog
 
-from shard.core.box import Box
-from shard.core.moves import is_move
+from shard.core.boxes.box import Box
+from shard.core.queues.record_moves import is_move
 from shard.storage.files import DiskLike
 from streams.protocol import bulk, commands, forwards, key_limits, queues, routers, streams
 from streams.protocol.errors import DiskFull

@@ -45,12 +45,12 @@ import trio
 from shard.cache import PayloadCache
 from shard.commit_renderer import CommitRenderer, chunk_reader
 from shard.committer import APPEND_NOW_BYTES_MAX, CommitFailed, Committer, CommitterStatistics
+from shard.core.boxes.priority import HELD_UP_TO, Pacing
+from shard.core.boxes.upkeep import HotPolicy, SealPolicy
 from shard.core.changes import ShardState
-from shard.core.jobs import PASS_JOBS_MAX
 from shard.core.machine import Machine, Missing, Outcome
-from shard.core.priority import HELD_UP_TO, Pacing
-from shard.core.unrendered import NotRendered
-from shard.core.upkeep import HotPolicy, SealPolicy
+from shard.core.queues.jobs import PASS_JOBS_MAX
+from shard.core.transactions.unrendered import NotRendered
 from shard.disk_space import LOOK_S, LOOK_SHORT_S, DiskSpace, Level
 from shard.exports import Exports
 from shard.faults import Faults

@@ -26,11 +26,11 @@ import structlog
 
 from shard.cache import PayloadCache
 from shard.committer import Post
+from shard.core.boxes.sealed import NotLoaded, Segment, Unfinished
 from shard.core.changes import TxnHeld
-from shard.core.chunks import Chunk, ChunksNotLoaded
 from shard.core.machine import Machine, Missing
-from shard.core.sealed import NotLoaded, Segment, Unfinished
-from shard.core.unrendered import NotRendered
+from shard.core.transactions.chunks import Chunk, ChunksNotLoaded
+from shard.core.transactions.unrendered import NotRendered
 from shard.faults import Faults
 from shard.storage.files import Corrupt
 from shard.storage.store import Name, SegmentStore, Unreachable

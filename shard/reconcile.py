@@ -27,14 +27,14 @@ from msgspec.structs import replace
 from pyroaring import BitMap64
 
 from shard.core import changes
-from shard.core.box import Box
+from shard.core.boxes.box import Box
+from shard.core.boxes.log import Log
+from shard.core.boxes.sealed import NotLoaded
 from shard.core.changes import Change
-from shard.core.log import Log
 from shard.core.machine import Machine
-from shard.core.moves import Letter, Line, letters_in, line_of
-from shard.core.origins import NOT_KNOWN, Origin
-from shard.core.router import RouterOutbox, wanted_runs
-from shard.core.sealed import NotLoaded
+from shard.core.queues.record_moves import Letter, Line, letters_in, line_of
+from shard.core.routers.copy_sources import NOT_KNOWN, Origin
+from shard.core.routers.router_outbox import RouterOutbox, wanted_runs
 from shard.storage.store import Name, SegmentStore
 from streams.protocol.records import Batch
 from streams.protocol.routers import Router, router_of

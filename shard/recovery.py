@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Set
 from typing import NamedTuple
 
-from shard.core.box import Box
+from shard.core.boxes.box import Box
+from shard.core.boxes.sealed import Segment
 from shard.core.changes import BatchAppended, BatchKept, Change, SegmentFacts, TxnHeld
 from shard.core.machine import Machine
-from shard.core.sealed import Segment
 from shard.storage import frames
 from shard.storage.files import Corrupt
 from shard.storage.snapshot import Snapshots

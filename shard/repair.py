@@ -45,14 +45,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from shard.core import changes
-from shard.core.box import Box
+from shard.core.boxes import offline_edits
+from shard.core.boxes.box import Box
+from shard.core.boxes.sealed import Segment
 from shard.core.changes import BatchAppended, BatchKept, BoxFacts, Change, SegmentFacts, ShardState
-from shard.core.commits import render_step
 from shard.core.machine import Machine
-from shard.core.sealed import Segment
-from shard.core.surgery import add_holes, live_runs, recount, remeasure, replace_segment, settle_rest
-from shard.core.txn import Mark
-from shard.core.unrendered import UnrenderedRows
+from shard.core.transactions.commits import render_step
+from shard.core.transactions.state import Mark
+from shard.core.transactions.unrendered import UnrenderedRows
 from shard.lives import has_failed
 from shard.reconcile import Corrections, Made, Reconciler
 from shard.storage import frames, segmentindex, segments
@@ -124,7 +124,7 @@ def repair_shard(
     patient.mend(SegmentStore(disk, builder.segments))
     machine = patient.machine
     for box in machine.boxes.values():
-        settle_rest(box)
+        offline_edits.settle_rest(box)
     survived = not has_failed(disk, source)
     end_life(machine, boot_id=boot_id, now_ms=now_ms, cache_survived=survived)
     parts = parts_of(machine)
@@ -361,7 +361,7 @@ class _Patient:
             box, facts = self.machine.generations[generation], facts_of[generation]
             serials = {serial for each, serial in missing if each == generation}
             self._lose(box, _lost_ranges(box, facts, serials), "a segment or a frame of the log is damaged")
-            recount(box.log)
+            offline_edits.recount(box.log)
         self.machine.hydrated()
         self._render_commits()
 
@@ -443,7 +443,7 @@ class _Patient:
             box = self.machine.generations[change.generation]
             if box.log.awaited:  # what it had in memory was stored, and not all of that is whole
                 self._lose(box, _uncovered(box), "a frame of the log is damaged")
-                recount(box.log)
+                offline_edits.recount(box.log)
         elif isinstance(change, changes.SegmentSealed):
             self._seal_before(change)
         elif isinstance(change, changes.RecordsDeleted):
@@ -470,7 +470,7 @@ class _Patient:
         if isinstance(rows, UnrenderedRows) and rows.first_seq < first_seq:
             self._lose(box, [(rows.first_seq, first_seq - 1)], "rows of a transaction are damaged")
             rows.drop(first_seq - rows.first_seq)
-            recount(box.log)
+            offline_edits.recount(box.log)
 
     def _lose_unrendered(self) -> None:
         """What was not rendered by now is damaged."""
@@ -478,7 +478,7 @@ class _Patient:
             for rows in box.log.tail.unrendered():
                 self._lose(box, [(rows.first_seq, rows.last_seq)], "rows of a transaction are damaged")
                 box.log.tail.remove(rows)
-                recount(box.log)
+                offline_edits.recount(box.log)
         self.machine.txns.give_up_commits()
 
     def _lose_before(self, generation: int, first_seq: int) -> None:
@@ -570,7 +570,7 @@ class _Patient:
 
     def _lose(self, box: Box, ranges: list[tuple[int, int]], why: str) -> None:
         self._wounded[box.generation] = box
-        add_holes(box.log, ranges)
+        offline_edits.add_holes(box.log, ranges)
         self.losses += [Loss(box.name, box.generation, first, last, why) for first, last in ranges]
 
     # -- segments
@@ -584,7 +584,7 @@ class _Patient:
             if lost or box.generation in self._wounded:
                 why = "a batch of a segment is damaged"
                 before = {segment.serial: Name.of(segment) for segment in box.log.segments}
-                holes = remeasure(box.log, self._read, lost)
+                holes = offline_edits.remeasure(box.log, self._read, lost)
                 self.losses += [Loss(box.name, box.generation, first, last, why) for first, last in holes]
                 for serial in before.keys() - {segment.serial for segment in box.log.segments}:
                     self._give_up(before[serial])  # nothing in it is both whole and live
@@ -663,7 +663,7 @@ class _Patient:
 
     def _write_anew(self, box: Box, segment: Segment, target: SegmentStore) -> None:
         def live() -> Iterator[Batch]:
-            for at, runs in live_runs(box.log, segment).items():
+            for at, runs in offline_edits.live_runs(box.log, segment).items():
                 batch = self._read(segment, at)
                 for first, last in runs:
                     yield batch.part(first, last)
@@ -671,7 +671,7 @@ class _Patient:
         box.last_serial += 1
         stand_in = target.write(box.generation, box.last_serial, live())
         self._new.add(Name.of(stand_in))
-        replace_segment(box.log, segment, stand_in)
+        offline_edits.replace_segment(box.log, segment, stand_in)
         name = Name.of(segment)
         if name not in self.stubs and self._disk.exists(f"{self._segments}/{name.stub}"):
             self.dropped_stubs.append(name.stub)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import trio
 
-from shard.core.census import BoxRates, Census
+from shard.core.boxes.box_statistics import BoxRates, Census
 from shard.core.machine import Machine
 from shard.engine import Engine
 from shard.pressure import ShardPressure

@@ -22,12 +22,12 @@ from typing import NamedTuple
 from pyroaring import BitMap64
 
 from shard.backup import Backup, BackupShard, BadSignature, Pause, Target, check_sha256
-from shard.core.box import Box
+from shard.core.boxes.box import Box
+from shard.core.boxes.log import SizedSeqs
+from shard.core.boxes.offline_edits import cut_after, live_runs
+from shard.core.boxes.sealed import Segment
 from shard.core.changes import BoxFacts, SegmentFacts, SeqsLost, SeqsReserved
-from shard.core.log import SizedSeqs
 from shard.core.machine import Machine
-from shard.core.sealed import Segment
-from shard.core.surgery import cut_after, live_runs
 from shard.marks import MarkMerge, owners_of
 from shard.reconcile import Cut, Reconciler, loading, survey
 from shard.storage import frames, segments

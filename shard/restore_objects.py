@@ -19,10 +19,10 @@ from typing import NamedTuple
 
 from shard import chains
 from shard.chains import Told
-from shard.core.box import Box
+from shard.core.boxes.box import Box
+from shard.core.boxes.offline_edits import fitted
 from shard.core.changes import BoxFacts, Change, UploadsMoved
 from shard.core.machine import Machine
-from shard.core.surgery import fitted
 from shard.reconcile import loading
 from shard.restore import Report, Restored, Restoring, scratch_of
 from shard.storage import objectlog

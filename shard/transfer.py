@@ -28,7 +28,7 @@ from typing import NamedTuple
 import msgspec
 
 from shard.commit_renderer import chunk_reader, finish_commits
-from shard.core.box import Box
+from shard.core.boxes.box import Box
 from shard.core.capture import Capture
 from shard.core.changes import BatchKept, BoxFacts, Change, MarkFacts, ShardState, ShardStopped
 from shard.core.machine import Machine

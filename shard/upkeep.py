@@ -1,6 +1,6 @@
 """The shard's background work: seals, keeps old log free, writes segments anew, drops files nobody names.
 
-    plan (core/upkeep.py) ──► files, in a thread ──► the change, if what it rests on still stands
+    plan (core/boxes/upkeep.py) ──► files, in a thread ──► the change, if what it rests on still stands
 
 On a full disk only what makes room is done: files that nobody names are dropped, and segments move to the
 cold store. A piece of work for which there is no space is tried again later.
@@ -29,10 +29,9 @@ import trio
 from shard.cache import PayloadCache
 from shard.compaction import find_superseded, survey
 from shard.core import changes
-from shard.core.box import Box
-from shard.core.machine import Machine, Made, Outcome
-from shard.core.sealed import Segment
-from shard.core.upkeep import (
+from shard.core.boxes.box import Box
+from shard.core.boxes.sealed import Segment
+from shard.core.boxes.upkeep import (
     HotPolicy,
     SealPolicy,
     ToKeep,
@@ -43,6 +42,7 @@ from shard.core.upkeep import (
     plan_rewrite,
     plan_seal,
 )
+from shard.core.machine import Machine, Made, Outcome
 from shard.faults import Faults
 from shard.retention import Pins
 from shard.storage.files import NO_SPACE, Corrupt

@@ -33,8 +33,8 @@ from shard import chains
 from shard.backup import ShardSource
 from shard.core.changes import BoxFacts
 from shard.core.machine import Machine
+from shard.core.objects.replication import Pending
 from shard.core.outcome import Outcome
-from shard.core.uploading import Pending
 from shard.exports import write_export
 from shard.storage import objectlog
 from shard.storage.cold import ColdError, ColdStore

@@ -7,9 +7,9 @@ it ends they are saved as they are. If the gateway dies instead, the saved curso
 
 A shard that dies forgets the sessions it kept. Open streams put theirs back; the others are answered 404. Of
 two streams of one session, on two gateways, the one that took it later wins, whichever comes back first
-(`shard/core/sessions.py`). What is put back is never the last word: a newer stream may have got further, and
-may be gone. So `Last-Event-ID` counts in both directions then too, and a client without one waits until
-every open stream has put its session back.
+(`shard/core/watch/sessions.py`). What is put back is never the last word: a newer stream may have got
+further, and may be gone. So `Last-Event-ID` counts in both directions then too, and a client without one
+waits until every open stream has put its session back.
 """
 
 from __future__ import annotations

@@ -18,9 +18,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shard.core.box import Box
+from shard.core.boxes.box import Box
 from shard.core.changes import BoxFacts, Change, JobEntry, ShardState, TxnCommitted
-from shard.core.queue import QueueCopy
+from shard.core.queues.queue import QueueCopy
 from streams.protocol.records import Batch
 
 

@@ -480,7 +480,7 @@ class LineFacts(msgspec.Struct, kw_only=True):
 
 class StreamFacts(msgspec.Struct, kw_only=True):
     stream: Stream
-    #: Columns of the marks of `shard/core/stream.py`: i64, i64, u64.
+    #: Columns of the marks of `shard/core/s2/stream.py`: i64, i64, u64.
     opened_ms: bytes = b""
     closed_ms: bytes = b""
     last_seqs: bytes = b""
@@ -589,7 +589,7 @@ class ShardState(msgspec.Struct, kw_only=True):
     sessions: list[SessionFacts] = []
     tokens: list[AccessToken] = []
     #: The chain that the shard writes, how far it is, where its last object ends, and of which servers the
-    #: chains are that it takes the place of (`uploading.py`).
+    #: chains are that it takes the place of (`objects/replication.py`).
     chain: str = ""
     uploaded_lsn: int = 0
     uploaded_tail_lsn: int = 0

@@ -8,7 +8,7 @@
 Time comes in as an argument. There is no clock, file, socket, randomness or lock here.
 
 Rules of the file
-- Dispatch and bookkeeping of positions only; what a box does is in `box.py`.
+- Dispatch and bookkeeping of positions only; what a box does is in `boxes/box.py`.
 - Every change gets the next lsn when it is applied, and the engine logs them in that order. Changes of a
   memory box are applied under lsn 0 and never leave the machine.
 - A reply waits for the same moment as its write, and so does a refusal or a read that rests on something
@@ -33,34 +33,34 @@ import msgspec
 from sortedcontainers import SortedDict
 
 from shard.core import changes
-from shard.core.basins import Basins
-from shard.core.box import RESERVE_SEQS, Box, stand_in
+from shard.core.boxes.box import RESERVE_SEQS, Box, stand_in
+from shard.core.boxes.groups import GroupHandlers
+from shard.core.boxes.key_expiry import KeyExpiry
+from shard.core.boxes.scanning import Scanning
+from shard.core.boxes.sealed import UNFINISHED, NotLoaded, Segment, TagsNotLoaded
+from shard.core.boxes.unsealed import Unsealed
 from shard.core.capture import Capture
 from shard.core.changes import Change, SegmentFacts, ShardState
-from shard.core.commits import Commit
-from shard.core.committing import Committing
-from shard.core.forwarding import Forwarding
-from shard.core.groups import GroupHandlers
-from shard.core.jobs import Jobs
-from shard.core.key_expiry import KeyExpiry
-from shard.core.moves import Moves
+from shard.core.limits.quota import Quota
+from shard.core.limits.usage import Usage
+from shard.core.objects.replication import OPENING, Staged, Uploading
 from shard.core.outcome import Made as Made
 from shard.core.outcome import Missing as Missing
 from shard.core.outcome import Outcome as Outcome
-from shard.core.queue import ADVANCE_MAX, Queue
-from shard.core.quota import Quota
-from shard.core.routers import Routers
-from shard.core.scanning import Scanning
-from shard.core.sealed import UNFINISHED, NotLoaded, Segment, TagsNotLoaded
-from shard.core.sessions import Sessions
-from shard.core.streams import Streams
-from shard.core.tokens import Tokens
-from shard.core.txn import Txns
-from shard.core.unrendered import NotRendered, UnrenderedRows
-from shard.core.unsealed import Unsealed
-from shard.core.uploading import OPENING, Staged, Uploading
-from shard.core.usage import Usage
-from shard.core.watch import page_for
+from shard.core.queues.jobs import Jobs
+from shard.core.queues.queue import ADVANCE_MAX, Queue
+from shard.core.queues.record_moves import Moves
+from shard.core.routers.forwarding import Forwarding
+from shard.core.routers.registry import Routers
+from shard.core.s2.basins import Basins
+from shard.core.s2.streams import Streams
+from shard.core.s2.tokens import Tokens
+from shard.core.transactions.commits import Commit
+from shard.core.transactions.handlers import Committing
+from shard.core.transactions.state import Txns
+from shard.core.transactions.unrendered import NotRendered, UnrenderedRows
+from shard.core.watch.pages import page_for
+from shard.core.watch.sessions import Sessions
 from streams.protocol import commands, forwards
 from streams.protocol.boxes import DURABLE, BoxConfig, BoxPatch, merge
 from streams.protocol.commands import Command, Reply
@@ -416,7 +416,7 @@ class Machine:
             box.end_deletion()
 
     def let_moves_go(self, now_ms: int) -> Outcome:
-        """Ends a hold of moves (`moves.py`)."""
+        """Ends a hold of moves (`queues/record_moves.py`)."""
         made: Made = []
         freed = self.moves.let_go(now_ms, made)
         return Outcome(made, None, wakes=(forwards.CARRIER, *freed))
@@ -439,7 +439,7 @@ class Machine:
             self._committing.end_step(commit, chunks, made)
         return Outcome(made, None)
 
-    # -- helpers of handlers, those in `jobs.py` and `groups.py` included
+    # -- helpers of handlers, those of other features included
 
     def _log(self, change: Change, made: Made) -> int:
         lsn = self.lsn + 1

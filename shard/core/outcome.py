@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from shard.core.boxes.sealed import NotLoaded, TagsNotLoaded, Unfinished
 from shard.core.changes import Change
-from shard.core.chunks import ChunksNotLoaded
-from shard.core.sealed import NotLoaded, TagsNotLoaded, Unfinished
+from shard.core.transactions.chunks import ChunksNotLoaded
 from streams.protocol.commands import Reply
 from streams.protocol.errors import StreamsError
 

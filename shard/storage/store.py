@@ -32,8 +32,8 @@ from errno import ENOENT
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from shard.core.boxes.sealed import Segment
 from shard.core.changes import SegmentFacts
-from shard.core.sealed import Segment
 from shard.storage import segmentindex, segments, tagindex
 from shard.storage.files import Corrupt, DiskLike
 from shard.storage.segmentindex import SegmentIndex, segment_name, stub_name

@@ -1,6 +1,7 @@
 """A box's config: its fields, their defaults and bounds, and which of them may change later (v0 §1).
 
-Nothing is enforced here; `shard/core/box.py` does that. A config is immutable: a change makes a new one.
+Nothing is enforced here; `shard/core/boxes/box.py` does that. A config is immutable: a change makes
+a new one.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from shard.core import box as box_module
-from shard.core import key_expiry
 from shard.core import machine as machine_module
+from shard.core.boxes import box as box_module
+from shard.core.boxes import key_expiry
 from shard.core.machine import Machine
 from streams.protocol import commands
 from streams.protocol.errors import (

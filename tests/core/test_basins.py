@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shard.core import basins as basins_module
+from shard.core.s2 import basins as basins_module
 from streams.protocol import streams
 from streams.protocol.errors import (
     BasinDeletionPending,

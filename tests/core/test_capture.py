@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shard.core import queue as queue_module
 from shard.core.changes import ShardState
+from shard.core.queues import queue as queue_module
 from streams.protocol import commands
 from tests.support.jobs import QueueDriver
 from tests.support.machines import Driver, facts_of, random_command, sampled

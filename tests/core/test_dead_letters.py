@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from shard.core import changes, moves
+from shard.core import changes
+from shard.core.queues import record_moves as moves
 from streams.protocol import queues, sequenced
 from streams.protocol.errors import BoxNotFound, NotAQueue
 from streams.protocol.forwards import CARRIER, Untie, Untied
@@ -105,7 +106,7 @@ def test_no_parcel_overtakes_the_first(
     source: QueueDriver, dest: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A box that has never heard of the line begins where the first parcel that comes begins."""
-    monkeypatch.setattr("shard.core.outbox.PARCEL_RECORDS_MAX", 1)
+    monkeypatch.setattr("shard.core.routers.outbox.PARCEL_RECORDS_MAX", 1)
     source.append(1, 2, 3)
     wear_out(source, 1, 2, 3)
     source.claim()
@@ -307,7 +308,7 @@ def test_letters_wait_for_a_queue_that_is_gone(source: QueueDriver, dest: Driver
 def test_jobs_beyond_a_thousand_that_died_at_once_go_with_the_next_claims(
     source: QueueDriver, dest: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shard.core.queue.EXHAUSTED_MAX", 2)
+    monkeypatch.setattr("shard.core.queues.queue.EXHAUSTED_MAX", 2)
     source.append(1, 2, 3, 4)
     wear_out(source, 1, 2, 3)
     assert [job["$seq"] for job in source.claim(max=1)] == [4], "two dead ones are in the way, and go"

@@ -14,12 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap64
 
-from shard.core import changes, deletion
-from shard.core import log as log_module
-from shard.core.log import SizedSeqs
+from shard.core import changes
+from shard.core.boxes import deletion
+from shard.core.boxes import log as log_module
+from shard.core.boxes.log import SizedSeqs
+from shard.core.boxes.sealed import TagsNotLoaded
+from shard.core.boxes.upkeep import SealPolicy
 from shard.core.outcome import Outcome
-from shard.core.sealed import TagsNotLoaded
-from shard.core.upkeep import SealPolicy
 from streams.protocol import bulk, commands, queues
 from streams.protocol.errors import BoxNotFound
 from streams.protocol.packed import pack

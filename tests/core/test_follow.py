@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shard.core.machine import Outcome
-from shard.core.watch import durable_seq
+from shard.core.watch.pages import durable_seq
 from streams.protocol import commands, requests
 from streams.protocol.appends import RecordLimits
 from streams.protocol.commands import Follow, Page

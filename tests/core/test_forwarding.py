@@ -10,10 +10,12 @@ from unittest.mock import patch as replaced
 
 import pytest
 
-from shard.core import log, origins, outbox
+from shard.core.boxes import log
 from shard.core.machine import Machine
-from shard.core.outbox import Load, Outbox
-from shard.core.router import RouterOutbox
+from shard.core.routers import copy_sources as origins
+from shard.core.routers import outbox
+from shard.core.routers.outbox import Load, Outbox
+from shard.core.routers.router_outbox import RouterOutbox
 from streams.protocol import commands, forwards, wire
 from streams.protocol.appends import RecordLimits
 from streams.protocol.errors import (
@@ -278,7 +280,7 @@ def test_parcels_are_bounded_in_records_and_bytes(source: Driver, dest: Driver) 
         sizes = [forward_of(parcel).head.count for _ in range(3) for parcel in collect(source)]
     assert sizes == [4, 4, 2]
     the_outbox(source).records_max = 100
-    with replaced("shard.core.router.PARCEL_BYTES_MAX", 100):
+    with replaced("shard.core.routers.router_outbox.PARCEL_BYTES_MAX", 100):
         sizes = [forward_of(parcel).head.count for _ in range(4) for parcel in collect(source, 2)]
     assert sizes == [3, 3, 3, 1], "a new carrier gets everything again"
 
@@ -287,7 +289,7 @@ def test_one_record_is_sent_however_large_it_is(source: Driver, dest: Driver) ->
     tie(source, dest)
     source.append("x" * 1000, 2, box="from")
     source.append("y" * 1000, box="from")
-    with replaced("shard.core.router.PARCEL_BYTES_MAX", 150):
+    with replaced("shard.core.routers.router_outbox.PARCEL_BYTES_MAX", 150):
         carry_all(source, dest)
     assert copies(dest) == ["x" * 1000, 2, "y" * 1000]
 
@@ -362,7 +364,10 @@ def test_a_batch_without_live_records_is_passed_over(source: Driver, dest: Drive
 
 def test_a_long_stretch_of_nothing_is_sent_as_a_position(source: Driver, dest: Driver) -> None:
     tie(source, dest, filter=Match("rare"))
-    with replaced.object(outbox, "EXAMINE_MAX", 5), replaced("shard.core.router.EXAMINE_MAX", 5):
+    with (
+        replaced.object(outbox, "EXAMINE_MAX", 5),
+        replaced("shard.core.routers.router_outbox.EXAMINE_MAX", 5),
+    ):
         for number in range(12):
             source.append(number, box="from")
         parcels = collect(source)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shard.core import groups as groups_module
+from shard.core.boxes import groups as groups_module
 from streams.protocol import commands, queues
 from streams.protocol.errors import GroupNotFound, InvalidRequest, SeqMismatch, Throttled
 from tests.support.machines import Driver, seqs_of

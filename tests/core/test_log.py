@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 from pyroaring import BitMap64
 
-from shard.core import tail as tail_module
-from shard.core.log import Log
+from shard.core.boxes import tail as tail_module
+from shard.core.boxes.log import Log
 from streams.protocol.records import Batch, render
 from tests.support.machines import columns
 

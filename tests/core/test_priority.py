@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shard.core.priority import Pacing, after_waiting, base
+from shard.core.boxes.priority import Pacing, after_waiting, base
 
 times_ms = st.integers(0, 10**13)
 priorities = st.none() | st.integers(-1000, 1000)

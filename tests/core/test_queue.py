@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from shard.core import jobs as jobs_module
-from shard.core import queue as queue_module
 from shard.core.changes import JobsCounted, JobsLeased, JobsRestated, JobsReturned
-from shard.core.jobs import divided, in_turn
+from shard.core.queues import jobs as jobs_module
+from shard.core.queues import queue as queue_module
+from shard.core.queues.jobs import divided, in_turn
 from streams.protocol import commands, queues
 from streams.protocol.errors import NotAQueue
 from streams.protocol.requests import encode_reply

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shard.core import box as box_module
+from shard.core.boxes import box as box_module
 from streams.protocol import commands
 from streams.protocol.appends import RecordLimits, parse_append
 from streams.protocol.commands import Match, Tombstone

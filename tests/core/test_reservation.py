@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from shard.core import machine as machine_module
-from shard.core.box import RESERVE_SEQS
+from shard.core.boxes.box import RESERVE_SEQS
 from shard.core.changes import SeqsLost, SeqsReserved
 from streams.protocol import commands
 from streams.protocol.commands import Tombstone

@@ -15,9 +15,9 @@ import pytest
 from pyroaring import BitMap64
 
 from shard.core import changes
-from shard.core.log import SizedSeqs
-from shard.core.sealed import NotLoaded, Segment
-from shard.core.upkeep import (
+from shard.core.boxes.log import SizedSeqs
+from shard.core.boxes.sealed import NotLoaded, Segment
+from shard.core.boxes.upkeep import (
     HotPolicy,
     SealPolicy,
     ToKeep,
@@ -698,7 +698,7 @@ def test_a_look_for_work_ends_after_so_many_boxes(monkeypatch: pytest.MonkeyPatc
         driver.put(box, durability="fsync")
         driver.append("x", box=box)
         driver.seal(box)
-    monkeypatch.setattr("shard.core.upkeep._LOOK_MAX", 1)
+    monkeypatch.setattr("shard.core.boxes.upkeep._LOOK_MAX", 1)
     for _ in range(2):
         assert plan_rewrite(driver.machine, POLICY) is None
         assert plan_move(driver.machine, HotPolicy(4, 0)) is None

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from shard.core import sessions as module
 from shard.core.machine import Machine
-from shard.core.sessions import Sessions
+from shard.core.watch import sessions as module
+from shard.core.watch.sessions import Sessions
 from streams.protocol import requests, wire
 from streams.protocol.appends import RecordLimits
 from streams.protocol.commands import KeepSession, PutSession, SessionKept, TakeSession

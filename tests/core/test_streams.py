@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from shard.core import stream as stream_module
-from shard.core import streams as streams_module
-from shard.core import surgery
-from shard.core.stream import TRIM_LAG_MS
+from shard.core.boxes import offline_edits as surgery
+from shard.core.s2 import stream as stream_module
+from shard.core.s2 import streams as streams_module
+from shard.core.s2.stream import TRIM_LAG_MS
 from streams.protocol import commands, sequenced, streams
 from streams.protocol.commands import ReadStream
 from streams.protocol.errors import (

@@ -11,9 +11,16 @@ import random
 
 import pytest
 
-from shard.core.box import Box
-from shard.core.log import Hole, Log
-from shard.core.surgery import add_holes, cut_after, live_runs, recount, remeasure, replace_segment
+from shard.core.boxes.box import Box
+from shard.core.boxes.log import Hole, Log
+from shard.core.boxes.offline_edits import (
+    add_holes,
+    cut_after,
+    live_runs,
+    recount,
+    remeasure,
+    replace_segment,
+)
 from streams.protocol.commands import Tombstone
 from tests.support import machines
 from tests.support.machines import Driver, live_texts, parts_of, random_history, seqs_of

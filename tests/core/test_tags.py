@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from pyroaring import BitMap64
 
-from shard.core import tags as tags_module
-from shard.core.tags import Tags
+from shard.core.boxes import tags as tags_module
+from shard.core.boxes.tags import Tags
 from streams.protocol.commands import Match
 from streams.protocol.records import Batch, render
 from tests.support.machines import Driver, columns

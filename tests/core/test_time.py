@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from shard.core import machine as machine_module
-from shard.core import queue as queue_module
 from shard.core.changes import RecordsEvicted
 from shard.core.machine import Outcome
+from shard.core.queues import queue as queue_module
 from streams.protocol import commands, queues
 from streams.protocol.commands import Tombstone
 from tests.support.machines import Driver

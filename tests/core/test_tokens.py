@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shard.core import tokens as tokens_module
+from shard.core.s2 import tokens as tokens_module
 from streams.protocol import streams
 from streams.protocol.errors import AccessTokenNotFound, ResourceAlreadyExists, Throttled
 from streams.protocol.streams import AccessToken, NameSet

@@ -10,9 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from shard.core import changes, commits, committing, txn
+from shard.core import changes
 from shard.core.machine import Machine
-from shard.core.unrendered import NotRendered
+from shard.core.transactions import commits
+from shard.core.transactions import handlers as committing
+from shard.core.transactions import state as txn
+from shard.core.transactions.unrendered import NotRendered
 from streams.protocol import bulk, commands, forwards
 from streams.protocol.access import ADMIN, ALL, READ, WRITE, Grant
 from streams.protocol.errors import (

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from shard.core.limits.usage import Usage
 from shard.core.machine import Machine
-from shard.core.usage import Usage
 from streams.protocol import bulk, commands, forwards, queues, routers, streams
 from streams.protocol.access import ALL, Grant
 from streams.protocol.errors import Throttled

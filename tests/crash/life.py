@@ -31,13 +31,13 @@ from pyroaring import BitMap64
 
 from shard.cache import PayloadCache
 from shard.commit_renderer import chunk_reader, render_chunks
+from shard.core.boxes.log import Span
+from shard.core.boxes.sealed import SealedBatch
+from shard.core.boxes.upkeep import HotPolicy, SealPolicy
 from shard.core.capture import Capture
 from shard.core.changes import RecordsEvicted, SeqsReserved
-from shard.core.log import Span
 from shard.core.machine import Machine, Made, Missing, Outcome
-from shard.core.sealed import SealedBatch
-from shard.core.unrendered import NotRendered, UnrenderedRows
-from shard.core.upkeep import HotPolicy, SealPolicy
+from shard.core.transactions.unrendered import NotRendered, UnrenderedRows
 from shard.fetcher import Brought, Fetcher
 from shard.recovery import Recovered, recover
 from shard.retention import Retention, names_in

@@ -19,8 +19,8 @@ from functools import cache
 
 import pytest
 
+import shard.core.boxes.unsealed
 import shard.core.machine
-import shard.core.unsealed
 from shard.core.machine import Machine
 from shard.storage.segments import FileSource, verify_segment
 from shard.storage.store import Name, SegmentStore
@@ -44,7 +44,7 @@ def short_reservations(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def small_is_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
     """Boxes of a few records are sealed by age; those of one or two are kept."""
-    monkeypatch.setattr(shard.core.unsealed, "SMALL_BYTES", 1_500)
+    monkeypatch.setattr(shard.core.boxes.unsealed, "SMALL_BYTES", 1_500)
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,8 @@ from functools import cache
 
 import pytest
 
-from shard.core import commits, txn
+from shard.core.transactions import commits
+from shard.core.transactions import state as txn
 from streams.protocol import bulk, commands
 from streams.protocol.boxes import BoxPatch
 from streams.protocol.packed import pack

@@ -706,8 +706,8 @@ class WithFewSeqsReserved(CoreAgainstModel):
         self.replaced = [
             replaced("shard.core.machine.RESERVE_SEQS", 8),
             replaced("shard.core.machine.RESERVATION_IDLE_MS", 50),
-            replaced("shard.core.tail._COMPACT_AT", 2),
-            replaced("shard.core.tags._STALE_MIN", 2),
+            replaced("shard.core.boxes.tail._COMPACT_AT", 2),
+            replaced("shard.core.boxes.tags._STALE_MIN", 2),
         ]
         for each in self.replaced:
             each.start()

@@ -52,7 +52,9 @@ class DeadLetters(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         small = {"PARCEL_RECORDS_MAX": 3, "FLIGHTS_MAX": 3}
-        self.replaced = [replaced(f"shard.core.outbox.{name}", value) for name, value in small.items()]
+        self.replaced = [
+            replaced(f"shard.core.routers.outbox.{name}", value) for name, value in small.items()
+        ]
         for each in self.replaced:
             each.start()
         self.queue, self.dead = Side(), Side()

@@ -52,8 +52,10 @@ class ExactlyOnce(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         small = {"PARCEL_RECORDS_MAX": 3, "FLIGHTS_MAX": 3, "EXAMINE_MAX": 7}
-        self.replaced = [replaced(f"shard.core.outbox.{name}", value) for name, value in small.items()]
-        self.replaced.append(replaced("shard.core.router.EXAMINE_MAX", 7))
+        self.replaced = [
+            replaced(f"shard.core.routers.outbox.{name}", value) for name, value in small.items()
+        ]
+        self.replaced.append(replaced("shard.core.routers.router_outbox.EXAMINE_MAX", 7))
         for each in self.replaced:
             each.start()
         self.source, self.dest = Shard(), Shard()

@@ -17,11 +17,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shard.core.box import Box
+from shard.core.boxes.box import Box
+from shard.core.boxes.offline_edits import fitted
+from shard.core.boxes.sealed import NotLoaded
 from shard.core.changes import Change, ShardState
 from shard.core.machine import Machine
-from shard.core.sealed import NotLoaded
-from shard.core.surgery import fitted
 from shard.restore_objects import Replayed, replay
 from shard.storage import objectlog
 from shard.storage.files import Corrupt

@@ -44,7 +44,7 @@ class RecoveryAgainstLive(RuleBasedStateMachine):
         self.replaced = [
             replaced("shard.core.machine.RESERVE_SEQS", self.reserve_seqs),
             replaced("shard.core.machine.RESERVATION_IDLE_MS", 50),
-            replaced("shard.core.tail._COMPACT_AT", self.compact_at),
+            replaced("shard.core.boxes.tail._COMPACT_AT", self.compact_at),
         ]
         for each in self.replaced:
             each.start()

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from shard.core.stream import TRIM_LAG_MS
+from shard.core.s2.stream import TRIM_LAG_MS
 from streams.protocol import sequenced, streams
 from streams.protocol.commands import ReadStream
 from streams.protocol.errors import FencingTokenMismatch, PositionUnwritten, SeqMismatch

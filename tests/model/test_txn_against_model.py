@@ -14,8 +14,9 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from shard.core import changes, txn
-from shard.core.unrendered import NotRendered
+from shard.core import changes
+from shard.core.transactions import state as txn
+from shard.core.transactions.unrendered import NotRendered
 from streams.protocol import bulk, commands
 from streams.protocol.errors import NotFound, WriterConflict
 from streams.protocol.packed import pack

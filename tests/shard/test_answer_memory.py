@@ -177,9 +177,9 @@ async def test_a_slow_reader_of_sealed_pages_gets_all_of_them(
 ) -> None:
     """Pages that come from the disk find no room when they are there, and are fetched again."""
     monkeypatch.setattr("shard.engine._FETCH_BYTES_MAX", PAGE_BYTES)
-    monkeypatch.setattr("shard.core.unsealed.SMALL_BYTES", 0)
+    monkeypatch.setattr("shard.core.boxes.unsealed.SMALL_BYTES", 0)
     monkeypatch.setattr("shard.upkeep._PAUSE_S", 0.002)
-    from shard.core.upkeep import SealPolicy
+    from shard.core.boxes.upkeep import SealPolicy
 
     monkeypatch.setattr(shard.server, "LINK_LIMITS", LIMITS)
     async with served_shard(tmp_path, seal=SealPolicy(1, 1, 1), cache_bytes=0) as served:

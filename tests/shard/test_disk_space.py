@@ -19,8 +19,8 @@ from structlog.testing import capture_logs
 
 import shard.engine
 import shard.upkeep
+from shard.core.boxes.upkeep import SealPolicy
 from shard.core.machine import Machine
-from shard.core.upkeep import SealPolicy
 from shard.disk_space import ADDS, LOGGED, UNLOGGED, DiskSpace, Level
 from shard.engine import Engine, EngineSettings
 from shard.recovery import Recovered, recover
@@ -256,7 +256,7 @@ async def test_claims_that_wait_are_served_when_there_is_space_again(tmp_path: P
 async def test_a_snapshot_and_a_segment_that_have_no_space_are_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shard.core.unsealed.SMALL_BYTES", 0)
+    monkeypatch.setattr("shard.core.boxes.unsealed.SMALL_BYTES", 0)
     monkeypatch.setattr("shard.upkeep._PAUSE_S", 0.002)
     disk = FillableDisk()
     async with opened(tmp_path, disk, snapshot_interval_ms=10, seal=SealPolicy(5, 1 << 20, 10**12)) as desk:

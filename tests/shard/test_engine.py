@@ -21,11 +21,11 @@ import trio.testing
 
 import shard.upkeep
 from shard import engine as engine_module
-from shard.core import deletion
-from shard.core import jobs as jobs_module
+from shard.core.boxes import deletion
+from shard.core.boxes.sealed import Segment
+from shard.core.boxes.upkeep import HotPolicy, SealPolicy
 from shard.core.machine import Machine
-from shard.core.sealed import Segment
-from shard.core.upkeep import HotPolicy, SealPolicy
+from shard.core.queues import jobs as jobs_module
 from shard.engine import Engine, EngineSettings
 from shard.recovery import Recovered, recover
 from shard.retention import names_in
@@ -195,7 +195,7 @@ class Desk:
 def eager_upkeep(monkeypatch: pytest.MonkeyPatch) -> None:
     """Work is looked for all the time, and no box is too small for a segment."""
     monkeypatch.setattr(shard.upkeep, "_PAUSE_S", 0.002)
-    monkeypatch.setattr("shard.core.unsealed.SMALL_BYTES", 0)
+    monkeypatch.setattr("shard.core.boxes.unsealed.SMALL_BYTES", 0)
 
 
 Open = Callable[..., Any]
@@ -800,7 +800,7 @@ async def test_a_shard_without_writes_gives_back_the_log_of_a_deleted_box(
     open_desk: Open, monkeypatch: pytest.MonkeyPatch, others: list[str]
 ) -> None:
     """Also if another box has a record in the oldest file that is not sealed."""
-    monkeypatch.setattr("shard.core.unsealed.SMALL_BYTES", 64 * 1024)
+    monkeypatch.setattr("shard.core.boxes.unsealed.SMALL_BYTES", 64 * 1024)
     async with open_desk(snapshot_interval_ms=20) as desk:
         for box in others:
             await desk.put(box)

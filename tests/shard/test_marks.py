@@ -7,7 +7,7 @@ import random
 import pytest
 
 from shard.core.changes import MarkFacts
-from shard.core.txn import Mark
+from shard.core.transactions.state import Mark
 from shard.marks import MarkMerge, owners_of
 from streams.protocol.slots import SLOTS, slot_of
 

@@ -9,8 +9,8 @@ import trio
 from trio.testing import MockClock
 
 from shard.cache import PayloadCache
+from shard.core.boxes.upkeep import HotPolicy, SealPolicy
 from shard.core.machine import Outcome
-from shard.core.upkeep import HotPolicy, SealPolicy
 from shard.storage.files import Disk
 from shard.storage.store import SegmentStore
 from shard.upkeep import Upkeep

@@ -14,7 +14,7 @@ import pytest
 from pyroaring import BitMap64
 
 from shard.backup import Backup, ShardSource, Target
-from shard.core.log import SizedSeqs
+from shard.core.boxes.log import SizedSeqs
 from shard.core.machine import Machine
 from shard.exports import write_export
 from shard.restore import Restored, Restoring, choose

@@ -16,7 +16,7 @@ import pytest
 
 from shard.backup import ShardSource, Target
 from shard.core.machine import Machine
-from shard.core.router import RouterOutbox
+from shard.core.routers.router_outbox import RouterOutbox
 from shard.exports import write_export
 from shard.restore import Restored, Restoring
 from shard.storage.cold import FolderCold

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from shard.core.boxes.sealed import NotLoaded
 from shard.core.changes import BatchKept, BoxConfigured, BoxRestated, TxnCommitted
 from shard.core.machine import Machine
-from shard.core.sealed import NotLoaded
 from shard.storage import frames
 from shard.storage.files import DiskLike
 from shard.storage.snapshot import Snapshots

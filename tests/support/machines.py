@@ -16,15 +16,16 @@ import msgspec
 from hypothesis import HealthCheck, settings
 
 from shard.commit_renderer import render_chunks
-from shard.core import changes, moves
-from shard.core.box import Box
+from shard.core import changes
+from shard.core.boxes.box import Box
+from shard.core.boxes.log import Span
+from shard.core.boxes.sealed import NotLoaded, Segment, TagsNotLoaded, Unfinished
+from shard.core.boxes.upkeep import SealPolicy, plan_rewrite
 from shard.core.changes import BatchAppended, BatchKept, Change, SegmentFacts, ShardState
-from shard.core.chunks import ChunksNotLoaded
-from shard.core.log import Span
 from shard.core.machine import Machine, Made, Missing, Outcome
-from shard.core.sealed import NotLoaded, Segment, TagsNotLoaded, Unfinished
-from shard.core.unrendered import NotRendered, UnrenderedRows
-from shard.core.upkeep import SealPolicy, plan_rewrite
+from shard.core.queues import record_moves as moves
+from shard.core.transactions.chunks import ChunksNotLoaded
+from shard.core.transactions.unrendered import NotRendered, UnrenderedRows
 from shard.storage import frames
 from shard.storage.files import DiskLike
 from shard.storage.segments import build_index, write_segment

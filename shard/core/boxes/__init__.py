@@ -1,0 +1,1 @@
+"""Boxes: their records, positions, retention, groups and upkeep."""

@@ -1,0 +1,831 @@
+"""One box's policy over its log: caps, TTL, timestamps, idempotency, the fence, own-node filtering, reads.
+
+A box decides (what a write would become, what a read shows) and applies (facts from the log). Methods that
+decide change nothing, methods named after a change decide nothing. A box knows no other box.
+
+Invariants
+- KEYS: an idempotency key inside its window points at the seqs it was first answered with.
+- CEILING: a disk box never shows or acks a seq above `reserved_seq`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from pyroaring import BitMap64
+
+from shard.core import changes
+from shard.core.boxes import priority
+from shard.core.boxes.deletion import Deletion
+from shard.core.boxes.groups import Groups
+from shard.core.boxes.log import Hole, Log, SizedSeqs
+from shard.core.boxes.sealed import Segment
+from shard.core.boxes.tags import Tags
+from shard.core.queues import record_moves
+from shard.core.queues.queue import Queue, QueueCopy
+from shard.core.routers.copy_sources import Origin
+from shard.core.routers.outbox import Outbox
+from shard.core.routers.router_outbox import RouterOutbox
+from shard.core.s2.stream import StreamState
+from shard.core.transactions.unrendered import UnrenderedRows
+from streams.protocol.boxes import BoxConfig
+from streams.protocol.commands import Append, DeleteRecords, Diff, Match, Records, Scan, Tombstone
+from streams.protocol.errors import BoxFull, FencingTokenMismatch, InvalidRequest, RecordTooLarge, SeqMismatch
+from streams.protocol.records import Batch, render, resolve_times
+from streams.protocol.scans import RunWriter, Scanned, ScanPageHead
+
+#: Seqs reserved ahead of use in a disk box. At a million records a second a reservation is asked for about
+#: every 65 ms, more than the sync interval of 50 ms, so it is durable before it is needed.
+RESERVE_SEQS = 131_072
+
+#: Records one read may look at before it answers with what it has. Filters skip records; this bounds how
+#: long one read can hold the shard (about 5 ms).
+EXAMINE_MAX = 20_000
+
+#: Lapsed idempotency keys that one append drops. It adds one at most, so this keeps up with any load; what a
+#: pause has left is dropped by ticks (`key_expiry.py`).
+APPEND_KEYS_MAX = 64
+
+
+class Key(NamedTuple):
+    """What an idempotency key was answered with, and when. As a snapshot has it, so that a list of a million
+    is copied in a few milliseconds."""
+
+    key: str
+    first_seq: int
+    last_seq: int
+    at_ms: int
+    lsn: int
+
+
+#: The order of no keys: shared, because most boxes have none and an empty deque is 0.6 kB.
+_NO_ORDER: deque[Key] = deque()
+
+
+class Keys(dict[str, Key]):
+    """Idempotency keys, in the order in which they were first used.
+
+    The oldest go first, for which a dict alone is slow: it looks past all that have gone since it was last
+    resized, 0.3 ms at a million keys. So their order is kept beside it.
+    """
+
+    __slots__ = ("_order",)
+
+    def __init__(self, entries: Iterable[Key] = ()) -> None:
+        super().__init__()
+        #: Entries of keys that are gone, or were used again, may be among them.
+        self._order = _NO_ORDER
+        for entry in entries:
+            self.note(entry)
+
+    def note(self, entry: Key) -> None:
+        self.pop(entry.key, None)  # a lapsed one may stand here
+        self[entry.key] = entry
+        if self._order is _NO_ORDER:
+            self._order = deque()
+        self._order.append(entry)
+
+    def oldest(self) -> Key | None:
+        order = self._order
+        while order and self.get(order[0].key) is not order[0]:
+            order.popleft()
+        return order[0] if order else None
+
+
+@lru_cache(maxsize=1024)
+def _shared(config: BoxConfig) -> BoxConfig:
+    """Return the first of equal configs: boxes have few different ones, and each is 180 bytes."""
+    return config
+
+
+class Box:
+    __slots__ = (
+        "compacted_seq",
+        "config",
+        "config_lsn",
+        "created_ms",
+        "deletion",
+        "emptied_ms",
+        "fencing_token",
+        "floor_lsn",
+        "found_tags",
+        "generation",
+        "groups",
+        "keys",
+        "last_append_ms",
+        "last_lsn",
+        "last_read_ms",
+        "last_serial",
+        "log",
+        "moves",
+        "name",
+        "origins",
+        "outboxes",
+        "queue",
+        "reserved_durable_seq",
+        "reserved_lsn",
+        "reserved_seq",
+        "staged_durable_lsn",
+        "stream",
+        "tags",
+        "unsealed_since_ms",
+    )
+
+    def __init__(
+        self, *, name: str, generation: int, config: BoxConfig, created_ms: int, reserved_seq: int
+    ) -> None:
+        self.name = name
+        self.generation = generation
+        self.config = _shared(config)
+        self.created_ms = created_ms
+        self.log = Log()
+        #: Of the unsealed batches; those of a segment are in its file.
+        self.tags = Tags()
+        #: What was looked up in tag indexes of segments for a deletion that is about to be asked again:
+        #: (serial, match) -> (seqs, their bytes).
+        self.found_tags: dict[tuple[int, Match], tuple[Sequence[int], Sequence[int]]] = {}
+        #: The deletion by tag that is under way.
+        self.deletion: Deletion | None = None
+        #: The greatest number that a segment of this box was given.
+        self.last_serial = 0
+        self.queue = Queue() if config.type == "queue" else None
+        self.groups = Groups()
+        #: What it is beside, when it is a stream.
+        self.stream: StreamState | None = None
+        #: Records that move to other boxes, by where they go and whether they are dead letters.
+        self.moves: dict[tuple[str, bool], record_moves.Line] = {}
+        self.fencing_token = ""
+        self.keys = Keys()
+        self.reserved_seq = reserved_seq
+        #: Where copies come from, and where they go (`routers/`).
+        self.origins: dict[str, Origin] = {}
+        self.outboxes: dict[str, Outbox] = {}
+        # Where this box stands in the log of the shard; not facts of their own.
+        self.last_append_ms = created_ms
+        #: Since when the box has had no live record; 0 while it has some.
+        self.emptied_ms = created_ms
+        #: Records up to here were looked at by compaction; a hint when to look again.
+        self.compacted_seq = 0
+        #: About when the oldest unsealed batch was appended; a hint for sealing.
+        self.unsealed_since_ms = created_ms
+        self.reserved_durable_seq = 0
+        self.reserved_lsn = 0
+        self.last_lsn = 0
+        #: The last change that every read of the box shows: of a floor, the config, the fence.
+        self.floor_lsn = 0
+        self.config_lsn = 0
+        self.staged_durable_lsn = 0
+        # Recency is a hint for priorities. It is not logged and starts anew with the shard.
+        self.last_read_ms: int | None = None
+
+    def __repr__(self) -> str:
+        return f"<Box {self.name} g{self.generation} {self.config.durability} {self.log!r}>"
+
+    @property
+    def is_memory(self) -> bool:
+        return self.config.durability == "memory"
+
+    @property
+    def is_disk(self) -> bool:
+        return self.config.durability == "disk"
+
+    @property
+    def is_object(self) -> bool:
+        return self.config.durability == "object"
+
+    @property
+    def visible_earliest_seq(self) -> int:
+        return min(self.log.earliest_seq, self.log.visible_seq + 1)
+
+    # -- deciding
+
+    def known_key(self, key: str, now_ms: int) -> Key | None:
+        known = self.keys.get(key)
+        if known is None or known.at_ms + self.config.idempotency_window_ms < now_ms:
+            return None
+        return known
+
+    def key_lapse_ms(self) -> int | None:
+        """When the oldest idempotency key lapses, if there is one."""
+        oldest = self.keys.oldest()
+        return None if oldest is None else oldest.at_ms + self.config.idempotency_window_ms + 1
+
+    def check_conditions(self, command: Append) -> None:
+        if self.fencing_token and command.fencing_token != self.fencing_token:
+            raise FencingTokenMismatch(
+                f"fencing_token: {self.name} is fenced by another token; this writer has been replaced",
+                field="fencing_token",
+            )
+        next_seq = self.log.head_seq + 1
+        if command.match_seq is not None and command.match_seq != next_seq:
+            raise SeqMismatch(
+                f"match_seq: the next seq of {self.name} is {next_seq}, not {command.match_seq}",
+                next_seq=next_seq,
+            )
+        if command.trim_before_seq is not None and command.trim_before_seq > next_seq:
+            raise InvalidRequest(
+                f"trim_before_seq: {command.trim_before_seq} is above this write's first seq, {next_seq}",
+                field="trim_before_seq",
+            )
+
+    def plan_append(self, command: Append, now_ms: int) -> changes.BatchAppended:
+        """The change that this write would be. Expired records have been evicted already."""
+        config, log = self.config, self.log
+        times = resolve_times(
+            command.columns.times,
+            command.columns.count,
+            now_ms=now_ms,
+            not_before=log.last_ts,
+            mode=config.timestamping.mode,
+            uncapped=config.timestamping.uncapped,
+        )
+        batch = render(command.columns, first_seq=log.head_seq + 1, times=times)
+        key = command.idempotency_key if config.idempotency_window_ms else None
+        trim_before_seq = command.trim_before_seq or 0
+        evict_before_seq = 0
+        if config.cap_records or config.cap_bytes:
+            evict_before_seq = self.fit(batch.count, batch.live_bytes, trim_before_seq)
+        if not trim_before_seq and not evict_before_seq:
+            return changes.BatchAppended(self.generation, batch, now_ms, key)
+        return changes.BatchAppended(
+            self.generation,
+            batch,
+            now_ms,
+            key,
+            trim_before_seq,
+            evict_before_seq,
+            log.measure_before(trim_before_seq),
+            log.measure_before(evict_before_seq, above=trim_before_seq),
+            log.newest_ts_before(evict_before_seq),
+        )
+
+    def plan_eviction(self, before_seq: int, reason: str, now_ms: int) -> changes.RecordsEvicted:
+        cut_bytes = self.log.measure_before(before_seq)
+        evicted_ts = self.log.newest_ts_before(before_seq)
+        return changes.RecordsEvicted(self.generation, before_seq, reason, cut_bytes, evicted_ts, now_ms)
+
+    def fit(self, new_count: int, new_bytes: int, trim_before_seq: int = 0) -> int:
+        """What must go so that a write fits, as the seq below which everything is evicted; 0 = nothing."""
+        config, log = self.config, self.log
+        if (config.cap_records and new_count > config.cap_records) or (
+            config.cap_bytes and new_bytes > config.cap_bytes
+        ):
+            raise RecordTooLarge(
+                f"records: a write of {new_count} records and {new_bytes} bytes can never fit into "
+                f"{self.name} (cap_records {config.cap_records}, cap_bytes {config.cap_bytes})",
+                cap_records=config.cap_records,
+                cap_bytes=config.cap_bytes,
+            )
+        trimmed, trimmed_bytes = log.live_before(trim_before_seq)
+        count = log.count - trimmed + new_count
+        size = log.bytes - trimmed_bytes + new_bytes
+        over = (config.cap_records and count > config.cap_records) or (
+            config.cap_bytes and size > config.cap_bytes
+        )
+        if not over:
+            return 0
+        if config.discard == "reject":
+            raise BoxFull(
+                f"{self.name} is full: {log.count} records, {log.bytes} bytes "
+                f"(cap_records {config.cap_records}, cap_bytes {config.cap_bytes})",
+                count=log.count,
+                bytes=log.bytes,
+                cap_records=config.cap_records,
+                cap_bytes=config.cap_bytes,
+            )
+        return log.floor_for_caps(
+            config.cap_records,
+            config.cap_bytes,
+            extra=new_count - trimmed,
+            extra_bytes=new_bytes - trimmed_bytes,
+            above=trim_before_seq,
+        )
+
+    def floor_for_caps(self) -> int:
+        """Where the caps put the floor for what is stored now; 0 when it fits."""
+        return self.log.floor_for_caps(self.config.cap_records, self.config.cap_bytes)
+
+    def expiry_ms(self) -> int | None:
+        """When the oldest live record expires, if ever; or sooner, when its time is not in memory."""
+        oldest = self.log.oldest
+        if not self.config.ttl_ms or oldest is None:
+            return None
+        index = max(0, self.log.earliest_seq - oldest.first_seq)
+        return oldest.ts_at_least(index) + self.config.ttl_ms + 1
+
+    def floor_for_ttl(self, now_ms: int) -> int:
+        """The seq below which everything has expired; 0 when nothing has."""
+        expiry = self.expiry_ms()
+        if expiry is None or expiry > now_ms:
+            return 0
+        floor = self.log.first_seq_at(now_ms - self.config.ttl_ms)
+        return floor if floor > self.log.earliest_seq else 0
+
+    def gone_ms(self) -> int | None:
+        """When this box is deleted for having been empty, or because its stream is being deleted, if ever."""
+        if self.stream is not None and self.stream.gone_ms is not None:
+            return self.stream.gone_ms
+        if not self.config.delete_on_empty_ms or not self.emptied_ms:
+            return None
+        return self.emptied_ms + self.config.delete_on_empty_ms
+
+    def plan_trim(self, before_seq: int, now_ms: int) -> changes.RecordsDeleted:
+        """The deletion of everything below `before_seq`."""
+        top = min(before_seq, self.log.head_seq + 1)
+        return changes.RecordsDeleted(self.generation, top, self.log.measure_before(top), at_ms=now_ms)
+
+    def begin_deletion(self, command: DeleteRecords, match: Match) -> Deletion:
+        """The deletion of this command, as far as it is; nobody else deletes by tag here meanwhile."""
+        if self.deletion is None or self.deletion.command is not command:
+            self.end_deletion()
+            self.deletion = Deletion(command, match, self.log.head_seq)
+        return self.deletion
+
+    def end_deletion(self) -> None:
+        """Drops what was found for a deletion by tag, which is done or given up."""
+        self.deletion = None
+        self.found_tags.clear()
+
+    def plan_deletes(self, seqs: BitMap64, sized: SizedSeqs, now_ms: int) -> changes.RecordsDeleted:
+        """The deletion of those of `seqs` that are live. `sized` knows the bytes of the sealed ones."""
+        live = self.log.live_of(seqs)
+        sizes = self.log.measure_seqs(live, sized)
+        return changes.RecordsDeleted(self.generation, 0, 0, live, sizes, now_ms)
+
+    def effective_priority(self, now_ms: int) -> float:
+        config = self.config
+        return priority.base(
+            config.priority,
+            is_automatic=config.auto_priority,
+            last_read_ms=self.last_read_ms,
+            now_ms=now_ms,
+        )
+
+    # -- reading
+
+    def read(self, command: Diff, *, upto: int | None = None) -> Records:
+        """What a reader at this cursor gets now (v0 §4). Expired records have been evicted already.
+        `upto` is given when this reader may see less than is visible."""
+        opened = self._open(command, self.log.visible_seq if upto is None else upto)
+        page = _Page(command, nodes_filtered=self.config.dedupe_node)
+        reached = page.fill(self.log, opened.from_seq + 1, opened.upto_seq)
+        return Records(
+            box=self.name,
+            records=page.text(),
+            next_from_seq=max(opened.from_seq, reached),
+            generation=self.generation,
+            head_seq=opened.head_seq,
+            earliest_seq=opened.earliest_seq,
+            tombstone=opened.tombstone,
+            records_scanned=page.examined,
+        )
+
+    def _open(self, command: Diff, head_seq: int) -> _Opened:
+        """Where a read begins and ends, and what it must be told first."""
+        log = self.log
+        earliest_seq = min(log.earliest_seq, head_seq + 1)
+        from_seq, tombstone = self._start(command, head_seq, earliest_seq)
+        upto_seq = head_seq
+        hole = log.hole_after(from_seq)
+        if hole is not None and hole.first_seq > head_seq:
+            hole = None  # on its way to the disk with the copies behind it
+        if hole is not None and tombstone is None and from_seq + 1 >= hole.first_seq:
+            tombstone = Tombstone(
+                from_seq + 1,
+                hole.last_seq,
+                hole.reason,
+                hole.missed_after(from_seq),
+                earliest_seq,
+                head_seq,
+            )
+            from_seq = hole.last_seq
+            hole = log.hole_after(from_seq)
+        if hole is not None:
+            # One tombstone an answer: the hole is for the next one.
+            upto_seq = min(upto_seq, hole.first_seq - 1)
+        return _Opened(from_seq, upto_seq, head_seq, earliest_seq, tombstone)
+
+    def scan(self, command: Scan) -> Scanned:
+        """The same read as stored stretches, by bytes and without filters."""
+        opened = self._open(command, self.log.visible_seq)
+        upto_seq = min(opened.upto_seq, command.to_seq or opened.upto_seq)
+        runs = RunWriter(command.columns)
+        reached = _fill_runs(runs, self.log, opened.from_seq + 1, upto_seq, command.max_bytes)
+        gap = opened.tombstone
+        head = ScanPageHead(
+            max(opened.from_seq, reached),
+            self.generation,
+            opened.head_seq,
+            opened.earliest_seq,
+            None if gap is None else (gap.gap_from, gap.gap_to, gap.reason, gap.missed_estimate),
+            runs.heads,
+        )
+        return Scanned(head, runs.parts())  # which adds the last head
+
+    def _start(self, command: Diff, head_seq: int, earliest_seq: int) -> tuple[int, Tombstone | None]:
+        """The cursor a read really starts from, and what it must be told first."""
+        log = self.log
+        # A floor may be ahead of what is visible while its change is on the way to the disk.
+        floor = min(log.evict_floor, head_seq + 1)
+        from_seq = command.from_seq
+        if command.from_ts is not None:
+            from_seq = min(log.first_seq_at(command.from_ts) - 1, head_seq)
+            hole = log.hole_before(from_seq + 1)
+            if hole is not None:  # what it took may have been as new as that
+                from_seq = hole.first_seq - 1
+            if log.evict_floor and command.from_ts <= log.evicted_ts:
+                from_seq = max(0, min(from_seq, floor - 2))
+        other_life = command.generation is not None and command.generation != self.generation
+        if from_seq > head_seq or other_life:
+            return earliest_seq - 1, Tombstone(1, head_seq, "recreated", head_seq, earliest_seq, head_seq)
+        if from_seq + 1 < floor:
+            tombstone = Tombstone(
+                from_seq + 1,
+                earliest_seq - 1,
+                log.gap_reason(from_seq + 1),
+                floor - from_seq - 1,
+                earliest_seq,
+                head_seq,
+            )
+            return earliest_seq - 1, tombstone
+        return from_seq, None
+
+    # -- applying
+
+    def appended(self, change: changes.BatchAppended, lsn: int) -> int:
+        """How many records had to go to stay within the caps."""
+        batch = change.batch
+        lost = 0
+        batch.lsn = lsn
+        if not self.log.tail.records:
+            self.unsealed_since_ms = change.at_ms
+        self.log.append(batch)
+        self.last_lsn = lsn
+        self.last_append_ms = change.at_ms
+        self.emptied_ms = 0
+        if change.trim_before_seq:
+            self.log.delete_before(change.trim_before_seq, cut_bytes=change.trim_cut_bytes)
+            self.floor_lsn = lsn
+        if change.evict_before_seq:
+            lost = self.log.evict_before(
+                change.evict_before_seq,
+                "cap",
+                cut_bytes=change.evict_cut_bytes,
+                evicted_ts=change.evicted_ts,
+            )
+            self.floor_lsn = lsn
+        if change.idempotency_key is not None:
+            key = change.idempotency_key
+            self.keys.note(Key(key, batch.first_seq, batch.last_seq, change.at_ms, lsn))
+        if self.keys:
+            self.drop_lapsed_keys(change.at_ms, APPEND_KEYS_MAX)
+        return lost
+
+    def drop_lapsed_keys(self, now_ms: int, keys_max: int) -> int:
+        """Drops keys whose window is over, oldest first. Returns how many."""
+        oldest_ms = now_ms - self.config.idempotency_window_ms
+        dropped = 0
+        while dropped < keys_max:
+            oldest = self.keys.oldest()
+            if oldest is None or oldest.at_ms >= oldest_ms:
+                break
+            del self.keys[oldest.key]
+            dropped += 1
+        return dropped
+
+    def evicted(self, change: changes.RecordsEvicted, lsn: int) -> int:
+        self.last_lsn = self.floor_lsn = lsn
+        lost = self.log.evict_before(
+            change.before_seq, change.reason, cut_bytes=change.cut_bytes, evicted_ts=change.evicted_ts
+        )
+        self._note_empty(change.at_ms)
+        return lost
+
+    def deleted(self, change: changes.RecordsDeleted, lsn: int) -> int:
+        self.last_lsn = self.floor_lsn = lsn
+        gone = 0
+        if change.before_seq:
+            gone += self.log.delete_before(change.before_seq, cut_bytes=change.cut_bytes)
+        if change.seqs:
+            gone += self.log.delete_seqs(change.seqs, change.sizes, change.groups)
+        self._note_empty(change.at_ms)
+        return gone
+
+    def _note_empty(self, at_ms: int) -> None:
+        if self.log.count == 0 and not self.emptied_ms:
+            self.emptied_ms = at_ms
+
+    def sealed(self, change: changes.SegmentSealed) -> Segment:
+        """The oldest batches of the tail are in a segment."""
+        segment = Segment.from_bytes(self.generation, change.serial, change.columns)
+        self.last_serial = max(self.last_serial, change.serial)
+        self.log.seal(segment)
+        self.tags = Tags()
+        self.unsealed_since_ms = self.last_append_ms
+        return segment
+
+    def replaced(self, change: changes.SegmentsReplaced) -> None:
+        """Segments were written anew without what was dead in them."""
+        self.last_serial = max(self.last_serial, change.serial)
+        segment = Segment.from_bytes(self.generation, change.serial, change.columns)
+        self.log.replace(change.serials, segment)
+
+    def configured(self, change: changes.BoxConfigured, lsn: int) -> None:
+        self.last_lsn = self.floor_lsn = self.config_lsn = lsn
+        self.config = _shared(change.config)
+        if change.reserved_seq:
+            self.reserved_seq = change.reserved_seq
+            # What an earlier time as a disk box reserved protects nothing until this change is durable.
+            self.reserved_durable_seq = 0
+
+    def rewound(self, now_ms: int, ms: int) -> None:
+        """Time begins again at `now_ms`, earlier by `ms`: nothing here has happened later, and what is left
+        of a lease or a delay stays the same. Records keep their times, and expire by them."""
+        self.last_append_ms = min(self.last_append_ms, now_ms)
+        self.unsealed_since_ms = min(self.unsealed_since_ms, now_ms)
+        self.emptied_ms = min(self.emptied_ms, now_ms)
+        if self.keys:
+            self.keys = Keys(key._replace(at_ms=min(key.at_ms, now_ms)) for key in self.keys.values())
+        if self.queue is not None:
+            self.queue.rewound(ms)
+        if self.stream is not None:
+            self.stream.rewound(now_ms)
+
+    # -- snapshots
+
+    def copied_queue(self, *, leases_kept: bool) -> QueueCopy | None:
+        """Of a queue with many jobs, what a snapshot works the facts of its queue out from."""
+        if self.queue is None or self.is_memory or not self.queue.is_large:
+            return None
+        return self.queue.copied(leases_kept=leases_kept or self.config.leases_durable)
+
+    def facts(
+        self, *, whole: bool = False, leases_kept: bool = False, with_queue: bool = True
+    ) -> changes.BoxFacts:
+        """All but payloads. Of a box in memory that is little, unless `whole` asks for what is not stored.
+        Without `leases_kept` leases are left out that the log does not know."""
+        is_told = whole or not self.is_memory
+        log = self.log if is_told else Log()
+        return changes.BoxFacts(
+            name=self.name,
+            generation=self.generation,
+            config=self.config,
+            created_ms=self.created_ms,
+            last_append_ms=self.last_append_ms,
+            reserved_seq=self.reserved_seq,
+            emptied_ms=self.emptied_ms,
+            fencing_token=self.fencing_token if is_told else "",
+            keys=list(self.keys.values()) if is_told else [],
+            head_seq=log.head_seq,
+            earliest_seq=log.earliest_seq,
+            cap_floor=log.cap_floor,
+            ttl_floor=log.ttl_floor,
+            evicted_ts=log.evicted_ts,
+            last_ts=log.last_ts,
+            live_count=log.count,
+            live_bytes=log.bytes,
+            deleted=log.deleted.serialize(),
+            holes=[(hole.first_seq, hole.last_seq) for hole in log.holes],
+            batches=log.tail.lsns(),
+            unrendered=[rows.facts() for rows in log.tail.unrendered()],
+            last_serial=self.last_serial,
+            segments=[
+                changes.SegmentFacts(
+                    segment.serial,
+                    segment.first_seq,
+                    segment.dead_batches(),
+                    segment.is_cold,
+                    segment.to_bytes() if whole else b"",
+                )
+                for segment in log.segments
+            ],
+            queue=None
+            if self.queue is None or not is_told or not with_queue
+            else self.queue.facts(leases_kept=leases_kept or self.config.leases_durable),
+            groups=self.groups.facts() if is_told else [],
+            moves=record_moves.facts_of(self) if is_told else [],
+            trims=[(hole.first_seq, hole.missed) for hole in log.holes if hole.missed],
+            origins=[(name, *origin.kept(is_memory=not is_told)) for name, origin in self.origins.items()],
+            outboxes=[
+                (name, outbox.route, outbox.saved_position, outbox.saved_total)
+                for name, outbox in self.outboxes.items()
+                if isinstance(outbox, RouterOutbox)
+            ],
+            stream=None if self.stream is None else self.stream.facts(),
+            shown=(log.visible_seq, log.visible_ts)
+            if self.is_object and log.visible_seq < log.head_seq
+            else None,
+        )
+
+    @classmethod
+    def from_facts(cls, facts: changes.BoxFacts) -> Box:
+        """The box as it was, with batches yet to come through `log.attach` and `log.hydrate`."""
+        box = cls(
+            name=facts.name,
+            generation=facts.generation,
+            config=facts.config,
+            created_ms=facts.created_ms,
+            reserved_seq=facts.reserved_seq,
+        )
+        box.restated(facts)
+        return box
+
+    def restated(self, facts: changes.BoxFacts) -> None:
+        """Takes over positions and all that is not a batch; batches come back one by one."""
+        self.last_serial = facts.last_serial
+        self.last_append_ms = facts.last_append_ms
+        self.unsealed_since_ms = facts.last_append_ms
+        self.emptied_ms = facts.emptied_ms
+        self.fencing_token = facts.fencing_token
+        self.keys = Keys(Key(*entry) for entry in facts.keys)
+        self.tags = Tags()
+        log = self.log
+        log.clear()
+        log.head_seq = log.visible_seq = facts.head_seq
+        log.earliest_seq = facts.earliest_seq
+        log.cap_floor = facts.cap_floor
+        log.ttl_floor = facts.ttl_floor
+        log.evicted_ts = facts.evicted_ts
+        log.last_ts = log.visible_ts = facts.last_ts
+        if facts.shown is not None:
+            log.visible_seq, log.visible_ts = facts.shown
+        log.count = facts.live_count
+        log.bytes = facts.live_bytes
+        log.restore_deleted(facts.deleted)
+        missed = dict(facts.trims)
+        log.holes = [Hole(first, last, missed.get(first, 0)) for first, last in facts.holes]
+        for segment in facts.segments:
+            if segment.columns:
+                sealed = Segment.from_bytes(self.generation, segment.serial, segment.columns)
+                sealed.is_cold = segment.is_cold
+                log.attach(sealed, segment.dead)
+        for rows in facts.unrendered:
+            log.hydrate(UnrenderedRows.from_facts(self.generation, rows))
+        log.awaited = log.count - sum(segment.count for segment in log.segments)
+        self.origins = {each[0]: Origin(*each[1:]) for each in facts.origins}
+        self.outboxes = {}
+        for name, route, position, total in facts.outboxes:
+            self.outboxes[name] = RouterOutbox(
+                log=log, route=route, origin=name, life=self.generation, position=position, total=total
+            )
+        self.groups = Groups()
+        self.groups.restore(facts.groups)
+        if self.queue is not None:
+            self.queue = Queue()
+            if facts.queue is not None:
+                self.queue.restore(facts.queue)
+        self.moves = {}
+        record_moves.restore(self, facts.moves)
+        self.stream = None if facts.stream is None else StreamState.from_facts(facts.stream)
+
+
+def stand_in(created: changes.BoxCreated) -> Box:
+    """The box that a write would make, to check the write against."""
+    return Box(
+        name=created.name,
+        generation=created.generation,
+        config=created.config,
+        created_ms=created.at_ms,
+        reserved_seq=created.reserved_seq,
+    )
+
+
+class _Opened(NamedTuple):
+    """A read that has begun: what is left to show lies behind `from_seq` and not behind `upto_seq`."""
+
+    from_seq: int
+    upto_seq: int
+    head_seq: int
+    earliest_seq: int
+    tombstone: Tombstone | None
+
+
+def _fill_runs(runs: RunWriter, log: Log, from_seq: int, upto_seq: int, bytes_max: int) -> int:
+    """Takes live records from `from_seq` on, one at least. Returns the last seq that was looked at."""
+    left = bytes_max
+    is_first = True
+    for span in log.spans(from_seq):
+        if span.first_seq > upto_seq:
+            break
+        first = max(0, from_seq - span.first_seq)
+        last = min(span.count - 1, upto_seq - span.first_seq)
+        for run_first, run_last in log.runs(span, first, last):
+            if not is_first and isinstance(span, UnrenderedRows):
+                return span.first_seq - 1  # what there is leaves now
+            batch = span.payload
+            top = batch.index_within_bytes(run_first, run_last, left)
+            if top < run_first and is_first:
+                top = run_first
+            if top >= run_first:
+                runs.add(batch, run_first, top)
+                left = max(0, left - batch.size(run_first, top))
+                is_first = False
+            if top < run_last:
+                return span.first_seq + top
+    return upto_seq
+
+
+class _Page:
+    """Collects the stretches of records that one read shows, within its limits."""
+
+    __slots__ = ("_bytes_left", "_command", "_matches", "_nodes", "_parts", "_records_left", "examined")
+
+    def __init__(self, command: Diff, *, nodes_filtered: bool) -> None:
+        self._command = command
+        self._records_left = command.limit
+        self._bytes_left = command.max_bytes
+        self._nodes = command.nodes if nodes_filtered else frozenset()
+        self._matches = command.match
+        self._parts: list[bytes | memoryview] = []
+        self.examined = 0
+
+    def text(self) -> bytes:
+        return b",".join(self._parts)
+
+    def fill(self, log: Log, from_seq: int, upto_seq: int) -> int:
+        """Takes records from `from_seq` on. Returns the last seq examined."""
+        reached = from_seq - 1
+        for batch in log.spans(from_seq):
+            if batch.first_seq > upto_seq:
+                break
+            first = max(0, from_seq - batch.first_seq)
+            last = min(batch.count - 1, upto_seq - batch.first_seq)
+            if self.examined and isinstance(batch, UnrenderedRows):
+                return max(reached, batch.first_seq - 1)  # what there is leaves now
+            for run_first, run_last in log.runs(batch, first, last):
+                shown_to = self._take(batch.payload, run_first, run_last)
+                if shown_to < run_last:
+                    return max(reached, batch.first_seq + shown_to)
+                reached = batch.first_seq + run_last
+            reached = batch.first_seq + last
+            if self._records_left == 0 or self.examined >= EXAMINE_MAX:
+                return reached
+        return upto_seq if upto_seq > reached else reached
+
+    def _take(self, batch: Batch, first: int, last: int) -> int:
+        """Shows what it can of a live stretch. Returns the last index examined."""
+        allowed = EXAMINE_MAX - self.examined
+        if allowed <= 0:
+            return first - 1
+        last = min(last, first + allowed - 1)
+        for run_first, run_last in self._wanted(batch, first, last):
+            if self._records_left == 0:
+                return run_first - 1
+            top = min(run_last, run_first + self._records_left - 1)
+            top = batch.index_within_bytes(run_first, top, self._bytes_left)
+            if top < run_first:
+                if self._parts:
+                    self._records_left = 0
+                    return run_first - 1
+                top = run_first  # at least one record is always returned
+            self._show(batch, run_first, top)
+            if top < run_last:
+                self._records_left = 0
+                self.examined += top - first + 1
+                return top
+        self.examined += last - first + 1
+        return last
+
+    def _show(self, batch: Batch, first: int, last: int) -> None:
+        command = self._command
+        self._parts.append(
+            batch.text_as(
+                first,
+                last,
+                tags=command.include_tags,
+                meta=command.include_meta,
+                data=command.include_data,
+            )
+        )
+        self._records_left -= last - first + 1
+        self._bytes_left = max(0, self._bytes_left - batch.size(first, last))
+
+    def _wanted(self, batch: Batch, first: int, last: int) -> list[tuple[int, int]]:
+        """The parts of a stretch that pass the filters."""
+        nodes = batch.node_list() if self._nodes else None
+        if nodes is not None and len(nodes) == 1 and nodes[0] in self._nodes:
+            return []
+        own = self._nodes if nodes is not None and len(nodes) > 1 else None
+        match = self._matches
+        if own is None and match is None:
+            return [(first, last)]
+        tags = batch.tag_list() if match is not None else None
+        if match is not None and tags is None:
+            return []
+        runs: list[tuple[int, int]] = []
+        start = -1
+        for index in range(first, last + 1):
+            wanted = (own is None or nodes is None or nodes[index] not in own) and (
+                match is None or tags is None or match.accepts(tags[index])
+            )
+            if wanted and start < 0:
+                start = index
+            elif not wanted and start >= 0:
+                runs.append((start, index - 1))
+                start = -1
+        if start >= 0:
+            runs.append((start, last))
+        return runs

@@ -1,0 +1,770 @@
+"""One box's positions: which seqs exist, which are live, where the floors are. No config, no policy.
+
+        evict_floor          earliest_seq                 visible_seq      head_seq
+             ▼                    ▼                            ▼               ▼
+   · · lost ·|· deleted/lost · · ·|■■■■■■□■■■□□■■■■■■■■■■■■■■■■|▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒|
+                                   ■ live   □ deleted            ▒ staged, not yet for readers
+
+- `earliest_seq` is the first live seq, `head_seq + 1` when there is none. It moves on every kind of loss.
+- `evict_floor` is one past the last *live* record lost to a cap or to the TTL. Below it, loss is told.
+  It is kept as two floors, one for each reason, so that a gap can say exactly why it is there.
+- A hole is a run of seqs without records that is told to whoever reads across it: what a machine crash took
+  from a disk box, or one seq that stands for what a router's source lost before it was copied.
+
+Rules of the file
+- Positions only move forward. A batch leaves when nothing in it is live.
+- Work is per batch, and per segment where a whole one is concerned; only the batch that a floor cuts through
+  is looked at inside.
+- Older batches are sealed (`sealed.py`), newer ones are in memory whole (`tail.py`). What applies a change
+  never needs the payload of a sealed batch; what decides may, and then raises `NotLoaded`.
+
+Invariants (`check`)
+- ORDER: batches are sorted and do not overlap; all sealed ones come before those in the tail.
+- FRONT: only the first segment has let go of batches at its front: a snapshot does not name those, it says
+  `earliest_seq`, which lies behind them.
+- FLOORS: cap_floor, ttl_floor <= earliest_seq <= head_seq + 1; visible_seq <= head_seq.
+- COUNT: `count` and `bytes` are exactly those of the live records.
+- SHARED: the bitmap that all logs without deleted seqs share stays empty.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+
+from pyroaring import BitMap64
+
+from shard.core.boxes.sealed import SealedBatch, Segment
+from shard.core.boxes.tail import Tail
+from shard.core.transactions.unrendered import UnrenderedRows
+from streams.protocol.records import Batch
+
+#: A batch of the log, wherever its payload is.
+Span = Batch | SealedBatch
+
+#: Holes kept in one box. Each costs about 100 bytes, so they stay small beside what they lie between. Beyond
+#: it the oldest gives its count to the one after it: whoever stands before both is told the same, whoever
+#: stands between them is told of more than it missed. Loss is never silent.
+HOLES_MAX = 4096
+
+#: Batches that one step of `settle_deletes` works out: about 5 ms.
+SETTLE_BATCHES = 5_000
+
+
+class Hole:
+    """Seqs without records. After a crash: first_seq..last_seq were never logged as far as we know. After a
+    source's loss: one seq, and `missed` is how many records the source lost."""
+
+    __slots__ = ("first_seq", "last_seq", "missed")
+
+    def __init__(self, first_seq: int, last_seq: int, missed: int = 0) -> None:
+        self.first_seq = first_seq
+        self.last_seq = last_seq
+        self.missed = missed
+
+    @property
+    def reason(self) -> str:
+        return "source_trim" if self.missed else "crash"
+
+    def missed_after(self, seq: int) -> int:
+        """How many records somebody who has read up to `seq` misses by it."""
+        return self.missed or self.last_seq - max(seq, self.first_seq - 1)
+
+    def __repr__(self) -> str:
+        return f"<Hole {self.first_seq}..{self.last_seq}>"
+
+
+class SizedSeqs:
+    """Seqs of records, rising, and the bytes of each: what an index of tags says of sealed records."""
+
+    __slots__ = ("seqs", "sizes")
+
+    def __init__(self, seqs: array[int], sizes: array[int]) -> None:
+        self.seqs = seqs
+        self.sizes = sizes
+
+    @classmethod
+    def of(cls, size_of: Mapping[int, int]) -> SizedSeqs:
+        seqs = sorted(size_of)
+        return cls(array("Q", seqs), array("I", map(size_of.__getitem__, seqs)))
+
+    def extend(self, seqs: Sequence[int], sizes: Sequence[int]) -> None:
+        """Adds records behind those that are here."""
+        self.seqs.extend(seqs)
+        self.sizes.extend(sizes)
+
+    def total(self, wanted: array[int], first: int, end: int, span: Span) -> int:
+        """Bytes of the records `wanted[first:end]`, all of one batch. Where they are not known here the
+        payload of the batch is asked."""
+        low = bisect_left(self.seqs, wanted[first])
+        high = bisect_right(self.seqs, wanted[end - 1], low)
+        here = wanted[first:end]
+        if self.seqs[low:high] == here:
+            return sum(self.sizes[low:high])
+        known = dict(zip(self.seqs[low:high], self.sizes[low:high], strict=True))
+        base = span.first_seq
+        return sum(known[seq] if seq in known else span.size(seq - base, seq - base) for seq in here)
+
+
+_NO_SIZES = SizedSeqs.of({})
+
+
+#: The deleted seqs of a log that has none: shared, because an empty bitmap takes 270 bytes. `Log.add_deleted`
+#: alone adds to `Log.deleted`, and never to this one.
+_NONE_DELETED = BitMap64()
+_NONE_DELETED_BYTES = _NONE_DELETED.serialize()
+
+
+class Log:
+    __slots__ = (
+        "_unsettled",
+        "awaited",
+        "bytes",
+        "cap_floor",
+        "count",
+        "deleted",
+        "earliest_seq",
+        "evicted_ts",
+        "head_seq",
+        "holes",
+        "last_ts",
+        "segments",
+        "tail",
+        "ttl_floor",
+        "visible_seq",
+        "visible_ts",
+    )
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """As if nothing had ever been written. Whoever has the log keeps it."""
+        #: Those with anything live, oldest first.
+        self.segments: list[Segment] = []
+        self.tail = Tail()
+        self.head_seq = 0
+        self.visible_seq = 0
+        self.earliest_seq = 1
+        self.cap_floor = 0
+        self.ttl_floor = 0
+        #: Deleted seqs at or above `earliest_seq`. Below it everything is gone anyway.
+        self.deleted = _NONE_DELETED
+        self.holes: list[Hole] = []
+        self.count = 0
+        self.bytes = 0
+        self.last_ts = 0
+        #: `$ts` of the newest record that readers may have, or might have had.
+        self.visible_ts = 0
+        #: `$ts` of the newest record that a cap or the TTL took.
+        self.evicted_ts = 0
+        #: Live records that are counted and whose batches are yet to be given back.
+        self.awaited = 0
+        #: Segments in which something is left for later (`Segment.kill_later`); some may be gone by now.
+        self._unsettled: list[Segment] = []
+
+    def __repr__(self) -> str:
+        return f"<Log {self.earliest_seq}..{self.visible_seq}..{self.head_seq}, {self.count} live>"
+
+    @property
+    def evict_floor(self) -> int:
+        return max(self.cap_floor, self.ttl_floor)
+
+    # -- finding
+
+    @property
+    def oldest(self) -> Span | None:
+        """The batch of the first live record."""
+        if self.segments:
+            return self.segments[0].batch(self.segments[0].front)
+        return self.tail.oldest
+
+    @property
+    def sealed_seq(self) -> int:
+        """The last seq that is in a segment; 0 when there is none."""
+        return self.segments[-1].last_seq if self.segments else 0
+
+    def spans(self, from_seq: int = 0) -> Iterator[Span]:
+        """Batches that may hold something live at or above `from_seq`, in order."""
+        if self.segments and from_seq <= self.segments[-1].last_seq:
+            for segment in islice(self.segments, self._segment_from(from_seq), None):
+                for at in range(segment.from_seq(from_seq), len(segment)):
+                    yield segment.batch(at)
+        batches = self.tail.batches
+        for at in range(self.tail.from_seq(from_seq), len(batches)):
+            yield batches[at]
+
+    def span_at(self, seq: int) -> Span | None:
+        """The batch that holds `seq`, if there is one."""
+        if self.segments and seq <= self.segments[-1].last_seq:
+            segment = self.segments[self._segment_from(seq)]
+            at = segment.at(seq)
+            return None if at is None else segment.batch(at)
+        at = self.tail.at(seq)
+        return None if at is None else self.tail.batches[at]
+
+    def _segment_from(self, seq: int) -> int:
+        """The first segment that ends at or behind `seq`."""
+        return bisect_left(self.segments, seq, key=_last_seq)
+
+    # -- changing
+
+    def append(self, batch: Batch) -> None:
+        assert batch.first_seq > self.head_seq, "ORDER"
+        assert batch.first_ts >= self.last_ts, "TIMES"
+        if self.count == 0:
+            self.earliest_seq = batch.first_seq
+        self.tail.append(batch)
+        self.head_seq = batch.last_seq
+        self.last_ts = batch.last_ts
+        self.count += batch.count
+        self.bytes += batch.live_bytes
+
+    def evict_before(self, seq: int, reason: str, *, cut_bytes: int, evicted_ts: int) -> int:
+        """Live records below `seq` are lost. Returns how many."""
+        lost_to = self._last_live_before(min(seq, self.head_seq + 1))
+        if lost_to:
+            self.evicted_ts = evicted_ts
+            if reason == "cap":
+                self.cap_floor = lost_to + 1
+            else:
+                self.ttl_floor = lost_to + 1
+        return self._drop_before(seq, cut_bytes)
+
+    def delete_before(self, seq: int, *, cut_bytes: int) -> int:
+        """Live records below `seq` are gone because somebody asked for it. Returns how many."""
+        return self._drop_before(seq, cut_bytes)
+
+    def delete_seqs(
+        self, seqs: BitMap64, sizes: Sequence[int], groups: Sequence[tuple[int, int]] = ()
+    ) -> int:
+        """These live records are gone; `sizes` are their bytes, a number for each batch. With `groups`, as in
+        `RecordsDeleted`, the sealed ones are taken per segment. Returns how many."""
+        rest, rest_sizes = seqs, sizes
+        if groups:
+            rest_sizes = sizes[self._delete_sealed(seqs, sizes, groups) :]
+            rest = seqs.copy()
+            rest.remove_range(0, self.sealed_seq + 1)
+        emptied: list[Span] = []
+        for (span, count), size in zip(list(self._by_batch(rest)), rest_sizes, strict=True):
+            span.kill(count, size)
+            self.bytes -= size
+            if span.dead == span.count:
+                emptied.append(span)
+        self.count -= len(seqs)
+        self.add_deleted(seqs)
+        for span in emptied:
+            if isinstance(span, Batch):
+                at = self.tail.at(span.first_seq)
+                assert at is not None
+                self.tail.bury(at)
+        for first, last in self.tail.compact():
+            self.deleted.remove_range(first, last + 1)
+        if groups or any(isinstance(span, SealedBatch) for span in emptied):
+            self._drop_empty_segments()
+        self._settle()
+        return len(seqs)
+
+    def _delete_sealed(self, seqs: BitMap64, sizes: Sequence[int], groups: Sequence[tuple[int, int]]) -> int:
+        """Sealed records go, per segment. Returns how many of `sizes` were of them."""
+        taken = 0
+        left = iter(groups)
+        for segment in self.segments:
+            count = seqs.range_cardinality(segment.first_seq, segment.last_seq + 1)
+            if count:
+                batches, size = next(left)
+                segment.kill_later(seqs, count, sizes[taken : taken + batches], size)
+                self.bytes -= size
+                taken += batches
+                self._unsettled.append(segment)
+        assert next(left, None) is None, "only what is live is deleted"
+        return taken
+
+    @property
+    def is_settled(self) -> bool:
+        """True if deletes have left nothing for later."""
+        return not self._unsettled
+
+    def settle_deletes(self) -> bool:
+        """Works out a part of what deletes have left for later in segments. Returns True if more is left."""
+        batches = SETTLE_BATCHES
+        while self._unsettled and batches > 0:
+            batches -= self._unsettled.pop().settle_deletes()
+        return bool(self._unsettled)
+
+    def add_deleted(self, seqs: BitMap64 | range) -> None:
+        """Notes seqs as deleted."""
+        if self.deleted is _NONE_DELETED:
+            self.deleted = BitMap64()
+        if isinstance(seqs, range):
+            self.deleted.add_range(seqs.start, seqs.stop)
+        else:
+            self.deleted |= seqs
+
+    def restore_deleted(self, content: bytes) -> None:
+        """Takes over the deleted seqs of a snapshot."""
+        is_none = content == _NONE_DELETED_BYTES
+        self.deleted = _NONE_DELETED if is_none else BitMap64.deserialize(content)
+
+    def _drop_empty_segments(self) -> None:
+        for segment in self.segments:
+            if segment.count == 0:
+                self.deleted.remove_range(segment.first_seq, segment.last_seq + 1)
+        self.segments = [segment for segment in self.segments if segment.count]
+        self._unsettled = [segment for segment in self._unsettled if segment.count]
+
+    def _by_batch(self, seqs: BitMap64) -> Iterator[tuple[Span, int]]:
+        """(batch, how many of `seqs` it holds) for every batch that holds some, in order."""
+        for span, first, end in self._stretches(seqs.to_array()):
+            yield span, end - first
+
+    def _stretches(self, seqs: array[int]) -> Iterator[tuple[Span, int, int]]:
+        """(batch, first, end) for every batch that holds `seqs[first:end]`, in order. All are live."""
+        first = 0
+        while first < len(seqs):
+            span = self.span_at(seqs[first])
+            assert span is not None, "only what is live is deleted"
+            end = bisect_right(seqs, span.last_seq, first)
+            yield span, first, end
+            first = end
+
+    def lose(self, first_seq: int, last_seq: int, missed: int = 0) -> None:
+        """Seqs that were handed out but may not have survived: skipped for ever, and reported to readers.
+        With `missed`, one seq that stands for so many copies that never came."""
+        assert first_seq == self.head_seq + 1 and last_seq >= first_seq
+        assert not missed or last_seq == first_seq
+        before = self.holes[-1] if self.holes else None
+        joins = before is not None and before.last_seq == first_seq - 1 and not (before.missed or missed)
+        if before is not None and joins:
+            before.last_seq = last_seq
+        else:
+            self._note_hole(Hole(first_seq, last_seq, missed))
+        self.head_seq = last_seq
+        self.show(last_seq, self.last_ts)
+        if self.count == 0:
+            self.earliest_seq = last_seq + 1
+
+    def skip(self, missed: int) -> None:
+        """The next seq stands for what a source lost before it was copied here. A batch follows at once."""
+        self.head_seq += 1
+        self._note_hole(Hole(self.head_seq, self.head_seq, missed))
+
+    def _note_hole(self, hole: Hole) -> None:
+        self.holes.append(hole)
+        if len(self.holes) > HOLES_MAX:
+            oldest = self.holes.pop(0)
+            self.holes[0].missed += oldest.missed_after(0)
+
+    def show(self, seq: int, ts: int) -> None:
+        """Readers may have everything up to `seq`, whose `$ts` is `ts`."""
+        self.visible_seq = seq
+        self.visible_ts = ts
+
+    def _drop_before(self, seq: int, cut_bytes: int) -> int:
+        seq = min(seq, self.head_seq + 1)
+        if seq <= self.earliest_seq:
+            return 0
+        dropped, dropped_bytes = self._drop_segments_before(seq)
+        count, size = self.tail.drop_before(seq)
+        dropped += count
+        dropped_bytes += size
+        cut = self.span_at(seq - 1)
+        if cut is not None and cut.last_seq >= seq:
+            live = sum(last - first + 1 for first, last in self.runs(cut, 0, seq - 1 - cut.first_seq))
+            cut.kill(live, cut_bytes)
+            dropped += live
+            dropped_bytes += cut_bytes
+        self.count -= dropped
+        self.bytes -= dropped_bytes
+        self.earliest_seq = seq
+        self._settle()
+        return dropped
+
+    def _drop_segments_before(self, seq: int) -> tuple[int, int]:
+        """Sealed batches that end below `seq` go. Returns how many live records and bytes they had."""
+        whole = self._segment_from(seq)
+        count = sum(segment.count for segment in self.segments[:whole])
+        size = sum(segment.bytes for segment in self.segments[:whole])
+        del self.segments[:whole]
+        if self.segments:
+            first = self.segments[0]
+            count += first.count
+            size += first.bytes
+            first.drop_before(seq)
+            count -= first.count
+            size -= first.bytes
+        return count, size
+
+    def _settle(self) -> None:
+        """Moves `earliest_seq` onto the first live record and lets go of what lies before it."""
+        empty = 0
+        while empty < len(self.segments) and self.segments[empty].count == 0:
+            empty += 1
+        del self.segments[:empty]
+        if self.segments:
+            self.segments[0].settle()
+        self.tail.settle()
+        oldest = self.oldest
+        if oldest is not None:
+            seq = max(self.earliest_seq, oldest.first_seq)
+            while seq in self.deleted:
+                seq += 1
+            self.earliest_seq = seq
+        else:
+            self.earliest_seq = self.head_seq + 1
+        self.deleted.remove_range(0, self.earliest_seq)
+        while (
+            self.holes and self.holes[0].last_seq < self.earliest_seq and self._hole_is_covered(self.holes[0])
+        ):
+            self.holes.pop(0)
+
+    def _hole_is_covered(self, hole: Hole) -> bool:
+        """Whether everyone who would read across the hole is told of a loss beyond it anyway."""
+        return self.evict_floor > hole.last_seq
+
+    # -- sealing
+
+    def sealable(self, *, durable_lsn: int, bytes_max: int) -> list[Batch]:
+        """The oldest batches of the tail that may be sealed, so many that they fit, but one at least."""
+        batches: list[Batch] = []
+        size = 0
+        visible_seq = self.visible_seq
+        for batch in self.tail.batches[self.tail.front :]:
+            size += len(batch.blob)
+            is_shown = batch.first_seq + batch.count - 1 <= visible_seq
+            if batch.lsn > durable_lsn or not is_shown or (batches and size > bytes_max):
+                break
+            if isinstance(batch, UnrenderedRows):
+                break
+            if batch.dead < batch.count:
+                batches.append(batch)
+        return batches
+
+    def render(self, at: int, batch: Batch) -> None:
+        """The first of the rows at this place of the tail, which were not rendered, are this batch."""
+        share = self.tail.render(at, batch)
+        self.bytes += batch.live_bytes - share
+        self.last_ts = max(self.last_ts, batch.last_ts)  # an old log does not say it at the commit
+
+    def seal(self, segment: Segment) -> None:
+        """The oldest batches of the tail are in this segment now. What died meanwhile is dead in it too."""
+        assert segment.first_seq > self.sealed_seq, "ORDER"
+        taken = self.tail.take_upto(segment.last_seq)
+        if len(taken) < len(segment) or any(batch.dead for batch in taken):
+            alive = {batch.first_seq: batch for batch in taken}
+            for at, first_seq in enumerate(segment.first_seqs):
+                batch = alive.get(first_seq)
+                if batch is None:
+                    segment.kill_whole(at)
+                    self.add_deleted(range(first_seq, first_seq + segment.counts[at]))
+                elif batch.dead:
+                    segment.kill(at, batch.dead, batch.dead_bytes)
+            segment.touched = 0
+        self.deleted.remove_range(0, self.earliest_seq)
+        if segment.count:
+            self.segments.append(segment)
+        self._settle()
+
+    def replace(self, old: Sequence[int], segment: Segment) -> None:
+        """Neighbouring segments, by their serials, give way to one with what was live in them."""
+        first = next(at for at, each in enumerate(self.segments) if each.serial == old[0])
+        gone = self.segments[first : first + len(old)]
+        assert [each.serial for each in gone] == list(old), "ORDER"
+        live = (sum(each.count for each in gone), sum(each.bytes for each in gone))
+        assert live == (segment.count, segment.bytes), "COUNT"
+        self.segments[first : first + len(old)] = [segment]
+        self.deleted.remove_range(gone[0].first_seq, gone[-1].last_seq + 1)
+
+    # -- after a snapshot
+
+    def attach(self, segment: Segment, dead: Sequence[tuple[int, int, int]]) -> None:
+        """Gives back a segment that the snapshot names, and says what is dead in it. They come in order."""
+        for at, count, size in dead:
+            segment.kill(at, count, size)
+        if not self.segments:
+            segment.drop_before(self.earliest_seq)
+            segment.settle()
+        segment.touched = 0
+        self.segments.append(segment)
+
+    def hydrate(self, batch: Batch) -> None:
+        """Gives back a batch of the tail that the snapshot names. They come in any order."""
+        self.tail.batches.append(batch)
+
+    def hydrated(self) -> None:
+        """All batches are back: works out what is dead in them and compares with what the snapshot says."""
+        self.tail.sort()
+        count = sum(segment.count for segment in self.segments)
+        size = sum(segment.bytes for segment in self.segments)
+        for batch in self.tail:
+            self._bring_up(batch)
+            count += batch.count - batch.dead
+            size += batch.live_bytes
+        assert (count, size) == (self.count, self.bytes), "COUNT"
+        self.awaited = 0
+
+    def give_back(self, batch: Batch) -> None:
+        """One batch, the next in order, of a log whose positions are those of `BoxFacts` already."""
+        self._bring_up(batch)
+        self.tail.append(batch)
+        self.awaited -= batch.count - batch.dead
+
+    def _bring_up(self, batch: Batch) -> None:
+        """Works out what is dead in a batch."""
+        if isinstance(batch, UnrenderedRows):  # nothing is
+            return
+        batch.dead = -1  # not known yet: `runs` must look at the deletes
+        batch.dead_bytes = 0
+        runs = self.runs(batch, 0, batch.count - 1)
+        batch.dead = batch.count - sum(last - first + 1 for first, last in runs)
+        batch.dead_bytes = batch.live_bytes - sum(batch.size(first, last) for first, last in runs)
+
+    # -- asking
+
+    def is_live(self, seq: int) -> bool:
+        return (
+            self.earliest_seq <= seq <= self.head_seq
+            and seq not in self.deleted
+            and self.span_at(seq) is not None
+        )
+
+    def ts_of(self, seq: int) -> int:
+        span = self.span_at(seq)
+        assert span is not None
+        return span.ts(seq - span.first_seq)
+
+    def first_seq_at(self, ts: int) -> int:
+        """The first seq whose `$ts` is at least `ts`; `head_seq + 1` when there is none."""
+        if self.segments and ts <= self.segments[-1].last_ts:
+            segment = self.segments[bisect_left(self.segments, ts, key=_last_ts)]
+            sealed = segment.batch(segment.from_ts(ts))
+            return sealed.first_seq + sealed.index_from_ts(ts)
+        at = self.tail.from_ts(ts)
+        if at == len(self.tail):
+            return self.head_seq + 1
+        batch = self.tail.batches[at]
+        return batch.first_seq + batch.index_from_ts(ts)
+
+    def live_of(self, seqs: BitMap64) -> BitMap64:
+        """Those of `seqs` that are live records."""
+        live = seqs - self.deleted
+        live.remove_range(0, self.earliest_seq)
+        left = live.to_array()
+        at = 0
+        while at < len(left):
+            seq = left[at]
+            span = next(self.spans(seq), None)
+            if span is None:
+                live.remove_range(seq, left[-1] + 1)
+                break
+            if span.first_seq > seq:  # between two batches: what was there is long gone
+                live.remove_range(seq, span.first_seq)
+                at = bisect_left(left, span.first_seq, at)
+            else:
+                at = bisect_right(left, span.last_seq, at)
+        return live
+
+    def measure_before(self, seq: int, *, above: int = 0) -> int:
+        """Bytes of the live records below `seq`, from `above` on, in the batch that `seq` cuts through."""
+        span = self.span_at(seq - 1)
+        if span is None or span.last_seq < seq:
+            return 0
+        runs = self.runs(span, max(0, above - span.first_seq), seq - 1 - span.first_seq)
+        return sum(span.size(first, last) for first, last in runs)
+
+    def measure_seqs(self, seqs: BitMap64, sized: SizedSeqs = _NO_SIZES) -> list[int]:
+        """Bytes of these live records, a number for each batch that holds some of them. `sized` may know
+        those of sealed records; of others the payload is needed."""
+        wanted = seqs.to_array()
+        return [sized.total(wanted, first, end, span) for span, first, end in self._stretches(wanted)]
+
+    def newest_ts_before(self, seq: int) -> int:
+        """`$ts` of the last live record below `seq`; 0 when there is none."""
+        last = self._last_live_before(min(seq, self.head_seq + 1))
+        return self.ts_of(last) if last else 0
+
+    def visible_totals(self) -> tuple[int, int]:
+        """Count and bytes of the live records that readers may have. What is sealed is visible."""
+        count, size = self.count, self.bytes
+        for at in range(len(self.tail) - 1, self.tail.front - 1, -1):
+            batch = self.tail.batches[at]
+            if batch.first_seq <= self.visible_seq:
+                break
+            count -= batch.count - batch.dead
+            size -= batch.live_bytes
+        return count, size
+
+    def live_before(self, seq: int) -> tuple[int, int]:
+        """How many live records, and how many bytes of them, lie below `seq`."""
+        whole = self._segment_from(seq)
+        count = sum(segment.count for segment in self.segments[:whole])
+        size = sum(segment.bytes for segment in self.segments[:whole])
+        for span in self.spans(self.segments[whole - 1].last_seq + 1 if whole else 0):
+            if span.first_seq >= seq:
+                break
+            if span.last_seq < seq:
+                count += span.count - span.dead
+                size += span.live_bytes
+                continue
+            for first, last in self.runs(span, 0, seq - 1 - span.first_seq):
+                count += last - first + 1
+                size += span.size(first, last)
+        return count, size
+
+    def floor_for_caps(
+        self, records_max: int, bytes_max: int, *, extra: int = 0, extra_bytes: int = 0, above: int = 0
+    ) -> int:
+        """The seq below which everything must go so that what is left fits; 0 when it fits already.
+
+        0 as a maximum means that there is none. `extra` is what is about to be added; records below `above`
+        are about to go and count as gone already (`extra` has been reduced by them).
+        """
+        excess = self.count + extra - records_max if records_max else 0
+        excess_bytes = self.bytes + extra_bytes - bytes_max if bytes_max else 0
+        if excess <= 0 and excess_bytes <= 0:
+            return 0
+        start = above
+        for segment in self.segments:  # those that have to go whole
+            if above > segment.first_seq or (excess <= segment.count and excess_bytes <= segment.bytes):
+                break
+            excess -= segment.count
+            excess_bytes -= segment.bytes
+            start = segment.last_seq + 1
+        for span in self.spans(start):
+            if above <= span.first_seq:
+                live, live_bytes = span.count - span.dead, span.live_bytes
+                if excess > live or excess_bytes > live_bytes:
+                    excess -= live
+                    excess_bytes -= live_bytes
+                    continue
+            for first, last in self.runs(span, max(0, above - span.first_seq), span.count - 1):
+                live, live_bytes = last - first + 1, span.size(first, last)
+                if excess >= live or excess_bytes >= live_bytes:
+                    excess -= live
+                    excess_bytes -= live_bytes
+                    if excess <= 0 and excess_bytes <= 0:
+                        return span.first_seq + last + 1
+                    continue
+                cut = first + max(excess, 0)
+                if excess_bytes > 0:
+                    cut = max(cut, span.index_from_size(first, excess_bytes) + 1)
+                return span.first_seq + cut
+        return self.head_seq + 1
+
+    def _last_live_before(self, seq: int) -> int:
+        """The last live seq below `seq`, or 0."""
+        for span in self._spans_back(seq):
+            candidate = min(span.last_seq, seq - 1)
+            low = max(span.first_seq, self.earliest_seq)
+            while candidate >= low and candidate in self.deleted:
+                candidate -= 1
+            if candidate >= low:
+                return candidate
+        return 0
+
+    def _spans_back(self, seq: int) -> Iterator[Span]:
+        """Batches with anything live that begin below `seq`, the last one first."""
+        for at in range(min(self.tail.from_seq(seq), len(self.tail) - 1), self.tail.front - 1, -1):
+            batch = self.tail.batches[at]
+            if batch.first_seq < seq and batch.dead < batch.count:
+                yield batch
+        for segment in reversed(self.segments):
+            for at in range(min(segment.from_seq(seq), len(segment) - 1), segment.front - 1, -1):
+                if segment.first_seqs[at] < seq and segment.dead(at) < segment.counts[at]:
+                    yield segment.batch(at)
+
+    def gap_reason(self, gap_from: int) -> str:
+        by_cap = gap_from < self.cap_floor
+        by_ttl = gap_from < self.ttl_floor
+        return "mixed" if by_cap and by_ttl else "cap" if by_cap else "ttl"
+
+    def hole_after(self, seq: int) -> Hole | None:
+        """The first hole that somebody who has read up to `seq` has not read across yet."""
+        at = bisect_right(self.holes, seq, key=lambda hole: hole.last_seq)
+        return self.holes[at] if at < len(self.holes) else None
+
+    def hole_before(self, seq: int) -> Hole | None:
+        """The hole that ends below `seq` with no batch in between, if there is one."""
+        for hole in reversed(self.holes):
+            if hole.last_seq < seq:
+                span = next(self.spans(hole.last_seq + 1), None)
+                return hole if span is None or span.first_seq >= seq else None
+        return None
+
+    def runs(self, batch: Span, first: int, last: int) -> list[tuple[int, int]]:
+        """The live stretches of records first..last (indexes) of a batch, as index pairs."""
+        base = batch.first_seq
+        first = max(first, self.earliest_seq - base)
+        if first > last:
+            return []
+        if batch.dead == 0 or self.deleted.range_cardinality(base + first, base + last + 1) == 0:
+            return [(first, last)]
+        runs: list[tuple[int, int]] = []
+        start = first
+        for seq in self._deleted_in(base + first, base + last + 1):
+            index = seq - base
+            if index > start:
+                runs.append((start, index - 1))
+            start = index + 1
+        if start <= last:
+            runs.append((start, last))
+        return runs
+
+    def _deleted_in(self, low: int, high: int) -> Iterator[int]:
+        """Deleted seqs in [low, high)."""
+        return _between(self.deleted, low, high)
+
+    def check(self) -> None:
+        """Asserts the invariants named above. For tests: it looks at everything."""
+        assert not _NONE_DELETED, "SHARED"
+        if self.awaited:
+            return
+        self.tail.check()
+        count = size = last = 0
+        for at, segment in enumerate(self.segments):
+            assert segment.count and segment.first_seq > last, "ORDER"
+            assert at == 0 or segment.front == 0, "FRONT"
+            segment.check()
+            last = segment.last_seq
+            size += segment.bytes
+        for span in self.spans():
+            live = [
+                seq
+                for seq in range(span.first_seq, span.last_seq + 1)
+                if seq >= self.earliest_seq and seq not in self.deleted
+            ]
+            assert len(live) == span.count - span.dead, "COUNT"
+            count += len(live)
+            if isinstance(span, UnrenderedRows):
+                assert span.first_seq > last and len(live) == span.count, "ORDER"
+                last = span.last_seq
+                size += span.live_bytes
+            elif isinstance(span, Batch):
+                assert span.first_seq > last, "ORDER"
+                last = span.last_seq
+                size += sum(span.size(seq - span.first_seq, seq - span.first_seq) for seq in live)
+        assert (count, size) == (self.count, self.bytes), "COUNT"
+        assert last <= self.head_seq, "ORDER"
+        assert self.evict_floor <= self.earliest_seq <= self.head_seq + 1, "FLOORS"
+        assert self.visible_seq <= self.head_seq, "FLOORS"
+        if self.count:
+            assert self.is_live(self.earliest_seq), "FLOORS"
+        else:
+            assert self.earliest_seq == self.head_seq + 1, "FLOORS"
+
+
+def _between(seqs: BitMap64, low: int, high: int) -> Iterator[int]:
+    for seq in seqs.iter_equal_or_larger(low):
+        if seq >= high:
+            return
+        yield seq
+
+
+def _last_seq(segment: Segment) -> int:
+    return segment.last_seq
+
+
+def _last_ts(segment: Segment) -> int:
+    return segment.last_ts

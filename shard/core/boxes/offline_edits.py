@@ -1,0 +1,206 @@
+"""What is done to a box's log while nobody serves it: its end cut off, or batches lost from its middle.
+
+Restoring to a time and repair do this, on a machine that was recovered and whose log is written anew after.
+These are no changes: nothing of it is ever logged, because the log that would hold it is what is replaced.
+
+Rules of the file
+- A loss is told: what goes from the middle becomes a hole. What is cut off the end never was.
+- Segments are files. Whoever calls has written those that are to stand in for others, and says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping, Sequence
+from types import MappingProxyType
+
+import msgspec
+from msgspec.structs import replace
+from pyroaring import BitMap64
+
+from shard.core import changes
+from shard.core.boxes.box import Box, Keys
+from shard.core.boxes.log import Hole, Log
+from shard.core.boxes.sealed import Segment
+from shard.core.boxes.tail import Tail
+from shard.core.changes import Change
+from streams.protocol.records import Batch
+
+#: More than any seq.
+_END = (1 << 64) - 1
+
+
+def live_runs(log: Log, segment: Segment, upto_seq: int = _END) -> dict[int, list[tuple[int, int]]]:
+    """Live stretches (indexes) of each batch of a segment that has some up to `upto_seq`."""
+    found: dict[int, list[tuple[int, int]]] = {}
+    for at in range(segment.front, len(segment)):
+        batch = segment.batch(at)
+        if batch.first_seq <= upto_seq and batch.dead < batch.count:
+            runs = log.runs(batch, 0, min(batch.count - 1, upto_seq - batch.first_seq))
+            if runs:
+                found[at] = runs
+    return found
+
+
+def cut_after(box: Box, seq: int, *, last_ts: int, stand_in: Segment | None = None) -> None:
+    """Everything above `seq` never was. `stand_in` holds what is live up to `seq` in the segment that the cut
+    goes through; without it, nothing there is."""
+    log = box.log
+    assert log.earliest_seq - 1 <= seq <= log.head_seq, "FLOORS"
+    kept = [segment for segment in log.segments if segment.last_seq <= seq]
+    for segment in log.segments[len(kept) :]:
+        log.deleted.remove_range(segment.first_seq, segment.last_seq + 1)
+    log.segments = kept if stand_in is None else [*kept, stand_in]
+    tail, log.tail = log.tail, Tail()
+    for batch in tail:
+        if batch.first_seq <= seq and batch.dead < batch.count:
+            if batch.last_seq > seq:
+                part = batch.part(0, seq - batch.first_seq)
+                part.lsn, batch = batch.lsn, part
+            log.hydrate(batch)
+    log.deleted.remove_range(seq + 1, _END)
+    log.holes = [
+        Hole(hole.first_seq, min(hole.last_seq, seq), hole.missed)
+        for hole in log.holes
+        if hole.first_seq <= seq
+    ]
+    log.head_seq, log.last_ts = seq, last_ts
+    log.show(seq, last_ts)
+    recount(log)
+    box.keys = Keys(entry for entry in box.keys.values() if entry.last_seq <= seq)
+    box.unsealed_since_ms = box.last_append_ms
+    settle_rest(box)
+
+
+def settle_rest(box: Box) -> None:
+    """What a box keeps beside its log follows the log: jobs of records that are gone go, all others can be
+    claimed, no group is ahead of the head, and what a stream knows of times ends with its records."""
+    log = box.log
+    log._settle()
+    if box.queue is not None:
+        facts = box.queue.facts(leases_kept=True)
+        jobs = [entry for entry in facts.jobs if log.is_live(entry[0])]
+        # What says how far jobs were given out may be lost; without it, each without an entry is fresh.
+        box.queue.restore(msgspec.structs.replace(facts, fresh_seq=0, jobs=jobs))
+        for line in box.moves.values():
+            for move in line.moves.values():
+                if log.is_live(move.seq):
+                    box.queue.moving(move.seq, move.deliveries)
+        box.queue.dropped_before(log.earliest_seq)
+    if box.stream is not None:
+        box.stream.cut_after(log.head_seq)
+        box.stream.dropped_before(log.earliest_seq)
+    box.groups.restore([(name, min(cursor, log.head_seq), at) for name, cursor, at in box.groups.facts()])
+
+
+def recount(log: Log) -> None:
+    """Takes count and bytes from what is there, whatever they were."""
+    log.count = sum(segment.count for segment in log.segments)
+    log.bytes = sum(segment.bytes for segment in log.segments)
+    batches, log.tail = sorted(log.tail.batches, key=lambda batch: batch.first_seq), Tail()
+    for batch in batches:
+        log._bring_up(batch)
+        if batch.dead < batch.count:
+            log.tail.append(batch)
+            log.count += batch.count - batch.dead
+            log.bytes += batch.live_bytes
+        else:
+            log.deleted.remove_range(batch.first_seq, batch.last_seq + 1)
+    log.awaited = 0
+    log._settle()
+
+
+def remeasure(
+    log: Log, read: Callable[[Segment, int], Batch], lost: Mapping[int, Container[int]] = MappingProxyType({})
+) -> list[tuple[int, int]]:
+    """Works out anew what is dead in every segment, from floors and deletes alone, and how much is live.
+
+    `read` gives a batch of a segment: it is asked for those that are dead in part. What is live in batches
+    that are `lost` (by the serial of their segment) cannot be read any more: it becomes holes, whose first
+    and last seqs are returned, and those segments are to be replaced at once (`replace_segment`).
+    """
+    holes: list[tuple[int, int]] = []
+    fresh: list[Segment] = []
+    for segment in log.segments:
+        again = Segment.from_bytes(segment.generation, segment.serial, segment.to_bytes())
+        again.is_cold = segment.is_cold
+        for at in range(len(again)):
+            runs = _runs(log, again, at)
+            base, count = again.first_seqs[at], again.counts[at]
+            live = sum(last - first + 1 for first, last in runs)
+            if live and at in lost.get(again.serial, ()):
+                holes += [(base + first, base + last) for first, last in runs]
+                live = 0
+            if live == 0:
+                again.kill_whole(at)
+                log.add_deleted(range(base, base + count))
+            elif live < count:
+                batch = read(again, at)
+                size = sum(batch.size(first, last) for first, last in runs)
+                again.kill(at, count - live, again.sizes[at] - size)
+        again.touched = 0
+        if again.count:
+            fresh.append(again)
+        else:
+            log.deleted.remove_range(again.first_seq, again.last_seq + 1)
+    log.segments = fresh
+    add_holes(log, holes)
+    recount(log)
+    return holes
+
+
+def _runs(log: Log, segment: Segment, at: int) -> list[tuple[int, int]]:
+    """Live stretches (indexes) of a batch by floors and deletes, whatever the segment says is dead in it."""
+    base, count = segment.first_seqs[at], segment.counts[at]
+    runs: list[tuple[int, int]] = []
+    start = max(base, log.earliest_seq)
+    for seq in log._deleted_in(start, base + count):
+        if seq > start:
+            runs.append((start - base, seq - 1 - base))
+        start = seq + 1
+    if start < base + count:
+        runs.append((start - base, count - 1))
+    return runs
+
+
+def replace_segment(log: Log, segment: Segment, stand_in: Segment | None) -> None:
+    """Another segment holds what is live in this one, if anything is."""
+    if stand_in is None:
+        assert segment.count == 0, "COUNT"
+        log._drop_empty_segments()
+    else:
+        log.replace([segment.serial], stand_in)
+    log._settle()
+
+
+def add_holes(log: Log, holes: Sequence[tuple[int, int]]) -> None:
+    """Tells readers of seqs that are lost, wherever in the log they were."""
+    known = [*log.holes, *(Hole(first, last) for first, last in holes)]
+    log.holes = []
+    for hole in sorted(known, key=lambda hole: hole.first_seq):
+        before = log.holes[-1] if log.holes else None
+        touches = before is not None and hole.first_seq <= before.last_seq + 1
+        if before is not None and touches and not (before.missed or hole.missed):
+            before.last_seq = max(hole.last_seq, before.last_seq)
+        else:  # one that a source's loss made keeps its own count
+            log.holes.append(hole)
+
+
+def fitted(change: Change, box: Box) -> Change:
+    """The same change for a box whose records are batched in another way than where it was made. What it says
+    of the inside of batches is worked out anew: that may need payloads."""
+    log = box.log
+    if isinstance(change, changes.BatchAppended) and (change.trim_before_seq or change.evict_before_seq):
+        return replace(
+            change,
+            trim_cut_bytes=log.measure_before(change.trim_before_seq),
+            evict_cut_bytes=log.measure_before(change.evict_before_seq, above=change.trim_before_seq),
+        )
+    if isinstance(change, changes.RecordsEvicted):
+        return replace(change, cut_bytes=log.measure_before(change.before_seq))
+    if isinstance(change, changes.RecordsDeleted):
+        cut_bytes = log.measure_before(change.before_seq) if change.before_seq else 0
+        sizes = log.measure_seqs(change.seqs) if change.seqs else ()
+        return replace(change, cut_bytes=cut_bytes, sizes=sizes, groups=())
+    if isinstance(change, changes.MovesDone):
+        return replace(change, sizes=log.measure_seqs(BitMap64(change.seqs)))
+    return change

@@ -1,0 +1,96 @@
+"""What bulk clients read: scans, where many boxes stand, where times are (docs/reference/wire.md).
+
+Rules of the file
+- Nothing here changes anything but what time has brought about: records that have expired are evicted first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from shard.core.boxes.sealed import NotLoaded
+from shard.core.outcome import Made, Outcome
+from streams.protocol import bulk
+from streams.protocol.commands import Scan
+
+if TYPE_CHECKING:
+    from shard.core.boxes.box import Box
+    from shard.core.machine import Machine
+
+
+class Scanning:
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self.handlers: dict[type[Any], Callable[[Any, int, Made], Outcome]] = {
+            Scan: self._scan,
+            bulk.States: self._states,
+            bulk.Locate: self._locate,
+        }
+        self.appliers: dict[type[Any], Callable[[Any, int], None]] = {}
+
+    def _scan(self, command: Scan, now_ms: int, made: Made) -> Outcome:
+        box = self._machine._found(command.box, now_ms, made)
+        box.last_read_ms = now_ms
+        return self._machine._answer(box, box.scan(command), made, box.floor_lsn)
+
+    def _states(self, command: bulk.States, now_ms: int, made: Made) -> Outcome:
+        machine = self._machine
+        found: list[bulk.BoxPosition] = []
+        more = False
+        waits_for = machine._undone_deletion_lsn()
+        for box in self._named(command):
+            if len(found) == command.limit:
+                more = True
+                break
+            try:
+                machine._expire(box, now_ms, made)
+            except NotLoaded:
+                pass  # a tick will see to it; a list does not wait for payloads
+            waits_for = max(waits_for, machine._listed_lsn(box, box.floor_lsn))
+            found.append(_position(box))
+        return Outcome(made, bulk.Positions(found, more), waits_for, True)
+
+    def _named(self, command: bulk.States) -> Iterator[Box]:
+        boxes = self._machine.boxes
+        if command.boxes is not None:
+            yield from (boxes[name] for name in sorted(set(command.boxes)) if name in boxes)
+            return
+        for name in boxes.irange(minimum=max(command.prefix, command.after)):
+            if not name.startswith(command.prefix):
+                return
+            if name > command.after or not command.after:
+                yield boxes[name]
+
+    def _locate(self, command: bulk.Locate, now_ms: int, made: Made) -> Outcome:
+        machine = self._machine
+        found: list[tuple[int, int] | None] = []
+        waits_for = machine._undone_deletion_lsn()
+        for name, ts in command.wanted:
+            box: Box | None = machine.boxes.get(name)
+            if box is None:
+                found.append(None)
+                continue
+            machine._expire(box, now_ms, made)
+            waits_for = max(waits_for, machine._listed_lsn(box, box.floor_lsn))
+            seq = min(box.log.first_seq_at(ts), box.log.visible_seq + 1)
+            found.append((box.generation, max(seq, box.visible_earliest_seq)))
+        return Outcome(made, bulk.Located(found), waits_for, True)
+
+
+def _position(box: Box) -> bulk.BoxPosition:
+    log = box.log
+    count, size = log.visible_totals()
+    return bulk.BoxPosition(
+        box.name,
+        box.generation,
+        box.visible_earliest_seq,
+        log.visible_seq,
+        # A floor may be ahead of what is visible while its change is on the way to the disk.
+        min(log.evict_floor, log.visible_seq + 1),
+        count,
+        size,
+        box.config.type,
+        box.config.durability,
+        log.visible_ts,
+    )

@@ -1,0 +1,250 @@
+"""What keys use in this shard, and whether they may have more (v0 §12).
+
+An account is a key with limits. What it uses here is known exactly at any time; what it uses in other shards
+is what a gateway said last, about a second ago (`elsewhere`). A command that would take more than the sum
+allows is refused, at the place where it would create something. So with one shard limits are exact, and with
+more a key can exceed one by what it creates in the other shards within that second.
+
+    boxes, routers         names under the prefixes, counted by two bisections each time they are asked for
+    bytes, groups, keys    a sum for each account, corrected after every change of a box (`note`)
+    sessions, txn_bytes    counted where they are kept, by the key that they belong to
+
+Rules of the file
+- Nothing here is logged or stored, and no change depends on it: it is counted anew by each life of a shard.
+- A shard whose keys have no limits pays one test for each change (`is_on`).
+
+Bounds: an account for each key, at most `KEYS_MAX`; a small entry for each box while there are accounts.
+
+Invariant
+- SUMS: when `is_counted`, the sums of an account are those of the boxes under its prefixes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from shard.core.changes import Change, TxnCommitted
+from streams.protocol.access import Grant
+from streams.protocol.key_limits import STORED, Limits, Use, exceeded
+from streams.protocol.keys import Key
+
+if TYPE_CHECKING:
+    from shard.core.boxes.box import Box
+    from shard.core.machine import Machine
+
+
+class Account:
+    """A key with limits, and what it uses of boxes in this shard."""
+
+    __slots__ = ("elsewhere", "groups", "id", "idempotency_keys", "limits", "prefixes", "stored_bytes")
+
+    def __init__(self, id: str, prefixes: tuple[str, ...], limits: Limits) -> None:
+        self.id = id
+        #: None of them begins with another one.
+        self.prefixes = prefixes
+        self.limits = limits
+        self.elsewhere = Use()
+        self.stored_bytes = 0
+        self.groups = 0
+        self.idempotency_keys = 0
+
+    def __repr__(self) -> str:
+        return f"<Account {self.id}, {self.stored_bytes} B>"
+
+
+class _Entry:
+    """A box as it is counted in its accounts."""
+
+    __slots__ = ("accounts", "bytes", "groups", "keys")
+
+    def __init__(self, accounts: list[Account]) -> None:
+        self.accounts = accounts
+        self.bytes = 0
+        self.groups = 0
+        self.keys = 0
+
+
+#: Stands for every box that no account covers.
+_UNCOVERED = _Entry([])
+
+
+class Usage:
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self.accounts: dict[str, Account] = {}
+        #: True while changes of boxes have to be noted.
+        self.is_on = False
+        #: True when every box is in the sums.
+        self.is_counted = True
+        #: Boxes up to this name are in the sums.
+        self._counted_name = ""
+        #: By generation.
+        self._entries: dict[int, _Entry] = {}
+        #: Accounts by prefix, and the lengths that prefixes have.
+        self._by_prefix: dict[str, list[Account]] = {}
+        self._lengths: list[int] = []
+
+    def __repr__(self) -> str:
+        return f"<Usage of {len(self.accounts)} accounts in {len(self._entries)} boxes>"
+
+    # -- accounts
+
+    def set_accounts(self, keys: Iterable[Key]) -> None:
+        """Replaces the accounts. Unless only limits have changed, `step` has to count the boxes again."""
+        old = self.accounts
+        new = {key.account: Account(key.account, _disjoint(key.grant), key.limits) for key in keys}
+        if {id: each.prefixes for id, each in new.items()} == {id: each.prefixes for id, each in old.items()}:
+            for id, account in old.items():
+                account.limits = new[id].limits
+            return
+        for id in new.keys() & old.keys():
+            new[id].elsewhere = old[id].elsewhere
+        self.accounts = new
+        self._entries = {}
+        self._by_prefix = {}
+        for account in self.accounts.values():
+            for prefix in account.prefixes or ("",):
+                self._by_prefix.setdefault(prefix, []).append(account)
+        self._lengths = sorted(set(map(len, self._by_prefix)))
+        self.is_on = bool(self.accounts)
+        self.is_counted = not self.is_on
+        self._counted_name = ""
+
+    def step(self, count: int) -> bool:
+        """Counts so many more boxes. Returns True if there are others left."""
+        if self.is_counted:
+            return False
+        boxes = self._machine.boxes
+        names = list(islice(boxes.irange(minimum=self._counted_name, inclusive=(False, True)), count))
+        for name in names:
+            self.recount(boxes[name].generation)
+        if names:
+            self._counted_name = names[-1]
+        self.is_counted = len(names) < count
+        return not self.is_counted
+
+    # -- counting
+
+    def note(self, change: Change) -> None:
+        """Brings the sums up to date after a change was applied."""
+        generation = getattr(change, "generation", 0)
+        if generation:
+            self.recount(generation)
+        elif type(change) is TxnCommitted:
+            for part in change.parts:
+                self.recount(part.generation)
+
+    def recount(self, generation: int) -> None:
+        """Brings the sums up to date for one box."""
+        box = self._machine.generations.get(generation)
+        entry = self._entries.get(generation)
+        if entry is None:
+            if box is None:
+                return
+            accounts = self._covering(box.name)
+            entry = self._entries[generation] = _Entry(accounts) if accounts else _UNCOVERED
+        if entry is not _UNCOVERED:
+            self._correct(entry, box)
+        if box is None:
+            del self._entries[generation]
+
+    @staticmethod
+    def _correct(entry: _Entry, box: Box | None) -> None:
+        size, groups, keys = (0, 0, 0) if box is None else (box.log.bytes, len(box.groups), len(box.keys))
+        more_bytes = size - entry.bytes
+        entry.bytes = size
+        for account in entry.accounts:
+            account.stored_bytes += more_bytes
+        if groups != entry.groups or keys != entry.keys:
+            for account in entry.accounts:
+                account.groups += groups - entry.groups
+                account.idempotency_keys += keys - entry.keys
+            entry.groups, entry.keys = groups, keys
+
+    def _covering(self, name: str) -> list[Account]:
+        found: list[Account] = []
+        for length in self._lengths:
+            if length <= len(name):
+                found += self._by_prefix.get(name[:length], ())
+        return found
+
+    # -- asking
+
+    def use_of(self, account: Account) -> Use:
+        """What an account uses in this shard."""
+        return Use(*(self._used(account, name) for name in STORED))
+
+    def _used(self, account: Account, name: str) -> int:
+        machine = self._machine
+        match name:
+            case "boxes":
+                return _names_in(machine.boxes, account.prefixes) + machine.basins.count(account.prefixes)
+            case "routers":
+                return _names_in(machine.routers.routers, account.prefixes)
+            case "sessions":
+                return machine.sessions.count_of(account.id)
+            case "txn_bytes":
+                return machine.txns.bytes_of(account.id)
+        used: int = getattr(account, name)
+        return used
+
+    def require(self, account_id: str, name: str, more: int = 1) -> None:
+        """Raises `Throttled` if the key has a limit of this name and would exceed it."""
+        account = self.accounts.get(account_id)
+        if account is not None:
+            self._require(account, name, more)
+
+    def require_for_all(self, box: str, name: str, more: int = 1) -> None:
+        """The same for what no key asks for, copies and dead letters: it counts for the keys whose prefixes
+        cover the box. A key without prefixes is not asked, or it would stop the copies of everybody."""
+        for account in self._covering(box):
+            if account.prefixes:
+                self._require(account, name, more)
+
+    def _require(self, account: Account, name: str, more: int) -> None:
+        limit: int = getattr(account.limits, name)
+        if not limit:
+            return
+        used = self._used(account, name) + getattr(account.elsewhere, name)
+        if used + more > limit:
+            raise exceeded(name, used=used, limit=limit)
+
+    def exchange(self, ids: Iterable[str], elsewhere: dict[str, Use]) -> dict[str, Use]:
+        """Takes in what accounts use in other shards; returns what these use here."""
+        for id, use in elsewhere.items():
+            if id in self.accounts:
+                self.accounts[id].elsewhere = use
+        return {id: self.use_of(self.accounts[id]) for id in ids if id in self.accounts}
+
+    def check(self) -> None:
+        """Asserts the invariant of the file. For tests."""
+        assert self.is_on == bool(self.accounts), "SUMS"
+        if not (self.is_on and self.is_counted):
+            return
+        boxes = self._machine.boxes.values()
+        assert self._entries.keys() == self._machine.generations.keys(), "SUMS"
+        for account in self.accounts.values():
+            grant = Grant(prefixes=account.prefixes)
+            covered = [box for box in boxes if grant.covers(box.name)]
+            assert account.stored_bytes == sum(box.log.bytes for box in covered), "SUMS"
+            assert account.groups == sum(len(box.groups) for box in covered), "SUMS"
+            assert account.idempotency_keys == sum(len(box.keys) for box in covered), "SUMS"
+            assert _names_in(self._machine.boxes, account.prefixes) == len(covered), "SUMS"
+
+
+def _disjoint(grant: Grant) -> tuple[str, ...]:
+    return grant.within("") if grant.prefixes else ()
+
+
+def _names_in(names: Any, prefixes: tuple[str, ...]) -> int:
+    """How many names of a `SortedDict` begin with one of these; all, if there are none."""
+    if not prefixes:
+        return len(names)
+    return sum(names.bisect_left(_after(prefix)) - names.bisect_left(prefix) for prefix in prefixes)
+
+
+def _after(prefix: str) -> str:
+    """The first text that is greater than all that begin with `prefix`."""
+    return prefix[:-1] + chr(ord(prefix[-1]) + 1)

@@ -1,0 +1,1 @@
+"""Boxes of class object: how far the object store has their changes."""

@@ -1,0 +1,1 @@
+"""Queues: leases, jobs, and the moves of dead letters."""

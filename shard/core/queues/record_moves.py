@@ -1,0 +1,401 @@
+"""Records that move from one box to another, once each: dead letters to their box, and back into their queue.
+
+A move is planned, copied, done:
+
+    MovesPlanned   each record gets the next position of the line to its destination
+         │         (durable before anything leaves: a position never means two records)
+    a parcel       copies leave and are appended once, because the destination knows how far it has the line
+         │
+    MovesDone      the destination has them up to here: they are deleted, and count as moved
+
+`outbox.py` and `origins.py` do the middle part. A record that is deleted or evicted while it waits is passed
+over. A line ends with its box; its origin is named after the box's generation, so a box made again under the
+same name has lines of its own.
+
+Invariant
+- LINE: positions of a line are given once, in order, and only those above `position` have a record.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+from pyroaring import BitMap64
+
+from shard.core import changes
+from shard.core.boxes.log import Log
+from shard.core.boxes.sealed import NotLoaded
+from shard.core.routers.outbox import EXAMINE_MAX, PARCEL_BYTES_MAX, Load, Outbox
+from streams.protocol import queues
+from streams.protocol.errors import NotAQueue
+from streams.protocol.forwards import CARRIER, ForwardHead
+from streams.protocol.records import JSON, Batch, metas_of, with_meta
+
+if TYPE_CHECKING:
+    from shard.core.boxes.box import Box
+    from shard.core.machine import Machine
+    from shard.core.outcome import Made, Outcome
+
+_FROM, _DELIVERIES, _SRC_SEQ = "$dead_letter_from", "$dead_letter_deliveries", "$dead_letter_src_seq"
+
+#: How the origin of a line begins: of dead letters, and of those that go back into their queue.
+_DEAD, _BACK = "dead letters of ", "requeued of "
+
+_encode, _decode = msgspec.json.encode, msgspec.json.decode
+
+
+def is_move(origin: str) -> bool:
+    """True if copies of this origin take the place of their originals, unlike those of a router, whose name
+    has no space in it."""
+    return origin.startswith((_DEAD, _BACK))
+
+
+class Move(NamedTuple):
+    seq: int
+    #: How often a dead letter was delivered.
+    deliveries: int
+    bytes: int
+
+
+class LineName(NamedTuple):
+    """What the origin of a line says."""
+
+    box: str
+    generation: int
+    is_dead: bool
+
+
+def line_of(origin: str) -> LineName | None:
+    """The line that an origin belongs to; None when it is a router's."""
+    for kind, is_dead in ((_DEAD, True), (_BACK, False)):
+        if origin.startswith(kind):
+            box, _, generation = origin.removeprefix(kind).rpartition(" ")
+            return LineName(box, int(generation), is_dead)
+    return None
+
+
+class Letter(NamedTuple):
+    """A dead letter: where it is, and which job of which queue it was."""
+
+    seq: int
+    queue: str
+    src_seq: int
+
+
+def letters_in(batch: Batch, runs: Sequence[tuple[int, int]]) -> list[Letter]:
+    """The dead letters in these stretches (indexes) of a batch, in order."""
+    found: list[Letter] = []
+    if batch.encoding != JSON:
+        return found
+    for first, last in runs:
+        for index, meta in enumerate(metas_of(batch.text(first, last)), first):
+            if _FROM in meta and _SRC_SEQ in meta:
+                queue, src_seq = _decode(meta[_FROM]), _decode(meta[_SRC_SEQ])
+                if isinstance(queue, str) and isinstance(src_seq, int):  # a client may have written anything
+                    found.append(Letter(batch.first_seq + index, queue, src_seq))
+    return found
+
+
+class Line(Outbox):
+    """The moves from one box to another."""
+
+    __slots__ = ("_log", "_source", "is_dead", "last", "moves", "shown")
+
+    is_line = True
+
+    def __init__(self, *, box: Box, dest: str, is_dead: bool, position: int = 0) -> None:
+        super().__init__(
+            source=box.name,
+            origin=f"{_DEAD if is_dead else _BACK}{box.name} {box.generation}",
+            dest=dest,
+            life=box.generation,
+            position=position,
+        )
+        self._log: Log = box.log
+        #: Whether these are dead letters on their way out, and not on their way back.
+        self.is_dead = is_dead
+        #: By position, all above `position`.
+        self.moves: dict[int, Move] = {}
+        #: The last position given, and the last that is durable and may leave.
+        self.last = self.shown = position
+
+    @property
+    def may_send(self) -> bool:
+        """One parcel at a time. A destination that does not know the line takes it up where the parcel begins
+        that comes first, and what came later of an earlier one would count as a repeat."""
+        return not self.flights and super().may_send
+
+    def look(self, after: int, records_max: int) -> Load:
+        """Copies of what follows `after`, stamped. Positions without a record are passed over."""
+        lost = max(0, self.saved_position - after)  # a destination that has lost what it had once confirmed
+        upto = max(after, self.saved_position)
+        texts: list[bytes] = []
+        tags: list[bytes] = []
+        size = 0
+        for position in range(upto + 1, min(self.shown, upto + EXAMINE_MAX) + 1):
+            move = self.moves[position]
+            span = self._log.span_at(move.seq) if self._log.is_live(move.seq) else None
+            if span is not None:
+                try:
+                    batch = span.payload
+                except NotLoaded:
+                    if not texts:
+                        raise
+                    break  # what there is leaves now
+                index = move.seq - batch.first_seq
+                text = self._stamped(bytes(batch.text(index, index)), move)
+                if texts and (len(texts) >= records_max or size + len(text) > PARCEL_BYTES_MAX):
+                    break
+                texts.append(text)
+                tags.append(batch.tags_of(index, index))
+                size += len(text)
+            upto = position
+        joined = b"\0".join(tags) if any(tags) else None
+        return Load(upto, len(texts), b",".join(texts), joined, lost, 0, upto < self.shown)
+
+    def label(self, load: Load, after: int) -> ForwardHead:
+        return ForwardHead(
+            box=self.dest,
+            origin=self.origin,
+            life=self.life,
+            after=after,
+            upto=load.upto,
+            count=load.count,
+            lost=load.lost,
+            tags=load.tags,
+            create=self.is_dead,  # a queue that is gone is not made again by what once died there
+            bind=after <= self.saved_position,
+        )
+
+    def change_of_move(self, generation: int, now_ms: int) -> changes.MovesDone | None:
+        """What the destination has is deleted here, each time it says so."""
+        upto = min(self.position, self.last)
+        if upto <= self.saved_position:
+            return None
+        log = self._log
+        moves = [self.moves[at] for at in range(self.saved_position + 1, upto + 1)]
+        live = sorted(move for move in moves if log.is_live(move.seq))
+        sizes: dict[int, int] = {}
+        for move in live:
+            span = log.span_at(move.seq)
+            assert span is not None
+            sizes[span.first_seq] = sizes.get(span.first_seq, 0) + move.bytes
+        seqs = [move.seq for move in live]
+        return changes.MovesDone(
+            generation, self.dest, self.is_dead, upto, seqs, list(sizes.values()), now_ms
+        )
+
+    def _stamped(self, text: bytes, move: Move) -> bytes:
+        if self.is_dead:
+            return with_meta(
+                text,
+                {
+                    _FROM: _encode(self.source),
+                    _DELIVERIES: b"%d" % move.deliveries,
+                    _SRC_SEQ: b"%d" % move.seq,
+                },
+            )
+        return with_meta(text, {}, without=(_FROM, _DELIVERIES, _SRC_SEQ))
+
+    # -- applying
+
+    def planned(self, moves: list[Move]) -> None:
+        for move in moves:
+            self.last += 1
+            self.moves[self.last] = move
+
+    def done(self, position: int) -> list[Move]:
+        """The destination has everything up to here. Returns what that was."""
+        moves = [self.moves.pop(at) for at in range(self.saved_position + 1, position + 1)]
+        self.saved(position, self.saved_total + len(moves))
+        return moves
+
+
+class Moves:
+    """What the machine does with moves."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        #: Plans that are on their way to the disk, in the order of their lsns.
+        self._until_durable: deque[tuple[int, Line, int]] = deque()
+        #: Those of object boxes, on their way to the store.
+        self._until_uploaded: deque[tuple[int, Line, int]] = deque()
+        self.handlers: dict[type[Any], Callable[[Any, int, Made], Outcome]] = {
+            queues.RequireQueue: self._require_queue,
+            queues.PlanRequeue: self._plan_requeue,
+            queues.AwaitMoves: self._await,
+        }
+        self.appliers: dict[type[Any], Callable[[Any, int], None]] = {
+            changes.MovesPlanned: self._apply_planned,
+            changes.MovesDone: self._apply_done,
+        }
+
+    # -- planning
+
+    def plan(
+        self, box: Box, dest: str, seqs: list[int], deliveries: list[int], *, is_dead: bool
+    ) -> changes.MovesPlanned:
+        """The change that would move these records. Reads how large they are."""
+        sizes = [box.log.measure_seqs(BitMap64([seq]))[0] for seq in seqs]
+        return changes.MovesPlanned(box.generation, dest, is_dead, seqs, deliveries, sizes)
+
+    def _require_queue(self, command: queues.RequireQueue, now_ms: int, made: Made) -> Outcome:
+        box = self._machine._found(command.box, now_ms, made)
+        if box.queue is None:
+            raise NotAQueue(f"box {box.name} is a log; dead letters go back into queues only", box=box.name)
+        return self._machine._answer(box, queues.QueueFound(box.name), made, box.config_lsn)
+
+    def _plan_requeue(self, command: queues.PlanRequeue, now_ms: int, made: Made) -> Outcome:
+        box = self._machine._found(command.box, now_ms, made)
+        seqs = self._find_letters(box, command.to, command.max, now_ms)
+        lsn = 0
+        if seqs:
+            change = self.plan(box, command.to, seqs, [0] * len(seqs), is_dead=False)
+            lsn = self._machine._stage(change, box, made)
+        line = box.moves.get((command.to, False))
+        reply = queues.RequeuePlanned(box.name, len(seqs), line.last if line is not None else 0)
+        # Nothing leaves before the plan is on the disk, so the answer sees to it that this is soon.
+        outcome = self._machine._answer(box, reply, made, max(lsn, box.floor_lsn))
+        if not lsn or box.is_object:
+            return outcome
+        return outcome._replace(waits_for_lsn=lsn, until_durable=True)
+
+    def _find_letters(self, box: Box, to: str, count: int, now_ms: int) -> list[int]:
+        """The oldest records that died in `to`, are not on their way yet, and that no worker has."""
+        if box.queue is not None:
+            box.queue.advance(now_ms)
+        moving = {move.seq for line in box.moves.values() for move in line.moves.values()}
+        wanted = bytes(_encode(to))
+        found: list[int] = []
+        examined = 0
+        log = box.log
+        for span in log.spans():
+            if span.first_seq > log.visible_seq or len(found) >= count or examined >= EXAMINE_MAX:
+                break
+            for first, last in log.runs(span, 0, min(span.count - 1, log.visible_seq - span.first_seq)):
+                examined += last - first + 1
+                text = span.payload.text(first, last)
+                for seq, meta in enumerate(metas_of(text), span.first_seq + first):
+                    is_free = seq not in moving and (box.queue is None or box.queue.is_ready(seq))
+                    if len(found) < count and is_free and bytes(meta.get(_FROM, b"")) == wanted:
+                        found.append(seq)
+        return found
+
+    def _await(self, command: queues.AwaitMoves, now_ms: int, made: Made) -> Outcome:
+        box = self._machine._require(command.box)
+        line = box.moves.get((command.to, False))
+        waiting = max(0, command.position - line.saved_position) if line is not None else 0
+        if waiting and command.wait_ms:
+            return self._machine._wait(made)
+        return self._machine._answer(box, queues.MovesAwaited(waiting), made, box.config_lsn)
+
+    # -- on the way
+
+    def durable(self, lsn: int) -> bool:
+        """Plans up to `lsn` are on the disk: what they say may leave. Whether there is something."""
+        return self._let_go(self._until_durable, lsn)
+
+    def uploaded(self, lsn: int) -> list[str]:
+        """The same of object boxes, whose plans are in the store."""
+        return [CARRIER] if self._let_go(self._until_uploaded, lsn) else []
+
+    def _let_go(self, waiting: deque[tuple[int, Line, int]], lsn: int) -> bool:
+        noted = False
+        while waiting and waiting[0][0] <= lsn:
+            _, line, position = waiting.popleft()
+            line.shown = position
+            noted = self._machine.forwarding.outboxes.note((line,)) or noted
+        return noted
+
+    def hold_back(self, box: Box, lsn: int) -> None:
+        """What is on its way out of this box must wait until `lsn` is in the store."""
+        for line in box.moves.values():
+            line.shown = line.saved_position
+            self._until_uploaded.append((lsn, line, line.last))
+
+    def note(self, box: Box) -> None:
+        self._machine.forwarding.outboxes.note(box.moves.values())
+
+    def hold(self) -> None:
+        """From now on nothing new leaves, and what has arrived is not let go of. Not a fact: it ends with the
+        process at the latest."""
+        self._machine.forwarding.outboxes.lines_held = True
+
+    def let_go(self, now_ms: int, made: Made) -> list[str]:
+        """Ends a hold. Returns the boxes that have let go of something."""
+        outboxes = self._machine.forwarding.outboxes
+        outboxes.lines_held = False
+        freed: list[str] = []
+        for box in list(self._machine.boxes.values()):
+            for line in box.moves.values():
+                done = line.change_of_move(box.generation, now_ms)
+                if done is not None:
+                    self._machine._stage(done, box, made)
+                    freed.append(box.name)
+            outboxes.note(box.moves.values())
+        return freed
+
+    def close(self, box: Box) -> None:
+        for line in box.moves.values():
+            self._machine.forwarding.outboxes.close(line)
+
+    # -- applying
+
+    def _apply_planned(self, change: changes.MovesPlanned, lsn: int) -> None:
+        box = self._machine.generations[change.generation]
+        box.last_lsn = max(box.last_lsn, lsn)
+        key = (change.dest, change.is_dead)
+        line = box.moves.get(key)
+        if line is None:
+            line = box.moves[key] = Line(box=box, dest=change.dest, is_dead=change.is_dead)
+        line.planned(list(map(Move, change.seqs, change.deliveries, change.sizes)))
+        if box.queue is not None:
+            for seq, deliveries in zip(change.seqs, change.deliveries, strict=True):
+                if seq:
+                    box.queue.moving(seq, deliveries)
+        if lsn:
+            waiting = self._until_uploaded if box.is_object else self._until_durable
+            waiting.append((lsn, line, line.last))
+        else:
+            line.shown = line.last
+            self._machine.forwarding.outboxes.note((line,))
+
+    def _apply_done(self, change: changes.MovesDone, lsn: int) -> None:
+        machine = self._machine
+        box = machine.generations[change.generation]
+        line = box.moves[change.dest, change.is_dead]
+        line.done(change.position)
+        if box.queue is not None and line.is_dead:
+            box.queue.dead_lettered += len(change.seqs)
+        deleted = changes.RecordsDeleted(
+            change.generation, 0, 0, BitMap64(change.seqs), change.sizes, change.at_ms
+        )
+        machine._apply_records_deleted(deleted, lsn)
+
+
+def facts_of(box: Box) -> list[changes.LineFacts]:
+    """A record that is gone has kept its position, and nothing else."""
+    return [
+        changes.LineFacts(
+            dest=line.dest,
+            is_dead=line.is_dead,
+            position=line.saved_position,
+            moves=[move if box.log.is_live(move.seq) else (0, 0, 0) for move in line.moves.values()],
+        )
+        for line in box.moves.values()
+    ]
+
+
+def restore(box: Box, facts: list[changes.LineFacts]) -> None:
+    for each in facts:
+        line = Line(box=box, dest=each.dest, is_dead=each.is_dead, position=each.position)
+        line.planned([Move(*move) for move in each.moves])
+        line.shown = line.last
+        box.moves[each.dest, each.is_dead] = line
+        if box.queue is not None:
+            for seq, deliveries, _ in each.moves:
+                if seq:
+                    box.queue.moving(seq, deliveries)

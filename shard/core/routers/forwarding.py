@@ -1,0 +1,302 @@
+"""Copies between boxes, as the machine handles and applies them: both ends of the line, and tying them.
+
+What a parcel becomes is in `copy_sources.py`, what is sent next in `outbox.py` and `router_outbox.py`. Here
+they meet the boxes, the log and the clock.
+
+Rules of the file
+- A tie is part of what a box *is*, like its config: it is logged, and durable before it is answered, also for
+  a memory box, whose positions are not.
+- A parcel's records and its origin's position are one change (ONCE).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from shard.core import changes
+from shard.core.outcome import Made, Outcome
+from shard.core.queues.record_moves import Line
+from shard.core.routers import copy_sources
+from shard.core.routers.copy_sources import Origin
+from shard.core.routers.outbox import Outboxes
+from shard.core.routers.router_outbox import RouterOutbox
+from streams.protocol import forwards
+from streams.protocol.errors import BoxNotFound, FencingTokenMismatch, RouterNotFound
+from streams.protocol.forwards import CARRIER, Forwarded, ForwardHead
+from streams.protocol.records import columns_of, render
+from streams.protocol.routers import router_of
+
+if TYPE_CHECKING:
+    from shard.core.boxes.box import Box
+    from shard.core.machine import Machine
+
+
+class Forwarding:
+    """The part of a machine that copies records between boxes. It works on the machine's own boxes."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self.outboxes = Outboxes()
+        #: The last change of a tie, or the start of this life; it is the version of the ties too.
+        self.ties_lsn = 0
+        self.handlers: dict[type[Any], Callable[[Any, int, Made], Outcome]] = {
+            forwards.Forward: self._forward,
+            forwards.Collect: self._collect,
+            forwards.Carried: self._carried,
+            forwards.Tie: self._tie,
+            forwards.Untie: self._untie,
+            forwards.GetOutbox: self._get_outbox,
+            forwards.ListTies: self._list_ties,
+        }
+        self.appliers: dict[type[Any], Callable[[Any, int], None]] = {
+            changes.BatchForwarded: self._apply_forwarded,
+            changes.OriginMoved: self._apply_origin_moved,
+            changes.OriginDropped: self._apply_origin_dropped,
+            changes.OutboxTied: self._apply_outbox_tied,
+            changes.OutboxUntied: self._apply_outbox_untied,
+            changes.OutboxMoved: self._apply_outbox_moved,
+        }
+
+    def __repr__(self) -> str:
+        return f"<Forwarding {self.outboxes!r}>"
+
+    # -- the destination
+
+    def _forward(self, command: forwards.Forward, now_ms: int, made: Made) -> Outcome:
+        machine, head = self._machine, command.head
+        box = machine.boxes.get(head.box)
+        created: changes.BoxCreated | None = None
+        if box is None:
+            if not head.create:
+                raise BoxNotFound(f"box {head.box} does not exist (any more)", box=head.box)
+            if machine.usage.is_on:
+                machine.usage.require_for_all(head.box, "boxes")
+            created, box = machine._plan_created(head, now_ms)
+        else:
+            machine._expire(box, now_ms, made)
+        known = self._standing(box, head)
+        if not copy_sources.fits(known, head):
+            answer = Forwarded(known.life, known.position, known.total, box.generation)
+            return self._when_kept(box, machine._answer(box, answer, made, box.last_lsn), box.last_lsn)
+        if box.fencing_token:
+            raise FencingTokenMismatch(f"{box.name} is fenced: copies have no token", field="fencing_token")
+        change = _plan_copies(box, command, known, now_ms) if head.count else None
+        if change is not None and machine.usage.is_on and router_of(head.origin) is not None:
+            # A job that moves takes its place elsewhere; a copy of a router is one more.
+            machine.usage.require_for_all(box.name, "stored_bytes", change.batch.live_bytes)
+        if created is not None:
+            machine._log(created, made)
+            box = machine.generations[created.generation]
+        answer = Forwarded(head.life, head.upto, known.total + head.count, box.generation)
+        if change is not None:
+            written = machine._write(command, box, change, created is not None, made)
+            return self._when_kept(box, written._replace(reply=answer), box.last_lsn)
+        lost = known.lost + head.lost
+        moved = changes.OriginMoved(box.generation, head.origin, head.life, head.upto, lost)
+        lsn = machine._stage(moved, box, made)
+        return self._when_kept(box, machine._answer(box, answer, made, lsn), lsn)
+
+    def _when_kept(self, box: Box, outcome: Outcome, lsn: int) -> Outcome:
+        """A source that was told how far a disk box is never looks again, so it is told what no power cut can
+        take. Readers have the copies as soon as in any disk box."""
+        if not box.is_disk:
+            return outcome
+        waits_for = lsn if lsn > self._machine.durable_lsn else 0
+        return outcome._replace(waits_for_lsn=waits_for, until_durable=True)
+
+    @staticmethod
+    def _standing(box: Box, head: ForwardHead) -> Origin:
+        known = box.origins.get(head.origin)
+        if known is not None:
+            return copy_sources.standing(known, head)
+        if not head.bind:
+            raise RouterNotFound(f"{head.origin} is not tied to {box.name} (any more)")
+        copy_sources.check_room(box.origins, head.origin)
+        return Origin(head.life, head.after)
+
+    def _apply_forwarded(self, change: changes.BatchForwarded, lsn: int) -> None:
+        box = self._machine.generations[change.generation]
+        if change.lost:
+            box.log.skip(change.lost)
+        self._machine._apply_appended(change, lsn)
+        copy_sources.forwarded(box.origins, change)
+
+    def _apply_origin_moved(self, change: changes.OriginMoved, lsn: int) -> None:
+        box = self._machine.generations[change.generation]
+        if change.origin not in box.origins:
+            self._note_tie(lsn)
+        copy_sources.moved(box.origins, change)
+        box.last_lsn = lsn
+
+    def _apply_origin_dropped(self, change: changes.OriginDropped, lsn: int) -> None:
+        # What came into a box in memory is in no log: then the log knows of the end of an origin alone.
+        self._machine.generations[change.generation].origins.pop(change.origin, None)
+        self._note_tie(lsn)
+
+    # -- the source
+
+    def _collect(self, command: forwards.Collect, now_ms: int, made: Made) -> Outcome:
+        parcels = self.outboxes.collect(command.carrier)
+        if not parcels and command.wait_ms:
+            return Outcome(made, None)
+        return Outcome(made, forwards.Parcels(self.outboxes.shard_life, parcels))
+
+    def _carried(self, command: forwards.Carried, now_ms: int, made: Made) -> Outcome:
+        outbox = self.outboxes.came_back(command, now_ms)
+        if outbox is not None:
+            box = self._machine.boxes[outbox.source]
+            is_held = outbox.is_line and self.outboxes.lines_held
+            moved = None if is_held else outbox.change_of_move(box.generation, now_ms)
+            if moved is not None:
+                self._machine._stage(moved, box, made)
+        # Somebody may wait until records have moved out of the source.
+        wakes = (CARRIER, outbox.source) if isinstance(outbox, Line) else (CARRIER,)
+        return Outcome(made, forwards.CarriedNoted(outbox is not None), wakes=wakes)
+
+    def _apply_outbox_moved(self, change: changes.OutboxMoved, lsn: int) -> None:
+        box = self._machine.generations[change.generation]
+        box.outboxes[change.origin].saved(change.position, change.total)
+
+    def note(self, box: Box) -> bool:
+        """Readers of this box may see more, and so may whoever copies from it."""
+        return self.outboxes.note(box.outboxes.values())
+
+    # -- ties
+
+    def _tie(self, command: forwards.Tie, now_ms: int, made: Made) -> Outcome:
+        machine, origin = self._machine, command.origin
+        box = machine._require(command.box)
+        if command.route is None:
+            if origin not in box.origins:
+                copy_sources.check_room(box.origins, origin)
+                machine._log(
+                    changes.OriginMoved(box.generation, origin, command.life, command.position, pinned=True),
+                    made,
+                )
+            known = box.origins[origin]
+            return self._when_durable(made, forwards.Tied(known.life, known.position))
+        outbox = box.outboxes.get(origin)
+        is_newer = isinstance(outbox, RouterOutbox) and outbox.route.revision < command.route.revision
+        if outbox is None or is_newer:
+            position = command.position if command.life == box.generation else 0
+            position = outbox.position if outbox is not None else min(position, box.log.head_seq)
+            total = outbox.total if outbox is not None else 0
+            tied = changes.OutboxTied(box.generation, origin, command.route, position, total)
+            machine._log(tied, made)
+        outbox = box.outboxes[origin]
+        self.note(box)
+        answer = forwards.Tied(outbox.life, outbox.position)
+        return self._when_durable(made, answer)._replace(wakes=(CARRIER,))
+
+    def _untie(self, command: forwards.Untie, now_ms: int, made: Made) -> Outcome:
+        machine = self._machine
+        box = machine.boxes.get(command.box)
+        if box is not None and command.origin in box.outboxes:
+            machine._log(changes.OutboxUntied(box.generation, command.origin), made)
+        if box is not None and command.origin in box.origins:
+            machine._log(changes.OriginDropped(box.generation, command.origin), made)
+        return self._when_durable(made, forwards.Untied(bool(made)))
+
+    def _when_durable(self, made: Made, reply: forwards.Reply) -> Outcome:
+        """An answer about ties waits for the last change of any: a repeat must not overtake the first."""
+        lsn = self.ties_lsn if self.ties_lsn > self._machine.durable_lsn else 0
+        return Outcome(made, reply, lsn, True)
+
+    def _get_outbox(self, command: forwards.GetOutbox, now_ms: int, made: Made) -> Outcome:
+        box = self._machine.boxes.get(command.box)
+        outbox = box.outboxes.get(command.origin) if box is not None else None
+        if not isinstance(outbox, RouterOutbox):
+            return self._when_durable(made, forwards.OutboxState(is_tied=False))
+        return Outcome(
+            made,
+            forwards.OutboxState(
+                is_tied=True,
+                forwarded_total=outbox.total,
+                position=outbox.reached,
+                lag=outbox.lag,
+                is_blocked=bool(outbox.failures),
+                last_error=outbox.last_error,
+            ),
+        )
+
+    def _list_ties(self, command: forwards.ListTies, now_ms: int, made: Made) -> Outcome:
+        """All ties of this shard, unless none has changed since the asker last knew them."""
+        if command.version == self.ties_lsn:
+            return self._when_durable(made, forwards.Ties(self.ties_lsn, True, [], []))
+        boxes = self._machine.boxes.values()
+        sources = [(box.name, origin) for box in boxes for origin in box.outboxes]
+        dests = [(box.name, origin) for box in boxes for origin, known in box.origins.items() if known.pinned]
+        return self._when_durable(made, forwards.Ties(self.ties_lsn, False, sources, dests))
+
+    def _apply_outbox_tied(self, change: changes.OutboxTied, lsn: int) -> None:
+        box = self._machine.generations[change.generation]
+        old = box.outboxes.get(change.origin)
+        if old is not None:
+            self.outboxes.close(old)
+        box.outboxes[change.origin] = RouterOutbox(
+            log=box.log,
+            route=change.route,
+            origin=change.origin,
+            life=box.generation,
+            position=change.position,
+            total=change.total,
+        )
+        self._note_tie(lsn)
+
+    def _apply_outbox_untied(self, change: changes.OutboxUntied, lsn: int) -> None:
+        box = self._machine.generations[change.generation]
+        self.outboxes.close(box.outboxes.pop(change.origin))
+        self._note_tie(lsn)
+
+    def _note_tie(self, lsn: int) -> None:
+        self.ties_lsn = max(self.ties_lsn, lsn)
+
+    # -- boxes that end, or begin anew
+
+    def routers_of(self, box: Box) -> list[str]:
+        """The origins of all routers that are tied to this box."""
+        ends = [*box.outboxes, *box.origins]
+        return sorted({origin for origin in ends if router_of(origin) is not None})
+
+    def box_deleted(self, box: Box, lsn: int) -> None:
+        for outbox in box.outboxes.values():
+            self.outboxes.close(outbox)
+        if box.outboxes or box.origins:
+            self._note_tie(lsn)
+
+    def box_reborn(self, old: Box, new: Box) -> None:
+        """A memory box after a restart: tied as before, at the beginning of another life."""
+        new.origins = {name: known.kept(is_memory=True) for name, known in old.origins.items()}
+        for origin, outbox in old.outboxes.items():
+            self.outboxes.close(outbox)
+            new.outboxes[origin] = outbox.reborn(new.log, new.generation)
+
+
+def _plan_copies(box: Box, command: forwards.Forward, known: Origin, now_ms: int) -> changes.BatchForwarded:
+    """The change that a parcel becomes. Copies are written now, whatever the box says of clients' times."""
+    head, log = command.head, box.log
+    lost = known.lost + head.lost
+    columns = columns_of(command.text, tags=head.tags, keep_nodes=head.keep_nodes)
+    first_seq = log.head_seq + (2 if lost else 1)  # the one left out is the hole that tells of the loss
+    batch = render(columns, first_seq=first_seq, times=max(now_ms, log.last_ts))
+    batch.hops = head.hops
+    assert batch.count == head.count, "a parcel holds what its label says"
+    evict_before_seq = 0
+    if box.config.cap_records or box.config.cap_bytes:
+        evict_before_seq = box.fit(batch.count, batch.live_bytes)
+    return changes.BatchForwarded(
+        box.generation,
+        batch,
+        now_ms,
+        None,
+        0,
+        evict_before_seq,
+        0,
+        log.measure_before(evict_before_seq) if evict_before_seq else 0,
+        log.newest_ts_before(evict_before_seq) if evict_before_seq else 0,
+        origin=head.origin,
+        life=head.life,
+        position=head.upto,
+        lost=lost,
+    )

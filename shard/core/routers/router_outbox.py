@@ -1,0 +1,199 @@
+"""A router at its source: which records of the box's log are copied next, and how the parcel is labelled.
+
+Rules of the file
+- Only what readers may see is copied, whole batches at a time where nothing stands against it.
+- Loss is counted on the way: what a cap, the TTL, a crash or the source's own source took before it was
+  copied. What somebody deleted is passed over in silence (v0 §4.3, §6.1).
+- One parcel has one number of hops, because a batch has.
+"""
+
+from __future__ import annotations
+
+from shard.core.boxes.log import Log, Span
+from shard.core.boxes.sealed import NotLoaded
+from shard.core.routers.outbox import EXAMINE_MAX, PARCEL_BYTES_MAX, Load, Outbox
+from streams.protocol.forwards import HOPS_MAX, ForwardHead
+from streams.protocol.matches import Match
+from streams.protocol.records import Batch
+from streams.protocol.routers import Route
+
+
+class RouterOutbox(Outbox):
+    __slots__ = ("_log", "route")
+
+    def __init__(
+        self, *, log: Log, route: Route, origin: str, life: int, position: int, total: int = 0
+    ) -> None:
+        super().__init__(
+            source=route.source, origin=origin, dest=route.dest, life=life, position=position, total=total
+        )
+        self.route = route
+        self._log = log
+
+    def label(self, load: Load, after: int) -> ForwardHead:
+        return ForwardHead(
+            box=self.dest,
+            origin=self.origin,
+            life=self.life,
+            after=after,
+            upto=load.upto,
+            count=load.count,
+            lost=load.lost,
+            hops=load.hops + 1,
+            keep_nodes=self.route.preserve_node,
+            tags=load.tags,
+        )
+
+    def reborn(self, log: Log, life: int) -> RouterOutbox:
+        return RouterOutbox(log=log, route=self.route, origin=self.origin, life=life, position=0)
+
+    @property
+    def reached(self) -> int:
+        """The seq up to which nothing is left to do."""
+        return self.position if self.flights or self.is_halted or self.retry_at_ms else self.seen_from
+
+    @property
+    def lag(self) -> int:
+        return max(0, self._log.visible_seq - self.reached)
+
+    def look(self, after: int, records_max: int) -> Load:
+        log = self._log
+        visible_seq = log.visible_seq
+        floor = min(log.evict_floor, visible_seq + 1)
+        lost = max(0, floor - after - 1)
+        start = max(after, floor - 1)
+        picker = _Picker(log, self.route, records_max)
+        reached = picker.pick(start, visible_seq)
+        hole = log.hole_after(start)
+        while hole is not None and hole.last_seq <= reached:
+            lost += hole.missed_after(start)
+            hole = log.hole_after(hole.last_seq)
+        return Load(
+            reached,
+            picker.count,
+            picker.text(),
+            picker.tags(),
+            lost,
+            picker.hops,
+            reached < visible_seq,
+        )
+
+
+class _Picker:
+    """Collects the stretches of records that one parcel holds, within its bounds."""
+
+    __slots__ = (
+        "_bytes_left",
+        "_log",
+        "_match",
+        "_parts",
+        "_records_left",
+        "_tags",
+        "count",
+        "examined",
+        "hops",
+    )
+
+    def __init__(self, log: Log, route: Route, records_max: int) -> None:
+        self._log = log
+        self._match = route.filter
+        self._records_left = records_max
+        self._bytes_left = PARCEL_BYTES_MAX
+        self._parts: list[bytes | memoryview] = []
+        self._tags: list[bytes] | None = [] if route.preserve_tag else None
+        self.count = 0
+        self.examined = 0
+        self.hops = 0
+
+    def text(self) -> bytes:
+        return b",".join(self._parts)
+
+    def tags(self) -> bytes | None:
+        if not self._tags or not any(tags.strip(b"\0") for tags in self._tags):
+            return None
+        return b"\0".join(self._tags)
+
+    def pick(self, after: int, upto_seq: int) -> int:
+        """Takes what follows `after`. Returns the last seq that is dealt with."""
+        log = self._log
+        for span in log.spans(after + 1):
+            if span.first_seq > upto_seq:
+                break
+            if self._is_full:
+                return span.first_seq - 1
+            if span.dead < span.count:
+                try:
+                    batch = span.payload
+                except NotLoaded:
+                    if not self.count:
+                        raise
+                    return span.first_seq - 1  # what there is leaves now
+                if self.count and batch.hops != self.hops:
+                    return span.first_seq - 1
+                if batch.hops < HOPS_MAX:
+                    self.hops = batch.hops
+                    taken_to = self._take(batch, span, max(0, after + 1 - batch.first_seq))
+                    if taken_to < batch.last_seq:
+                        return taken_to
+            self.examined += span.count
+        return max(after, upto_seq)
+
+    @property
+    def _is_full(self) -> bool:
+        return self._records_left <= 0 or self._bytes_left <= 0 or self.examined >= EXAMINE_MAX
+
+    def _take(self, batch: Batch, span: Span, first: int) -> int:
+        """Takes what fits of a batch. Returns the last seq that is dealt with."""
+        for run_first, run_last in self._wanted(batch, span, first):
+            if self._is_full:
+                return batch.first_seq + run_first - 1
+            last = min(run_last, run_first + self._records_left - 1)
+            last = batch.index_within_bytes(run_first, last, self._bytes_left)
+            if last < run_first:
+                if self.count:
+                    self._bytes_left = 0
+                    return batch.first_seq + run_first - 1
+                last = run_first  # a parcel has at least one record, however large
+            self._parts.append(batch.text(run_first, last))
+            if self._tags is not None:
+                self._tags.append(batch.tags_of(run_first, last))
+            self.count += last - run_first + 1
+            self._records_left -= last - run_first + 1
+            self._bytes_left -= batch.size(run_first, last)
+            if last < run_last:
+                return batch.first_seq + last
+        return batch.last_seq
+
+    def _wanted(self, batch: Batch, span: Span, first: int) -> list[tuple[int, int]]:
+        """The live stretches of a batch that pass the filter."""
+        return matching_runs(self._match, batch, self._log.runs(span, first, batch.count - 1))
+
+
+def wanted_runs(route: Route, batch: Batch, runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Those of these stretches of a batch (indexes) that a router would copy."""
+    return matching_runs(route.filter, batch, runs) if batch.hops < HOPS_MAX else []
+
+
+def matching_runs(match: Match | None, batch: Batch, runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Those of these stretches of a batch (indexes) whose tags pass a filter."""
+    if match is None or not runs:
+        return runs
+    tags = batch.tag_list()
+    if tags is None:
+        return []
+    return [part for run in runs for part in _matching(tags, match, *run)]
+
+
+def _matching(tags: list[str], match: Match, first: int, last: int) -> list[tuple[int, int]]:
+    runs: list[tuple[int, int]] = []
+    start = -1
+    for index in range(first, last + 1):
+        wanted = match.accepts(tags[index])
+        if wanted and start < 0:
+            start = index
+        elif not wanted and start >= 0:
+            runs.append((start, index - 1))
+            start = -1
+    if start >= 0:
+        runs.append((start, last))
+    return runs

@@ -1,0 +1,1 @@
+"""The S2 API: streams, basins and access tokens."""

@@ -1,0 +1,416 @@
+"""Streams of the S2 API, as the machine handles and applies them (s2 §9, §11, §14, §15).
+
+A stream is a box whose records are binary. It is made, changed and deleted here; the log below it, its
+visibility, sealing and recovery are those of any box. What a stream keeps beside is in `stream.py`, what a
+record looks like in `streams/protocol/sequenced.py`, where the numbers of a stream are explained too.
+
+Rules of the file
+- A fence or trim inside a batch is part of the change that appends it: applying one never looks at a record.
+- A stream that is being deleted answers nothing but that; it is gone a moment later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
+
+from shard.core import changes
+from shard.core.boxes.box import Box
+from shard.core.outcome import Made, Outcome
+from shard.core.s2.stream import StreamState
+from streams.protocol import sequenced
+from streams.protocol import streams as protocol
+from streams.protocol.commands import ReadStream
+from streams.protocol.errors import (
+    CipherMismatch,
+    FencingTokenMismatch,
+    Forbidden,
+    InvalidRequest,
+    PositionUnwritten,
+    ResourceAlreadyExists,
+    SeqMismatch,
+    StreamDeletionPending,
+    StreamNotFound,
+    StreamsError,
+)
+from streams.protocol.records import Batch, render_binary, resolve_times
+from streams.protocol.streams import DEFAULTS, Stream
+
+if TYPE_CHECKING:
+    from shard.core.machine import Machine
+
+#: Boxes one page of a list looks at: a millisecond. Most of them may be no streams.
+_LISTED_MAX = 5_000
+
+#: Sessions that are remembered as failed: until their other inputs are here, a few milliseconds.
+_BROKEN_MAX = 4096
+
+#: From this time on a record takes no fewer bytes as it is kept than it is metered as (a time of five bytes
+#: and more, and two more around it, are eight), so what fits as it is kept fits.
+_PLAIN_TS_MIN = 1 << 28
+
+
+class Streams:
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        #: Sessions of which an input has failed. What they sent before they heard of it is refused.
+        self._broken: dict[str, None] = {}
+        self.handlers: dict[type[Any], Callable[[Any, int, Made], Outcome]] = {
+            protocol.AppendStream: self._append,
+            ReadStream: self._read,
+            protocol.PutStream: self._put,
+            protocol.PatchStream: self._patch,
+            protocol.GetStream: self._get,
+            protocol.ListStreams: self._list,
+            protocol.DeleteStream: self._delete,
+            protocol.GetStreamTail: self._get_tail,
+            protocol.GetUsage: self._get_usage,
+        }
+        self.appliers: dict[type[Any], Callable[[Any, int], None]] = {
+            changes.StreamCreated: self._apply_created,
+            changes.StreamStated: self._apply_stated,
+            changes.StreamAppended: self._apply_appended,
+        }
+
+    def __repr__(self) -> str:
+        return "<Streams>"
+
+    @property
+    def _in_store(self) -> bool:
+        """Whether streams that are made now are of class object."""
+        return self._machine.uploading.registers
+
+    # -- finding
+
+    def _require(self, name: str) -> tuple[Box, StreamState]:
+        """A stream that is not being deleted."""
+        box = self._machine.boxes.get(name)
+        if box is None or box.stream is None:
+            raise StreamNotFound(f"stream {name} does not exist", stream=name)
+        if box.stream.stream.deleted_ms:
+            raise StreamDeletionPending(f"stream {name} is being deleted", stream=name)
+        return box, box.stream
+
+    def _found(self, name: str, now_ms: int, made: Made) -> tuple[Box, StreamState]:
+        """The same, without what is to be trimmed or has expired by now."""
+        box, state = self._require(name)
+        self.expire(box, state, now_ms, made)
+        return box, state
+
+    def expire(self, box: Box, state: StreamState, now_ms: int, made: Made) -> None:
+        earliest_seq = box.log.earliest_seq
+        if state.trimmed_before(now_ms) > earliest_seq:
+            deleted = box.plan_trim(state.trimmed_before(now_ms), now_ms)
+            self._machine._stage(deleted, box, made)
+        if state.expired_before(now_ms) > box.log.earliest_seq:
+            evicted = box.plan_eviction(state.expired_before(now_ms), "ttl", now_ms)
+            self._machine._stage(evicted, box, made)
+
+    # -- being there
+
+    def _put(self, command: protocol.PutStream, now_ms: int, made: Made) -> Outcome:
+        spec = command.asked.over(command.defaults).over(DEFAULTS)
+        box = self._machine.boxes.get(command.box)
+        if box is None:
+            if command.account:
+                self._machine.usage.require(command.account, "boxes")
+            generation = self._machine.plan_generation(now_ms)
+            stream = Stream(
+                basin_number=command.basin_number,
+                spec=spec,
+                created_ms=now_ms,
+                cipher=command.cipher,
+                token=command.token,
+                asked=command.asked,
+            )
+            config = replace(spec.box_config, durability="object" if self._in_store else "fsync")
+            created = changes.StreamCreated(generation, command.box, config, now_ms, 0, stream=stream)
+            lsn = self._machine._log(created, made)
+            put = protocol.StreamPut(stream, "created")
+            return Outcome(made, put, lsn, True, until_uploaded=self._in_store)
+        assert box.stream is not None, "no other box has such a name"
+        stream = box.stream.stream
+        if stream.deleted_ms or stream.basin_number != command.basin_number:
+            raise StreamDeletionPending(f"stream {command.box} is being deleted", stream=command.box)
+        result: protocol.Result = "noop"
+        if command.ensures:
+            if stream.spec != spec:
+                if not command.may_update:
+                    raise Forbidden(
+                        f"stream {command.box} exists with another config, which the caller may not change"
+                    )
+                stream = self._state(box, replace(stream, spec=spec), made)
+                result = "updated"
+        elif not command.token or (command.token, command.asked) != (stream.token, stream.asked):
+            raise ResourceAlreadyExists(f"stream {command.box} already exists", stream=command.box)
+        return self._machine._answer(box, protocol.StreamPut(stream, result), made, box.config_lsn)
+
+    def _patch(self, command: protocol.PatchStream, now_ms: int, made: Made) -> Outcome:
+        box, state = self._found(command.box, now_ms, made)
+        spec = command.patch.applied(state.stream.spec).over(command.defaults).over(DEFAULTS)
+        stream = state.stream
+        if spec != stream.spec:
+            stream = self._state(box, replace(stream, spec=spec), made)
+        return self._machine._answer(box, protocol.StreamFound(stream), made, box.config_lsn)
+
+    def _state(self, box: Box, stream: Stream, made: Made) -> Stream:
+        config = replace(stream.spec.box_config, durability=box.config.durability)
+        self._machine._log(changes.StreamStated(box.generation, config, stream), made)
+        return stream
+
+    def _get(self, command: protocol.GetStream, now_ms: int, made: Made) -> Outcome:
+        box, state = self._require(command.box)
+        return self._machine._answer(box, protocol.StreamFound(state.stream), made, box.config_lsn)
+
+    def _delete(self, command: protocol.DeleteStream, now_ms: int, made: Made) -> Outcome:
+        box = self._machine.boxes.get(command.box)
+        if box is None or box.stream is None:
+            raise StreamNotFound(f"stream {command.box} does not exist", stream=command.box)
+        stream = box.stream.stream
+        is_meant = command.basin_number in (0, stream.basin_number)
+        if is_meant and not stream.deleted_ms:
+            stream = self._state(box, replace(stream, deleted_ms=now_ms), made)
+        answer = self._machine._answer(box, protocol.StreamFound(stream), made, box.config_lsn)
+        return answer._replace(wakes=(box.name,))  # those that follow it are told
+
+    def _list(self, command: protocol.ListStreams, now_ms: int, made: Made) -> Outcome:
+        machine = self._machine
+        page: list[tuple[str, Stream]] = []
+        reached = command.after
+        waits_for = machine._undone_deletion_lsn()
+        for looked, name in enumerate(machine.boxes.irange(minimum=max(command.prefix, command.after))):
+            if not name.startswith(command.prefix):
+                break
+            if len(page) == command.limit or looked == _LISTED_MAX:
+                return Outcome(made, protocol.StreamPage(page, reached), waits_for, True)
+            reached = name
+            box = machine.boxes[name]
+            if name > command.after and box.stream is not None:
+                waits_for = max(waits_for, machine._listed_lsn(box, box.config_lsn))
+                page.append((name, box.stream.stream))
+        return Outcome(made, protocol.StreamPage(page), waits_for, True)
+
+    def _get_usage(self, command: protocol.GetUsage, now_ms: int, made: Made) -> Outcome:
+        """Of what readers may have, so it waits for nothing."""
+        boxes = self._machine.boxes
+        count = records = size = 0
+        reached = command.after
+        for looked, name in enumerate(boxes.irange(minimum=max(command.prefix, command.after))):
+            if not name.startswith(command.prefix) or (command.is_exact and name != command.prefix):
+                break
+            if looked == _LISTED_MAX:
+                return Outcome(made, protocol.StreamUsage(count, records, size, reached))
+            reached = name
+            box = boxes[name]
+            if name > command.after and box.stream is not None:
+                box_records, box_size = box.log.visible_totals()
+                count, records, size = count + 1, records + box_records, size + box_size
+        return Outcome(made, protocol.StreamUsage(count, records, size))
+
+    # -- records
+
+    def _append(self, command: protocol.AppendStream, now_ms: int, made: Made) -> Outcome:
+        if not command.chain:
+            return self._append_one(command, now_ms, made)
+        if command.chain in self._broken:
+            raise InvalidRequest("an earlier input of this session has failed")
+        try:
+            return self._append_one(command, now_ms, made)
+        except StreamsError:
+            self.break_chain(command.chain)
+            raise
+
+    def break_chain(self, chain: str) -> None:
+        """An input of this session has failed, so those after it fail too."""
+        self._broken[chain] = None
+        if len(self._broken) > _BROKEN_MAX:
+            del self._broken[next(iter(self._broken))]
+
+    def _append_one(self, command: protocol.AppendStream, now_ms: int, made: Made) -> Outcome:
+        box, state = self._found(command.box, now_ms, made)
+        log, config = box.log, box.config
+        if command.cipher != state.stream.cipher:
+            raise CipherMismatch(f"{box.name} is kept with another cipher", cipher=state.stream.cipher)
+        if command.fencing_token is not None and command.fencing_token != box.fencing_token:
+            raise FencingTokenMismatch(
+                f"fencing_token: {box.name} is fenced by another token", token=box.fencing_token
+            )
+        if command.match_seq_num is not None and command.match_seq_num != log.head_seq:
+            raise SeqMismatch(
+                f"match_seq_num: the next number of {box.name} is {log.head_seq}", next_seq=log.head_seq
+            )
+        times = resolve_times(
+            command.times,
+            len(command.tails),
+            now_ms=now_ms,
+            not_before=log.last_ts,
+            mode=config.timestamping.mode,
+            uncapped=config.timestamping.uncapped,
+            field="timestamp",
+        )
+        first_seq = log.head_seq + 1
+        batch = render_binary(command.tails, first_seq=first_seq, times=times)
+        self._machine.require_room(command.account, batch.live_bytes, now_ms)
+        trim_seq = max(
+            (min(sequenced.seq_of(number), first_seq + index + 1) for index, number in command.trims),
+            default=0,
+        )
+        change = changes.StreamAppended(box.generation, batch, now_ms, fence=command.fence, trim_seq=trim_seq)
+        answer = protocol.StreamAppended(log.head_seq, batch.first_ts, batch.last_seq, batch.last_ts)
+        return self._machine._write(command, box, change, False, made)._replace(reply=answer)
+
+    def _get_tail(self, command: protocol.GetStreamTail, now_ms: int, made: Made) -> Outcome:
+        box, _ = self._found(command.box, now_ms, made)
+        tail = protocol.StreamTail(box.log.visible_seq, box.log.visible_ts)
+        return self._machine._answer(box, tail, made, box.floor_lsn)
+
+    def _read(self, command: ReadStream, now_ms: int, made: Made) -> Outcome:
+        box, state = self._found(command.box, now_ms, made)
+        if command.generation not in (None, box.generation):
+            raise StreamNotFound(f"stream {box.name} was deleted, and made anew", stream=box.name)
+        log = box.log
+        start, rests_on = command.from_seq, box.floor_lsn
+        if command.begins:
+            start = _start(box, command, state.stream.cipher)
+            untrimmed = min(state.first_seq_for_new_readers - 1, log.visible_seq)
+            if untrimmed > start:
+                start, rests_on = untrimmed, max(rests_on, state.trim_lsn)
+        page = _Page(command)
+        reached = page.fill(box, start)
+        if command.wait_ms and not page.parts and not page.is_full:
+            return Outcome(made, None)
+        box.last_read_ms = now_ms
+        reply = protocol.StreamRecords(
+            records=sequenced.SEPARATOR.join(page.parts),
+            count=command.limit - page.left,
+            next_seq_num=reached,
+            tail_seq_num=log.visible_seq,
+            tail_ts=log.visible_ts,
+            generation=box.generation,
+            cipher=state.stream.cipher,
+            is_full=page.is_full,
+        )
+        return self._machine._answer(box, reply, made, rests_on)
+
+    # -- applying
+
+    def _apply_created(self, change: changes.StreamCreated, lsn: int) -> None:
+        self._machine._apply_created(change, lsn)
+        box = self._machine.generations[change.generation]
+        box.stream = StreamState(change.stream)
+        self._machine._watch(box)
+
+    def _apply_stated(self, change: changes.StreamStated, lsn: int) -> None:
+        box = self._machine.generations[change.generation]
+        assert box.stream is not None
+        box.config = change.config
+        box.stream.stream = change.stream
+        box.last_lsn = box.floor_lsn = box.config_lsn = lsn
+        self._machine._watch(box)
+
+    def _apply_appended(self, change: changes.StreamAppended, lsn: int) -> None:
+        box = self._machine.generations[change.generation]
+        assert box.stream is not None
+        box.stream.appended(change, box.log.earliest_seq, lsn)
+        self._machine._apply_appended(change, lsn)
+        if change.fence is not None:
+            box.fencing_token = change.fence
+        if change.trim_seq:
+            self._machine._watch(box)
+
+
+def _start(box: Box, command: ReadStream, cipher: protocol.Cipher | None) -> int:
+    """The number at which the reader begins (s2 §11). Raises when there is nothing there yet."""
+    log = box.log
+    tail, tail_ts = log.visible_seq, log.visible_ts
+    is_beyond = False
+    if command.from_ts is not None:
+        is_beyond = command.from_ts > tail_ts
+        if not is_beyond:
+            return min(log.first_seq_at(command.from_ts) - 1, tail)
+        start = tail
+    elif command.tail_offset is not None:
+        start = max(0, tail - command.tail_offset)
+    else:
+        is_beyond = command.from_seq > tail
+        start = min(command.from_seq, tail)
+    if (is_beyond and not command.clamp) or (start == tail and not command.may_follow):
+        raise PositionUnwritten(
+            f"{box.name} has no record there yet: its next one is {tail}",
+            seq_num=tail,
+            timestamp=tail_ts,
+            cipher=cipher,
+        )
+    return start
+
+
+class _Page:
+    """Collects the stretches of records that one read gets, within its limits, which are exact."""
+
+    __slots__ = ("_bytes_left", "_unmetered", "_until", "is_full", "left", "parts")
+
+    def __init__(self, command: ReadStream) -> None:
+        #: How many more records it may take.
+        self.left = command.limit
+        self._bytes_left = command.max_bytes
+        #: Those of `parts` that were counted as they are kept, which may be too much.
+        self._unmetered: list[tuple[int, bytes | memoryview]] = []
+        self._until = command.until
+        self.parts: list[bytes | memoryview] = []
+        #: Whether a limit is what it stopped at.
+        self.is_full = not self.left or not self._bytes_left
+
+    def fill(self, box: Box, start: int) -> int:
+        """Takes records from this number on. Returns the number of the next."""
+        log = box.log
+        reached, upto_seq = start, log.visible_seq
+        for batch, first, last in self._stretches(box, start + 1, upto_seq):
+            taken = self._take(batch, first, last)
+            if taken >= first:
+                reached = batch.first_seq + taken
+            if self.is_full:
+                return reached
+        return max(reached, upto_seq) if not self.is_full else reached
+
+    def _stretches(self, box: Box, from_seq: int, upto_seq: int) -> Iterator[tuple[Batch, int, int]]:
+        log = box.log
+        for span in log.spans(from_seq):
+            if self.is_full or span.first_seq > upto_seq:
+                return
+            first = max(0, from_seq - span.first_seq)
+            last = min(span.count - 1, upto_seq - span.first_seq)
+            for run_first, run_last in log.runs(span, first, last):
+                yield span.payload, run_first, run_last
+
+    def _take(self, batch: Batch, first: int, last: int) -> int:
+        """Takes what it can of a live stretch. Returns the last index taken, or `first - 1`."""
+        top = min(last, first + self.left - 1)
+        if self._until is not None:
+            top = min(top, batch.index_from_ts(self._until) - 1)
+        if top >= first:
+            top = self._within_bytes(batch, first, top)
+        if top >= first:
+            self.parts.append(batch.text(first, top))
+            self.left -= top - first + 1
+        self.is_full = top < last or not self.left
+        return top
+
+    def _within_bytes(self, batch: Batch, first: int, last: int) -> int:
+        kept = batch.size(first, last)
+        if kept <= self._bytes_left and batch.ts(first) >= _PLAIN_TS_MIN:
+            self._bytes_left -= kept
+            self._unmetered.append((kept, batch.text(first, last)))
+            return last
+        # Close to the limit, or with times so small that nothing can be told without a look.
+        for counted, part in self._unmetered:
+            self._bytes_left += counted - sum(sequenced.metered_sizes(part))
+        self._unmetered.clear()
+        top = first - 1
+        for size in sequenced.metered_sizes(batch.text(first, last)):
+            if size > self._bytes_left:
+                break
+            self._bytes_left -= size
+            top += 1
+        return top

@@ -1,0 +1,1 @@
+"""Transactions: rows held until their commit, and commits that are rendered in steps."""

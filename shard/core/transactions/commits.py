@@ -1,0 +1,233 @@
+"""A commit that is decided: its rows have seqs, and are rendered from the log in steps.
+
+    TxnCommitted  ─►  Commit: chunks in order, and in each box the place of its rows (`unrendered.py`)
+    a step        ─►  some chunks ─► read, taken apart, rendered (in a thread) ─► BatchKept for each batch
+                      TxnRendered: these chunks are not needed any more
+
+Chunks are taken in the order of the commit, each once, and all boxes advance together: each chunk has rows of
+many boxes, and to go box by box would read all of it for each of them.
+
+What a crash cuts off, the next life does. Rows of a step that are rendered already are passed over: how many
+those are follows from how many are left (`Commit.plan`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+from shard.core import changes
+from shard.core.transactions.chunks import Chunk, Piece
+from shard.core.transactions.unrendered import UnrenderedRows
+from streams.protocol.packed import Rows, joined
+from streams.protocol.records import Batch, Columns, render, resolve_times
+
+#: Rows of several chunks become one batch until it has this many records or bytes: few batches read faster,
+#: and none is so large that reading a little of it costs much.
+BATCH_RECORDS, BATCH_BYTES = 4_000, 1 << 20
+
+
+class Target(NamedTuple):
+    """Where the rows of one box go."""
+
+    generation: int
+    mode: str
+    uncapped: bool
+
+
+class Start(NamedTuple):
+    """Where the rows of one box go on in a step."""
+
+    target: Target
+    #: Rows that were rendered before.
+    skip: int
+    seq: int
+    not_before: int
+
+
+class Step(NamedTuple):
+    chunks: list[Chunk]
+    starts: dict[str, Start]
+    at_ms: int
+
+
+class Commit:
+    def __init__(
+        self,
+        change: changes.TxnCommitted | changes.CommitFacts,
+        lsn: int,
+        targets: dict[str, Target],
+        chunks: Iterable[Chunk],
+        left: dict[str, int],
+    ) -> None:
+        self.lsn = lsn
+        self.writer = change.writer
+        self.epoch = change.epoch
+        self.at_ms = change.at_ms
+        self.targets = targets
+        #: Those that are left.
+        self.chunks = deque(chunks)
+        #: By box: the place of its rows. It may be gone from its box.
+        self.places: dict[str, UnrenderedRows] = {}
+        #: By box: rows in the chunks that are left.
+        self._left = left
+        #: Places that have rows left, unless they are gone.
+        self.open = 0
+        #: What the object store is to be told when all rows of object boxes are rendered.
+        self.to_ship: changes.TxnCommitted | None = None
+        self.objects_open = 0
+        #: While a snapshot is taken over: its chunks, as far as they were given back.
+        self._given: list[Chunk | None] = []
+
+    def __repr__(self) -> str:
+        return f"<Commit {self.lsn} of {self.writer!r}, epoch {self.epoch}: {len(self.chunks)} chunks left>"
+
+    def _count(self, chunk: Chunk, sign: int) -> None:
+        for box, count in zip(chunk.boxes, chunk.counts, strict=True):
+            if box in self.targets:
+                self._left[box] = self._left.get(box, 0) + sign * count
+
+    def left(self, box: str) -> int:
+        """Rows of a box in the chunks that are left."""
+        return self._left.get(box, 0)
+
+    @property
+    def records(self) -> int:
+        """Rows that are left."""
+        return sum(rows.count for rows in self.places.values())
+
+    def add_place(self, box: str, rows: UnrenderedRows) -> None:
+        self.places[box] = rows
+        self.open += 1
+
+    @property
+    def oldest_lsn(self) -> int:
+        return min(chunk.lsn for chunk in self.chunks)
+
+    def plan(self, bytes_max: int, only: Iterable[str] | None = None) -> Step:
+        """The next chunks, about so many bytes of them; the rows of these boxes alone, if any are named."""
+        chunks: list[Chunk] = []
+        size = 0
+        for chunk in self.chunks:
+            if chunks and size + chunk.bytes > bytes_max:
+                break
+            chunks.append(chunk)
+            size += chunk.bytes
+        names = self.targets if only is None else only
+        starts = {
+            box: Start(self.targets[box], self._left[box] - rows.count, rows.first_seq, rows.first_ts)
+            for box in names
+            if (rows := self.places.get(box)) is not None and rows.count
+        }
+        return Step(chunks, starts, self.at_ms)
+
+    def passed(self, count: int) -> list[Chunk]:
+        """The first chunks are not needed any more."""
+        gone = list(islice(self.chunks, count))
+        for chunk in gone:
+            self.chunks.popleft()
+            self._count(chunk, -1)
+        return gone
+
+    @classmethod
+    def from_facts(cls, facts: changes.CommitFacts) -> Commit:
+        """The commit, with chunks and places yet to be given back."""
+        targets = {
+            box: Target(generation, mode, uncapped) for box, generation, mode, uncapped in facts.targets
+        }
+        commit = cls(facts, facts.lsn, targets, (), {})
+        commit._given = [None] * len(facts.chunks)
+        if facts.ships:
+            commit.to_ship = facts.ships
+        return commit
+
+    def give_back(self, at: int, chunk: Chunk) -> None:
+        self._given[at] = chunk
+
+    def hydrated(self) -> None:
+        """All chunks and places have been given back, but for those that are damaged."""
+        self.chunks = deque(chunk for chunk in self._given if chunk is not None)
+        self._given = []
+        for chunk in self.chunks:
+            self._count(chunk, 1)
+
+    def facts(self) -> changes.CommitFacts:
+        return changes.CommitFacts(
+            self.lsn,
+            self.writer,
+            self.epoch,
+            self.at_ms,
+            [(box, *target) for box, target in self.targets.items()],
+            [chunk.lsn for chunk in self.chunks],
+            self.to_ship,
+        )
+
+
+def render_step(step: Step, taken_apart: Sequence[list[Rows]]) -> Iterator[tuple[int, Batch]]:
+    """(generation, batch) of all that a step renders, given its chunks taken apart. Touches nothing else, so
+    that a thread may do it."""
+    pieces: dict[str, list[tuple[Piece, Columns]]] = {box: [] for box in step.starts}
+    for chunk, rows in zip(step.chunks, taken_apart, strict=True):
+        for piece, own in zip(chunk.pieces(), rows, strict=True):
+            if piece.box in pieces:
+                pieces[piece.box].append((piece, own.columns))
+    for box, start in step.starts.items():
+        yield from _render(start, _after(pieces.pop(box), start.skip), step.at_ms)
+
+
+def _after(pieces: list[tuple[Piece, Columns]], skip: int) -> Iterator[tuple[Piece, Columns]]:
+    """What follows the first `skip` rows."""
+    for piece, columns in pieces:
+        if skip >= piece.records:
+            skip -= piece.records
+        elif skip:
+            yield piece._replace(records=piece.records - skip), _rest(columns, skip)
+            skip = 0
+        else:
+            yield piece, columns
+
+
+def _render(start: Start, pieces: Iterable[tuple[Piece, Columns]], at_ms: int) -> Iterator[tuple[int, Batch]]:
+    seq, not_before = start.seq, start.not_before
+    for group in _grouped(pieces):
+        columns = joined(group)
+        times = resolve_times(
+            columns.times,
+            columns.count,
+            now_ms=at_ms,
+            not_before=not_before,
+            mode=start.target.mode,
+            uncapped=start.target.uncapped,
+        )
+        batch = render(columns, first_seq=seq, times=times)
+        seq, not_before = seq + batch.count, batch.last_ts
+        yield start.target.generation, batch
+
+
+def _grouped(pieces: Iterable[tuple[Piece, Columns]]) -> Iterator[list[Columns]]:
+    """The pieces that become one batch. A piece is never torn apart."""
+    group: list[Columns] = []
+    records = size = 0
+    for piece, columns in pieces:
+        if group and (records + piece.records > BATCH_RECORDS or size + piece.size > BATCH_BYTES):
+            yield group
+            group, records, size = [], 0, 0
+        group.append(columns)
+        records += piece.records
+        size += piece.size
+    if group:
+        yield group
+
+
+def _rest(columns: Columns, first: int) -> Columns:
+    """The rows from `first` on."""
+    tags = columns.tags
+    return Columns(
+        columns.datas[first:],
+        tags=None if tags is None else b"\0".join(tags.split(b"\0")[first:]),
+        nodes=None if columns.nodes is None else columns.nodes[first:],
+        metas=None if columns.metas is None else columns.metas[first:],
+        times=None if columns.times is None else columns.times[first:],
+    )

@@ -1,0 +1,619 @@
+"""Transactions: rows that are held for a writer's epoch, and marks of the epochs that were committed.
+
+    writer ─► epoch ─► parcel ─► chunk       held: in the log, without seqs, shown to nobody
+    writer ─► mark                           the last epoch of it that was committed here
+    commit ─► chunk                          decided: its rows have seqs, and are being rendered
+
+A commit names parcels. In one change they become records, all else of the writer up to that epoch is
+dropped, and the mark is set; so a crash leaves all of that or nothing, and a repeat finds the mark.
+
+The change says where every box's rows go, and nothing of it needs the rows: they have a place in their boxes
+from then on, and are rendered from the log in steps (`commits.py`), a small commit at once.
+
+Bounds: the rows are in the log; what is known of them in memory (`chunks.py`) is bounded by `bytes_max`,
+which some hundred million rows do not reach. Small transactions keep their rows in memory beside
+(`LOADED_MAX`). Marks: `MARKS_MAX`, `ONCE_MAX`.
+
+Invariants (`check`)
+- HELD: `bytes` is what the chunks take, and every chunk is known under its lsn.
+- OPEN: nothing is held of an epoch that is not after the writer's mark.
+- COMMITS: a commit is known for as long as rows of it are to be rendered.
+- MARKS: every mark that expires is known, and of one kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from shard.core import changes
+from shard.core.transactions.chunks import Chunk, Piece
+from shard.core.transactions.commits import Commit, Target
+from shard.core.transactions.unrendered import UnrenderedRows
+from streams.protocol.packed import Rows
+from streams.protocol.slots import slot_of
+
+if TYPE_CHECKING:
+    from shard.core.machine import Machine
+
+#: A transaction up to this size keeps its rows in memory, and its commit renders them at once: about four
+#: milliseconds. All of them together keep at most `LOADED_MAX`.
+SMALL_RECORDS, SMALL_BYTES = 4_000, 1 << 20
+LOADED_MAX = 32 << 20
+
+#: Writers that a shard remembers for good: about 300 bytes each, 30 MB. Their marks do not expire, because to
+#: forget one would be to write rows twice. Beyond it new writers are refused; an operator may forget some.
+MARKS_MAX = 100_000
+#: Marks of writers that are used once: kept for as long as their job may repeat its commit, and at most this
+#: many, the newest ones. To forget one early does no harm: what the job put is gone, so that a repeated
+#: commit is refused, and nobody else has the name of the writer.
+ONCE_MS, ONCE_MAX = 86_400_000, 100_000
+#: Marks from logs that did not tell the two apart.
+OLD_MARK_MS = 90 * 86_400_000
+#: Attempts that one epoch remembers to have been replaced.
+REPLACED_MAX = 16
+
+
+class Mark(NamedTuple):
+    epoch: int
+    query: str
+    at_ms: int
+    #: Bits of the slots that it stands for; all of the shard's when there are none.
+    slots: bytes = b""
+    lsn: int = 0
+    #: As in `changes.TxnHeld`.
+    owner: str | None = None
+    #: As in `changes.MarkFacts`.
+    once: bool | None = None
+
+    def covers(self, box: str) -> bool:
+        slot = slot_of(box)
+        return not self.slots or bool(self.slots[slot >> 3] >> (slot & 7) & 1)
+
+
+class Epoch:
+    """What is held of one transaction."""
+
+    __slots__ = (
+        "attempt",
+        "bytes",
+        "loaded_bytes",
+        "owner",
+        "parcels",
+        "put_ms",
+        "query",
+        "records",
+        "replaced",
+        "takes_over",
+        "totals",
+    )
+
+    def __init__(self, query: str, owner: str | None = None) -> None:
+        self.query = query
+        #: As in `changes.TxnHeld`.
+        self.owner = owner
+        #: The attempt whose rows are held, and those that it has replaced.
+        self.attempt = ""
+        self.replaced: list[str] = []
+        self.parcels: dict[str, dict[int, Chunk]] = {}
+        #: What its chunks take in the log, how many rows they have, and what of them is in memory.
+        self.bytes = 0
+        self.records = 0
+        self.loaded_bytes = 0
+        #: All rows of each box; None when some are gone and it is to be worked out anew.
+        self.totals: dict[str, Piece] | None = {}
+        #: When the last chunk came.
+        self.put_ms = 0
+        #: Whether its query took the writer over from another one.
+        self.takes_over = False
+
+    def __repr__(self) -> str:
+        return f"<Epoch of {self.query!r}, {len(self.parcels)} parcels>"
+
+    def chunks(self) -> Iterator[Chunk]:
+        for parcel in self.parcels.values():
+            yield from parcel.values()
+
+    def create_of(self, box: str) -> bool | None:
+        """Whether the rows of a box may create it, as whoever put the first of them said."""
+        return next(chunk.create for chunk in self.chunks() if box in chunk.boxes)
+
+    def totals_of(self, parcels: Sequence[str]) -> dict[str, Piece]:
+        """All rows of each box in these parcels. Those of all parcels are known, mostly; so a commit takes no
+        time for each chunk."""
+        is_all = len(parcels) == len(self.parcels)
+        if is_all and self.totals is not None:
+            return self.totals
+        found: dict[str, Piece] = {}
+        for chunk in self.ordered(parcels):
+            _add_pieces(found, chunk)
+        if is_all:
+            self.totals = found
+        return found
+
+    def ordered(self, parcels: Sequence[str]) -> Iterator[Chunk]:
+        for name in parcels:
+            chunks = self.parcels[name]
+            for number in sorted(chunks):
+                yield chunks[number]
+
+
+def _add_pieces(totals: dict[str, Piece], chunk: Chunk) -> None:
+    for piece in chunk.pieces():
+        before = totals.get(piece.box)
+        totals[piece.box] = piece if before is None else before.joined(piece)
+
+
+class Txns:
+    """What the machine knows of transactions; what it does about them is in `handlers.py`."""
+
+    def __init__(self, machine: Machine, *, bytes_max: int, ttl_ms: int) -> None:
+        self._machine = machine
+        self.bytes_max = bytes_max
+        self.ttl_ms = ttl_ms
+        #: What the chunks of open epochs take in the log.
+        self.bytes = 0
+        #: What all chunks take in memory, but for rows.
+        self.memory = 0
+        #: What the chunks of each key take, in the log and in memory.
+        self._bytes_of: dict[str, int] = {}
+        self._memory_of: dict[str, int] = {}
+        #: Bytes of messages that are in memory.
+        self._loaded_bytes = 0
+        #: True if all messages stay in memory (`repair.py`).
+        self.keeps_rows = False
+        self.epochs: dict[tuple[str, int], Epoch] = {}
+        #: The same by writer.
+        self._of_writer: dict[str, dict[int, Epoch]] = {}
+        #: By writer; of one writer several only where shards came together that did not agree. Oldest first.
+        self.marks: dict[str, tuple[Mark, ...]] = {}
+        #: Writers whose marks expire, oldest first: those that are used once, and those of old logs.
+        self._once: dict[str, None] = {}
+        self._old: dict[str, None] = {}
+        #: In the order of lsns, which is that of the log.
+        self._by_lsn: dict[int, tuple[str, int, str, int]] = {}
+        #: Epochs, the one that waits longest for another put first.
+        self._by_age: dict[tuple[str, int], None] = {}
+        #: By lsn: commits with rows that are yet to be rendered, the oldest first.
+        self.commits: dict[int, Commit] = {}
+        #: Chunks of commits that a snapshot names: the commit, and which of its chunks it is.
+        self._awaited: dict[int, tuple[Commit, int]] = {}
+        self.appliers: dict[type[Any], Callable[[Any, int], None]] = {
+            changes.TxnHeld: self._apply_held,
+            changes.TxnKept: self._apply_held,
+            changes.TxnCommitted: self._apply_committed,
+            changes.TxnDropped: self._apply_dropped,
+            changes.TxnForgotten: self._apply_forgotten,
+            changes.TxnRendered: self._apply_rendered,
+        }
+
+    def __repr__(self) -> str:
+        return f"<Txns {len(self.epochs)} epochs, {self.bytes} B held, {len(self.marks)} marks>"
+
+    # -- asking
+
+    def find(self, writer: str, epoch: int) -> Epoch | None:
+        return self.epochs.get((writer, epoch))
+
+    def bytes_of(self, owner: str) -> int:
+        """What is held for the open transactions of a key."""
+        return self._bytes_of.get(owner, 0)
+
+    def memory_of(self, owner: str) -> int:
+        """What it takes in memory to keep account of that."""
+        return self._memory_of.get(owner, 0)
+
+    def _count(self, owner: str | None, chunk: Chunk, sign: int) -> None:
+        if owner is not None:
+            for totals, cost in ((self._bytes_of, chunk.bytes), (self._memory_of, chunk.memory)):
+                total = totals.get(owner, 0) + sign * cost
+                if total:
+                    totals[owner] = total
+                else:
+                    totals.pop(owner, None)
+
+    def owners_of(self, writer: str) -> set[str]:
+        """The keys that a writer belongs to: those of its open epochs and of its marks. More than one only
+        where shards came together that did not agree."""
+        found = {epoch.owner for epoch in self._of_writer.get(writer, {}).values()}
+        found |= {mark.owner for mark in self.marks.get(writer, ())}
+        return {owner for owner in found if owner is not None}
+
+    def is_small(self, epoch: Epoch) -> bool:
+        """Whether its rows are in memory and few enough to be rendered at once."""
+        return epoch.records <= SMALL_RECORDS and epoch.loaded_bytes == epoch.bytes
+
+    @property
+    def marks_kept(self) -> int:
+        """Writers whose marks do not expire."""
+        return len(self.marks) - len(self._once) - len(self._old)
+
+    def of_writer(self, writer: str) -> dict[int, Epoch]:
+        """Open epochs of a writer, by their numbers."""
+        return dict(self._of_writer.get(writer, {}))
+
+    def held_by_others(self, writer: str, query: str) -> dict[int, Epoch]:
+        """Open epochs of a writer that are another query's."""
+        known = self._of_writer.get(writer, {})
+        return {number: epoch for number, epoch in known.items() if epoch.query != query}
+
+    @property
+    def oldest_lsn(self) -> int | None:
+        """The oldest frame that holds something."""
+        oldest = [commit.oldest_lsn for commit in self.commits.values()]
+        return min(oldest + list(islice(self._by_lsn, 1)), default=None)
+
+    def next_expiry_ms(self) -> int | None:
+        oldest = next(iter(self._by_age), None)
+        return None if oldest is None else self.epochs[oldest].put_ms + self.ttl_ms
+
+    def expired(self, now_ms: int) -> tuple[str, int] | None:
+        """An epoch that nobody has put to for too long."""
+        when = self.next_expiry_ms()
+        return next(iter(self._by_age)) if when is not None and when <= now_ms else None
+
+    def to_keep(self, pinned_lsn: int) -> changes.TxnKept | None:
+        """The oldest chunk once more, if it is in memory and the log up to `pinned_lsn` is to become free."""
+        lsn = next(iter(self._by_lsn), None)
+        if lsn is None or lsn > pinned_lsn:
+            return None
+        writer, number, parcel, at = self._by_lsn[lsn]
+        epoch = self.epochs[writer, number]
+        chunk = epoch.parcels[parcel][at]
+        if chunk.held is None:
+            return None
+        return changes.TxnKept(
+            writer,
+            number,
+            epoch.query,
+            parcel,
+            at,
+            chunk.at_ms,
+            *chunk.held,
+            epoch.owner,
+            epoch.takes_over,
+            epoch.attempt,
+            epoch.replaced,
+        )
+
+    def remember(self, chunk: Chunk, rows: list[Rows]) -> None:
+        """What a chunk says is known; a commit need not find it out again."""
+        if chunk.held is not None:
+            chunk.rows = rows
+
+    def _keep_rows(self, epoch: Epoch, chunk: Chunk) -> None:
+        """A chunk has come: its rows stay in memory if those of the whole epoch do."""
+        is_small = epoch.records <= SMALL_RECORDS and epoch.bytes <= SMALL_BYTES
+        is_small = is_small and epoch.bytes == epoch.loaded_bytes + chunk.bytes  # else some are gone already
+        if self.keeps_rows or (is_small and self._loaded_bytes + chunk.bytes <= LOADED_MAX):
+            epoch.loaded_bytes += chunk.bytes
+            self._loaded_bytes += chunk.bytes
+            chunk.is_counted = True
+            return
+        chunk.forget()
+        self._forget_rows(epoch)
+
+    def _forget_rows(self, epoch: Epoch) -> None:
+        if epoch.loaded_bytes:
+            for chunk in epoch.chunks():
+                if chunk.is_counted:
+                    chunk.forget()
+            self._loaded_bytes -= epoch.loaded_bytes
+            epoch.loaded_bytes = 0
+
+    def _forget(self, epoch: Epoch, chunk: Chunk) -> None:
+        """An epoch does not have this chunk any more."""
+        del self._by_lsn[chunk.lsn]
+        self.bytes -= chunk.bytes
+        self.memory -= chunk.memory
+        epoch.bytes -= chunk.bytes
+        epoch.records -= chunk.records
+        epoch.totals = None
+        if chunk.is_counted:
+            chunk.is_counted = False
+            epoch.loaded_bytes -= chunk.bytes
+            self._loaded_bytes -= chunk.bytes
+        self._count(epoch.owner, chunk, -1)
+
+    # -- applying
+
+    def _apply_held(self, change: changes.TxnHeld, lsn: int) -> None:
+        chunk = Chunk(change.packed, change.body, change.at_ms, lsn)
+        epoch = self._open(change.writer, change.epoch, change.query, change.owner)
+        epoch.takes_over = change.takes_over
+        epoch.attempt, epoch.replaced = change.attempt, change.replaced
+        self._hold(epoch, change.writer, change.epoch, change.parcel, change.chunk, chunk)
+
+    def _open(self, writer: str, number: int, query: str, owner: str | None) -> Epoch:
+        epoch = self.epochs.get((writer, number))
+        if epoch is None:
+            epoch = self.epochs[writer, number] = Epoch(query, owner)
+            self._of_writer.setdefault(writer, {})[number] = epoch
+        if epoch.owner != owner:
+            for chunk in epoch.chunks():
+                self._count(epoch.owner, chunk, -1)
+                self._count(owner, chunk, 1)
+        epoch.query, epoch.owner = query, owner
+        return epoch
+
+    def _hold(self, epoch: Epoch, writer: str, number: int, parcel: str, at: int, chunk: Chunk) -> None:
+        key = (writer, number)
+        old = epoch.parcels.setdefault(parcel, {}).get(at)
+        if old is not None:
+            self._forget(epoch, old)
+        epoch.parcels[parcel][at] = chunk
+        self._by_lsn[chunk.lsn] = (writer, number, parcel, at)
+        self.bytes += chunk.bytes
+        self.memory += chunk.memory
+        epoch.bytes += chunk.bytes
+        epoch.records += chunk.records
+        if epoch.totals is not None:
+            _add_pieces(epoch.totals, chunk)
+        self._count(epoch.owner, chunk, 1)
+        self._keep_rows(epoch, chunk)
+        if old is None:
+            epoch.put_ms = max(epoch.put_ms, chunk.at_ms)
+            self._by_age.pop(key, None)
+            self._by_age[key] = None
+
+    def _apply_committed(self, change: changes.TxnCommitted, lsn: int) -> None:
+        if change.parts:
+            self._begin(change, lsn)
+        for number in list(self._of_writer.get(change.writer, ())):
+            if number <= change.epoch:
+                self._drop(change.writer, number, list(self.epochs[change.writer, number].parcels))
+        mark = Mark(change.epoch, change.query, change.at_ms, lsn=lsn, owner=change.owner, once=change.once)
+        self.note_mark(change.writer, mark)
+        self._forget_marks(change.at_ms)
+
+    def _begin(self, change: changes.TxnCommitted, lsn: int) -> None:
+        """Gives the rows of a commit their places."""
+        machine = self._machine
+        epoch = self.epochs[change.writer, change.epoch]
+        chunks, totals = list(epoch.ordered(change.parcels)), epoch.totals_of(change.parcels)
+        for part in change.parts:  # before any of them is made true
+            assert part.generation in machine.generations, "NAMES"
+            assert totals[part.box].records == sum(part.counts), f"{totals[part.box]} is held"
+        targets = {part.box: Target(part.generation, part.mode, part.uncapped) for part in change.parts}
+        left = {part.box: sum(part.counts) for part in change.parts}
+        commit = Commit(change, lsn, targets, chunks, left)
+        for part in change.parts:
+            is_arrival = part.mode == "arrival"
+            last_ts = part.last_ts
+            if last_ts < 0:  # from a log that did not say
+                last_ts = max(change.at_ms, part.not_before) if is_arrival else part.not_before
+            rows = UnrenderedRows(
+                generation=part.generation,
+                commit_lsn=lsn,
+                first_seq=part.first_seq,
+                count=sum(part.counts),
+                size=part.size,
+                first_ts=last_ts if is_arrival else part.not_before,
+                last_ts=last_ts,
+            )
+            cuts = (0, part.evict_before_seq, 0, part.evict_cut_bytes, part.evicted_ts)
+            machine._apply_appended(
+                changes.BatchAppended(part.generation, rows, change.at_ms, None, *cuts), lsn
+            )
+            commit.add_place(part.box, rows)
+            if machine.uploading.is_on and machine.generations[part.generation].is_object:
+                commit.to_ship = change
+                commit.objects_open += 1
+        self.commits[lsn] = commit
+        self.memory += sum(chunk.memory for chunk in chunks)
+
+    def rendered(self, rows: UnrenderedRows, lsn: int) -> None:
+        """Some rows of a commit are in a frame of their own."""
+        commit = self.commits.get(rows.commit_lsn)
+        if commit is None or rows.count:
+            return
+        commit.open -= 1
+        if commit.to_ship is not None and self._machine.generations[rows.generation].is_object:
+            commit.objects_open -= 1
+            if not commit.objects_open:
+                self._ship(commit, commit.to_ship, lsn)
+        if not commit.open:
+            self._end(commit, lsn)
+
+    def _ship(self, commit: Commit, change: changes.TxnCommitted, lsn: int) -> None:
+        """Tells the object store of all that a commit did to object boxes: one fact, of one lsn."""
+        machine, uploading = self._machine, self._machine.uploading
+        commit.to_ship = None
+        for part in change.parts:
+            box = machine.generations.get(part.generation)
+            if box is None or not box.is_object:
+                continue
+            tail, cuts = box.log.tail, (0, part.evict_before_seq, 0, part.evict_cut_bytes, part.evicted_ts)
+            last_seq = part.first_seq + sum(part.counts) - 1
+            for batch in tail.batches[tail.from_seq(part.first_seq) :]:
+                if batch.last_seq > last_seq:
+                    break
+                uploading.ship(changes.BatchAppended(part.generation, batch, change.at_ms, None, *cuts), lsn)
+                cuts = (0, 0, 0, 0, 0)
+            uploading.stage_upto(box, lsn, last_seq)
+        # As a commit of nothing more: what it made was shipped above.
+        uploading.ship(msgspec.structs.replace(change, parcels=[], parts=[]), lsn)
+        marks = self.marks.get(change.writer, ())
+        self.marks[change.writer] = tuple(
+            mark._replace(lsn=lsn) if mark.lsn == commit.lsn else mark for mark in marks
+        )
+
+    def _apply_rendered(self, change: changes.TxnRendered, lsn: int) -> None:
+        commit = self.commits.get(change.commit_lsn)
+        if commit is not None:
+            for chunk in commit.passed(change.chunks):
+                self.memory -= chunk.memory
+            if not commit.chunks:
+                self._end(commit, lsn)
+
+    def give_up_commits(self) -> None:
+        """The rows of commits that are left are lost (`repair.py`)."""
+        for commit in list(self.commits.values()):
+            commit.to_ship = None
+            self._end(commit, 0)
+
+    def _end(self, commit: Commit, lsn: int) -> None:
+        if commit.to_ship is not None:  # an object box is gone, with its rows
+            self._ship(commit, commit.to_ship, lsn)
+        self.memory -= sum(chunk.memory for chunk in commit.chunks)
+        del self.commits[commit.lsn]
+
+    def rewound(self, now_ms: int) -> None:
+        """Time begins again at `now_ms`: nothing was put later."""
+        for epoch in self.epochs.values():
+            epoch.put_ms = min(epoch.put_ms, now_ms)
+
+    def note_mark(self, writer: str, mark: Mark) -> None:
+        # It is the youngest now. Boxes that came from a shard of a later moment are still ahead of it.
+        ahead = [
+            known
+            for known in self.marks.pop(writer, ())
+            if known.slots and known.epoch > mark.epoch and known.query == mark.query
+        ]
+        self._keep_mark(writer, (*ahead, mark))
+
+    def _keep_mark(self, writer: str, marks: tuple[Mark, ...]) -> None:
+        self.marks[writer] = marks
+        for expiring, once in ((self._once, True), (self._old, None)):
+            expiring.pop(writer, None)
+            if all(mark.once is once for mark in marks):
+                expiring[writer] = None
+
+    def _forget_mark(self, writer: str) -> None:
+        del self.marks[writer]
+        self._once.pop(writer, None)
+        self._old.pop(writer, None)
+
+    def _forget_marks(self, now_ms: int) -> None:
+        """Forgets marks whose time is over."""
+        for expiring, kept_ms, most in ((self._once, ONCE_MS, ONCE_MAX), (self._old, OLD_MARK_MS, 0)):
+            while expiring:
+                oldest = next(iter(expiring))
+                is_over = self.marks[oldest][-1].at_ms + kept_ms < now_ms
+                if not is_over and (not most or len(expiring) <= most):
+                    break
+                self._forget_mark(oldest)
+
+    def _apply_forgotten(self, change: changes.TxnForgotten, lsn: int) -> None:
+        if change.writer in self.marks:
+            self._forget_mark(change.writer)
+
+    def _apply_dropped(self, change: changes.TxnDropped, lsn: int) -> None:
+        epoch = self.epochs[change.writer, change.epoch]
+        self._drop(change.writer, change.epoch, change.parcels or list(epoch.parcels))
+
+    def _drop(self, writer: str, number: int, parcels: Sequence[str]) -> None:
+        epoch = self.epochs[writer, number]
+        for parcel in parcels:
+            for chunk in epoch.parcels.pop(parcel).values():
+                self._forget(epoch, chunk)
+        if not epoch.parcels:
+            del self.epochs[writer, number]
+            del self._by_age[writer, number]
+            of_writer = self._of_writer[writer]
+            del of_writer[number]
+            if not of_writer:
+                del self._of_writer[writer]
+
+    # -- snapshots
+
+    def held_lsns(self) -> list[int]:
+        """Where the log has what is held, for open epochs and for commits."""
+        of_commits = [chunk.lsn for commit in self.commits.values() for chunk in commit.chunks]
+        return [*self._by_lsn, *of_commits]
+
+    def commit_facts(self) -> list[changes.CommitFacts]:
+        return [commit.facts() for commit in self.commits.values()]
+
+    def mark_facts(self) -> list[changes.MarkFacts]:
+        return [
+            changes.MarkFacts(writer, mark.epoch, mark.query, mark.at_ms, mark.slots, mark.owner, mark.once)
+            for writer, marks in self.marks.items()
+            for mark in marks
+        ]
+
+    def restore(
+        self, marks: Sequence[changes.MarkFacts], commits: Sequence[changes.CommitFacts] = ()
+    ) -> None:
+        """Takes over marks and commits; chunks come back one by one, through `give_back`."""
+        for facts in commits:
+            commit = self.commits[facts.lsn] = Commit.from_facts(facts)
+            for at, lsn in enumerate(facts.chunks):
+                self._awaited[lsn] = (commit, at)
+        for fact in marks:
+            mark = Mark(fact.epoch, fact.query, fact.at_ms, fact.slots, owner=fact.owner, once=fact.once)
+            self._keep_mark(fact.writer, (*self.marks.get(fact.writer, ()), mark))
+
+    def give_back(self, change: changes.TxnHeld, lsn: int) -> None:
+        """A chunk that the snapshot names, from the frame that has it."""
+        commit, at = self._awaited.pop(lsn, (None, 0))
+        if commit is None:
+            self._apply_held(change, lsn)
+            return
+        chunk = Chunk(change.packed, change.body, change.at_ms, lsn)
+        if not self.keeps_rows:
+            chunk.forget()
+        commit.give_back(at, chunk)
+        self.memory += chunk.memory
+
+    def hydrated(self) -> None:
+        """All chunks of the snapshot have been given back, in the order of the log."""
+        ages = sorted(self.epochs, key=lambda key: self.epochs[key].put_ms)
+        self._by_age = dict.fromkeys(ages)
+        self._by_lsn = dict(sorted(self._by_lsn.items()))
+        if not self.commits:
+            return
+        for box in self._machine.boxes.values():
+            for rows in box.log.tail.unrendered():
+                commit = self.commits[rows.commit_lsn]
+                commit.add_place(box.name, rows)
+                commit.objects_open += box.is_object
+        for commit in self.commits.values():
+            commit.hydrated()
+
+    # -- for tests
+
+    def check(self) -> None:
+        chunks = [chunk for epoch in self.epochs.values() for chunk in epoch.chunks()]
+        assert self.bytes == sum(chunk.bytes for chunk in chunks), "HELD"
+        for epoch in self.epochs.values():
+            own = list(epoch.chunks())
+            assert epoch.bytes == sum(chunk.bytes for chunk in own), "HELD"
+            assert epoch.records == sum(chunk.records for chunk in own), "HELD"
+            totals, epoch.totals = epoch.totals, None
+            assert totals is None or totals == epoch.totals_of(list(epoch.parcels)), "HELD"
+            loaded = sum(chunk.bytes for chunk in own if chunk.is_counted)
+            assert epoch.loaded_bytes == loaded, "HELD"
+        assert self._loaded_bytes == sum(epoch.loaded_bytes for epoch in self.epochs.values()), "HELD"
+        committed = [chunk for commit in self.commits.values() for chunk in commit.chunks]
+        assert self.memory == sum(chunk.memory for chunk in chunks + committed), "HELD"
+        for commit in self.commits.values():
+            assert commit.open and commit.chunks, "COMMITS"
+        assert sorted(self._by_lsn) == sorted(chunk.lsn for chunk in chunks), "HELD"
+        assert list(self._by_lsn) == sorted(self._by_lsn), "HELD"
+        assert set(self._by_age) == set(self.epochs), "HELD"
+        by_writer = {(w, n): epoch for w, epochs in self._of_writer.items() for n, epoch in epochs.items()}
+        owned = {epoch.owner for epoch in self.epochs.values() if epoch.owner is not None}
+        assert self._bytes_of == {
+            owner: sum(epoch.bytes for epoch in self.epochs.values() if epoch.owner == owner)
+            for owner in owned
+        }, "HELD"
+        assert self._memory_of == {
+            owner: sum(
+                chunk.memory
+                for epoch in self.epochs.values()
+                if epoch.owner == owner
+                for chunk in epoch.chunks()
+            )
+            for owner in owned
+        }, "HELD"
+        assert by_writer == self.epochs and all(self._of_writer.values()), "HELD"
+        assert {*self._once, *self._old} <= set(self.marks), "MARKS"
+        assert not set(self._once) & set(self._old), "MARKS"
+        for writer, number in self.epochs:
+            for mark in self.marks.get(writer, ()):
+                is_same = mark.query == self.epochs[writer, number].query and not mark.slots
+                assert not is_same or mark.epoch < number, "OPEN"

@@ -1,0 +1,139 @@
+"""Rows of a commit that have their seqs and are not rendered yet: a place in the tail without a payload.
+
+    tail   [■■■ ■■ ▒▒▒▒▒▒▒▒▒▒ ■■]       ▒ rows of a commit; what comes after them was written later
+    tail   [■■■ ■■ ▓▓▓▓ ▒▒▒▒▒▒ ■■]      ▓ rendered from the front, batch by batch (`Log.render`)
+
+How many rows there are, and between which times they lie, is known from the start; how many bytes they take
+is an estimate until they are rendered. Whatever needs more (a read, a cut through them) gets `NotRendered`,
+waits until more of them are rendered, and asks again. So such rows are all live, or gone.
+"""
+
+from __future__ import annotations
+
+from shard.core.boxes.sealed import NotLoaded
+from streams.protocol.records import Batch
+
+#: Not an encoding that is ever stored.
+UNRENDERED = 255
+
+
+class NotRendered(NotLoaded):
+    """Rows of a commit are wanted that are yet to be rendered."""
+
+    def __init__(self, generation: int) -> None:
+        Exception.__init__(self, generation)
+        self.generation = generation
+
+
+class UnrenderedRows(Batch):
+    """Looks like a batch in memory; all that would need its payload raises `NotRendered`."""
+
+    __slots__ = ("commit_lsn", "generation")
+
+    def __init__(
+        self,
+        *,
+        generation: int,
+        commit_lsn: int,
+        first_seq: int,
+        count: int,
+        size: int,
+        first_ts: int,
+        last_ts: int,
+    ) -> None:
+        super().__init__(
+            encoding=UNRENDERED,
+            first_seq=first_seq,
+            count=count,
+            first_ts=first_ts,
+            last_ts=last_ts,
+            times=None,
+            ends=None,
+            stride=0,
+            tags=None,
+            nodes=None,
+            blob=b"",
+        )
+        self.generation = generation
+        self.commit_lsn = commit_lsn
+        self.dead_bytes = -(count - 1) - size  # so that its live bytes are the estimate
+
+    def __repr__(self) -> str:
+        return f"<UnrenderedRows {self.first_seq}..{self.last_seq} of commit {self.commit_lsn}>"
+
+    @property
+    def payload(self) -> Batch:
+        raise NotRendered(self.generation)
+
+    @property
+    def bytes_in_memory(self) -> int:
+        return 400
+
+    def size(self, first: int, last: int) -> int:
+        if first == 0 and last == self.count - 1:
+            return self.live_bytes
+        raise NotRendered(self.generation)
+
+    def ts(self, index: int) -> int:
+        if self.first_ts == self.last_ts:
+            return self.first_ts
+        raise NotRendered(self.generation)
+
+    def ts_at_least(self, index: int) -> int:
+        return self.first_ts
+
+    def index_from_ts(self, ts: int) -> int:
+        if ts <= self.first_ts:
+            return 0
+        if ts > self.last_ts:
+            return self.count
+        raise NotRendered(self.generation)
+
+    def index_from_size(self, first: int, bytes_wanted: int) -> int:
+        raise NotRendered(self.generation)
+
+    def tag_list(self) -> list[str] | None:
+        raise NotRendered(self.generation)
+
+    def take(self, batch: Batch) -> int:
+        """The first rows are rendered. Returns what was estimated for them."""
+        assert batch.first_seq == self.first_seq and batch.count <= self.count, "ORDER"
+        assert self.dead == 0, "such rows are all live"
+        left = self.count - batch.count
+        size = self.live_bytes
+        share = size if not left else size * batch.count // self.count
+        self.first_seq += batch.count
+        self.count = left
+        self.first_ts = batch.last_ts
+        self.dead_bytes = -(left - 1) - (size - share)
+        return share
+
+    def drop(self, count: int) -> None:
+        """The first rows are lost (`repair.py`)."""
+        size = self.live_bytes
+        self.first_seq += count
+        self.count -= count
+        self.dead_bytes = -(self.count - 1) - size
+
+    def facts(self) -> tuple[int, int, int, int, int, int]:
+        return (
+            self.first_seq,
+            self.count,
+            self.live_bytes,
+            self.first_ts,
+            self.last_ts,
+            self.commit_lsn,
+        )
+
+    @classmethod
+    def from_facts(cls, generation: int, facts: tuple[int, int, int, int, int, int]) -> UnrenderedRows:
+        first_seq, count, size, first_ts, last_ts, commit_lsn = facts
+        return cls(
+            generation=generation,
+            commit_lsn=commit_lsn,
+            first_seq=first_seq,
+            count=count,
+            size=size,
+            first_ts=first_ts,
+            last_ts=last_ts,
+        )

@@ -1,0 +1,1 @@
+"""Readers that stay: pages of a box for a subscription, and sessions."""
