@@ -21,7 +21,8 @@ the CLOCK algorithm), `LOOKS_MAX` connections at a time. So a new connection cos
 10 or 10,000 are open.
 
 Rules of this file: it closes by shutting the socket down; the task that serves the connection then ends by
-itself and calls `remove`. Until then the closed connection has its descriptor, but no place.
+itself and calls `remove`. Until then the closed connection has its descriptor, but no place. A connection
+that has sent nothing has no task (`lobby.py`), and is closed at once.
 """
 
 from __future__ import annotations
@@ -59,19 +60,27 @@ class Server(Protocol):
         """How many requests it has begun."""
 
 
+class WaitingRoom(Protocol):
+    """The place of connections that no task serves yet."""
+
+    def close(self, connection: OpenConnection) -> None: ...
+
+
 class OpenConnection:
     """One connection and its place in the table."""
 
-    __slots__ = ("_seen", "_sock", "_table", "address", "is_kept", "server", "waiting")
+    __slots__ = ("_seen", "_table", "address", "is_kept", "lobby", "server", "sock", "waiting")
 
     def __init__(self, sock: socket.socket, address: str, table: ConnectionTable) -> None:
         self.address = address
         self.is_kept = False
         #: None for the moment before it is served.
         self.server: Server | None = None
+        #: Where it waits for its first byte. None once it is served.
+        self.lobby: WaitingRoom | None = None
         #: What its task waits in when it does not wait for the socket. It is cancelled at the end.
         self.waiting: trio.CancelScope | None = None
-        self._sock = sock
+        self.sock = sock
         self._table = table
         #: How many requests it had served when it was last looked at.
         self._seen = 0
@@ -97,14 +106,22 @@ class OpenConnection:
         if server is None:
             return False
         if server.is_idle:
-            return not _has_input(self._sock)
+            return not self.has_input
         return not self.is_kept and not server.is_busy
 
+    @property
+    def has_input(self) -> bool:
+        """True if bytes of a request wait in the kernel."""
+        return _has_input(self.sock)
+
     def close(self) -> None:
+        if self.lobby is not None:
+            self.lobby.close(self)
+            return
         if self.waiting is not None:
             self.waiting.cancel()
         with suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
+            self.sock.shutdown(socket.SHUT_RDWR)
 
 
 class _Address:

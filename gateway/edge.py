@@ -1,5 +1,7 @@
 """The HTTP front of a gateway: accepts on an inherited socket and gives each connection to its server.
 
+A new connection waits in the lobby (`lobby.py`) for its first byte.
+
 HTTP/1.1 is served by `edge_connection.py`, which costs about 40 µs of CPU a request. The HTTP/2 preface and
 every `Upgrade` hand the connection, bytes read so far included, to Hypercorn (`hyper.py`), which costs
 25 times that and speaks everything. With `front="hypercorn"` Hypercorn gets every connection. Without, it is
@@ -26,6 +28,7 @@ from gateway.edge_connection import Connection
 from gateway.edge_rules import FrontLimits, body_budget, log
 from gateway.h1 import HeadMemory, HeadWriter
 from gateway.http import Admit, Handler, SocketHandler
+from gateway.lobby import Lobby
 from gateway.memory import MemoryBudget, answer_budget
 from gateway.request_scheduler import RequestScheduler
 from gateway.slice_lane import SliceLane
@@ -122,6 +125,8 @@ class Front:
         self.is_draining = False
         self._draining = draining
         self._listener = listener
+        self._lobby = Lobby(self.table, self._start_serving)
+        #: The connections that are served.
         self._sockets: set[socket.socket] = set()
         self._connections: set[Connection] = set()
         self._connections_total = 0
@@ -133,11 +138,16 @@ class Front:
 
     def __repr__(self) -> str:
         state = "draining" if self.is_draining else "serving"
-        return f"<Front {self.name}, {state}, {len(self._sockets)} connections>"
+        return f"<Front {self.name}, {state}, {self._open} connections>"
+
+    @property
+    def _open(self) -> int:
+        """How many connections there are."""
+        return len(self._sockets) + len(self._lobby)
 
     def statistics(self) -> FrontStatistics:
         return FrontStatistics(
-            connections=len(self._sockets),
+            connections=self._open,
             connections_total=self._connections_total,
             handed_to_hypercorn_total=self._handed_over_total,
             body_bytes_in_flight=self.bodies.bytes_used,
@@ -145,15 +155,17 @@ class Front:
         )
 
     async def run(self, task_status: trio.TaskStatus[Front] = trio.TASK_STATUS_IGNORED) -> None:
-        with self._listener:
-            _bound_unsent(self._listener)
+        with self._listener, self._lobby:
+            _set_options(self._listener)
             async with trio.open_nursery() as self._lasting:
                 if self.name == "hypercorn":
                     await self._load_hypercorn()
                 async with trio.open_nursery() as nursery:
+                    self._serving = nursery
                     nursery.start_soon(self._sweep)
                     nursery.start_soon(self.scheduler.run)
-                    async with self._accepting(nursery):
+                    nursery.start_soon(self._lobby.keep_admitting)
+                    async with self._accepting():
                         task_status.started(self)
                         await self._draining.wait()
                     await self._drain()
@@ -162,33 +174,27 @@ class Front:
                     self._hypercorn.finish()
 
     @asynccontextmanager
-    async def _accepting(self, connections: trio.Nursery) -> AsyncIterator[None]:
+    async def _accepting(self) -> AsyncIterator[None]:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._accept, connections)
+            nursery.start_soon(self._keep_accepting)
             yield
             nursery.cancel_scope.cancel()
 
-    async def _accept(self, connections: trio.Nursery) -> None:
+    async def _keep_accepting(self) -> None:
         """A gateway that is full closes an idle connection for a new one (`connection_table.py`). While none
         can be closed, it stops accepting: connections then wait in the kernel's backlog, where another
         gateway on the same socket can take them."""
-        accepted = 0
         while True:
-            if accepted % ACCEPT_TURN == 0:
-                await trio.lowlevel.checkpoint()
-            if self.table.is_full:
-                await trio.lowlevel.wait_readable(self._listener)
-                if not self.table.make_room():
-                    await self._wait_for_room()
-            sock, address = await self._accept_one()
-            accepted += 1
-            self._connections_total += 1
-            connection = self.table.add(sock, address)
-            if connection is None:
-                sock.close()
-                continue
-            self._sockets.add(sock)
-            connections.start_soon(self._serve, sock, address, connection)
+            await trio.lowlevel.wait_readable(self._listener)
+            for _ in range(ACCEPT_TURN):
+                if self.table.is_full:
+                    if not _has_waiting(self._listener):
+                        break
+                    if not self.table.make_room():
+                        await self._wait_for_room()
+                if not await self._accept():
+                    break
+            self._lobby.admit()  # The first byte comes with the connection, as a rule.
 
     async def _wait_for_room(self) -> None:
         """Every connection has a valid key, or a request under way. Another gateway may have room, so this
@@ -197,37 +203,45 @@ class Front:
             await trio.sleep(_FULL_WAIT_S)
             if self.table.make_room(of_kept=_has_waiting(self._listener)):
                 return
-            self.closures.warn_full(len(self._sockets))
+            self.closures.warn_full(self._open)
 
-    async def _accept_one(self) -> tuple[socket.socket, str]:
-        """The next connection and the address of its client."""
-        while True:
-            try:
-                # Non-blocking is a property of the open socket, not of this process: another holder
-                # may have turned it off again (`socket.dup` does), and then accept would stop us all.
-                self._listener.setblocking(False)
-                sock, address = self._listener.accept()
-            except BlockingIOError:
-                await trio.lowlevel.wait_readable(self._listener)
-            except OSError as error:
-                if error.errno in _EXHAUSTED:
-                    self.table.close_stranger()
-                    log.warning("cannot accept a connection", error=str(error), open=len(self._sockets))
-                    await trio.sleep(_EXHAUSTED_WAIT_S)
-                elif error.errno == errno.EBADF:
-                    raise
-                # Anything else is the fault of that one connection, which is gone already.
-            else:
-                sock.setblocking(False)
-                return sock, address[0] if isinstance(address, tuple) else ""
-
-    async def _serve(self, sock: socket.socket, address: str, connection: OpenConnection) -> None:
+    async def _accept(self) -> bool:
+        """Accept a connection into the lobby. Returns False if none waits to be accepted."""
         try:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            _keep_alive(sock)
+            # Non-blocking is a property of the open socket, not of this process: another holder
+            # may have turned it off again (`socket.dup` does), and then accept would stop us all.
+            self._listener.setblocking(False)
+            sock, peer = self._listener.accept()
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            if error.errno in _EXHAUSTED:
+                self.table.close_stranger()
+                log.warning("cannot accept a connection", error=str(error), open=self._open)
+                await trio.sleep(_EXHAUSTED_WAIT_S)
+            elif error.errno == errno.EBADF:
+                raise
+            return True  # Anything else is the fault of that one connection, which is gone already.
+        sock.setblocking(False)
+        self._connections_total += 1
+        address = peer[0] if isinstance(peer, tuple) else ""
+        connection = self.table.add(sock, address)
+        if connection is None:
+            sock.close()
+        else:
+            self._lobby.add(connection, address, self.idle_deadline_s)
+        return True
+
+    def _start_serving(self, connection: OpenConnection, address: str) -> None:
+        self._sockets.add(connection.sock)
+        self._serving.start_soon(self._serve, connection, address)
+
+    async def _serve(self, connection: OpenConnection, address: str) -> None:
+        sock = connection.sock
+        try:
             first: bytes | None = b""
             if self.name == "edge":
-                first = await self._serve_edge(sock, connection)
+                first = await self._serve_edge(connection)
             if first is not None:
                 self._handed_over_total += 1
                 with trio.CancelScope() as scope:
@@ -277,8 +291,8 @@ class Front:
             await server.drain()
         return server
 
-    async def _serve_edge(self, sock: socket.socket, place: OpenConnection) -> bytes | None:
-        connection = place.server = Connection(sock, self, place)
+    async def _serve_edge(self, place: OpenConnection) -> bytes | None:
+        connection = place.server = Connection(place.sock, self, place)
         self._connections.add(connection)
         try:
             return await connection.run()
@@ -300,6 +314,7 @@ class Front:
         while True:
             now_s = trio.current_time()
             self.idle_deadline_s = now_s + pause_s + limits.keep_alive_s
+            self._lobby.close_expired(now_s)
             for connection in list(self._connections):
                 if connection.deadline <= now_s:
                     connection.wake()
@@ -310,6 +325,7 @@ class Front:
         self._listener.close()
         if self._hypercorn is not None:
             await self._hypercorn.drain()
+        self._lobby.drain()
         for connection in list(self._connections):
             if connection.is_idle:
                 connection.wake()
@@ -329,17 +345,16 @@ def _has_waiting(listener: socket.socket) -> bool:
     return bool(waiting.poll(0))
 
 
-def _bound_unsent(listener: socket.socket) -> None:
-    """Every connection that is accepted has it from its listener."""
-    if listener.family in (socket.AF_INET, socket.AF_INET6):
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES_MAX)
+def _set_options(listener: socket.socket) -> None:
+    """Every connection that is accepted has these options from its listener.
 
-
-def _keep_alive(sock: socket.socket) -> None:
-    """Has the kernel ask a silent peer whether it is there. A WebSocket may be silent for ever, and one whose
-    peer has vanished without a word would hold its connection as long."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if hasattr(socket, "TCP_KEEPIDLE"):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEP_ALIVE_IDLE_S)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEP_ALIVE_EVERY_S)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _KEEP_ALIVE_TIMES)
+    The kernel asks a silent peer whether it is there. A WebSocket may be silent for ever, and one whose peer
+    has vanished without a word would hold its connection as long."""
+    if listener.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES_MAX)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEP_ALIVE_IDLE_S)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEP_ALIVE_EVERY_S)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _KEEP_ALIVE_TIMES)

@@ -261,17 +261,17 @@ class Connection:
         sock, scheduler = self._sock, self._front.scheduler
         self.deadline = self._front.idle_deadline_s
         self.is_idle = True
+        must_wait = self.served > 0  # The first bytes of a connection are there (`lobby.py`).
         while not self._front.is_draining:
             try:
-                if scheduler.is_crowded and not self._is_urgent:
+                if scheduler.is_crowded and not self._is_urgent and must_wait:
                     self._waited_s = await scheduler.wait_readable(sock, self._owner, self._cost)
                 else:
-                    await wait_readable(sock)
+                    if must_wait:
+                        await wait_readable(sock)
+                    must_wait = True
                     if not scheduler.try_take(self._cost):
-                        is_urgent = scheduler.peek_urgent(sock)
-                        if not (is_urgent and scheduler.try_take_urgent()):
-                            wait = scheduler.take(self._owner, self._cost, is_urgent=is_urgent)
-                            self._waited_s = await wait
+                        self._waited_s = await scheduler.take_to_read(sock, self._owner, self._cost)
                 data = bytes(_landing[: sock.recv_into(_landing)])
                 self.is_idle = False
                 return data

@@ -151,6 +151,13 @@ class RequestScheduler:
         await wait_task_rescheduled(abort)
         return trio.current_time() - waiter.since_s
 
+    async def take_to_read(self, sock: socket.socket, owner: str, cost: int) -> float:
+        """Wait for the turn of a socket that is readable. Returns how long that took, in seconds."""
+        is_urgent = self.peek_urgent(sock)
+        if is_urgent and self.try_take_urgent():
+            return 0.0
+        return await self.take(owner, cost, is_urgent=is_urgent)
+
     async def wait_readable(self, sock: socket.socket, owner: str, cost: int = REQUEST_COST) -> float:
         """Wait until a socket is readable, and then for a turn. Returns how long the latter took.
         Raises `trio.ClosedResourceError` when it is interrupted before the socket is readable."""
