@@ -1,7 +1,7 @@
 """Another number of shards: the supervisor's part of it, on start, before anything serves.
 
-    manifest: building ─► [shard.reshard, a process of its own, builds the folders] ─► manifest: the new ones,
-    dropping the old ─► copy of the manifest ─► old folders go ─► manifest: settled
+    manifest: building ─► [shard.offline.reshard, a process of its own, builds the folders] ─► manifest: the
+    new ones, dropping the old ─► copy of the manifest ─► old folders go ─► manifest: settled
 
 The second manifest is the moment at which the new folders count. Whatever ends before it leaves folders that
 the next start removes; whatever ends after it leaves old folders, which the next start removes too.

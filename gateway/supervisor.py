@@ -12,7 +12,7 @@ fresh interpreters, never forks of this one. Each is told, by arguments, descrip
     lock        the descriptor of LOCK is inherited and simply stays open
     parent-fd   end of file on it means that we are gone: stop as on SIGTERM
     ready-fd    lines from the child: `progress 0.42` while replaying, `ready` once, then `beat` every second
-                while it moves (`shard/heartbeat.py`), `error <why>` at the end
+                while it moves (`shard/server/heartbeat.py`), `error <why>` at the end
     SIGTERM     gateway: stop accepting, finish what is under way, exit 0; shard: final snapshot, exit 0
     SIGINT      ignored by children: a terminal sends it to all of us, and only the supervisor decides
     SIGHUP      read the keys file again; sent when it has changed, and never before `ready`
@@ -109,8 +109,8 @@ class Commands:
 
     shard: Sequence[str] = (sys.executable, "-P", "-m", "shard")
     gateway: Sequence[str] = (sys.executable, "-P", "-m", "gateway")
-    reshard: Sequence[str] = (sys.executable, "-P", "-m", "shard.reshard")
-    claim_cold: Sequence[str] = (sys.executable, "-P", "-m", "shard.claim_cold")
+    reshard: Sequence[str] = (sys.executable, "-P", "-m", "shard.offline.reshard")
+    claim_cold: Sequence[str] = (sys.executable, "-P", "-m", "shard.offline.claim_cold")
 
 
 @dataclass(slots=True, eq=False)

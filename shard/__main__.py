@@ -12,7 +12,6 @@ import os
 import signal
 import socket
 import sys
-import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,22 +20,22 @@ import msgspec
 import structlog
 import trio
 
-from shard.committer import CommitFailed
 from shard.core.boxes.upkeep import HotPolicy, SealPolicy
 from shard.core.machine import Machine
-from shard.engine import Engine, EngineSettings
-from shard.faults import Faults
-from shard.heartbeat import Heartbeat
-from shard.lives import clear_failure, forget_cached, has_failed, life_of, note_failure
-from shard.peers import Peers
-from shard.recovery import Progress, Recovered, recover
-from shard.reporting import Answer, Reporter
-from shard.server import Server
+from shard.engine.committer import CommitFailed
+from shard.engine.engine import Engine, EngineSettings
+from shard.engine.timekeeper import Timekeeper
+from shard.recovery.lives import clear_failure, forget_cached, has_failed, life_of, note_failure
+from shard.recovery.recovery import Progress, Recovered, recover
+from shard.server.heartbeat import Heartbeat
+from shard.server.peers import Peers
+from shard.server.reporting import Answer, Reporter
+from shard.server.server import Server
+from shard.storage.faults import Faults
 from shard.storage.files import Corrupt, Disk, remove_tree
 from shard.storage.snapshot import Snapshots
 from shard.storage.store import SegmentStore
 from shard.storage.wal import Wal
-from shard.timekeeper import Timekeeper
 from streams import logs, process
 from streams.config import COLD_STORE_FAILED, ChildArgs, Config, ConfigError
 from streams.protocol.appends import RecordLimits
@@ -44,8 +43,8 @@ from streams.protocol.keys import KeyRing
 from streams.protocol.reports import ShardReport
 
 if TYPE_CHECKING:
+    from shard.engine.uploads import Place
     from shard.storage.cold import ColdStore
-    from shard.uploads import Place
 
 log = structlog.get_logger()
 
@@ -62,11 +61,6 @@ _COUNTED_BOXES = 64
 
 class ColdStoreMissing(Exception):
     """The cold store was there when the server started, and is not there now."""
-
-
-def now_ms() -> int:
-    """The system clock, for commands that work on folders; a serving shard has a `Timekeeper`."""
-    return time.time_ns() // 1_000_000
 
 
 def limits_of(config: Config) -> RecordLimits:
@@ -108,7 +102,7 @@ def open_cold_store(arguments: ChildArgs, disk: Disk, faults: Faults) -> ColdSto
     config = arguments.config
     if not config.cold_dir:
         return None
-    from shard.claim_cold import owner_of  # brings obstore along, which takes a while to import
+    from shard.offline.claim_cold import owner_of  # brings obstore along, which takes a while to import
     from shard.storage.cold import ColdConfigError, open_cold
     from shard.storage.coldobserved import ObservedCold
     from shard.storage.coldowner import OwnedCold
@@ -123,7 +117,7 @@ def open_cold_store(arguments: ChildArgs, disk: Disk, faults: Faults) -> ColdSto
 
 def place_of(arguments: ChildArgs, store: ColdStore, folder: str) -> Place:
     """Where boxes of class object are kept beside this disk."""
-    from shard.uploads import Place  # as above
+    from shard.engine.uploads import Place  # as above
 
     return Place(
         store,

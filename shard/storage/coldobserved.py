@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from shard.faults import Faults, Operation
 from shard.storage.cold import ColdError, ColdStore, ColdUnavailable
+from shard.storage.faults import Faults, Operation
 from shard.storage.files import Buffer
 
 

@@ -6,7 +6,7 @@
 A server claims a store that has no mark, and refuses one whose mark names another server. `streams takeover`
 replaces the mark: for a restored server, or when the machine of the owner is gone.
 
-    start       supervisor ─► [shard.claim_cold] ─► claim ─► another server's: exit code 2
+    start       supervisor ─► [shard.offline.claim_cold] ─► claim ─► another server's: exit code 2
     then        each shard looks again before it changes anything there, at most every `CHECK_S`
 
 So a server that starts while its store is away checks when the store is back, and a server whose store was

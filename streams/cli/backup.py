@@ -15,7 +15,7 @@ from streams.cli.verbs import example
 from streams.config import Config, ConfigError, load
 
 if TYPE_CHECKING:
-    from shard.backup import Backup, Target, Verify
+    from shard.transfer.backup import Backup, Target, Verify
 
 
 @example("streams backup backups", "streams backup backups --list")
@@ -69,10 +69,10 @@ def configured(**flags: str | None) -> Config:
 def opened(target: str, *, otherwise: str, verify: Verify | None = None) -> Iterator[Target]:
     """A place for backups. What goes wrong is put into words; `otherwise` is what to do about something in it
     that is damaged, and `verify` says which backups may be loaded."""
-    from shard.backup import BadSignature, Target
     from shard.storage.cold import ColdConfigError, ColdDamaged, ColdMissing, ColdUnavailable, open_cold
     from shard.storage.files import Corrupt, Disk
     from shard.storage.store import Unreachable
+    from shard.transfer.backup import BadSignature, Target
 
     disk = Disk()
     try:

@@ -71,7 +71,7 @@ def _manifest(path: Path, as_json: bool) -> int:
 
 
 def _show(path: Path, records: bool, as_json: bool) -> int:
-    from shard.inspect import NotOurs, inspect
+    from shard.offline.inspect import NotOurs, inspect
     from shard.storage.files import Disk
 
     if records and path.suffix != ".seg":

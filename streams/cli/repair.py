@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from gateway.datadir import DataDir
     from gateway.manifest import Manifest
-    from shard.repair import Repaired
-    from shard.verify import Problem
+    from shard.offline.repair import Repaired
+    from shard.offline.verify import Problem
     from streams.config import Config
 
 
@@ -141,10 +141,10 @@ class _Repair:
     ) -> None:
         """Corrects what the shards do not agree about any more. A whole one is built anew for that, so that
         all of it counts at once."""
-        from shard.__main__ import now_ms
-        from shard.repair import compare_shards
+        from shard.offline.clock import now_ms
+        from shard.offline.repair import compare_shards
         from shard.storage.files import ExaminedDisk
-        from shard.transfer import amend
+        from shard.transfer.boxes import amend
         from streams.cli.shardfolders import store_of
 
         at_ms = now_ms()
@@ -182,9 +182,9 @@ class _Repair:
             repaired[min(repaired)].notes.append(note)
 
     def _build(self, intent: Manifest, damaged: list[int], targets: dict[int, str]) -> dict[int, Repaired]:
-        from shard.__main__ import now_ms
-        from shard.lives import life_of
-        from shard.repair import CannotRepair, repair_shard
+        from shard.offline.clock import now_ms
+        from shard.offline.repair import CannotRepair, repair_shard
+        from shard.recovery.lives import life_of
         from shard.storage.files import ExaminedDisk
         from streams.cli.shardfolders import cold_store
 

@@ -20,10 +20,10 @@ from streams.cli.verbs import example
 if TYPE_CHECKING:
     from gateway.datadir import DataDir
     from gateway.manifest import Manifest
-    from shard.backup import Backup, Target, Verify
-    from shard.chains import Told
-    from shard.restore import Restored
+    from shard.offline.restore import Restored
     from shard.storage.files import ConfinedDisk
+    from shard.transfer.backup import Backup, Target, Verify
+    from shard.transfer.chains import Told
     from streams.config import Config
 
 
@@ -138,7 +138,7 @@ def _verifier(path: Path, what: str | None) -> Verify:
 
 
 def _find_objects(place: Target) -> list[Told]:
-    from shard.restore_objects import find
+    from shard.offline.restore_objects import find
     from shard.storage.files import Disk
 
     return find(place.store, Disk())
@@ -147,9 +147,9 @@ def _find_objects(place: Target) -> list[Told]:
 def _restore_objects(
     place: Target, told: list[Told], source: str, config: Config, shards: int | None, as_json: bool
 ) -> None:
-    from shard.__main__ import now_ms
-    from shard.lives import life_of
-    from shard.restore_objects import RestoringObjects, shards_of
+    from shard.offline.clock import now_ms
+    from shard.offline.restore_objects import RestoringObjects, shards_of
+    from shard.recovery.lives import life_of
     from streams import progress
 
     if not told:
@@ -192,7 +192,7 @@ def _restore_objects(
 
 
 def _chosen(place: Target, source: str, id: str, until_ms: int | None) -> Backup:
-    from shard.restore import choose
+    from shard.offline.restore import choose
 
     try:
         chosen = choose(place, id=id, until_ms=until_ms)
@@ -247,10 +247,10 @@ def _restore(
     shards: int | None,
     until_ms: int | None,
 ) -> Restored:
-    from shard.__main__ import now_ms
-    from shard.backup import Target
-    from shard.lives import life_of
-    from shard.restore import Restoring
+    from shard.offline.clock import now_ms
+    from shard.offline.restore import Restoring
+    from shard.recovery.lives import life_of
+    from shard.transfer.backup import Target
     from streams import progress
 
     manifest = _manifest(backup.slots, len(backup.shards), shards, scratches=len(backup.shards))
@@ -279,7 +279,7 @@ def _manifest(
     """Names what is about to be built, and that nobody may serve it before it is."""
     from gateway.manifest import SALTS, fresh
     from gateway.placement import Placement
-    from shard.restore import scratch_of
+    from shard.offline.restore import scratch_of
 
     now_ms = time.time_ns() // 1_000_000
     manifest = fresh(shards or shards_before, now_ms=now_ms, salt=secrets.randbelow(SALTS))

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gateway.datadir import CannotServe, DataDir
 from gateway.manifest import Manifest
-from shard.backup import ShardSource
-from shard.exports import write_export
-from shard.lives import has_failed, life_of
+from shard.recovery.lives import has_failed, life_of
 from shard.storage.files import Corrupt, Disk, ExaminedDisk, remove_tree
 from shard.storage.store import SegmentStore
-from shard.transfer import end_life, parts_of, read_shard
+from shard.transfer.backup import ShardSource
+from shard.transfer.boxes import end_life, parts_of, read_shard
+from shard.transfer.exports import write_export
 from streams.cli import output
 from streams.cli.shardlinks import Exported
 from streams.config import Config
@@ -88,7 +88,7 @@ def _online(directory: DataDir, manifest: Manifest, config: Config) -> Iterator[
 
 @contextmanager
 def _offline(directory: DataDir, manifest: Manifest, config: Config) -> Iterator[Sources]:
-    from shard.__main__ import now_ms
+    from shard.offline.clock import now_ms
 
     disk = Disk()
     folders = [f"{directory.path / name}/export" for name in manifest.directories]

@@ -89,7 +89,7 @@ class Exported:
         return int(self.servers[0]["upkeep_bytes_per_s"])
 
     def loads(self) -> list[dict[str, Any] | None]:
-        """Ask each shard how long its acks take (`load` of `shard/server.py`); None if it does not tell."""
+        """How long each shard takes to ack (`load` of `shard/server/server.py`); None if it does not say."""
         return [self._load(link) for link in self._links]
 
     def _load(self, link: ShardLink) -> dict[str, Any] | None:
@@ -109,7 +109,7 @@ class Exported:
                 link = ShardLink(path)
                 self._links.append(link)
                 self.servers.append(link.ask(wire.OP_HELLO))
-            for link in self._links:  # before the first is captured: see `shard/move_hold.py`
+            for link in self._links:  # before the first is captured: see `shard/transfer/move_hold.py`
                 with suppress(Refused):  # a server of an earlier version holds nothing
                     link.ask(wire.OP_EXPORT, id=self._id, holds_moves=True)
             self._renewing.start()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shard.backup import Signer, Verify
+from shard.transfer.backup import Signer, Verify
 from streams.cli import output
 
 if TYPE_CHECKING:

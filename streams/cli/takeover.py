@@ -26,7 +26,7 @@ def command(data_dir: str | None, cold_dir: str | None, yes: bool, as_json: bool
     server first: it notices the new owner only after a few seconds, and what its boxes of class object
     acknowledge until then is lost. Nothing in the store is removed, so the old owner can take it back.
     """
-    from shard.claim_cold import owner_of
+    from shard.offline.claim_cold import owner_of
     from shard.storage import coldowner
     from shard.storage.cold import ColdDamaged, ColdUnavailable
     from streams.cli.shardfolders import cold_store, open_directory, read_manifest

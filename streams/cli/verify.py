@@ -17,8 +17,8 @@ from streams.cli.verbs import example
 if TYPE_CHECKING:
     from gateway.datadir import DataDir
     from gateway.manifest import Manifest
+    from shard.offline.verify import Problem, Scope, Verified
     from shard.storage.store import SegmentStore
-    from shard.verify import Problem, Scope, Verified
     from streams.cli.pacing import Copying
     from streams.cli.shardlinks import Exported
     from streams.config import Config
@@ -61,7 +61,7 @@ def command(data_dir: str | None, cold_dir: str | None, with_cold: bool, rate: i
 def manifest_of(directory: DataDir) -> tuple[list[Problem], Manifest | None]:
     """The manifest, or else its copy, and what is wrong with them."""
     from gateway.manifest import Manifest, ManifestDamaged, ManifestUnknown
-    from shard.verify import Problem
+    from shard.offline.verify import Problem
 
     problems: list[Problem] = []
     found: list[Manifest] = []
@@ -85,8 +85,8 @@ def manifest_of(directory: DataDir) -> tuple[list[Problem], Manifest | None]:
 
 def verify(scopes: list[Scope], copying: Copying) -> Iterator[Verified]:
     """Look at one shard after the other."""
+    from shard.offline.verify import bytes_to_read, verify_shard
     from shard.storage.files import ExaminedDisk
-    from shard.verify import bytes_to_read, verify_shard
 
     disk = ExaminedDisk()
     copying.expect(sum(bytes_to_read(disk, scope) for scope in scopes))
@@ -95,7 +95,7 @@ def verify(scopes: list[Scope], copying: Copying) -> Iterator[Verified]:
 
 
 def offline_scope(directory: DataDir, manifest: Manifest, shard: int, store: SegmentStore) -> Scope:
-    from shard.verify import Scope
+    from shard.offline.verify import Scope
 
     path = str(directory.path / manifest.directories[shard])
     return Scope(path, path, store, lambda slot: manifest.placement.slots[slot] == shard)

@@ -3,7 +3,7 @@
 Peers on the Unix sockets are ours and are asked nothing. A peer on the TCP listener has a grant, and every
 one of its messages passes `check_op` before it is looked at. An op without a line here is refused to it: a
 new op stays closed until somebody has said what it needs. The box that a command is for is checked when it is
-decoded (`shard/peers.py`); names inside a body by the op's decoder (`RequestHead.grant`).
+decoded (`shard/server/peers.py`); names inside a body by the op's decoder (`RequestHead.grant`).
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ class DamagedFile(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FaultsReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Faults that a shard has met since it started, and has gone on after (`shard/faults.py`)."""
+    """Faults that a shard has met since it started, and has gone on after (`shard/storage/faults.py`)."""
 
     #: The first files that were found damaged.
     damaged: list[DamagedFile] = []

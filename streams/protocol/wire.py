@@ -100,7 +100,7 @@ WRITE_OPS = frozenset((OP_APPEND, OP_PUT_COLUMNS, OP_TXN_PUT))
 #: What belongs to the key that began a transaction.
 TXN_OPS = frozenset((OP_TXN_PUT, OP_TXN_COMMIT, OP_TXN_ABORT, OP_TXN_LIST))
 
-#: Not commands of the machine: see `shard/exports.py`.
+#: Not commands of the machine: see `shard/transfer/exports.py`.
 #: What a shard may hold back until there is something to tell, and may be asked to forget.
 WAITING_OPS = frozenset((OP_DIFF, OP_FOLLOW, OP_CLAIM, OP_READ_STREAM))
 

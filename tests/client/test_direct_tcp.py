@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from gateway.sockets import address_of
-from shard.peers import HELLO_BYTES_MAX
+from shard.server.peers import HELLO_BYTES_MAX
 from streams import Client
 from streams.client.answers import Placement
 from streams.client.errors import Unreachable

@@ -24,7 +24,7 @@ import trio
 
 from gateway.links import Link
 from shard.core.machine import RESERVE_SEQS, Machine
-from shard.recovery import recover
+from shard.recovery.recovery import recover
 from shard.storage import frames
 from shard.storage.files import Disk
 from shard.storage.snapshot import Snapshots

@@ -29,8 +29,6 @@ from typing import Any
 import msgspec
 from pyroaring import BitMap64
 
-from shard.cache import PayloadCache
-from shard.commit_renderer import chunk_reader, render_chunks
 from shard.core.boxes.log import Span
 from shard.core.boxes.sealed import SealedBatch
 from shard.core.boxes.upkeep import HotPolicy, SealPolicy
@@ -38,15 +36,17 @@ from shard.core.capture import Capture
 from shard.core.changes import RecordsEvicted, SeqsReserved
 from shard.core.machine import Machine, Made, Missing, Outcome
 from shard.core.transactions.unrendered import NotRendered, UnrenderedRows
-from shard.fetcher import Brought, Fetcher
-from shard.recovery import Recovered, recover
-from shard.retention import Retention, names_in
+from shard.engine.cache import PayloadCache
+from shard.engine.fetcher import Brought, Fetcher
+from shard.engine.upkeep import Upkeep
+from shard.recovery.commit_renderer import chunk_reader, render_chunks
+from shard.recovery.recovery import Recovered, recover
 from shard.storage import frames
 from shard.storage.cold import FolderCold
+from shard.storage.retention import Retention, names_in
 from shard.storage.snapshot import Snapshots
 from shard.storage.store import Name, SegmentStore
 from shard.storage.wal import HEADER_BYTES, FrameParts, Wal
-from shard.upkeep import Upkeep
 from streams.protocol import commands
 from streams.protocol.appends import RecordLimits, parse_append
 from streams.protocol.errors import ColdStoreUnavailable, DataDamaged, StreamsError

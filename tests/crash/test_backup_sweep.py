@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from shard.backup import ShardSource, Target
-from shard.exports import write_export
-from shard.restore import Restoring, scratch_of
+from shard.offline.restore import Restoring, scratch_of
 from shard.storage.cold import FolderCold
 from shard.storage.files import remove_tree
 from shard.storage.store import SegmentStore
-from shard.transfer import end_life, parts_of, read_shard
+from shard.transfer.backup import ShardSource, Target
+from shard.transfer.boxes import end_life, parts_of, read_shard
+from shard.transfer.exports import write_export
 from streams.protocol.slots import SLOTS
 from tests.support.faultdisk import MOMENTS, Crashed, FaultDisk, sweep
 from tests.support.folders import FILE_BYTES, all_contents, contents, write_folder

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from shard.core.machine import Machine
-from shard.reshard import Plan, reshard
+from shard.offline.reshard import Plan, reshard
 from shard.storage.files import remove_tree
 from streams.protocol.slots import SLOTS
 from tests.support.faultdisk import MOMENTS, Crashed, FaultDisk, sweep

@@ -4,7 +4,7 @@ store is what those boxes were, to the last record, key, fence and group.
 Method: a random history runs on a live machine whose changes are put into a store that is a dict: group by
 group, base by base, at any time, some of them without the machine hearing of it. The machine loses its
 process now and then, with and without a snapshot. All the while the store alone is put back, by the very
-steps of `shard/restore_objects.py`, and compared with the log replayed up to there.
+steps of `shard/offline/restore_objects.py`, and compared with the log replayed up to there.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from shard.core.boxes.offline_edits import fitted
 from shard.core.boxes.sealed import NotLoaded
 from shard.core.changes import Change, ShardState
 from shard.core.machine import Machine
-from shard.restore_objects import Replayed, replay
+from shard.offline.restore_objects import Replayed, replay
 from shard.storage import objectlog
 from shard.storage.files import Corrupt
 from shard.storage.objectlog import LogName, ObjectLog
-from shard.transfer import Parts
-from shard.transfer import parts_of as parts_of_machine
+from shard.transfer.boxes import Parts
+from shard.transfer.boxes import parts_of as parts_of_machine
 from streams.protocol.records import Batch
 from tests.support import machines
 from tests.support.machines import Driver, facts_of, random_command, recovered, sampled

@@ -1,7 +1,7 @@
 """Goal: through real log files and snapshots, recovery comes to what the live machine was.
 
 Method: random histories are written with `Wal` and `Snapshots` (small files, so that they rotate) and
-recovered by `shard.recovery.recover`, on the disk of this machine and on the fault disk.
+recovered by `shard.recovery.recovery.recover`, on the disk of this machine and on the fault disk.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from shard.core.machine import Machine
-from shard.recovery import Progress, Recovered, recover
+from shard.recovery.recovery import Progress, Recovered, recover
 from shard.storage import frames
 from shard.storage.files import Corrupt, Disk, DiskLike
 from shard.storage.snapshot import Snapshots

@@ -15,8 +15,8 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-import shard.server
-from shard.answers import AnswerLimits
+import shard.server.server
+from shard.server.answers import AnswerLimits
 from streams.protocol import wire
 from streams.protocol.requests import failure_decoder
 from tests.support.served_shard import ServedShard, WireClient, served_shard
@@ -30,8 +30,8 @@ LIMITS = AnswerLimits(CONNECTION_BYTES, POOL_BYTES, stall_s=60, stall_full_s=0.5
 @asynccontextmanager
 async def pages(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ServedShard]:
     """A shard with a box of which one read gives a page of `PAGE_BYTES`."""
-    monkeypatch.setattr(shard.server, "LINK_LIMITS", LIMITS)
-    monkeypatch.setattr(shard.server, "PEER_LIMITS", LIMITS)
+    monkeypatch.setattr(shard.server.server, "LINK_LIMITS", LIMITS)
+    monkeypatch.setattr(shard.server.server, "PEER_LIMITS", LIMITS)
     async with served_shard(folder) as served:
         client = served.local()
         for _ in range(16):
@@ -62,7 +62,7 @@ async def test_a_link_whose_answers_are_not_read_is_still_served_and_its_memory_
 async def test_requests_that_wait_for_room_take_bounded_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shard.server, "_DEFERRED_BYTES_MAX", 64 * 1024)
+    monkeypatch.setattr(shard.server.server, "_DEFERRED_BYTES_MAX", 64 * 1024)
     async with pages(tmp_path, monkeypatch) as served:
         link = served.local()
         await ask_for_pages(link, 20)
@@ -139,7 +139,7 @@ async def test_a_read_that_is_taken_back_while_it_waits_for_room_is_answered_and
 async def test_peers_that_read_nothing_hold_up_neither_other_peers_for_long_nor_gateways(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shard.server, "_STALL_LOOK_S", 0.05)
+    monkeypatch.setattr(shard.server.server, "_STALL_LOOK_S", 0.05)
     async with pages(tmp_path, monkeypatch) as served:
         with capture_logs() as logs:
             silent = [await served.remote() for _ in range(4)]
@@ -162,7 +162,7 @@ async def test_peers_that_read_nothing_hold_up_neither_other_peers_for_long_nor_
 async def test_a_connection_that_takes_nothing_of_its_answers_is_closed_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shard.server, "_STALL_LOOK_S", 0.05)
+    monkeypatch.setattr(shard.server.server, "_STALL_LOOK_S", 0.05)
     async with pages(tmp_path, monkeypatch) as served:
         served.server.peer_answers.limits = LIMITS._replace(stall_s=0.5)
         peer = await served.remote()
@@ -176,12 +176,12 @@ async def test_a_slow_reader_of_sealed_pages_gets_all_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pages that come from the disk find no room when they are there, and are fetched again."""
-    monkeypatch.setattr("shard.engine._FETCH_BYTES_MAX", PAGE_BYTES)
+    monkeypatch.setattr("shard.engine.engine._FETCH_BYTES_MAX", PAGE_BYTES)
     monkeypatch.setattr("shard.core.boxes.unsealed.SMALL_BYTES", 0)
-    monkeypatch.setattr("shard.upkeep._PAUSE_S", 0.002)
+    monkeypatch.setattr("shard.engine.upkeep._PAUSE_S", 0.002)
     from shard.core.boxes.upkeep import SealPolicy
 
-    monkeypatch.setattr(shard.server, "LINK_LIMITS", LIMITS)
+    monkeypatch.setattr(shard.server.server, "LINK_LIMITS", LIMITS)
     async with served_shard(tmp_path, seal=SealPolicy(1, 1, 1), cache_bytes=0) as served:
         link = served.local()
         await link.append("b", *["x" * (PAGE_BYTES // 16)] * 16)

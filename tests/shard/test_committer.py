@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from shard.committer import APPEND_NOW_BYTES_MAX, CommitFailed, Committer
+from shard.engine.committer import APPEND_NOW_BYTES_MAX, CommitFailed, Committer
 from shard.storage.files import Disk, DiskLike
 from shard.storage.wal import HEADER_BYTES, FrameParts, Wal
 from tests.support.faultdisk import MOMENTS, Crashed, FaultDisk

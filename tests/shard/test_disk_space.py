@@ -17,13 +17,13 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-import shard.engine
-import shard.upkeep
+import shard.engine.engine
+import shard.engine.upkeep
 from shard.core.boxes.upkeep import SealPolicy
 from shard.core.machine import Machine
-from shard.disk_space import ADDS, LOGGED, UNLOGGED, DiskSpace, Level
-from shard.engine import Engine, EngineSettings
-from shard.recovery import Recovered, recover
+from shard.engine.disk_space import ADDS, LOGGED, UNLOGGED, DiskSpace, Level
+from shard.engine.engine import Engine, EngineSettings
+from shard.recovery.recovery import Recovered, recover
 from shard.storage.files import Disk, Space
 from shard.storage.snapshot import Snapshots
 from shard.storage.store import SegmentStore
@@ -202,11 +202,11 @@ async def opened(folder: Path, disk: FillableDisk, **settings: Any) -> AsyncIter
 
 @pytest.fixture(autouse=True)
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard.engine, "LOOK_S", 0.005)
-    monkeypatch.setattr(shard.engine, "LOOK_SHORT_S", 0.005)
-    monkeypatch.setattr(shard.engine, "_FULL_PAUSE_S", 0.01)
-    monkeypatch.setattr(shard.upkeep, "_FULL_PAUSE_S", 0.01)
-    monkeypatch.setattr("shard.committer._FULL_WAIT_S", 0.005)
+    monkeypatch.setattr(shard.engine.engine, "LOOK_S", 0.005)
+    monkeypatch.setattr(shard.engine.engine, "LOOK_SHORT_S", 0.005)
+    monkeypatch.setattr(shard.engine.engine, "_FULL_PAUSE_S", 0.01)
+    monkeypatch.setattr(shard.engine.upkeep, "_FULL_PAUSE_S", 0.01)
+    monkeypatch.setattr("shard.engine.committer._FULL_WAIT_S", 0.005)
 
 
 def copies(origin: str) -> forwards.Forward:
@@ -257,7 +257,7 @@ async def test_a_snapshot_and_a_segment_that_have_no_space_are_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shard.core.boxes.unsealed.SMALL_BYTES", 0)
-    monkeypatch.setattr("shard.upkeep._PAUSE_S", 0.002)
+    monkeypatch.setattr("shard.engine.upkeep._PAUSE_S", 0.002)
     disk = FillableDisk()
     async with opened(tmp_path, disk, snapshot_interval_ms=10, seal=SealPolicy(5, 1 << 20, 10**12)) as desk:
         await desk.append("b", 0)

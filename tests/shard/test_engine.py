@@ -19,23 +19,23 @@ import pytest
 import trio
 import trio.testing
 
-import shard.upkeep
-from shard import engine as engine_module
+import shard.engine.upkeep
 from shard.core.boxes import deletion
 from shard.core.boxes.sealed import Segment
 from shard.core.boxes.upkeep import HotPolicy, SealPolicy
 from shard.core.machine import Machine
 from shard.core.queues import jobs as jobs_module
-from shard.engine import Engine, EngineSettings
-from shard.recovery import Recovered, recover
-from shard.retention import names_in
+from shard.engine import engine as engine_module
+from shard.engine.engine import Engine, EngineSettings
+from shard.engine.timekeeper import Timekeeper
+from shard.recovery.recovery import Recovered, recover
 from shard.storage import frames, segments
 from shard.storage.cold import FolderCold
 from shard.storage.files import Disk
+from shard.storage.retention import names_in
 from shard.storage.snapshot import Snapshots
 from shard.storage.store import Name, SegmentStore, Unreachable
 from shard.storage.wal import Wal
-from shard.timekeeper import Timekeeper
 from streams.protocol import commands
 from streams.protocol.boxes import BoxPatch
 from streams.protocol.commands import Command, Reply
@@ -194,7 +194,7 @@ class Desk:
 @pytest.fixture(autouse=True)
 def eager_upkeep(monkeypatch: pytest.MonkeyPatch) -> None:
     """Work is looked for all the time, and no box is too small for a segment."""
-    monkeypatch.setattr(shard.upkeep, "_PAUSE_S", 0.002)
+    monkeypatch.setattr(shard.engine.upkeep, "_PAUSE_S", 0.002)
     monkeypatch.setattr("shard.core.boxes.unsealed.SMALL_BYTES", 0)
 
 
@@ -521,7 +521,7 @@ async def test_a_disk_that_cannot_take_a_segment_ends_the_shard(
 async def test_a_disk_that_is_full_is_tried_again_and_nobody_is_held_up(
     open_desk: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shard.upkeep._FULL_PAUSE_S", 0.0)
+    monkeypatch.setattr("shard.engine.upkeep._FULL_PAUSE_S", 0.0)
     async with open_desk() as desk:
         await desk.put()
         await desk.append("x")
@@ -739,7 +739,7 @@ async def test_a_file_that_goes_cold_between_the_look_and_the_read_is_found_ther
 async def test_a_snapshot_is_of_one_moment_although_writes_go_on_while_it_is_taken(
     open_desk: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shard.engine._SNAPSHOT_BOXES", 1)
+    monkeypatch.setattr("shard.engine.engine._SNAPSHOT_BOXES", 1)
     async with open_desk(snapshot_wal_bytes=4096) as desk:
         boxes = [f"box-{number}" for number in range(20)]
         for box in boxes:

@@ -15,10 +15,10 @@ import pytest
 import trio
 import trio.testing
 
-from shard.exports import LEASE_S, Exports
-from shard.retention import Pins
 from shard.storage.files import Disk, DiskLike
+from shard.storage.retention import Pins
 from shard.storage.store import Name, SegmentStore
+from shard.transfer.exports import LEASE_S, Exports
 from streams.protocol import commands, wire
 from streams.protocol.errors import StreamsError
 from tests.support import machines
@@ -227,7 +227,7 @@ def test_an_export_is_written_no_faster_than_it_may(
 
     rig = trio.run(main)
     slept: list[float] = []
-    monkeypatch.setattr("shard.exports.time.sleep", slept.append)
+    monkeypatch.setattr("shard.transfer.exports.time.sleep", slept.append)
     rig.exports._bytes_per_s = rate
     rig.exports._pause(1 << 20)
     assert slept == ([1.0] if rate else [])

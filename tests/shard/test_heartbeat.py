@@ -5,7 +5,7 @@ from __future__ import annotations
 import trio
 from trio.testing import MockClock
 
-from shard.heartbeat import BEAT_S, Heartbeat
+from shard.server.heartbeat import BEAT_S, Heartbeat
 
 
 def test_beats_stop_while_the_log_has_work_and_finishes_none_of_it() -> None:

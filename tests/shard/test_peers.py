@@ -1,5 +1,5 @@
-"""Who is let in to a shard: strangers over TCP are bounded in time and number (`shard/peers.py`), and the
-Unix socket is for our own user.
+"""Who is let in to a shard: strangers over TCP are bounded in time and number (`shard/server/peers.py`), and
+the Unix socket is for our own user.
 
 Method: the real server over real sockets in this process, with a clock that jumps when nothing happens.
 """
@@ -20,9 +20,9 @@ import trio
 import trio.testing
 from structlog.testing import capture_logs
 
-import shard.peers
-from shard.peers import HELLO_S, Peers
-from shard.server import Server
+import shard.server.peers
+from shard.server.peers import HELLO_S, Peers
+from shard.server.server import Server
 from streams.protocol import wire
 from streams.protocol.appends import RecordLimits
 from streams.protocol.keys import entries_of_list, parse_ring
@@ -78,7 +78,7 @@ async def is_greeted(stream: trio.SocketStream, secret: str = SECRET) -> bool:
 async def test_there_are_only_so_many_and_one_that_leaves_makes_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shard.peers, "PEERS_MAX", 2)
+    monkeypatch.setattr(shard.server.peers, "PEERS_MAX", 2)
     with trio.fail_after(30):
         async with listening(tmp_path) as address:
             first, second, third = [await trio.open_tcp_stream(*address) for _ in range(3)]
@@ -92,8 +92,8 @@ async def test_there_are_only_so_many_and_one_that_leaves_makes_room(
 async def test_silent_peers_do_not_shut_a_valid_key_out_and_the_oldest_goes_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shard.peers, "STRANGERS_MAX", 4)
-    monkeypatch.setattr(shard.peers, "PEERS_MAX", 4)
+    monkeypatch.setattr(shard.server.peers, "STRANGERS_MAX", 4)
+    monkeypatch.setattr(shard.server.peers, "PEERS_MAX", 4)
     with trio.fail_after(30), capture_logs() as logs:
         async with listening(tmp_path) as address:
             silent = [await trio.open_tcp_stream(*address) for _ in range(8)]
@@ -108,7 +108,7 @@ async def test_silent_peers_do_not_shut_a_valid_key_out_and_the_oldest_goes_firs
 
 
 async def test_one_key_does_not_take_all_connections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard.peers, "KEY_PEERS_MAX", 2)
+    monkeypatch.setattr(shard.server.peers, "KEY_PEERS_MAX", 2)
     with trio.fail_after(30), capture_logs() as logs:
         async with listening(tmp_path) as address:
             greedy = [await trio.open_tcp_stream(*address) for _ in range(4)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shard.recent_times import WINDOW_S, RecentTimes
+from shard.server.recent_times import WINDOW_S, RecentTimes
 from streams.protocol.histogram import Histogram
 
 

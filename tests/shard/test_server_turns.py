@@ -1,4 +1,4 @@
-"""Who sends a lot at once does not keep others waiting for all of it (`shard/server.py`).
+"""Who sends a lot at once does not keep others waiting for all of it (`shard/server/server.py`).
 
 Method: the real server over real Unix sockets in this process; who sends later sends when the first message
 of the crowd is handled.
@@ -13,7 +13,7 @@ import pytest
 import trio
 import trio.testing
 
-from shard.server import Server
+from shard.server.server import Server
 from streams.protocol import wire
 from streams.protocol.appends import RecordLimits
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import structlog.testing
 
-from shard.timekeeper import Timekeeper
+from shard.engine.timekeeper import Timekeeper
 
 S = 1_000_000_000
 

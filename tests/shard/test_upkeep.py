@@ -8,12 +8,12 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from shard.cache import PayloadCache
 from shard.core.boxes.upkeep import HotPolicy, SealPolicy
 from shard.core.machine import Outcome
+from shard.engine.cache import PayloadCache
+from shard.engine.upkeep import Upkeep
 from shard.storage.files import Disk
 from shard.storage.store import SegmentStore
-from shard.upkeep import Upkeep
 from tests.support.machines import Driver
 
 AGE_MS = 3_600_000

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from shard import chains
-from shard.reshard import Plan, reshard
+from shard.offline.reshard import Plan, reshard
 from shard.storage.cold import FolderCold
 from shard.storage.files import Disk
+from shard.transfer import chains
 from streams.protocol import commands
 from streams.protocol.errors import BoxNotFound, ColdStoreUnavailable, InvalidRequest, Throttled
 from streams.protocol.slots import SLOTS, slot_of

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from shard import waiting
-from shard.waiting import Waiting, WaitingClaims
+from shard.engine.engine import waiting
+from shard.engine.waiting import Waiting, WaitingClaims
 from streams.protocol.queues import Claim
 
 

@@ -13,15 +13,15 @@ import msgspec
 import pytest
 from pyroaring import BitMap64
 
-from shard.backup import Backup, ShardSource, Target
 from shard.core.boxes.log import SizedSeqs
 from shard.core.machine import Machine
-from shard.exports import write_export
-from shard.restore import Restored, Restoring, choose
+from shard.offline.restore import Restored, Restoring, choose
 from shard.storage.cold import ColdDamaged, ColdError, ColdMissing, FolderCold
 from shard.storage.files import Corrupt, Disk, DiskLike, remove_tree
 from shard.storage.store import Name, SegmentStore
-from shard.transfer import end_life, parts_of, read_shard
+from shard.transfer.backup import Backup, ShardSource, Target
+from shard.transfer.boxes import end_life, parts_of, read_shard
+from shard.transfer.exports import write_export
 from streams.protocol.slots import SLOTS
 from tests.support import machines
 from tests.support.faultdisk import FaultDisk

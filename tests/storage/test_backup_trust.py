@@ -16,10 +16,10 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from xxhash import xxh3_64_hexdigest
 
-from shard.backup import BadSignature, Target
-from shard.restore import Restoring
+from shard.offline.restore import Restoring
 from shard.storage.cold import FolderCold
 from shard.storage.files import ConfinedDisk, Corrupt, Disk, remove_tree
+from shard.transfer.backup import BadSignature, Target
 from streams.cli.signing import signer_of, verifier_of
 from streams.protocol.slots import SLOTS
 from tests.storage.test_backup import SLOT_RUNS, simple, source_of

@@ -25,7 +25,8 @@ from shard.core.changes import (
     RecordsDeleted,
     RecordsEvicted,
 )
-from shard.repair import CannotRepair, Loss, Repaired, repair_shard
+from shard.offline.repair import CannotRepair, Loss, Repaired, repair_shard
+from shard.offline.verify import Scope, Verified, verify_shard
 from shard.storage import frames
 from shard.storage.files import Corrupt, remove_tree
 from shard.storage.salvage import Gap, salvage
@@ -34,8 +35,7 @@ from shard.storage.segments import write_stub
 from shard.storage.sources import FileSource
 from shard.storage.store import Name, SegmentStore
 from shard.storage.wal import CHECKSUM_BYTES, FRAME_HEAD, Frame
-from shard.transfer import read_shard
-from shard.verify import Scope, Verified, verify_shard
+from shard.transfer.boxes import read_shard
 from streams.protocol.commands import DeleteBox
 from tests.support.faultdisk import FaultDisk, sweep
 from tests.support.folders import FILE_BYTES, contents, write_folder

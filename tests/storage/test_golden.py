@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from shard.backup import ShardSource, Target
 from shard.core.machine import Outcome
-from shard.exports import write_export
-from shard.restore import Restoring
+from shard.offline.restore import Restoring
+from shard.offline.verify import Scope, verify_shard
 from shard.storage.cold import FolderCold
 from shard.storage.files import Disk
 from shard.storage.store import SegmentStore
-from shard.transfer import end_life, parts_of, read_shard
-from shard.verify import Scope, verify_shard
+from shard.transfer.backup import ShardSource, Target
+from shard.transfer.boxes import end_life, parts_of, read_shard
+from shard.transfer.exports import write_export
 from streams.cli.signing import load_verifier
 from streams.protocol import bulk, commands
 from streams.protocol.packed import pack

@@ -14,16 +14,16 @@ from typing import Any
 
 import pytest
 
-from shard.backup import ShardSource, Target
 from shard.core.machine import Machine
 from shard.core.routers.router_outbox import RouterOutbox
-from shard.exports import write_export
-from shard.restore import Restored, Restoring
+from shard.offline.restore import Restored, Restoring
+from shard.offline.verify import Scope, verify_shard
 from shard.storage.cold import FolderCold
 from shard.storage.files import Disk
 from shard.storage.store import Name, SegmentStore
-from shard.transfer import parts_of, read_shard
-from shard.verify import Scope, verify_shard
+from shard.transfer.backup import ShardSource, Target
+from shard.transfer.boxes import parts_of, read_shard
+from shard.transfer.exports import write_export
 from streams.protocol import forwards, queues, routers, streams
 from streams.protocol.forwards import Untie
 from streams.protocol.matches import Match

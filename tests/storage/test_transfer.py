@@ -14,12 +14,12 @@ import pytest
 
 from shard.core.changes import ShardState
 from shard.core.machine import Machine
-from shard.reshard import NoRoom, Plan, reshard
+from shard.offline.reshard import NoRoom, Plan, reshard
 from shard.storage.files import Corrupt, Disk, DiskLike
 from shard.storage.segments import list_stubs, write_stub
 from shard.storage.snapshot import Snapshots
 from shard.storage.store import Name, SegmentStore
-from shard.transfer import has_links, read_shard
+from shard.transfer.boxes import has_links, read_shard
 from streams.protocol import commands
 from streams.protocol.slots import SLOTS, slot_of
 from tests.support.faultdisk import FaultDisk

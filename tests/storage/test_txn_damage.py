@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from shard.exports import write_export
-from shard.repair import Repaired, repair_shard
+from shard.offline.repair import Repaired, repair_shard
 from shard.storage.store import SegmentStore
-from shard.transfer import parts_of, read_shard
+from shard.transfer.boxes import parts_of, read_shard
+from shard.transfer.exports import write_export
 from streams.protocol import bulk
 from streams.protocol.packed import pack
 from tests.support.faultdisk import FaultDisk

@@ -2,7 +2,7 @@
 
 `Driver` hands commands to a real `Machine`, keeps every change it makes as encoded frames (the very bytes
 that `shard/storage/frames.py` would log) and can recover another machine from any prefix of them, with or
-without a snapshot, by the steps of `shard/recovery.py`.
+without a snapshot, by the steps of `shard/recovery/recovery.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import msgspec
 from hypothesis import HealthCheck, settings
 
-from shard.commit_renderer import render_chunks
 from shard.core import changes
 from shard.core.boxes.box import Box
 from shard.core.boxes.log import Span
@@ -26,6 +25,7 @@ from shard.core.machine import Machine, Made, Missing, Outcome
 from shard.core.queues import record_moves as moves
 from shard.core.transactions.chunks import ChunksNotLoaded
 from shard.core.transactions.unrendered import NotRendered, UnrenderedRows
+from shard.recovery.commit_renderer import render_chunks
 from shard.storage import frames
 from shard.storage.files import DiskLike
 from shard.storage.segments import build_index, write_segment
@@ -371,7 +371,7 @@ class Driver:
 def recovered(
     log: list[Frame], state: ShardState | None = None, make: Callable[[], Machine] = Machine
 ) -> Machine:
-    """What `shard/recovery.py` makes of a snapshot and a log, without files."""
+    """What `shard/recovery/recovery.py` makes of a snapshot and a log, without files."""
     machine = replayed(log, state, make)
     machine.recovered(machine.lsn)
     machine.check()

@@ -1,7 +1,7 @@
 """Shards without processes: real machines behind the interface of a link, in the time that the test says.
 
-What `shard/engine.py` does with replies that wait, and reads that have nothing yet, is done here with one
-event that fires after every step: whoever waits looks again.
+What `shard/engine/engine.py` does with replies that wait, and reads that have nothing yet, is done here with
+one event that fires after every step: whoever waits looks again.
 """
 
 from __future__ import annotations

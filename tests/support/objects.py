@@ -15,17 +15,17 @@ from typing import Any, TypeVar
 import trio
 
 from shard.core.machine import Machine
-from shard.engine import Engine, EngineSettings
-from shard.recovery import recover
-from shard.restore import Restored
-from shard.restore_objects import RestoredObjects, RestoringObjects, find
+from shard.engine.engine import Engine, EngineSettings
+from shard.engine.uploads import Place
+from shard.offline.restore import Restored
+from shard.offline.restore_objects import RestoredObjects, RestoringObjects, find
+from shard.recovery.recovery import recover
 from shard.storage.cold import ColdStore, ColdUnavailable
 from shard.storage.files import Buffer, Disk
 from shard.storage.snapshot import Snapshots
 from shard.storage.store import SegmentStore
 from shard.storage.wal import Wal
-from shard.transfer import read_shard
-from shard.uploads import Place
+from shard.transfer.boxes import read_shard
 from streams.protocol import commands
 from streams.protocol.boxes import BoxPatch
 from streams.protocol.commands import Command, Reply

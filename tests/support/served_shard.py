@@ -13,10 +13,10 @@ from pathlib import Path
 import trio
 
 from shard.core.machine import Machine
-from shard.engine import Engine, EngineSettings
-from shard.peers import Peers
-from shard.recovery import Recovered, recover
-from shard.server import Server
+from shard.engine.engine import Engine, EngineSettings
+from shard.recovery.recovery import Recovered, recover
+from shard.server.peers import Peers
+from shard.server.server import Server
 from shard.storage.files import Disk
 from shard.storage.snapshot import Snapshots
 from shard.storage.store import SegmentStore

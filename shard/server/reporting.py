@@ -12,9 +12,9 @@ import trio
 
 from shard.core.boxes.box_statistics import BoxRates, Census
 from shard.core.machine import Machine
-from shard.engine import Engine
-from shard.pressure import ShardPressure
-from shard.timekeeper import Timekeeper
+from shard.engine.engine import Engine
+from shard.engine.timekeeper import Timekeeper
+from shard.server.pressure import ShardPressure
 from streams import process
 from streams.protocol import reports
 from streams.protocol.histogram import Histogram

@@ -26,8 +26,6 @@ from typing import Any, Protocol
 import structlog
 import trio
 
-from shard.cache import PayloadCache
-from shard.compaction import find_superseded, survey
 from shard.core import changes
 from shard.core.boxes.box import Box
 from shard.core.boxes.sealed import Segment
@@ -43,9 +41,11 @@ from shard.core.boxes.upkeep import (
     plan_seal,
 )
 from shard.core.machine import Machine, Made, Outcome
-from shard.faults import Faults
-from shard.retention import Pins
+from shard.engine.cache import PayloadCache
+from shard.engine.compaction import find_superseded, survey
+from shard.storage.faults import Faults
 from shard.storage.files import NO_SPACE, Corrupt
+from shard.storage.retention import Pins
 from shard.storage.store import Name, SegmentStore, Unreachable
 from streams.protocol.records import Batch
 

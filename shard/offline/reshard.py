@@ -27,13 +27,12 @@ import msgspec
 
 from shard.core.changes import BoxFacts
 from shard.core.machine import Machine
-from shard.lives import has_failed, life_of
-from shard.marks import MarkMerge, owners_of
+from shard.recovery.lives import has_failed, life_of
 from shard.storage import segmentindex
 from shard.storage.files import Corrupt, Disk, DiskLike
 from shard.storage.store import Name
 from shard.storage.wal import FILE_BYTES
-from shard.transfer import (
+from shard.transfer.boxes import (
     Parts,
     ShardBuilder,
     end_life,
@@ -42,6 +41,7 @@ from shard.transfer import (
     read_shard,
     servers_of,
 )
+from shard.transfer.marks import MarkMerge, owners_of
 from streams.protocol.slots import SLOTS, slot_of
 
 EXIT_FAILED, EXIT_REFUSED, EXIT_CORRUPT = 1, 2, 3
@@ -216,7 +216,7 @@ def _watch_parent(descriptor: int) -> None:
 
 
 def main() -> int:
-    from shard.__main__ import now_ms
+    from shard.offline.clock import now_ms
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all of us; the supervisor decides
     parser = argparse.ArgumentParser(allow_abbrev=False)

@@ -21,22 +21,22 @@ from typing import NamedTuple
 
 from pyroaring import BitMap64
 
-from shard.backup import Backup, BackupShard, BadSignature, Pause, Target, check_sha256
 from shard.core.boxes.box import Box
 from shard.core.boxes.log import SizedSeqs
 from shard.core.boxes.offline_edits import cut_after, live_runs
 from shard.core.boxes.sealed import Segment
 from shard.core.changes import BoxFacts, SegmentFacts, SeqsLost, SeqsReserved
 from shard.core.machine import Machine
-from shard.marks import MarkMerge, owners_of
-from shard.reconcile import Cut, Reconciler, loading, survey
+from shard.offline.reconcile import Cut, Reconciler, loading, survey
 from shard.storage import frames, segments
 from shard.storage.files import Corrupt, DiskLike, remove_tree
 from shard.storage.segmentindex import digest_of
 from shard.storage.snapshot import Snapshots
 from shard.storage.store import Name, SegmentStore
 from shard.storage.wal import FILE_BYTES
-from shard.transfer import ShardBuilder, end_life, parts_of, read_shard, servers_of
+from shard.transfer.backup import Backup, BackupShard, BadSignature, Pause, Target, check_sha256
+from shard.transfer.boxes import ShardBuilder, end_life, parts_of, read_shard, servers_of
+from shard.transfer.marks import MarkMerge, owners_of
 from streams.protocol.records import Batch
 from streams.protocol.slots import slot_of
 

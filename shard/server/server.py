@@ -33,11 +33,11 @@ import msgspec
 import structlog
 import trio
 
-from shard.answers import LINK_LIMITS, PEER_LIMITS, AnswerPool
-from shard.engine import Engine, Ticket
-from shard.peers import HELLO_BYTES_MAX, HELLO_S, Peer, Peers
-from shard.pressure import ShardPressure
-from shard.recent_times import RecentTimes
+from shard.engine.engine import Engine, Ticket
+from shard.server.answers import LINK_LIMITS, PEER_LIMITS, AnswerPool
+from shard.server.peers import HELLO_BYTES_MAX, HELLO_S, Peer, Peers
+from shard.server.pressure import ShardPressure
+from shard.server.recent_times import RecentTimes
 from streams.protocol import bulk_requests, requests, wire
 from streams.protocol.appends import RecordLimits
 from streams.protocol.bulk import LOCAL, BoxResult, Caller, ColumnsPut

@@ -12,8 +12,8 @@ import time
 
 import trio
 
-from shard.engine import Engine
-from shard.recent_times import RecentTimes
+from shard.engine.engine import Engine
+from shard.server.recent_times import RecentTimes
 from streams.protocol import pressure
 from streams.protocol.errors import Throttled
 from streams.protocol.reports import PressureReport

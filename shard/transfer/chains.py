@@ -19,12 +19,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from shard.backup import Backup, Target
-from shard.marks import owners_of
 from shard.storage import objectlog
 from shard.storage.cold import ColdStore
 from shard.storage.files import DiskLike
 from shard.storage.objectlog import ChainName, LogName
+from shard.transfer.backup import Backup, Target
+from shard.transfer.marks import owners_of
 from streams.protocol.slots import SLOTS
 
 

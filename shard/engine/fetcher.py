@@ -24,14 +24,14 @@ from queue import SimpleQueue
 
 import structlog
 
-from shard.cache import PayloadCache
-from shard.committer import Post
 from shard.core.boxes.sealed import NotLoaded, Segment, Unfinished
 from shard.core.changes import TxnHeld
 from shard.core.machine import Machine, Missing
 from shard.core.transactions.chunks import Chunk, ChunksNotLoaded
 from shard.core.transactions.unrendered import NotRendered
-from shard.faults import Faults
+from shard.engine.cache import PayloadCache
+from shard.engine.committer import Post
+from shard.storage.faults import Faults
 from shard.storage.files import Corrupt
 from shard.storage.store import Name, SegmentStore, Unreachable
 from streams.protocol.commands import Match

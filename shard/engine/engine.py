@@ -42,27 +42,27 @@ import msgspec
 import structlog
 import trio
 
-from shard.cache import PayloadCache
-from shard.commit_renderer import CommitRenderer, chunk_reader
-from shard.committer import APPEND_NOW_BYTES_MAX, CommitFailed, Committer, CommitterStatistics
 from shard.core.boxes.priority import HELD_UP_TO, Pacing
 from shard.core.boxes.upkeep import HotPolicy, SealPolicy
 from shard.core.changes import ShardState
 from shard.core.machine import Machine, Missing, Outcome
 from shard.core.queues.jobs import PASS_JOBS_MAX
 from shard.core.transactions.unrendered import NotRendered
-from shard.disk_space import LOOK_S, LOOK_SHORT_S, DiskSpace, Level
-from shard.exports import Exports
-from shard.faults import Faults
-from shard.fetcher import READ_BYTES, Brought, Done, Fetcher, is_in_cold_store
-from shard.retention import Retention, names_in
+from shard.engine.cache import PayloadCache
+from shard.engine.committer import APPEND_NOW_BYTES_MAX, CommitFailed, Committer, CommitterStatistics
+from shard.engine.disk_space import LOOK_S, LOOK_SHORT_S, DiskSpace, Level
+from shard.engine.fetcher import READ_BYTES, Brought, Done, Fetcher, is_in_cold_store
+from shard.engine.upkeep import Upkeep
+from shard.engine.waiting import Waiting, WaitingClaims
+from shard.recovery.commit_renderer import CommitRenderer, chunk_reader
 from shard.storage import frames
+from shard.storage.faults import Faults
 from shard.storage.files import NO_SPACE, Corrupt, DiskLike, parent_of
+from shard.storage.retention import Retention, names_in
 from shard.storage.snapshot import Snapshots
 from shard.storage.store import Name, SegmentStore
 from shard.storage.wal import FrameParts, Wal
-from shard.upkeep import Upkeep
-from shard.waiting import Waiting, WaitingClaims
+from shard.transfer.exports import Exports
 from streams import process
 from streams.protocol.bulk import Locate, States, TxnCommit
 from streams.protocol.commands import Command, Diff, Follow, GetRecord, GetState, GetTail, ListBoxes, Reply
@@ -81,7 +81,7 @@ from streams.protocol.reports import ObjectsReport
 from streams.protocol.streams import AppendStream
 
 if TYPE_CHECKING:
-    from shard.uploads import Place, Uploads
+    from shard.engine.uploads import Place, Uploads
 
 log = structlog.get_logger()
 
@@ -274,7 +274,7 @@ class Engine:
         )
         self._uploads: Uploads | None = None
         if place is not None:
-            from shard.uploads import Uploads  # brings obstore along, which takes a while to import
+            from shard.engine.uploads import Uploads  # brings obstore along, which takes a while to import
 
             self._uploads = Uploads(
                 machine,

@@ -17,19 +17,19 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import NamedTuple
 
-from shard import chains
-from shard.chains import Told
 from shard.core.boxes.box import Box
 from shard.core.boxes.offline_edits import fitted
 from shard.core.changes import BoxFacts, Change, UploadsMoved
 from shard.core.machine import Machine
-from shard.reconcile import loading
-from shard.restore import Report, Restored, Restoring, scratch_of
+from shard.offline.reconcile import loading
+from shard.offline.restore import Report, Restored, Restoring, scratch_of
 from shard.storage import objectlog
 from shard.storage.cold import ColdDamaged, ColdMissing, ColdStore
 from shard.storage.files import Corrupt, DiskLike, remove_tree
 from shard.storage.objectlog import LogName, ObjectLog
 from shard.storage.wal import FILE_BYTES
+from shard.transfer import chains
+from shard.transfer.chains import Told
 from streams.protocol.slots import slot_of
 
 #: Objects that are fetched at once: each takes a round trip, and they are small.

@@ -32,10 +32,10 @@ import trio
 
 from shard.core.machine import Machine
 from shard.core.outcome import Outcome
-from shard.move_hold import MoveHold
-from shard.retention import Pins, names_in
 from shard.storage.files import DiskLike, remove_tree
-from shard.transfer import Parts, ShardBuilder, begin_parts, end_parts, servers_of
+from shard.storage.retention import Pins, names_in
+from shard.transfer.boxes import Parts, ShardBuilder, begin_parts, end_parts, servers_of
+from shard.transfer.move_hold import MoveHold
 from streams.protocol import wire
 from streams.protocol.errors import InvalidRequest, NotFound, ShuttingDown, StreamsError, Throttled
 from streams.protocol.names import shown

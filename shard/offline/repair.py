@@ -53,8 +53,9 @@ from shard.core.machine import Machine
 from shard.core.transactions.commits import render_step
 from shard.core.transactions.state import Mark
 from shard.core.transactions.unrendered import UnrenderedRows
-from shard.lives import has_failed
-from shard.reconcile import Corrections, Made, Reconciler
+from shard.offline.reconcile import Corrections, Made, Reconciler
+from shard.offline.verify import name_of
+from shard.recovery.lives import has_failed
 from shard.storage import frames, segmentindex, segments
 from shard.storage.files import Corrupt, DiskLike
 from shard.storage.salvage import Gap, salvage
@@ -63,8 +64,7 @@ from shard.storage.snapshot import Snapshots
 from shard.storage.sources import FileSource, Source
 from shard.storage.store import Name, SegmentStore, Unreachable, segment_of
 from shard.storage.wal import FILE_BYTES, Frame, Wal
-from shard.transfer import ShardBuilder, end_life, parts_of, read_shard, servers_of
-from shard.verify import name_of
+from shard.transfer.boxes import ShardBuilder, end_life, parts_of, read_shard, servers_of
 from streams.protocol.records import Batch
 
 if TYPE_CHECKING:

@@ -27,12 +27,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from shard.commit_renderer import chunk_reader, finish_commits
 from shard.core.boxes.box import Box
 from shard.core.capture import Capture
 from shard.core.changes import BatchKept, BoxFacts, Change, MarkFacts, ShardState, ShardStopped
 from shard.core.machine import Machine
-from shard.recovery import OpenSegment, Recovered, recover
+from shard.recovery.commit_renderer import chunk_reader, finish_commits
+from shard.recovery.recovery import OpenSegment, Recovered, recover
 from shard.storage import frames, segments
 from shard.storage.files import Corrupt, DiskLike, parent_of
 from shard.storage.snapshot import Snapshots

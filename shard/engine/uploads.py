@@ -29,19 +29,19 @@ import structlog
 import trio
 from xxhash import xxh3_64_intdigest
 
-from shard import chains
-from shard.backup import ShardSource
 from shard.core.changes import BoxFacts
 from shard.core.machine import Machine
 from shard.core.objects.replication import Pending
 from shard.core.outcome import Outcome
-from shard.exports import write_export
 from shard.storage import objectlog
 from shard.storage.cold import ColdError, ColdStore
 from shard.storage.files import Corrupt, DiskLike, remove_tree
 from shard.storage.objectlog import ChainName, LogName
 from shard.storage.store import Name, SegmentStore, Unreachable
-from shard.transfer import Parts, parts_of
+from shard.transfer import chains
+from shard.transfer.backup import ShardSource
+from shard.transfer.boxes import Parts, parts_of
+from shard.transfer.exports import write_export
 from streams.protocol.reports import ObjectsReport
 
 log = structlog.get_logger()

@@ -1,0 +1,1 @@
+"""Tools for folders that no shard serves: restore, repair, verify, inspect, reshard."""

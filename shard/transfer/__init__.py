@@ -1,0 +1,8 @@
+"""Boxes out of a shard and into one: what backups, resharding, repair and the object store have in common.
+
+boxes         a folder as boxes, and boxes as a folder
+exports       the state of a running shard, held still while it is read; move_hold keeps moves out of it
+backup        what a backup is made of, taking one, listing and pruning them
+chains        the chains of an object store
+marks         marks of transactions when boxes change their shard
+"""
