@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import heapq
 from array import array
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -41,12 +40,14 @@ from shard.core.boxes.sealed import UNFINISHED, NotLoaded, Segment, TagsNotLoade
 from shard.core.boxes.unsealed import Unsealed
 from shard.core.capture import Capture
 from shard.core.changes import Change, SegmentFacts, ShardState
+from shard.core.durability import Answer, Durability, Stage
 from shard.core.limits.quota import Quota
 from shard.core.limits.usage import Usage
-from shard.core.objects.replication import OPENING, Staged, Uploading
+from shard.core.objects.replication import OPENING, Uploading
 from shard.core.outcome import Made as Made
 from shard.core.outcome import Missing as Missing
 from shard.core.outcome import Outcome as Outcome
+from shard.core.outcome import reply_after
 from shard.core.queues.jobs import Jobs
 from shard.core.queues.queue import ADVANCE_MAX, Queue
 from shard.core.queues.record_moves import Moves
@@ -113,21 +114,6 @@ class Wanted(NamedTuple):
     held: set[int]
 
 
-class _Pending(NamedTuple):
-    lsn: int
-    box: Box
-    seq: int
-    ts: int = 0
-
-
-class _Rests(NamedTuple):
-    """What a reply waits for: an lsn, or 0 for nothing, and what is to become of it."""
-
-    lsn: int
-    until_durable: bool = False
-    until_uploaded: bool = False
-
-
 class Machine:
     def __init__(
         self,
@@ -148,8 +134,7 @@ class Machine:
         self.boxes: SortedDict[str, Box] = SortedDict()
         self.generations: dict[int, Box] = {}
         self.lsn = 0
-        self.logged_lsn = 0
-        self.durable_lsn = 0
+        self.durability = Durability(on_shown=self._on_shown)
         self.last_generation = 0
         self.boxes_max = boxes_max
         self._quota = Quota(bytes_max) if bytes_max else None
@@ -178,20 +163,15 @@ class Machine:
         self.tally = TallyReport()
         self._keys = 0
         self._key_expiry = KeyExpiry()
-        self._deleted_lsn = 0
-        #: The snapshot that is being taken.
         #: Snapshots that are being taken.
         self._captures: list[Capture] = []
-        # Visibility that waits: in lsn order, because lsns are given in order.
-        self._until_logged: deque[_Pending] = deque()
-        self._until_durable: deque[_Pending] = deque()
-        self._reservations: deque[_Pending] = deque()
         # (when, generation): when a box has something to expire. Entries may be out of date; a tick looks.
         self._deadlines: list[tuple[int, int]] = []
         self._deadline_of: dict[int, int] = {}
         self.uploading = Uploading(
             self, is_enabled=has_store, registers=streams_in_store, backlog_bytes_max=backlog_bytes_max
         )
+        self.durability.use_store(self.uploading)
         self.forwarding = Forwarding(self)
         self.routers = Routers(self, routers_max)
         self._handlers: dict[type[Any], Callable[[Any, int, Made], Outcome]] = {
@@ -289,22 +269,22 @@ class Machine:
 
     def logged(self, lsn: int) -> list[str]:
         """Everything up to `lsn` is in the file. Returns the boxes whose readers may see more."""
-        self.logged_lsn = max(self.logged_lsn, lsn)
-        return self._show(self._until_logged, lsn)
+        return self.durability.logged(lsn)
 
     def durable(self, lsn: int) -> list[str]:
         """Everything up to `lsn` is on the disk. Returns the boxes whose readers may see more."""
-        self.logged_lsn = max(self.logged_lsn, lsn)
-        self.durable_lsn = max(self.durable_lsn, lsn)
-        reservations = self._reservations
-        while reservations and reservations[0].lsn <= lsn:
-            pending = reservations.popleft()
-            if pending.lsn == pending.box.reserved_lsn:  # a later one may take back what this one gave
-                pending.box.reserved_durable_seq = pending.seq
-        shown = self._show(self._until_logged, lsn) + self._show(self._until_durable, lsn)
+        shown = self.durability.durable(lsn)
         if self.moves.durable(lsn):
             shown.append(forwards.CARRIER)
         return shown
+
+    @property
+    def logged_lsn(self) -> int:
+        return self.durability.logged_lsn
+
+    @property
+    def durable_lsn(self) -> int:
+        return self.durability.durable_lsn
 
     def next_deadline_ms(self) -> int | None:
         soonest = self._next_box_ms()
@@ -500,39 +480,19 @@ class Machine:
 
     @property
     def shows_when_logged(self) -> bool:
-        """Whether readers get something when what is staged is logged."""
-        return bool(self._until_logged)
+        """True if readers get something when what is staged is logged."""
+        return self.durability.shows_when_logged
 
-    def _as_durable_as(self, box: Box, lsn: int) -> _Rests:
-        """What a reply resting on `lsn` of this box waits for."""
-        if box.is_memory:  # its records rest on nothing, the box itself on its creation
-            return _Rests(box.config_lsn, True) if box.config_lsn > self.durable_lsn else _Rests(0)
-        if box.is_object:
-            waits_for = self.uploading.rests_on(lsn)
-            return _Rests(waits_for, True, True) if waits_for else _Rests(0)
-        # A disk box may have writes that wait for the disk; nothing may tell of them before they do.
-        until_durable = box.config.durability == "fsync" or (
-            box.is_disk and box.staged_durable_lsn > self.durable_lsn
-        )
-        done = self.durable_lsn if until_durable else self.logged_lsn
-        return _Rests(0) if lsn <= done else _Rests(lsn, until_durable)
-
-    def _listed_lsn(self, box: Box, lsn: int) -> int:
-        """What a list waits for that shows this box. It does not wait for the object store: it would stand
-        still as long as that does, for all boxes."""
-        if box.is_object:
-            return lsn if lsn > self.durable_lsn else 0
-        return self._as_durable_as(box, lsn).lsn
+    def _on_shown(self, box: Box) -> bool:
+        return self.forwarding.note(box)
 
     def _answer(self, box: Box, reply: Reply | StreamsError, made: Made, lsn: int) -> Outcome:
-        waits_for, until_durable, until_uploaded = self._as_durable_as(box, lsn)
-        return Outcome(made, reply, waits_for, until_durable, until_uploaded=until_uploaded)
+        """A reply that rests on records of this box, up to the change `lsn`."""
+        return reply_after(self.durability.wait_for(Answer.RECORDS, box, lsn), made, reply)
 
-    def when_registered(self, reply: Any, lsn: int, made: Made) -> Outcome:
-        """An answer about what belongs to no box."""
-        if self.uploading.registers:
-            return Outcome(made, reply, self.uploading.rests_on(lsn), True, until_uploaded=True)
-        return Outcome(made, reply, lsn if lsn > self.durable_lsn else 0, True)
+    def when_registered(self, reply: Reply | StreamsError, lsn: int, made: Made) -> Outcome:
+        """A reply about a register (of routers, basins, access tokens), whose last change is `lsn`."""
+        return reply_after(self.durability.wait_for_register(lsn), made, reply)
 
     def _wait(self, made: Made, not_before_ms: int = 0) -> Outcome:
         """Nothing to answer yet."""
@@ -546,27 +506,8 @@ class Machine:
         return self._answer_absent(getattr(command, "box", ""), error, made)
 
     def _answer_absent(self, name: str, reply: Reply | StreamsError, made: Made) -> Outcome:
-        """An answer that says of a box that it is not there."""
-        uploading_lsn = self.uploading.deletion_of(name) if self.uploading.is_on else 0
-        if uploading_lsn:
-            return Outcome(made, reply, uploading_lsn, True, until_uploaded=True)
-        return Outcome(made, reply, self._undone_deletion_lsn(), True)
-
-    def _undone_deletion_lsn(self) -> int:
-        """What an answer waits for that says of a box that it is not there; 0 = nothing."""
-        return self._deleted_lsn if self._deleted_lsn > self.durable_lsn else 0
-
-    def _show(self, pending: deque[_Pending] | deque[Staged], lsn: int) -> list[str]:
-        shown: list[str] = []
-        while pending and pending[0].lsn <= lsn:
-            entry = pending.popleft()
-            log = entry.box.log
-            if entry.seq > log.visible_seq:  # else the box went to memory meanwhile, where all is shown
-                log.show(entry.seq, entry.ts)
-                shown.append(entry.box.name)
-                if entry.box.outboxes and self.forwarding.note(entry.box):
-                    shown.append(forwards.CARRIER)
-        return shown
+        """A reply that says of a box that it is not there."""
+        return reply_after(self.durability.wait_for_absence(name), made, reply)
 
     # -- limits
 
@@ -626,17 +567,12 @@ class Machine:
                 self.usage.require(command.account, "boxes")
             created = self._plan_box(command.box, command.patch, now_ms)
             lsn = self._log(created, made)
-            return Outcome(
-                made,
-                commands.BoxPut(command.box, True, created.config),
-                lsn,
-                True,
-                until_uploaded=created.config.durability == "object",
-            )
+            put = commands.BoxPut(command.box, True, created.config)
+            return reply_after(self.durability.wait_for_config(lsn, created.config.durability), made, put)
         self._expire(box, now_ms, made)  # by the old TTL: what has expired stays expired
         config = merge(box.config, command.patch, box=command.box, exists=True)
         self._check_class(config, box)
-        until_uploaded = box.is_object or config.durability == "object"
+        old_class = box.config.durability
         if config != box.config:
             self._configure(box, config, made)
         # Also when nothing changes: a crash may have kept an earlier config and lost what it brought about.
@@ -646,10 +582,9 @@ class Machine:
         self._expire(box, now_ms, made)
         self._watch(box)
         lsn = max(box.config_lsn, made[-1][0] if made else 0)
-        waits_for = self.uploading.rests_on(lsn) if until_uploaded else lsn if lsn > self.durable_lsn else 0
+        wait = self.durability.wait_for_config(lsn, old_class, config.durability)
         wakes = (box.name,) if box.is_memory else ()
-        reply = commands.BoxPut(command.box, False, config)
-        return Outcome(made, reply, waits_for, True, wakes, until_uploaded=until_uploaded)
+        return reply_after(wait, made, commands.BoxPut(command.box, False, config), wakes)
 
     def _configure(self, box: Box, config: BoxConfig, made: Made) -> None:
         was_memory = box.is_memory
@@ -695,7 +630,7 @@ class Machine:
     def _list_boxes(self, command: commands.ListBoxes, now_ms: int, made: Made) -> Outcome:
         page: list[dict[str, Any]] = []
         more = False
-        waits_for = self._undone_deletion_lsn()
+        listed: list[tuple[Box, int]] = []
         start = max(command.prefix, command.after)
         for name in self.boxes.irange(minimum=start):
             if not name.startswith(command.prefix):
@@ -710,9 +645,9 @@ class Machine:
                 self._expire(box, now_ms, made)
             except NotLoaded:
                 pass  # a tick will see to it; a list does not wait for payloads
-            waits_for = max(waits_for, self._listed_lsn(box, box.floor_lsn))
+            listed.append((box, box.floor_lsn))
             page.append(self._listed(box, now_ms))
-        return Outcome(made, commands.BoxPage(page, more), waits_for, True)
+        return reply_after(self.durability.wait_for_list(listed), made, commands.BoxPage(page, more))
 
     def _listed(self, box: Box, now_ms: int) -> dict[str, Any]:
         count, size = box.log.visible_totals()
@@ -738,7 +673,8 @@ class Machine:
         origins = self.forwarding.routers_of(box)
         lsn = self._log(changes.BoxDeleted(box.generation), made)
         gone = commands.BoxGone(command.box, True, origins)
-        return Outcome(made, gone, lsn, True, (command.box,), until_uploaded=box.is_object)
+        wait = self.durability.wait_for_config(lsn, box.config.durability)
+        return reply_after(wait, made, gone, (command.box,))
 
     # -- records
 
@@ -829,16 +765,8 @@ class Machine:
             if box.outboxes and self.forwarding.note(box):
                 wakes = (box.name, forwards.CARRIER)
             return self._answer(box, reply, made, 0)._replace(wakes=wakes)
-        if box.is_object:  # `_apply_appended` has noted when it is for readers
-            return Outcome(made, reply, lsn, True, until_uploaded=True)
-        until_durable = box.config.durability == "fsync" or self._must_wait_for_disk(box, last_seq)
-        pending = _Pending(lsn, box, last_seq, batch.last_ts)
-        if until_durable:
-            box.staged_durable_lsn = lsn
-            self._until_durable.append(pending)
-        else:
-            self._until_logged.append(pending)
-        return Outcome(made, reply, lsn, until_durable)
+        stage = self.durability.show_append(box, lsn, last_seq, batch.last_ts)
+        return Outcome(made, reply, lsn, stage is not Stage.LOGGED, (), 0, (), stage is Stage.STORED)
 
     def _reserve(self, box: Box, last_seq: int, made: Made) -> bool:
         """Reserves seqs of a disk box if a write up to `last_seq` asks for it. Ahead of the write, so that
@@ -847,18 +775,6 @@ class Machine:
             return False
         self._log(changes.SeqsReserved(box.generation, last_seq + RESERVE_SEQS), made)
         return True
-
-    def _must_wait_for_disk(self, box: Box, last_seq: int) -> bool:
-        """Whether a write to a disk box has to wait for the disk after all: its ceiling is not durable yet,
-        or an earlier write is waiting and must not be overtaken."""
-        return last_seq > box.reserved_durable_seq or box.staged_durable_lsn > self.durable_lsn
-
-    def _show_when_durable(self, lsn: int, box: Box) -> None:
-        """Readers may have all that the box has now when this lsn is durable, and not before."""
-        if box.is_object:  # when it is in the store
-            return
-        box.staged_durable_lsn = lsn
-        self._until_durable.append(_Pending(lsn, box, box.log.head_seq, box.log.last_ts))
 
     def _diff(self, command: commands.Diff, now_ms: int, made: Made) -> Outcome:
         box = self._found(command.box, now_ms, made)
@@ -884,10 +800,8 @@ class Machine:
             return Outcome(made, None)
         box.last_read_ms = now_ms
         self._count_read(page)
-        if command.strong and not box.is_object:
-            waits_for = box.floor_lsn if box.floor_lsn > self.durable_lsn else 0
-            return Outcome(made, page, waits_for, True)
-        return self._answer(box, page, made, box.floor_lsn)
+        answer = Answer.STRONG_READ if command.strong else Answer.RECORDS
+        return reply_after(self.durability.wait_for(answer, box, box.floor_lsn), made, page)
 
     def _count_read(self, reply: commands.Records) -> None:
         tally = self.tally
@@ -975,7 +889,7 @@ class Machine:
         self.generations[change.generation] = box
         self.last_generation = max(self.last_generation, change.generation)
         self.not_recreated.pop(change.name, None)
-        self._note_reservation(box, lsn)
+        self.durability.note_reservation(box, lsn)
         self._watch(box)
 
     def _apply_configured(self, change: changes.BoxConfigured, lsn: int) -> None:
@@ -984,7 +898,7 @@ class Machine:
         box.configured(change, lsn)
         self._key_expiry.watch(box)  # the window may be shorter now
         if change.reserved_seq:
-            self._note_reservation(box, lsn)
+            self.durability.note_reservation(box, lsn)
         if box.is_memory:  # where a record is visible as soon as it has a seq
             box.log.show(box.log.head_seq, box.log.last_ts)
         if box.is_object:
@@ -1009,7 +923,7 @@ class Machine:
     def _apply_deleted(self, change: changes.BoxDeleted, lsn: int) -> None:
         box = self.generations.pop(change.generation)
         del self.boxes[box.name]
-        self._deleted_lsn = lsn
+        self.durability.note_deletion(lsn)
         self._deadline_of.pop(change.generation, None)
         self._keys -= len(box.keys)
         self._key_expiry.forget(change.generation)
@@ -1141,11 +1055,7 @@ class Machine:
         box = self.generations[change.generation]
         box.reserved_seq = change.reserved_seq
         box.reserved_durable_seq = min(box.reserved_durable_seq, change.reserved_seq)
-        self._note_reservation(box, lsn)
-
-    def _note_reservation(self, box: Box, lsn: int) -> None:
-        box.reserved_lsn = lsn
-        self._reservations.append(_Pending(lsn, box, box.reserved_seq))
+        self.durability.note_reservation(box, lsn)
 
     def _apply_lost(self, change: changes.SeqsLost, lsn: int) -> None:
         box = self.generations[change.generation]
@@ -1278,7 +1188,7 @@ class Machine:
                 if lsn:
                     wanted.batches[lsn] = box
             wanted.segments.extend((box, segment) for segment in facts.segments)
-            self._note_reservation(box, state.lsn)
+            self.durability.note_reservation(box, state.lsn)
         self.uploading.restore(state, self.boxes.values())
         return wanted
 
@@ -1326,7 +1236,8 @@ class Machine:
         self.usage.check()
         assert self._keys == sum(len(box.keys) for box in self.boxes.values()), "KEYS"
         self._key_expiry.check(self.boxes.values())
-        assert self.durable_lsn <= self.logged_lsn <= self.lsn, "LSN"
+        assert self.logged_lsn <= self.lsn, "LSN"
+        self.durability.check()
         stored = [box for box in self.boxes.values() if not box.is_memory and box.log.tail.records]
         assert {box.generation for box in stored} == set(self.unsealed), "UNSEALED"
         self.unsealed.check()

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from shard.core.boxes.sealed import NotLoaded, TagsNotLoaded, Unfinished
 from shard.core.changes import Change
+from shard.core.durability import Wait
 from shard.core.transactions.chunks import ChunksNotLoaded
 from streams.protocol.commands import Reply
 from streams.protocol.errors import StreamsError
@@ -40,3 +41,9 @@ class Outcome(NamedTuple):
     needs: tuple[Missing, ...] = ()
     until_uploaded: bool = False
     afterthoughts: bool = False
+
+
+def reply_after(wait: Wait, made: Made, reply: Reply | StreamsError, wakes: tuple[str, ...] = ()) -> Outcome:
+    """A reply that goes when `durability.py` says that it may."""
+    lsn, until_durable, until_uploaded = wait
+    return Outcome(made, reply, lsn, until_durable, wakes, 0, (), until_uploaded)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from shard.core.boxes.sealed import NotLoaded
-from shard.core.outcome import Made, Outcome
+from shard.core.outcome import Made, Outcome, reply_after
 from streams.protocol import bulk
 from streams.protocol.commands import Scan
 
@@ -38,7 +38,7 @@ class Scanning:
         machine = self._machine
         found: list[bulk.BoxPosition] = []
         more = False
-        waits_for = machine._undone_deletion_lsn()
+        listed: list[tuple[Box, int]] = []
         for box in self._named(command):
             if len(found) == command.limit:
                 more = True
@@ -47,9 +47,9 @@ class Scanning:
                 machine._expire(box, now_ms, made)
             except NotLoaded:
                 pass  # a tick will see to it; a list does not wait for payloads
-            waits_for = max(waits_for, machine._listed_lsn(box, box.floor_lsn))
+            listed.append((box, box.floor_lsn))
             found.append(_position(box))
-        return Outcome(made, bulk.Positions(found, more), waits_for, True)
+        return reply_after(machine.durability.wait_for_list(listed), made, bulk.Positions(found, more))
 
     def _named(self, command: bulk.States) -> Iterator[Box]:
         boxes = self._machine.boxes
@@ -65,17 +65,17 @@ class Scanning:
     def _locate(self, command: bulk.Locate, now_ms: int, made: Made) -> Outcome:
         machine = self._machine
         found: list[tuple[int, int] | None] = []
-        waits_for = machine._undone_deletion_lsn()
+        listed: list[tuple[Box, int]] = []
         for name, ts in command.wanted:
             box: Box | None = machine.boxes.get(name)
             if box is None:
                 found.append(None)
                 continue
             machine._expire(box, now_ms, made)
-            waits_for = max(waits_for, machine._listed_lsn(box, box.floor_lsn))
+            listed.append((box, box.floor_lsn))
             seq = min(box.log.first_seq_at(ts), box.log.visible_seq + 1)
             found.append((box.generation, max(seq, box.visible_earliest_seq)))
-        return Outcome(made, bulk.Located(found), waits_for, True)
+        return reply_after(machine.durability.wait_for_list(listed), made, bulk.Located(found))
 
 
 def _position(box: Box) -> bulk.BoxPosition:

@@ -92,15 +92,6 @@ class Pending(NamedTuple):
     size: int
 
 
-class Staged(NamedTuple):
-    """A box may show `seq` when `lsn` is in the store."""
-
-    lsn: int
-    box: Box
-    seq: int
-    ts: int
-
-
 class Uploading:
     def __init__(
         self,
@@ -129,7 +120,6 @@ class Uploading:
         self.needs_base_lsn = 0
         self._pending: deque[Pending] = deque()
         self.pending_bytes = 0
-        self._until_uploaded: deque[Staged] = deque()
         #: Names of object boxes whose deletion is on its way there.
         self._deleted: dict[str, int] = {}
         self._woken: list[str] = []
@@ -162,10 +152,6 @@ class Uploading:
     def deletion_of(self, name: str) -> int:
         """What an answer waits for that says of a box that it is not there; 0 = nothing of this kind."""
         lsn = self._deleted.get(name, 0)
-        return lsn if lsn > self.position else 0
-
-    def rests_on(self, lsn: int) -> int:
-        """The same of an answer that rests on a change."""
         return lsn if lsn > self.position else 0
 
     @property
@@ -272,13 +258,13 @@ class Uploading:
 
     def stage(self, box: Box, lsn: int) -> None:
         """What the box has now is for its readers when `lsn` is in the store."""
-        self._until_uploaded.append(Staged(lsn, box, box.log.head_seq, box.log.last_ts))
+        self._machine.durability.show_when_stored(box, lsn, box.log.head_seq, box.log.last_ts)
 
     def stage_upto(self, box: Box, lsn: int, seq: int) -> None:
         """The same of what the box has up to `seq`, of rows that were rendered later than others."""
         last = next(iter(box.log.spans(seq)), None)
         ts = box.log.last_ts if last is None else last.last_ts
-        self._until_uploaded.append(Staged(lsn, box, seq, ts))
+        self._machine.durability.show_when_stored(box, lsn, seq, ts)
 
     # -- what has arrived
 
@@ -307,7 +293,7 @@ class Uploading:
             self.pending_bytes -= self._pending.popleft().size
         for name in [name for name, deleted in self._deleted.items() if deleted <= change.lsn]:
             del self._deleted[name]
-        self._woken = self._machine._show(self._until_uploaded, change.lsn)
+        self._woken = self._machine.durability.stored(change.lsn)
 
     # -- lives
 

@@ -28,6 +28,8 @@ from pyroaring import BitMap64
 from shard.core import changes
 from shard.core.boxes.log import Log
 from shard.core.boxes.sealed import NotLoaded
+from shard.core.durability import Answer
+from shard.core.outcome import Made, Outcome, reply_after
 from shard.core.routers.outbox import EXAMINE_MAX, PARCEL_BYTES_MAX, Load, Outbox
 from streams.protocol import queues
 from streams.protocol.errors import NotAQueue
@@ -37,7 +39,6 @@ from streams.protocol.records import JSON, Batch, metas_of, with_meta
 if TYPE_CHECKING:
     from shard.core.boxes.box import Box
     from shard.core.machine import Machine
-    from shard.core.outcome import Made, Outcome
 
 _FROM, _DELIVERIES, _SRC_SEQ = "$dead_letter_from", "$dead_letter_deliveries", "$dead_letter_src_seq"
 
@@ -257,11 +258,11 @@ class Moves:
             lsn = self._machine._stage(change, box, made)
         line = box.moves.get((command.to, False))
         reply = queues.RequeuePlanned(box.name, len(seqs), line.last if line is not None else 0)
-        # Nothing leaves before the plan is on the disk, so the answer sees to it that this is soon.
-        outcome = self._machine._answer(box, reply, made, max(lsn, box.floor_lsn))
-        if not lsn or box.is_object:
-            return outcome
-        return outcome._replace(waits_for_lsn=lsn, until_durable=True)
+        # Nothing leaves before the plan is on the disk, so the reply asks for a sync.
+        wait = self._machine.durability.wait_for(
+            Answer.MOVE if lsn else Answer.RECORDS, box, max(lsn, box.floor_lsn)
+        )
+        return reply_after(wait, made, reply)
 
     def _find_letters(self, box: Box, to: str, count: int, now_ms: int) -> list[int]:
         """The oldest records that died in `to`, are not on their way yet, and that no worker has."""

@@ -15,7 +15,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from shard.core import changes
-from shard.core.outcome import Made, Outcome
+from shard.core.durability import Answer
+from shard.core.outcome import Made, Outcome, reply_after
 from shard.core.queues.record_moves import Line
 from shard.core.routers import copy_sources
 from shard.core.routers.copy_sources import Origin
@@ -78,7 +79,7 @@ class Forwarding:
         known = self._standing(box, head)
         if not copy_sources.fits(known, head):
             answer = Forwarded(known.life, known.position, known.total, box.generation)
-            return self._when_kept(box, machine._answer(box, answer, made, box.last_lsn), box.last_lsn)
+            return self._confirm(box, answer, made)
         if box.fencing_token:
             raise FencingTokenMismatch(f"{box.name} is fenced: copies have no token", field="fencing_token")
         change = _plan_copies(box, command, known, now_ms) if head.count else None
@@ -91,19 +92,17 @@ class Forwarding:
         answer = Forwarded(head.life, head.upto, known.total + head.count, box.generation)
         if change is not None:
             written = machine._write(command, box, change, created is not None, made)
-            return self._when_kept(box, written._replace(reply=answer), box.last_lsn)
+            return self._confirm(box, answer, made, written.wakes)
         lost = known.lost + head.lost
         moved = changes.OriginMoved(box.generation, head.origin, head.life, head.upto, lost)
-        lsn = machine._stage(moved, box, made)
-        return self._when_kept(box, machine._answer(box, answer, made, lsn), lsn)
+        machine._stage(moved, box, made)
+        return self._confirm(box, answer, made)
 
-    def _when_kept(self, box: Box, outcome: Outcome, lsn: int) -> Outcome:
-        """A source that was told how far a disk box is never looks again, so it is told what no power cut can
-        take. Readers have the copies as soon as in any disk box."""
-        if not box.is_disk:
-            return outcome
-        waits_for = lsn if lsn > self._machine.durable_lsn else 0
-        return outcome._replace(waits_for_lsn=waits_for, until_durable=True)
+    def _confirm(self, box: Box, reply: Forwarded, made: Made, wakes: tuple[str, ...] = ()) -> Outcome:
+        """The source drops what is confirmed and never sends it again, so a confirmation reports nothing that
+        a power cut can take. Readers see the copies as soon as other records of the box."""
+        wait = self._machine.durability.wait_for(Answer.COPY, box, box.last_lsn)
+        return reply_after(wait, made, reply, wakes)
 
     @staticmethod
     def _standing(box: Box, head: ForwardHead) -> Origin:
@@ -200,8 +199,7 @@ class Forwarding:
 
     def _when_durable(self, made: Made, reply: forwards.Reply) -> Outcome:
         """An answer about ties waits for the last change of any: a repeat must not overtake the first."""
-        lsn = self.ties_lsn if self.ties_lsn > self._machine.durable_lsn else 0
-        return Outcome(made, reply, lsn, True)
+        return reply_after(self._machine.durability.wait_for_endpoint(self.ties_lsn), made, reply)
 
     def _get_outbox(self, command: forwards.GetOutbox, now_ms: int, made: Made) -> Outcome:
         box = self._machine.boxes.get(command.box)

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from shard.core import changes
 from shard.core.boxes.box import Box
-from shard.core.outcome import Made, Outcome
+from shard.core.outcome import Made, Outcome, reply_after
 from shard.core.s2.stream import StreamState
 from streams.protocol import sequenced
 from streams.protocol import streams as protocol
@@ -128,8 +128,8 @@ class Streams:
             config = replace(spec.box_config, durability="object" if self._in_store else "fsync")
             created = changes.StreamCreated(generation, command.box, config, now_ms, 0, stream=stream)
             lsn = self._machine._log(created, made)
-            put = protocol.StreamPut(stream, "created")
-            return Outcome(made, put, lsn, True, until_uploaded=self._in_store)
+            wait = self._machine.durability.wait_for_config(lsn, config.durability)
+            return reply_after(wait, made, protocol.StreamPut(stream, "created"))
         assert box.stream is not None, "no other box has such a name"
         stream = box.stream.stream
         if stream.deleted_ms or stream.basin_number != command.basin_number:
@@ -179,18 +179,19 @@ class Streams:
         machine = self._machine
         page: list[tuple[str, Stream]] = []
         reached = command.after
-        waits_for = machine._undone_deletion_lsn()
+        listed: list[tuple[Box, int]] = []
         for looked, name in enumerate(machine.boxes.irange(minimum=max(command.prefix, command.after))):
             if not name.startswith(command.prefix):
                 break
             if len(page) == command.limit or looked == _LISTED_MAX:
-                return Outcome(made, protocol.StreamPage(page, reached), waits_for, True)
+                wait = machine.durability.wait_for_list(listed)
+                return reply_after(wait, made, protocol.StreamPage(page, reached))
             reached = name
             box = machine.boxes[name]
             if name > command.after and box.stream is not None:
-                waits_for = max(waits_for, machine._listed_lsn(box, box.config_lsn))
+                listed.append((box, box.config_lsn))
                 page.append((name, box.stream.stream))
-        return Outcome(made, protocol.StreamPage(page), waits_for, True)
+        return reply_after(machine.durability.wait_for_list(listed), made, protocol.StreamPage(page))
 
     def _get_usage(self, command: protocol.GetUsage, now_ms: int, made: Made) -> Outcome:
         """Of what readers may have, so it waits for nothing."""

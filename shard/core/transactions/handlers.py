@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from shard.core import changes
 from shard.core.boxes.box import Box, stand_in
 from shard.core.boxes.sealed import UNFINISHED, NotLoaded, TagsNotLoaded
-from shard.core.outcome import Made, Outcome
+from shard.core.outcome import Made, Outcome, reply_after
 from shard.core.transactions.chunks import Chunk, ChunksNotLoaded, Piece, Times, cost_of, memory_of
 from shard.core.transactions.commits import Commit, Start, Step, Target, render_step
 from shard.core.transactions.state import MARKS_MAX, REPLACED_MAX, Epoch, Mark, Txns
@@ -104,8 +104,8 @@ class Committing:
         if command.chunk in chunks:
             assert epoch is not None
             lsn = chunks[command.chunk].lsn
-            waits_for = lsn if lsn > self._machine.logged_lsn else 0
-            return Outcome(made, bulk.Put(False, True, epoch.bytes), waits_for)
+            wait = self._machine.durability.wait_for_held_rows(lsn)
+            return reply_after(wait, made, bulk.Put(False, True, epoch.bytes))
         freed = sum(other.bytes for other in others.values())
         cost = cost_of(command.packed, command.body)
         account = _account_of(command.caller)
@@ -137,7 +137,8 @@ class Committing:
         assert held is not None
         if command.rows is not None:
             txns.remember(held.parcels[command.parcel][command.chunk], command.rows)
-        return Outcome(made, bulk.Put(False, False, held.bytes), lsn)
+        wait = self._machine.durability.wait_for_held_rows(lsn)
+        return reply_after(wait, made, bulk.Put(False, False, held.bytes))
 
     def _replaced(self, txn: bulk.Txn, made: Made) -> Outcome:
         error = WriterConflict(
@@ -197,10 +198,7 @@ class Committing:
 
     def _when_durable(self, reply: bulk.BulkReply | StreamsError, lsn: int, made: Made) -> Outcome:
         """An answer that rests on a change of this lsn."""
-        uploading = self._machine.uploading
-        if uploading.is_on:  # it may have been of object boxes
-            return Outcome(made, reply, uploading.rests_on(lsn), True, until_uploaded=True)
-        return Outcome(made, reply, lsn if lsn > self._machine.durable_lsn else 0, True)
+        return reply_after(self._machine.durability.wait_for_transaction(lsn), made, reply)
 
     def _check_bounds(self, txn: bulk.Txn, epoch: Epoch | None, boxes: int, account: str) -> None:
         """What is known of held rows must fit into memory. The rows themselves are bounded by the disk."""
@@ -424,7 +422,7 @@ class Committing:
             made,
         )
         for box, _ in stored:
-            machine._show_when_durable(lsn, box)
+            machine.durability.show_commit(box, lsn)
             machine._watch(box)
         waits_for = lsn
         objects = [box.name for box, _ in stored if box.is_object]
@@ -438,15 +436,8 @@ class Committing:
             for chunk in commit.chunks:
                 chunk.forget()
         wakes = self._append_in_memory(in_memory, memory_batches, now_ms, made)
-        return Outcome(
-            made,
-            _told(planned),
-            waits_for,
-            True,
-            tuple(wakes),
-            until_uploaded=bool(objects),
-            afterthoughts=True,
-        )
+        wait = machine.durability.wait_for_commit(waits_for, (box for box, _ in stored))
+        return reply_after(wait, made, _told(planned), tuple(wakes))._replace(afterthoughts=True)
 
     def _render_now(self, commit: Commit, only: Sequence[str] | None, made: Made) -> None:
         """Renders rows of a commit whose chunks are in memory, as far as they have rows of these boxes."""
@@ -515,7 +506,8 @@ class Committing:
             return Outcome(made, bulk.Aborted(0, 0))
         named = parcels if len(parcels) < len(epoch.parcels) else []
         lsn = self._machine._log(changes.TxnDropped(txn.writer, txn.epoch, named), made)
-        return Outcome(made, bulk.Aborted(len(parcels), before - txns.bytes), lsn)
+        wait = self._machine.durability.wait_for_held_rows(lsn)
+        return reply_after(wait, made, bulk.Aborted(len(parcels), before - txns.bytes))
 
     def _forget(self, command: bulk.TxnAbort, made: Made) -> Outcome:
         """Drops all that is held for the writer, and its mark."""

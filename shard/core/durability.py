@@ -1,0 +1,293 @@
+"""Decides when a reply may go and when a record may be seen. Nothing else decides either.
+
+A change is applied, then *logged* (in the file), *durable* (fsynced) and, if it concerns boxes of class
+object, *stored* (in the object store). A process death keeps what is logged, a power cut what is durable, and
+the loss of the machine what is stored. A reply must not report a change that may yet vanish, so it waits for
+a stage of the change that it rests on. That holds for refusals, reads and repeated requests as for writes.
+
+    what a reply rests on      memory      disk        fsync       object
+    ─────────────────────      ────────    ────────    ────────    ────────
+    records                    at once*    logged**    durable     stored
+    a strong read              (refused)   durable     durable     stored
+    a copy that arrived        at once*    durable     durable     stored
+    a planned move             at once*    durable     durable     stored
+    a list                     at once*    logged**    durable     durable
+    the box itself             durable     durable     durable     stored
+
+    readers see                memory      disk        fsync       object
+    ─────────────────────      ────────    ────────    ────────    ────────
+    appended records           at once     logged**    durable     stored
+    committed records          at once     durable     durable     stored
+
+    replies about no box       without a store         with a store
+    ─────────────────────      ───────────────────     ─────────────────────────────────────────────
+    a register                 durable                 stored if registers are, else durable
+    an endpoint of a router    durable                 durable
+    a transaction              durable                 stored, once anything was ever to be stored
+    held rows                  logged                  logged
+    a box that is not there    durable                 stored if the deletion of this name is on its way
+
+     *  Records of a memory box are in no log. The box itself is: a reply waits until its creation is durable.
+    **  Durable while the disk box has writes that wait for the disk: those above the durable ceiling of its
+        reserved seqs, and all behind one that waits, so that none overtakes another.
+
+A list does not wait for the object store: while the store is down, it would hold up lists of all boxes.
+
+Rules of the file
+- A wait whose stage is reached already is `NOTHING`: the reply may go, and asks for no sync.
+- Waiting records are queued in the order of their lsns, because lsns are given in that order.
+
+Invariants
+- STAGES: durable_lsn <= logged_lsn.
+- ORDER: a queue of waiting records is ordered by lsn.
+- VISIBLE: a box shows only records whose stage is reached.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from streams.protocol.forwards import CARRIER
+
+if TYPE_CHECKING:
+    from shard.core.boxes.box import Box
+
+
+class Stage(Enum):
+    AT_ONCE = 0
+    LOGGED = 1
+    DURABLE = 2
+    STORED = 3
+
+
+_AT_ONCE, _LOGGED, _DURABLE, _STORED = Stage
+
+
+def _by_class(*stages: Stage) -> Mapping[str, Stage]:
+    return dict(zip(("memory", "disk", "fsync", "object"), stages, strict=True))
+
+
+class Answer(Enum):
+    """What a reply about a box rests on, and the stage that it waits for: the first table above."""
+
+    RECORDS = ("records", _AT_ONCE, _LOGGED, _DURABLE, _STORED)
+    STRONG_READ = ("a strong read", _DURABLE, _DURABLE, _DURABLE, _STORED)
+    COPY = ("a copy that arrived", _AT_ONCE, _DURABLE, _DURABLE, _STORED)
+    MOVE = ("a planned move", _AT_ONCE, _DURABLE, _DURABLE, _STORED)
+    LIST = ("a list", _AT_ONCE, _LOGGED, _DURABLE, _DURABLE)
+    BOX = ("the box itself", _DURABLE, _DURABLE, _DURABLE, _STORED)
+
+    def __init__(self, title: str, *stages: Stage) -> None:
+        self.title = title
+        self.by_class = _by_class(*stages)
+
+
+#: When readers see records: the second table above.
+APPENDED_RECORDS = _by_class(_AT_ONCE, _LOGGED, _DURABLE, _STORED)
+COMMITTED_RECORDS = _by_class(_AT_ONCE, _DURABLE, _DURABLE, _STORED)
+
+
+class Wait(NamedTuple):
+    """What a reply waits for: `lsn` is logged, or durable, or stored. 0 = nothing."""
+
+    lsn: int
+    until_durable: bool = False
+    until_uploaded: bool = False
+
+
+NOTHING = Wait(0)
+
+
+class Store(Protocol):
+    """What this module needs to know of the object store."""
+
+    @property
+    def position(self) -> int:
+        """All that must be in the store up to this lsn is there, and durable."""
+
+    @property
+    def is_on(self) -> bool:
+        """True if anything is, or ever was, to be stored."""
+
+    @property
+    def registers(self) -> bool:
+        """True if changes of registers count only when they are stored."""
+
+    def deletion_of(self, name: str) -> int:
+        """The lsn of the deletion of this box if it is on its way to the store, else 0."""
+
+
+class _WaitingRecords(NamedTuple):
+    """Readers may see the box up to `seq` when `lsn` has reached the stage of the queue."""
+
+    lsn: int
+    box: Box
+    seq: int
+    ts: int = 0
+
+
+class Durability:
+    def __init__(self, *, on_shown: Callable[[Box], bool]) -> None:
+        """`on_shown` hears of a box whose readers see more, and returns True if the router relay has work."""
+        self._on_shown = on_shown
+        self._store: Store | None = None
+        self.logged_lsn = 0
+        self.durable_lsn = 0
+        #: The last deletion of a box.
+        self._deleted_lsn = 0
+        self._until_logged: deque[_WaitingRecords] = deque()
+        self._until_durable: deque[_WaitingRecords] = deque()
+        self._until_stored: deque[_WaitingRecords] = deque()
+        #: Reserved seqs of disk boxes that are not durable yet.
+        self._reservations: deque[_WaitingRecords] = deque()
+
+    def __repr__(self) -> str:
+        return f"<Durability {self.durable_lsn}/{self.logged_lsn}>"
+
+    def use_store(self, store: Store) -> None:
+        self._store = store
+
+    # -- replies
+
+    def wait_for(self, answer: Answer, box: Box, lsn: int) -> Wait:
+        """What a reply about a box waits for that rests on its change `lsn`."""
+        stage = answer.by_class[box.config.durability]
+        if stage is _LOGGED:
+            if box.staged_durable_lsn > self.durable_lsn:
+                stage = _DURABLE
+            else:
+                return NOTHING if lsn <= self.logged_lsn else Wait(lsn)
+        elif stage is _AT_ONCE:
+            stage, lsn = _DURABLE, box.config_lsn
+        return self.wait_until(stage, lsn)
+
+    def wait_until(self, stage: Stage, lsn: int) -> Wait:
+        """What a reply waits for that must not go before `lsn` has reached this stage."""
+        if stage is _STORED:
+            assert self._store is not None, "STORE"
+            return NOTHING if lsn <= self._store.position else Wait(lsn, True, True)
+        if stage is _DURABLE:
+            return NOTHING if lsn <= self.durable_lsn else Wait(lsn, True)
+        return NOTHING if stage is _AT_ONCE or lsn <= self.logged_lsn else Wait(lsn)
+
+    def wait_for_config(self, lsn: int, *classes: str) -> Wait:
+        """What a reply waits for that says what a box is. The classes are those before and after."""
+        stages = {Answer.BOX.by_class[each] for each in classes}
+        return self.wait_until(_STORED if _STORED in stages else _DURABLE, lsn)
+
+    def wait_for_commit(self, lsn: int, boxes: Iterable[Box]) -> Wait:
+        """What the reply to a commit waits for, which wrote to these boxes."""
+        stages = {COMMITTED_RECORDS[box.config.durability] for box in boxes}
+        return self.wait_until(_STORED if _STORED in stages else _DURABLE, lsn)
+
+    def wait_for_transaction(self, lsn: int) -> Wait:
+        """What a reply waits for that says what became of a transaction. It may have been of object boxes."""
+        is_on = self._store is not None and self._store.is_on
+        return self.wait_until(_STORED if is_on else _DURABLE, lsn)
+
+    def wait_for_held_rows(self, lsn: int) -> Wait:
+        return self.wait_until(_LOGGED, lsn)
+
+    def wait_for_register(self, lsn: int) -> Wait:
+        """What a reply about routers, basins or access tokens waits for."""
+        in_store = self._store is not None and self._store.registers
+        return self.wait_until(_STORED if in_store else _DURABLE, lsn)
+
+    def wait_for_endpoint(self, lsn: int) -> Wait:
+        """What a reply about endpoints of routers waits for."""
+        return self.wait_until(_DURABLE, lsn)
+
+    def wait_for_absence(self, name: str = "") -> Wait:
+        """What a reply waits for that says that this box, or one of many, does not exist."""
+        deletion_lsn = self._store.deletion_of(name) if self._store is not None and self._store.is_on else 0
+        if deletion_lsn:
+            return self.wait_until(_STORED, deletion_lsn)
+        return self.wait_until(_DURABLE, self._deleted_lsn)
+
+    def wait_for_list(self, boxes: Iterable[tuple[Box, int]]) -> Wait:
+        """What a reply waits for that shows these boxes, each with the lsn it rests on, and no others."""
+        lsn = self.wait_for_absence().lsn
+        for box, rests_on in boxes:
+            lsn = max(lsn, self.wait_for(Answer.LIST, box, rests_on).lsn)
+        return Wait(lsn, True) if lsn else NOTHING
+
+    # -- records
+
+    def show_append(self, box: Box, lsn: int, last_seq: int, last_ts: int) -> Stage:
+        """Queues an append for the readers of its box. Returns the stage that its reply waits for too."""
+        stage = APPENDED_RECORDS[box.config.durability]
+        if stage is _LOGGED:
+            if last_seq <= box.reserved_durable_seq and box.staged_durable_lsn <= self.durable_lsn:
+                self._until_logged.append(_WaitingRecords(lsn, box, last_seq, last_ts))
+                return stage
+            stage = _DURABLE
+        if stage is _DURABLE:
+            box.staged_durable_lsn = lsn
+            self._until_durable.append(_WaitingRecords(lsn, box, last_seq, last_ts))
+        return stage  # records of object boxes are queued when they are applied, in recovery too
+
+    def show_commit(self, box: Box, lsn: int) -> None:
+        """Queues all that the box has now, rows of a commit at its end."""
+        if COMMITTED_RECORDS[box.config.durability] is _DURABLE:
+            box.staged_durable_lsn = lsn
+            self._until_durable.append(_WaitingRecords(lsn, box, box.log.head_seq, box.log.last_ts))
+
+    def show_when_stored(self, box: Box, lsn: int, seq: int, ts: int) -> None:
+        self._until_stored.append(_WaitingRecords(lsn, box, seq, ts))
+
+    @property
+    def shows_when_logged(self) -> bool:
+        """True if readers get something when what is applied now is logged."""
+        return bool(self._until_logged)
+
+    # -- progress
+
+    def note_deletion(self, lsn: int) -> None:
+        self._deleted_lsn = lsn
+
+    def note_reservation(self, box: Box, lsn: int) -> None:
+        """The seqs that this disk box has reserved may be used without waiting when `lsn` is durable."""
+        box.reserved_lsn = lsn
+        self._reservations.append(_WaitingRecords(lsn, box, box.reserved_seq))
+
+    def logged(self, lsn: int) -> list[str]:
+        """Everything up to `lsn` is in the file. Returns the boxes whose readers may see more."""
+        self.logged_lsn = max(self.logged_lsn, lsn)
+        return self._show(self._until_logged, lsn)
+
+    def durable(self, lsn: int) -> list[str]:
+        """Everything up to `lsn` is on the disk. Returns the boxes whose readers may see more."""
+        self.logged_lsn = max(self.logged_lsn, lsn)
+        self.durable_lsn = max(self.durable_lsn, lsn)
+        reservations = self._reservations
+        while reservations and reservations[0].lsn <= lsn:
+            reserved = reservations.popleft()
+            if reserved.lsn == reserved.box.reserved_lsn:  # a later one may take back what this one gave
+                reserved.box.reserved_durable_seq = reserved.seq
+        return self._show(self._until_logged, lsn) + self._show(self._until_durable, lsn)
+
+    def stored(self, lsn: int) -> list[str]:
+        """Everything up to `lsn` is in the object store. Returns the boxes whose readers may see more."""
+        return self._show(self._until_stored, lsn)
+
+    def _show(self, waiting: deque[_WaitingRecords], lsn: int) -> list[str]:
+        shown: list[str] = []
+        while waiting and waiting[0].lsn <= lsn:
+            entry = waiting.popleft()
+            log = entry.box.log
+            if entry.seq > log.visible_seq:  # else the box went to memory meanwhile, where all is shown
+                log.show(entry.seq, entry.ts)
+                shown.append(entry.box.name)
+                if entry.box.outboxes and self._on_shown(entry.box):
+                    shown.append(CARRIER)
+        return shown
+
+    def check(self) -> None:
+        """Asserts the invariants named above. For tests."""
+        assert self.durable_lsn <= self.logged_lsn, "STAGES"
+        for waiting in (self._until_logged, self._until_durable, self._until_stored, self._reservations):
+            lsns = [entry.lsn for entry in waiting]
+            assert lsns == sorted(lsns), "ORDER"
