@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -240,14 +241,12 @@ def try_connect(folder: Path) -> None:
         jobs = {
             f"archive orders --to {folder}/archive --name orders": ("records", 1000),
             "audit orders --archive orders": ("ok", True),
-            "replay orders --to vip --name vip --where tag='user-7'": ("records", 50),
+            "replay orders --to vip --name vip --where \"tag='user-7'\"": ("records", 50),
             "snapshot orders": ("keys", 20),
             f"backfill {folder}/orders.ndjson --box old --name old": ("records", 2),
             f"read-all orders --to {folder}/everything": ("records", 1000),
-            f"rollup orders --to sums --window 1hour --sum n=count(*) --by tag --checkpoint {folder}/sums": (
-                "examined",
-                1000,
-            ),
+            f"rollup orders --to sums --window '1 hour' --sum n=count(*) --by tag "
+            f"--checkpoint {folder}/sums": ("examined", 1000),
             "compact orders --all": ("folders", 0),
             "vacuum orders --older-than 0": ("files", 0),
         }
@@ -259,7 +258,7 @@ def try_connect(folder: Path) -> None:
 
 
 def _pipeline(server: Server, remote: str, line: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "streams", "pipeline", *line.split(), "--json", "--remote", remote]
+    command = [sys.executable, "-m", "streams", "pipeline", *shlex.split(line), "--json", "--remote", remote]
     ran = subprocess.run(
         command, env={**os.environ, "STREAMS_URL": server.url}, capture_output=True, text=True, check=False
     )
