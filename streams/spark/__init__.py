@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from streams.spark.expressions import prepare, shard, slot
     from streams.spark.gaps import GapError
     from streams.spark.lag import follow_lag
-    from streams.spark.sessions import register, session
+    from streams.spark.sessions import activate, register, session
     from streams.spark.sink import PartialCommit
     from streams.spark.source import StreamsDataSource
 
@@ -49,6 +49,7 @@ _HOMES = {
     "PartialCommit": "streams.spark.sink",
     "StreamsDataSource": "streams.spark.source",
     "WriterConflict": "streams.protocol.errors",
+    "activate": "streams.spark.sessions",
     "follow_lag": "streams.spark.lag",
     "prepare": "streams.spark.expressions",
     "register": "streams.spark.sessions",
@@ -62,6 +63,7 @@ __all__ = [
     "PartialCommit",
     "StreamsDataSource",
     "WriterConflict",
+    "activate",
     "follow_lag",
     "jobs",
     "prepare",

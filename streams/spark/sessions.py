@@ -81,6 +81,15 @@ def session(
     return found
 
 
+def activate(spark: SparkSession) -> None:
+    """Makes a session the active one of this thread. Spark looks for Python data sources in the active
+    session only, and a thread that did not create a session has none: its writes fail with
+    DATA_SOURCE_NOT_FOUND. A Spark Connect session needs nothing of the kind."""
+    jvm = getattr(spark, "_jvm", None)
+    if jvm is not None:
+        jvm.SparkSession.setActiveSession(spark._jsparkSession)
+
+
 def register(spark: SparkSession) -> None:
     """Makes `format("streams")` known. Not needed where the package is installed, for Spark looks for it; it
     is where the code is on the path alone."""

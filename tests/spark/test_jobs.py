@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -269,6 +270,17 @@ def test_a_backfill_takes_each_file_once_and_names_bad_lines_before(
     assert '"price": 1.10' in bytes(client.box(name).raw_page(from_seq=0).records[0]).decode(), "digits stay"
     with pytest.raises(JobRefused, match="give either a box"):
         jobs.backfill(spark, str(tmp_path), name=name, url=server.url)
+
+
+def test_a_job_runs_in_a_thread_that_did_not_create_the_session(
+    spark: SparkSession, server: Server, client: streams.Client, name: str, tmp_path: Path
+) -> None:
+    """Spark finds Python data sources in the active session of a thread only."""
+    (tmp_path / "one.json").write_text('{"n": 1}\n')
+    with ThreadPoolExecutor(1) as thread:
+        done = thread.submit(jobs.backfill, spark, str(tmp_path), name=name, box=name, url=server.url)
+        assert done.result().records == 1
+    assert data(client, name) == [{"n": 1}]
 
 
 def test_a_backfill_from_parquet_makes_a_record_of_each_row(

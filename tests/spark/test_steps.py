@@ -6,13 +6,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import streams
 from streams.direct import Shards, Txn
+from streams.spark import sink
 from streams.spark.jobs import steps as module
 from streams.spark.jobs.site import JobRefused, Ledger
 from streams.spark.jobs.steps import Steps
+from streams.spark.options import WRITE, writing
 from streams.spark.sink import AlreadyCommitted
 from streams.testing import Server
 
@@ -64,6 +67,20 @@ def test_a_stopped_step_is_cut_anew_unless_a_shard_has_committed_it(
     loaded(client, shards, name).plan({"what": "next"})
     committed(shards, name, 1)
     assert [each["what"] for each in loaded(client, shards, name).done] == ["small", "next"]
+
+
+def test_a_process_that_a_stopped_run_left_behind_cannot_commit_once_the_next_run_has_begun(
+    server: Server, client: streams.Client, shards: Shards, name: str
+) -> None:
+    loaded(client, shards, name).plan({"what": "large"})
+    write = writing({"url": server.url, "box": f"{name}.to"}, WRITE)
+    rows = pa.RecordBatch.from_pydict({"data": ["1", "2"]})
+    left_behind = sink.send(write, Txn(name, 0), iter([rows]))
+    second = loaded(client, shards, name)
+    with pytest.raises(streams.Refused, match="0 chunks are held"):
+        sink.commit(write, [left_behind])
+    plan = second.plan({"what": "small"})
+    assert (plan["step"], plan["cut"], max(second._epochs())) == (0, 1, -1)
 
 
 def test_two_runs_at_a_time_are_refused_and_a_step_that_both_wrote_is_disputed(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
@@ -20,7 +20,11 @@ from streams.protocol.errors import BY_CODE, Refused, StreamsError
 from streams.spark.columns import BadRows
 from streams.spark.gaps import GapError
 from streams.spark.options import BadOption
+from streams.spark.sessions import activate
 from streams.spark.sink import AlreadyCommitted, PartialCommit
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -99,9 +103,12 @@ def hadoop_version() -> str:
 
 
 def plainly(job: Callable[P, T]) -> Callable[P, T]:
+    """Wraps a job, whose first argument is the session: it runs in any thread, and raises our own errors."""
+
     @wraps(job)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
         with unwrapped():
+            activate(cast("SparkSession", args[0] if args else kwargs["spark"]))
             return job(*args, **kwargs)
 
     return run

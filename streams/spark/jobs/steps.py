@@ -83,6 +83,10 @@ class Steps:
         # The last plan: an earlier one was dropped before the last was made.
         plan = waiting[-1]
         self._cut = plan.get("cut", 0) + 1
+        if not self._is_dry:
+            # A process that the stopped run has left behind may be about to commit. Without its rows it
+            # cannot, so the marks that are read next stay as they are.
+            self._drop_held()
         epochs = self._epochs()
         if min(epochs) >= self._next:
             self._note(plan)
@@ -115,12 +119,15 @@ class Steps:
         """Decides on the next step. What a stopped run has left of it is dropped first."""
         assert self.unfinished is None, "a step that was begun is finished first"
         if self._cut:
-            for shard in range(self._shards.count):
-                self._shards.txn_abort(shard, Txn(self._writer, self._next))
+            self._drop_held()
         plan = {"step": self._next, "cut": self._cut, **facts}
         self._ledger.append([plan])
         self._cut += 1
         return plan
+
+    def _drop_held(self) -> None:
+        for shard in range(self._shards.count):
+            self._shards.txn_abort(shard, Txn(self._writer, self._next))
 
     def run(self, plan: dict[str, Any], write: Callable[..., int]) -> int:
         """Writes a step and notes that it is done. `write` gets the epoch and the options of the transaction,
