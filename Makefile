@@ -1,7 +1,7 @@
 # Needs make and Python 3.11 or newer; everything else is installed into .venv.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check sweep scale suites bench overload abuse monitor load soak peers compare profile docs cluster \
+.PHONY: help setup run test check sweep scale suites bench overload abuse monitor load soak torture peers compare profile docs cluster \
 	twin clean
 
 ifndef PYTHON
@@ -71,6 +71,9 @@ load: .venv/.dev ## Load a server with all kinds of users, and check it (SCENARI
 
 soak: .venv/.dev ## The same for MINUTES=10, a shard killed every 30 s: nothing may be lost.
 	$(BIN)/python -m loadtests.load soak --seconds $$(($(MINUTES) * 60)) $(ARGS)
+
+torture: .venv/.dev ## Spark jobs for MINUTES=10, driver, executors, shards and gateway killed at random: each row once.
+	$(BIN)/python -m loadtests.spark_torture --minutes $(MINUTES) $(ARGS)
 
 peers: .venv/.dev ## Unpack Redis, NATS and RabbitMQ into build/, to compare with.
 	$(BIN)/python -m loadtests.peers.install

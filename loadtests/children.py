@@ -5,19 +5,27 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 from loadtests.rows import ROOT
 
 
-def start(module: str, plan: dict[str, Any], *words: str) -> subprocess.Popen[str]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", module, *words],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+def start(module: str, plan: dict[str, Any], *words: str, log: Path | None = None) -> subprocess.Popen[str]:
+    """With `log`, everything it prints goes to this file, and it has a session of its own: processes that it
+    leaves behind are found by it."""
+    with ExitStack() as stack:
+        out = stack.enter_context(open(log, "wb")) if log is not None else subprocess.PIPE
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, *words],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=out,
+            stderr=subprocess.STDOUT if log is not None else None,
+            text=True,
+            start_new_session=log is not None,
+        )
     assert process.stdin is not None
     process.stdin.write(json.dumps(plan))
     process.stdin.close()

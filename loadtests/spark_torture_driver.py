@@ -1,0 +1,145 @@
+"""The Spark driver of `spark_torture.py`: a streaming query, a backfill and a replay in one application.
+
+    in.N      ──stream──►   copy.N
+    files     ──backfill──► filled.N ──replay──► replayed.N
+
+It reads its plan as JSON from standard input. It touches `ready` when one of the three has made progress, and
+ends with exit code 0 when `stop` is there and everything that was there by then is written. Any error ends
+it with exit code 1: the next driver continues from checkpoint and ledgers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import streams.spark as ss
+from streams.spark import jobs
+from streams.spark.home import spark_home
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+#: Small, so that many steps are open to kills.
+GROUP_BYTES, STEP_RECORDS = 2 << 20, 20_000
+PAUSE_S = 0.5
+
+
+class Driver:
+    def __init__(self, plan: dict[str, Any]) -> None:
+        self._url, self._prefix, self._boxes = plan["url"], plan["prefix"], plan["boxes"]
+        self._folder = Path(plan["folder"])
+        self._stop, self._ready = Path(plan["stop"]), Path(plan["ready"])
+        home = spark_home()
+        if home is not None:  # its Python processes start sooner
+            os.environ["SPARK_HOME"] = str(home)
+        self._spark: SparkSession = ss.session(
+            master=plan["master"],
+            app="torture",
+            config={
+                "spark.driver.host": "127.0.0.1",
+                "spark.driver.bindAddress": "127.0.0.1",
+                "spark.driver.memory": "1g",
+                "spark.ui.enabled": "false",
+                "spark.ui.showConsoleProgress": "false",
+                "spark.executor.memory": "512m",
+                "spark.sql.shuffle.partitions": 2,
+                "spark.local.dir": plan["folder"],
+            },
+        )
+        self._spark.sparkContext.setLogLevel("ERROR")
+
+    def run(self) -> None:
+        query = self._query()
+        filling = self._start(self._backfill, lambda: True)
+        # Its source is complete when the last backfill is.
+        replaying = self._start(self._replay, lambda: not filling.is_alive())
+        while filling.is_alive() or replaying.is_alive():
+            if not query.isActive:
+                raise RuntimeError(f"the streaming query ended: {query.exception()}")
+            progress = query.lastProgress
+            if progress is not None and progress.numInputRows:
+                self._ready.touch()
+            time.sleep(PAUSE_S)
+        query.stop()
+        self._query(availableNow=True).awaitTermination()
+        self._spark.stop()
+
+    def _start(self, job: Callable[[], int], is_complete: Callable[[], bool]) -> threading.Thread:
+        """Runs a job again and again until it has seen everything."""
+
+        def repeat() -> None:
+            try:
+                is_last = False
+                while not is_last:
+                    is_last = self._stop.exists() and is_complete()
+                    if job():
+                        self._ready.touch()
+                    time.sleep(PAUSE_S)
+            except BaseException:
+                _fail()
+
+        thread = threading.Thread(target=repeat, name=job.__name__)
+        thread.start()
+        return thread
+
+    def _query(self, **trigger: Any) -> StreamingQuery:
+        source = self._spark.readStream.format("streams").option("url", self._url)
+        source = source.option("startingOffsets", "earliest").option("subscribePrefix", f"{self._prefix}.in.")
+        rows = source.load().selectExpr(self._renamed("copy"), "data", "tag")
+        sink = rows.writeStream.format("streams").option("url", self._url)
+        sink = sink.option("checkpointLocation", str(self._folder / "checkpoint"))
+        return (sink.trigger(**trigger) if trigger else sink).queryName("torture").start()
+
+    def _backfill(self) -> int:
+        box = f"cast(get_json_object(data, '$.n') as bigint) % {self._boxes}"
+        done = jobs.backfill(
+            self._spark,
+            str(self._folder / "files"),
+            name=f"{self._prefix}.files",
+            box_column=f"concat('{self._prefix}.filled.', {box})",
+            group_bytes=GROUP_BYTES,
+            url=self._url,
+        )
+        return done.records
+
+    def _replay(self) -> int:
+        done = jobs.replay(
+            self._spark,
+            name=f"{self._prefix}.again",
+            prefix=f"{self._prefix}.filled.",
+            transform=lambda rows: rows.selectExpr(self._renamed("replayed"), "data", "tag"),
+            step_records=STEP_RECORDS,
+            url=self._url,
+        )
+        return done.records
+
+    def _renamed(self, target: str) -> str:
+        return f"concat('{self._prefix}.{target}.', substring_index(box, '.', -1)) as box"
+
+
+def _fail() -> None:
+    """Ends the process, whatever other threads and the JVM do."""
+    traceback.print_exc()
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def main() -> int:
+    try:
+        Driver(json.load(sys.stdin)).run()
+    except BaseException:
+        _fail()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
