@@ -42,7 +42,7 @@ class Capture:
     def lsn(self) -> int:
         return self._state.lsn
 
-    def before(self, change: Change) -> None:
+    def before(self, change: Change, lsn: int = 0) -> None:
         """A box is about to change; it is taken as it is, unless it was taken, or made, since `begin`."""
         if isinstance(change, TxnCommitted):
             generations = [part.generation for part in change.parts]

@@ -23,7 +23,8 @@ import pytest
 import trio
 
 from gateway.links import Link
-from shard.core.machine import RESERVE_SEQS, Machine
+from shard.core.boxes.box import RESERVE_SEQS
+from shard.core.machine import Machine
 from shard.recovery.recovery import recover
 from shard.storage import frames
 from shard.storage.files import Disk

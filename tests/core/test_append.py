@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from shard.core import machine as machine_module
+from shard.core.boxes import appliers, handlers, key_expiry
 from shard.core.boxes import box as box_module
-from shard.core.boxes import key_expiry
 from shard.core.machine import Machine
 from streams.protocol import commands
 from streams.protocol.errors import (
@@ -59,7 +58,7 @@ def test_a_box_that_must_not_come_back_by_itself_comes_back_when_told_to(driver:
 def test_names_that_must_not_come_back_are_remembered_up_to_a_number(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine_module, "NOT_RECREATED_MAX", 2)
+    monkeypatch.setattr(appliers, "NOT_RECREATED_MAX", 2)
     for box in ("x", "y", "z"):
         driver.put(box, auto_create=False)
         driver.ask(commands.DeleteBox(box))
@@ -182,7 +181,7 @@ def test_keys_that_have_lapsed_are_forgotten_by_later_writes(driver: Driver) -> 
 def test_a_shard_with_too_many_keys_takes_keyed_writes_again_when_old_keys_lapse(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine_module, "KEYS_MAX", 3)
+    monkeypatch.setattr(handlers, "KEYS_MAX", 3)
     driver.put("idle", idempotency_window_ms=100)
     for key in ("k1", "k2", "k3"):
         driver.append("a", box="idle", idempotency_key=key)
@@ -265,7 +264,7 @@ def test_keys_are_of_a_box_and_go_with_it(driver: Driver) -> None:
 def test_when_too_many_keys_are_remembered_writers_are_told_to_wait(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine_module, "KEYS_MAX", 1)
+    monkeypatch.setattr(handlers, "KEYS_MAX", 1)
     driver.append("a", idempotency_key="k1")
     with pytest.raises(Throttled) as caught:
         driver.append("a", idempotency_key="k2")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shard.core import machine as machine_module
+from shard.core import context as context_module
 from streams.protocol import commands
 from streams.protocol.errors import BoxNotFound, NotFound, SeqMismatch
 from tests.support.machines import Driver, patch
@@ -239,7 +239,7 @@ def test_a_fence_set_in_memory_is_logged_when_the_box_becomes_stored() -> None:
 
 
 def test_a_disk_write_waits_for_the_disk_until_its_seqs_are_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_module, "RESERVE_SEQS", 8)
+    monkeypatch.setattr(context_module, "RESERVE_SEQS", 8)
     driver = Driver()
     assert driver.do(driver.write(1)).until_durable, "the box itself is not durable"
     assert driver.do(driver.write(2)).until_durable, "nor may the next write overtake"

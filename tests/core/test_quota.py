@@ -33,7 +33,7 @@ def test_a_write_over_the_limit_is_refused_and_changes_nothing(driver: Driver) -
         assert caught.value.detail == {"limit": "total_bytes"}
     assert len(driver.log) == logged
     assert write(driver, "a", size=10) > 0
-    assert "of 1000 B" in repr(driver.machine._quota)
+    assert "of 1000 B" in repr(driver.machine.quota)
 
 
 def test_what_is_deleted_makes_room_a_tenth_of_a_second_later(driver: Driver) -> None:
@@ -55,4 +55,4 @@ def test_what_a_cap_evicts_does_not_fill_the_shard_for_ever(driver: Driver) -> N
 
 
 def test_without_a_limit_nothing_is_summed() -> None:
-    assert Driver().machine._quota is None
+    assert Driver().machine.quota is None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from shard.core import machine as machine_module
+from shard.core import context as context_module
 from shard.core.boxes.box import RESERVE_SEQS
 from shard.core.changes import SeqsLost, SeqsReserved
 from streams.protocol import commands
@@ -40,7 +40,7 @@ def test_seqs_are_reserved_ahead_and_count_only_when_durable(driver: Driver) -> 
 def test_a_reservation_is_renewed_when_half_of_it_is_used(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine_module, "RESERVE_SEQS", 10)
+    monkeypatch.setattr(context_module, "RESERVE_SEQS", 10)
     driver.append(*range(5))
     assert reserved(driver) == (10, 10)
     driver.append(5)
@@ -48,7 +48,7 @@ def test_a_reservation_is_renewed_when_half_of_it_is_used(
 
 
 def test_only_the_newest_reservation_counts(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_module, "RESERVE_SEQS", 10)
+    monkeypatch.setattr(context_module, "RESERVE_SEQS", 10)
     driver.append(*range(6))
     driver.do(driver.write(*range(6)))
     first_lsn = driver.machine.lsn

@@ -20,7 +20,7 @@ from functools import cache
 import pytest
 
 import shard.core.boxes.unsealed
-import shard.core.machine
+import shard.core.context
 from shard.core.machine import Machine
 from shard.storage.segments import FileSource, verify_segment
 from shard.storage.store import Name, SegmentStore
@@ -38,7 +38,7 @@ SEEDS = range(12)
 @pytest.fixture(autouse=True)
 def short_reservations(monkeypatch: pytest.MonkeyPatch) -> None:
     """Disk boxes reserve so few seqs that they run out of them all the time."""
-    monkeypatch.setattr(shard.core.machine, "RESERVE_SEQS", 8)
+    monkeypatch.setattr(shard.core.context, "RESERVE_SEQS", 8)
 
 
 @pytest.fixture(autouse=True)

@@ -704,8 +704,8 @@ class WithFewSeqsReserved(CoreAgainstModel):
     def __init__(self) -> None:
         super().__init__()
         self.replaced = [
-            replaced("shard.core.machine.RESERVE_SEQS", 8),
-            replaced("shard.core.machine.RESERVATION_IDLE_MS", 50),
+            replaced("shard.core.context.RESERVE_SEQS", 8),
+            replaced("shard.core.context.RESERVATION_IDLE_MS", 50),
             replaced("shard.core.boxes.tail._COMPACT_AT", 2),
             replaced("shard.core.boxes.tags._STALE_MIN", 2),
         ]

@@ -42,8 +42,8 @@ class RecoveryAgainstLive(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.replaced = [
-            replaced("shard.core.machine.RESERVE_SEQS", self.reserve_seqs),
-            replaced("shard.core.machine.RESERVATION_IDLE_MS", 50),
+            replaced("shard.core.context.RESERVE_SEQS", self.reserve_seqs),
+            replaced("shard.core.context.RESERVATION_IDLE_MS", 50),
             replaced("shard.core.boxes.tail._COMPACT_AT", self.compact_at),
         ]
         for each in self.replaced:

@@ -17,7 +17,7 @@ from itertools import islice
 
 from shard.core.boxes.box import Box
 from shard.core.boxes.log import Log
-from shard.core.machine import Machine
+from shard.core.context import Context
 from shard.core.routers.router_outbox import RouterOutbox
 from streams.protocol.reports import BoxRow, BoxTotals, GroupRow, QueueRow, RouterRow
 from streams.protocol.routers import router_of
@@ -80,8 +80,8 @@ class RateWalk:
 
 
 class Census:
-    def __init__(self, machine: Machine, rows_max: int, *, now_ms: int, rates: BoxRates) -> None:
-        self._machine = machine
+    def __init__(self, context: Context, rows_max: int, *, now_ms: int, rates: BoxRates) -> None:
+        self._context = context
         self._now_ms = now_ms
         self._rates = rates
         self._walk = rates.begin(now_ms)
@@ -112,7 +112,7 @@ class Census:
 
     def step(self, units: int) -> bool:
         """Count some boxes. Return True if there are more."""
-        boxes = self._machine.boxes
+        boxes = self._context.boxes
         names = list(islice(boxes.irange(minimum=self._after, inclusive=(False, True)), units))
         left = units
         for name in names:

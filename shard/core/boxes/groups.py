@@ -10,8 +10,8 @@ Rules of the file
 
 from __future__ import annotations
 
-from collections.abc import Callable, ItemsView
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import ItemsView
+from typing import TYPE_CHECKING, NamedTuple
 
 from sortedcontainers import SortedDict
 
@@ -21,7 +21,7 @@ from streams.protocol.errors import GroupNotFound, InvalidRequest, SeqMismatch, 
 
 if TYPE_CHECKING:
     from shard.core.boxes.box import Box
-    from shard.core.machine import Machine
+    from shard.core.context import Context
     from shard.core.outcome import Made, Outcome
 
 #: Groups of one box. About 200 bytes each, so that a runaway client costs 2 MB and is told.
@@ -112,22 +112,18 @@ class Groups:
 class GroupHandlers:
     """What the machine does with commands and changes of groups."""
 
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
-        self.handlers: dict[type[Any], Callable[[Any, int, Made], Outcome]] = {
-            queues.CommitGroup: self._commit,
-            queues.GetGroup: self._get,
-            queues.ListGroups: self._list,
-            queues.DeleteGroup: self._delete,
-        }
-        self.appliers: dict[type[Any], Callable[[Any, int], None]] = {
-            changes.GroupCommitted: self._apply_committed,
-            changes.GroupDeleted: self._apply_deleted,
-        }
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        context.on_command(queues.CommitGroup, self._commit)
+        context.on_command(queues.GetGroup, self._get)
+        context.on_command(queues.ListGroups, self._list)
+        context.on_command(queues.DeleteGroup, self._delete)
+        context.on_change(changes.GroupCommitted, self._apply_committed)
+        context.on_change(changes.GroupDeleted, self._apply_deleted)
 
     def _commit(self, command: queues.CommitGroup, now_ms: int, made: Made) -> Outcome:
-        machine = self._machine
-        box = machine._found(command.box, now_ms, made)
+        context = self._context
+        box = context.find_box(command.box, now_ms, made)
         groups = box.groups
         group = groups.find(command.group)
         at = group.cursor if group is not None else 0
@@ -144,45 +140,45 @@ class GroupHandlers:
         if group is None and len(groups) >= GROUPS_MAX:
             raise Throttled(f"{box.name} has {len(groups)} groups already; delete some", limit="groups")
         if group is None and command.account:
-            machine.usage.require(command.account, "groups")
+            context.usage.require(command.account, "groups")
         if group is None or group.cursor != command.cursor:
             change = changes.GroupCommitted(box.generation, command.group, command.cursor, now_ms)
-            machine._stage(change, box, made)
+            context.stage(change, box, made)
         committed = groups.require(command.group, box.name)
         shown = _shown(box, command.group, committed)
         reply = queues.GroupPut(
             shown.box, shown.group, shown.cursor, shown.lag, shown.updated_ts, group is None
         )
-        return machine._answer(box, reply, made, max(committed.lsn, box.config_lsn))
+        return context.answer(box, reply, made, max(committed.lsn, box.config_lsn))
 
     def _get(self, command: queues.GetGroup, now_ms: int, made: Made) -> Outcome:
-        box = self._machine._found(command.box, now_ms, made)
+        box = self._context.find_box(command.box, now_ms, made)
         group = box.groups.require(command.group, box.name)
         reply = _shown(box, command.group, group)
-        return self._machine._answer(box, reply, made, max(group.lsn, box.floor_lsn))
+        return self._context.answer(box, reply, made, max(group.lsn, box.floor_lsn))
 
     def _list(self, command: queues.ListGroups, now_ms: int, made: Made) -> Outcome:
-        box = self._machine._found(command.box, now_ms, made)
+        box = self._context.find_box(command.box, now_ms, made)
         found, more = box.groups.page(command)
         reply = queues.GroupPage([_shown(box, name, group) for name, group in found], more)
         lsns = [group.lsn for _, group in found]
-        return self._machine._answer(box, reply, made, max(box.floor_lsn, box.groups.deleted_lsn, *lsns, 0))
+        return self._context.answer(box, reply, made, max(box.floor_lsn, box.groups.deleted_lsn, *lsns, 0))
 
     def _delete(self, command: queues.DeleteGroup, now_ms: int, made: Made) -> Outcome:
-        box = self._machine._found(command.box, now_ms, made)
+        box = self._context.find_box(command.box, now_ms, made)
         is_there = box.groups.find(command.group) is not None
         if is_there:
-            self._machine._stage(changes.GroupDeleted(box.generation, command.group), box, made)
+            self._context.stage(changes.GroupDeleted(box.generation, command.group), box, made)
         reply = queues.GroupGone(box.name, command.group, is_there)
-        return self._machine._answer(box, reply, made, max(box.groups.deleted_lsn, box.config_lsn))
+        return self._context.answer(box, reply, made, max(box.groups.deleted_lsn, box.config_lsn))
 
     def _apply_committed(self, change: changes.GroupCommitted, lsn: int) -> None:
-        box = self._machine.generations[change.generation]
+        box = self._context.generations[change.generation]
         box.groups.committed(change, lsn)
         box.last_lsn = max(box.last_lsn, lsn)
 
     def _apply_deleted(self, change: changes.GroupDeleted, lsn: int) -> None:
-        box = self._machine.generations[change.generation]
+        box = self._context.generations[change.generation]
         box.groups.deleted(change, lsn)
         box.last_lsn = max(box.last_lsn, lsn)
 

@@ -6,8 +6,8 @@ Rules of the file
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from shard.core.boxes.sealed import NotLoaded
 from shard.core.outcome import Made, Outcome, reply_after
@@ -16,26 +16,23 @@ from streams.protocol.commands import Scan
 
 if TYPE_CHECKING:
     from shard.core.boxes.box import Box
-    from shard.core.machine import Machine
+    from shard.core.context import Context
 
 
 class Scanning:
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
-        self.handlers: dict[type[Any], Callable[[Any, int, Made], Outcome]] = {
-            Scan: self._scan,
-            bulk.States: self._states,
-            bulk.Locate: self._locate,
-        }
-        self.appliers: dict[type[Any], Callable[[Any, int], None]] = {}
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        context.on_command(Scan, self._scan)
+        context.on_command(bulk.States, self._states)
+        context.on_command(bulk.Locate, self._locate)
 
     def _scan(self, command: Scan, now_ms: int, made: Made) -> Outcome:
-        box = self._machine._found(command.box, now_ms, made)
+        box = self._context.find_box(command.box, now_ms, made)
         box.last_read_ms = now_ms
-        return self._machine._answer(box, box.scan(command), made, box.floor_lsn)
+        return self._context.answer(box, box.scan(command), made, box.floor_lsn)
 
     def _states(self, command: bulk.States, now_ms: int, made: Made) -> Outcome:
-        machine = self._machine
+        context = self._context
         found: list[bulk.BoxPosition] = []
         more = False
         listed: list[tuple[Box, int]] = []
@@ -44,15 +41,15 @@ class Scanning:
                 more = True
                 break
             try:
-                machine._expire(box, now_ms, made)
+                context.expire(box, now_ms, made)
             except NotLoaded:
                 pass  # a tick will see to it; a list does not wait for payloads
             listed.append((box, box.floor_lsn))
             found.append(_position(box))
-        return reply_after(machine.durability.wait_for_list(listed), made, bulk.Positions(found, more))
+        return reply_after(context.durability.wait_for_list(listed), made, bulk.Positions(found, more))
 
     def _named(self, command: bulk.States) -> Iterator[Box]:
-        boxes = self._machine.boxes
+        boxes = self._context.boxes
         if command.boxes is not None:
             yield from (boxes[name] for name in sorted(set(command.boxes)) if name in boxes)
             return
@@ -63,19 +60,19 @@ class Scanning:
                 yield boxes[name]
 
     def _locate(self, command: bulk.Locate, now_ms: int, made: Made) -> Outcome:
-        machine = self._machine
+        context = self._context
         found: list[tuple[int, int] | None] = []
         listed: list[tuple[Box, int]] = []
         for name, ts in command.wanted:
-            box: Box | None = machine.boxes.get(name)
+            box: Box | None = context.boxes.get(name)
             if box is None:
                 found.append(None)
                 continue
-            machine._expire(box, now_ms, made)
+            context.expire(box, now_ms, made)
             listed.append((box, box.floor_lsn))
             seq = min(box.log.first_seq_at(ts), box.log.visible_seq + 1)
             found.append((box.generation, max(seq, box.visible_earliest_seq)))
-        return reply_after(machine.durability.wait_for_list(listed), made, bulk.Located(found))
+        return reply_after(context.durability.wait_for_list(listed), made, bulk.Located(found))
 
 
 def _position(box: Box) -> bulk.BoxPosition:

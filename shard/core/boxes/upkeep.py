@@ -17,7 +17,7 @@ from typing import NamedTuple
 from shard.core.boxes.box import Box
 from shard.core.boxes.sealed import Segment
 from shard.core.boxes.unsealed import is_worth_a_file
-from shard.core.machine import Machine
+from shard.core.context import Context
 from streams.protocol.records import Batch
 
 #: Boxes looked at in one go.
@@ -70,9 +70,9 @@ class ToRewrite(NamedTuple):
     serial: int
     parts: list[Part]
 
-    def still_stands(self, machine: Machine) -> bool:
+    def still_stands(self, context: Context) -> bool:
         """Whether nothing has died in what was read, and the box is still one that is stored."""
-        if machine.generations.get(self.box.generation) is not self.box or self.box.is_memory:
+        if context.generations.get(self.box.generation) is not self.box or self.box.is_memory:
             return False
         present = set(map(id, self.box.log.segments))
         return all(
@@ -81,87 +81,87 @@ class ToRewrite(NamedTuple):
 
 
 def plan_seal(
-    machine: Machine, policy: SealPolicy, *, now_ms: int, pinned_lsn: int = 0, is_pressed: bool = False
+    context: Context, policy: SealPolicy, *, now_ms: int, pinned_lsn: int = 0, is_pressed: bool = False
 ) -> ToSeal | ToKeep | None:
     """The next box to seal, or to keep. `pinned_lsn`: log up to here should become free. `is_pressed`: the
     unsealed batches take too much memory."""
-    for box in list(islice(machine.due.values(), _LOOK_MAX)):
+    for box in list(islice(context.due.values(), _LOOK_MAX)):
         tail = box.log.tail
         if box.is_memory or (tail.records < policy.records and tail.held_bytes < policy.bytes):
-            del machine.due[box.generation]  # it is in memory alone, or much of it is gone, meanwhile
+            del context.due[box.generation]  # it is in memory alone, or much of it is gone, meanwhile
             continue
-        plan = _seal(machine, box, policy)
+        plan = _seal(context, box, policy)
         if plan is not None:
             return plan
 
     def free_log(box: Box) -> ToSeal | ToKeep | None:
         if is_pressed or is_worth_a_file(box):
-            return _seal(machine, box, policy)
-        return _keep(machine, box)
+            return _seal(context, box, policy)
+        return _keep(context, box)
 
-    unsealed = machine.unsealed
-    upto_lsn = machine.durable_lsn if is_pressed else pinned_lsn
+    unsealed = context.unsealed
+    upto_lsn = context.durability.durable_lsn if is_pressed else pinned_lsn
     freed: ToSeal | ToKeep | None = unsealed.first_by_lsn(upto_lsn, free_log)
     if freed is not None:
         return freed
     # Small ones wait until their part of the log is wanted.
     aged: ToSeal | None = unsealed.first_by_age(
-        now_ms - policy.age_ms, lambda box: _seal(machine, box, policy)
+        now_ms - policy.age_ms, lambda box: _seal(context, box, policy)
     )
     return aged
 
 
-def _seal(machine: Machine, box: Box, policy: SealPolicy) -> ToSeal | None:
-    batches = box.log.sealable(durable_lsn=machine.durable_lsn, bytes_max=policy.bytes)
+def _seal(context: Context, box: Box, policy: SealPolicy) -> ToSeal | None:
+    batches = box.log.sealable(durable_lsn=context.durability.durable_lsn, bytes_max=policy.bytes)
     return ToSeal(box, box.last_serial + 1, batches) if batches else None
 
 
-def _keep(machine: Machine, box: Box) -> ToKeep | None:
+def _keep(context: Context, box: Box) -> ToKeep | None:
     """All of a tail or nothing, so that its batches stay in the order of their lsns."""
     if box.log.tail.has_unrendered:  # they are in no frame of their own yet
         return None
     batches = [batch for batch in box.log.tail if batch.dead < batch.count]
-    if not batches or batches[-1].lsn > machine.durable_lsn:
+    if not batches or batches[-1].lsn > context.durability.durable_lsn:
         return None
     return ToKeep(box, batches)
 
 
-def plan_rewrite(machine: Machine, policy: SealPolicy) -> ToRewrite | None:
+def plan_rewrite(context: Context, policy: SealPolicy) -> ToRewrite | None:
     """Segments to be written anew as one. Boxes in which nothing is to be done are passed over for good,
     until something dies or is sealed in them."""
     for _ in range(_LOOK_MAX):
-        if not machine.dented:
+        if not context.dented:
             return None
-        generation, box = next(iter(machine.dented.items()))
+        generation, box = next(iter(context.dented.items()))
         run = [] if box.is_memory else _run_to_rewrite(box.log.segments, policy)
         if run:
             return ToRewrite(box, box.last_serial + 1, [_part(box, segment) for segment in run])
-        del machine.dented[generation]
+        del context.dented[generation]
     return None
 
 
-def plan_compaction(machine: Machine, *, now_ms: int) -> Box | None:
+def plan_compaction(context: Context, *, now_ms: int) -> Box | None:
     """A box to compact: half of it is new, or it has been quiet for a while."""
-    for box in list(islice(machine.compactable.values(), _LOOK_MAX)):
+    for box in list(islice(context.compactable.values(), _LOOK_MAX)):
         fresh = box.log.visible_seq - box.compacted_seq
         if box.config.compact != "tag" or box.log.head_seq <= box.compacted_seq:
-            del machine.compactable[box.generation]
+            del context.compactable[box.generation]
         elif fresh > 0 and (2 * fresh >= box.log.count or now_ms - box.last_append_ms >= _QUIET_MS):
             return box  # one whose new records are still on their way to the disk waits for them
     return None
 
 
-def plan_move(machine: Machine, policy: HotPolicy) -> tuple[Box, Segment] | None:
+def plan_move(context: Context, policy: HotPolicy) -> tuple[Box, Segment] | None:
     """The oldest segment of a box that has more here than it should."""
     for _ in range(_LOOK_MAX):
-        if not machine.movable:
+        if not context.movable:
             return None
-        generation, box = next(iter(machine.movable.items()))
+        generation, box = next(iter(context.movable.items()))
         hot = [segment for segment in box.log.segments if not segment.is_cold]
         newer_bytes = sum(segment.total_bytes for segment in hot[1:])
         if len(hot) > policy.segments and newer_bytes >= policy.bytes and not box.is_memory:
             return box, hot[0]
-        del machine.movable[generation]
+        del context.movable[generation]
     return None
 
 

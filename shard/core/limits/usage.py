@@ -32,7 +32,7 @@ from streams.protocol.keys import Key
 
 if TYPE_CHECKING:
     from shard.core.boxes.box import Box
-    from shard.core.machine import Machine
+    from shard.core.context import Context
 
 
 class Account:
@@ -71,8 +71,8 @@ _UNCOVERED = _Entry([])
 
 
 class Usage:
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
+    def __init__(self, context: Context) -> None:
+        self._context = context
         self.accounts: dict[str, Account] = {}
         #: True while changes of boxes have to be noted.
         self.is_on = False
@@ -108,7 +108,11 @@ class Usage:
             for prefix in account.prefixes or ("",):
                 self._by_prefix.setdefault(prefix, []).append(account)
         self._lengths = sorted(set(map(len, self._by_prefix)))
+        if self.is_on:
+            self._context.after_apply.remove(self.note)
         self.is_on = bool(self.accounts)
+        if self.is_on:
+            self._context.after_apply.append(self.note)
         self.is_counted = not self.is_on
         self._counted_name = ""
 
@@ -116,7 +120,7 @@ class Usage:
         """Counts so many more boxes. Returns True if there are others left."""
         if self.is_counted:
             return False
-        boxes = self._machine.boxes
+        boxes = self._context.boxes
         names = list(islice(boxes.irange(minimum=self._counted_name, inclusive=(False, True)), count))
         for name in names:
             self.recount(boxes[name].generation)
@@ -127,7 +131,7 @@ class Usage:
 
     # -- counting
 
-    def note(self, change: Change) -> None:
+    def note(self, change: Change, lsn: int) -> None:
         """Brings the sums up to date after a change was applied."""
         generation = getattr(change, "generation", 0)
         if generation:
@@ -138,7 +142,7 @@ class Usage:
 
     def recount(self, generation: int) -> None:
         """Brings the sums up to date for one box."""
-        box = self._machine.generations.get(generation)
+        box = self._context.generations.get(generation)
         entry = self._entries.get(generation)
         if entry is None:
             if box is None:
@@ -177,16 +181,16 @@ class Usage:
         return Use(*(self._used(account, name) for name in STORED))
 
     def _used(self, account: Account, name: str) -> int:
-        machine = self._machine
+        context = self._context
         match name:
             case "boxes":
-                return _names_in(machine.boxes, account.prefixes) + machine.basins.count(account.prefixes)
+                return _names_in(context.boxes, account.prefixes) + context.basins.count(account.prefixes)
             case "routers":
-                return _names_in(machine.routers.routers, account.prefixes)
+                return _names_in(context.routers.routers, account.prefixes)
             case "sessions":
-                return machine.sessions.count_of(account.id)
+                return context.sessions.count_of(account.id)
             case "txn_bytes":
-                return machine.txns.bytes_of(account.id)
+                return context.txns.bytes_of(account.id)
         used: int = getattr(account, name)
         return used
 
@@ -223,15 +227,15 @@ class Usage:
         assert self.is_on == bool(self.accounts), "SUMS"
         if not (self.is_on and self.is_counted):
             return
-        boxes = self._machine.boxes.values()
-        assert self._entries.keys() == self._machine.generations.keys(), "SUMS"
+        boxes = self._context.boxes.values()
+        assert self._entries.keys() == self._context.generations.keys(), "SUMS"
         for account in self.accounts.values():
             grant = Grant(prefixes=account.prefixes)
             covered = [box for box in boxes if grant.covers(box.name)]
             assert account.stored_bytes == sum(box.log.bytes for box in covered), "SUMS"
             assert account.groups == sum(len(box.groups) for box in covered), "SUMS"
             assert account.idempotency_keys == sum(len(box.keys) for box in covered), "SUMS"
-            assert _names_in(self._machine.boxes, account.prefixes) == len(covered), "SUMS"
+            assert _names_in(self._context.boxes, account.prefixes) == len(covered), "SUMS"
 
 
 def _disjoint(grant: Grant) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ favour of a base at twice that, or at `PENDING_MAX`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shard.core import changes
@@ -41,7 +41,7 @@ from streams.protocol.errors import ColdStoreUnavailable, StreamsError, Throttle
 if TYPE_CHECKING:
     from shard.core.boxes.box import Box
     from shard.core.changes import Change, ShardState
-    from shard.core.machine import Machine
+    from shard.core.context import Context
 
 #: Changes that wait for the store. Each costs some 200 bytes beside the batch, which is in memory anyway.
 PENDING_MAX = 200_000
@@ -95,13 +95,13 @@ class Pending(NamedTuple):
 class Uploading:
     def __init__(
         self,
-        machine: Machine,
+        context: Context,
         *,
         is_enabled: bool,
         registers: bool,
         backlog_bytes_max: int,
     ) -> None:
-        self._machine = machine
+        self._context = context
         #: Whether there is a store.
         self.is_enabled = is_enabled
         #: Whether an answer about a register (of basins, tokens, routers) waits for the store too.
@@ -110,7 +110,7 @@ class Uploading:
         #: Why the store cannot be used although there is one; empty while it can.
         self.refusal = ""
         #: Whether there is anything to upload, or ever was.
-        self.is_on = self.registers
+        self.is_on = False
         #: The chain that this shard writes, and of which server the chains are that it takes the place of.
         self.chain = ""
         self.follows: list[str] = []
@@ -124,7 +124,10 @@ class Uploading:
         self._deleted: dict[str, int] = {}
         self._woken: list[str] = []
         self._restored_lsn = 0
-        self.appliers: dict[type[Any], Callable[[Any, int], None]] = {changes.UploadsMoved: self._apply_moved}
+        context.on_change(changes.UploadsMoved, self._apply_moved)
+        context.observe_before(OPENING, self._note_first)
+        if self.registers:
+            self._turn_on()
 
     def __repr__(self) -> str:
         return f"<Uploading {self.chain or 'nothing yet'}: at {self.lsn}, {len(self._pending)} changes to go>"
@@ -134,7 +137,7 @@ class Uploading:
     @property
     def position(self) -> int:
         """Whatever rests on this lsn, or on an earlier one, cannot be lost with this machine."""
-        position = self._machine.durable_lsn
+        position = self._context.durability.durable_lsn
         if not self.is_enabled:
             return position  # nothing is written to object boxes, and what is there is as safe as it will be
         if self.needs_base_lsn:
@@ -160,7 +163,7 @@ class Uploading:
         if not self.is_enabled:
             return False
         return bool(self.needs_base_lsn) or bool(
-            self._pending and self._pending[0].lsn <= self._machine.durable_lsn
+            self._pending and self._pending[0].lsn <= self._context.durability.durable_lsn
         )
 
     def group(self, bytes_max: int) -> list[Pending]:
@@ -169,7 +172,7 @@ class Uploading:
         found: list[Pending] = []
         size = 0
         for each in self._pending:
-            if each.lsn > self._machine.durable_lsn or 0 < self.needs_base_lsn <= each.lsn:
+            if each.lsn > self._context.durability.durable_lsn or 0 < self.needs_base_lsn <= each.lsn:
                 break
             if size >= bytes_max and each.lsn != found[-1].lsn:
                 break
@@ -199,7 +202,7 @@ class Uploading:
         return _no_store(self.refusal) if self.refusal else None
 
     def _concerns(self, command: Command) -> bool:
-        box = self._machine.boxes.get(getattr(command, "box", ""))
+        box = self._context.boxes.get(getattr(command, "box", ""))
         if box is not None and box.is_object:
             return True
         if not self.is_enabled:
@@ -214,6 +217,15 @@ class Uploading:
 
     # -- noting
 
+    def _turn_on(self) -> None:
+        if not self.is_on:
+            self.is_on = True
+            self._context.before_apply.append(self.note)
+
+    def _note_first(self, change: Change, lsn: int) -> None:
+        if not self.is_on:
+            self.note(change, lsn)
+
     def note(self, change: Change, lsn: int) -> None:
         """A change is about to be applied."""
         if not lsn or type(change) in _LOCAL:
@@ -221,7 +233,7 @@ class Uploading:
         if type(change) in _REGISTERS:
             self.ship(change, lsn)
             return
-        box = self._machine.generations.get(change.generation)  # type: ignore[union-attr]
+        box = self._context.generations.get(change.generation)  # type: ignore[union-attr]
         was_object = box is not None and box.is_object
         becomes_object = getattr(getattr(change, "config", None), "durability", "") == "object"
         if was_object or (becomes_object and box is None):
@@ -229,11 +241,11 @@ class Uploading:
             if type(change) is changes.BoxDeleted and box is not None:
                 self._deleted[box.name] = lsn
         elif becomes_object:
-            self.is_on = True
+            self._turn_on()
             self.require_base(lsn)
 
     def ship(self, change: Change, lsn: int) -> None:
-        self.is_on = True
+        self._turn_on()
         if not self.chain or not self.is_enabled:
             self.require_base(lsn)
         if not self.is_enabled:
@@ -254,36 +266,36 @@ class Uploading:
     def begin_anew(self) -> None:
         """The store does not have the chain: what comes from now on needs another, with a base."""
         self.chain = ""
-        self.require_base(self._machine.lsn + 1)
+        self.require_base(self._context.lsn + 1)
 
     def stage(self, box: Box, lsn: int) -> None:
         """What the box has now is for its readers when `lsn` is in the store."""
-        self._machine.durability.show_when_stored(box, lsn, box.log.head_seq, box.log.last_ts)
+        self._context.durability.show_when_stored(box, lsn, box.log.head_seq, box.log.last_ts)
 
     def stage_upto(self, box: Box, lsn: int, seq: int) -> None:
         """The same of what the box has up to `seq`, of rows that were rendered later than others."""
         last = next(iter(box.log.spans(seq)), None)
         ts = box.log.last_ts if last is None else last.last_ts
-        self._machine.durability.show_when_stored(box, lsn, seq, ts)
+        self._context.durability.show_when_stored(box, lsn, seq, ts)
 
     # -- what has arrived
 
     def moved(self, chain: str, lsn: int, *, is_base: bool) -> Outcome:
         """An object of the chain that ends at `lsn` is in the store, or a base as of it."""
         made: Made = []
-        machine = self._machine
+        context = self._context
         needs_base = self.needs_base_lsn > lsn or (self.needs_base_lsn > 0 and not is_base)
-        through = next((each.lsn - 1 for each in self._pending if each.lsn > lsn), machine.lsn)
+        through = next((each.lsn - 1 for each in self._pending if each.lsn > lsn), context.lsn)
         if needs_base:
             through = min(through, self.needs_base_lsn - 1)
         tail_lsn = max(lsn, self.tail_lsn) if chain == self.chain else lsn
-        machine._log(changes.UploadsMoved(chain, max(through, lsn), tail_lsn, is_base), made)
+        context.log(changes.UploadsMoved(chain, max(through, lsn), tail_lsn, is_base), made)
         woken, self._woken = self._woken, []
-        woken += machine.moves.uploaded(self.lsn)
+        woken += context.moves.uploaded(self.lsn)
         return Outcome(made, None, wakes=tuple(woken))
 
     def _apply_moved(self, change: changes.UploadsMoved, lsn: int) -> None:
-        self.is_on = True
+        self._turn_on()
         self.chain = change.chain
         self.lsn = change.lsn
         self.tail_lsn = change.tail_lsn
@@ -293,7 +305,7 @@ class Uploading:
             self.pending_bytes -= self._pending.popleft().size
         for name in [name for name, deleted in self._deleted.items() if deleted <= change.lsn]:
             del self._deleted[name]
-        self._woken = self._machine.durability.stored(change.lsn)
+        self._woken = self._context.durability.stored(change.lsn)
 
     # -- lives
 
@@ -313,19 +325,20 @@ class Uploading:
         self.lsn, self.tail_lsn = state.uploaded_lsn, state.uploaded_tail_lsn
         self._restored_lsn = state.lsn
         objects = [box for box in boxes if box.is_object]
-        self.is_on = bool(self.is_on or self.chain or self.follows or objects)
+        if self.chain or self.follows or objects:
+            self._turn_on()
         if self.lsn >= state.lsn:
             return
         for box in objects:
             box.last_lsn = box.floor_lsn = box.config_lsn = state.lsn
             self.stage(box, state.lsn)
-            self._machine.moves.hold_back(box, state.lsn)
+            self._context.moves.hold_back(box, state.lsn)
 
     def start(self) -> None:
         """A life begins: whatever cannot be uploaded change by change needs a base."""
         if self.is_on and (not self.chain or self.lsn < self._restored_lsn):
             self.require_base(self.lsn + 1)
-        self._machine.moves.uploaded(self.lsn)
+        self._context.moves.uploaded(self.lsn)
 
 
 def _no_store(why: str) -> ColdStoreUnavailable:

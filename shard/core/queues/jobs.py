@@ -13,8 +13,8 @@ Rules of the file
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 from pyroaring import BitMap64
@@ -28,7 +28,7 @@ from streams.protocol.records import Batch
 
 if TYPE_CHECKING:
     from shard.core.boxes.box import Box
-    from shard.core.machine import Machine
+    from shard.core.context import Context
     from shard.core.outcome import Made, Outcome
 
 #: Jobs that one pass gives out, however many claims it serves: about 15 ms.
@@ -44,39 +44,35 @@ RESTATED_MAX = 10_000
 class Jobs:
     """What the machine does with commands and changes of queues."""
 
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
+    def __init__(self, context: Context) -> None:
+        self._context = context
         #: Ids of leases are never given twice: they begin with the lsn at which this life of the shard began.
         self._life = 0
         self._leases = 0
         # The tags of the one batch that was read last: jobs of a large batch are claimed a few at a time.
         self._tags_of = (0, 0)
         self._tags: list[bytes] = []
-        self.handlers: dict[type[Any], Callable[[Any, int, Made], Outcome]] = {
-            queues.Claim: self._claim,
-            queues.ClaimTogether: self._claim_together,
-            queues.Ack: self._ack,
-            queues.Nack: self._nack,
-            queues.Extend: self._extend,
-            queues.ReleaseHolder: self._release,
-        }
-        self.appliers: dict[type[Any], Callable[[Any, int], None]] = {
-            changes.JobsLeased: self._apply_leased,
-            changes.JobsExtended: self._apply_extended,
-            changes.JobsReturned: self._apply_returned,
-            changes.JobsCounted: self._apply_counted,
-            changes.JobsRestated: self._apply_restated,
-        }
+        context.on_command(queues.Claim, self._claim)
+        context.on_command(queues.ClaimTogether, self._claim_together)
+        context.on_command(queues.Ack, self._ack)
+        context.on_command(queues.Nack, self._nack)
+        context.on_command(queues.Extend, self._extend)
+        context.on_command(queues.ReleaseHolder, self._release)
+        context.on_change(changes.JobsLeased, self._apply_leased)
+        context.on_change(changes.JobsExtended, self._apply_extended)
+        context.on_change(changes.JobsReturned, self._apply_returned)
+        context.on_change(changes.JobsCounted, self._apply_counted)
+        context.on_change(changes.JobsRestated, self._apply_restated)
 
     # -- claiming
 
     def _claim(self, command: queues.Claim, now_ms: int, made: Made) -> Outcome:
         box, queue = self._queue_of(command.box, now_ms, made)
         if box.config.claim_jitter_ms:
-            return self._machine._wait(made, now_ms + box.config.claim_jitter_ms)
+            return self._context.nothing_yet(made, now_ms + box.config.claim_jitter_ms)
         (answer,) = self._serve(box, queue, (command,), now_ms, made)
         if not answer.jobs and command.wait_ms:
-            return self._with_carrier(box, self._machine._wait(made))
+            return self._with_carrier(box, self._context.nothing_yet(made))
         return self._answer_claim(box, answer, made)
 
     def _claim_together(self, command: queues.ClaimTogether, now_ms: int, made: Made) -> Outcome:
@@ -90,9 +86,7 @@ class Jobs:
 
     def _answer_claim(self, box: Box, reply: queues.Claimed | queues.ClaimedTogether, made: Made) -> Outcome:
         waits_for = made[-1][0] if made and box.config.leases_durable else 0
-        return self._with_carrier(
-            box, self._machine._answer(box, reply, made, max(box.config_lsn, waits_for))
-        )
+        return self._with_carrier(box, self._context.answer(box, reply, made, max(box.config_lsn, waits_for)))
 
     @staticmethod
     def _with_carrier(box: Box, outcome: Outcome) -> Outcome:
@@ -117,12 +111,12 @@ class Jobs:
             at += len(texts[-1])  # what did not fit goes to the next: no job is passed over
         # From here on the payloads are read, and things are staged.
         if moves is not None:
-            self._machine._stage(moves, box, made)
+            self._context.stage(moves, box, made)
         given = [
             self._lease(box, queue, claim, sorted(read), now_ms, made) if read else []
             for claim, read in zip(claims, texts, strict=True)
         ]
-        self._machine._watch(box)
+        self._context.arm_timer(box)
         ready, _ = self._totals(box, queue)
         return [
             queues.Claimed(box.name, jobs, ready, claim.holder > 0)
@@ -132,7 +126,7 @@ class Jobs:
     def _plan_dead_letters(self, box: Box, queue: Queue, seqs: list[int]) -> changes.MovesPlanned:
         assert box.config.dead_letter is not None
         deliveries = [queue.jobs[seq].deliveries for seq in seqs]
-        return self._machine.moves.plan(box, box.config.dead_letter, seqs, deliveries, is_dead=True)
+        return self._context.moves.plan(box, box.config.dead_letter, seqs, deliveries, is_dead=True)
 
     @staticmethod
     def _rooms(queue: Queue, claims: Sequence[queues.Claim]) -> list[int]:
@@ -162,12 +156,12 @@ class Jobs:
         deliveries = [jobs[seq].deliveries + 1 if seq in jobs else 1 for seq in seqs]
         lease_id = self._next_lease_id()
         deadline_ms = now_ms + (claim.lease_ms or box.config.lease_ms)
-        machine = self._machine
+        context = self._context
         if not (box.is_memory or box.config.leases_durable):
             again = [(seq, count) for seq, count in zip(seqs, deliveries, strict=True) if count > 1]
             if again:
                 counted = changes.JobsCounted(box.generation, *map(list, zip(*again, strict=True)))
-                machine._log(counted, made)
+                context.log(counted, made)
         fresh_seq = max([seq for seq in seqs if seq not in jobs], default=0)
         change = changes.JobsLeased(
             box.generation,
@@ -226,9 +220,9 @@ class Jobs:
         if held:
             seqs = BitMap64(held)
             sizes = box.log.measure_seqs(seqs)
-            self._machine._stage(changes.RecordsDeleted(box.generation, 0, 0, seqs, sizes, now_ms), box, made)
+            self._context.stage(changes.RecordsDeleted(box.generation, 0, 0, seqs, sizes, now_ms), box, made)
         reply = queues.Acked(box.name, len(held), skipped, *self._totals(box, queue))
-        outcome = self._machine._answer(box, reply, made, box.floor_lsn)
+        outcome = self._context.answer(box, reply, made, box.floor_lsn)
         return outcome._replace(wakes=(box.name,)) if frees_room else outcome
 
     def _nack(self, command: queues.Nack, now_ms: int, made: Made) -> Outcome:
@@ -239,7 +233,7 @@ class Jobs:
             ready_ms = now_ms + command.delay_ms if command.delay_ms else 0
             lsn = self._return(box, queue, held, ready_ms, now_ms, made)
         reply = queues.Nacked(box.name, len(held), skipped, *self._totals(box, queue))
-        outcome = self._machine._answer(box, reply, made, _rests_on(box, lsn, skipped))
+        outcome = self._context.answer(box, reply, made, _rests_on(box, lsn, skipped))
         return outcome._replace(wakes=(box.name,)) if held else outcome
 
     def _extend(self, command: queues.Extend, now_ms: int, made: Made) -> Outcome:
@@ -251,9 +245,9 @@ class Jobs:
             lsn = self._stage_lease(
                 changes.JobsExtended(box.generation, held, deadline_ms, now_ms), box, made
             )
-            self._machine._watch(box)
+            self._context.arm_timer(box)
         reply = queues.Extended(box.name, len(held), skipped, dict.fromkeys(map(str, held), deadline_ms))
-        return self._machine._answer(box, reply, made, _rests_on(box, lsn, skipped))
+        return self._context.answer(box, reply, made, _rests_on(box, lsn, skipped))
 
     def _release(self, command: queues.ReleaseHolder, now_ms: int, made: Made) -> Outcome:
         """A connection is gone: what it held can be claimed at once."""
@@ -262,13 +256,13 @@ class Jobs:
         if held:
             self._return(box, queue, held, 0, now_ms, made)
         reply = queues.HolderReleased(box.name, len(held))
-        return self._machine._answer(box, reply, made, box.config_lsn)._replace(wakes=(box.name,))
+        return self._context.answer(box, reply, made, box.config_lsn)._replace(wakes=(box.name,))
 
     def _return(self, box: Box, queue: Queue, seqs: list[int], ready_ms: int, now_ms: int, made: Made) -> int:
         deliveries = [queue.jobs[seq].deliveries for seq in seqs]
         returned = changes.JobsReturned(box.generation, seqs, deliveries, ready_ms, now_ms)
-        lsn = self._machine._stage(returned, box, made)
-        self._machine._watch(box)
+        lsn = self._context.stage(returned, box, made)
+        self._context.arm_timer(box)
         return lsn
 
     @staticmethod
@@ -289,7 +283,7 @@ class Jobs:
     # -- helpers
 
     def _queue_of(self, name: str, now_ms: int, made: Made) -> tuple[Box, Queue]:
-        box = self._machine._found(name, now_ms, made)
+        box = self._context.find_box(name, now_ms, made)
         if box.queue is None:
             raise NotAQueue(f"box {name} is a log; only a box made with type queue has jobs", box=name)
         box.queue.advance(now_ms)
@@ -302,8 +296,8 @@ class Jobs:
     def _stage_lease(self, change: changes.JobsLeased | changes.JobsExtended, box: Box, made: Made) -> int:
         """Leases are logged only where the box says so."""
         if box.config.leases_durable:
-            return self._machine._stage(change, box, made)
-        self._machine.apply(change, 0)
+            return self._context.stage(change, box, made)
+        self._context.apply(change, 0)
         return 0
 
     # -- lives
@@ -319,7 +313,7 @@ class Jobs:
         facts = box.queue.facts(leases_kept=True)
         for at in range(0, max(1, len(facts.jobs)), RESTATED_MAX):
             some = facts.jobs[at : at + RESTATED_MAX]
-            self._machine._log(changes.JobsRestated(box.generation, facts.fresh_seq, at == 0, some), made)
+            self._context.log(changes.JobsRestated(box.generation, facts.fresh_seq, at == 0, some), made)
 
     # -- applying
 
@@ -339,7 +333,7 @@ class Jobs:
         self._touched(change.generation, lsn).restated(change)
 
     def _touched(self, generation: int, lsn: int) -> Queue:
-        box = self._machine.generations[generation]
+        box = self._context.generations[generation]
         box.last_lsn = max(box.last_lsn, lsn)
         assert box.queue is not None, "changes of jobs are of queues"
         return box.queue

@@ -19,8 +19,8 @@ Invariant
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 from pyroaring import BitMap64
@@ -38,7 +38,7 @@ from streams.protocol.records import JSON, Batch, metas_of, with_meta
 
 if TYPE_CHECKING:
     from shard.core.boxes.box import Box
-    from shard.core.machine import Machine
+    from shard.core.context import Context
 
 _FROM, _DELIVERIES, _SRC_SEQ = "$dead_letter_from", "$dead_letter_deliveries", "$dead_letter_src_seq"
 
@@ -218,21 +218,17 @@ class Line(Outbox):
 class Moves:
     """What the machine does with moves."""
 
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
+    def __init__(self, context: Context) -> None:
+        self._context = context
         #: Plans that are on their way to the disk, in the order of their lsns.
         self._until_durable: deque[tuple[int, Line, int]] = deque()
         #: Those of object boxes, on their way to the store.
         self._until_uploaded: deque[tuple[int, Line, int]] = deque()
-        self.handlers: dict[type[Any], Callable[[Any, int, Made], Outcome]] = {
-            queues.RequireQueue: self._require_queue,
-            queues.PlanRequeue: self._plan_requeue,
-            queues.AwaitMoves: self._await,
-        }
-        self.appliers: dict[type[Any], Callable[[Any, int], None]] = {
-            changes.MovesPlanned: self._apply_planned,
-            changes.MovesDone: self._apply_done,
-        }
+        context.on_command(queues.RequireQueue, self._require_queue)
+        context.on_command(queues.PlanRequeue, self._plan_requeue)
+        context.on_command(queues.AwaitMoves, self._await)
+        context.on_change(changes.MovesPlanned, self._apply_planned)
+        context.on_change(changes.MovesDone, self._apply_done)
 
     # -- planning
 
@@ -244,22 +240,22 @@ class Moves:
         return changes.MovesPlanned(box.generation, dest, is_dead, seqs, deliveries, sizes)
 
     def _require_queue(self, command: queues.RequireQueue, now_ms: int, made: Made) -> Outcome:
-        box = self._machine._found(command.box, now_ms, made)
+        box = self._context.find_box(command.box, now_ms, made)
         if box.queue is None:
             raise NotAQueue(f"box {box.name} is a log; dead letters go back into queues only", box=box.name)
-        return self._machine._answer(box, queues.QueueFound(box.name), made, box.config_lsn)
+        return self._context.answer(box, queues.QueueFound(box.name), made, box.config_lsn)
 
     def _plan_requeue(self, command: queues.PlanRequeue, now_ms: int, made: Made) -> Outcome:
-        box = self._machine._found(command.box, now_ms, made)
+        box = self._context.find_box(command.box, now_ms, made)
         seqs = self._find_letters(box, command.to, command.max, now_ms)
         lsn = 0
         if seqs:
             change = self.plan(box, command.to, seqs, [0] * len(seqs), is_dead=False)
-            lsn = self._machine._stage(change, box, made)
+            lsn = self._context.stage(change, box, made)
         line = box.moves.get((command.to, False))
         reply = queues.RequeuePlanned(box.name, len(seqs), line.last if line is not None else 0)
         # Nothing leaves before the plan is on the disk, so the reply asks for a sync.
-        wait = self._machine.durability.wait_for(
+        wait = self._context.durability.wait_for(
             Answer.MOVE if lsn else Answer.RECORDS, box, max(lsn, box.floor_lsn)
         )
         return reply_after(wait, made, reply)
@@ -286,12 +282,12 @@ class Moves:
         return found
 
     def _await(self, command: queues.AwaitMoves, now_ms: int, made: Made) -> Outcome:
-        box = self._machine._require(command.box)
+        box = self._context.require(command.box)
         line = box.moves.get((command.to, False))
         waiting = max(0, command.position - line.saved_position) if line is not None else 0
         if waiting and command.wait_ms:
-            return self._machine._wait(made)
-        return self._machine._answer(box, queues.MovesAwaited(waiting), made, box.config_lsn)
+            return self._context.nothing_yet(made)
+        return self._context.answer(box, queues.MovesAwaited(waiting), made, box.config_lsn)
 
     # -- on the way
 
@@ -308,7 +304,7 @@ class Moves:
         while waiting and waiting[0][0] <= lsn:
             _, line, position = waiting.popleft()
             line.shown = position
-            noted = self._machine.forwarding.outboxes.note((line,)) or noted
+            noted = self._context.forwarding.outboxes.note((line,)) or noted
         return noted
 
     def hold_back(self, box: Box, lsn: int) -> None:
@@ -318,35 +314,35 @@ class Moves:
             self._until_uploaded.append((lsn, line, line.last))
 
     def note(self, box: Box) -> None:
-        self._machine.forwarding.outboxes.note(box.moves.values())
+        self._context.forwarding.outboxes.note(box.moves.values())
 
     def hold(self) -> None:
         """From now on nothing new leaves, and what has arrived is not let go of. Not a fact: it ends with the
         process at the latest."""
-        self._machine.forwarding.outboxes.lines_held = True
+        self._context.forwarding.outboxes.lines_held = True
 
     def let_go(self, now_ms: int, made: Made) -> list[str]:
         """Ends a hold. Returns the boxes that have let go of something."""
-        outboxes = self._machine.forwarding.outboxes
+        outboxes = self._context.forwarding.outboxes
         outboxes.lines_held = False
         freed: list[str] = []
-        for box in list(self._machine.boxes.values()):
+        for box in list(self._context.boxes.values()):
             for line in box.moves.values():
                 done = line.change_of_move(box.generation, now_ms)
                 if done is not None:
-                    self._machine._stage(done, box, made)
+                    self._context.stage(done, box, made)
                     freed.append(box.name)
             outboxes.note(box.moves.values())
         return freed
 
     def close(self, box: Box) -> None:
         for line in box.moves.values():
-            self._machine.forwarding.outboxes.close(line)
+            self._context.forwarding.outboxes.close(line)
 
     # -- applying
 
     def _apply_planned(self, change: changes.MovesPlanned, lsn: int) -> None:
-        box = self._machine.generations[change.generation]
+        box = self._context.generations[change.generation]
         box.last_lsn = max(box.last_lsn, lsn)
         key = (change.dest, change.is_dead)
         line = box.moves.get(key)
@@ -362,11 +358,11 @@ class Moves:
             waiting.append((lsn, line, line.last))
         else:
             line.shown = line.last
-            self._machine.forwarding.outboxes.note((line,))
+            self._context.forwarding.outboxes.note((line,))
 
     def _apply_done(self, change: changes.MovesDone, lsn: int) -> None:
-        machine = self._machine
-        box = machine.generations[change.generation]
+        context = self._context
+        box = context.generations[change.generation]
         line = box.moves[change.dest, change.is_dead]
         line.done(change.position)
         if box.queue is not None and line.is_dead:
@@ -374,7 +370,7 @@ class Moves:
         deleted = changes.RecordsDeleted(
             change.generation, 0, 0, BitMap64(change.seqs), change.sizes, change.at_ms
         )
-        machine._apply_records_deleted(deleted, lsn)
+        context.box_appliers.records_deleted(deleted, lsn)
 
 
 def facts_of(box: Box) -> list[changes.LineFacts]:

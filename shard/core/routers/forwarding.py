@@ -11,8 +11,7 @@ Rules of the file
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shard.core import changes
 from shard.core.durability import Answer
@@ -30,34 +29,30 @@ from streams.protocol.routers import router_of
 
 if TYPE_CHECKING:
     from shard.core.boxes.box import Box
-    from shard.core.machine import Machine
+    from shard.core.context import Context
 
 
 class Forwarding:
     """The part of a machine that copies records between boxes. It works on the machine's own boxes."""
 
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
+    def __init__(self, context: Context) -> None:
+        self._context = context
         self.outboxes = Outboxes()
         #: The last change of a tie, or the start of this life; it is the version of the ties too.
         self.ties_lsn = 0
-        self.handlers: dict[type[Any], Callable[[Any, int, Made], Outcome]] = {
-            forwards.Forward: self._forward,
-            forwards.Collect: self._collect,
-            forwards.Carried: self._carried,
-            forwards.Tie: self._tie,
-            forwards.Untie: self._untie,
-            forwards.GetOutbox: self._get_outbox,
-            forwards.ListTies: self._list_ties,
-        }
-        self.appliers: dict[type[Any], Callable[[Any, int], None]] = {
-            changes.BatchForwarded: self._apply_forwarded,
-            changes.OriginMoved: self._apply_origin_moved,
-            changes.OriginDropped: self._apply_origin_dropped,
-            changes.OutboxTied: self._apply_outbox_tied,
-            changes.OutboxUntied: self._apply_outbox_untied,
-            changes.OutboxMoved: self._apply_outbox_moved,
-        }
+        context.on_command(forwards.Forward, self._forward)
+        context.on_command(forwards.Collect, self._collect)
+        context.on_command(forwards.Carried, self._carried)
+        context.on_command(forwards.Tie, self._tie)
+        context.on_command(forwards.Untie, self._untie)
+        context.on_command(forwards.GetOutbox, self._get_outbox)
+        context.on_command(forwards.ListTies, self._list_ties)
+        context.on_change(changes.BatchForwarded, self._apply_forwarded)
+        context.on_change(changes.OriginMoved, self._apply_origin_moved)
+        context.on_change(changes.OriginDropped, self._apply_origin_dropped)
+        context.on_change(changes.OutboxTied, self._apply_outbox_tied)
+        context.on_change(changes.OutboxUntied, self._apply_outbox_untied)
+        context.on_change(changes.OutboxMoved, self._apply_outbox_moved)
 
     def __repr__(self) -> str:
         return f"<Forwarding {self.outboxes!r}>"
@@ -65,17 +60,17 @@ class Forwarding:
     # -- the destination
 
     def _forward(self, command: forwards.Forward, now_ms: int, made: Made) -> Outcome:
-        machine, head = self._machine, command.head
-        box = machine.boxes.get(head.box)
+        context, head = self._context, command.head
+        box = context.boxes.get(head.box)
         created: changes.BoxCreated | None = None
         if box is None:
             if not head.create:
                 raise BoxNotFound(f"box {head.box} does not exist (any more)", box=head.box)
-            if machine.usage.is_on:
-                machine.usage.require_for_all(head.box, "boxes")
-            created, box = machine._plan_created(head, now_ms)
+            if context.usage.is_on:
+                context.usage.require_for_all(head.box, "boxes")
+            created, box = context.plan_created(head, now_ms)
         else:
-            machine._expire(box, now_ms, made)
+            context.expire(box, now_ms, made)
         known = self._standing(box, head)
         if not copy_sources.fits(known, head):
             answer = Forwarded(known.life, known.position, known.total, box.generation)
@@ -83,25 +78,25 @@ class Forwarding:
         if box.fencing_token:
             raise FencingTokenMismatch(f"{box.name} is fenced: copies have no token", field="fencing_token")
         change = _plan_copies(box, command, known, now_ms) if head.count else None
-        if change is not None and machine.usage.is_on and router_of(head.origin) is not None:
+        if change is not None and context.usage.is_on and router_of(head.origin) is not None:
             # A job that moves takes its place elsewhere; a copy of a router is one more.
-            machine.usage.require_for_all(box.name, "stored_bytes", change.batch.live_bytes)
+            context.usage.require_for_all(box.name, "stored_bytes", change.batch.live_bytes)
         if created is not None:
-            machine._log(created, made)
-            box = machine.generations[created.generation]
+            context.log(created, made)
+            box = context.generations[created.generation]
         answer = Forwarded(head.life, head.upto, known.total + head.count, box.generation)
         if change is not None:
-            written = machine._write(command, box, change, created is not None, made)
+            written = context.append_batch(command, box, change, created is not None, made)
             return self._confirm(box, answer, made, written.wakes)
         lost = known.lost + head.lost
         moved = changes.OriginMoved(box.generation, head.origin, head.life, head.upto, lost)
-        machine._stage(moved, box, made)
+        context.stage(moved, box, made)
         return self._confirm(box, answer, made)
 
     def _confirm(self, box: Box, reply: Forwarded, made: Made, wakes: tuple[str, ...] = ()) -> Outcome:
         """The source drops what is confirmed and never sends it again, so a confirmation reports nothing that
         a power cut can take. Readers see the copies as soon as other records of the box."""
-        wait = self._machine.durability.wait_for(Answer.COPY, box, box.last_lsn)
+        wait = self._context.durability.wait_for(Answer.COPY, box, box.last_lsn)
         return reply_after(wait, made, reply, wakes)
 
     @staticmethod
@@ -115,14 +110,14 @@ class Forwarding:
         return Origin(head.life, head.after)
 
     def _apply_forwarded(self, change: changes.BatchForwarded, lsn: int) -> None:
-        box = self._machine.generations[change.generation]
+        box = self._context.generations[change.generation]
         if change.lost:
             box.log.skip(change.lost)
-        self._machine._apply_appended(change, lsn)
+        self._context.box_appliers.appended(change, lsn)
         copy_sources.forwarded(box.origins, change)
 
     def _apply_origin_moved(self, change: changes.OriginMoved, lsn: int) -> None:
-        box = self._machine.generations[change.generation]
+        box = self._context.generations[change.generation]
         if change.origin not in box.origins:
             self._note_tie(lsn)
         copy_sources.moved(box.origins, change)
@@ -130,7 +125,7 @@ class Forwarding:
 
     def _apply_origin_dropped(self, change: changes.OriginDropped, lsn: int) -> None:
         # What came into a box in memory is in no log: then the log knows of the end of an origin alone.
-        self._machine.generations[change.generation].origins.pop(change.origin, None)
+        self._context.generations[change.generation].origins.pop(change.origin, None)
         self._note_tie(lsn)
 
     # -- the source
@@ -144,17 +139,17 @@ class Forwarding:
     def _carried(self, command: forwards.Carried, now_ms: int, made: Made) -> Outcome:
         outbox = self.outboxes.came_back(command, now_ms)
         if outbox is not None:
-            box = self._machine.boxes[outbox.source]
+            box = self._context.boxes[outbox.source]
             is_held = outbox.is_line and self.outboxes.lines_held
             moved = None if is_held else outbox.change_of_move(box.generation, now_ms)
             if moved is not None:
-                self._machine._stage(moved, box, made)
+                self._context.stage(moved, box, made)
         # Somebody may wait until records have moved out of the source.
         wakes = (CARRIER, outbox.source) if isinstance(outbox, Line) else (CARRIER,)
         return Outcome(made, forwards.CarriedNoted(outbox is not None), wakes=wakes)
 
     def _apply_outbox_moved(self, change: changes.OutboxMoved, lsn: int) -> None:
-        box = self._machine.generations[change.generation]
+        box = self._context.generations[change.generation]
         box.outboxes[change.origin].saved(change.position, change.total)
 
     def note(self, box: Box) -> bool:
@@ -164,12 +159,12 @@ class Forwarding:
     # -- ties
 
     def _tie(self, command: forwards.Tie, now_ms: int, made: Made) -> Outcome:
-        machine, origin = self._machine, command.origin
-        box = machine._require(command.box)
+        context, origin = self._context, command.origin
+        box = context.require(command.box)
         if command.route is None:
             if origin not in box.origins:
                 copy_sources.check_room(box.origins, origin)
-                machine._log(
+                context.log(
                     changes.OriginMoved(box.generation, origin, command.life, command.position, pinned=True),
                     made,
                 )
@@ -182,27 +177,27 @@ class Forwarding:
             position = outbox.position if outbox is not None else min(position, box.log.head_seq)
             total = outbox.total if outbox is not None else 0
             tied = changes.OutboxTied(box.generation, origin, command.route, position, total)
-            machine._log(tied, made)
+            context.log(tied, made)
         outbox = box.outboxes[origin]
         self.note(box)
         answer = forwards.Tied(outbox.life, outbox.position)
         return self._when_durable(made, answer)._replace(wakes=(CARRIER,))
 
     def _untie(self, command: forwards.Untie, now_ms: int, made: Made) -> Outcome:
-        machine = self._machine
-        box = machine.boxes.get(command.box)
+        context = self._context
+        box = context.boxes.get(command.box)
         if box is not None and command.origin in box.outboxes:
-            machine._log(changes.OutboxUntied(box.generation, command.origin), made)
+            context.log(changes.OutboxUntied(box.generation, command.origin), made)
         if box is not None and command.origin in box.origins:
-            machine._log(changes.OriginDropped(box.generation, command.origin), made)
+            context.log(changes.OriginDropped(box.generation, command.origin), made)
         return self._when_durable(made, forwards.Untied(bool(made)))
 
     def _when_durable(self, made: Made, reply: forwards.Reply) -> Outcome:
         """An answer about ties waits for the last change of any: a repeat must not overtake the first."""
-        return reply_after(self._machine.durability.wait_for_endpoint(self.ties_lsn), made, reply)
+        return reply_after(self._context.durability.wait_for_endpoint(self.ties_lsn), made, reply)
 
     def _get_outbox(self, command: forwards.GetOutbox, now_ms: int, made: Made) -> Outcome:
-        box = self._machine.boxes.get(command.box)
+        box = self._context.boxes.get(command.box)
         outbox = box.outboxes.get(command.origin) if box is not None else None
         if not isinstance(outbox, RouterOutbox):
             return self._when_durable(made, forwards.OutboxState(is_tied=False))
@@ -222,13 +217,13 @@ class Forwarding:
         """All ties of this shard, unless none has changed since the asker last knew them."""
         if command.version == self.ties_lsn:
             return self._when_durable(made, forwards.Ties(self.ties_lsn, True, [], []))
-        boxes = self._machine.boxes.values()
+        boxes = self._context.boxes.values()
         sources = [(box.name, origin) for box in boxes for origin in box.outboxes]
         dests = [(box.name, origin) for box in boxes for origin, known in box.origins.items() if known.pinned]
         return self._when_durable(made, forwards.Ties(self.ties_lsn, False, sources, dests))
 
     def _apply_outbox_tied(self, change: changes.OutboxTied, lsn: int) -> None:
-        box = self._machine.generations[change.generation]
+        box = self._context.generations[change.generation]
         old = box.outboxes.get(change.origin)
         if old is not None:
             self.outboxes.close(old)
@@ -243,7 +238,7 @@ class Forwarding:
         self._note_tie(lsn)
 
     def _apply_outbox_untied(self, change: changes.OutboxUntied, lsn: int) -> None:
-        box = self._machine.generations[change.generation]
+        box = self._context.generations[change.generation]
         self.outboxes.close(box.outboxes.pop(change.origin))
         self._note_tie(lsn)
 

@@ -16,9 +16,8 @@ Invariants
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from graphlib import TopologicalSorter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 from sortedcontainers import SortedDict
@@ -30,12 +29,12 @@ from streams.protocol.errors import RouterCycle, StreamsError, Throttled
 from streams.protocol.routers import Route, Router
 
 if TYPE_CHECKING:
-    from shard.core.machine import Machine
+    from shard.core.context import Context
 
 
 class Routers:
-    def __init__(self, machine: Machine, routers_max: int) -> None:
-        self._machine = machine
+    def __init__(self, context: Context, routers_max: int) -> None:
+        self._context = context
         self._max = routers_max
         self.routers: SortedDict[str, Router] = SortedDict()
         self.last_number = 0
@@ -43,17 +42,13 @@ class Routers:
         self._dests: dict[str, dict[str, int]] = {}
         #: The last change of the register, which is its version too.
         self.lsn = 0
-        self.handlers: dict[type[Any], Callable[[Any, int, Made], Outcome]] = {
-            protocol.PutRouter: self._put,
-            protocol.SettleRouter: self._settle,
-            protocol.DropRouter: self._drop,
-            protocol.GetRouter: self._get,
-            protocol.ListRouters: self._list,
-        }
-        self.appliers: dict[type[Any], Callable[[Any, int], None]] = {
-            changes.RouterRegistered: self._apply_registered,
-            changes.RouterDropped: self._apply_dropped,
-        }
+        context.on_command(protocol.PutRouter, self._put)
+        context.on_command(protocol.SettleRouter, self._settle)
+        context.on_command(protocol.DropRouter, self._drop)
+        context.on_command(protocol.GetRouter, self._get)
+        context.on_command(protocol.ListRouters, self._list)
+        context.on_change(changes.RouterRegistered, self._apply_registered)
+        context.on_change(changes.RouterDropped, self._apply_dropped)
 
     def __repr__(self) -> str:
         return f"<Routers {len(self.routers)} up to number {self.last_number}>"
@@ -69,7 +64,7 @@ class Routers:
                     limit="routers",
                 )
             if known is None and command.account:
-                self._machine.usage.require(command.account, "routers")
+                self._context.usage.require(command.account, "routers")
             if not command.route.allow_cycle:
                 self._check_cycle(command.route, without=known)
         except StreamsError as error:
@@ -86,9 +81,9 @@ class Routers:
                 return self._answer(made, protocol.RouterPut(known, False, None))
             # Another definition of the same router: it goes on where it stands.
             router = replace(router, number=known.number, from_seq=known.from_seq)
-            self._machine._log(changes.RouterRegistered(router), made)
+            self._context.log(changes.RouterRegistered(router), made)
             return self._answer(made, protocol.RouterPut(router, False, None))
-        self._machine._log(changes.RouterRegistered(router), made)
+        self._context.log(changes.RouterRegistered(router), made)
         return self._answer(made, protocol.RouterPut(router, known is None, known))
 
     def _check_cycle(self, route: Route, *, without: Router | None) -> None:
@@ -121,13 +116,13 @@ class Routers:
         router = self._numbered(command.name, command.number)
         if router is not None and router.route.revision == command.revision and not router.is_tied:
             router = replace(router, is_tied=True, from_seq=None)
-            self._machine._log(changes.RouterRegistered(router), made)
+            self._context.log(changes.RouterRegistered(router), made)
         return self._answer(made, protocol.RouterFound(router))
 
     def _drop(self, command: protocol.DropRouter, now_ms: int, made: Made) -> Outcome:
         router = self._numbered(command.name, command.number)
         if router is not None:
-            self._machine._log(changes.RouterDropped(command.name), made)
+            self._context.log(changes.RouterDropped(command.name), made)
         return self._answer(made, protocol.RouterFound(router))
 
     def _get(self, command: protocol.GetRouter, now_ms: int, made: Made) -> Outcome:
@@ -155,7 +150,7 @@ class Routers:
         return router if router is not None and router.number == number else None
 
     def _answer(self, made: Made, reply: protocol.Reply | StreamsError) -> Outcome:
-        return self._machine.when_registered(reply, self.lsn, made)
+        return self._context.when_registered(reply, self.lsn, made)
 
     # -- applying
 

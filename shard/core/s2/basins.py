@@ -31,31 +31,27 @@ from streams.protocol.errors import (
 from streams.protocol.streams import Basin
 
 if TYPE_CHECKING:
-    from shard.core.machine import Machine
+    from shard.core.context import Context
 
 #: A basin costs about a kilobyte here, and all of them are in every snapshot of the first shard.
 BASINS_MAX = 10_000
 
 
 class Basins:
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
+    def __init__(self, context: Context) -> None:
+        self._context = context
         self.basins: SortedDict[str, Basin] = SortedDict()
         self.last_number = 0
         #: The last change of the register.
         self.lsn = 0
-        self.handlers: dict[type[Any], Callable[[Any, int, Made], Outcome]] = {
-            protocol.PutBasin: self._refusing(self._put),
-            protocol.PatchBasin: self._refusing(self._patch),
-            protocol.GetBasin: self._get,
-            protocol.ListBasins: self._list,
-            protocol.DeleteBasin: self._refusing(self._delete),
-            protocol.DropBasin: self._drop,
-        }
-        self.appliers: dict[type[Any], Callable[[Any, int], None]] = {
-            changes.BasinRegistered: self._apply_registered,
-            changes.BasinDropped: self._apply_dropped,
-        }
+        context.on_command(protocol.PutBasin, self._refusing(self._put))
+        context.on_command(protocol.PatchBasin, self._refusing(self._patch))
+        context.on_command(protocol.GetBasin, self._get)
+        context.on_command(protocol.ListBasins, self._list)
+        context.on_command(protocol.DeleteBasin, self._refusing(self._delete))
+        context.on_command(protocol.DropBasin, self._drop)
+        context.on_change(changes.BasinRegistered, self._apply_registered)
+        context.on_change(changes.BasinDropped, self._apply_dropped)
 
     def __repr__(self) -> str:
         return f"<Basins {len(self.basins)} up to number {self.last_number}>"
@@ -99,7 +95,7 @@ class Basins:
             if len(self.basins) >= BASINS_MAX:
                 raise Throttled(f"there are {len(self.basins)} basins already; delete some", limit="basins")
             if command.account:
-                self._machine.usage.require(command.account, "boxes")
+                self._context.usage.require(command.account, "boxes")
             basin = Basin(
                 name=command.name,
                 number=self.last_number + 1,
@@ -124,7 +120,7 @@ class Basins:
         return self._answer(made, protocol.BasinPut(known, "noop"))
 
     def _register(self, basin: Basin, result: protocol.Result, made: Made) -> Outcome:
-        self._machine._log(changes.BasinRegistered(basin), made)
+        self._context.log(changes.BasinRegistered(basin), made)
         return self._answer(made, protocol.BasinPut(basin, result))
 
     def _patch(self, command: protocol.PatchBasin, now_ms: int, made: Made) -> Outcome:
@@ -134,7 +130,7 @@ class Basins:
         config = command.patch.applied(basin.config)
         if config != basin.config:
             basin = replace(basin, config=config)
-            self._machine._log(changes.BasinRegistered(basin), made)
+            self._context.log(changes.BasinRegistered(basin), made)
         return self._answer(made, protocol.BasinFound(basin))
 
     def _get(self, command: protocol.GetBasin, now_ms: int, made: Made) -> Outcome:
@@ -158,18 +154,18 @@ class Basins:
         basin = self._require(command.name)
         if not basin.deleted_ms:
             basin = replace(basin, deleted_ms=now_ms)
-            self._machine._log(changes.BasinRegistered(basin), made)
+            self._context.log(changes.BasinRegistered(basin), made)
         return self._answer(made, protocol.BasinFound(basin))
 
     def _drop(self, command: protocol.DropBasin, now_ms: int, made: Made) -> Outcome:
         basin: Basin | None = self.basins.get(command.name)
         if basin is None or basin.number != command.number or not basin.deleted_ms:
             return self._answer(made, protocol.BasinFound(None))
-        self._machine._log(changes.BasinDropped(command.name), made)
+        self._context.log(changes.BasinDropped(command.name), made)
         return self._answer(made, protocol.BasinFound(basin))
 
     def _answer(self, made: Made, reply: protocol.Reply | StreamsError) -> Outcome:
-        return self._machine.when_registered(reply, self.lsn, made)
+        return self._context.when_registered(reply, self.lsn, made)
 
     # -- applying
 

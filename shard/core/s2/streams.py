@@ -11,8 +11,8 @@ Rules of the file
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -39,7 +39,7 @@ from streams.protocol.records import Batch, render_binary, resolve_times
 from streams.protocol.streams import DEFAULTS, Stream
 
 if TYPE_CHECKING:
-    from shard.core.machine import Machine
+    from shard.core.context import Context
 
 #: Boxes one page of a list looks at: a millisecond. Most of them may be no streams.
 _LISTED_MAX = 5_000
@@ -53,26 +53,22 @@ _PLAIN_TS_MIN = 1 << 28
 
 
 class Streams:
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
+    def __init__(self, context: Context) -> None:
+        self._context = context
         #: Sessions of which an input has failed. What they sent before they heard of it is refused.
         self._broken: dict[str, None] = {}
-        self.handlers: dict[type[Any], Callable[[Any, int, Made], Outcome]] = {
-            protocol.AppendStream: self._append,
-            ReadStream: self._read,
-            protocol.PutStream: self._put,
-            protocol.PatchStream: self._patch,
-            protocol.GetStream: self._get,
-            protocol.ListStreams: self._list,
-            protocol.DeleteStream: self._delete,
-            protocol.GetStreamTail: self._get_tail,
-            protocol.GetUsage: self._get_usage,
-        }
-        self.appliers: dict[type[Any], Callable[[Any, int], None]] = {
-            changes.StreamCreated: self._apply_created,
-            changes.StreamStated: self._apply_stated,
-            changes.StreamAppended: self._apply_appended,
-        }
+        context.on_command(protocol.AppendStream, self._append)
+        context.on_command(ReadStream, self._read)
+        context.on_command(protocol.PutStream, self._put)
+        context.on_command(protocol.PatchStream, self._patch)
+        context.on_command(protocol.GetStream, self._get)
+        context.on_command(protocol.ListStreams, self._list)
+        context.on_command(protocol.DeleteStream, self._delete)
+        context.on_command(protocol.GetStreamTail, self._get_tail)
+        context.on_command(protocol.GetUsage, self._get_usage)
+        context.on_change(changes.StreamCreated, self._apply_created)
+        context.on_change(changes.StreamStated, self._apply_stated)
+        context.on_change(changes.StreamAppended, self._apply_appended)
 
     def __repr__(self) -> str:
         return "<Streams>"
@@ -80,13 +76,13 @@ class Streams:
     @property
     def _in_store(self) -> bool:
         """Whether streams that are made now are of class object."""
-        return self._machine.uploading.registers
+        return self._context.uploading.registers
 
     # -- finding
 
     def _require(self, name: str) -> tuple[Box, StreamState]:
         """A stream that is not being deleted."""
-        box = self._machine.boxes.get(name)
+        box = self._context.boxes.get(name)
         if box is None or box.stream is None:
             raise StreamNotFound(f"stream {name} does not exist", stream=name)
         if box.stream.stream.deleted_ms:
@@ -103,20 +99,20 @@ class Streams:
         earliest_seq = box.log.earliest_seq
         if state.trimmed_before(now_ms) > earliest_seq:
             deleted = box.plan_trim(state.trimmed_before(now_ms), now_ms)
-            self._machine._stage(deleted, box, made)
+            self._context.stage(deleted, box, made)
         if state.expired_before(now_ms) > box.log.earliest_seq:
             evicted = box.plan_eviction(state.expired_before(now_ms), "ttl", now_ms)
-            self._machine._stage(evicted, box, made)
+            self._context.stage(evicted, box, made)
 
     # -- being there
 
     def _put(self, command: protocol.PutStream, now_ms: int, made: Made) -> Outcome:
         spec = command.asked.over(command.defaults).over(DEFAULTS)
-        box = self._machine.boxes.get(command.box)
+        box = self._context.boxes.get(command.box)
         if box is None:
             if command.account:
-                self._machine.usage.require(command.account, "boxes")
-            generation = self._machine.plan_generation(now_ms)
+                self._context.usage.require(command.account, "boxes")
+            generation = self._context.plan_generation(now_ms)
             stream = Stream(
                 basin_number=command.basin_number,
                 spec=spec,
@@ -127,8 +123,8 @@ class Streams:
             )
             config = replace(spec.box_config, durability="object" if self._in_store else "fsync")
             created = changes.StreamCreated(generation, command.box, config, now_ms, 0, stream=stream)
-            lsn = self._machine._log(created, made)
-            wait = self._machine.durability.wait_for_config(lsn, config.durability)
+            lsn = self._context.log(created, made)
+            wait = self._context.durability.wait_for_config(lsn, config.durability)
             return reply_after(wait, made, protocol.StreamPut(stream, "created"))
         assert box.stream is not None, "no other box has such a name"
         stream = box.stream.stream
@@ -145,7 +141,7 @@ class Streams:
                 result = "updated"
         elif not command.token or (command.token, command.asked) != (stream.token, stream.asked):
             raise ResourceAlreadyExists(f"stream {command.box} already exists", stream=command.box)
-        return self._machine._answer(box, protocol.StreamPut(stream, result), made, box.config_lsn)
+        return self._context.answer(box, protocol.StreamPut(stream, result), made, box.config_lsn)
 
     def _patch(self, command: protocol.PatchStream, now_ms: int, made: Made) -> Outcome:
         box, state = self._found(command.box, now_ms, made)
@@ -153,49 +149,49 @@ class Streams:
         stream = state.stream
         if spec != stream.spec:
             stream = self._state(box, replace(stream, spec=spec), made)
-        return self._machine._answer(box, protocol.StreamFound(stream), made, box.config_lsn)
+        return self._context.answer(box, protocol.StreamFound(stream), made, box.config_lsn)
 
     def _state(self, box: Box, stream: Stream, made: Made) -> Stream:
         config = replace(stream.spec.box_config, durability=box.config.durability)
-        self._machine._log(changes.StreamStated(box.generation, config, stream), made)
+        self._context.log(changes.StreamStated(box.generation, config, stream), made)
         return stream
 
     def _get(self, command: protocol.GetStream, now_ms: int, made: Made) -> Outcome:
         box, state = self._require(command.box)
-        return self._machine._answer(box, protocol.StreamFound(state.stream), made, box.config_lsn)
+        return self._context.answer(box, protocol.StreamFound(state.stream), made, box.config_lsn)
 
     def _delete(self, command: protocol.DeleteStream, now_ms: int, made: Made) -> Outcome:
-        box = self._machine.boxes.get(command.box)
+        box = self._context.boxes.get(command.box)
         if box is None or box.stream is None:
             raise StreamNotFound(f"stream {command.box} does not exist", stream=command.box)
         stream = box.stream.stream
         is_meant = command.basin_number in (0, stream.basin_number)
         if is_meant and not stream.deleted_ms:
             stream = self._state(box, replace(stream, deleted_ms=now_ms), made)
-        answer = self._machine._answer(box, protocol.StreamFound(stream), made, box.config_lsn)
+        answer = self._context.answer(box, protocol.StreamFound(stream), made, box.config_lsn)
         return answer._replace(wakes=(box.name,))  # those that follow it are told
 
     def _list(self, command: protocol.ListStreams, now_ms: int, made: Made) -> Outcome:
-        machine = self._machine
+        context = self._context
         page: list[tuple[str, Stream]] = []
         reached = command.after
         listed: list[tuple[Box, int]] = []
-        for looked, name in enumerate(machine.boxes.irange(minimum=max(command.prefix, command.after))):
+        for looked, name in enumerate(context.boxes.irange(minimum=max(command.prefix, command.after))):
             if not name.startswith(command.prefix):
                 break
             if len(page) == command.limit or looked == _LISTED_MAX:
-                wait = machine.durability.wait_for_list(listed)
+                wait = context.durability.wait_for_list(listed)
                 return reply_after(wait, made, protocol.StreamPage(page, reached))
             reached = name
-            box = machine.boxes[name]
+            box = context.boxes[name]
             if name > command.after and box.stream is not None:
                 listed.append((box, box.config_lsn))
                 page.append((name, box.stream.stream))
-        return reply_after(machine.durability.wait_for_list(listed), made, protocol.StreamPage(page))
+        return reply_after(context.durability.wait_for_list(listed), made, protocol.StreamPage(page))
 
     def _get_usage(self, command: protocol.GetUsage, now_ms: int, made: Made) -> Outcome:
         """Of what readers may have, so it waits for nothing."""
-        boxes = self._machine.boxes
+        boxes = self._context.boxes
         count = records = size = 0
         reached = command.after
         for looked, name in enumerate(boxes.irange(minimum=max(command.prefix, command.after))):
@@ -253,19 +249,19 @@ class Streams:
         )
         first_seq = log.head_seq + 1
         batch = render_binary(command.tails, first_seq=first_seq, times=times)
-        self._machine.require_room(command.account, batch.live_bytes, now_ms)
+        self._context.require_room(command.account, batch.live_bytes, now_ms)
         trim_seq = max(
             (min(sequenced.seq_of(number), first_seq + index + 1) for index, number in command.trims),
             default=0,
         )
         change = changes.StreamAppended(box.generation, batch, now_ms, fence=command.fence, trim_seq=trim_seq)
         answer = protocol.StreamAppended(log.head_seq, batch.first_ts, batch.last_seq, batch.last_ts)
-        return self._machine._write(command, box, change, False, made)._replace(reply=answer)
+        return self._context.append_batch(command, box, change, False, made)._replace(reply=answer)
 
     def _get_tail(self, command: protocol.GetStreamTail, now_ms: int, made: Made) -> Outcome:
         box, _ = self._found(command.box, now_ms, made)
         tail = protocol.StreamTail(box.log.visible_seq, box.log.visible_ts)
-        return self._machine._answer(box, tail, made, box.floor_lsn)
+        return self._context.answer(box, tail, made, box.floor_lsn)
 
     def _read(self, command: ReadStream, now_ms: int, made: Made) -> Outcome:
         box, state = self._found(command.box, now_ms, made)
@@ -293,33 +289,33 @@ class Streams:
             cipher=state.stream.cipher,
             is_full=page.is_full,
         )
-        return self._machine._answer(box, reply, made, rests_on)
+        return self._context.answer(box, reply, made, rests_on)
 
     # -- applying
 
     def _apply_created(self, change: changes.StreamCreated, lsn: int) -> None:
-        self._machine._apply_created(change, lsn)
-        box = self._machine.generations[change.generation]
+        self._context.box_appliers.created(change, lsn)
+        box = self._context.generations[change.generation]
         box.stream = StreamState(change.stream)
-        self._machine._watch(box)
+        self._context.arm_timer(box)
 
     def _apply_stated(self, change: changes.StreamStated, lsn: int) -> None:
-        box = self._machine.generations[change.generation]
+        box = self._context.generations[change.generation]
         assert box.stream is not None
         box.config = change.config
         box.stream.stream = change.stream
         box.last_lsn = box.floor_lsn = box.config_lsn = lsn
-        self._machine._watch(box)
+        self._context.arm_timer(box)
 
     def _apply_appended(self, change: changes.StreamAppended, lsn: int) -> None:
-        box = self._machine.generations[change.generation]
+        box = self._context.generations[change.generation]
         assert box.stream is not None
         box.stream.appended(change, box.log.earliest_seq, lsn)
-        self._machine._apply_appended(change, lsn)
+        self._context.box_appliers.appended(change, lsn)
         if change.fence is not None:
             box.fencing_token = change.fence
         if change.trim_seq:
-            self._machine._watch(box)
+            self._context.arm_timer(box)
 
 
 def _start(box: Box, command: ReadStream, cipher: protocol.Cipher | None) -> int:

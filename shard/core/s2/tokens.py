@@ -10,8 +10,8 @@ Rules of the file
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from sortedcontainers import SortedDict
 
@@ -22,29 +22,25 @@ from streams.protocol.errors import AccessTokenNotFound, ResourceAlreadyExists, 
 from streams.protocol.streams import AccessToken
 
 if TYPE_CHECKING:
-    from shard.core.machine import Machine
+    from shard.core.context import Context
 
 #: A token costs about a kilobyte here, and all of them are in every snapshot of the first shard.
 TOKENS_MAX = 10_000
 
 
 class Tokens:
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
+    def __init__(self, context: Context) -> None:
+        self._context = context
         self.tokens: SortedDict[str, AccessToken] = SortedDict()
         self._by_digest: dict[str, AccessToken] = {}
         #: The last change of the register.
         self.lsn = 0
-        self.handlers: dict[type[Any], Callable[[Any, int, Made], Outcome]] = {
-            protocol.IssueToken: self._issue,
-            protocol.RevokeToken: self._revoke,
-            protocol.ListTokens: self._list,
-            protocol.FindToken: self._find,
-        }
-        self.appliers: dict[type[Any], Callable[[Any, int], None]] = {
-            changes.TokenIssued: self._apply_issued,
-            changes.TokenRevoked: self._apply_revoked,
-        }
+        context.on_command(protocol.IssueToken, self._issue)
+        context.on_command(protocol.RevokeToken, self._revoke)
+        context.on_command(protocol.ListTokens, self._list)
+        context.on_command(protocol.FindToken, self._find)
+        context.on_change(changes.TokenIssued, self._apply_issued)
+        context.on_change(changes.TokenRevoked, self._apply_revoked)
 
     def __repr__(self) -> str:
         return f"<Tokens {len(self.tokens)}>"
@@ -61,18 +57,18 @@ class Tokens:
             if len(self.tokens) >= TOKENS_MAX:
                 full = f"there are {len(self.tokens)} access tokens already; revoke some"
                 return self._answer(made, Throttled(full, limit="access_tokens"))
-        self._machine._log(changes.TokenIssued(token), made)
+        self._context.log(changes.TokenIssued(token), made)
         return self._answer(made, protocol.TokenFound(token))
 
     def _drop_expired(self, now_ms: int, made: Made) -> None:
         for token in [token for token in self.tokens.values() if not _is_valid(token, now_ms)]:
-            self._machine._log(changes.TokenRevoked(token.id), made)
+            self._context.log(changes.TokenRevoked(token.id), made)
 
     def _revoke(self, command: protocol.RevokeToken, now_ms: int, made: Made) -> Outcome:
         known: AccessToken | None = self.tokens.get(command.id)
         if known is None or not _is_valid(known, now_ms):
             return self._answer(made, AccessTokenNotFound(f"access token {command.id} does not exist"))
-        self._machine._log(changes.TokenRevoked(command.id), made)
+        self._context.log(changes.TokenRevoked(command.id), made)
         return self._answer(made, protocol.TokenFound(known))
 
     def _list(self, command: protocol.ListTokens, now_ms: int, made: Made) -> Outcome:
@@ -96,7 +92,7 @@ class Tokens:
         return self._answer(made, protocol.TokenFound(token if is_valid else None, token is not None))
 
     def _answer(self, made: Made, reply: protocol.Reply | StreamsError) -> Outcome:
-        return self._machine.when_registered(reply, self.lsn, made)
+        return self._context.when_registered(reply, self.lsn, made)
 
     # -- applying
 

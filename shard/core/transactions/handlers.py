@@ -20,9 +20,9 @@ Rules of the file
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from shard.core import changes
 from shard.core.boxes.box import Box, stand_in
@@ -48,7 +48,7 @@ from streams.protocol.names import shown
 from streams.protocol.records import Batch
 
 if TYPE_CHECKING:
-    from shard.core.machine import Machine
+    from shard.core.context import Context
 
 #: Bytes of a record that all records have, but for the digits of its seq and time.
 _RECORD_BYTES = len(b'{"$seq":,"$ts":,"data":}')
@@ -69,20 +69,17 @@ class _Planned(NamedTuple):
 
 
 class Committing:
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
-        self.handlers: dict[type[Any], Callable[[Any, int, Made], Outcome]] = {
-            bulk.TxnPut: self._put,
-            bulk.TxnCommit: self._commit,
-            bulk.TxnAbort: self._abort,
-            bulk.TxnList: self._list,
-        }
-        self.appliers = machine.txns.appliers
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        context.on_command(bulk.TxnPut, self._put)
+        context.on_command(bulk.TxnCommit, self._commit)
+        context.on_command(bulk.TxnAbort, self._abort)
+        context.on_command(bulk.TxnList, self._list)
 
     # -- putting
 
     def _put(self, command: bulk.TxnPut, now_ms: int, made: Made) -> Outcome:
-        txns, txn = self._machine.txns, command.txn
+        txns, txn = self._context.txns, command.txn
         marks, refusal = self._known(txn, command.caller, made)
         if refusal is not None:
             return refusal
@@ -104,20 +101,20 @@ class Committing:
         if command.chunk in chunks:
             assert epoch is not None
             lsn = chunks[command.chunk].lsn
-            wait = self._machine.durability.wait_for_held_rows(lsn)
+            wait = self._context.durability.wait_for_held_rows(lsn)
             return reply_after(wait, made, bulk.Put(False, True, epoch.bytes))
         freed = sum(other.bytes for other in others.values())
         cost = cost_of(command.packed, command.body)
         account = _account_of(command.caller)
         self._check_bounds(txn, epoch, len(command.packed.boxes), account)
         if account:
-            self._machine.usage.require(account, "txn_bytes", cost - freed)
-            self._machine.usage.require(account, "stored_bytes", len(command.body))
+            self._context.usage.require(account, "txn_bytes", cost - freed)
+            self._context.usage.require(account, "stored_bytes", len(command.body))
         self._check_names(command)
         was_others = any(other.query != txn.query for other in others.values())
         takes_over = was_others or any(mark.query != txn.query for mark in txns.marks.get(txn.writer, ()))
         for number in others:  # this query takes the writer over, or this attempt replaces another
-            self._machine._log(changes.TxnDropped(txn.writer, number), made)
+            self._context.log(changes.TxnDropped(txn.writer, number), made)
         change = changes.TxnHeld(
             txn.writer,
             txn.epoch,
@@ -132,12 +129,12 @@ class Committing:
             txn.attempt or (epoch.attempt if epoch is not None else ""),
             replaced,
         )
-        lsn = self._machine._log(change, made)
+        lsn = self._context.log(change, made)
         held = txns.find(txn.writer, txn.epoch)
         assert held is not None
         if command.rows is not None:
             txns.remember(held.parcels[command.parcel][command.chunk], command.rows)
-        wait = self._machine.durability.wait_for_held_rows(lsn)
+        wait = self._context.durability.wait_for_held_rows(lsn)
         return reply_after(wait, made, bulk.Put(False, False, held.bytes))
 
     def _replaced(self, txn: bulk.Txn, made: Made) -> Outcome:
@@ -148,18 +145,18 @@ class Committing:
             query=txn.query,
             epoch=txn.epoch,
         )
-        return self._when_durable(error, self._machine.lsn, made)
+        return self._when_durable(error, self._context.lsn, made)
 
     def _owner_after(self, txn: bulk.Txn, caller: bulk.Caller) -> str:
         """The key that the writer belongs to once this caller has put or committed something."""
-        owners = self._machine.txns.owners_of(txn.writer)
+        owners = self._context.txns.owners_of(txn.writer)
         return min(owners) if owners and not txn.reset else caller.key_id
 
     def _refuse_stranger(self, txn: bulk.Txn, caller: bulk.Caller, made: Made) -> Outcome | None:
         """A refusal if the writer belongs to another key. A key that may do everything takes it over with
         `reset`."""
         grant = caller.grant
-        if grant is None or not self._machine.txns.owners_of(txn.writer) - {caller.key_id}:
+        if grant is None or not self._context.txns.owners_of(txn.writer) - {caller.key_id}:
             return None
         if txn.reset and grant.scopes & ADMIN and not grant.prefixes:
             return None
@@ -168,21 +165,21 @@ class Committing:
             "or another writer. A key with scope admin and without prefixes takes a writer over with reset",
             field="writer",
         )
-        return self._when_durable(error, self._machine.lsn, made)
+        return self._when_durable(error, self._context.lsn, made)
 
     def _known(self, txn: bulk.Txn, caller: bulk.Caller, made: Made) -> tuple[list[Mark], Outcome | None]:
         """The marks that count for this transaction, or a refusal: they are another key's or query's."""
         refusal = self._refuse_stranger(txn, caller, made)
         if refusal is not None:
             return [], refusal
-        marks = self._machine.txns.marks.get(txn.writer, ())
+        marks = self._context.txns.marks.get(txn.writer, ())
         if not txn.reset:
             for mark in marks:
                 if mark.query != txn.query:
                     return [], self._conflict(txn, mark.query, mark.epoch, mark.lsn, made)
-            for number, epoch in self._machine.txns.held_by_others(txn.writer, txn.query).items():
+            for number, epoch in self._context.txns.held_by_others(txn.writer, txn.query).items():
                 if epoch.takes_over:
-                    return [], self._conflict(txn, epoch.query, number, self._machine.lsn, made)
+                    return [], self._conflict(txn, epoch.query, number, self._context.lsn, made)
         return [mark for mark in marks if mark.query == txn.query], None
 
     def _conflict(self, txn: bulk.Txn, query: str, epoch: int, lsn: int, made: Made) -> Outcome:
@@ -198,11 +195,11 @@ class Committing:
 
     def _when_durable(self, reply: bulk.BulkReply | StreamsError, lsn: int, made: Made) -> Outcome:
         """An answer that rests on a change of this lsn."""
-        return reply_after(self._machine.durability.wait_for_transaction(lsn), made, reply)
+        return reply_after(self._context.durability.wait_for_transaction(lsn), made, reply)
 
     def _check_bounds(self, txn: bulk.Txn, epoch: Epoch | None, boxes: int, account: str) -> None:
         """What is known of held rows must fit into memory. The rows themselves are bounded by the disk."""
-        txns = self._machine.txns
+        txns = self._context.txns
         more = memory_of(boxes)
         is_over = txns.memory + more > txns.bytes_max
         # One key leaves half of it to others.
@@ -225,7 +222,7 @@ class Committing:
 
     def _check_marks(self, txn: bulk.Txn) -> None:
         """Refuses a writer for whose mark there is no room. That of one that is used once always has some."""
-        txns = self._machine.txns
+        txns = self._context.txns
         if not txn.once and txn.writer not in txns.marks and txns.marks_kept >= MARKS_MAX:
             raise Throttled(
                 f"this shard knows {txns.marks_kept} transaction writers, which is its limit; use the name "
@@ -235,9 +232,9 @@ class Committing:
 
     def _check_names(self, command: bulk.TxnPut) -> None:
         """A box that is not there and may not be made is told when its rows come, not at the end of a job."""
-        machine = self._machine
+        context = self._context
         for name in command.packed.boxes:
-            if name not in machine.boxes and not _may_create(machine, name, command.packed.create):
+            if name not in context.boxes and not _may_create(context, name, command.packed.create):
                 raise BoxNotFound(f"box {name} does not exist and this write may not create it", box=name)
 
     # -- committing
@@ -255,13 +252,13 @@ class Committing:
 
     def _forget_loaded(self, command: bulk.TxnCommit) -> None:
         """Rows that were loaded for a commit are not needed any more."""
-        epoch = self._machine.txns.find(command.txn.writer, command.txn.epoch)
+        epoch = self._context.txns.find(command.txn.writer, command.txn.epoch)
         for chunk in epoch.chunks() if epoch is not None else ():
             if chunk.held is not None and not chunk.is_counted:
                 chunk.forget()
 
     def _try_commit(self, command: bulk.TxnCommit, now_ms: int, made: Made) -> Outcome:
-        machine, txn = self._machine, command.txn
+        context, txn = self._context, command.txn
         marks, refusal = self._known(txn, command.caller, made)
         if refusal is not None:
             return refusal
@@ -270,7 +267,7 @@ class Committing:
             return self._when_durable(bulk.Committed(True, 0, []), done.lsn, made)
         self._check_marks(txn)
         parcels = [parcel for parcel, chunks in command.parcels if chunks]
-        held = machine.txns.find(txn.writer, txn.epoch)
+        held = context.txns.find(txn.writer, txn.epoch)
         if held is not None and txn.attempt in held.replaced:
             return self._replaced(txn, made)
         epoch = self._required(command)
@@ -279,21 +276,21 @@ class Committing:
         for name, own in totals.items():
             if any(_is_over(mark, name, txn.epoch) for mark in marks):
                 continue  # the shard that had this box then has committed the epoch
-            box: Box | None = machine.boxes.get(name)
+            box: Box | None = context.boxes.get(name)
             try:
-                if box is None and not _may_create(machine, name, epoch.create_of(name)):
+                if box is None and not _may_create(context, name, epoch.create_of(name)):
                     raise BoxNotFound(f"box {name} does not exist (any more)", box=name)
                 planned.append(_Planned(name, box, self._plan(name, box, own, now_ms, made)))
             except StreamsError as error:
                 if box is None:
                     raise
-                return machine._answer(box, error.with_traceback(None), made, box.last_lsn)
+                return context.answer(box, error.with_traceback(None), made, box.last_lsn)
         size = sum(rows.size for rows in totals.values())
         self._check_room(command, planned, size, now_ms)
         needed = self._to_load(command, epoch, parcels, planned)
         if command.dry:
             return Outcome(made, _told(planned))
-        if any(chunk.lsn > machine.logged_lsn for chunk in needed):
+        if any(chunk.lsn > context.durability.logged_lsn for chunk in needed):
             return Outcome(made, None, needs=(UNFINISHED,))  # it is on its way to the file
         if needed:
             return Outcome(made, None, needs=(ChunksNotLoaded(needed),))
@@ -308,7 +305,7 @@ class Committing:
         if not eager:
             return []
         chunks = [chunk for chunk in epoch.ordered(parcels) if not eager.isdisjoint(chunk.boxes)]
-        size, most = sum(chunk.bytes for chunk in chunks), self._machine.txns.bytes_max
+        size, most = sum(chunk.bytes for chunk in chunks), self._context.txns.bytes_max
         if size > most:
             raise BatchTooLarge(
                 f"epoch {command.txn.epoch} of {shown(command.txn.writer)} has {size} bytes with rows for "
@@ -321,13 +318,13 @@ class Committing:
     def _drop_later_others(self, txn: bulk.Txn, made: Made) -> None:
         """Drops later epochs that other queries hold: with the mark of this commit they are refused, and what
         is left of them must not be taken for rows of this query when it comes to these epochs."""
-        for number in self._machine.txns.held_by_others(txn.writer, txn.query):
+        for number in self._context.txns.held_by_others(txn.writer, txn.query):
             if number > txn.epoch:
-                self._machine._log(changes.TxnDropped(txn.writer, number), made)
+                self._context.log(changes.TxnDropped(txn.writer, number), made)
 
     def _required(self, command: bulk.TxnCommit) -> Epoch:
         """What is held, if it is all that is named; that may be nothing."""
-        epoch = self._machine.txns.find(command.txn.writer, command.txn.epoch) or Epoch(command.txn.query)
+        epoch = self._context.txns.find(command.txn.writer, command.txn.epoch) or Epoch(command.txn.query)
         for parcel, count in command.parcels:
             chunks = epoch.parcels.get(parcel, {})
             if sorted(chunks) != list(range(count)):
@@ -342,12 +339,12 @@ class Committing:
 
     def _plan(self, name: str, box: Box | None, rows: Piece, now_ms: int, made: Made) -> changes.TxnPart:
         """What this commit would do to a box."""
-        machine = self._machine
+        context = self._context
         if box is not None:
-            machine._expire(box, now_ms, made)
+            context.expire(box, now_ms, made)
             stands_for = box
         else:
-            stands_for = stand_in(machine._plan_box(name, None, now_ms))
+            stands_for = stand_in(context.plan_box(name, None, now_ms))
         if stands_for.fencing_token:
             raise FencingTokenMismatch(
                 f"{name} is fenced by a token; a transaction has none", box=name, field="fencing_token"
@@ -375,14 +372,14 @@ class Committing:
     def _check_room(
         self, command: bulk.TxnCommit, planned: Sequence[_Planned], size: int, now_ms: int
     ) -> None:
-        machine, account = self._machine, _account_of(command.caller)
+        context, account = self._context, _account_of(command.caller)
         new = sum(each.box is None for each in planned)
         if account and new:
-            machine.usage.require(account, "boxes", new)
-        machine.require_room(account, size, now_ms, counts=not command.dry)
-        if machine.boxes_max and len(machine.boxes) + new > machine.boxes_max:
+            context.usage.require(account, "boxes", new)
+        context.require_room(account, size, now_ms, counts=not command.dry)
+        if context.boxes_max and len(context.boxes) + new > context.boxes_max:
             raise Throttled(
-                f"there are {len(machine.boxes)} boxes already, and {new} more would be needed; delete some "
+                f"there are {len(context.boxes)} boxes already, and {new} more would be needed; delete some "
                 "or raise the limit",
                 limit="boxes",
             )
@@ -396,47 +393,47 @@ class Committing:
         now_ms: int,
         made: Made,
     ) -> Outcome:
-        machine, txn = self._machine, command.txn
+        context, txn = self._context, command.txn
         stored: list[tuple[Box, changes.TxnPart]] = []
         in_memory: list[tuple[Box, changes.TxnPart]] = []
         for name, box, part in planned:
             if box is None:
-                created = machine._plan_box(name, None, now_ms)
-                machine._log(created, made)
+                created = context.plan_box(name, None, now_ms)
+                context.log(created, made)
                 part.generation = created.generation
-                box = machine.generations[created.generation]
+                box = context.generations[created.generation]
             if box.is_memory:
                 in_memory.append((box, part))
                 continue
-            machine._reserve(box, part.first_seq + sum(part.counts) - 1, made)
+            context.reserve(box, part.first_seq + sum(part.counts) - 1, made)
             stored.append((box, part))
         memory_batches = _render_in_memory(in_memory, list(epoch.ordered(parcels)), now_ms)
-        is_small = machine.txns.is_small(epoch)
+        is_small = context.txns.is_small(epoch)
         self._drop_later_others(txn, made)
         parts = [part for _, part in stored]
         owner = self._owner_after(txn, command.caller)
-        lsn = machine._log(
+        lsn = context.log(
             changes.TxnCommitted(
                 txn.writer, txn.epoch, txn.query, now_ms, parcels, parts, owner, self._once_after(txn)
             ),
             made,
         )
         for box, _ in stored:
-            machine.durability.show_commit(box, lsn)
-            machine._watch(box)
+            context.durability.show_commit(box, lsn)
+            context.arm_timer(box)
         waits_for = lsn
         objects = [box.name for box, _ in stored if box.is_object]
-        commit = machine.txns.commits.get(lsn)
+        commit = context.txns.commits.get(lsn)
         if commit is not None and objects:
             self._render_now(commit, objects, made)
-            waits_for = machine.lsn
+            waits_for = context.lsn
         if commit is not None and is_small:
             self._render_now(commit, None, made)
         if commit is not None:
             for chunk in commit.chunks:
                 chunk.forget()
         wakes = self._append_in_memory(in_memory, memory_batches, now_ms, made)
-        wait = machine.durability.wait_for_commit(waits_for, (box for box, _ in stored))
+        wait = context.durability.wait_for_commit(waits_for, (box for box, _ in stored))
         return reply_after(wait, made, _told(planned), tuple(wakes))._replace(afterthoughts=True)
 
     def _render_now(self, commit: Commit, only: Sequence[str] | None, made: Made) -> None:
@@ -446,27 +443,27 @@ class Committing:
         step = step._replace(chunks=[chunk for chunk in step.chunks if not wanted.isdisjoint(chunk.boxes)])
         loaded = [chunk.taken_apart() for chunk in step.chunks]
         for generation, batch in list(render_step(step, loaded)):
-            self._machine._log(changes.BatchKept(generation, batch), made)
+            self._context.log(changes.BatchKept(generation, batch), made)
 
     def keep_rendered(self, commit: Commit, batches: Sequence[tuple[int, Batch]], made: Made) -> None:
         """Logs batches of a commit that were rendered meanwhile. Those whose place is gone are left out."""
-        machine = self._machine
+        context = self._context
         for generation, batch in batches:
-            box = machine.generations.get(generation)
+            box = context.generations.get(generation)
             rows = None if box is None else commit.places.get(box.name)
             if box is None or rows is None or rows.first_seq != batch.first_seq or not rows.count:
                 continue
             at = box.log.tail.at(batch.first_seq)
             if at is not None and box.log.tail.batches[at] is rows:
-                machine._stage(changes.BatchKept(generation, batch), box, made)
+                context.stage(changes.BatchKept(generation, batch), box, made)
 
     def end_step(self, commit: Commit, chunks: int, made: Made) -> None:
-        if commit.lsn in self._machine.txns.commits:
-            self._machine._log(changes.TxnRendered(commit.lsn, chunks), made)
+        if commit.lsn in self._context.txns.commits:
+            self._context.log(changes.TxnRendered(commit.lsn, chunks), made)
 
     def _once_after(self, txn: bulk.Txn) -> bool:
         """Whether the mark may expire: not if the writer had one that does not."""
-        return txn.once and all(mark.once for mark in self._machine.txns.marks.get(txn.writer, ()))
+        return txn.once and all(mark.once for mark in self._context.txns.marks.get(txn.writer, ()))
 
     def _append_in_memory(
         self,
@@ -475,22 +472,22 @@ class Committing:
         now_ms: int,
         made: Made,
     ) -> list[str]:
-        machine = self._machine
+        context = self._context
         wakes: list[str] = []
         for box, part in boxes:
             cuts = (0, part.evict_before_seq, 0, part.evict_cut_bytes, part.evicted_ts)
             for batch in batches_of.get(part.generation, ()):
-                machine._stage(changes.BatchAppended(box.generation, batch, now_ms, None, *cuts), box, made)
+                context.stage(changes.BatchAppended(box.generation, batch, now_ms, None, *cuts), box, made)
                 cuts = (0, 0, 0, 0, 0)
             wakes.append(box.name)
-            if box.outboxes and machine.forwarding.note(box):
+            if box.outboxes and context.forwarding.note(box):
                 wakes.append(forwards.CARRIER)
         return wakes
 
     # -- dropping
 
     def _abort(self, command: bulk.TxnAbort, now_ms: int, made: Made) -> Outcome:
-        txns, txn = self._machine.txns, command.txn
+        txns, txn = self._context.txns, command.txn
         if command.forgets:
             return self._forget(command, made)
         epoch = txns.find(txn.writer, txn.epoch)
@@ -505,13 +502,13 @@ class Committing:
         if not parcels:
             return Outcome(made, bulk.Aborted(0, 0))
         named = parcels if len(parcels) < len(epoch.parcels) else []
-        lsn = self._machine._log(changes.TxnDropped(txn.writer, txn.epoch, named), made)
-        wait = self._machine.durability.wait_for_held_rows(lsn)
+        lsn = self._context.log(changes.TxnDropped(txn.writer, txn.epoch, named), made)
+        wait = self._context.durability.wait_for_held_rows(lsn)
         return reply_after(wait, made, bulk.Aborted(len(parcels), before - txns.bytes))
 
     def _forget(self, command: bulk.TxnAbort, made: Made) -> Outcome:
         """Drops all that is held for the writer, and its mark."""
-        txns, writer, caller = self._machine.txns, command.txn.writer, command.caller
+        txns, writer, caller = self._context.txns, command.txn.writer, command.caller
         known = txns.of_writer(writer)
         if not _is_admin_of_all(caller):
             refusal = self._refuse_stranger(command.txn, caller, made)
@@ -519,25 +516,25 @@ class Committing:
                 return refusal
         before, parcels = txns.bytes, sum(len(epoch.parcels) for epoch in known.values())
         for number in known:
-            self._machine._log(changes.TxnDropped(writer, number), made)
+            self._context.log(changes.TxnDropped(writer, number), made)
         is_known = writer in txns.marks
         if is_known:
-            self._machine._log(changes.TxnForgotten(writer), made)
+            self._context.log(changes.TxnForgotten(writer), made)
         reply = bulk.Aborted(parcels, before - txns.bytes, is_known)
-        return self._when_durable(reply, self._machine.lsn if made else 0, made)
+        return self._when_durable(reply, self._context.lsn if made else 0, made)
 
     def tick(self, now_ms: int, made: Made) -> None:
         """Drops what nobody has put to for too long."""
         for _ in range(_EXPIRED_MAX):
-            expired = self._machine.txns.expired(now_ms)
+            expired = self._context.txns.expired(now_ms)
             if expired is None:
                 return
-            self._machine._log(changes.TxnDropped(*expired), made)
+            self._context.log(changes.TxnDropped(*expired), made)
 
     # -- telling
 
     def _list(self, command: bulk.TxnList, now_ms: int, made: Made) -> Outcome:
-        txns, caller = self._machine.txns, command.caller
+        txns, caller = self._context.txns, command.caller
         held = [
             bulk.Held(
                 writer,
@@ -614,8 +611,8 @@ def _is_over(mark: Mark, box: str, epoch: int) -> bool:
     return mark.epoch >= epoch and mark.covers(box)
 
 
-def _may_create(machine: Machine, name: str, create: bool | None) -> bool:
-    return name not in machine.not_recreated if create is None else create
+def _may_create(context: Context, name: str, create: bool | None) -> bool:
+    return name not in context.not_recreated if create is None else create
 
 
 def _is_eager(box: Box) -> bool:

@@ -23,9 +23,9 @@ Invariants (`check`)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -37,7 +37,7 @@ from streams.protocol.packed import Rows
 from streams.protocol.slots import slot_of
 
 if TYPE_CHECKING:
-    from shard.core.machine import Machine
+    from shard.core.context import Context
 
 #: A transaction up to this size keeps its rows in memory, and its commit renders them at once: about four
 #: milliseconds. All of them together keep at most `LOADED_MAX`.
@@ -150,8 +150,8 @@ def _add_pieces(totals: dict[str, Piece], chunk: Chunk) -> None:
 class Txns:
     """What the machine knows of transactions; what it does about them is in `handlers.py`."""
 
-    def __init__(self, machine: Machine, *, bytes_max: int, ttl_ms: int) -> None:
-        self._machine = machine
+    def __init__(self, context: Context, *, bytes_max: int, ttl_ms: int) -> None:
+        self._context = context
         self.bytes_max = bytes_max
         self.ttl_ms = ttl_ms
         #: What the chunks of open epochs take in the log.
@@ -181,14 +181,12 @@ class Txns:
         self.commits: dict[int, Commit] = {}
         #: Chunks of commits that a snapshot names: the commit, and which of its chunks it is.
         self._awaited: dict[int, tuple[Commit, int]] = {}
-        self.appliers: dict[type[Any], Callable[[Any, int], None]] = {
-            changes.TxnHeld: self._apply_held,
-            changes.TxnKept: self._apply_held,
-            changes.TxnCommitted: self._apply_committed,
-            changes.TxnDropped: self._apply_dropped,
-            changes.TxnForgotten: self._apply_forgotten,
-            changes.TxnRendered: self._apply_rendered,
-        }
+        context.on_change(changes.TxnHeld, self._apply_held)
+        context.on_change(changes.TxnKept, self._apply_held)
+        context.on_change(changes.TxnCommitted, self._apply_committed)
+        context.on_change(changes.TxnDropped, self._apply_dropped)
+        context.on_change(changes.TxnForgotten, self._apply_forgotten)
+        context.on_change(changes.TxnRendered, self._apply_rendered)
 
     def __repr__(self) -> str:
         return f"<Txns {len(self.epochs)} epochs, {self.bytes} B held, {len(self.marks)} marks>"
@@ -371,11 +369,11 @@ class Txns:
 
     def _begin(self, change: changes.TxnCommitted, lsn: int) -> None:
         """Gives the rows of a commit their places."""
-        machine = self._machine
+        context = self._context
         epoch = self.epochs[change.writer, change.epoch]
         chunks, totals = list(epoch.ordered(change.parcels)), epoch.totals_of(change.parcels)
         for part in change.parts:  # before any of them is made true
-            assert part.generation in machine.generations, "NAMES"
+            assert part.generation in context.generations, "NAMES"
             assert totals[part.box].records == sum(part.counts), f"{totals[part.box]} is held"
         targets = {part.box: Target(part.generation, part.mode, part.uncapped) for part in change.parts}
         left = {part.box: sum(part.counts) for part in change.parts}
@@ -395,11 +393,11 @@ class Txns:
                 last_ts=last_ts,
             )
             cuts = (0, part.evict_before_seq, 0, part.evict_cut_bytes, part.evicted_ts)
-            machine._apply_appended(
+            context.box_appliers.appended(
                 changes.BatchAppended(part.generation, rows, change.at_ms, None, *cuts), lsn
             )
             commit.add_place(part.box, rows)
-            if machine.uploading.is_on and machine.generations[part.generation].is_object:
+            if context.uploading.is_on and context.generations[part.generation].is_object:
                 commit.to_ship = change
                 commit.objects_open += 1
         self.commits[lsn] = commit
@@ -411,7 +409,7 @@ class Txns:
         if commit is None or rows.count:
             return
         commit.open -= 1
-        if commit.to_ship is not None and self._machine.generations[rows.generation].is_object:
+        if commit.to_ship is not None and self._context.generations[rows.generation].is_object:
             commit.objects_open -= 1
             if not commit.objects_open:
                 self._ship(commit, commit.to_ship, lsn)
@@ -420,10 +418,10 @@ class Txns:
 
     def _ship(self, commit: Commit, change: changes.TxnCommitted, lsn: int) -> None:
         """Tells the object store of all that a commit did to object boxes: one fact, of one lsn."""
-        machine, uploading = self._machine, self._machine.uploading
+        context, uploading = self._context, self._context.uploading
         commit.to_ship = None
         for part in change.parts:
-            box = machine.generations.get(part.generation)
+            box = context.generations.get(part.generation)
             if box is None or not box.is_object:
                 continue
             tail, cuts = box.log.tail, (0, part.evict_before_seq, 0, part.evict_cut_bytes, part.evicted_ts)
@@ -566,7 +564,7 @@ class Txns:
         self._by_lsn = dict(sorted(self._by_lsn.items()))
         if not self.commits:
             return
-        for box in self._machine.boxes.values():
+        for box in self._context.boxes.values():
             for rows in box.log.tail.unrendered():
                 commit = self.commits[rows.commit_lsn]
                 commit.add_place(box.name, rows)

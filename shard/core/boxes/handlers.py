@@ -1,0 +1,341 @@
+"""Handles the commands of boxes: create, configure, list, delete; append, read, delete records, fence.
+
+Rules of the file
+- A write is worked out in full and checked before its first change is made.
+- A box that the append creates is checked as a placeholder first: a refused append creates nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from shard.core import changes
+from shard.core.boxes.box import Box
+from shard.core.boxes.sealed import UNFINISHED, NotLoaded
+from shard.core.context import Context
+from shard.core.durability import Answer
+from shard.core.outcome import Made, Outcome, reply_after
+from shard.core.queues.queue import Queue
+from shard.core.transactions.unrendered import NotRendered
+from shard.core.watch.pages import page_for
+from streams.protocol import commands
+from streams.protocol.boxes import DURABLE, BoxConfig, merge
+from streams.protocol.errors import BoxNotEmpty, FencingTokenMismatch, NotFound, Throttled
+from streams.protocol.key_limits import AccountsUse, ExchangeUse
+
+#: Idempotency keys remembered per shard. One costs about 320 bytes, so this is at most about 320 MB; at the
+#: default window of two minutes it allows 8,000 keyed writes a second. Beyond it, keyed writes are refused
+#: until older keys lapse: forgetting a key early would break a promise silently.
+KEYS_MAX = 1_000_000
+
+
+class BoxHandlers:
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        context.on_command(commands.Append, self._append)
+        context.on_command(commands.Diff, self._diff)
+        context.on_command(commands.Follow, self._follow)
+        context.on_command(commands.PutSession, self._session)
+        context.on_command(commands.TakeSession, self._session)
+        context.on_command(commands.KeepSession, self._session)
+        context.on_command(commands.GetState, self._get_state)
+        context.on_command(commands.PutBox, self._put_box)
+        context.on_command(commands.ListBoxes, self._list_boxes)
+        context.on_command(commands.DeleteBox, self._delete_box)
+        context.on_command(commands.GetRecord, self._get_record)
+        context.on_command(commands.GetTail, self._get_tail)
+        context.on_command(commands.DeleteRecords, self._delete_records)
+        context.on_command(commands.SetFence, self._set_fence)
+        context.on_command(ExchangeUse, self._exchange_use)
+
+    def _put_box(self, command: commands.PutBox, now_ms: int, made: Made) -> Outcome:
+        context = self._context
+        box = context.boxes.get(command.box)
+        if box is None:
+            if command.account:
+                context.usage.require(command.account, "boxes")
+            created = context.plan_box(command.box, command.patch, now_ms)
+            lsn = context.log(created, made)
+            put = commands.BoxPut(command.box, True, created.config)
+            return reply_after(context.durability.wait_for_config(lsn, created.config.durability), made, put)
+        context.expire(box, now_ms, made)  # by the old TTL: what has expired stays expired
+        config = merge(box.config, command.patch, box=command.box, exists=True)
+        context.check_class(config, box)
+        old_class = box.config.durability
+        if config != box.config:
+            self._configure(box, config, made)
+        # Also when nothing changes: a crash may have kept an earlier config and lost what it brought about.
+        floor = box.floor_for_caps()
+        if floor:
+            context.stage(box.plan_eviction(floor, "cap", now_ms), box, made)
+        context.expire(box, now_ms, made)
+        context.arm_timer(box)
+        lsn = max(box.config_lsn, made[-1][0] if made else 0)
+        wait = context.durability.wait_for_config(lsn, old_class, config.durability)
+        wakes = (box.name,) if box.is_memory else ()
+        return reply_after(wait, made, commands.BoxPut(command.box, False, config), wakes)
+
+    def _configure(self, box: Box, config: BoxConfig, made: Made) -> None:
+        context = self._context
+        was_memory = box.is_memory
+        if was_memory and box.log.tail.has_unrendered:
+            raise NotRendered(box.generation)
+        leases_durable = box.config.leases_durable
+        if was_memory and config.durability != "memory":
+            context.log(changes.BoxRestated(box.facts(whole=True)), made)
+            for batch in list(box.log.tail):
+                if batch.dead < batch.count:
+                    context.log(changes.BatchKept(box.generation, batch), made)
+        into_disk = config.durability == "disk" and not box.is_disk
+        reserved_seq = context.ceiling_above(box.log.head_seq) if into_disk else 0
+        context.log(changes.BoxConfigured(box.generation, config, reserved_seq), made)
+        begins = config.leases_durable and (was_memory or not leases_durable) and not box.is_memory
+        if begins and box.queue is not None:
+            context.jobs.restate(box, made)
+
+    def _get_state(self, command: commands.GetState, now_ms: int, made: Made) -> Outcome:
+        box = self._context.find_box(command.box, now_ms, made)
+        if command.touch:
+            box.last_read_ms = now_ms
+        log = box.log
+        count, size = log.visible_totals()
+        reply = commands.BoxState(
+            box=box.name,
+            type=box.config.type,
+            head_seq=log.visible_seq,
+            earliest_seq=box.visible_earliest_seq,
+            next_seq=log.visible_seq + 1,
+            generation=box.generation,
+            count=count,
+            bytes=size,
+            config=box.config,
+            effective_priority=box.effective_priority(now_ms),
+            last_write_ts=log.visible_ts or None,
+            last_read_ts=box.last_read_ms,
+            fencing_token=box.fencing_token,
+            queue=_queue_totals(box.queue, count, now_ms) if box.queue is not None else None,
+        )
+        return self._context.answer(box, reply, made, box.floor_lsn)
+
+    def _list_boxes(self, command: commands.ListBoxes, now_ms: int, made: Made) -> Outcome:
+        context = self._context
+        page: list[dict[str, Any]] = []
+        more = False
+        listed: list[tuple[Box, int]] = []
+        start = max(command.prefix, command.after)
+        for name in context.boxes.irange(minimum=start):
+            if not name.startswith(command.prefix):
+                break
+            if name <= command.after:
+                continue
+            if len(page) == command.limit:
+                more = True
+                break
+            box = context.boxes[name]
+            try:
+                context.expire(box, now_ms, made)
+            except NotLoaded:
+                pass  # a tick will see to it; a list does not wait for payloads
+            listed.append((box, box.floor_lsn))
+            page.append(self._listed(box, now_ms))
+        return reply_after(context.durability.wait_for_list(listed), made, commands.BoxPage(page, more))
+
+    def _listed(self, box: Box, now_ms: int) -> dict[str, Any]:
+        count, size = box.log.visible_totals()
+        return {
+            "box": box.name,
+            "type": box.config.type,
+            "head_seq": box.log.visible_seq,
+            "earliest_seq": box.visible_earliest_seq,
+            "count": count,
+            "bytes": size,
+            "durable": box.config.durability in DURABLE,
+            "durability": box.config.durability,
+            "effective_priority": box.effective_priority(now_ms),
+        }
+
+    def _delete_box(self, command: commands.DeleteBox, now_ms: int, made: Made) -> Outcome:
+        context = self._context
+        box = context.boxes.get(command.box)
+        if box is None:
+            return context.answer_absent(command.box, commands.BoxGone(command.box, False, []), made)
+        context.expire(box, now_ms, made)
+        if command.if_empty and box.log.count:
+            raise BoxNotEmpty(f"{box.name} still holds {box.log.count} records", count=box.log.count)
+        origins = context.forwarding.routers_of(box)
+        lsn = context.log(changes.BoxDeleted(box.generation), made)
+        gone = commands.BoxGone(command.box, True, origins)
+        wait = context.durability.wait_for_config(lsn, box.config.durability)
+        return reply_after(wait, made, gone, (command.box,))
+
+    def _append(self, command: commands.Append, now_ms: int, made: Made) -> Outcome:
+        context = self._context
+        box = context.boxes.get(command.box)
+        created: changes.BoxCreated | None = None
+        if box is None:
+            if command.account:
+                context.usage.require(command.account, "boxes")
+            created, box = context.plan_created(command, now_ms)
+        else:
+            if command.idempotency_key is not None:
+                known = box.known_key(command.idempotency_key, now_ms)
+                if known is not None:
+                    reply = commands.Appended(
+                        box.name,
+                        known.first_seq,
+                        known.last_seq,
+                        max(known.last_seq, box.log.visible_seq),
+                        False,
+                        True,
+                        command.return_seqs,
+                    )
+                    # The write may have been one in memory, which the class of today has yet to make good.
+                    return context.answer(box, reply, made, max(known.lsn, box.config_lsn))
+            context.expire(box, now_ms, made)
+        box.check_conditions(command)
+        if command.idempotency_key is not None and (command.account or context.keys_kept >= KEYS_MAX):
+            self._make_room_for_keys(command.account, now_ms)
+        change = box.plan_append(command, now_ms)
+        if command.account or context.quota is not None:
+            context.require_room(command.account, change.batch.live_bytes, now_ms)
+        if created is not None:
+            context.log(created, made)
+            box = context.generations[created.generation]
+        return context.append_batch(command, box, change, created is not None, made)
+
+    def _make_room_for_keys(self, account: str, now_ms: int) -> None:
+        """Drops lapsed idempotency keys at a limit; raises `Throttled` when none has lapsed."""
+        context = self._context
+        if context.keys_kept < KEYS_MAX:
+            try:
+                context.usage.require(account, "idempotency_keys")
+                return
+            except Throttled:
+                pass
+        context.keys_kept -= context.key_expiry.step(
+            context.generations, now_ms, context.on_keys_dropped, slack_ms=0
+        )
+        context.usage.require(account, "idempotency_keys")
+        if context.keys_kept >= KEYS_MAX:
+            raise Throttled(
+                f"this shard remembers {context.keys_kept} idempotency keys, which is its limit; retry when "
+                "older keys have lapsed, or set a shorter idempotency_window_ms on the boxes that use many",
+                limit="idempotency_keys",
+            )
+
+    def _diff(self, command: commands.Diff, now_ms: int, made: Made) -> Outcome:
+        box = self._context.find_box(command.box, now_ms, made)
+        box.last_read_ms = now_ms
+        rests_on = box.floor_lsn
+        if command.group is not None:
+            group = box.groups.require(command.group, box.name)
+            rests_on = max(rests_on, group.lsn)
+            command = msgspec.structs.replace(command, from_seq=group.cursor)
+        reply = box.read(command)
+        nothing = not reply.records and reply.tombstone is None and reply.next_from_seq == reply.head_seq
+        if nothing and command.wait_ms:
+            return Outcome(made, None)
+        self._count_read(reply)
+        return self._context.answer(box, reply, made, rests_on)
+
+    def _follow(self, command: commands.Follow, now_ms: int, made: Made) -> Outcome:
+        context = self._context
+        if command.awaits_box and command.wait_ms and command.box not in context.boxes:
+            return Outcome(made, None)
+        box = context.find_box(command.box, now_ms, made)
+        page = page_for(box, command, context.durability.durable_lsn)
+        if page is None:
+            return Outcome(made, None)
+        box.last_read_ms = now_ms
+        self._count_read(page)
+        answer = Answer.STRONG_READ if command.strong else Answer.RECORDS
+        return reply_after(context.durability.wait_for(answer, box, box.floor_lsn), made, page)
+
+    def _count_read(self, reply: commands.Records) -> None:
+        tally = self._context.tally
+        tally.reads += 1
+        tally.records_read += reply.records_scanned
+        if reply.tombstone is not None:
+            tally.tombstones += 1
+
+    def _session(self, command: commands.SessionCommand, now_ms: int, made: Made) -> Outcome:
+        context = self._context
+        if isinstance(command, commands.PutSession) and command.owner in context.usage.accounts:
+            context.sessions.drop_lapsed(now_ms)
+            if command.wid not in context.sessions:
+                context.usage.require(command.owner, "sessions")
+        return Outcome(made, context.sessions.handle(command, now_ms))
+
+    def _get_record(self, command: commands.GetRecord, now_ms: int, made: Made) -> Outcome:
+        box = self._context.find_box(command.box, now_ms, made)
+        log = box.log
+        if command.seq > log.visible_seq or not log.is_live(command.seq):
+            raise NotFound(f"{box.name} has no record {command.seq} (any more)", seq=command.seq)
+        span = log.span_at(command.seq)
+        assert span is not None
+        index = command.seq - span.first_seq
+        text = bytes(span.payload.text_as(index, index, tags=True, meta=True, data=True))
+        return self._context.answer(box, commands.OneRecord(box.name, text), made, box.floor_lsn)
+
+    def _get_tail(self, command: commands.GetTail, now_ms: int, made: Made) -> Outcome:
+        box = self._context.find_box(command.box, now_ms, made)
+        log = box.log
+        reply = commands.Tail(box.name, log.visible_seq, log.visible_seq + 1, log.visible_ts or None)
+        return self._context.answer(box, reply, made, box.floor_lsn)
+
+    def _delete_records(self, command: commands.DeleteRecords, now_ms: int, made: Made) -> Outcome:
+        context = self._context
+        box = context.find_box(command.box, now_ms, made)
+        log = box.log
+        before = log.count
+        if command.match is None:
+            change = box.plan_trim(command.before_seq or 0, now_ms)
+            if change.before_seq > log.earliest_seq:
+                context.stage(change, box, made)
+            deleted = before - log.count
+        else:
+            deletion = box.begin_deletion(command, command.match)
+            if deletion.deleted is None:
+                found = deletion.step(box, now_ms)
+                if found is None:
+                    return Outcome(made, None, needs=(UNFINISHED,))
+                if found.seqs:
+                    context.stage(found, box, made)
+                deletion.deleted = before - log.count
+                is_settled = log.is_settled
+            else:  # readers see all of it; what is counted per batch follows
+                is_settled = not log.settle_deletes()
+            if not is_settled:
+                return Outcome(made, None, needs=(UNFINISHED,))
+            box.end_deletion()
+            deleted = deletion.deleted
+        count, size = log.visible_totals()
+        reply = commands.RecordsDeleted(
+            box.name, deleted, box.visible_earliest_seq, log.visible_seq, count, size
+        )
+        return context.answer(box, reply, made, box.floor_lsn)
+
+    def _set_fence(self, command: commands.SetFence, now_ms: int, made: Made) -> Outcome:
+        context = self._context
+        box = context.require(command.box)
+        if command.if_token is not None and command.if_token != box.fencing_token:
+            raise FencingTokenMismatch(f"if_token: {box.name} is fenced by another token", field="if_token")
+        if command.token != box.fencing_token:
+            context.stage(changes.TokenFenced(box.generation, command.token), box, made)
+        return context.answer(box, commands.FenceSet(box.name, command.token), made, box.last_lsn)
+
+    def _exchange_use(self, command: ExchangeUse, now_ms: int, made: Made) -> Outcome:
+        return Outcome(made, AccountsUse(self._context.usage.exchange(command.accounts, command.elsewhere)))
+
+
+def _queue_totals(queue: Queue, count: int, now_ms: int) -> dict[str, int]:
+    """`ready`, `in_flight` and `delayed` make up `count`."""
+    queue.advance(now_ms)
+    return {
+        "ready": queue.ready(count),
+        "in_flight": queue.in_flight,
+        "delayed": queue.delayed,
+        "dead_lettered": queue.dead_lettered,
+    }

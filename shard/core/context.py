@@ -1,0 +1,297 @@
+"""What a feature may use of the machine, and nothing else: boxes, the log, replies, timers, limits.
+
+A feature is built with the context and registers its handlers and appliers with it (`kernel.py`). What
+features share is a public call here, or of another feature that is named here. `machine.py` builds them.
+
+    require, find_box            a box by its name, or the error that says that it does not exist
+    log, stage                   apply a change and note it for the log; `stage` leaves out memory boxes
+    append_batch                 the one way for records into a box: append, copy, stream
+    answer, answer_absent, …     replies that go when `durability.py` allows it
+    arm_timer                    has `tick` look at a box when time changes something in it
+    require_room, plan_box       limits of the shard and of keys
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import TYPE_CHECKING
+
+from sortedcontainers import SortedDict
+
+from shard.core import changes
+from shard.core.boxes.box import RESERVE_SEQS, Box, stand_in
+from shard.core.boxes.key_expiry import KeyExpiry
+from shard.core.boxes.unsealed import Unsealed
+from shard.core.changes import Change
+from shard.core.durability import Answer, Durability, Stage
+from shard.core.kernel import Kernel
+from shard.core.limits.quota import Quota
+from shard.core.outcome import Made, Outcome, reply_after
+from shard.core.transactions.unrendered import NotRendered
+from streams.protocol import commands, forwards
+from streams.protocol.boxes import BoxConfig, BoxPatch, merge
+from streams.protocol.commands import Command, Reply
+from streams.protocol.errors import BoxNotFound, InvalidRequest, StreamsError, Throttled
+from streams.protocol.reports import TallyReport
+from streams.protocol.streams import AppendStream
+
+if TYPE_CHECKING:
+    from shard.core.boxes.appliers import BoxAppliers
+    from shard.core.limits.usage import Usage
+    from shard.core.objects.replication import Uploading
+    from shard.core.queues.jobs import Jobs
+    from shard.core.queues.record_moves import Moves
+    from shard.core.routers.forwarding import Forwarding
+    from shard.core.routers.registry import Routers
+    from shard.core.s2.basins import Basins
+    from shard.core.s2.streams import Streams
+    from shard.core.transactions.state import Txns
+    from shard.core.watch.sessions import Sessions
+
+#: A disk box that has not been written to for this long gives back the seqs it has reserved, so that a power
+#: cut does not make it tell of a loss that cannot have happened.
+RESERVATION_IDLE_MS = 5_000
+
+#: More than there can be shards. With it a generation stays below 2**53 until the year 2248.
+GENERATIONS_PER_MS = 1024
+
+
+class Context(Kernel):
+    #: Features that others call.
+    box_appliers: BoxAppliers
+    jobs: Jobs
+    moves: Moves
+    forwarding: Forwarding
+    routers: Routers
+    txns: Txns
+    basins: Basins
+    streams: Streams
+    sessions: Sessions
+    uploading: Uploading
+    usage: Usage
+
+    def __init__(
+        self, *, shard: int, boxes_max: int, bytes_max: int, due_records: int, due_bytes: int
+    ) -> None:
+        super().__init__()
+        self.shard = shard
+        self.boxes: SortedDict[str, Box] = SortedDict()
+        self.generations: dict[int, Box] = {}
+        self.last_generation = 0
+        self.durability = Durability(on_shown=self._on_shown)
+        self.boxes_max = boxes_max
+        self.quota = Quota(bytes_max) if bytes_max else None
+        #: Stored boxes with batches that are not sealed.
+        self.unsealed = Unsealed()
+        #: Those of them that have as much as a segment should.
+        self.due: dict[int, Box] = {}
+        self.due_records, self.due_bytes = due_records, due_bytes
+        #: Boxes with new segments or new dead records: candidates for compaction.
+        self.dented: dict[int, Box] = {}
+        #: Boxes to which a segment has come: they may have one to spare for the cold store.
+        self.movable: dict[int, Box] = {}
+        #: Boxes with `compact: "tag"` that were written to since they were last looked at.
+        self.compactable: dict[int, Box] = {}
+        #: Names of deleted boxes that said `auto_create: false`, oldest first.
+        self.not_recreated: dict[str, None] = {}
+        #: Counters since start. Metrics only: no decision depends on them.
+        self.tally = TallyReport()
+        #: Idempotency keys that are remembered.
+        self.keys_kept = 0
+        self.key_expiry = KeyExpiry()
+        # (when, generation): when a box has something to expire. Entries may be out of date; a tick looks.
+        self._deadlines: list[tuple[int, int]] = []
+        self._deadline_of: dict[int, int] = {}
+
+    def stage(self, change: Change, box: Box, made: Made) -> int:
+        """Applies a change of `box` and notes it for the log, unless the box lives in memory alone."""
+        if box.is_memory:
+            self.apply(change, 0)
+            return 0
+        return self.log(change, made)
+
+    def require(self, name: str) -> Box:
+        box: Box | None = self.boxes.get(name)
+        if box is None:
+            raise BoxNotFound(
+                f"box {name} does not exist; create it with PUT or by appending to it", box=name
+            )
+        return box
+
+    def find_box(self, name: str, now_ms: int, made: Made) -> Box:
+        """The box, with what has expired evicted."""
+        box = self.require(name)
+        self.expire(box, now_ms, made)
+        return box
+
+    def expire(self, box: Box, now_ms: int, made: Made) -> None:
+        if box.stream is not None:
+            self.streams.expire(box, box.stream, now_ms, made)
+        if box.config.ttl_ms:
+            floor = box.floor_for_ttl(now_ms)
+            if floor:
+                self.stage(box.plan_eviction(floor, "ttl", now_ms), box, made)
+
+    def idle_ms(self, box: Box) -> int | None:
+        """When a disk box may give back what it has reserved."""
+        if not box.is_disk or box.reserved_seq <= box.log.head_seq:
+            return None
+        return box.last_append_ms + RESERVATION_IDLE_MS
+
+    def arm_timer(self, box: Box) -> None:
+        """Sees to it that a tick comes when this box needs one."""
+        due_ms = box.queue.next_due_ms() if box.queue is not None else None
+        if box.stream is not None:
+            due_ms = box.stream.due_ms()
+        candidates = (box.expiry_ms(), self.idle_ms(box), box.gone_ms(), due_ms)
+        times = [when for when in candidates if when is not None]
+        if not times:
+            return
+        self.arm_timer_at(box, min(times))
+
+    def arm_timer_at(self, box: Box, when: int) -> None:
+        if self._deadline_of.get(box.generation, when + 1) > when:
+            self._deadline_of[box.generation] = when
+            heapq.heappush(self._deadlines, (when, box.generation))
+
+    def next_box_ms(self) -> int | None:
+        while self._deadlines:
+            when, generation = self._deadlines[0]
+            if self._deadline_of.get(generation) == when:
+                return when
+            heapq.heappop(self._deadlines)
+        return None
+
+    def answer(self, box: Box, reply: Reply | StreamsError, made: Made, lsn: int) -> Outcome:
+        """A reply that rests on records of this box, up to the change `lsn`."""
+        return reply_after(self.durability.wait_for(Answer.RECORDS, box, lsn), made, reply)
+
+    def when_registered(self, reply: Reply | StreamsError, lsn: int, made: Made) -> Outcome:
+        """A reply about a register (of routers, basins, access tokens), whose last change is `lsn`."""
+        return reply_after(self.durability.wait_for_register(lsn), made, reply)
+
+    def nothing_yet(self, made: Made, not_before_ms: int = 0) -> Outcome:
+        """Nothing to answer yet."""
+        return Outcome(made, None, not_before_ms=not_before_ms)
+
+    def refuse(self, command: Command, error: StreamsError, made: Made) -> Outcome:
+        """A refusal waits until what it rests on cannot vanish: the box's last change, or its deletion."""
+        box = self.boxes.get(getattr(command, "box", ""))
+        if box is not None:
+            return self.answer(box, error, made, box.last_lsn)
+        return self.answer_absent(getattr(command, "box", ""), error, made)
+
+    def answer_absent(self, name: str, reply: Reply | StreamsError, made: Made) -> Outcome:
+        """A reply that says of a box that it is not there."""
+        return reply_after(self.durability.wait_for_absence(name), made, reply)
+
+    def require_room(self, account: str, size: int, now_ms: int, *, counts: bool = True) -> None:
+        """Raises `Throttled` when `size` bytes more of live records would be too many, for the shard or for
+        the key. They count from now on, unless the caller only asks."""
+        if account:
+            self.usage.require(account, "stored_bytes", size)
+        if self.quota is not None:
+            self.quota.check(self.boxes.values(), size, now_ms, counts=counts)
+
+    def on_keys_dropped(self, generation: int) -> None:
+        if self.usage.is_on:
+            self.usage.recount(generation)
+
+    def plan_generation(self, now_ms: int) -> int:
+        """The number of a box that is about to be made, if there is room for one."""
+        if self.boxes_max and len(self.boxes) >= self.boxes_max:
+            raise Throttled(
+                f"there are {len(self.boxes)} boxes already; delete some or raise the limit", limit="boxes"
+            )
+        return self.next_generation(now_ms)
+
+    def plan_box(self, name: str, patch: BoxPatch | None, now_ms: int) -> changes.BoxCreated:
+        generation = self.plan_generation(now_ms)
+        config = merge(BoxConfig(), patch or BoxPatch(), box=name, exists=False)
+        self.check_class(config, None)
+        return changes.BoxCreated(
+            generation, name, config, now_ms, RESERVE_SEQS if config.durability == "disk" else 0
+        )
+
+    def check_class(self, config: BoxConfig, box: Box | None) -> None:
+        if config.durability != "object" or self.uploading.is_enabled or (box is not None and box.is_object):
+            return
+        raise InvalidRequest(
+            "durability: this server has no object store for boxes of class object; give it one with "
+            "STREAMS_COLD_DIR",
+            field="durability",
+        )
+
+    def next_generation(self, now_ms: int) -> int:
+        """A number that no box of any shard has had: shards count in different residues of one modulus, and
+        take what moved to them into account."""
+        after = self.last_generation + 1
+        after += (self.shard - after) % GENERATIONS_PER_MS
+        return max(now_ms * GENERATIONS_PER_MS + self.shard, after)
+
+    def plan_created(
+        self, command: commands.Append | forwards.ForwardHead, now_ms: int
+    ) -> tuple[changes.BoxCreated, Box]:
+        """The box that this write would make, as a stand-in to check the write against."""
+        may_create = command.box not in self.not_recreated if command.create is None else command.create
+        if not may_create:
+            raise BoxNotFound(
+                f"box {command.box} does not exist and this write may not create it", box=command.box
+            )
+        created = self.plan_box(command.box, command.config, now_ms)
+        return created, stand_in(created)
+
+    def append_batch(
+        self,
+        command: commands.Append | forwards.Forward | AppendStream,
+        box: Box,
+        change: changes.BatchAppended,
+        created: bool,
+        made: Made,
+    ) -> Outcome:
+        batch = change.batch
+        last_seq = batch.last_seq
+        if box.log.tail.has_unrendered and box.is_object:  # the store gets changes in order
+            raise NotRendered(box.generation)
+        reserves = self.reserve(box, last_seq, made)
+        lsn = self.stage(change, box, made)
+        if reserves:
+            self.arm_timer(box)  # a tick gives back what it will not have used
+        reply = commands.Appended(
+            box.name, batch.first_seq, last_seq, last_seq, created, False, command.return_seqs
+        )
+        if lsn == 0:
+            wakes: tuple[str, ...] = (box.name,)
+            if box.outboxes and self.forwarding.note(box):
+                wakes = (box.name, forwards.CARRIER)
+            return self.answer(box, reply, made, 0)._replace(wakes=wakes)
+        stage = self.durability.show_append(box, lsn, last_seq, batch.last_ts)
+        return Outcome(made, reply, lsn, stage is not Stage.LOGGED, (), 0, (), stage is Stage.STORED)
+
+    @staticmethod
+    def ceiling_above(seq: int) -> int:
+        """Up to where a disk box reserves seqs that has used them up to `seq`."""
+        return seq + RESERVE_SEQS
+
+    def reserve(self, box: Box, last_seq: int, made: Made) -> bool:
+        """Reserves seqs of a disk box if a write up to `last_seq` asks for it. Ahead of the write, so that
+        wherever the write is found after a crash, its ceiling is too."""
+        if last_seq + RESERVE_SEQS // 2 <= box.reserved_seq or not box.is_disk:
+            return False
+        self.log(changes.SeqsReserved(box.generation, self.ceiling_above(last_seq)), made)
+        return True
+
+    def _on_shown(self, box: Box) -> bool:
+        return self.forwarding.note(box)
+
+    def next_due_box(self, now_ms: int) -> Box | None:
+        """Takes the next box whose timer has run out; None if there is none."""
+        when = self.next_box_ms()
+        if when is None or when > now_ms:
+            return None
+        _, generation = heapq.heappop(self._deadlines)
+        del self._deadline_of[generation]
+        return self.generations[generation]
+
+    def forget_timer(self, generation: int) -> None:
+        self._deadline_of.pop(generation, None)

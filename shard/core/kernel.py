@@ -1,0 +1,128 @@
+"""Dispatches commands and applies changes. Knows no feature by name.
+
+Theory of operation
+-------------------
+
+A shard is a state machine. The engine hands it a command with the time, and logs what comes out:
+
+    handle(command, now_ms) ─► a handler decides ─► log(change) ─► apply(change, lsn) ─► an applier mutates
+                                    │
+                                    ▼
+                     Outcome: changes to log · reply · what the reply waits for · boxes to wake
+
+    recovery: apply(change, lsn) for every change of the log, in order. No handler runs.
+
+*Handlers* decide. They look at state and never change what is rebuilt from the log, except through `log`. A
+handler raises `StreamsError` to refuse. It raises `NotLoaded` or `TagsNotLoaded` when it needs something that
+is on disk; the engine fetches it and handles the same command again.
+
+*Appliers* mutate. A change is a fact, worked out in full: an applier asks no question whose answer could
+differ when the log is replayed. Every applier sees the same changes in the same order, live and in recovery.
+
+*State* is of two kinds. Logged state is changed by appliers alone and rebuilt by replay. Volatile state
+(timers, queues of waiting replies, counters) is lost with the process, and rebuilt or begun anew by `start`.
+
+*Time* comes in as an argument. There is no clock, file, socket, randomness or lock in the core.
+
+*Durability* is not decided here: `durability.py` says when a reply may go and when a record may be seen.
+
+A feature registers its handlers and appliers when the machine is built. `on_command` and `on_change` are
+generic, so that a type checker rejects a handler of another command.
+
+Invariants
+- LSN: changes are applied in lsn order without a gap. Changes that are never logged (of memory boxes) have
+  lsn 0.
+- REGISTERED: each kind of command has one handler, and each kind of change one applier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TypeVar, cast
+
+from shard.core.boxes.sealed import NotLoaded, TagsNotLoaded
+from shard.core.changes import Change
+from shard.core.outcome import Made, Outcome
+from streams.protocol.commands import Command
+from streams.protocol.errors import StreamsError
+
+AnyCommand = TypeVar("AnyCommand")
+AnyChange = TypeVar("AnyChange")
+Observer = Callable[[Change, int], None]
+
+
+class Kernel:
+    def __init__(self) -> None:
+        #: The lsn of the last change that was applied.
+        self.lsn = 0
+        #: The time of the last change.
+        self.last_ms = 0
+        self._handlers: dict[type[object], Callable[[object, int, Made], Outcome]] = {}
+        self._appliers: dict[type[object], Callable[[object, int], None]] = {}
+        #: Called with every change, before and after it is applied. Mostly empty: appends pay for each.
+        self.before_apply: list[Observer] = []
+        self.after_apply: list[Observer] = []
+
+    # -- registration
+
+    def on_command(self, kind: type[AnyCommand], handle: Callable[[AnyCommand, int, Made], Outcome]) -> None:
+        """Registers the handler of a kind of command."""
+        assert kind not in self._handlers, "REGISTERED"
+        self._handlers[kind] = cast(Callable[[object, int, Made], Outcome], handle)
+
+    def on_change(self, kind: type[AnyChange], apply: Callable[[AnyChange, int], None]) -> None:
+        """Registers the applier of a kind of change."""
+        assert kind not in self._appliers, "REGISTERED"
+        self._appliers[kind] = cast(Callable[[object, int], None], apply)
+
+    def observe_before(self, kinds: Iterable[type[object]], observe: Observer) -> None:
+        """Has changes of these kinds shown to `observe` before they are applied. Others pay nothing."""
+        for kind in kinds:
+            self._appliers[kind] = _observed(observe, self._appliers[kind])
+
+    # -- commands
+
+    def handle(self, command: Command, now_ms: int) -> Outcome:
+        made: Made = []
+        try:
+            return self._handlers[type(command)](command, now_ms, made)
+        # Drop tracebacks: they would keep every frame that the exception passed, and what it looked at.
+        except (NotLoaded, TagsNotLoaded) as missing:
+            return Outcome(made, None, needs=(missing.with_traceback(None),))
+        except StreamsError as error:
+            return self.refuse(command, error.with_traceback(None), made)
+
+    def refuse(self, command: Command, error: StreamsError, made: Made) -> Outcome:
+        """Turns an error of a handler into an outcome."""
+        return Outcome(made, error)
+
+    # -- changes
+
+    def log(self, change: Change, made: Made) -> int:
+        """Applies a change and notes it for the log. Returns its lsn."""
+        lsn = self.lsn + 1
+        self.apply(change, lsn)
+        made.append((lsn, change))
+        return lsn
+
+    def apply(self, change: Change, lsn: int) -> None:
+        """Makes a fact true. `lsn` is 0 for facts that are never logged (memory boxes)."""
+        for observe in self.before_apply:
+            observe(change, lsn)
+        if lsn:
+            assert lsn == self.lsn + 1, "LSN"
+            self.lsn = lsn
+        at_ms = getattr(change, "at_ms", 0)
+        if at_ms > self.last_ms:
+            self.last_ms = at_ms
+        self._appliers[type(change)](change, lsn)
+        for observe in self.after_apply:
+            observe(change, lsn)
+
+
+def _observed(observe: Observer, apply: Callable[[object, int], None]) -> Callable[[object, int], None]:
+    def applied(change: object, lsn: int) -> None:
+        observe(cast(Change, change), lsn)
+        apply(change, lsn)
+
+    return applied
