@@ -17,27 +17,27 @@ from functools import partial
 import structlog
 import trio
 
-from gateway import peers
+from gateway.access.auth import Guard, read_ring
+from gateway.access.key_use import KeyUse
+from gateway.access.origins import Origins
+from gateway.admission.connection_table import ConnectionTable
+from gateway.admission.descriptors import fit_connections
+from gateway.admission.limits import share_of
 from gateway.api.routes import Api
-from gateway.auth import Guard, read_ring
-from gateway.carrier import Carrier
-from gateway.collector import Collector
-from gateway.connection_table import ConnectionTable
-from gateway.descriptors import fit_connections
-from gateway.dispatch import Dispatch
-from gateway.edge import FrontLimits, FrontName, serve_front
-from gateway.edge_rules import BODY_BYTES_IN_FLIGHT, body_budget
-from gateway.http import Request
-from gateway.key_use import KeyUse
-from gateway.limits import share_of
-from gateway.links import Link
-from gateway.origins import Origins
-from gateway.placement import Placement
-from gateway.pressure import GatewayPressure
-from gateway.process_states import StatesReader
-from gateway.registrar import Registrar
+from gateway.http.edge import FrontLimits, FrontName, serve_front
+from gateway.http.edge_rules import BODY_BYTES_IN_FLIGHT, body_budget
 from gateway.reporting import SelfReport
+from gateway.requests.request import Request
 from gateway.s2.endpoints import S2
+from gateway.shards.carrier import Carrier
+from gateway.shards.dispatch import Dispatch
+from gateway.shards.links import Link
+from gateway.shards.placement import Placement
+from gateway.shards.pressure import GatewayPressure
+from gateway.shards.process_states import StatesReader
+from gateway.shards.registrar import Registrar
+from gateway.telemetry import peers
+from gateway.telemetry.collector import Collector
 from gateway.watch.service import Watch
 from streams import __version__, logs, process
 from streams.config import ChildArgs, ConfigError

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from gateway.dispatch import Dispatch
-from gateway.edge import Front
-from gateway.memory import MemoryBudget
-from gateway.pressure import GatewayPressure
+from gateway.admission.memory import MemoryBudget
+from gateway.http.edge import Front
 from gateway.s2.inflight import Inflight
+from gateway.shards.dispatch import Dispatch
+from gateway.shards.pressure import GatewayPressure
 from gateway.watch.service import Watch
 from streams import process
 from streams.protocol.histogram import Histogram

@@ -29,7 +29,7 @@ from urllib.request import urlopen
 
 import yaml
 
-from gateway.backup_note import BackupNote, write_note
+from gateway.supervise.backup_note import BackupNote, write_note
 from streams.client._sync.client import Client
 from streams.testing import Server, running_server
 from tests.support import promtool

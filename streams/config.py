@@ -29,7 +29,7 @@ from streams.protocol.units import UNITS, parse_number
 
 PREFIX: Final = "STREAMS_"
 
-#: A shard's number is one byte of the slot map (`gateway/placement.py`).
+#: A shard's number is one byte of the slot map (`gateway/shards/placement.py`).
 SHARDS_MAX: Final = 256
 
 #: A frame's length is a u32 in the log and on the wire; a quarter of that leaves room for what wraps it.

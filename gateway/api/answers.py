@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from gateway.http import Request, Response
+from gateway.requests.request import Request, Response
 from streams.protocol import wire
 
 _decode_head = wire.reply_head_decoder.decode

@@ -5,10 +5,10 @@ from __future__ import annotations
 import orjson
 
 from gateway.api.answers import from_facts, from_shard
-from gateway.content import is_ndjson, uncompressed
-from gateway.dispatch import Dispatch
-from gateway.http import Request, Response
-from gateway.registrar import Registrar
+from gateway.requests.content import is_ndjson, uncompressed
+from gateway.requests.request import Request, Response
+from gateway.shards.dispatch import Dispatch
+from gateway.shards.registrar import Registrar
 from streams.protocol import wire
 from streams.protocol.routers import router_of
 

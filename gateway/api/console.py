@@ -11,7 +11,7 @@ import hashlib
 from importlib.resources import files
 from typing import Final, NamedTuple
 
-from gateway.http import Request, Response
+from gateway.requests.request import Request, Response
 from streams.protocol.query import Query
 
 #: Address -> (file under `gateway/console`, its type).

@@ -11,8 +11,8 @@ from typing import Any
 
 import orjson
 
-from gateway.http import Request, Response
-from gateway.openapi import document
+from gateway.api.openapi import document
+from gateway.requests.request import Request, Response
 from streams.protocol.query import Query
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from urllib.parse import unquote, urlencode
 
 from gateway.api.answers import from_facts, from_shard
-from gateway.content import is_ndjson, uncompressed
-from gateway.dispatch import Dispatch
-from gateway.http import Request, Response
+from gateway.requests.content import is_ndjson, uncompressed
+from gateway.requests.request import Request, Response
+from gateway.shards.dispatch import Dispatch
 from streams.protocol import wire
 from streams.protocol.errors import InvalidRequest
 from streams.protocol.names import shown

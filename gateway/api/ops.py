@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from gateway.access.key_use import KeyUse
 from gateway.api.answers import from_facts
-from gateway.dispatch import Dispatch
-from gateway.http import Request, Response
-from gateway.key_use import KeyUse
-from gateway.process_states import REASONS
+from gateway.requests.request import Request, Response
+from gateway.shards.dispatch import Dispatch
+from gateway.shards.process_states import REASONS
 from streams.protocol.access import READ, WRITE
 from streams.protocol.errors import NotReady
 from streams.protocol.query import Query

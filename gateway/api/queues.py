@@ -7,13 +7,13 @@ from urllib.parse import urlencode
 
 import orjson
 
-from gateway import sse
 from gateway.api import tolerance
 from gateway.api.answers import from_facts, from_shard
-from gateway.content import control_body, is_ndjson, uncompressed
-from gateway.dispatch import Dispatch
-from gateway.http import Request, Response
-from gateway.work import WorkStreams
+from gateway.api.work import WorkStreams
+from gateway.requests import sse
+from gateway.requests.content import control_body, is_ndjson, uncompressed
+from gateway.requests.request import Request, Response
+from gateway.shards.dispatch import Dispatch
 from streams.protocol import wire
 from streams.protocol.errors import InvalidRequest
 from streams.protocol.queue_requests import decode_requeue

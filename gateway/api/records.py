@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from gateway.api import tolerance
 from gateway.api.answers import from_shard
-from gateway.content import is_ndjson, uncompressed
-from gateway.dispatch import Dispatch
-from gateway.http import Request, Response
-from gateway.urgency import is_urgent
+from gateway.requests.content import is_ndjson, uncompressed
+from gateway.requests.request import Request, Response
+from gateway.requests.urgency import is_urgent
+from gateway.shards.dispatch import Dispatch
 from streams.protocol import wire
 from streams.protocol.errors import InvalidRequest
 from streams.protocol.names import shown

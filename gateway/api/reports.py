@@ -6,14 +6,14 @@ from typing import Any
 
 import trio
 
+from gateway.access.auth import Guard
+from gateway.access.key_use import KeyUse
 from gateway.api.answers import from_facts
-from gateway.auth import Guard
-from gateway.collector import Collector
-from gateway.exposition import as_facts, as_text
-from gateway.http import NO_STORE, Request, Response
-from gateway.key_use import KeyUse
-from gateway.metrics import Reports
-from gateway.status import status_of
+from gateway.requests.request import NO_STORE, Request, Response
+from gateway.telemetry.collector import Collector
+from gateway.telemetry.exposition import as_facts, as_text
+from gateway.telemetry.metrics import Reports
+from gateway.telemetry.status import status_of
 from streams.protocol.access import ADMIN
 from streams.protocol.errors import NotAcceptable
 from streams.protocol.query import Query

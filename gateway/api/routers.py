@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 
 from gateway.api.answers import from_facts
-from gateway.content import control_body, is_ndjson
-from gateway.dispatch import cursor_of, name_of
-from gateway.http import Request, Response
-from gateway.registrar import Registrar
+from gateway.requests.content import control_body, is_ndjson
+from gateway.requests.request import Request, Response
+from gateway.shards.dispatch import cursor_of, name_of
+from gateway.shards.registrar import Registrar
 from streams.protocol import requests
 from streams.protocol.access import Grant
 from streams.protocol.errors import RouterCycle, RouterNotFound

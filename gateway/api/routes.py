@@ -13,7 +13,10 @@ from urllib.parse import unquote
 import structlog
 import trio
 
-from gateway.access import RULES, Rule, route_of
+from gateway.access.auth import Guard
+from gateway.access.key_use import KeyUse
+from gateway.access.origins import Origins
+from gateway.access.rules import RULES, Rule, route_of
 from gateway.api.boxes import Boxes
 from gateway.api.console import FILES, Console
 from gateway.api.described import Described
@@ -25,19 +28,16 @@ from gateway.api.reports import ReportPages
 from gateway.api.routers import Routers
 from gateway.api.sockets import Sockets
 from gateway.api.watch import Watches
-from gateway.auth import Guard
-from gateway.collector import Collector
-from gateway.content import compress
-from gateway.dispatch import Dispatch
-from gateway.edge_rules import loggable_path, request_id_of
-from gateway.errors import response_for
-from gateway.http import S2_PREFIX, Request, Response
-from gateway.key_use import KeyUse
-from gateway.origins import Origins
-from gateway.registrar import Registrar
+from gateway.api.work import WorkStreams
+from gateway.http.edge_rules import loggable_path, request_id_of
+from gateway.requests.content import compress
+from gateway.requests.errors import response_for
+from gateway.requests.request import S2_PREFIX, Request, Response
 from gateway.s2.endpoints import S2
+from gateway.shards.dispatch import Dispatch
+from gateway.shards.registrar import Registrar
+from gateway.telemetry.collector import Collector
 from gateway.watch.service import Watch
-from gateway.work import WorkStreams
 from streams.protocol.errors import InvalidRequest, MethodNotAllowed, NotFound, StreamsError
 from streams.protocol.histogram import Histogram
 from streams.protocol.names import shown
@@ -100,7 +100,7 @@ class Api:
         self._s2 = s2
         self.guard = guard
         self._origins = origins or Origins(has_keys=guard is not None)
-        #: Method and address of everything that is answered, as in `gateway/access.py`.
+        #: Method and address of everything that is answered, as in `gateway/access/rules.py`.
         self.routes: list[str] = []
         #: Requests answered, by status.
         self._answered = {} if answered is None else answered

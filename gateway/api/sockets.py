@@ -10,7 +10,7 @@ publishes is appended in the order in which it was sent, and one command is all 
     ping                                                                                        -> ack
 
 A browser sends `Origin` and asks nobody before it opens a socket to another site, so a page of another origin
-is refused unless it is allowed (`gateway/origins.py`).
+is refused unless it is allowed (`gateway/access/origins.py`).
 
 Bounds: `BOXES_MAX` boxes a socket; the size of a message in `hyper.py`; what is unsent as for every stream
 (`watch/stream.py`), and while more than `_ANSWERS_BYTES_MAX` of it is, no command is taken.
@@ -28,13 +28,13 @@ import orjson
 import structlog
 import trio
 
+from gateway.access.auth import Guard
+from gateway.access.origins import Origins
+from gateway.admission.memory import owner_of
 from gateway.api import tolerance
 from gateway.api.answers import from_shard
-from gateway.auth import Guard
-from gateway.dispatch import Dispatch
-from gateway.http import Progress, Request, Socket, Stalled
-from gateway.memory import owner_of
-from gateway.origins import Origins
+from gateway.requests.request import Progress, Request, Socket, Stalled
+from gateway.shards.dispatch import Dispatch
 from gateway.watch.plan import BOXES_MAX, Plan
 from gateway.watch.service import Watch, merge_of, starts_shown
 from gateway.watch.stream import Stream
@@ -83,7 +83,7 @@ class Sockets:
 
 
 class SocketSink:
-    """Messages on their way to one peer; see `gateway.http.Sink`."""
+    """Messages on their way to one peer; see `gateway.requests.request.Sink`."""
 
     def __init__(self) -> None:
         self._unsent: deque[bytes] = deque()

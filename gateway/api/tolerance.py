@@ -16,8 +16,8 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from gateway.api import waiting
-from gateway.dispatch import Dispatch
-from gateway.http import Buffer, Request
+from gateway.requests.request import Buffer, Request
+from gateway.shards.dispatch import Dispatch
 from gateway.watch.plan import WATCH_FIELDS, Plan, plan_of_body
 from streams.protocol import wire
 from streams.protocol.errors import InvalidRequest

@@ -12,10 +12,10 @@ import re
 
 import trio
 
-from gateway.dispatch import Dispatch
-from gateway.gate import PageWindow
-from gateway.http import Buffer, Request
-from gateway.memory import MemoryBudget
+from gateway.admission.gate import PageWindow
+from gateway.admission.memory import MemoryBudget
+from gateway.requests.request import Buffer, Request
+from gateway.shards.dispatch import Dispatch
 from streams.protocol import wire
 from streams.protocol.errors import OutcomeUnknown, StreamsError
 from streams.protocol.requests import DIFF_BYTES_DEFAULT, DIFF_BYTES_MAX

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway import sse
 from gateway.api import tolerance
 from gateway.api.answers import from_facts
-from gateway.content import control_body, is_ndjson
-from gateway.http import Request, Response, Sink
+from gateway.requests import sse
+from gateway.requests.content import control_body, is_ndjson
+from gateway.requests.request import Request, Response, Sink
 from gateway.watch import cursors
 from gateway.watch.plan import plan_of_query
 from gateway.watch.service import OPEN_S_MAX, Watch, starts_shown

@@ -22,9 +22,9 @@ from typing import Final
 import msgspec
 import trio
 
-from gateway.http import Request
+from gateway.requests.request import Request
+from gateway.requests.s2_errors import S2Error
 from gateway.s2.calls import Calls
-from gateway.s2.errors import S2Error
 from streams.protocol import streams
 from streams.protocol.access import Grant
 from streams.protocol.errors import Busy, StreamsError

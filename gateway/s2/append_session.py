@@ -20,12 +20,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import trio
 
-from gateway.http import BodyBroken, Sink, Stalled
-from gateway.memory import Charge
+from gateway.admission.memory import Charge
+from gateway.requests.request import BodyBroken, Sink, Stalled
+from gateway.requests.s2_errors import S2Error
 from gateway.s2 import frames, messages
 from gateway.s2.calls import Calls, PostedAppend
 from gateway.s2.ciphers import Sealing
-from gateway.s2.errors import S2Error
 from gateway.s2.messages import Input
 from gateway.s2.sessions import STALL_S, UNSENT_BYTES_MAX, Draining, failure_of
 from streams.protocol.errors import StreamsError

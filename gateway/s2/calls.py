@@ -13,13 +13,13 @@ from typing import TypeVar
 import msgspec
 import trio
 
-from gateway.dispatch import Dispatch
-from gateway.links import Link
-from gateway.memory import EVERYONE, MemoryBudget
+from gateway.admission.memory import EVERYONE, MemoryBudget
 from gateway.s2.ciphers import Sealing
 from gateway.s2.history import History
 from gateway.s2.inflight import Inflight
 from gateway.s2.messages import Input
+from gateway.shards.dispatch import Dispatch
+from gateway.shards.links import Link
 from streams.protocol import stream_requests, streams, wire
 from streams.protocol.errors import (
     BasinDeletionPending,

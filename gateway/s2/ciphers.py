@@ -14,7 +14,7 @@ from base64 import b64decode
 from binascii import Error as NotBase64
 from collections.abc import Callable, Mapping
 
-from gateway.s2.errors import S2Error
+from gateway.requests.s2_errors import S2Error
 from gateway.s2.messages import Input
 from streams.protocol import sequenced
 from streams.protocol.sequenced import Record

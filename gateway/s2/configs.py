@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from gateway.s2.errors import S2Error
+from gateway.requests.s2_errors import S2Error
 from gateway.s2.fields import U64_MAX, bad_json
 from streams.protocol.streams import (
     Basin,

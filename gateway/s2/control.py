@@ -6,12 +6,12 @@ from typing import Any
 
 import orjson
 
-from gateway.content import uncompressed
-from gateway.http import Request, Response
+from gateway.requests.content import uncompressed
+from gateway.requests.request import Request, Response
+from gateway.requests.s2_errors import S2Error
 from gateway.s2 import configs, fields
 from gateway.s2.access import Permit
 from gateway.s2.calls import Calls
-from gateway.s2.errors import S2Error
 from streams.protocol import streams
 from streams.protocol.errors import InvalidRequest, PayloadTooLarge
 from streams.protocol.streams import box_of

@@ -11,19 +11,18 @@ from functools import partial
 
 import trio
 
-from gateway.dispatch import Dispatch
-from gateway.edge_rules import request_id_of
-from gateway.http import Live, RefusedEarly, Request, Response
-from gateway.limits import InFlight
-from gateway.memory import STRANGERS
-from gateway.origins import Origins
+from gateway.access.origins import Origins
+from gateway.admission.limits import InFlight
+from gateway.admission.memory import STRANGERS
+from gateway.http.edge_rules import request_id_of
+from gateway.requests.request import Live, RefusedEarly, Request, Response
+from gateway.requests.s2_errors import S2Error, translated
 from gateway.s2 import ciphers, fields, frames
 from gateway.s2.access import OPERATIONS, Admit, Doorkeeper, KeyPermit, Permit
 from gateway.s2.append_session import AppendSession
 from gateway.s2.calls import Calls
 from gateway.s2.control import Basins, Streams
 from gateway.s2.counting import ACCOUNT
-from gateway.s2.errors import S2Error, translated
 from gateway.s2.history import History
 from gateway.s2.housekeeping import Housekeeping
 from gateway.s2.inflight import Inflight
@@ -33,6 +32,7 @@ from gateway.s2.records import Asked, Records, check_commands, first_page, strea
 from gateway.s2.sessions import Draining, EventWording, FrameWording, Held, ReadSession
 from gateway.s2.tokens import Tokens
 from gateway.s2.usage import Usage
+from gateway.shards.dispatch import Dispatch
 from gateway.watch.service import Watch
 from streams.protocol import streams
 from streams.protocol.errors import StreamsError

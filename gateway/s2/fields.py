@@ -7,9 +7,9 @@ import re
 from collections.abc import Mapping
 from urllib.parse import parse_qsl, unquote_to_bytes
 
-from gateway import http
-from gateway.http import SESSION_TYPE as SESSION_TYPE
-from gateway.s2.errors import S2Error
+from gateway.requests import request as http
+from gateway.requests.request import SESSION_TYPE as SESSION_TYPE
+from gateway.requests.s2_errors import S2Error
 from streams.protocol.names import shown
 
 LIST_LIMIT_MAX = 1000

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import zstandard
 
-from gateway.http import Buffer
-from gateway.s2.errors import S2Error
+from gateway.requests.request import Buffer
+from gateway.requests.s2_errors import S2Error
 
 LENGTH_MAX = 2 * 1024 * 1024
 _PLAIN_MAX = LENGTH_MAX - 1

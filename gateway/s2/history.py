@@ -19,8 +19,8 @@ import msgspec
 import structlog
 import trio
 
-from gateway.dispatch import Dispatch
 from gateway.s2.counting import MINUTES_MAX, Entry, Minute, Sums, Tally
+from gateway.shards.dispatch import Dispatch
 from streams.protocol import wire
 from streams.protocol.boxes import BoxPatch
 from streams.protocol.errors import BoxNotFound, StreamsError

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import msgspec
 import orjson
 
-from gateway.http import Buffer
-from gateway.s2.errors import S2Error
+from gateway.requests.request import Buffer
+from gateway.requests.s2_errors import S2Error
 from gateway.s2.fields import TIME_MAX, U64_MAX, bad_json
 from streams.protocol import sequenced
 from streams.protocol.names import shown

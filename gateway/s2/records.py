@@ -9,12 +9,12 @@ from functools import partial
 import msgspec
 import orjson
 
-from gateway.http import Buffer, Request, Response
+from gateway.requests.request import Buffer, Request, Response
+from gateway.requests.s2_errors import S2Error
 from gateway.s2 import ciphers, configs, fields, messages
 from gateway.s2.access import Permit
 from gateway.s2.calls import Calls
 from gateway.s2.control import answer, json_body, plain_body
-from gateway.s2.errors import S2Error
 from streams.protocol import sequenced
 from streams.protocol.errors import PositionUnwritten
 from streams.protocol.streams import (

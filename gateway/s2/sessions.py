@@ -15,15 +15,15 @@ from typing import Protocol
 import msgspec
 import trio
 
-from gateway.http import BodyBroken, Buffer, Live, Sink, Stalled
-from gateway.limits import Slot
-from gateway.memory import EVERYONE
+from gateway.admission.limits import Slot
+from gateway.admission.memory import EVERYONE
+from gateway.requests.request import BodyBroken, Buffer, Live, Sink, Stalled
+from gateway.requests.s2_errors import S2Error, translated
+from gateway.requests.unread import Unread
 from gateway.s2 import frames, messages
 from gateway.s2.access import Permit
 from gateway.s2.calls import Calls, PendingRead
-from gateway.s2.errors import S2Error, translated
 from gateway.s2.records import SLICE_MS, Asked, after, error_event, opened, ping_event, tail_of
-from gateway.unread import Unread
 from streams.protocol import sequenced
 from streams.protocol.errors import StreamsError
 from streams.protocol.streams import (

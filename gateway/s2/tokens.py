@@ -13,12 +13,12 @@ import msgspec
 import orjson
 from msgspec import UNSET, UnsetType
 
-from gateway.http import Request, Response
+from gateway.requests.request import Request, Response
+from gateway.requests.s2_errors import S2Error
 from gateway.s2 import configs, fields
 from gateway.s2.access import OPERATIONS, READ, WRITE, Permit, digest_of
 from gateway.s2.calls import Calls
 from gateway.s2.control import answer, json_body
-from gateway.s2.errors import S2Error
 from streams.protocol import streams
 from streams.protocol.names import shown
 from streams.protocol.streams import AccessToken, NameSet

@@ -11,13 +11,13 @@ from typing import Any
 
 import msgspec
 
-from gateway.http import Request, Response
+from gateway.requests.request import Request, Response
+from gateway.requests.s2_errors import S2Error
 from gateway.s2 import fields
 from gateway.s2.access import OPERATIONS, Permit
 from gateway.s2.calls import Calls
 from gateway.s2.control import answer
 from gateway.s2.counting import ACCOUNT, APPEND_BYTES, INTERVALS_S, READ_BYTES, Sums
-from gateway.s2.errors import S2Error
 from streams.protocol import streams
 from streams.protocol.streams import box_of
 

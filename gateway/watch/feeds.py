@@ -25,7 +25,7 @@ from typing import Protocol
 import structlog
 import trio
 
-from gateway.dispatch import Dispatch
+from gateway.shards.dispatch import Dispatch
 from gateway.watch.merge import Track
 from gateway.watch.page import Encoding, Page, Place
 from streams.protocol import wire

@@ -11,11 +11,11 @@ import msgspec
 import structlog
 import trio
 
-from gateway import sse
-from gateway.dispatch import Dispatch
-from gateway.http import Sink
-from gateway.limits import Slot, StreamSlots
-from gateway.memory import EVERYONE, owner_of
+from gateway.admission.limits import Slot, StreamSlots
+from gateway.admission.memory import EVERYONE, owner_of
+from gateway.requests import sse
+from gateway.requests.request import Sink
+from gateway.shards.dispatch import Dispatch
 from gateway.watch.cursors import Cursor
 from gateway.watch.feeds import Feeds
 from gateway.watch.merge import Merge, Track

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from gateway.dispatch import Dispatch
+from gateway.shards.dispatch import Dispatch
 from gateway.watch.merge import Merge, Track
 from gateway.watch.page import Encoding, Place
 from streams.protocol import wire

@@ -20,11 +20,11 @@ import orjson
 import structlog
 import trio
 
-from gateway import sse
-from gateway.errors import STATUS_OF
-from gateway.http import Sink, Stalled
-from gateway.memory import EVERYONE
-from gateway.unread import Unread
+from gateway.admission.memory import EVERYONE
+from gateway.requests import sse
+from gateway.requests.errors import STATUS_OF
+from gateway.requests.request import Sink, Stalled
+from gateway.requests.unread import Unread
 from gateway.watch.feeds import Feeds
 from gateway.watch.merge import Event, Merge, Track
 from gateway.watch.page import Encoding, Page

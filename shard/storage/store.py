@@ -81,7 +81,7 @@ class SegmentStore:
     def __init__(
         self, disk: DiskLike, directory: str, cold: ColdStore | None = None, *, server: str = ""
     ) -> None:
-        """`server` is the number of the data directory (`gateway/manifest.py`)."""
+        """`server` is the number of the data directory (`gateway/supervise/manifest.py`)."""
         self._disk = disk
         self._directory = directory
         self._cold = cold

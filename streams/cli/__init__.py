@@ -61,7 +61,7 @@ _NICENESS: Final = 10
 #: With these the interpreter is not taken down at the end. Threads of obstore outlive a call that failed, and
 #: abort an interpreter that is being taken down around them: on a busy machine one exit in four. A supervisor
 #: is gone sooner without.
-_LEFT_AT_ONCE: Final = frozenset(("obstore", "gateway.supervisor"))
+_LEFT_AT_ONCE: Final = frozenset(("obstore", "gateway.supervise.supervisor"))
 
 
 class _Ended(Exception):

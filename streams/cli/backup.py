@@ -147,7 +147,7 @@ def _take(
 
 def _note(config: Config, taken: Backup) -> None:
     """Leave the time of this backup where the server's status and metrics find it."""
-    from gateway.backup_note import BackupNote, write_note
+    from gateway.supervise.backup_note import BackupNote, write_note
 
     try:
         write_note(config.data_dir, BackupNote(taken.id, taken.taken_ms))

@@ -1,6 +1,6 @@
 """`streams doctor`: checks everything between this command and the server's shards, and says what to do.
 
-The server checks itself (`gateway/checks.py`): its processes, disk, cold store, clock, keys, memory,
+The server checks itself (`telemetry/checks.py`): its processes, disk, cold store, clock, keys, memory,
 descriptors and backups. Those rows come from one question, and the rows around them are what only a client
 can see.
 
@@ -177,7 +177,7 @@ def _listing(client: Client) -> list[Finding]:
 
 def _sockets(client: Client) -> list[Finding]:
     """Only where the shards' sockets are on this machine, for direct writers."""
-    from gateway.sockets import connectable_path
+    from gateway.shards.unix_sockets import connectable_path
 
     here = [path for path in client.placement().sockets if os.path.exists(path)]
     if not here:

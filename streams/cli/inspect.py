@@ -53,7 +53,7 @@ def _files(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _manifest(path: Path, as_json: bool) -> int:
-    from gateway.manifest import Manifest, ManifestDamaged, ManifestUnknown
+    from gateway.supervise.manifest import Manifest, ManifestDamaged, ManifestUnknown
 
     try:
         manifest = Manifest.decode(path.read_bytes())

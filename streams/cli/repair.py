@@ -19,8 +19,8 @@ from streams.cli.verify import manifest_of, offline_scope, verify
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from gateway.datadir import DataDir
-    from gateway.manifest import Manifest
+    from gateway.supervise.data_dir import DataDir
+    from gateway.supervise.manifest import Manifest
     from shard.offline.repair import Repaired
     from shard.offline.verify import Problem
     from streams.config import Config
@@ -45,7 +45,7 @@ def command(data_dir: str | None, cold_dir: str | None, with_cold: bool, yes: bo
     tombstone for them. The damaged files are kept in damaged-TIME/ in the data directory. What is damaged in
     the cold store is written anew without it, here, and the server drops it there.
     """
-    from gateway.datadir import CannotServe, DataDir
+    from gateway.supervise.data_dir import CannotServe, DataDir
     from streams.cli.shardfolders import hold
 
     config = configured(data_dir=data_dir, cold_dir=cold_dir)
@@ -132,7 +132,7 @@ class _Repair:
         return found
 
     def _targets(self, manifest: Manifest, shards: Iterable[int]) -> dict[int, str]:
-        from gateway.manifest import folder
+        from gateway.supervise.manifest import folder
 
         return {shard: folder(shard, manifest.placement.version + 1) for shard in shards}
 

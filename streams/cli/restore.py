@@ -18,8 +18,8 @@ from streams.cli.backup import configured, opened
 from streams.cli.verbs import example
 
 if TYPE_CHECKING:
-    from gateway.datadir import DataDir
-    from gateway.manifest import Manifest
+    from gateway.supervise.data_dir import DataDir
+    from gateway.supervise.manifest import Manifest
     from shard.offline.restore import Restored
     from shard.storage.files import ConfinedDisk
     from shard.transfer.backup import Backup, Target, Verify
@@ -203,7 +203,7 @@ def _chosen(place: Target, source: str, id: str, until_ms: int | None) -> Backup
 
 def _directory(path: Path) -> DataDir:
     """The directory, locked; new, empty, or left by a restore that did not end."""
-    from gateway.datadir import CannotServe, DataDir
+    from gateway.supervise.data_dir import CannotServe, DataDir
     from streams.cli.shardfolders import hold
 
     occupied = output.Refusal(f"{path} is not empty; restore into a new directory, with --data-dir")
@@ -277,8 +277,8 @@ def _manifest(
     slots: list[tuple[int, int, int]], shards_before: int, shards: int | None, *, scratches: int
 ) -> Manifest:
     """Names what is about to be built, and that nobody may serve it before it is."""
-    from gateway.manifest import SALTS, fresh
-    from gateway.placement import Placement
+    from gateway.shards.placement import Placement
+    from gateway.supervise.manifest import SALTS, fresh
     from shard.offline.restore import scratch_of
 
     now_ms = time.time_ns() // 1_000_000

@@ -14,7 +14,7 @@ from streams.cli.verbs import example
 from streams.config import SETTINGS, ConfigError, Setting, load, unknown_variables
 
 if TYPE_CHECKING:
-    from gateway.supervisor import Supervisor
+    from gateway.supervise.supervisor import Supervisor
 
 
 def _option(setting: Setting) -> click.Option:
@@ -62,8 +62,8 @@ def _serve(as_json: bool, **flags: str | bool | None) -> None:
 
     import trio
 
-    from gateway.datadir import CannotServe
-    from gateway.supervisor import Supervisor
+    from gateway.supervise.data_dir import CannotServe
+    from gateway.supervise.supervisor import Supervisor
     from streams import logs
 
     logs.setup(config.log, config.log_format, process="supervisor")

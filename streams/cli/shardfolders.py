@@ -10,8 +10,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from gateway.datadir import CannotServe, DataDir
-from gateway.manifest import Manifest
+from gateway.supervise.data_dir import CannotServe, DataDir
+from gateway.supervise.manifest import Manifest
 from shard.recovery.lives import has_failed, life_of
 from shard.storage.files import Corrupt, Disk, ExaminedDisk, remove_tree
 from shard.storage.store import SegmentStore

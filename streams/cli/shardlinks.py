@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.sockets import connectable_path
+from gateway.shards.unix_sockets import connectable_path
 from streams.protocol import wire
 from streams.protocol.errors import BY_CODE, Busy, Refused, ShardUnavailable, StreamsError
 

@@ -15,8 +15,8 @@ from streams.cli.backup import configured
 from streams.cli.verbs import example
 
 if TYPE_CHECKING:
-    from gateway.datadir import DataDir
-    from gateway.manifest import Manifest
+    from gateway.supervise.data_dir import DataDir
+    from gateway.supervise.manifest import Manifest
     from shard.offline.verify import Problem, Scope, Verified
     from shard.storage.store import SegmentStore
     from streams.cli.pacing import Copying
@@ -60,7 +60,7 @@ def command(data_dir: str | None, cold_dir: str | None, with_cold: bool, rate: i
 
 def manifest_of(directory: DataDir) -> tuple[list[Problem], Manifest | None]:
     """The manifest, or else its copy, and what is wrong with them."""
-    from gateway.manifest import Manifest, ManifestDamaged, ManifestUnknown
+    from gateway.supervise.manifest import Manifest, ManifestDamaged, ManifestUnknown
     from shard.offline.verify import Problem
 
     problems: list[Problem] = []

@@ -5,7 +5,7 @@
 `Uncertain`  it may have happened; repeat with the same idempotency key.
 
 A leaf is a fact. Its `code` is what clients match on and never changes; its docstring is the message
-used when the raiser has nothing better to say. HTTP statuses live in `gateway/errors.py`, not here.
+used when the raiser has nothing better to say. HTTP statuses live in `gateway/requests/errors.py`, not here.
 """
 
 from __future__ import annotations

@@ -230,7 +230,7 @@ class S2Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BudgetReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A memory budget of a gateway (`gateway/memory.py`)."""
+    """A memory budget of a gateway (`gateway/admission/memory.py`)."""
 
     bytes: int = 0
     #: By kind of owner: key, stranger or everyone.

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.sockets import address_of
+from gateway.shards.unix_sockets import address_of
 from shard.server.peers import HELLO_BYTES_MAX
 from streams import Client
 from streams.client.answers import Placement

@@ -82,7 +82,7 @@ class StandIn:
 def serve() -> None:
     import trio
 
-    from gateway.supervisor import Commands, Supervisor
+    from gateway.supervise.supervisor import Commands, Supervisor
     from streams import logs
 
     config = load(os.environ)

@@ -17,8 +17,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from gateway.datadir import CannotServe
-from gateway.keyfile import read_keys
+from gateway.supervise.data_dir import CannotServe
+from gateway.supervise.key_file import read_keys
 from streams import Client
 from streams.config import load
 from streams.direct import ShardWriter

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 import trio
 
-from gateway.links import Link
+from gateway.shards.links import Link
 from shard.core.boxes.box import RESERVE_SEQS
 from shard.core.machine import Machine
 from shard.recovery.recovery import recover

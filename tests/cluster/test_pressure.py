@@ -20,7 +20,7 @@ import httpx2
 import pytest
 
 import streams
-from gateway.placement import even
+from gateway.shards.placement import even
 from loadtests.generator import http_request
 from streams.protocol.errors import Throttled
 from streams.testing import Server, running_server

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from gateway.manifest import Manifest
+from gateway.supervise.manifest import Manifest
 from streams.testing import running_server
 from tests.support.crashing import Client, eventually
 

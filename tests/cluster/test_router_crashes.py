@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.sockets import connectable_path
+from gateway.shards.unix_sockets import connectable_path
 from streams.protocol import forwards, routers, wire
 from streams.protocol.routers import Route
 from streams.testing import Server, running_server

@@ -1,6 +1,6 @@
 """The supervisor keeps the tree alive, ends it in order, and lets nobody else near the data.
 
-Goal: each promise at the top of `gateway/supervisor.py`. Method: a real supervisor in a real process, over
+Goal: each promise at the top of `supervise/supervisor.py`. Method: a real supervisor in a real process, over
 children that only keep its contract (`stand_in.py`) and tell what happens to them through a fifo. Nothing
 sleeps: a test reads the next event, or waits for a process to end or a lock to be free.
 """

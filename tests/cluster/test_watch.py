@@ -24,10 +24,10 @@ from typing import Any
 import trio
 
 from gateway.api.routes import Api
-from gateway.dispatch import Dispatch
-from gateway.links import Link
-from gateway.placement import Placement
 from gateway.s2.endpoints import S2
+from gateway.shards.dispatch import Dispatch
+from gateway.shards.links import Link
+from gateway.shards.placement import Placement
 from gateway.watch.service import Watch
 from streams.testing import Server, running_server
 from tests.gateway.edge_harness import running_front

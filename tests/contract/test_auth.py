@@ -2,7 +2,7 @@
 key's prefixes, in the path and in the body.
 
 Method: the addresses are those that a gateway answers (`Api.routes`), and what is expected of each is its
-rule in `gateway/access.py`, held against the contract's own table below. A new address without a rule stops
+rule in `access/rules.py`, held against the contract's own table below. A new address without a rule stops
 the gateway of these tests from starting; one with a rule the contract does not know fails here. A request
 is refused before it is understood, so most are sent with an empty body: whatever else is wrong with them, it
 must not be 401 or 403 for a key that suffices.
@@ -17,12 +17,12 @@ from pathlib import Path
 import pytest
 import trio
 
-from gateway.access import RULES, route_of
+from gateway.access.rules import RULES, route_of
 from gateway.api.routes import Api as GatewayApi
-from gateway.collector import Collector
-from gateway.dispatch import Dispatch
-from gateway.placement import even
 from gateway.s2.endpoints import S2
+from gateway.shards.dispatch import Dispatch
+from gateway.shards.placement import even
+from gateway.telemetry.collector import Collector
 from gateway.watch.service import Watch
 from streams.protocol.access import ADMIN, ALL, DELETE, READ, SCOPES, WRITE, words
 from tests.contract.conftest import COMBOS, Api

@@ -24,11 +24,11 @@ from schemathesis.checks import (
     status_code_conformance,
 )
 
-from gateway.access import RULES
+from gateway.access.rules import RULES
 from gateway.api.console import FILES
-from gateway.errors import ELSEWHERE, STATUS_OF
-from gateway.openapi import document
-from gateway.operations import _LINES, EVENT_STREAM, OPERATIONS
+from gateway.api.openapi import document
+from gateway.api.operations import _LINES, EVENT_STREAM, OPERATIONS
+from gateway.requests.errors import ELSEWHERE, STATUS_OF
 from gateway.watch.plan import _WatchBody
 from streams.protocol import schemas
 from streams.protocol.appends import _FullRecord

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.metrics import METRICS
+from gateway.telemetry.metrics import METRICS
 from streams.config import SETTINGS
 from tests.support import imagefile
 

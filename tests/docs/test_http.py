@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gateway.access import RULES
-from gateway.errors import ELSEWHERE, STATUS_OF
+from gateway.access.rules import RULES
+from gateway.requests.errors import ELSEWHERE, STATUS_OF
 from streams.protocol.boxes import BoxConfig
 
 DOCS = Path(__file__).parents[2] / "docs"

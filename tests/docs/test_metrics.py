@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gateway.metrics import METRICS
+from gateway.telemetry.metrics import METRICS
 from tests.support.metrics_page import page
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"

@@ -12,9 +12,9 @@ import orjson
 import trio
 import trio.testing
 
-from gateway.edge import Front, FrontLimits, FrontName, serve_front
-from gateway.http import Admit, Handler, Request, Response, SocketHandler
-from gateway.sockets import BACKLOG
+from gateway.http.edge import Front, FrontLimits, FrontName, serve_front
+from gateway.requests.request import Admit, Handler, Request, Response, SocketHandler
+from gateway.shards.unix_sockets import BACKLOG
 
 #: Nothing in these tests may take this long; it turns a hang into a failure.
 PATIENCE_S = 60.0

@@ -21,15 +21,15 @@ from hypercorn.config import Config, Sockets
 from hypercorn.trio.run import worker_serve
 from quart import websocket
 
-from gateway.app import build_app
-from gateway.edge import FrontLimits, FrontName
-from gateway.http import SESSION_TYPE, Request, Response
-from gateway.hyper import (
+from gateway.http.app import build_app
+from gateway.http.edge import FrontLimits, FrontName
+from gateway.http.hypercorn_server import (
     H2_CONNECTION_WINDOW_BYTES,
     H2_FRAME_BYTES_MAX,
     H2_STREAM_WINDOW_BYTES,
     H2_STREAMS_MAX,
 )
+from gateway.requests.request import SESSION_TYPE, Request, Response
 from tests.gateway.edge_harness import (
     OUR_REQUEST_ID,
     PATIENCE_S,

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from gateway import connection_table
-from gateway.connection_table import ConnectionTable, OpenConnection, address_group
-from gateway.descriptors import OTHERS, connections_within, fit_connections
+from gateway.admission import connection_table
+from gateway.admission.connection_table import ConnectionTable, OpenConnection, address_group
+from gateway.admission.descriptors import OTHERS, connections_within, fit_connections
 
 
 @dataclass
@@ -61,7 +61,7 @@ class Opener:
 
 @pytest.fixture
 def trio_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.closures.trio.current_time", lambda: 0.0)
+    monkeypatch.setattr("gateway.admission.closures.trio.current_time", lambda: 0.0)
 
 
 def opener_of(connections_max: int, per_address_max: int = 0) -> Iterator[Opener]:
@@ -186,7 +186,7 @@ def test_a_new_connection_looks_at_few_however_many_are_open(
 @given(st.lists(st.tuples(st.sampled_from("akrmik"), st.integers(0, 30)), max_size=200))
 def test_any_order_of_events_leaves_the_table_whole(events: list[tuple[str, int]]) -> None:
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
-        patch.setattr("gateway.closures.trio.current_time", lambda: 0.0)
+        patch.setattr("gateway.admission.closures.trio.current_time", lambda: 0.0)
         opener = Opener(ConnectionTable(8, 5), stack)
         connections: list[OpenConnection] = []
         for name, number in events:
@@ -220,8 +220,10 @@ def test_connections_are_fitted_to_the_files_that_may_be_open(monkeypatch: pytes
     assert connections_within(1024, 10_000) == 1024 - OTHERS
     assert connections_within(100, 10_000) == 50
     limits = []
-    monkeypatch.setattr("gateway.descriptors.resource.getrlimit", lambda _: (512, 1024))
-    monkeypatch.setattr("gateway.descriptors.resource.setrlimit", lambda _, both: limits.append(both))
+    monkeypatch.setattr("gateway.admission.descriptors.resource.getrlimit", lambda _: (512, 1024))
+    monkeypatch.setattr(
+        "gateway.admission.descriptors.resource.setrlimit", lambda _, both: limits.append(both)
+    )
     with capture_logs() as logs:
         assert fit_connections(10_000) == 768
         assert fit_connections(500) == 500

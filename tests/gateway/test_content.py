@@ -1,4 +1,4 @@
-"""Compressed bodies: what decompression makes is charged as it is made (`gateway/content.py`)."""
+"""Compressed bodies: what decompression makes is charged as it is made (`gateway/requests/content.py`)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import trio
 import trio.testing
 import zstandard
 
-from gateway.app import AsgiSink
-from gateway.content import uncompressed
-from gateway.http import Request
-from gateway.memory import EVERYONE, STALLED_S, MemoryBudget
+from gateway.admission.memory import EVERYONE, STALLED_S, MemoryBudget
+from gateway.http.app import AsgiSink
+from gateway.requests.content import uncompressed
+from gateway.requests.request import Request
 from gateway.s2.append_session import AppendSession
 from gateway.s2.sessions import Draining
 from streams.protocol.errors import InvalidRequest, PayloadTooLarge, Throttled

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.datadir import CannotServe, DataDir, Holder, write_atomically
-from gateway.manifest import Manifest
-from gateway.placement import even, resized
+from gateway.shards.placement import even, resized
+from gateway.supervise.data_dir import CannotServe, DataDir, Holder, write_atomically
+from gateway.supervise.manifest import Manifest
 
 GOLDEN = Path(__file__).parent / "golden"
 

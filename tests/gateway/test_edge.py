@@ -14,9 +14,9 @@ import pytest
 import trio
 import trio.testing
 
-from gateway.edge import UNSENT_BYTES_MAX, FrontLimits, serve_front
-from gateway.errors import response_for
-from gateway.http import Request, Response
+from gateway.http.edge import UNSENT_BYTES_MAX, FrontLimits, serve_front
+from gateway.requests.errors import response_for
+from gateway.requests.request import Request, Response
 from streams.protocol.errors import Throttled, Unauthorized
 from tests.gateway.edge_harness import (
     OUR_REQUEST_ID,
@@ -450,7 +450,7 @@ async def test_a_body_that_stalls_is_ended_when_another_body_needs_its_room(fram
         async with await running.connect() as stream:  # it moves still: the other one is refused
             await stream.send_all(whole)
             assert (await read_until(stream, b"\r\n")).startswith(b"HTTP/1.1 429 ")
-        monkeypatch.setattr("gateway.memory.STALLED_S", 0.0)
+        monkeypatch.setattr("gateway.admission.memory.STALLED_S", 0.0)
         async with await running.connect() as stream:
             await stream.send_all(whole)
             assert (await read_until(stream, b"\r\n")).startswith(b"HTTP/1.1 200 ")

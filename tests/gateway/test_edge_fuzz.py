@@ -26,8 +26,8 @@ import pytest
 import structlog
 import trio
 
-from gateway.edge import FrontLimits
-from gateway.h1 import ChunkedBody
+from gateway.http.edge import FrontLimits
+from gateway.http.h1 import ChunkedBody
 from streams.protocol.errors import StreamsError
 from tests.gateway.edge_harness import (
     Malformed,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.edge_rules import CHUNKED, FrontLimits, split_target
-from gateway.h1 import (
+from gateway.http.edge_rules import CHUNKED, FrontLimits, split_target
+from gateway.http.h1 import (
     LINES_PER_FEED_MAX,
     ChunkedBody,
     HeadMemory,

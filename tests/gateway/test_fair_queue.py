@@ -10,7 +10,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.fair_queue import _TAGS_MAX, FairQueue
+from gateway.admission.fair_queue import _TAGS_MAX, FairQueue
 
 
 def filled(*lines: tuple[str, int, float]) -> FairQueue[tuple[str, int]]:

@@ -27,8 +27,8 @@ from wsproto import ConnectionType, WSConnection
 from wsproto.events import CloseConnection, TextMessage
 from wsproto.events import Request as SocketRequest
 
-from gateway.frame_budget import KNOWN_TOKENS, STRANGER_TOKENS
-from gateway.http import SESSION_TYPE, Request, Response, Socket
+from gateway.admission.frame_budget import KNOWN_TOKENS, STRANGER_TOKENS
+from gateway.requests.request import SESSION_TYPE, Request, Response, Socket
 from streams.protocol.errors import Unauthorized
 from streams.protocol.keys import Key
 from tests.gateway.edge_harness import PATIENCE_S, Running, read_to_end, running_front
@@ -224,7 +224,7 @@ async def test_what_breaks_the_protocol_ends_the_connection(frames):
 
 
 async def test_a_flood_with_a_valid_key_ends_too_and_the_log_has_one_line_of_all(monkeypatch):
-    monkeypatch.setattr("gateway.closures.LOG_EVERY_S", 1e9)
+    monkeypatch.setattr("gateway.admission.closures.LOG_EVERY_S", 1e9)
     with capture_logs() as logs:
         async with keyed_front() as running, trio.open_nursery() as nursery:
             for _ in range(3):

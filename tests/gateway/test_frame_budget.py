@@ -8,7 +8,7 @@ from hyperframe.frame import DataFrame, HeadersFrame, PingFrame, SettingsFrame, 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.frame_budget import (
+from gateway.admission.frame_budget import (
     HEADERS_WEIGHT,
     KNOWN_TOKENS,
     KNOWN_TOKENS_MAX,

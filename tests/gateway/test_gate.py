@@ -9,8 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from gateway.dispatch import Dispatch
-from gateway.gate import (
+from gateway.admission.gate import (
     BODY_WINDOW_BYTES,
     PAGE_WINDOW_BYTES,
     URGENT_MAX,
@@ -19,12 +18,13 @@ from gateway.gate import (
     Gate,
     PageWindow,
 )
-from gateway.links import Link, OnAnswer
-from gateway.placement import even
-from gateway.pressure import GatewayPressure
-from gateway.request_scheduler import RequestScheduler
+from gateway.admission.request_scheduler import RequestScheduler
 from gateway.s2.calls import Calls, PostedAppend
 from gateway.s2.messages import Given, Input
+from gateway.shards.dispatch import Dispatch
+from gateway.shards.links import Link, OnAnswer
+from gateway.shards.placement import even
+from gateway.shards.pressure import GatewayPressure
 from streams.protocol import pressure, wire
 from streams.protocol.errors import ShardUnavailable, Throttled
 from streams.protocol.pressure import LIMIT_MIN, Thresholds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.limits import InFlight, StreamSlots, share_of
+from gateway.admission.limits import InFlight, StreamSlots, share_of
 from streams.protocol.errors import Throttled
 from streams.protocol.key_limits import Limits
 from streams.protocol.keys import Key, KeyRing

@@ -12,7 +12,7 @@ import pytest
 import trio
 import trio.testing
 
-from gateway.links import STALLED_S, Link
+from gateway.shards.links import STALLED_S, Link
 from streams.protocol import wire
 from streams.protocol.errors import OutcomeUnknown, ShardUnavailable
 from tests.gateway.edge_harness import PATIENCE_S

@@ -7,8 +7,8 @@ import httpx2
 import pytest
 import trio
 
-from gateway.edge import FrontLimits, FrontName
-from gateway.http import Request, Response, Sink, Stalled
+from gateway.http.edge import FrontLimits, FrontName
+from gateway.requests.request import Request, Response, Sink, Stalled
 from tests.gateway.edge_harness import (
     PATIENCE_S,
     head_and,

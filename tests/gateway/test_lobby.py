@@ -11,10 +11,10 @@ import pytest
 import trio
 import trio.testing
 
-from gateway.connection_table import ConnectionTable, OpenConnection
-from gateway.edge import UNSENT_BYTES_MAX, FrontLimits, FrontName
-from gateway.http import Request, Response
-from gateway.lobby import ADMIT_MAX, Lobby
+from gateway.admission.connection_table import ConnectionTable, OpenConnection
+from gateway.http.edge import UNSENT_BYTES_MAX, FrontLimits, FrontName
+from gateway.http.lobby import ADMIT_MAX, Lobby
+from gateway.requests.request import Request, Response
 from tests.gateway.edge_harness import (
     Recorder,
     Running,

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.manifest import Manifest, ManifestDamaged, ManifestUnknown, folders, fresh
-from gateway.placement import even, resized
+from gateway.shards.placement import even, resized
+from gateway.supervise.manifest import Manifest, ManifestDamaged, ManifestUnknown, folders, fresh
 
 GOLDEN = Path(__file__).parent / "golden"
 PLAIN = fresh(2, now_ms=1_700_000_000_000, salt=123_456_789)

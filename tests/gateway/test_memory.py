@@ -1,4 +1,4 @@
-"""Memory budgets: no owner can take all, and a stalled client gives way (`gateway/memory.py`)."""
+"""Memory budgets: no owner can take all, and a stalled client gives way (`gateway/admission/memory.py`)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ import pytest
 import trio
 import trio.testing
 
-from gateway.api.waiting import page_bytes_max
-from gateway.app import AsgiSink
-from gateway.memory import (
+from gateway.admission.memory import (
     EVERYONE,
     PROGRESS_BYTES,
     STALLED_S,
@@ -19,7 +17,9 @@ from gateway.memory import (
     MemoryBudget,
     answer_budget,
 )
-from gateway.unread import SharedCharge, Unread
+from gateway.api.waiting import page_bytes_max
+from gateway.http.app import AsgiSink
+from gateway.requests.unread import SharedCharge, Unread
 from streams.protocol import wire
 from streams.protocol.errors import Throttled
 

@@ -19,8 +19,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.api.reports import wants_json
-from gateway.backup_note import BackupNote, write_note
-from gateway.metrics import METRICS, Metric, reports_of
+from gateway.supervise.backup_note import BackupNote, write_note
+from gateway.telemetry.metrics import METRICS, Metric, reports_of
 from streams.protocol.errors import NotAcceptable
 from streams.protocol.reports import BoxRow, GroupRow, RouterRow, ShardReport
 from streams.testing import Server, running_server

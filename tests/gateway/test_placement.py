@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from xxhash import xxh64_intdigest
 
-from gateway.placement import SEED, SLOTS, Placement, even, resized, slot_of
+from gateway.shards.placement import SEED, SLOTS, Placement, even, resized, slot_of
 
 NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=255)
 

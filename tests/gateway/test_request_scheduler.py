@@ -12,8 +12,7 @@ import pytest
 import trio
 import trio.testing
 
-from gateway.http import Request, Response
-from gateway.request_scheduler import (
+from gateway.admission.request_scheduler import (
     CROWDED_S,
     PIECE_BYTES,
     REQUEST_COST,
@@ -23,6 +22,7 @@ from gateway.request_scheduler import (
     URGENT_S,
     RequestScheduler,
 )
+from gateway.requests.request import Request, Response
 from streams.protocol.errors import Unauthorized
 from streams.protocol.keys import Key, bearer_of
 from tests.gateway.edge_harness import PATIENCE_S, running_front

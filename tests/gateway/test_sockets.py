@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.sockets import UNIX_PATH_BYTES_MAX, connectable_path, listen_tcp, listen_unix, url_of
+from gateway.shards.unix_sockets import UNIX_PATH_BYTES_MAX, connectable_path, listen_tcp, listen_unix, url_of
 
 
 @pytest.fixture

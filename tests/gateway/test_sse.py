@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from gateway import sse
-from gateway.http import Request
+from gateway.requests import sse
+from gateway.requests.request import Request
 from streams.protocol.errors import NotAcceptable
 from tests.support.sse import Parser
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.http import Request
-from gateway.urgency import head_is_urgent, is_urgent
+from gateway.requests.request import Request
+from gateway.requests.urgency import head_is_urgent, is_urgent
 from streams.protocol.errors import InvalidRequest
 
 URGENT_HEADS = [

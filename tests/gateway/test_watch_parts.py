@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from gateway.api.sockets import SocketConnection
 from gateway.api.watch import Watches
-from gateway.http import Request, Stalled
-from gateway.links import Link
+from gateway.requests.request import Request, Stalled
+from gateway.shards.links import Link
 from gateway.watch import cursors, feeds
 from gateway.watch.merge import Merge, Track
 from gateway.watch.page import ANOTHER_LIFE, Encoding, Page, Place

@@ -18,7 +18,7 @@ import trio.testing
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from gateway.placement import even
+from gateway.shards.placement import even
 from gateway.watch import cursors
 from gateway.watch.page import Place
 from gateway.watch.plan import plan_of_body

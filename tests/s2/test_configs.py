@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from gateway.requests.s2_errors import S2Error
 from gateway.s2 import configs
-from gateway.s2.errors import S2Error
 from streams.protocol.streams import DEFAULTS, Basin, BasinConfig, Spec, Stream
 
 

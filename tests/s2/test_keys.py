@@ -15,11 +15,11 @@ import httpx2
 import pytest
 import trio
 
-from gateway.dispatch import Dispatch
-from gateway.http import Request
-from gateway.placement import even
+from gateway.requests.request import Request
 from gateway.s2.access import Permit
 from gateway.s2.endpoints import S2
+from gateway.shards.dispatch import Dispatch
+from gateway.shards.placement import even
 from gateway.watch.service import Watch
 from streams.protocol.access import SCOPES
 from streams.testing import Server, running_server

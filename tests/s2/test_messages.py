@@ -15,8 +15,8 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.requests.s2_errors import STATUS_OF, S2Error, translated
 from gateway.s2 import frames, messages
-from gateway.s2.errors import STATUS_OF, S2Error, translated
 from gateway.s2.messages import Given, Input
 from streams.protocol import errors, sequenced
 from streams.protocol.streams import StreamAppended

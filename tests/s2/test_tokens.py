@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from gateway.http import Request
+from gateway.requests.request import Request
+from gateway.requests.s2_errors import S2Error
 from gateway.s2.access import OPERATIONS, Doorkeeper, KeyPermit, digest_of
-from gateway.s2.errors import S2Error
 from gateway.s2.tokens import _Operation
 from streams.protocol import streams
 from streams.protocol.errors import NotReady

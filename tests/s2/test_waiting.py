@@ -8,12 +8,12 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.dispatch import Dispatch
-from gateway.http import Request
-from gateway.placement import even
+from gateway.requests.request import Request
 from gateway.s2.calls import Calls
 from gateway.s2.history import History
 from gateway.s2.records import Records
+from gateway.shards.dispatch import Dispatch
+from gateway.shards.placement import even
 from streams.protocol.streams import ReadHead, StreamRecords
 
 NOTHING = StreamRecords(

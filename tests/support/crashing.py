@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from gateway.placement import even
+from gateway.shards.placement import even
 
 #: No healthy run comes near it.
 PATIENCE_S = 120.0

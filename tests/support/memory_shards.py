@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import trio
 
-from gateway.dispatch import Dispatch
-from gateway.http import Buffer
-from gateway.links import Link
-from gateway.placement import even
+from gateway.requests.request import Buffer
+from gateway.shards.dispatch import Dispatch
+from gateway.shards.links import Link
+from gateway.shards.placement import even
 from shard.core.machine import Machine, Outcome
 from streams.protocol import commands, requests, wire
 from streams.protocol.appends import RecordLimits

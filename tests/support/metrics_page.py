@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from gateway.metrics import METRICS
+from gateway.telemetry.metrics import METRICS
 from streams.protocol.histogram import TIMES_S
 
 _HEAD = """# Metrics
 
-<!-- Written by `make docs` from the table in gateway/metrics.py. Do not edit. -->
+<!-- Written by `make docs` from the table in gateway/telemetry/metrics.py. Do not edit. -->
 
 `GET /v0/metrics`, or `/metrics`, answers the text format of Prometheus, and JSON to those who ask for
 `application/json`. One request to any gateway shows the whole server. Counters begin at 0 when their

@@ -1,0 +1,170 @@
+"""What keys use of their limits: gathered from the shards, told to the other shards, shown to people.
+
+Each shard knows exactly what a key uses there, and refuses what would be too much. What the key uses in other
+shards it hears from the first gateway, which asks all of them once a second (`run`) and tells each the sum of
+the others. With one shard there is nothing to tell.
+
+Bounds: `_CHUNK` keys in a message, a millisecond of a shard's time. A shard that does not answer counts
+with what it said last.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+import trio
+
+from gateway.admission.limits import StreamSlots
+from gateway.shards.dispatch import Dispatch
+from gateway.shards.links import Link
+from streams.protocol import reports, wire
+from streams.protocol.access import ALL, words
+from streams.protocol.errors import StreamsError
+from streams.protocol.key_limits import STORED, ExchangeUse, Use, decode_use
+from streams.protocol.keys import Key, KeyRing
+from streams.protocol.rates import RequestRates
+
+log = structlog.get_logger()
+
+EXCHANGE_EVERY_S = 1.0
+_CHUNK = 128
+
+_encode = wire.head_encoder.encode
+
+#: The keys as they are now: a reload replaces them.
+RingSource = Callable[[], KeyRing]
+
+
+class KeyUse:
+    def __init__(
+        self,
+        dispatch: Dispatch,
+        slots: StreamSlots,
+        rates: RequestRates | None = None,
+        others: list[Link] | None = None,
+    ) -> None:
+        """`slots` and `rates` count what keys have in this gateway; `others` are the other gateways."""
+        self._dispatch = dispatch
+        self._slots = slots
+        self._rates = rates or RequestRates()
+        self._others = others or []
+        #: By shard: what each key used there when the shard answered last.
+        self._last: list[dict[str, Use]] = [{} for _ in dispatch.links]
+
+    def __repr__(self) -> str:
+        return f"<KeyUse of {len(self._last[0])} keys in {len(self._last)} shards>"
+
+    # -- telling the shards
+
+    async def run(self, ring: RingSource) -> None:
+        """Tells every shard what keys use in the others, for ever."""
+        while True:
+            await self.exchange(ring())
+            await trio.sleep(EXCHANGE_EVERY_S)
+
+    async def exchange(self, ring: KeyRing) -> None:
+        ids = list(ring.accounts())
+        self._last = [{id: use[id] for id in ids if id in use} for use in self._last]
+        for at in range(0, len(ids), _CHUNK):
+            chunk = ids[at : at + _CHUNK]
+            for shard, use in enumerate(await self._ask_all([ExchangeUse(chunk)] * len(self._last))):
+                if use is not None:
+                    self._last[shard] |= use
+            total = self._total(chunk)
+            messages = [
+                ExchangeUse([], {id: total[id].minus(use.get(id, Use())) for id in chunk})
+                for use in self._last
+            ]
+            await self._ask_all(messages)
+
+    def _total(self, ids: list[str]) -> dict[str, Use]:
+        total = dict.fromkeys(ids, Use())
+        for use in self._last:
+            for id in ids:
+                if id in use:
+                    total[id] = total[id].plus(use[id])
+        return total
+
+    async def _ask_all(self, messages: list[ExchangeUse]) -> list[dict[str, Use] | None]:
+        """What each shard answers to its message; None for one that does not."""
+        found: list[dict[str, Use] | None] = [None] * len(messages)
+
+        async def ask(shard: int, message: ExchangeUse) -> None:
+            try:
+                link = self._dispatch.links[shard]
+                answer = await link.call(wire.OP_EXCHANGE_USE, _encode(message), b"")
+                found[shard] = decode_use(answer.body).use
+            except StreamsError as error:
+                log.debug("a shard does not say what keys use there", shard=shard, error=error.code)
+
+        async with trio.open_nursery() as nursery:
+            for shard, message in enumerate(messages):
+                nursery.start_soon(ask, shard, message)
+        return found
+
+    # -- showing
+
+    async def whoami(self, key: Key | None) -> dict[str, Any]:
+        """A key, its limits and what it uses of them now."""
+        if key is None:
+            return {"id": None, "scopes": words(ALL), "prefixes": [], "limits": {}}
+        use: Use | None = Use()
+        if key.account:
+            for answer in await self._ask_all([ExchangeUse([key.account])] * len(self._last)):
+                here = None if answer is None else answer.get(key.account)
+                use = None if use is None or here is None else use.plus(here)
+        sessions = self._slots.sessions_of(key.id)
+        if key.limits.sessions:
+            sessions += await self._sessions_elsewhere(key.id)
+        return self.shown(key, use, sessions)
+
+    async def _sessions_elsewhere(self, id: str) -> int:
+        """S2 sessions of a key in the gateways that answer."""
+        found = 0
+
+        async def ask(link: Link) -> None:
+            nonlocal found
+            try:
+                report = reports.decode_gateway((await link.call(wire.OP_REPORT, b"", b"")).body)
+                found += report.s2_sessions.get(id, 0)
+            except StreamsError as error:
+                log.debug("a gateway does not say what keys use there", link=repr(link), error=error.code)
+
+        async with trio.open_nursery() as nursery:
+            for link in self._others:
+                nursery.start_soon(ask, link)
+        return found
+
+    def shown(self, key: Key, use: Use | None, s2_sessions: int) -> dict[str, Any]:
+        """A key for people: never its digest. `use` is None when not all shards have said what it is."""
+        limits: dict[str, dict[str, int | None]] = {}
+        for name, limit in key.limits.shown().items():
+            if name in STORED:
+                limits[name] = {"limit": limit, "used": None if use is None else getattr(use, name)}
+            else:
+                limits[name] = {"limit": limit, "used": self._rates.used(key, time.monotonic())}
+        if key.limits.sessions:
+            limits["s2_sessions"] = {"limit": key.limits.sessions, "used": s2_sessions}
+        return {
+            "id": key.id,
+            "scopes": words(key.grant.scopes),
+            "prefixes": list(key.grant.prefixes),
+            "limits": limits,
+        }
+
+    def shown_all(
+        self, ring: KeyRing, use: list[dict[str, Use]], s2_sessions: list[dict[str, int]]
+    ) -> list[dict[str, Any]]:
+        """All keys of a server by id, from the reports of its shards and gateways."""
+        found: dict[str, dict[str, Any]] = {}
+        for key in sorted(ring.keys, key=lambda key: key.id):
+            if key.id not in found:
+                total = Use()
+                for each in use:
+                    total = total.plus(each.get(key.id, Use()))
+                sessions = sum(each.get(key.id, 0) for each in s2_sessions)
+                found[key.id] = self.shown(key, total, sessions)
+        return list(found.values())

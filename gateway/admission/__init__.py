@@ -1,0 +1,9 @@
+"""The limits that a request passes in a gateway, in this order (`docs/explanation/pressure.md` has them all).
+
+descriptors, connection_table, closures    how many connections, and which are closed for new ones
+frame_budget, slice_lane                   how many HTTP/2 and WebSocket frames
+request_scheduler, fair_queue              whose request is served next
+memory                                     bodies, and answers that are not taken yet
+limits                                     what one key may have at a time
+gate                                       what is in flight to a shard
+"""

@@ -1,0 +1,61 @@
+"""Counts the connections that a front closes or keeps out, by reason, and says so in the log.
+
+Under attack there are thousands of them a second. The log has one line for each reason every `LOG_EVERY_S`
+seconds, with the number of connections since the last one.
+
+Bounds: the reasons are the ones below.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Final, Literal
+
+import structlog
+import trio
+
+log = structlog.get_logger("gateway.front")
+
+Reason = Literal["http2_frames", "socket_frames", "no_key", "address", "address_limit", "idle"]
+
+#: What the log says for each reason.
+REASONS: Final[dict[Reason, str]] = {
+    "http2_frames": "closed HTTP/2 connections that sent too many frames for the requests they made",
+    "socket_frames": "closed WebSockets that sent too many small frames for the commands they gave",
+    "no_key": "full: closed idle connections that had not shown a valid key, for new ones",
+    "address": "closed idle connections of an address with too many that had not shown a valid key",
+    "address_limit": "refused connections of an address that has STREAMS_MAX_CONNECTIONS_PER_ADDRESS of them",
+    "idle": "full: closed idle connections with a valid key, for new ones; raise STREAMS_MAX_CONNECTIONS",
+}
+
+LOG_EVERY_S: Final = 10.0
+
+
+class Closures:
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = dict.fromkeys(REASONS, 0)
+        #: For each reason, when the log last had a line and what the count was.
+        self._logged: dict[str, tuple[float, int]] = dict.fromkeys(REASONS, (-inf, 0))
+        self._full_logged_s = -inf
+
+    def __repr__(self) -> str:
+        return f"<Closures {self.counts}>"
+
+    def count(self, reason: Reason, address: str) -> None:
+        """`address` is that of the client of this one connection."""
+        self.counts[reason] += 1
+        logged_s, logged = self._logged[reason]
+        now_s = trio.current_time()
+        if now_s >= logged_s + LOG_EVERY_S:
+            self._logged[reason] = now_s, self.counts[reason]
+            log.warning(REASONS[reason], connections=self.counts[reason] - logged, last_address=address)
+
+    def warn_full(self, connections: int) -> None:
+        """Says that new connections wait in the kernel's queue because no open one can be closed."""
+        now_s = trio.current_time()
+        if now_s >= self._full_logged_s + LOG_EVERY_S:
+            self._full_logged_s = now_s
+            log.warning(
+                "full: new connections wait until another one ends; raise STREAMS_MAX_CONNECTIONS",
+                open=connections,
+            )

@@ -1,0 +1,17 @@
+"""The fronts of a gateway: bytes of clients in, calls of handlers out.
+
+    client ──► edge ──► edge_connection ──► handler         HTTP/1.1: all but a few requests
+                 └────► hypercorn_server ──► app ──► handler   HTTP/2, WebSockets, upgrades
+
+**Why the edge exists.** Hypercorn and Quart take several times the CPU for a request that the edge takes: a
+task for each request, a queue for each body and answer, a head that is parsed anew each time. So the edge
+speaks HTTP/1.1, and gives everything else to Hypercorn with the bytes that it has read.
+
+**What is touched of Hypercorn, h2 and wsproto** that has no setting: `hypercorn_server.py` lists it at
+`_Server`, `h2_data.py` at its head. `pyproject.toml` bounds the versions, and `tests/gateway/test_app.py`,
+`test_floods.py` and `test_h2_data.py` fail when an upgrade changes one of these members.
+
+edge, lobby, edge_connection, edge_incoming, edge_sink    HTTP/1.1; h1 is its bytes
+hypercorn_server, app, h2_data                            all else
+edge_rules                                                what both hold every request to
+"""

@@ -1,0 +1,224 @@
+"""Bodies as they travel: which types are read, and how they are compressed and uncompressed (v0 §0.2).
+
+Bounds: a body is uncompressed in steps, each charged to the budget of bodies before it is made, up to the
+limit and not a byte further, whatever it claims. Work on more than `_THREAD_BYTES` runs in one of
+`_THREADS_MAX` threads, so that large bodies do not hold up the others.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from typing import Protocol
+
+import trio
+import zstandard
+
+from gateway.requests.request import Buffer, Request, Response
+from streams.protocol.errors import InvalidRequest, PayloadTooLarge, UnsupportedMediaType
+from streams.protocol.names import shown
+
+_JSON = "application/json"
+_FORM = "application/x-www-form-urlencoded"
+NDJSON = "application/x-ndjson"
+
+#: A body that the gateway parses itself. To parse 64 MiB would hold up everybody for half a second, and take
+#: ten times as much memory. The largest that is of use, a watch of 256 boxes, is a tenth of this.
+CONTROL_BYTES_MAX = 1024 * 1024
+
+_COMPRESS_BYTES_MIN = 1024
+_THREAD_BYTES = 64 * 1024
+#: Compression keeps a core busy, so more threads would only take turns.
+_THREADS_MAX = 2
+_threads = trio.CapacityLimiter(_THREADS_MAX)
+#: The first step of a body is made at once, without a thread; each further one doubles what there is.
+_STEP_BYTES_MAX = 4 * 1024 * 1024
+#: Compressed bytes that are given to zlib at a time: it copies what it has not used.
+_GZIP_INPUT_BYTES = 64 * 1024
+#: Windows of zstd up to 8 MiB, what its format asks every decoder to support.
+_ZSTD_WINDOW_MAX = 8 * 1024 * 1024
+
+
+def is_ndjson(request: Request, *, allowed: bool) -> bool:
+    """Checks the type of a request's body. Whether it is lines of JSON and not one JSON value."""
+    if not request.body:
+        return False
+    headers = request.headers
+    given = headers.get("content-type")
+    if given == _JSON:
+        return False
+    if given is None:
+        raise UnsupportedMediaType(f"content-type: is missing; send {_JSON}", field="content-type")
+    kind = given.partition(";")[0].strip().lower()
+    if kind == _JSON or (kind.startswith("application/") and kind.endswith("+json")):
+        return False
+    if kind == _FORM and "origin" not in headers and "sec-fetch-site" not in headers:
+        return False  # what `curl -d` sends; a browser's form always carries one of the two
+    if kind == NDJSON and allowed:
+        return True
+    raise UnsupportedMediaType(
+        f"content-type: {shown(given)} is not read here; send {_JSON}", field="content-type"
+    )
+
+
+async def uncompressed(request: Request, bytes_max: int) -> Buffer:
+    """The body without its `Content-Encoding`."""
+    encoding = request.headers.get("content-encoding")
+    if encoding is None or not request.body:
+        return request.body
+    name = encoding.strip().lower()
+    if name == "identity":
+        return request.body
+    decoder = _DECODERS.get(name)
+    if decoder is None:
+        raise UnsupportedMediaType(
+            f"content-encoding: {shown(encoding)} is not read here; send gzip, zstd or none",
+            field="content-encoding",
+        )
+    return await _decoded_in_steps(decoder(request.body), request, bytes_max)
+
+
+async def control_body(request: Request, bytes_max: int) -> bytes:
+    """The uncompressed body of a request that the gateway parses itself."""
+    bytes_max = min(bytes_max, CONTROL_BYTES_MAX)
+    body = await uncompressed(request, bytes_max)
+    if len(body) > bytes_max:
+        raise PayloadTooLarge(f"body: more than {bytes_max} bytes at this address", limit_bytes=bytes_max)
+    return bytes(body)
+
+
+class _Decoder(Protocol):
+    """One compressed body."""
+
+    #: Memory that the decoder itself may use beside what it has made, in bytes.
+    window_bytes_max: int
+
+    def read(self, size: int) -> bytes:
+        """At most so many bytes more; fewer only at the end. Raises `InvalidRequest`."""
+
+
+async def _decoded_in_steps(decoder: _Decoder, request: Request, bytes_max: int) -> bytearray:
+    charge = request.open_charge()
+    charged = 0 if charge is None else charge.size
+    plain = bytearray()
+    step = _THREAD_BYTES
+    while True:
+        # The decoder remembers no more than what it has made.
+        size = min(step, bytes_max + 1 - len(plain))
+        made = len(plain) + size
+        if charge is not None:
+            charge.grow(charged + made + min(made, decoder.window_bytes_max) - charge.size)
+        if plain:
+            piece = await trio.to_thread.run_sync(decoder.read, size, limiter=_threads)
+        else:
+            piece = decoder.read(size)
+        plain += piece
+        if len(plain) > bytes_max:
+            raise PayloadTooLarge(f"body: more than {bytes_max} bytes when uncompressed", limit=bytes_max)
+        if len(piece) < size:
+            break
+        step = min(len(plain), _STEP_BYTES_MAX)
+    if charge is not None:
+        charge.shrink_to(charged + len(plain))
+    return plain
+
+
+class _Gunzip:
+    window_bytes_max = 64 * 1024
+
+    def __init__(self, body: Buffer) -> None:
+        self._body = memoryview(body)
+        self._at = 0
+        self._decoder = zlib.decompressobj(wbits=31)
+
+    def read(self, size: int) -> bytes:
+        decoder, pieces = self._decoder, []
+        try:
+            while size and not decoder.eof:
+                data: Buffer = decoder.unconsumed_tail
+                if not data:
+                    data = self._body[self._at : self._at + _GZIP_INPUT_BYTES]
+                    self._at += len(data)
+                piece = decoder.decompress(data, size)
+                if not piece and not data:
+                    break
+                pieces.append(piece)
+                size -= len(piece)
+        except zlib.error as error:
+            raise InvalidRequest(f"body: not valid gzip: {error}") from None
+        if size and (not decoder.eof or decoder.unused_data or self._at < len(self._body)):
+            raise InvalidRequest("body: not one whole gzip member")
+        return b"".join(pieces)
+
+
+class _Unzstd:
+    window_bytes_max = _ZSTD_WINDOW_MAX
+
+    def __init__(self, body: Buffer) -> None:
+        decoder = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_MAX)
+        self._reader = decoder.stream_reader(body, read_across_frames=True)
+        self._has_read = False
+
+    def read(self, size: int) -> bytes:
+        try:
+            piece = self._reader.read(size)
+        except zstandard.ZstdError as error:
+            raise InvalidRequest(f"body: not valid zstd: {error}") from None
+        if not piece and not self._has_read:
+            raise InvalidRequest("body: not valid zstd")
+        self._has_read = True
+        return piece
+
+
+_DECODERS: dict[str, Callable[[Buffer], _Decoder]] = {"gzip": _Gunzip, "x-gzip": _Gunzip, "zstd": _Unzstd}
+
+
+async def compress(request: Request, response: Response) -> None:
+    """Compresses the answer in place if the request accepts it and it is worth it."""
+    accepted = request.headers.get("accept-encoding")
+    if accepted is None or response.is_streamed:
+        return
+    size = sum(map(len, response.parts))
+    if size < _COMPRESS_BYTES_MIN:
+        return
+    encoding = _chosen(accepted)
+    if encoding is None:
+        return
+    encode = _gzip if encoding == b"gzip" else _zstd
+    if size > _THREAD_BYTES:
+        body = await trio.to_thread.run_sync(encode, response.parts, limiter=_threads)
+    else:
+        body = encode(response.parts)
+    response.parts = [body]
+    if response.charge is not None:
+        response.charge.shrink_to(len(body))
+    response.headers.append((b"content-encoding", encoding))
+    response.headers.append((b"vary", b"accept-encoding"))
+
+
+def _chosen(accepted: str) -> bytes | None:
+    weights: dict[str, float] = {}
+    for item in accepted.lower().split(","):
+        name, _, parameters = item.partition(";")
+        weight = 1.0
+        key, _, value = parameters.strip().partition("=")
+        if key.strip() == "q":
+            try:
+                weight = float(value)
+            except ValueError:
+                weight = 0.0
+        weights[name.strip()] = weight
+    anything = weights.get("*", 0.0)
+    offered = [(weights.get(name, anything), name) for name in ("gzip", "zstd")]
+    weight, name = max(offered)  # zstd on a tie: better and faster
+    return name.encode() if weight > 0 else None
+
+
+def _gzip(parts: list[Buffer]) -> bytes:
+    encoder = zlib.compressobj(level=1, wbits=31)
+    return b"".join([encoder.compress(part) for part in parts]) + encoder.flush()
+
+
+def _zstd(parts: list[Buffer]) -> bytes:
+    encoder = zstandard.ZstdCompressor(level=1).compressobj(size=sum(map(len, parts)))
+    return b"".join([encoder.compress(part) for part in parts]) + encoder.flush()

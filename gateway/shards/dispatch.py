@@ -1,0 +1,184 @@
+"""One command to its owner, or one to every shard and the answers merged. No HTTP here."""
+
+from __future__ import annotations
+
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from math import inf
+from typing import Any
+from urllib.parse import urlencode
+
+import orjson
+import trio
+
+from gateway.admission.gate import Gate, PageWindow
+from gateway.admission.memory import EVERYONE, answer_budget
+from gateway.requests.request import Buffer
+from gateway.shards.links import Link
+from gateway.shards.placement import Placement
+from gateway.shards.process_states import REASONS
+from streams.protocol import wire
+from streams.protocol.access import Grant
+from streams.protocol.errors import InvalidRequest, ShardUnavailable, StreamsError
+from streams.protocol.names import shown
+from streams.protocol.pressure import Thresholds
+from streams.protocol.query import Query
+from streams.protocol.requests import PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX
+
+_encode_head = wire.head_encoder.encode
+
+#: How long a readiness probe waits for a shard: probes of orchestrators give up after a second or two.
+_DESCRIBE_S = 1.0
+#: Fields of an error that say why a shard is away.
+_EXPLAINING = frozenset(("reason", "next_step"))
+_UNANSWERED = {"reason": "silent", "next_step": REASONS["silent"][1]}
+
+
+class Dispatch:
+    def __init__(
+        self,
+        placement: Placement,
+        links: list[Link],
+        thresholds: Thresholds | None = None,
+        urgent: list[Link] | None = None,
+        bulk: list[Link] | None = None,
+    ) -> None:
+        self.placement = placement
+        self.links = links
+        #: By shard too: for what must not wait behind the appends of others.
+        self.urgent = urgent or links
+        #: By shard too: for requests whose answers are large, so that others do not wait behind those.
+        self.bulk = bulk or links
+        #: What bounds the answers of this gateway. While it is exceeded, shards produce no pages for us.
+        self.answers = answer_budget()
+        self.answers.on_full = self._hold_pages
+        #: By shard: where appends and requests for pages wait while there is too much to do.
+        self.gates = [Gate(thresholds or Thresholds()) for _ in links]
+        self.page_windows = [PageWindow() for _ in links]
+
+    def __repr__(self) -> str:
+        return f"<Dispatch {self.placement!r}, {sum(link.is_up for link in self.links)} links up>"
+
+    def _hold_pages(self, is_full: bool) -> None:
+        for link in {*self.links, *self.urgent, *self.bulk}:
+            link.hold_pages(is_full)
+
+    async def to_owner(
+        self, op: int, head: wire.RequestHead, body: Buffer, *, is_bulk: bool = False
+    ) -> wire.Message:
+        links = self.bulk if is_bulk else self.links
+        return await links[self.placement.shard_of(head.box)].call(op, _encode_head(head), body)
+
+    async def append(
+        self,
+        head: wire.RequestHead,
+        body: Buffer,
+        waited_s: float = 0.0,
+        *,
+        owner: str = EVERYONE,
+        is_urgent: bool = False,
+    ) -> tuple[wire.Message, float]:
+        """Send an append when its owner's turn has come. Returns the answer and how many seconds the append
+        has waited, with those that it had waited before."""
+        shard = self.placement.shard_of(head.box)
+        gate = self.gates[shard]
+        size = len(body)
+        waited_s += await gate.enter(owner, size, is_urgent=is_urgent)
+        try:
+            link = (self.urgent if is_urgent else self.links)[shard]
+            return await link.call(wire.OP_APPEND, _encode_head(head), body), waited_s
+        finally:
+            if is_urgent:
+                gate.leave_urgent(size)
+            else:
+                gate.leave(size)
+
+    async def to_all(
+        self, op: int, head: wire.RequestHead, within_s: float = inf
+    ) -> list[wire.Message | StreamsError]:
+        """Every shard's answer, or what became of it, in the order of the shards."""
+        answers: list[wire.Message | StreamsError] = [
+            ShardUnavailable(f"shard {at} did not answer in time", shard=at, **_UNANSWERED)
+            for at in range(len(self.links))
+        ]
+        encoded = _encode_head(head)
+
+        async def ask(at: int, link: Link) -> None:
+            try:
+                answers[at] = await link.call(op, encoded, b"")
+            except StreamsError as error:
+                answers[at] = error
+
+        with trio.move_on_after(within_s):
+            async with trio.open_nursery() as nursery:
+                for at, link in enumerate(self.links):
+                    nursery.start_soon(ask, at, link)
+        return answers
+
+    async def list_boxes(self, query: str, grant: Grant | None = None) -> dict[str, Any]:
+        """One page over all shards, sorted by name (v0 §2.3), of what the grant covers. A shard that is
+        away makes it fail: a list with names missing would be a silent loss."""
+        asked = Query(query)
+        prefix = asked.text("prefix") or ""
+        size = asked.number("page_size", low=1, high=PAGE_SIZE_MAX) or PAGE_SIZE_DEFAULT
+        after = name_of(asked.text("cursor"))
+        asked.done()
+        found: list[dict[str, Any]] = []
+        more = False
+        for visible in (prefix,) if grant is None else grant.within(prefix):
+            each = urlencode({"prefix": visible, "after": after, "page_size": size})
+            for answer in await self.to_all(wire.OP_LIST_BOXES, wire.RequestHead(query=each)):
+                if isinstance(answer, StreamsError):
+                    raise answer
+                page = orjson.loads(answer.body)
+                found += page["boxes"]
+                more = more or page["more"]
+        found.sort(key=lambda box: str(box["box"]))
+        shown_boxes = found[:size]
+        result: dict[str, Any] = {"boxes": shown_boxes}
+        if more or len(found) > size:
+            result["next_cursor"] = cursor_of(shown_boxes[-1]["box"])
+        return result
+
+    async def list_groups(self, box: str, query: str) -> dict[str, Any]:
+        """One page of a box's groups, sorted by name (v0 §10)."""
+        asked = Query(query)
+        size = asked.number("page_size", low=1, high=PAGE_SIZE_MAX) or PAGE_SIZE_DEFAULT
+        each = {
+            "prefix": asked.text("prefix") or "",
+            "after": name_of(asked.text("cursor")),
+            "page_size": size,
+        }
+        asked.done()
+        answer = await self.to_owner(wire.OP_LIST_GROUPS, wire.RequestHead(box, urlencode(each)), b"")
+        page = orjson.loads(answer.body)
+        result: dict[str, Any] = {"box": box, "groups": page["groups"]}
+        if page["more"]:
+            result["next_cursor"] = cursor_of(page["groups"][-1]["group"])
+        return result
+
+    async def describe(self) -> list[dict[str, Any]]:
+        """Ask each shard about itself. A shard that does not answer within `_DESCRIBE_S` counts as away."""
+        described: list[dict[str, Any]] = []
+        for shard, answer in enumerate(await self.to_all(wire.OP_STATS, wire.RequestHead(), _DESCRIBE_S)):
+            if isinstance(answer, StreamsError):
+                why = {name: text for name, text in answer.detail.items() if name in _EXPLAINING}
+                described.append({"shard": shard, "ready": False, "reachable": False, **why})
+            else:
+                described.append({**orjson.loads(answer.body), "reachable": True})
+        return described
+
+
+def cursor_of(name: str) -> str:
+    return urlsafe_b64encode(orjson.dumps([name])).decode().rstrip("=")
+
+
+def name_of(cursor: str | None) -> str:
+    if cursor is None:
+        return ""
+    try:
+        (name,) = orjson.loads(urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+        if isinstance(name, str):
+            return name
+    except ValueError:
+        pass
+    raise InvalidRequest(f"cursor: {shown(cursor)} is not a cursor this server gave", field="cursor")

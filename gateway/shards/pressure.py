@@ -1,0 +1,108 @@
+"""Measures how hard a gateway and the way to each shard are pressed, and adjusts the gates and schedulers
+(v0 §9).
+
+A probe to each shard travels behind the appends on its link, so its round trip, less what it waited for us,
+is what the next append would wait for. Probes also report the level of this gateway to the shard.
+
+Bounds: one probe to a shard at a time; twenty a second while there are appends, one otherwise.
+"""
+
+from __future__ import annotations
+
+import time
+
+import trio
+
+from gateway.admission.request_scheduler import RequestScheduler
+from gateway.shards.dispatch import Dispatch
+from gateway.shards.links import Link
+from streams.protocol import pressure, wire
+from streams.protocol.errors import StreamsError
+from streams.protocol.reports import PressureReport
+
+#: A probe costs both sides a tenth of a millisecond.
+_PROBE_S = 0.05
+#: With nothing to do, one is enough: the first that is busy again brings the next.
+_IDLE_PROBE_S = 1.0
+#: When to look again for a shard that is away.
+_AWAY_S = 0.1
+
+
+class GatewayPressure:
+    def __init__(self, dispatch: Dispatch, thresholds: pressure.Thresholds) -> None:
+        self._dispatch = dispatch
+        self._gauge = pressure.Gauge(thresholds)
+        #: How long clients wait for their turn. Reported only: no decision depends on it.
+        self._line = pressure.Gauge(thresholds)
+        #: By shard: the last round trip, and since when the probe that is out has been.
+        self._round_trips_s = [0.0] * len(dispatch.links)
+        self._probed_s: list[float | None] = [None] * len(dispatch.links)
+        self._pause_s = pressure.SAMPLE_S
+        #: Set while there is something to do.
+        self._busy = trio.Event()
+        #: Of each front.
+        self._schedulers: list[RequestScheduler] = []
+
+    def __repr__(self) -> str:
+        return f"<GatewayPressure {self._gauge!r}>"
+
+    def watch_over(self, scheduler: RequestScheduler) -> None:
+        self._schedulers.append(scheduler)
+
+    def report(self) -> PressureReport:
+        gates = self._dispatch.gates
+        windows = [*gates, *self._dispatch.page_windows]
+        return PressureReport(
+            level=max(self._gauge.level, self._line.level, *(gate.gauge.level for gate in gates)),
+            lag_s=round(self._gauge.lag_ms / 1000, 6),
+            throttled=sum(window.throttled for window in windows),
+            paced=sum(window.paced for window in windows),
+        )
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            for at, link in enumerate(self._dispatch.links):
+                nursery.start_soon(self._keep_probing, at, link)
+            await self._keep_sampling()
+
+    async def _keep_sampling(self) -> None:
+        while True:
+            began_s, worked_s = trio.current_time(), time.process_time()
+            await trio.sleep(self._pause_s)
+            now_s, worked_s = trio.current_time(), time.process_time() - worked_s
+            late_s = now_s - began_s - self._pause_s
+            lag_ms = pressure.own_lag_ms(late_s, worked_s)
+            self._gauge.sample(lag_ms)
+            self._line.sample(1000 * max((each.longest_s for each in self._schedulers), default=0.0))
+            is_busy = max(self._gauge.level, self._line.level) != pressure.NONE
+            gates = self._dispatch.gates
+            for at, gate in enumerate(gates):
+                is_busy = is_busy or gate.is_busy
+                # How late this process is says nothing of the shard: fewer appends in flight would not help.
+                gate.sample(max(0.0, 1000 * (self._behind_s(at, now_s) - max(0.0, late_s))))
+            for scheduler in self._schedulers:
+                scheduler.sample()
+            self._pause_s = pressure.SAMPLE_S if is_busy else pressure.IDLE_SAMPLE_S
+            if is_busy:
+                self._busy.set()
+            elif self._busy.is_set():
+                self._busy = trio.Event()
+
+    def _behind_s(self, at: int, now_s: float) -> float:
+        probed_s = self._probed_s[at]
+        return max(self._round_trips_s[at], 0.0 if probed_s is None else now_s - probed_s)
+
+    async def _keep_probing(self, at: int, link: Link) -> None:
+        while True:
+            self._probed_s[at] = began_s = trio.current_time()
+            pause_s = _PROBE_S
+            try:
+                answer = await link.call(wire.OP_PING, b"", bytes((self._gauge.level,)))
+                # A shard that is not ready says so with nothing: what it does then is no pressure.
+                took_s = trio.current_time() - began_s if answer.body else 0.0
+            except StreamsError:
+                took_s, pause_s = 0.0, _AWAY_S
+            self._round_trips_s[at], self._probed_s[at] = took_s, None
+            await trio.sleep(pause_s)
+            with trio.move_on_after(_IDLE_PROBE_S - pause_s):
+                await self._busy.wait()

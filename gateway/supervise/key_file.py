@@ -1,0 +1,113 @@
+"""The keys of a server, read by the supervisor alone and handed to its children as digests (v0 §11).
+
+The children share one file in the run directory, which only this user can open and which goes with the
+server. It is written before the first child starts and again on SIGHUP, whole or not at all, so all of them
+always see one verdict on what a key is. No secret leaves this process.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import structlog
+
+from gateway.supervise.data_dir import CannotServe
+from streams.config import Config
+from streams.protocol.keys import KeyRing, MalformedKey, entries_of_lines, entries_of_list, parse_ring
+
+log = structlog.get_logger()
+
+#: 1000 keys of the longest kind fit; anything larger is the wrong file.
+_FILE_BYTES_MAX = 32 * 1024 * 1024
+
+
+def read_keys(config: Config) -> KeyRing | None:
+    """The keys that the settings name, or None if they name none. Raises `CannotServe`, without a secret."""
+    if not config.has_keys:
+        return None
+    entries: list[tuple[str, str]] = []
+    if config.api_keys:
+        entries += [(f"STREAMS_API_KEYS: {at}", entry) for at, entry in entries_of_list(config.api_keys)]
+    if config.api_keys_file:
+        path = config.api_keys_file
+        entries += [(f"{path}: {at}", entry) for at, entry in entries_of_lines(_text_of(path))]
+    try:
+        ring, warnings = parse_ring(entries, config.key_limits)
+    except MalformedKey as error:
+        raise CannotServe(str(error)) from None
+    if not ring.keys:
+        raise CannotServe(
+            f"{config.api_keys_file} has no keys in it; without STREAMS_API_KEYS_FILE set, a "
+            "server on 127.0.0.1 asks for none"
+        )
+    for warning in warnings:
+        log.warning("a weak key", where=warning)
+    return ring
+
+
+def _text_of(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            if os.fstat(file.fileno()).st_mode & 0o077:
+                log.warning("others on this machine may read the keys; chmod 600 the file", path=path)
+            raw = file.read(_FILE_BYTES_MAX)
+        return raw.decode("ascii")
+    except OSError as error:
+        raise CannotServe(
+            f"STREAMS_API_KEYS_FILE is {path}, which cannot be read: {error.strerror}"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise CannotServe(f"{path}: byte {error.start} is not ASCII; keys are") from None
+
+
+class KeyFile:
+    def __init__(self, config: Config, ring: KeyRing) -> None:
+        self.path = config.run_dir / "keys.json"
+        self.version = 1
+        #: Why the keys could not be read at the last SIGHUP; empty if they could.
+        self._refused = ""
+        self._config = config
+        self._write(ring)
+
+    def __repr__(self) -> str:
+        return f"<KeyFile {self.path} version {self.version}>"
+
+    def reload(self) -> bool:
+        """Whether there are new keys. If they cannot be read, those before stay good."""
+        try:
+            ring = read_keys(self._config)
+            assert ring is not None
+            self._write(ring)
+        except (CannotServe, OSError) as error:
+            self._refused = str(error)
+            log.error(
+                "keys not read again; those before stay good",
+                error=str(error),
+                next_step="make the file readable and valid for the server's user, then send SIGHUP again",
+            )
+            return False
+        self._refused = ""
+        self.version += 1
+        log.info("keys read", keys=len(ring.keys))
+        return True
+
+    def problem(self) -> str:
+        """Return why a reload or a start would not get these keys now; empty if it would. Reads a disk."""
+        path = self._config.api_keys_file
+        if path:
+            try:
+                with open(path, "rb") as file:
+                    file.read(1)
+            except OSError as error:
+                return f"{path}: {error.strerror}"
+        return self._refused
+
+    def _write(self, ring: KeyRing) -> None:
+        """Atomic, and never readable by others. It need not survive a crash: no server does without it."""
+        temporary = Path(f"{self.path}.new")
+        temporary.unlink(missing_ok=True)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(descriptor, "wb") as file:
+            file.write(ring.to_json())
+        temporary.rename(self.path)

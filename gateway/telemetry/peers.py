@@ -1,0 +1,53 @@
+"""The gateways of one server to each other: each tells the others of itself when asked.
+
+With more than one gateway, whoever asks for metrics reaches only one of them. So each listens on a socket of
+its own in the server's run directory (mode 0700), speaks the shard wire there, and answers one question.
+
+Bounds: one link from each other gateway; a message is at most `_MESSAGE_BYTES_MAX`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import structlog
+import trio
+
+from gateway.shards.unix_sockets import listen_unix
+from streams.protocol import wire
+from streams.protocol.reports import GatewayReport
+
+log = structlog.get_logger()
+
+_MESSAGE_BYTES_MAX = 64 * 1024
+_HEAD = wire.head_encoder.encode(wire.ReplyHead())
+
+
+def socket_of(run_dir: Path, gateway: int) -> Path:
+    return run_dir / f"gateway-{gateway}.sock"
+
+
+async def serve(path: Path, report: Callable[[], GatewayReport]) -> None:
+    with listen_unix(path) as listener:
+        listener.setblocking(False)
+        accepting = trio.socket.from_stdlib_socket(listener)
+        async with trio.open_nursery() as nursery:
+            while True:
+                sock, _ = await accepting.accept()
+                nursery.start_soon(_answer, trio.SocketStream(sock), report)
+
+
+async def _answer(stream: trio.SocketStream, report: Callable[[], GatewayReport]) -> None:
+    receiver = wire.Receiver(_MESSAGE_BYTES_MAX)
+    async with stream:
+        try:
+            async for data in stream:
+                receiver.space()[: len(data)] = data
+                for message in receiver.received(len(data)):
+                    body = msgspec.json.encode(report())
+                    frame = wire.frame(wire.REPLY, 0, message.op, message.id, _HEAD, len(body))
+                    await stream.send_all(frame + body)
+        except (trio.BrokenResourceError, wire.WireError) as error:
+            log.debug("another gateway has gone", error=str(error))
