@@ -11,6 +11,7 @@ Importing this needs no Spark: what is listed here is loaded when it is first us
     gaps, columns                     pure, and most of the thinking
     reads, source                     which records, from which shards; Spark's reader
     sink                              transactions; Spark's writers
+    checkpoints                       a planned micro-batch, cut anew
     sessions, java, home              a Spark that works as it is
     lag, expressions                  how far a query is; placement as SQL
     jobs                              archive, backfill, replay, rollup, snapshot, audit
@@ -29,6 +30,7 @@ from streams.spark.java import java_home
 if TYPE_CHECKING:
     from streams.protocol.errors import WriterConflict
     from streams.spark import jobs
+    from streams.spark.checkpoints import recut
     from streams.spark.expressions import prepare, shard, slot
     from streams.spark.gaps import GapError
     from streams.spark.lag import follow_lag
@@ -52,6 +54,7 @@ _HOMES = {
     "activate": "streams.spark.sessions",
     "follow_lag": "streams.spark.lag",
     "prepare": "streams.spark.expressions",
+    "recut": "streams.spark.checkpoints",
     "register": "streams.spark.sessions",
     "session": "streams.spark.sessions",
     "shard": "streams.spark.expressions",
@@ -67,6 +70,7 @@ __all__ = [
     "follow_lag",
     "jobs",
     "prepare",
+    "recut",
     "register",
     "session",
     "shard",

@@ -78,6 +78,11 @@ _WORTH_A_TASK = 20_000
 #: Beside the boxes of an offset that is only shown: the group for which it is. No box is called like this.
 GROUP = "$group"
 
+#: Beside the boxes of the end of a query's first micro-batch: where that batch begins. Spark keeps only the
+#: ends. When the first batch runs again after a restart, it asks anew where to begin, and "latest" would be a
+#: later place by then.
+FIRST = "$first"
+
 
 def dump(offset: Mapping[str, Place]) -> dict[str, Any]:
     """As Spark keeps it in its checkpoint."""
@@ -85,7 +90,12 @@ def dump(offset: Mapping[str, Place]) -> dict[str, Any]:
 
 
 def load(text: Mapping[str, Any]) -> Offset:
-    return {box: Place(int(place["gen"]), int(place["seq"])) for box, place in text.items()}
+    return {box: Place(int(place["gen"]), int(place["seq"])) for box, place in text.items() if box != FIRST}
+
+
+def start_of(start: Mapping[str, Any], end: Mapping[str, Any]) -> Offset:
+    """Where the micro-batch begins that has these offsets in the checkpoint."""
+    return load(end.get(FIRST, start))
 
 
 def pending(start: Mapping[str, Place], end: Mapping[str, Place]) -> dict[str, int]:

@@ -216,6 +216,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._last_batch_s = time.monotonic()
         #: Whether it is settled that the options say where to begin, or that a checkpoint does.
         self._has_begun = False
+        #: Where the options say that a new query begins.
+        self._initial: dict[str, Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """What goes to the tasks: no connection."""
@@ -232,7 +234,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:
         self._has_begun = True
         shards = self._open()
-        return offsets.dump(reads.start_of(shards, self._asked, reads.heads(shards, self._asked)))
+        self._initial = offsets.dump(reads.start_of(shards, self._asked, reads.heads(shards, self._asked)))
+        return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:
         if self._asked.max_records is not None:
@@ -249,9 +252,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._is_too_early(at, places):
             return start
         end = offsets.admit(at, places, self._records_of(limit, at, known))
+        if end == at:
+            return start
         if offsets.pending(at, end):
             self._last_batch_s = time.monotonic()
-        return offsets.dump(end)
+        return offsets.dump(end) | ({offsets.FIRST: start} if start == self._initial else {})
 
     def _begin_from_checkpoint(self) -> None:
         """Spark asks for the first offset of a new query only."""
@@ -290,7 +295,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return shown | ({offsets.GROUP: self._asked.group} if self._asked.group is not None else {})
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        tasks = reads.plan(self._open(), self._asked, offsets.load(start), offsets.load(end))
+        begin = offsets.start_of(start, end)
+        tasks = reads.plan(self._open(), self._asked, begin, offsets.load(end))
         return [InputPartition(task) for task in tasks]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -27,17 +27,17 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceWrite
 import streams
 import streams.spark as ss
 from streams.client._sync.box import Group
-from streams.client.answers import Entry
+from streams.client.answers import Entry, Record
 from streams.direct import ScanPage, Shards
 from streams.protocol.slots import slot_of
-from streams.spark import reads, sink
+from streams.spark import checkpoints, reads, sink
 from streams.spark.columns import COLUMNS
 from streams.spark.gaps import GapError
 from streams.spark.lag import Lag
 from streams.spark.offsets import Place, Range, dump
 from streams.spark.options import BATCH, WRITE, reading, writing
 from streams.spark.source import BatchReader
-from streams.testing import Server
+from streams.testing import Server, running_server
 from tests.spark.numbered import BOXES, Misdeed
 
 if TYPE_CHECKING:
@@ -317,6 +317,38 @@ def test_a_shard_killed_in_the_middle_of_writing_and_of_reading_costs_nothing(
     killing = killing.option("minPartitions", "4").option("scanBytes", "65536")
     killing = killing.option("gapBox", f"pid.{server.shard_pids()[2]}")
     assert numbers(killing.option("subscribePrefix", f"{name}.").load()) == exactly(ROWS)
+
+
+def test_a_query_that_has_met_a_limit_goes_on_with_a_smaller_trigger(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """The end of the batch is in Spark's offset log, so a restart alone would fail in the same way."""
+    checkpoint = str(tmp_path / "checkpoint")
+
+    def run(url: str, limit: int) -> list[int]:
+        source = spark.readStream.format("streams").option("url", url).option("maxRecordsPerTrigger", limit)
+        source = source.option("startingOffsets", "earliest").load("source")
+        sink = source.select("data").writeStream.format("streams").option("url", url).option("box", "target")
+        query = sink.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+        query.awaitTermination()
+        return [each.numInputRows for each in query.recentProgress if each.numInputRows]
+
+    with running_server(shards=1, txn_bytes="64KiB") as small, streams.Client(small.url) as client:
+        client.box("source").append_batch([{"n": n, "text": "x" * 100} for n in range(1000)])
+        client.box("target").create(durability="memory")  # its rows must fit into the memory of one commit
+        for limit in (1000, 400):
+            with pytest.raises(PySparkException, match="BatchTooLarge"):
+                run(small.url, limit)
+        assert ss.recut(checkpoint, 400, url=small.url) == checkpoints.Recut(0, 1000, 400)
+        assert run(small.url, 400) == [400, 400, 200]
+        copied = [item.data["n"] for item in client.box("target").read() if isinstance(item, Record)]
+        assert copied == [*range(1000)]
+        with pytest.raises(checkpoints.NotRecut, match="no micro-batch that is planned"):
+            ss.recut(checkpoint, 400, url=small.url)
+        # A driver that died after a part of its commit: the batch must be finished as it is.
+        (tmp_path / "checkpoint" / "commits" / "2").unlink()
+        with pytest.raises(checkpoints.NotRecut, match="shard 0 has committed micro-batch 2"):
+            ss.recut(checkpoint, 10, url=small.url)
 
 
 # -- loss
