@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import tempfile
 import time
 import uuid
@@ -34,6 +35,8 @@ from loadtests import machine
 from streams.testing import running_server
 
 BOXES = 64
+#: Rows are numbered from here on, so that all numbers have ten digits.
+FIRST_NUMBER = 1_000_000_000
 #: Rows a second that we aim at, on a quiet machine.
 AIMS = {"write-txn": 800_000, "read": 1_200_000}
 
@@ -94,11 +97,13 @@ class _Inventor(DataSourceReader):
             yield batch.slice(0, min(size, partition.value - start))
 
 
-def made(spark: SparkSession, rows: int, prefix: str, *, with_meta: bool = False) -> DataFrame:
-    frame = spark.range(0, rows, 1, 4).select(
+def made(
+    spark: SparkSession, rows: int, prefix: str, *, with_meta: bool = False, partitions: int = 4
+) -> DataFrame:
+    frame = spark.range(0, rows, 1, partitions).select(
         sql.concat(sql.lit(prefix), sql.col("id") % BOXES).alias("box"),
         sql.concat(
-            sql.lit('{"n":'), sql.lpad(sql.col("id"), 10, "1"), sql.lit(',"text":"' + "x" * 101 + '"}')
+            sql.lit('{"n":'), sql.col("id") + FIRST_NUMBER, sql.lit(',"text":"' + "x" * 101 + '"}')
         ).alias("data"),
         sql.concat(sql.lit("user-"), sql.col("id") % 1000).alias("tag"),
         sql.lit("spark").alias("node"),
@@ -107,42 +112,48 @@ def made(spark: SparkSession, rows: int, prefix: str, *, with_meta: bool = False
 
 
 def measured(rows: int, repeat: int, runs: dict[str, Callable[[], None]]) -> dict[str, float]:
-    """Rows a second: of each, the best of the runs after one that warms up."""
+    """Rows a second: of each, the best of the runs after one that warms up. With no repeat, that one."""
     found: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(repeat + 1):
         for name, run in runs.items():
             began_s = time.perf_counter()
             run()
             found[name].append(time.perf_counter() - began_s)
-    return {name: rows / min(times[1:]) for name, times in found.items()}
+    return {name: rows / min(times[1:] or times) for name, times in found.items()}
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--repeat", type=int, default=3, help="0: once, cold; the figures mean nothing")
+    parser.add_argument("--only", metavar="ROW,ROW", help="some rows")
     parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here too")
     asked = parser.parse_args(argv)
+    if asked.repeat == 0:
+        # It is over before the second compiler would pay.
+        os.environ["SPARK_SUBMIT_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     with (
         tempfile.TemporaryDirectory(prefix="spark-bench-") as folder,
         running_server(**machine.AS_SERVED) as server,
     ):
         spark = ss.session(asked.cores, config={"spark.local.dir": folder, "spark.driver.memory": "2g"})
         spark.dataSource.register(DropAll)
-        figures = _figures(spark, server.url, asked.rows, asked.repeat)
+        figures = _figures(spark, server.url, asked.rows, asked.repeat, asked.only)
         spark.stop()
     print(f"{'row':24}{'rows/s':>12}{'aim':>12}   of the empty one")
-    empty = {"write": figures["write-empty"], "read": figures["read-empty"]}
     for key, figure in figures.items():
         aim = f"{AIMS[key]:>12,}" if key in AIMS else f"{'–':>12}"
-        print(f"{key:24}{figure:>12,.0f}{aim}   {figure / empty[key.split('-')[0]]:.0%}")
+        empty = figures.get(f"{key.split('-')[0]}-empty")
+        print(f"{key:24}{figure:>12,.0f}{aim}   {f'{figure / empty:.0%}' if empty else '–'}")
     if asked.json is not None:
         asked.json.write_text(json.dumps({"rows": asked.rows, "figures": figures, "aims": AIMS}))
     return 0
 
 
-def _figures(spark: SparkSession, url: str, rows: int, repeat: int) -> dict[str, float]:
+def _figures(
+    spark: SparkSession, url: str, rows: int, repeat: int, only: str | None = None
+) -> dict[str, float]:
     def write(format: str, *, with_meta: bool = False, **options: str) -> Callable[[], None]:
         def run() -> None:
             frame = made(spark, rows, f"b{uuid.uuid4().hex[:8]}.", with_meta=with_meta)
@@ -156,7 +167,6 @@ def _figures(spark: SparkSession, url: str, rows: int, repeat: int) -> dict[str,
 
         return run
 
-    made(spark, rows, "read.").write.format("streams").option("url", url).mode("append").save()
     runs = {
         "write-nothing": write("noop"),
         "write-empty": write("drop_all"),
@@ -166,6 +176,10 @@ def _figures(spark: SparkSession, url: str, rows: int, repeat: int) -> dict[str,
         "read-empty": read("drop_all", rows=str(rows), cut="4"),
         "read": read("streams", url=url, subscribePrefix="read."),
     }
+    if only is not None:
+        runs = {name: runs[name] for name in only.split(",")}
+    if "read" in runs:
+        made(spark, rows, "read.").write.format("streams").option("url", url).mode("append").save()
     return measured(rows, repeat, runs)
 
 
