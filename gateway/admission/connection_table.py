@@ -90,7 +90,7 @@ class OpenConnection:
 
     def keep(self) -> bool:
         """Notes that its client is known. Returns False if only the reserve is left; ask again later."""
-        return self.is_kept or self._table._keep(self)
+        return self.is_kept or self._table.keep(self)
 
     def was_active(self) -> bool:
         """Return True if it has served a request since the last look."""
@@ -216,7 +216,7 @@ class ConnectionTable:
         assert len(self._kept) <= self._kept_max
         assert all(address.count for address in self._addresses.values())
 
-    def _keep(self, connection: OpenConnection) -> bool:
+    def keep(self, connection: OpenConnection) -> bool:
         if connection not in self._strangers or len(self._kept) >= self._kept_max:
             return False
         del self._strangers[connection], self._addresses[connection.address].strangers[connection]

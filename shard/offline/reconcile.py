@@ -432,7 +432,7 @@ class Reconciler:
         if some of those may be gone."""
         log, route = pair.source.log, pair.router.route
         next_seq = top + 1
-        for span in log._spans_back(top + 1):
+        for span in log.spans_back(top + 1):
             runs = log.runs(span, 0, min(span.count - 1, top - span.first_seq))
             last = min(span.last_seq, top)
             is_whole = not _is_gap(log, last + 1, next_seq)
@@ -519,7 +519,7 @@ class Reconciler:
         moving = {move.seq for line in source.moves.values() for move in line.moves.values()}
         found: list[int] = []
         seen = 0
-        for span in dest.log._spans_back(dest.log.head_seq + 1):
+        for span in dest.log.spans_back(dest.log.head_seq + 1):
             batch = self._loaded(dest, lambda span=span: span.payload)  # type: ignore[misc]
             for letter in reversed(letters_in(batch, dest.log.runs(span, 0, span.count - 1))):
                 if letter.queue != source.name:

@@ -274,7 +274,7 @@ def cut_box(box: Box, until_ms: int, store: SegmentStore, machine: Machine) -> C
         return Cut()
     found = survey(box, until_seq, store)
     seq = found.kept.max() if found.kept else until_seq
-    last = log._last_live_before(seq + 1)
+    last = log.last_live_before(seq + 1)
     last_ts = loading(store, lambda: log.ts_of(last)) if last else min(log.last_ts, until_ms)
     stand_in: Segment | None = None
     for segment in log.segments:

@@ -224,7 +224,7 @@ class Log:
 
     def evict_before(self, seq: int, reason: str, *, cut_bytes: int, evicted_ts: int) -> int:
         """Live records below `seq` are lost. Returns how many."""
-        lost_to = self._last_live_before(min(seq, self.head_seq + 1))
+        lost_to = self.last_live_before(min(seq, self.head_seq + 1))
         if lost_to:
             self.evicted_ts = evicted_ts
             if reason == "cap":
@@ -582,7 +582,7 @@ class Log:
 
     def newest_ts_before(self, seq: int) -> int:
         """`$ts` of the last live record below `seq`; 0 when there is none."""
-        last = self._last_live_before(min(seq, self.head_seq + 1))
+        last = self.last_live_before(min(seq, self.head_seq + 1))
         return self.ts_of(last) if last else 0
 
     def visible_totals(self) -> tuple[int, int]:
@@ -653,9 +653,9 @@ class Log:
                 return span.first_seq + cut
         return self.head_seq + 1
 
-    def _last_live_before(self, seq: int) -> int:
+    def last_live_before(self, seq: int) -> int:
         """The last live seq below `seq`, or 0."""
-        for span in self._spans_back(seq):
+        for span in self.spans_back(seq):
             candidate = min(span.last_seq, seq - 1)
             low = max(span.first_seq, self.earliest_seq)
             while candidate >= low and candidate in self.deleted:
@@ -664,7 +664,7 @@ class Log:
                 return candidate
         return 0
 
-    def _spans_back(self, seq: int) -> Iterator[Span]:
+    def spans_back(self, seq: int) -> Iterator[Span]:
         """Batches with anything live that begin below `seq`, the last one first."""
         for at in range(min(self.tail.from_seq(seq), len(self.tail) - 1), self.tail.front - 1, -1):
             batch = self.tail.batches[at]
