@@ -295,3 +295,9 @@ class Context(Kernel):
 
     def forget_timer(self, generation: int) -> None:
         self._deadline_of.pop(generation, None)
+
+    def check_timers(self) -> None:
+        """Asserts TIMERS: each box with a timer exists, and its entry is in the heap. For tests."""
+        assert self._deadline_of.keys() <= self.generations.keys(), "TIMERS"
+        entries = set(self._deadlines)
+        assert all((when, each) in entries for each, when in self._deadline_of.items()), "TIMERS"

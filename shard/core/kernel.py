@@ -62,6 +62,7 @@ class Kernel:
         #: Called with every change, before and after it is applied. Mostly empty: appends pay for each.
         self.before_apply: list[Observer] = []
         self.after_apply: list[Observer] = []
+        self._checks: list[Callable[[], None]] = []
 
     # -- registration
 
@@ -79,6 +80,15 @@ class Kernel:
         """Has changes of these kinds shown to `observe` before they are applied. Others pay nothing."""
         for kind in kinds:
             self._appliers[kind] = _observed(observe, self._appliers[kind])
+
+    def on_check(self, check: Callable[[], None]) -> None:
+        """Registers a method of a feature that asserts its named invariants."""
+        self._checks.append(check)
+
+    def check(self) -> None:
+        """Asserts the named invariants of all features. For tests, and for tools that verify data files."""
+        for check in self._checks:
+            check()
 
     # -- commands
 

@@ -12,6 +12,8 @@ Invariants
 - KEYS: `keys_kept` counts the idempotency keys of all boxes.
 - CEILING: a disk box shows no seq above those that it has reserved.
 - UNSEALED: `unsealed` holds exactly the stored boxes with batches in their tails.
+- UPKEEP: boxes that are candidates of background work exist.
+- GENERATIONS: no box has a generation above the last one that was given.
 """
 
 from __future__ import annotations
@@ -103,7 +105,10 @@ class Machine(Context):
         self.on_change(changes.ShardStarted, self._apply_started)
         self.on_change(changes.ShardStopped, self._apply_stopped)
         self.on_change(changes.ShardRested, self._apply_rested)
+        self.on_check(self.durability.check)
+        self.on_check(self.check_timers)
         self.sessions = Sessions(sessions_max)
+        self.on_check(self.sessions.check)
         #: What keys with limits use here.
         self.usage = Usage(self)
         self.box_appliers = BoxAppliers(self)
@@ -456,16 +461,16 @@ class Machine(Context):
                 assert box.log.visible_seq <= box.reserved_seq, "CEILING"
             if box.stream is not None:
                 box.stream.check(box.log.earliest_seq)
-        self.routers.check()
-        self.txns.check()
-        self.usage.check()
+        super().check()
         assert self.keys_kept == sum(len(box.keys) for box in self.boxes.values()), "KEYS"
         self.key_expiry.check(self.boxes.values())
         assert self.logged_lsn <= self.lsn, "LSN"
-        self.durability.check()
         stored = [box for box in self.boxes.values() if not box.is_memory and box.log.tail.records]
         assert {box.generation for box in stored} == set(self.unsealed), "UNSEALED"
         self.unsealed.check()
+        for candidates in (self.due, self.dented, self.movable, self.compactable):
+            assert all(self.generations.get(each) is box for each, box in candidates.items()), "UPKEEP"
+        assert all(box.generation <= self.last_generation for box in self.boxes.values()), "GENERATIONS"
 
     def statistics(self) -> dict[str, int]:
         return {

@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from shard.recovery import lives
 from shard.recovery.lives import life_of
-from shard.recovery.recovery import lives
 from shard.storage.files import Disk
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from shard.engine.engine import waiting
+from shard.engine import waiting
 from shard.engine.waiting import Waiting, WaitingClaims
 from streams.protocol.queues import Claim
 

@@ -73,6 +73,7 @@ _UNCOVERED = _Entry([])
 class Usage:
     def __init__(self, context: Context) -> None:
         self._context = context
+        context.on_check(self.check)
         self.accounts: dict[str, Account] = {}
         #: True while changes of boxes have to be noted.
         self.is_on = False

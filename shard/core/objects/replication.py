@@ -102,6 +102,7 @@ class Uploading:
         backlog_bytes_max: int,
     ) -> None:
         self._context = context
+        context.on_check(self.check)
         #: Whether there is a store.
         self.is_enabled = is_enabled
         #: Whether an answer about a register (of basins, tokens, routers) waits for the store too.
@@ -339,6 +340,14 @@ class Uploading:
         if self.is_on and (not self.chain or self.lsn < self._restored_lsn):
             self.require_base(self.lsn + 1)
         self._context.moves.uploaded(self.lsn)
+
+    def check(self) -> None:
+        """Asserts POSITION: pending changes are in the order of the log, above what is stored. For tests."""
+        lsns = [each.lsn for each in self._pending]
+        assert lsns == sorted(lsns), "POSITION"
+        assert not lsns or lsns[0] > self.lsn, "POSITION"
+        assert self.pending_bytes == sum(each.size for each in self._pending), "POSITION"
+        assert self.position <= self._context.durability.durable_lsn, "POSITION"
 
 
 def _no_store(why: str) -> ColdStoreUnavailable:

@@ -220,6 +220,7 @@ class Moves:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        context.on_check(self.check)
         #: Plans that are on their way to the disk, in the order of their lsns.
         self._until_durable: deque[tuple[int, Line, int]] = deque()
         #: Those of object boxes, on their way to the store.
@@ -371,6 +372,16 @@ class Moves:
             change.generation, 0, 0, BitMap64(change.seqs), change.sizes, change.at_ms
         )
         context.box_appliers.records_deleted(deleted, lsn)
+
+    def check(self) -> None:
+        """Asserts MOVES: a line holds one move for each position behind the confirmed one. For tests."""
+        for box in self._context.boxes.values():
+            for line in box.moves.values():
+                assert list(line.moves) == list(range(line.saved_position + 1, line.last + 1)), "MOVES"
+                assert line.saved_position <= line.last and line.shown <= line.last, "MOVES"
+        for waiting in (self._until_durable, self._until_uploaded):
+            lsns = [lsn for lsn, _, _ in waiting]
+            assert lsns == sorted(lsns), "MOVES"
 
 
 def facts_of(box: Box) -> list[changes.LineFacts]:

@@ -37,6 +37,7 @@ class Forwarding:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        context.on_check(self.check)
         self.outboxes = Outboxes()
         #: The last change of a tie, or the start of this life; it is the version of the ties too.
         self.ties_lsn = 0
@@ -264,6 +265,13 @@ class Forwarding:
         for origin, outbox in old.outboxes.items():
             self.outboxes.close(outbox)
             new.outboxes[origin] = outbox.reborn(new.log, new.generation)
+
+    def check(self) -> None:
+        """Asserts ORIGINS, and that outboxes of a box are filed under their origins. For tests."""
+        for box in self._context.boxes.values():
+            assert len(box.origins) <= copy_sources.ORIGINS_MAX, "ORIGINS"
+            assert all(outbox.origin == origin for origin, outbox in box.outboxes.items()), "ORIGINS"
+        self.outboxes.check()
 
 
 def _plan_copies(box: Box, command: forwards.Forward, known: Origin, now_ms: int) -> changes.BatchForwarded:

@@ -387,3 +387,10 @@ class Outboxes:
 
     def statistics(self) -> dict[str, int]:
         return {"parcels_out": len(self._out), "parcel_bytes_out": self._bytes_out}
+
+    def check(self) -> None:
+        """Asserts WAITING: an outbox is in turn at most once, and what is out is counted. For tests."""
+        waiting = [id(outbox) for outbox in self._waiting]
+        assert len(set(waiting)) == len(waiting), "WAITING"
+        assert all(outbox.is_waiting for outbox in self._waiting), "WAITING"
+        assert self._bytes_out == sum(flight.bytes for _, flight in self._out.values()), "WAITING"

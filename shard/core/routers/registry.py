@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 class Routers:
     def __init__(self, context: Context, routers_max: int) -> None:
         self._context = context
+        context.on_check(self.check)
         self._max = routers_max
         self.routers: SortedDict[str, Router] = SortedDict()
         self.last_number = 0

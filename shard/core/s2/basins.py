@@ -40,6 +40,7 @@ BASINS_MAX = 10_000
 class Basins:
     def __init__(self, context: Context) -> None:
         self._context = context
+        context.on_check(self.check)
         self.basins: SortedDict[str, Basin] = SortedDict()
         self.last_number = 0
         #: The last change of the register.
@@ -183,3 +184,10 @@ class Basins:
         for basin in basins:
             self.basins[basin.name] = basin
         self.last_number = last_number
+
+    def check(self) -> None:
+        """Asserts BASINS: each basin has its own number, and none above the last one given. For tests."""
+        numbers = [basin.number for basin in self.basins.values()]
+        assert len(set(numbers)) == len(numbers), "BASINS"
+        assert max(numbers, default=0) <= self.last_number, "BASINS"
+        assert all(basin.name == name for name, basin in self.basins.items()), "BASINS"

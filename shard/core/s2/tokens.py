@@ -31,6 +31,7 @@ TOKENS_MAX = 10_000
 class Tokens:
     def __init__(self, context: Context) -> None:
         self._context = context
+        context.on_check(self.check)
         self.tokens: SortedDict[str, AccessToken] = SortedDict()
         self._by_digest: dict[str, AccessToken] = {}
         #: The last change of the register.
@@ -118,6 +119,11 @@ class Tokens:
         """Takes over what a snapshot says."""
         for token in tokens:
             self._take(token)
+
+    def check(self) -> None:
+        """Asserts TOKENS: tokens are found by their ids and by their digests. For tests."""
+        assert all(token.id == id for id, token in self.tokens.items()), "TOKENS"
+        assert self._by_digest == {token.digest: token for token in self.tokens.values()}, "TOKENS"
 
 
 def _is_valid(token: AccessToken, now_ms: int) -> bool:

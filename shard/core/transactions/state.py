@@ -152,8 +152,8 @@ class Txns:
 
     def __init__(self, context: Context, *, bytes_max: int, ttl_ms: int) -> None:
         self._context = context
-        self.bytes_max = bytes_max
-        self.ttl_ms = ttl_ms
+        context.on_check(self.check)
+        self.bytes_max, self.ttl_ms = bytes_max, ttl_ms
         #: What the chunks of open epochs take in the log.
         self.bytes = 0
         #: What all chunks take in memory, but for rows.

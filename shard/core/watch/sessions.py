@@ -172,3 +172,9 @@ class Sessions:
             self._by_owner[session.owner] -= 1
             if not self._by_owner[session.owner]:
                 del self._by_owner[session.owner]
+
+    def check(self) -> None:
+        """Asserts SESSIONS: sums of bytes and by owner are those of the sessions. For tests."""
+        sessions = self._sessions.values()
+        assert self._bytes == sum(len(session.state) for session in sessions), "SESSIONS"
+        assert self._by_owner == Counter(session.owner for session in sessions), "SESSIONS"
