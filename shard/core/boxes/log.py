@@ -263,8 +263,8 @@ class Log:
         for first, last in self.tail.compact():
             self.deleted.remove_range(first, last + 1)
         if groups or any(isinstance(span, SealedBatch) for span in emptied):
-            self._drop_empty_segments()
-        self._settle()
+            self.drop_empty_segments()
+        self.advance_earliest()
         return len(seqs)
 
     def _delete_sealed(self, seqs: BitMap64, sizes: Sequence[int], groups: Sequence[tuple[int, int]]) -> int:
@@ -308,7 +308,7 @@ class Log:
         is_none = content == _NONE_DELETED_BYTES
         self.deleted = _NONE_DELETED if is_none else BitMap64.deserialize(content)
 
-    def _drop_empty_segments(self) -> None:
+    def drop_empty_segments(self) -> None:
         for segment in self.segments:
             if segment.count == 0:
                 self.deleted.remove_range(segment.first_seq, segment.last_seq + 1)
@@ -379,7 +379,7 @@ class Log:
         self.count -= dropped
         self.bytes -= dropped_bytes
         self.earliest_seq = seq
-        self._settle()
+        self.advance_earliest()
         return dropped
 
     def _drop_segments_before(self, seq: int) -> tuple[int, int]:
@@ -397,7 +397,7 @@ class Log:
             size -= first.bytes
         return count, size
 
-    def _settle(self) -> None:
+    def advance_earliest(self) -> None:
         """Moves `earliest_seq` onto the first live record and lets go of what lies before it."""
         empty = 0
         while empty < len(self.segments) and self.segments[empty].count == 0:
@@ -465,7 +465,7 @@ class Log:
         self.deleted.remove_range(0, self.earliest_seq)
         if segment.count:
             self.segments.append(segment)
-        self._settle()
+        self.advance_earliest()
 
     def replace(self, old: Sequence[int], segment: Segment) -> None:
         """Neighbouring segments, by their serials, give way to one with what was live in them."""
@@ -499,7 +499,7 @@ class Log:
         count = sum(segment.count for segment in self.segments)
         size = sum(segment.bytes for segment in self.segments)
         for batch in self.tail:
-            self._bring_up(batch)
+            self.count_dead(batch)
             count += batch.count - batch.dead
             size += batch.live_bytes
         assert (count, size) == (self.count, self.bytes), "COUNT"
@@ -507,11 +507,11 @@ class Log:
 
     def give_back(self, batch: Batch) -> None:
         """One batch, the next in order, of a log whose positions are those of `BoxFacts` already."""
-        self._bring_up(batch)
+        self.count_dead(batch)
         self.tail.append(batch)
         self.awaited -= batch.count - batch.dead
 
-    def _bring_up(self, batch: Batch) -> None:
+    def count_dead(self, batch: Batch) -> None:
         """Works out what is dead in a batch."""
         if isinstance(batch, UnrenderedRows):  # nothing is
             return
@@ -703,7 +703,7 @@ class Log:
             return [(first, last)]
         runs: list[tuple[int, int]] = []
         start = first
-        for seq in self._deleted_in(base + first, base + last + 1):
+        for seq in self.deleted_in(base + first, base + last + 1):
             index = seq - base
             if index > start:
                 runs.append((start, index - 1))
@@ -712,7 +712,7 @@ class Log:
             runs.append((start, last))
         return runs
 
-    def _deleted_in(self, low: int, high: int) -> Iterator[int]:
+    def deleted_in(self, low: int, high: int) -> Iterator[int]:
         """Deleted seqs in [low, high)."""
         return _between(self.deleted, low, high)
 

@@ -75,7 +75,7 @@ def settle_rest(box: Box) -> None:
     """What a box keeps beside its log follows the log: jobs of records that are gone go, all others can be
     claimed, no group is ahead of the head, and what a stream knows of times ends with its records."""
     log = box.log
-    log._settle()
+    log.advance_earliest()
     if box.queue is not None:
         facts = box.queue.facts(leases_kept=True)
         jobs = [entry for entry in facts.jobs if log.is_live(entry[0])]
@@ -98,7 +98,7 @@ def recount(log: Log) -> None:
     log.bytes = sum(segment.bytes for segment in log.segments)
     batches, log.tail = sorted(log.tail.batches, key=lambda batch: batch.first_seq), Tail()
     for batch in batches:
-        log._bring_up(batch)
+        log.count_dead(batch)
         if batch.dead < batch.count:
             log.tail.append(batch)
             log.count += batch.count - batch.dead
@@ -106,7 +106,7 @@ def recount(log: Log) -> None:
         else:
             log.deleted.remove_range(batch.first_seq, batch.last_seq + 1)
     log.awaited = 0
-    log._settle()
+    log.advance_earliest()
 
 
 def remeasure(
@@ -153,7 +153,7 @@ def _runs(log: Log, segment: Segment, at: int) -> list[tuple[int, int]]:
     base, count = segment.first_seqs[at], segment.counts[at]
     runs: list[tuple[int, int]] = []
     start = max(base, log.earliest_seq)
-    for seq in log._deleted_in(start, base + count):
+    for seq in log.deleted_in(start, base + count):
         if seq > start:
             runs.append((start - base, seq - 1 - base))
         start = seq + 1
@@ -166,10 +166,10 @@ def replace_segment(log: Log, segment: Segment, stand_in: Segment | None) -> Non
     """Another segment holds what is live in this one, if anything is."""
     if stand_in is None:
         assert segment.count == 0, "COUNT"
-        log._drop_empty_segments()
+        log.drop_empty_segments()
     else:
         log.replace([segment.serial], stand_in)
-    log._settle()
+    log.advance_earliest()
 
 
 def add_holes(log: Log, holes: Sequence[tuple[int, int]]) -> None:
