@@ -54,6 +54,10 @@ _LOOK_S = 1.0
 _SENDMSG_BUFFERS_MAX = 512
 #: Buffers that make a piece worth its `sendmsg`: eight requests, or four with long bodies.
 _SEND_AT_BUFFERS = 8
+#: A request that comes so long after the last one that was sent by itself is sent by itself too. Under load
+#: a turn of the event loop takes several milliseconds, and a request that waits for its end waits for one
+#: turn of three. Twice as often costs appends of 100 records a tenth more, because fewer go together.
+_SEND_EVERY_S = 0.003
 #: Bodies up to this size are joined with what stands before them: the copy costs less than one more buffer.
 _JOIN_BYTES_MAX = 2048
 
@@ -94,6 +98,8 @@ class Link:
         self._holds_pages = False
         self._sent_id = 0
         self._sender: trio.lowlevel.Task | None = None
+        #: From when on the next request is sent by itself.
+        self._send_next_s = 0.0
 
     def __repr__(self) -> str:
         state = "up" if self.is_up else "down"
@@ -143,10 +149,14 @@ class Link:
         else:
             self._unsent.append((id, framed))
             self._unsent.append((id, body))
-        # Alone or urgent, it goes at once. In company, it waits for the end of this round of tasks, and all
-        # that the round has gathered goes in one `sendmsg`.
-        # A long round is sent in pieces, so that the shard is at work while we still read.
-        if self._is_urgent or len(waiting) == 1 or len(self._unsent) >= _SEND_AT_BUFFERS:
+        # The first one of a while, and an urgent one, goes at once. In company, a request waits for the end
+        # of this turn of the event loop, and all that the turn has gathered goes in one `sendmsg`.
+        # A long turn is sent in pieces, so that the shard is at work while we still read.
+        now_s = trio.current_time()
+        if now_s >= self._send_next_s:
+            self._send_next_s = now_s + _SEND_EVERY_S
+            self._send_some()
+        elif self._is_urgent or len(waiting) == 1 or len(self._unsent) >= _SEND_AT_BUFFERS:
             self._send_some()
         if self._unsent and self._sender is not None:
             sender, self._sender = self._sender, None

@@ -123,6 +123,24 @@ async def test_posted_requests_are_answered_by_a_call_and_withdrawn_ones_are_not
             link.post(wire.OP_READ_STREAM, b"", b"", answers.clear)  # type: ignore[arg-type]
 
 
+async def test_the_first_request_of_a_while_is_sent_at_once_and_the_next_ones_together(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """A long poll is under way, as it is in every gateway."""
+    async with hanging_shard(tmp_path) as (link, shard, _):
+        link.post(wire.OP_CLAIM, b"", b"", lambda _: None)
+        for _ in range(2):
+            autojump_clock.jump(0.003)
+            unsent = []
+            for _ in range(4):
+                link.post(wire.OP_APPEND, b"", b"", lambda _: None)
+                unsent.append(len(link._unsent))
+            assert unsent == [0, 1, 2, 3]
+            await trio.testing.wait_all_tasks_blocked()
+            assert not link._unsent
+        assert [message.op for message in shard.asked] == [wire.OP_CLAIM] + [wire.OP_APPEND] * 8
+
+
 async def test_a_shard_that_holds_a_long_poll_back_and_gives_signs_of_life_does_not_hang(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
