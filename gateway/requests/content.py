@@ -2,11 +2,13 @@
 
 Bounds: a body is uncompressed in steps, each charged to the budget of bodies before it is made, up to the
 limit and not a byte further, whatever it claims. Work on more than `_THREAD_BYTES` runs in one of
-`_THREADS_MAX` threads, so that large bodies do not hold up the others.
+`_THREADS_MAX` threads, so that large bodies do not hold up the others: a thread writes into memory that the
+kernel maps, page by page, and the event loop copies none of it.
 """
 
 from __future__ import annotations
 
+import mmap
 import zlib
 from collections.abc import Callable
 from typing import Protocol
@@ -33,6 +35,8 @@ _THREADS_MAX = 2
 _threads = trio.CapacityLimiter(_THREADS_MAX)
 #: The first step of a body is made at once, without a thread; each further one doubles what there is.
 _STEP_BYTES_MAX = 4 * 1024 * 1024
+#: What zlib has made is copied in pieces of this size, so that a thread holds up the event loop for 20 µs.
+_COPY_BYTES = 128 * 1024
 #: Compressed bytes that are given to zlib at a time: it copies what it has not used.
 _GZIP_INPUT_BYTES = 64 * 1024
 #: Windows of zstd up to 8 MiB, what its format asks every decoder to support.
@@ -96,30 +100,37 @@ class _Decoder(Protocol):
     def read(self, size: int) -> bytes:
         """At most so many bytes more; fewer only at the end. Raises `InvalidRequest`."""
 
+    def read_into(self, space: memoryview) -> int:
+        """Fill a space, and return how many bytes that were; fewer only at the end. Raises as `read`."""
 
-async def _decoded_in_steps(decoder: _Decoder, request: Request, bytes_max: int) -> bytearray:
+
+async def _decoded_in_steps(decoder: _Decoder, request: Request, bytes_max: int) -> Buffer:
     charge = request.open_charge()
     charged = 0 if charge is None else charge.size
-    plain = bytearray()
-    step = _THREAD_BYTES
-    while True:
+
+    def charge_for(made: int) -> int:
         # The decoder remembers no more than what it has made.
-        size = min(step, bytes_max + 1 - len(plain))
-        made = len(plain) + size
         if charge is not None:
             charge.grow(charged + made + min(made, decoder.window_bytes_max) - charge.size)
-        if plain:
-            piece = await trio.to_thread.run_sync(decoder.read, size, limiter=_threads)
-        else:
-            piece = decoder.read(size)
-        plain += piece
-        if len(plain) > bytes_max:
-            raise PayloadTooLarge(f"body: more than {bytes_max} bytes when uncompressed", limit=bytes_max)
-        if len(piece) < size:
-            break
-        step = min(len(plain), _STEP_BYTES_MAX)
+        return made
+
+    room = charge_for(min(_THREAD_BYTES, bytes_max + 1))
+    plain: Buffer = decoder.read(room)
+    have = len(plain)
+    if have == room <= bytes_max:
+        memory = mmap.mmap(-1, room, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory[:] = plain
+        while have == room <= bytes_max:
+            room = charge_for(min(have + min(have, _STEP_BYTES_MAX), bytes_max + 1))
+            memory.resize(room)  # It moves, if it has to, without being copied.
+            with memoryview(memory) as whole, whole[have:] as space:
+                have += await trio.to_thread.run_sync(decoder.read_into, space, limiter=_threads)
+        memory.resize(have)
+        plain = memoryview(memory)
+    if have > bytes_max:
+        raise PayloadTooLarge(f"body: more than {bytes_max} bytes when uncompressed", limit=bytes_max)
     if charge is not None:
-        charge.shrink_to(charged + len(plain))
+        charge.shrink_to(charged + have)
     return plain
 
 
@@ -150,6 +161,17 @@ class _Gunzip:
             raise InvalidRequest("body: not one whole gzip member")
         return b"".join(pieces)
 
+    def read_into(self, space: memoryview) -> int:
+        have = 0
+        while have < len(space):
+            size = min(_COPY_BYTES, len(space) - have)
+            piece = self.read(size)
+            space[have : have + len(piece)] = piece
+            have += len(piece)
+            if len(piece) < size:
+                break
+        return have
+
 
 class _Unzstd:
     window_bytes_max = _ZSTD_WINDOW_MAX
@@ -168,6 +190,19 @@ class _Unzstd:
             raise InvalidRequest("body: not valid zstd")
         self._has_read = True
         return piece
+
+    def read_into(self, space: memoryview) -> int:
+        """It decodes straight into its place, and other threads run meanwhile."""
+        have = 0
+        try:
+            while have < len(space):
+                count = self._reader.readinto(space[have:])
+                if not count:
+                    break
+                have += count
+        except zstandard.ZstdError as error:
+            raise InvalidRequest(f"body: not valid zstd: {error}") from None
+        return have
 
 
 _DECODERS: dict[str, Callable[[Buffer], _Decoder]] = {"gzip": _Gunzip, "x-gzip": _Gunzip, "zstd": _Unzstd}

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import mmap
+import random
+import threading
 import zlib
 from typing import Any
 
@@ -13,6 +16,7 @@ import zstandard
 
 from gateway.admission.memory import EVERYONE, STALLED_S, MemoryBudget
 from gateway.http.app import AsgiSink
+from gateway.requests import content
 from gateway.requests.content import uncompressed
 from gateway.requests.request import Request
 from gateway.s2.append_session import AppendSession
@@ -39,6 +43,26 @@ async def test_what_was_compressed_comes_back_and_is_charged_until_the_request_i
     assert request.charge.size == request.memory.bytes_used == size
     request.charge.close()
     assert request.memory.bytes_used == 0
+
+
+@pytest.mark.parametrize("encoding", COMPRESS)
+async def test_the_event_loop_copies_nothing_of_a_large_body(encoding, monkeypatch):
+    """All but the first 64 KiB is written by another thread, into the memory that is handed on."""
+    written: list[tuple[int, int]] = []
+    for decoder in (content._Gunzip, content._Unzstd):
+
+        def read_into(self: Any, space: memoryview, original: Any = decoder.read_into) -> int:
+            written.append((threading.get_ident(), len(space)))
+            return original(self, space)
+
+        monkeypatch.setattr(decoder, "read_into", read_into)
+    plain = random.Random(1).randbytes(9 * MIB)
+    request = request_of(COMPRESS[encoding](plain), encoding)
+    body = await uncompressed(request, 10 * MIB)
+    assert body == plain
+    assert isinstance(body, memoryview) and isinstance(body.obj, mmap.mmap)
+    assert threading.get_ident() not in {thread for thread, _ in written}
+    assert sum(size for _, size in written) >= 9 * MIB - 65_536
 
 
 @pytest.mark.parametrize("encoding", COMPRESS)
