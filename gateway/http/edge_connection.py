@@ -26,6 +26,7 @@ from trio.lowlevel import wait_readable, wait_writable
 
 from gateway.admission.memory import EVERYONE, STRANGERS, Charge
 from gateway.admission.request_scheduler import PIECE_BYTES, REQUEST_COST
+from gateway.http.body_memory import BodyMemory
 from gateway.http.edge_incoming import IncomingBody
 from gateway.http.edge_rules import (
     CHUNKED,
@@ -59,8 +60,6 @@ RECEIVE_BYTES = 64 * 1024
 #: Bodies up to this size that came in one read with their head are not charged: on all 10,000 connections
 #: together they are 40 MB.
 SMALL_BODY_BYTES = 4 * 1024
-#: The first step of a long body is between half of this and all of it; each further step doubles the body.
-FIRST_STEP_BYTES = 32 * 1024
 #: Pipelined requests of a client with a valid key that are served in a row before others get a turn. All
 #: other clients take a turn for each request.
 PIPELINE_TURN = 16
@@ -174,7 +173,7 @@ class Connection:
             body: Buffer | None = self._cut_body(head)
             if body is None:
                 body = await self._read_body(head)
-            self._cost = REQUEST_COST + 2 * len(body)
+            self._cost = _cost_like(head, body)
             self.deadline = inf
             headers = head.headers.copy()
             request = Request(head.method, head.path, head.query, headers, body, perf_counter_ns())
@@ -372,7 +371,7 @@ class Connection:
         self._pending = pending[length:]
         return pending[:length]
 
-    async def _read_body(self, head: Head) -> bytearray:
+    async def _read_body(self, head: Head) -> Buffer:
         """The body of a client that is known: a stranger's is not waited for."""
         front = self._front
         owner = EVERYONE
@@ -384,6 +383,7 @@ class Connection:
         charge.watch(self.wake)
         if head.expects_continue and not self._pending:
             await self._send([CONTINUE])
+        body: Buffer
         if head.length == CHUNKED:
             body = await self._read_chunked_body(charge)
         else:
@@ -391,46 +391,39 @@ class Connection:
         charge.unwatch()
         return body
 
-    async def _read_long_body(self, charge: Charge, length: int) -> bytearray:
-        """Straight from the kernel into its place, however long. The body doubles when it is full, so its
-        memory is at most twice what has come, and growing costs less than a copy of the whole."""
+    async def _read_long_body(self, charge: Charge, length: int) -> Buffer:
+        """Straight from the kernel into its place, however long, a piece at a time between which others have
+        their turn."""
         data, self._pending = self._pending, b""
-        have = len(data)
-        doublings = (length // FIRST_STEP_BYTES).bit_length()
-        size = -(-length >> doublings)
-        while size < have:
-            size *= 2
-        body = bytearray()
+        if len(data) >= length:  # It came whole in one read.
+            charge.grow(length)
+            self._pending = data[length:]
+            return data[:length]
+        scheduler = self._front.scheduler
+        body = BodyMemory(charge, length, data)
         started_s = trio.current_time()
-        must_wait = not have  # What follows the beginning of a body is there already, as a rule.
-        while have < length:
+        unpaid = 0
+        must_wait = not data  # What follows the beginning of a body is there already, as a rule.
+        while body.have < length:
             if must_wait:
-                self._set_body_deadline(started_s, have)
+                self._set_body_deadline(started_s, body.have)
                 await self._wait_body(charge)
             must_wait = True
-            if have >= len(body):
-                if body:
-                    charge.grow(len(body))
-                    body *= 2  # In place, and without a buffer of zeros beside it.
-                else:
-                    charge.grow(size)
-                    body = bytearray(size)
-                    body[:have] = data
             try:
-                count = self._sock.recv_into(memoryview(body)[have:length])
+                count = self._sock.recv_into(body.space())
             except BlockingIOError:
                 continue
             if count == 0:
                 raise InvalidRequest("the request ended in the middle of its body")
-            have += count
+            body.have += count
             charge.moved(count)
-        if not body:  # It came whole in one read.
-            charge.grow(length)
-            self._pending = data[length:]
-            return bytearray(data[:length])
-        del body[length:]
-        charge.shrink_to(length)
-        return body
+            unpaid += count
+            if unpaid >= PIECE_BYTES:
+                if not scheduler.try_take(unpaid):
+                    await scheduler.take(charge.owner, unpaid)
+                must_wait = count < PIECE_BYTES or charge.is_ended
+                unpaid = 0
+        return body.take_whole()
 
     async def _wait_body(self, charge: Charge) -> None:
         """Waits until more of a body has come."""
@@ -663,6 +656,12 @@ class Connection:
             if not data:
                 return
             dropped += len(data)
+
+
+def _cost_like(head: Head, body: Buffer) -> int:
+    """What a request like this one costs. A long body was paid for as it came."""
+    is_paid = head.length != CHUNKED and len(body) > PIECE_BYTES
+    return REQUEST_COST + 2 * (PIECE_BYTES if is_paid else len(body))
 
 
 def _connection_line(head: Head, keep_alive: bool) -> bytes:
