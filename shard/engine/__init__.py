@@ -3,7 +3,7 @@
 engine            the loop: commands in, replies out when the log says that they may go
 committer         writes the log in groups, in threads of its own
 fetcher, cache    payloads that are not in memory
-waiting           claims that wait for a job
+waiting, waiting_reads   claims that wait for a job, reads that wait for a record
 upkeep            seals, compacts, drops files; compaction says which records are superseded
 uploads           what object boxes need in the object store
 disk_space        what a shard still does on a full disk

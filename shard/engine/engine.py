@@ -28,7 +28,6 @@ while it lasts. What is urgent is let in beyond that, up to half as much again.
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import time
 from bisect import bisect_right
@@ -54,6 +53,7 @@ from shard.engine.disk_space import LOOK_S, LOOK_SHORT_S, DiskSpace, Level
 from shard.engine.fetcher import READ_BYTES, Brought, Done, Fetcher, is_in_cold_store
 from shard.engine.upkeep import Upkeep
 from shard.engine.waiting import Waiting, WaitingClaims
+from shard.engine.waiting_reads import WaitingRead, WaitingReads
 from shard.recovery.commit_renderer import CommitRenderer, chunk_reader
 from shard.storage import frames
 from shard.storage.faults import Faults
@@ -131,9 +131,6 @@ _NO_ROOM = "earlier answers of this connection are not read yet; read them, then
 #: How long to wait for space on a full disk before a snapshot is tried again.
 _FULL_PAUSE_S = 5.0
 
-#: Deadlines of reads that are over, beyond as many as wait, before they are dropped.
-_STALE_MIN = 64
-
 #: The longest the shard goes without looking at its clock.
 _TICK_S_MAX = 1.0
 
@@ -162,20 +159,15 @@ class EngineSettings(NamedTuple):
     disk_full_bytes: int = 0
 
 
+_Read = WaitingRead[Ticket]
+
+
 class _Served(NamedTuple):
     """What a pass over claims that wait came to."""
 
     #: True if each of them has an answer.
     is_for_all: bool
     jobs: int
-
-
-class _WaitingRead(msgspec.Struct, eq=False):
-    command: Diff | Collect | AwaitMoves
-    ticket: Ticket
-    #: On trio's clock, as all waits are.
-    deadline_s: float
-    done: bool = False
 
 
 class Engine:
@@ -292,16 +284,11 @@ class Engine:
         self._staged: list[FrameParts] = []
         self._staged_sync = False
         self._staged_logged_matters = False
-        self._order = itertools.count()
         #: In the order of the lsns they wait for, and of their coming.
         self._until_logged: deque[_Parked] = deque()
         self._until_durable: deque[_Parked] = deque()
         self._until_uploaded: deque[_Parked] = deque()
-        #: Reads that wait, by box. One that is over may be among them until it is looked at.
-        self._reads: dict[str, list[_WaitingRead]] = {}
-        #: By ticket: every read that waits, for its box or for the fetcher.
-        self._read_of: dict[Ticket, _WaitingRead] = {}
-        self._read_deadlines: list[tuple[float, int, _WaitingRead]] = []
+        self._reads: WaitingReads[Ticket] = WaitingReads()
         self._claims: WaitingClaims[Ticket] = WaitingClaims()
         self._holders = itertools.count(1)
         #: Boxes with strong reads that wait for the disk: the lsn after which to ask again.
@@ -430,7 +417,7 @@ class Engine:
 
     @property
     def waiting_reads(self) -> int:
-        return len(self._read_of)
+        return len(self._reads)
 
     @property
     def waiting_claims(self) -> int:
@@ -511,7 +498,7 @@ class Engine:
             else:
                 assert isinstance(command, (Diff, Collect, AwaitMoves))
                 deadline_s = trio.current_time() + command.wait_ms / 1000
-                self._park_read(_WaitingRead(command, ticket, deadline_s))
+                self._park_read(WaitingRead(command, ticket, deadline_s))
         else:
             self._settle(outcome, outcome.reply, ticket)
         if outcome.wakes:
@@ -529,15 +516,15 @@ class Engine:
     def forget(self, ticket: Ticket) -> bool:
         """Whoever asked does not wait for the answer any more: a read is not asked again, and a claim is
         given nothing. Whether it was waiting; if not, it is answered, or about to be."""
-        read = self._read_of.get(ticket)
+        read = self._reads.find(ticket)
         if read is not None:
-            self._end_read(read)
+            self._reads.end(read)
             return True
         return self._claims.forget(ticket)
 
     def waits(self, ticket: Ticket) -> bool:
         """Return True while a read waits for a record, or a claim for a job."""
-        return ticket in self._read_of or self._claims.waits(ticket)
+        return ticket in self._reads or self._claims.waits(ticket)
 
     # -- commands that need what is not in memory
 
@@ -671,15 +658,21 @@ class Engine:
         return self._staged_sync or size > APPEND_NOW_BYTES_MAX * 3 // 4
 
     def flush(self) -> None:
-        """Logs what one wake-up has staged: a little of it at once, more through the committer's thread."""
+        """Logs what one wake-up has staged: a little of it at once, more through the committer's thread.
+        Claims that this wakes may stage more, which is logged too."""
         self._mind_time()
-        if self._staged:
-            if not self._staged_sync and self._committer.append_now(self._staged):
-                logged_lsn = self._staged[-1][2]
-                self._staged, self._staged_logged_matters = [], False
-                self._on_logged(logged_lsn, self._committer.append_ms_last)
-            else:
+        has_logged = False
+        while self._staged:
+            if self._staged_sync or not self._committer.append_now(self._staged):
                 self._submit_staged()
+                break
+            logged_lsn = self._staged[-1][2]
+            self._staged, self._staged_logged_matters = [], False
+            self._note_logged(logged_lsn, self._committer.append_ms_last)
+            self._mind_time()
+            has_logged = True
+        if has_logged:
+            self._send_answers()
 
     def _submit_staged(self) -> None:
         staged, sync, logged_matters = self._staged, self._staged_sync, self._staged_logged_matters
@@ -690,10 +683,14 @@ class Engine:
     # -- reports of the committer, in this thread
 
     def _on_logged(self, lsn: int, wal_append_ms: float) -> None:
+        self._note_logged(lsn, wal_append_ms)
+        self._after_report([])
+
+    def _note_logged(self, lsn: int, wal_append_ms: float) -> None:
         self._wal_append_ms = wal_append_ms
         woken = self.machine.logged(lsn)
         self._release(self._until_logged, lsn, 0.0)
-        self._after_report(woken)
+        self._wake_all(woken)
 
     def _on_durable(self, lsn: int, fsync_ms: float) -> None:
         self._fsync_ms = fsync_ms
@@ -734,9 +731,15 @@ class Engine:
             ticket.answer(reply, fsync_ms, wal_append_ms)
 
     def _after_report(self, woken: list[str]) -> None:
+        self._wake_all(woken)
+        self.flush()
+        self._send_answers()
+
+    def _wake_all(self, woken: list[str]) -> None:
         if woken and (self._reads or self._claims):
             self._wake(woken)
-        self.flush()
+
+    def _send_answers(self) -> None:
         if (
             not self._relieved.is_set()
             and self._committer.backlog_bytes < _RELIEVED_BYTES
@@ -747,44 +750,25 @@ class Engine:
 
     # -- reads that wait
 
-    def _park_read(self, read: _WaitingRead) -> None:
-        self._reads.setdefault(read.command.box, []).append(read)
-        self._read_of[read.ticket] = read
+    def _park_read(self, read: _Read) -> None:
+        self._reads.add(read)
         self._note_strong([read])
-        if len(self._read_deadlines) > 2 * len(self._read_of) + _STALE_MIN:
-            self._drop_stale()
-        heapq.heappush(self._read_deadlines, (read.deadline_s, next(self._order), read))
         if read.deadline_s < self._timer_at_s:
             self._timer_changed.set()
-
-    def _end_read(self, read: _WaitingRead) -> None:
-        """It has its answer, or wants none."""
-        read.done = True
-        del self._read_of[read.ticket]
-
-    def _drop_stale(self) -> None:
-        """Reads are mostly answered long before their time is up, and would be kept until then."""
-        self._read_deadlines = [entry for entry in self._read_deadlines if not entry[2].done]
-        heapq.heapify(self._read_deadlines)
-        for box, reads in list(self._reads.items()):
-            reads[:] = [read for read in reads if not read.done]
-            if not reads:
-                del self._reads[box]
 
     def _wake(self, boxes: list[str] | tuple[str, ...]) -> None:
         for box in dict.fromkeys(boxes):
             if self._claims:
                 self._wake_claims(box)
-            if box in self._reads and not (self.paces and self._hold_back(box)):
+            if self._reads.has(box) and not (self.paces and self._hold_back(box)):
                 self._wake_reads(box)
 
     def _wake_reads(self, box: str) -> None:
-        waiting = self._reads.pop(box, None)
-        if waiting is not None:
-            still = [read for read in waiting if not self._try_read(read, read.command, [])]
-            if still:
-                self._reads.setdefault(box, []).extend(still)
-                self._note_strong(still)
+        waiting = self._reads.take(box)
+        still = [read for read in waiting if not self._try_read(read, read.command, [])]
+        if still:
+            self._reads.put_back(box, still)
+            self._note_strong(still)
 
     # -- delivery under pressure (v0 §9)
 
@@ -813,7 +797,7 @@ class Engine:
             self._wake_reads(name)
         self._after_report([])
 
-    def _note_strong(self, reads: list[_WaitingRead]) -> None:
+    def _note_strong(self, reads: list[_Read]) -> None:
         """A strong read is asked again when the disk has what its box has now."""
         for read in reads:
             if type(read.command) is Follow and read.command.strong:
@@ -827,7 +811,7 @@ class Engine:
             del self._strong[box]
         return due
 
-    def _try_read(self, read: _WaitingRead, command: Diff | Collect | AwaitMoves, held: Brought) -> bool:
+    def _try_read(self, read: _Read, command: Diff | Collect | AwaitMoves, held: Brought) -> bool:
         """Whether the read is over, or waits for the fetcher."""
         if read.done:
             return True
@@ -846,13 +830,13 @@ class Engine:
             return True
         if outcome.reply is None:
             return False
-        self._end_read(read)
+        self._reads.end(read)
         self._settle(outcome, outcome.reply, read.ticket)
         return True
 
     def _read_on(
         self,
-        read: _WaitingRead,
+        read: _Read,
         command: Diff | Collect | AwaitMoves,
         held: Brought,
         error: StreamsError | None,
@@ -862,10 +846,10 @@ class Engine:
         if read.done:
             pass  # nobody waits for it any more
         elif error is not None:
-            self._end_read(read)
+            self._reads.end(read)
             read.ticket.answer(error, 0.0, 0.0)
         elif not self._try_read(read, command, held + brought):  # what there was is gone again
-            self._reads.setdefault(command.box, []).append(read)
+            self._reads.put_back(command.box, [read])
         self._after_report([])
 
     # -- claims that wait
@@ -964,8 +948,8 @@ class Engine:
             deadline_ms = self._next_deadline_ms()
             if deadline_ms is not None:
                 next_s = min(next_s, now_s + (deadline_ms - now_ms) / 1000)
-            if self._read_deadlines:
-                next_s = min(next_s, self._read_deadlines[0][0])
+            if (read_s := self._reads.next_s) is not None:
+                next_s = min(next_s, read_s)
             claims_ms = self._claims.next_ms()
             if claims_ms is not None:
                 next_s = min(next_s, claims_ms / 1000)
@@ -999,19 +983,13 @@ class Engine:
                     due[1][0].ticket.answer(self.disk_space.full(), 0.0, 0.0)
             elif due[1]:
                 self._serve(due[0], due[1], is_over=due[2])
-        while self._read_deadlines and self._read_deadlines[0][0] <= now_s:
-            _, _, read = heapq.heappop(self._read_deadlines)
-            if not read.done and not self.has_room(read.ticket):
+        for read in self._reads.due(now_s):
+            if not self.has_room(read.ticket):
                 self._deferred_boxes[read.command.box] = None
-                entry = (now_s + _NO_ROOM_S, next(self._order), read)
-                heapq.heappush(self._read_deadlines, entry)
-            elif not read.done:
+                self._reads.set_deadline(read, now_s + _NO_ROOM_S)
+            else:
                 self._try_read(read, msgspec.structs.replace(read.command, wait_ms=0), [])
-                waiting = self._reads.get(read.command.box)
-                if waiting is not None:
-                    waiting[:] = [other for other in waiting if other is not read]
-                    if not waiting:
-                        del self._reads[read.command.box]
+                self._reads.drop(read)
 
     # -- the disk's space
 

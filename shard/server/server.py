@@ -521,12 +521,14 @@ class _Connection:
 
     def _handle(self, message: wire.Message) -> None:
         server = self._server
-        peer = self._peer
-        if message.op == wire.OP_APPEND and peer is None:
+        if message.op == wire.OP_APPEND and self._peer is None:
             if self._is_urgent:
                 server.urgent_until_ns = self.woken_ns + _URGENT_NS
-            if server.takes_writes:
-                self._append(message)
+            if server.takes_writes and server.engine is not None:
+                ticket = _Ticket(self, message.op, message.id)
+                command = self._command_of(message, server.engine, ticket)
+                if command is not None:
+                    server.engine.submit(command, ticket)
                 return
         if message.op in wire.PAGE_OPS and (self.deferred or not self.has_room):
             self._defer(message)
@@ -577,18 +579,11 @@ class _Connection:
         if peer is None and message.op in wire.EXPORT_OPS:
             server.engine.exports.ask(message.op, message.body, partial(self._answer_export, message))
             return
-        try:
-            if message.op == wire.OP_PUT_COLUMNS:
-                self._put_columns(message, server.engine, ticket)
-                return
-            if peer is None:
-                command = requests.decode_command(message.op, message.head, message.body, self._limits)
-                if message.op in wire.TXN_OPS:
-                    command = msgspec.structs.replace(command, caller=self._caller)
-            else:
-                command = peer.command_of(message, self._limits)
-        except StreamsError as error:
-            self._refuse(error, message, server.engine, ticket)
+        if message.op == wire.OP_PUT_COLUMNS:
+            self._put_columns(message, server.engine, ticket)
+            return
+        command = self._command_of(message, server.engine, ticket)
+        if command is None:
             return
         if (throttles and isinstance(command, Append) and not command.disable_backpressure) or (
             # One of a session is not refused by itself: those behind it are on their way already.
@@ -615,17 +610,18 @@ class _Connection:
         else:
             engine.submit(check, _InvalidRequestTicket(ticket, error))
 
-    def _append(self, message: wire.Message) -> None:
-        """What most messages are, from where most of them come; the same as above, with nothing to ask."""
-        ticket = _Ticket(self, message.op, message.id)
-        engine = self._server.engine
-        assert engine is not None, "it takes writes"
+    def _command_of(self, message: wire.Message, engine: Engine, ticket: _Ticket) -> Command | None:
+        """The command in a message; None if it was refused."""
         try:
+            if self._peer is not None:
+                return self._peer.command_of(message, self._limits)
             command = requests.decode_command(message.op, message.head, message.body, self._limits)
+            if message.op in wire.TXN_OPS:
+                command = msgspec.structs.replace(command, caller=self._caller)
+            return command
         except StreamsError as error:
-            ticket.answer(error, 0.0, 0.0)
-            return
-        engine.submit(command, ticket)
+            self._refuse(error, message, engine, ticket)
+            return None
 
     def _let_in(self, peer: Peer, message: wire.Message, ticket: _Ticket) -> bool:
         """Whether there is more to do: the hello is answered here, and so is what its key does not allow."""
@@ -657,9 +653,13 @@ class _Connection:
     def _put_columns(self, message: wire.Message, engine: Engine, ticket: _Ticket) -> None:
         """As many writes as there are boxes, and one reply."""
         account = "" if self._peer is None else self._peer.account
-        writes = bulk_requests.decode_columns(message.head, message.body, self._limits, account)
-        if self._peer is not None:
-            self._peer.check_writes(writes)
+        try:
+            writes = bulk_requests.decode_columns(message.head, message.body, self._limits, account)
+            if self._peer is not None:
+                self._peer.check_writes(writes)
+        except StreamsError as error:
+            self._refuse(error, message, engine, ticket)
+            return
         gathering = _Gathering(ticket, writes)
         for at, write in enumerate(writes):
             engine.submit(write, _Part(gathering, at))

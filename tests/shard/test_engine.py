@@ -368,7 +368,7 @@ async def test_a_long_poll_that_is_taken_back_while_it_waits_for_the_disk_is_nev
         await desk.seal()
         desk.forget()
         waiting = desk.send(commands.Diff(box="b", wait_ms=5_000, match=commands.Match("rare")))
-        await desk.until(lambda: desk.engine._reads != {})
+        await desk.until(lambda: desk.engine._reads.has("b"))
         desk.forget()
         desk.store.reading.shut()
         await desk.append({"data": "no", "tag": "dull"})
@@ -390,8 +390,8 @@ async def test_what_is_left_of_answered_long_polls_is_bounded(open_desk: Open) -
             assert seqs_of(await waiting.reply()) == [seq + 1]
             taken_back = desk.send(commands.Diff(box="b", from_seq=seq + 1, wait_ms=30_000))
             assert desk.engine.forget(taken_back)
-        assert len(desk.engine._read_deadlines) < 100
-        assert sum(map(len, desk.engine._reads.values())) < 100
+        assert len(desk.engine._reads._deadlines) < 100
+        assert sum(map(len, desk.engine._reads._by_box.values())) < 100
 
 
 async def test_a_long_poll_whose_time_is_up_while_it_waits_for_the_disk_is_answered_once(
@@ -404,14 +404,14 @@ async def test_a_long_poll_whose_time_is_up_while_it_waits_for_the_disk_is_answe
         desk.forget()
         poll = commands.Diff(box="b", wait_ms=5_000, match=commands.Match("rare"))
         waiting = desk.send(poll)
-        await desk.until(lambda: desk.engine._reads != {})
+        await desk.until(lambda: desk.engine._reads.has("b"))
         desk.forget()
         desk.store.reading.shut()
         await desk.append({"data": "no", "tag": "dull"})
         await desk.store.reading.wait_reached()
         desk.clock[0] += 6_000
         desk.engine._timer_changed.set()
-        await desk.until(lambda: desk.engine._read_deadlines == [])
+        await desk.until(lambda: desk.engine._reads.next_s is None)
         desk.store.reading.open()
         reply = await waiting.reply()
         assert (reply.records, reply.next_from_seq) == (b"", 11)
