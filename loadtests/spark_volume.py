@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 DATA_BYTES: Final = 128
 #: Bytes on the disk for each row at the worst moment: rows as they came, as they are kept, and sealed.
-DISK_BYTES_A_ROW: Final = 500
+DISK_BYTES_A_ROW: Final = 530
 PREFIX: Final = "volume."
 SAMPLE_S: Final = 1.0
 REPORT_S: Final = 10.0
