@@ -71,6 +71,7 @@ def firing(courses: Mapping[str, tuple[Series, Series]], folder: Path) -> dict[s
     `courses` has, by server, the metrics for `BEFORE` minutes in which nothing is wrong, and then for `AFTER`
     minutes.
     """
+    courses = {server: _on_a_roomy_disk(*course) for server, course in courses.items()}
     used = set(re.findall(r"\b(?:streams_\w+|up)\b", RULES.read_text()))
     test = {
         "rule_files": [str(RULES)],
@@ -106,6 +107,15 @@ def firing(courses: Mapping[str, tuple[Series, Series]], folder: Path) -> dict[s
         for server in servers:
             found[server].add(alert)
     return found
+
+
+def _on_a_roomy_disk(before: Series, after: Series) -> tuple[Series, Series]:
+    """Return the course with free space on a disk that was nearly full before anything went wrong: that is
+    the disk of the machine that runs the tests, and no part of the incident."""
+    free, size = "streams_disk_free_bytes", "streams_disk_bytes"
+    if size not in before or before[free] / before[size] >= 0.2:
+        return before, after
+    return {**before, free: before[size]}, {**after, free: after.get(size, before[size])}
 
 
 def _of(server: str, name: str) -> str:
