@@ -410,7 +410,7 @@ class Exchange(TrioASGIHTTPConnection):
             raise _Stalled
 
     async def _refuse(self, response: Response, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
-        """Answers before the body is read. The connection of HTTP/1.1 is then closed (`hyper.py`)."""
+        """Answer before the body is read. A connection of HTTP/1.1 is then closed (`hypercorn_server.py`)."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_drop_input, receive)  # It may be in the way of a window for the answer.
             with suppress(_Stalled):

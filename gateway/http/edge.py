@@ -3,10 +3,10 @@
 A new connection waits in the lobby (`lobby.py`) for its first byte.
 
 HTTP/1.1 is served by `edge_connection.py`, which costs about 40 µs of CPU a request. The HTTP/2 preface and
-every `Upgrade` hand the connection, bytes read so far included, to Hypercorn (`hyper.py`), which costs
-25 times that and speaks everything. With `front="hypercorn"` Hypercorn gets every connection. Without, it is
-loaded with the first connection that needs it: most gateways never do, and a third of the time in which one
-starts would go into it.
+every `Upgrade` hand the connection, bytes read so far included, to Hypercorn (`hypercorn_server.py`), which
+costs 25 times that and speaks everything. With `front="hypercorn"` Hypercorn gets every connection. Without,
+it is loaded with the first connection that needs it: most gateways never do, and a third of the time in which
+one starts would go into it.
 """
 
 from __future__ import annotations

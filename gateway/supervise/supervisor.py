@@ -7,7 +7,7 @@ fresh interpreters, never forks of this one. Each is told, by arguments, descrip
                 --placement JSON; shards also: --directory NAME --server ID, and --after-failure when the last
                 one could not write or sync its log; gateways also: --sockets JSON
                 --addresses JSON
-                with keys on, also: --keys-file PATH (`keyfile.py`)
+                with keys on, also: --keys-file PATH (`key_file.py`)
     environment STREAMS_CHILD_CONFIG: the whole `Config` as JSON (it would make `ps` unreadable)
     lock        the descriptor of LOCK is inherited and simply stays open
     parent-fd   end of file on it means that we are gone: stop as on SIGTERM

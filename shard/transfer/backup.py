@@ -4,7 +4,7 @@ In the target, a folder or an object store:
 
     backups/<id>.json                     what the backup holds; written last: it *is* the backup
     backups/<id>.sig                      its ed25519 signature, if it was taken with a key
-    backup-shards/<id>/shard-00/wal/…     the folder of each shard, as `transfer.py` builds it: everything
+    backup-shards/<id>/shard-00/wal/…     the folder of each shard, as `boxes.py` builds it: everything
     backup-shards/<id>/shard-00/snapshot/…        but what is in segments
     backup-segments/7/<first seq>-<serial>-<digest>.seg   shared by all backups that need it
 
@@ -143,7 +143,7 @@ class Backup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShardSource(NamedTuple):
-    """What of a shard is to be copied: a folder as `transfer.py` builds it, and where its segments are. What
+    """What of a shard is to be copied: a folder as `boxes.py` builds it, and where its segments are. What
     comes from a cold store is put into the folder on its way."""
 
     folder: str
