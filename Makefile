@@ -95,6 +95,7 @@ docs: .venv/.dev ## Write the generated reference pages again.
 	$(BIN)/streams config --markdown > docs/reference/settings.md
 	$(BIN)/python -m tests.support.cli_page > docs/reference/cli.md
 	$(BIN)/python -m tests.support.metrics_page > docs/reference/metrics.md
+	$(BIN)/python -m tests.support.limits_page
 	$(BIN)/python -m tests.support.spark_page
 
 clean: ## Remove .venv and caches. Data is never removed: that is ./streams-data, and it is yours.

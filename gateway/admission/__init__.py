@@ -1,5 +1,6 @@
-"""The limits that a request passes in a gateway, in this order (`docs/explanation/pressure.md` has them all).
+"""The limits that a request passes in a gateway, in this order.
 
+limit_table                                every limit of a server, those of its shards too
 descriptors, connection_table, closures    how many connections, and which are closed for new ones
 frame_budget, slice_lane                   how many HTTP/2 and WebSocket frames
 request_scheduler, fair_queue              whose request is served next
