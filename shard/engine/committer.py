@@ -8,7 +8,7 @@
 While one group is being written the next one gathers in the backlog, so groups grow with the load and a sync
 is shared by all who wait for it. Frames that nobody waits for are synced `sync_interval_ms` after they were
 written, by a thread of their own: writers of such frames wait for no sync. When a whole interval passes with
-nothing to do, a marker is left in the log (see `wal.py`, proven-when-quiet).
+nothing to do, a marker is left in the log (see `wal/log.py`, PROVEN_WHEN_QUIET).
 
 Rules of the file:
   1. It knows frames and lsns, never a box. It is plain threads, no trio; one lock, see `append_now`.

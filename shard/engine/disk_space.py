@@ -9,8 +9,8 @@
     below the full  full     everything that must be logged is refused; reads, and boxes in memory, go on
     watermark
 
-What goes on at level low has its room: the log writes only into files that are allocated (`wal.py`,
-room-before-frames). When the next log file cannot be allocated the level is low, whatever the file system
+What goes on at level low has its room: the log writes only into files that are allocated (`wal/log.py`,
+ROOM_BEFORE_FRAMES). When the next log file cannot be allocated the level is low, whatever the file system
 says of its space, and full when the current file has little room left, or the log waits for room.
 
 A level ends when there is an eighth more space than the watermark that began it, `_MARGIN_BYTES_MAX` at most,

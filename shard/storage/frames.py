@@ -1,6 +1,6 @@
 """Change <-> bytes, and the state of a shard <-> bytes. Pure.
 
-The content of a frame (the log adds length, lsn and checksum, see `wal.py`):
+The content of a frame (the log adds length, lsn and checksum, see `wal/format.py`):
 
     BatchAppended   u64 generation · i64 at_ms · u64 trim_before · u64 evict_before · u64 trim_cut_bytes ·
                     u64 evict_cut_bytes · i64 evicted_ts · u16 key length · key (UTF-8) · the batch as

@@ -364,7 +364,7 @@ def test_a_full_disk_while_preparing_is_no_failure_but_any_other_error_is() -> N
     for code, fails in ((errno.ENOSPC, False), (errno.EIO, True)):
         disk = FaultDisk("/data")
         one = Desk(disk, "/data/wal", sync_interval_ms=NEVER_MS)
-        one.wal._spares.clear()
+        one.wal._spares._ready.clear()
         disk.fail_next("create", OSError(code, "failed"))
         one.committer.start()
         if fails:
@@ -487,7 +487,7 @@ def test_a_commit_without_room_waits_and_is_reported_when_there_is_some(desk: Ca
     one.submit(b"first", sync=True)
     assert [one.next(), one.next()] == [("logged", 1), ("durable", 1)]
     one.committer.flush()
-    one.wal._spares.clear()
+    one.wal._spares._ready.clear()
     disk.is_full = True
     one.submit(b"x" * FILE_BYTES, sync=True)
     while not one.committer.is_stuck:
@@ -504,7 +504,7 @@ def test_a_commit_without_room_waits_and_is_reported_when_there_is_some(desk: Ca
 def test_a_committer_that_waits_for_room_can_be_stopped(desk: Callable[..., Desk]) -> None:
     disk = FaultDisk("/data")
     one = desk(disk)
-    one.wal._spares.clear()
+    one.wal._spares._ready.clear()
     disk.is_full = True
     one.submit(b"x" * FILE_BYTES, sync=True)
     while not one.committer.is_stuck:
@@ -524,7 +524,7 @@ def test_the_next_file_that_cannot_be_made_is_told_before_the_current_one_is_ful
     while not one.wal.has_spare:
         threading.Event().wait(0.001)
     disk.is_full = True
-    one.wal._spares.clear()
+    one.wal._spares._ready.clear()
     one.committer.prepare()
     assert told.wait(PATIENCE_S) and one.committer.lacks_spare
     assert one.wal.has_room(1, 1000)

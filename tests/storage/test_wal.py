@@ -190,7 +190,7 @@ def test_one_group_can_fill_several_files() -> None:
     wal.append([frame(lsn, b"y" * 200) for lsn in range(1, 31)])
     assert wal.files()[0] == WalFile(1, 1, 4)
     assert wal.files()[-1] == WalFile(8, 29, 30)
-    assert wal.durable_lsn == 28, "whole-before-next: all but the newest file was synced"
+    assert wal.durable_lsn == 28, "WHOLE_BEFORE_NEXT: all but the newest file was synced"
     wal.close()
     assert len(scanned(disk)) == 30
 
@@ -262,18 +262,18 @@ def test_only_the_oldest_file_can_be_released_and_never_the_newest() -> None:
     for lsn in range(1, 11):
         wal.append([frame(lsn, b"z" * 300)])
     first, second, *_, last = wal.files()
-    with pytest.raises(AssertionError, match="contiguous-number"):
+    with pytest.raises(AssertionError, match="CONTIGUOUS_NUMBER"):
         wal.release(second.number)
     for file in wal.files()[:-1]:
         wal.release(file.number)
-    with pytest.raises(AssertionError, match="contiguous-number"):
+    with pytest.raises(AssertionError, match="CONTIGUOUS_NUMBER"):
         wal.release(last.number)
     assert wal.files() == [last] and first.number == 1
 
 
 def test_lsns_out_of_turn_are_our_mistake() -> None:
     wal = opened(FaultDisk("/data"))
-    with pytest.raises(AssertionError, match="contiguous-lsn"):
+    with pytest.raises(AssertionError, match="CONTIGUOUS_LSN"):
         wal.append([frame(2, b"")])
 
 

@@ -32,7 +32,7 @@ class Model:
     def check(self, frames: dict[int, bytes], snapshot_lsn: int) -> None:
         lsns = sorted(frames)
         if lsns:
-            assert lsns == list(range(lsns[0], lsns[-1] + 1)), "contiguous-lsn"
+            assert lsns == list(range(lsns[0], lsns[-1] + 1)), "CONTIGUOUS_LSN"
             assert lsns[0] <= snapshot_lsn + 1
         last = lsns[-1] if lsns else snapshot_lsn
         assert last >= self.durable_lsn, f"lsn {self.durable_lsn} was durable, the log ends at {last}"
