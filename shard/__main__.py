@@ -104,8 +104,8 @@ def open_cold_store(arguments: ChildArgs, disk: Disk, faults: Faults) -> ColdSto
         return None
     from shard.offline.claim_cold import owner_of  # brings obstore along, which takes a while to import
     from shard.storage.cold import ColdConfigError, open_cold
-    from shard.storage.coldobserved import ObservedCold
-    from shard.storage.coldowner import OwnedCold
+    from shard.storage.cold.observed import ObservedCold
+    from shard.storage.cold.ownership import OwnedCold
 
     try:
         store = open_cold(config.cold_dir, disk)

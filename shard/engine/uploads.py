@@ -46,7 +46,7 @@ from streams.protocol.reports import ObjectsReport
 
 log = structlog.get_logger()
 
-#: One request's worth, see `PIECE_BYTES` in `cold.py`; a group ends with the change that reaches it.
+#: One request's worth, see `PIECE_BYTES` in `cold/objects.py`; a group ends with the change that reaches it.
 OBJECT_BYTES_MAX = 4 << 20
 
 #: A base is taken when this much has gathered behind the last one: so much a restore has to read beside it.

@@ -17,9 +17,8 @@ import time
 
 import msgspec
 
-from shard.storage import coldowner
-from shard.storage.cold import ColdConfigError, ColdDamaged, ColdError, open_cold
-from shard.storage.coldowner import Owner
+from shard.storage.cold import ColdConfigError, ColdDamaged, ColdError, open_cold, ownership
+from shard.storage.cold.ownership import Owner
 from shard.storage.files import Disk
 from streams import process
 from streams.config import CHILD_CONFIG_VARIABLE, Config
@@ -37,7 +36,7 @@ def claim(location: str, owner: Owner) -> dict[str, str]:
         f"`streams takeover --data-dir {owner.data_dir} --cold-dir {location}`, and start again"
     )
     try:
-        found = coldowner.claim(open_cold(location, Disk()), owner)
+        found = ownership.claim(open_cold(location, Disk()), owner)
     except ColdConfigError as error:
         return {"refused": f"{error} It is set by STREAMS_COLD_DIR"}
     except ColdDamaged as error:

@@ -405,6 +405,18 @@ class ConfinedDisk(Disk):
         return parts
 
 
+def read_chunks(disk: DiskLike, path: str, chunk_bytes: int) -> Iterator[bytes]:
+    """All of a file, in chunks of one size but for the last."""
+    handle = disk.open(path, writable=False)
+    try:
+        offset = 0
+        while chunk := disk.pread(handle, chunk_bytes, offset):
+            yield chunk
+            offset += len(chunk)
+    finally:
+        disk.close(handle)
+
+
 def read_around(disk: DiskLike, path: str) -> bytes:
     """All of a file, with zeros in place of what an examined disk cannot give back."""
     try:

@@ -30,19 +30,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager
 from errno import ENOENT
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from shard.core.boxes.sealed import Segment
 from shard.core.changes import SegmentFacts
 from shard.storage import segmentindex, segments, tagindex
+from shard.storage.cold import ColdError, ColdMissing, ColdSource, ColdStore, ColdUnavailable, measure
 from shard.storage.files import Corrupt, DiskLike
 from shard.storage.segmentindex import SegmentIndex, segment_name, stub_name
 from shard.storage.sources import FileSource, Source
 from streams.protocol.commands import Match
 from streams.protocol.records import Batch
-
-if TYPE_CHECKING:  # it brings a library along that only a server with a cold store needs
-    from shard.storage.cold import ColdStore
 
 T = TypeVar("T")
 
@@ -116,8 +114,6 @@ class SegmentStore:
 
     def copy_to_cold(self, name: Name) -> None:
         """Puts a copy into the cold store and proves that it is whole. Safe to repeat."""
-        from shard.storage.cold import measure
-
         assert self._cold is not None
         path = self._path(name.file)
         with self._reading(name):
@@ -262,8 +258,6 @@ class SegmentStore:
         return self._cold_source(self._cold, name, self._index(name).file_bytes)
 
     def _cold_source(self, cold: ColdStore, name: Name, size: int) -> Source:
-        from shard.storage.cold import ColdSource
-
         without_server = ColdSource(cold, _name_without_server(name.file), size)
         if not self._server or name in self._without_server:
             return without_server
@@ -313,8 +307,6 @@ class SegmentStore:
         if self._cold is None:
             yield
             return
-        from shard.storage.cold import ColdError, ColdUnavailable
-
         try:
             yield
         except ColdUnavailable as error:
@@ -346,8 +338,6 @@ class _EitherSource:
         return self._first.size()
 
     def read(self, offset: int, length: int) -> bytes:
-        from shard.storage.cold import ColdMissing
-
         try:
             return self._first.read(offset, length)
         except ColdMissing as missing:

@@ -40,7 +40,7 @@ from xxhash import xxh3_64, xxh3_64_hexdigest
 from shard.core.changes import ShardState
 from shard.storage import frames, segments
 from shard.storage.cold import ColdMissing, ColdStore, measure
-from shard.storage.files import Buffer, Corrupt, DiskLike
+from shard.storage.files import Buffer, Corrupt, DiskLike, read_chunks
 from shard.storage.segmentindex import SegmentIndex, digest_of
 from shard.storage.snapshot import Snapshots
 from shard.storage.sources import Source
@@ -461,14 +461,8 @@ def check_sha256(disk: DiskLike, path: str, object: str, sha256: str) -> None:
 
 def _sha256_of(disk: DiskLike, path: str) -> str:
     digest = hashlib.sha256()
-    handle = disk.open(path, writable=False)
-    try:
-        offset = 0
-        while piece := disk.pread(handle, _READ_BYTES, offset):
-            digest.update(piece)
-            offset += len(piece)
-    finally:
-        disk.close(handle)
+    for piece in read_chunks(disk, path, _READ_BYTES):
+        digest.update(piece)
     return digest.hexdigest()
 
 

@@ -27,8 +27,7 @@ def command(data_dir: str | None, cold_dir: str | None, yes: bool, as_json: bool
     acknowledge until then is lost. Nothing in the store is removed, so the old owner can take it back.
     """
     from shard.offline.claim_cold import owner_of
-    from shard.storage import coldowner
-    from shard.storage.cold import ColdDamaged, ColdUnavailable
+    from shard.storage.cold import ColdDamaged, ColdUnavailable, ownership
     from streams.cli.shardfolders import cold_store, open_directory, read_manifest
 
     config = configured(data_dir=data_dir, cold_dir=cold_dir)
@@ -40,14 +39,14 @@ def command(data_dir: str | None, cold_dir: str | None, yes: bool, as_json: bool
     before = ""
     try:
         try:
-            found = coldowner.read_owner(store)
+            found = ownership.read_owner(store)
         except ColdDamaged as damage:
             before = f"an owner that cannot be told ({damage.reason})"
         else:
             before = "" if found is None or found.server == owner.server else str(found)
         if before and not yes:
             _ask(config.cold_dir, before)
-        coldowner.take_over(store, owner)
+        ownership.take_over(store, owner)
     except ColdUnavailable as error:
         raise output.Occupied(
             f"{config.cold_dir} cannot be used now ({error.reason}). Check its address and, of an object "

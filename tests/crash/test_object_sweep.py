@@ -18,7 +18,7 @@ import pytest
 import trio
 
 from shard.core.machine import Machine
-from shard.storage.cold import ObjectCold
+from shard.storage.cold.objects import ObjectCold
 from shard.storage.files import Disk
 from streams.protocol import commands, queues
 from streams.protocol.commands import Command

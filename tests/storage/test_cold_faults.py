@@ -17,14 +17,11 @@ import pytest
 from xxhash import xxh3_64_intdigest
 
 from shard.storage.cold import (
-    ATTEMPTS_MAX,
-    BYTES_PER_S_MIN,
-    REQUEST_RETRIES_MAX,
     ColdMissing,
     ColdStore,
     ColdUnavailable,
-    ObjectCold,
 )
+from shard.storage.cold.objects import ATTEMPTS_MAX, BYTES_PER_S_MIN, REQUEST_RETRIES_MAX, ObjectCold
 from shard.storage.files import Disk
 
 if TYPE_CHECKING:

@@ -128,7 +128,7 @@ class Wal:
 
     def path_of(self, number: int) -> str:
         """For messages: where a file of this number is."""
-        return self._path(number)
+        return path_of(self._directory, number)
 
     def files(self) -> list[WalFile]:
         """All files, oldest first; the last one is the newest, which cannot be released."""
@@ -439,7 +439,7 @@ class Wal:
         number = self._newest().number + 1 if self._files else 1
         assert number not in self._kept, "KEPT_OR_NOT"
         spare = self._when_there_is_room(self._spares.take)
-        file = LogFile(number, self._path(number), first_lsn)
+        file = LogFile(number, self.path_of(number), first_lsn)
         handle = disk.open(spare, writable=True)
         self._handle = handle
         if self._reserves and HEADER_BYTES + frame_bytes > self._frames_end_max:
@@ -477,7 +477,7 @@ class Wal:
         try:
             if self.keeps(file.first_lsn, file.last_lsn):
                 old, file.path = file.path, kept_path_of(self._directory, number)
-                self._kept[number] = file  # before it is gone from the others: whoever looks finds it
+                self._kept[number] = file  # first: a reader finds it in one of the two
                 self._disk.rename(old, file.path)
                 self._disk.fsync_dir(self._directory)
                 del self._files[number]
@@ -498,6 +498,3 @@ class Wal:
 
     def _newest(self) -> LogFile:
         return list(self._files.values())[-1]
-
-    def _path(self, number: int) -> str:
-        return path_of(self._directory, number)

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from shard.storage import coldowner
-from shard.storage.cold import ColdDamaged, ColdStore, ColdUnavailable, FolderCold, open_cold
-from shard.storage.coldowner import MARK, OwnedCold, Owner
+from shard.storage.cold import ColdDamaged, ColdStore, ColdUnavailable, FolderCold, open_cold, ownership
+from shard.storage.cold.ownership import MARK, OwnedCold, Owner
 from shard.storage.files import Disk
 from shard.storage.store import Name, SegmentStore
 from tests.support.objectstore import Bucket, bucket, object_server
@@ -37,8 +36,8 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ColdStore]
 def test_of_many_servers_that_claim_a_store_at_once_one_gets_it(store: ColdStore) -> None:
     claimers = [Owner(str(number)) for number in range(8)]
     with ThreadPoolExecutor(len(claimers)) as pool:
-        found = set(pool.map(lambda owner: coldowner.claim(store, owner), claimers))
-    assert len(found) == 1 and coldowner.read_owner(store) in claimers
+        found = set(pool.map(lambda owner: ownership.claim(store, owner), claimers))
+    assert len(found) == 1 and ownership.read_owner(store) in claimers
     assert list(store.names()) == [MARK]
 
 
@@ -51,8 +50,8 @@ def test_a_server_whose_store_was_taken_over_changes_nothing_there_any_more(stor
     now = 0.0
     ours = OwnedCold(store, OURS, clock=lambda: now)
     assert ours.create("a/b.json", b"ours")
-    coldowner.take_over(store, THEIRS)
-    now += coldowner.CHECK_S
+    ownership.take_over(store, THEIRS)
+    now += ownership.CHECK_S
     for change in (
         lambda: ours.delete("a/b.json"),
         lambda: ours.put("a/b.json", [b"x"], size=1, checksum=0),
@@ -61,7 +60,7 @@ def test_a_server_whose_store_was_taken_over_changes_nothing_there_any_more(stor
         with pytest.raises(ColdUnavailable, match=r"belongs to server 2 .*/other on host there.*takeover"):
             change()
     assert ours.read("a/b.json", 0, 4) == b"ours"
-    coldowner.take_over(store, OURS)
+    ownership.take_over(store, OURS)
     ours.delete("a/b.json")
     assert ours.size("a/b.json") is None
 
@@ -69,9 +68,9 @@ def test_a_server_whose_store_was_taken_over_changes_nothing_there_any_more(stor
 def test_a_mark_that_cannot_be_read_belongs_to_nobody_until_it_is_taken_over(store: ColdStore) -> None:
     store.create(MARK, b"{}")
     with pytest.raises(ColdDamaged):
-        coldowner.claim(store, OURS)
-    coldowner.take_over(store, OURS)
-    assert coldowner.claim(store, THEIRS) == OURS
+        ownership.claim(store, OURS)
+    ownership.take_over(store, OURS)
+    assert ownership.claim(store, THEIRS) == OURS
 
 
 # -- segments

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from shard.storage.cold import ColdError, ColdStore, ColdUnavailable
+from shard.storage.cold.base import ColdError, ColdStore, ColdUnavailable
 from shard.storage.faults import Faults, Operation
 from shard.storage.files import Buffer
 

@@ -28,7 +28,7 @@ from typing import Final
 import msgspec
 from xxhash import xxh3_64_intdigest
 
-from shard.storage.cold import ColdDamaged, ColdStore, ColdUnavailable
+from shard.storage.cold.base import ColdDamaged, ColdStore, ColdUnavailable
 from shard.storage.files import Buffer
 
 MARK: Final = "owner.json"
@@ -85,7 +85,7 @@ def claim(store: ColdStore, owner: Owner) -> Owner:
 
 
 def take_over(store: ColdStore, owner: Owner) -> None:
-    """Make this server the owner, whoever it was."""
+    """Make this server the owner, in the place of any other."""
     content = msgspec.json.encode(owner)
     store.put(MARK, [content], size=len(content), checksum=xxh3_64_intdigest(content))
 

@@ -1,0 +1,231 @@
+"""What every cold store shares: its errors, its names, and how a source is measured while it is read.
+
+    name      shard-00/segments/7/00000000000000000001-000000000012.seg
+              folders have no dot; a file has one, and does not end in `.tmp`
+
+What goes wrong is one of three things, by whose move it is: `ColdUnavailable` (wait, then ask again),
+`ColdMissing` and `ColdDamaged` (look for another copy). Trouble with the *local* file that is to be put is
+none of them: it leaves as the `OSError` it is, or as `Corrupt` when its bytes are not those promised.
+
+Invariants:
+  REPEATABLE  what is put can be read more than once: an attempt may have to be repeated.
+  EXACT_READ  a read returns as many bytes as were asked for, or raises.
+  RANGES      offsets and lengths are not negative.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+from xxhash import xxh3_64
+
+from shard.storage.files import Buffer, Corrupt, DiskLike, read_chunks
+
+#: What is read from or written to a disk at once.
+CHUNK_BYTES = 1 << 20
+
+_LEGAL = (
+    "Give the path of a folder that exists, file:///path, s3://bucket/prefix, gs://bucket/prefix or "
+    "az://container/prefix"
+)
+TEMPORARY = ".tmp"
+#: With `.tmp` behind it a part still fits the 255 bytes a file system allows; S3 allows 1,024 in all.
+_PART_BYTES_MAX = 200
+_NAME_BYTES_MAX = 700
+FOLDER_NAME = re.compile(r"[A-Za-z0-9_-]+")
+_FILE = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)+")
+
+Chunks = Callable[[], Generator[Buffer, None, None]]
+
+
+class ColdConfigError(ValueError):
+    """The place that was configured cannot be a cold store."""
+
+    def __init__(self, location: str, reason: str) -> None:
+        self.location = location
+        self.reason = reason
+        super().__init__(f"{location!r} cannot be the cold store: {reason}. {_LEGAL}.")
+
+
+class ColdError(Exception):
+    """Something about one name in the cold store."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        self.name = name
+        self.reason = reason
+        super().__init__(f"{name or 'the listing'} in the cold store: {reason}")
+
+
+class ColdUnavailable(ColdError):
+    """The store cannot be used now, or not with these rights. What is stored there is not in question."""
+
+
+class ColdMissing(ColdError):
+    """The store answers, and has nothing under this name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, "there is nothing under this name")
+
+
+class ColdDamaged(ColdError):
+    """What is stored under the name is not what was put there."""
+
+
+class ColdStore(Protocol):
+    def put(self, name: str, source: str | Iterable[Buffer], *, size: int, checksum: int) -> None:
+        """Store a local file, given by its path, or buffers that can be gone through more than once.
+
+        Returns when the copy is durable. `checksum` is the `xxh3_64` of all bytes, without a seed. To put a
+        name again with the same content is harmless; other content replaces it.
+        """
+
+    def create(self, name: str, content: bytes) -> bool:
+        """Store a few bytes unless something has this name; False if something has. Of two calls at once one
+        succeeds at most, if the store honours conditional writes. After `ColdUnavailable` look who did."""
+
+    def verify(self, name: str, *, size: int, checksum: int) -> None:
+        """Read all of it back; `ColdDamaged` unless size and checksum are these."""
+
+    def read(self, name: str, offset: int, length: int) -> bytes:
+        """Exactly these bytes; `ColdDamaged` if the file ends before."""
+
+    def read_many(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """The bytes of each `(offset, length)`, in the order asked; near ones are fetched together."""
+
+    def size(self, name: str) -> int | None: ...
+
+    def names(self, prefix: str = "") -> Iterator[str]:
+        """All names under a folder ("a/b/", or "" for all), sorted. Each page is a call of its own."""
+
+    def delete(self, name: str) -> None:
+        """After this the name is missing, whether or not it was before."""
+
+
+class ColdSource:
+    """One file in the cold store, in the shape in which the reader of segments takes a local one."""
+
+    __slots__ = ("_size", "_store", "name")
+
+    def __init__(self, store: ColdStore, name: str, size: int) -> None:
+        self._store = store
+        self._size = size
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"<ColdSource {self.name}: {self._size} bytes>"
+
+    def size(self) -> int:
+        return self._size
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Short only at the end, as it was when the file was put there."""
+        return self._store.read(self.name, offset, max(0, min(length, self._size - offset)))
+
+
+class Measure(NamedTuple):
+    size: int
+    checksum: int
+
+
+def measure(disk: DiskLike, path: str) -> Measure:
+    """What `put` and `verify` want to know of a local file."""
+    digest = xxh3_64()
+    size = 0
+    for chunk in read_chunks(disk, path, CHUNK_BYTES):
+        digest.update(chunk)
+        size += len(chunk)
+    return Measure(size, digest.intdigest())
+
+
+class LocalFailure(Exception):
+    """The local disk failed while the source was read. Carries the error past those who translate theirs."""
+
+    def __init__(self, error: OSError) -> None:
+        self.error = error
+
+
+class ColdBase:
+    """What both kinds share: names are checked, sources are measured while they are read."""
+
+    def __init__(self, disk: DiskLike) -> None:
+        self._disk = disk
+
+    def put(self, name: str, source: str | Iterable[Buffer], *, size: int, checksum: int) -> None:
+        check_name(name)
+        assert isinstance(source, str) or iter(source) is not source, "REPEATABLE"
+        try:
+            self._put(name, lambda: self._chunks(name, source, Measure(size, checksum)), size)
+        except LocalFailure as failure:
+            raise failure.error from None
+
+    def read(self, name: str, offset: int, length: int) -> bytes:
+        return self.read_many(name, [(offset, length)])[0]
+
+    def read_many(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        check_name(name)
+        assert all(offset >= 0 and length >= 0 for offset, length in ranges), "RANGES"
+        wanted = [(offset, length) for offset, length in ranges if length]
+        found = iter(self._read(name, wanted) if wanted else ())
+        parts = [next(found) if length else b"" for _, length in ranges]
+        assert all(len(part) == length for part, (_, length) in zip(parts, ranges, strict=True)), "EXACT_READ"
+        return parts
+
+    def _put(self, name: str, chunks: Chunks, size: int) -> None:
+        raise NotImplementedError
+
+    def _read(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        raise NotImplementedError
+
+    def _chunks(
+        self, name: str, source: str | Iterable[Buffer], expected: Measure
+    ) -> Generator[Buffer, None, None]:
+        """The bytes of a source; after the last of them `Corrupt`, unless they are those expected."""
+        where = source if isinstance(source, str) else name
+        digest = xxh3_64()
+        size = 0
+        try:
+            for chunk in read_chunks(self._disk, source, CHUNK_BYTES) if isinstance(source, str) else source:
+                digest.update(chunk)
+                size += len(chunk)
+                yield chunk
+        except OSError as error:
+            raise LocalFailure(error) from error
+        if size != expected.size:
+            raise Corrupt(where, size, f"it is {size} bytes long, not {expected.size}; it was not copied")
+        if digest.intdigest() != expected.checksum:
+            raise Corrupt(where, 0, "it does not match its checksum; it was not copied")
+
+
+def compare(name: str, found: Measure, expected: Measure) -> None:
+    if found.size != expected.size:
+        raise ColdDamaged(name, f"it is {found.size} bytes long, not {expected.size}")
+    if found.checksum != expected.checksum:
+        raise ColdDamaged(name, "it does not match its checksum")
+
+
+def too_short(name: str, end: int) -> ColdDamaged:
+    return ColdDamaged(name, f"it ends before byte {end}")
+
+
+def check_name(name: str) -> None:
+    """Names are made by us, so a bad one is our mistake; but this mistake could leave the folder."""
+    if not is_name(name):
+        raise ValueError(f"{name!r} is not a name in the cold store")
+
+
+def check_prefix(prefix: str) -> None:
+    if prefix and not (prefix.endswith("/") and is_name(f"{prefix}x.x")):
+        raise ValueError(f"{prefix!r} is not a folder in the cold store; it has to end in a slash")
+
+
+def is_name(name: str) -> bool:
+    *folders, file = name.split("/")
+    return (
+        len(name) <= _NAME_BYTES_MAX
+        and all(len(folder) <= _PART_BYTES_MAX and FOLDER_NAME.fullmatch(folder) for folder in folders)
+        and len(file) <= _PART_BYTES_MAX
+        and _FILE.fullmatch(file) is not None
+        and not file.endswith(TEMPORARY)
+    )

@@ -1,0 +1,40 @@
+"""Opens the cold store at a location.
+
+open_cold("/mnt/archive", disk)           a folder                  FolderCold, by way of the disk
+open_cold("file:///mnt/archive", disk)    the same
+open_cold("s3://bucket/prefix", disk)     an object store           ObjectCold, by way of obstore
+open_cold("gs://bucket/prefix", disk)     keys and endpoint are those of the environment
+open_cold("az://container/prefix", disk)  (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, …)
+"""
+
+from __future__ import annotations
+
+from urllib.parse import unquote
+
+from shard.storage.cold.base import ColdConfigError, ColdStore
+from shard.storage.cold.folder import FolderCold
+from shard.storage.files import DiskLike
+
+_SCHEMES = ("s3", "gs", "az")
+
+
+def open_cold(location: str, disk: DiskLike) -> ColdStore:
+    """The store at `location`. A folder is looked for; an object store is not asked anything yet."""
+    scheme, separator, rest = location.partition("://")
+    if separator and scheme in _SCHEMES:
+        from shard.storage.cold.objects import ObjectCold  # brings obstore along, slow to import
+
+        return ObjectCold(location, disk)
+    if separator and scheme != "file":
+        raise ColdConfigError(location, f"{scheme}:// is not a kind of store it can be")
+    if separator and not rest.startswith("/"):
+        raise ColdConfigError(location, "a file URL has three slashes and then an absolute path")
+    folder = (unquote(rest) if separator else location).rstrip("/")
+    if not folder:
+        raise ColdConfigError(location, "it names no folder")
+    try:
+        disk.listdir(folder)
+    except OSError as error:
+        # The folder is never made: if it is where another disk should be mounted, it would hide that.
+        raise ColdConfigError(location, f"the folder cannot be read ({error.strerror})") from error
+    return FolderCold(folder, disk)

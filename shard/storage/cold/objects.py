@@ -1,0 +1,355 @@
+"""A cold store in an object store, by way of obstore.
+
+Rules of the file:
+  1. A call ends within its deadline whatever the network or the library does, and a repeat is always safe.
+  2. No call holds more than a few pieces of `PIECE_BYTES` beside what it returns.
+  3. The library is asked for one range at a time: its own reading of many panics when an object has shrunk.
+
+Invariants:
+  WHOLE_OR_ABSENT  under a name there is nothing or everything: an object appears by one request or by the
+                   completion of its upload, and not before size and checksum of what was read were found
+                   right.
+  PIECES           an upload has no more parts than a store takes.
+  RUNS_COVER       the ranges that are fetched cover those that were asked for, and do not overlap.
+  DEADLINE         parts that are sent at once fit into a request's time, and a request into a call's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from datetime import timedelta
+from functools import partial
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+import obstore
+from obstore.exceptions import (
+    AlreadyExistsError,
+    BaseError,
+    GenericError,
+    NotSupportedError,
+    PreconditionError,
+)
+from obstore.store import from_url
+from xxhash import xxh3_64
+
+from shard.storage.cold.base import (
+    Chunks,
+    ColdBase,
+    ColdConfigError,
+    ColdDamaged,
+    ColdMissing,
+    ColdUnavailable,
+    Measure,
+    check_name,
+    check_prefix,
+    compare,
+    is_name,
+    too_short,
+)
+from shard.storage.files import Buffer, DiskLike
+
+#: What one request carries at most. S3 wants 5 MiB or more in each part but the last, and takes 10,000 parts.
+PIECE_BYTES = 8 << 20
+PIECES_MAX = 10_000
+#: Parts that are sent at once: two fill a gigabit link and hold three pieces, one being filled, in memory.
+UPLOADS_MAX = 2
+#: Ranges that are asked for at once.
+FETCHES_MAX = 4
+#: Bytes between two ranges that are read for nothing rather than asked around: a round trip to an object
+#: store takes some 20 ms, in which this much arrives at 12 MB/s.
+GAP_BYTES_MAX = 256 << 10
+#: Names in one page of a listing; no store gives more.
+NAMES_PER_PAGE = 1000
+
+#: Two lost SYNs cost three seconds, a TLS handshake well under one.
+CONNECT_TIMEOUT_S = 5.0
+#: All parts under way must fit at the least rate we put up with: two of 8 MiB take 16 s at 1 MiB/s.
+REQUEST_TIMEOUT_S = 20.0
+#: A request that hung can be given up and asked again once. More than a reader would wait for an answer.
+DEADLINE_S = 30.0
+#: Calls that move much are given a second more for each of these.
+BYTES_PER_S_MIN = 1 << 20
+#: Times the library repeats one request, and times we repeat all of a call. The library does not repeat
+#: everything that may be: not a listing that breaks off, nor a delete whose answer was lost.
+REQUEST_RETRIES_MAX = 4
+ATTEMPTS_MAX = 3
+#: The first pause between two tries; each is twice as long as the one before, up to the second figure.
+BACKOFF_S = 0.1
+BACKOFF_S_MAX = 2.0
+
+_STATUS = re.compile(r"status code: (\d{3})")
+
+assert UPLOADS_MAX * PIECE_BYTES / BYTES_PER_S_MIN <= REQUEST_TIMEOUT_S <= DEADLINE_S, "DEADLINE"
+
+T = TypeVar("T")
+
+
+class ObjectCold(ColdBase):
+    """Objects below one prefix of one bucket.
+
+    obstore retries single requests and streams that break off; we repeat whole calls, which are safe to
+    repeat, and hold both under one deadline. The deadline is why its asynchronous half is used, in an event
+    loop that lives as long as the call (a fraction of a millisecond): a call there can be cancelled, and then
+    nothing of it is left behind in a thread. What was uploaded of a file whose upload was cancelled stays in
+    the bucket, unseen, until the bucket's own rule for unfinished uploads removes it.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        disk: DiskLike,
+        *,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        request_timeout_s: float = REQUEST_TIMEOUT_S,
+        deadline_s: float = DEADLINE_S,
+        backoff_s: float = BACKOFF_S,
+        piece_bytes: int = PIECE_BYTES,
+    ) -> None:
+        super().__init__(disk)
+        _check_url(url)
+        self._url = url.rstrip("/")
+        self._deadline_s = deadline_s
+        self._backoff_s = backoff_s
+        self._piece_bytes = piece_bytes
+        try:
+            self._store = from_url(
+                self._url,
+                client_options={
+                    # Whether to use TLS is said by the endpoint's scheme. To give any option here makes
+                    # obstore ignore those of the environment, AWS_ALLOW_HTTP among them.
+                    "allow_http": True,
+                    "connect_timeout": timedelta(seconds=connect_timeout_s),
+                    "timeout": timedelta(seconds=request_timeout_s),
+                },
+                retry_config={
+                    "max_retries": REQUEST_RETRIES_MAX,
+                    "retry_timeout": timedelta(seconds=deadline_s),
+                    "backoff": {
+                        "init_backoff": timedelta(seconds=backoff_s),
+                        "max_backoff": timedelta(seconds=max(backoff_s, BACKOFF_S_MAX)),
+                        "base": 2,
+                    },
+                },
+            )
+        except (BaseError, ValueError) as error:
+            raise ColdConfigError(url, _first_line(error)) from error
+
+    def __repr__(self) -> str:
+        return f"<ObjectCold {self._url}: {self._deadline_s:g} s>"
+
+    def verify(self, name: str, *, size: int, checksum: int) -> None:
+        check_name(name)
+
+        async def attempt() -> Measure:
+            digest = xxh3_64()
+            found_size = await self._head(name)
+            if found_size == size:
+                for start in range(0, size, self._piece_bytes):
+                    digest.update(await self._fetch(name, start, min(size, start + self._piece_bytes)))
+            return Measure(found_size, digest.intdigest())
+
+        compare(name, self._call(name, attempt, moved_bytes=size), Measure(size, checksum))
+
+    def size(self, name: str) -> int | None:
+        check_name(name)
+        try:
+            return self._call(name, lambda: self._head(name))
+        except ColdMissing:
+            return None
+
+    def names(self, prefix: str = "") -> Iterator[str]:
+        check_prefix(prefix)
+        last: str | None = None
+        while True:
+            page = self._call(prefix, partial(self._page, prefix, after=last))
+            yield from filter(is_name, page)
+            if len(page) < NAMES_PER_PAGE:
+                return
+            last = page[-1]
+
+    def delete(self, name: str) -> None:
+        check_name(name)
+
+        async def attempt() -> None:
+            await obstore.delete_async(self._store, name)
+
+        try:
+            self._call(name, attempt)
+        except ColdMissing:
+            pass
+
+    def create(self, name: str, content: bytes) -> bool:
+        check_name(name)
+        put = partial(obstore.put_async, self._store, name, content, use_multipart=False)
+
+        async def attempt() -> bool:
+            try:
+                await put(mode="create")
+            except (AlreadyExistsError, PreconditionError):
+                return False
+            except NotSupportedError:  # such a store cannot decide which call was first
+                await put()
+            return True
+
+        return self._call(name, attempt)
+
+    def _put(self, name: str, chunks: Chunks, size: int) -> None:
+        assert size <= PIECES_MAX * self._piece_bytes, "PIECES: 80 GB; a segment is a thousandth"
+
+        async def attempt() -> None:
+            with closing(chunks()) as buffers:
+                try:
+                    if size <= self._piece_bytes:
+                        await obstore.put_async(self._store, name, b"".join(buffers), use_multipart=False)
+                    else:
+                        await obstore.put_async(
+                            self._store,
+                            name,
+                            _as_async(buffers),
+                            chunk_size=self._piece_bytes,
+                            max_concurrency=UPLOADS_MAX,
+                        )
+                except FileNotFoundError as error:
+                    if _is_bucket_missing(error):
+                        raise
+                    # The completion took effect, its answer was lost, and the repeat found no upload.
+                    raise ColdUnavailable(name, "the server has lost the upload") from error
+
+        self._call(name, attempt, moved_bytes=size)
+
+    def _read(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        runs, run_of = _runs(ranges, piece_bytes=self._piece_bytes)
+        gate = asyncio.Semaphore(FETCHES_MAX)
+
+        async def fetch(start: int, end: int) -> bytes:
+            pieces = []
+            for at in range(start, end, self._piece_bytes):
+                async with gate:
+                    pieces.append(await self._fetch(name, at, min(end, at + self._piece_bytes)))
+            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+        async def attempt() -> list[bytes]:
+            return await asyncio.gather(*(fetch(start, end) for start, end in runs))
+
+        found = self._call(name, attempt, moved_bytes=sum(end - start for start, end in runs))
+        parts = []
+        for (offset, length), run in zip(ranges, run_of, strict=True):
+            start = offset - runs[run][0]
+            parts.append(found[run][start : start + length])
+        return parts
+
+    async def _fetch(self, name: str, start: int, end: int) -> bytes:
+        found = await obstore.get_range_async(self._store, name, start=start, end=end)
+        if len(found) != end - start:
+            raise too_short(name, end)
+        return bytes(found)
+
+    async def _head(self, name: str) -> int:
+        try:
+            return (await obstore.head_async(self._store, name))["size"]
+        except FileNotFoundError:
+            # An answer to HEAD has no body, so it cannot tell a missing object from a missing bucket.
+            await obstore.get_range_async(self._store, name, start=0, length=1)
+            raise
+
+    async def _page(self, prefix: str, *, after: str | None) -> list[str]:
+        # No name is kept for the listing: a request that is under way must be dropped by the library's own
+        # thread, when the call is cancelled. Dropped by ours it panics.
+        listing = partial(obstore.list, self._store, prefix or None, offset=after, chunk_size=NAMES_PER_PAGE)
+        try:
+            page = await listing().__anext__()
+        except StopAsyncIteration:
+            return []
+        return [found["path"] for found in page]
+
+    def _call(self, name: str, attempt: Callable[[], Awaitable[T]], *, moved_bytes: int = 0) -> T:
+        return asyncio.run(self._bounded(name, attempt, self._deadline_s + moved_bytes / BYTES_PER_S_MIN))
+
+    async def _bounded(self, name: str, attempt: Callable[[], Awaitable[T]], deadline_s: float) -> T:
+        """Try until the deadline, and say in our own words what went wrong."""
+        try:
+            async with asyncio.timeout(deadline_s):
+                return await self._retried(attempt)
+        except TimeoutError:
+            raise ColdUnavailable(name, f"no answer from {self._url} within {deadline_s:.3g} s") from None
+        except FileNotFoundError as error:
+            if _is_bucket_missing(error):
+                raise ColdUnavailable(name, f"the bucket of {self._url} is not there") from error
+            raise ColdMissing(name) from None
+        except BaseError as error:
+            if _status(error) == 416:
+                raise ColdDamaged(name, "it ends before the bytes that were asked for") from error
+            raise ColdUnavailable(name, _first_line(error)) from error
+
+    async def _retried(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        backoff_s = self._backoff_s
+        for _ in range(ATTEMPTS_MAX - 1):
+            try:
+                return await attempt()
+            except ColdUnavailable:
+                pass
+            except GenericError as error:
+                if 400 <= _status(error) < 500:
+                    raise  # The same question will get the same answer.
+            # Shards that failed together should not come back together.
+            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
+            backoff_s = min(2 * backoff_s, BACKOFF_S_MAX)
+        return await attempt()
+
+
+async def _as_async(buffers: Iterable[Buffer]) -> AsyncIterator[Buffer]:
+    """Read in our thread and our loop: when the call is over, so is the reading."""
+    for buffer in buffers:
+        yield buffer
+
+
+def _runs(ranges: Sequence[tuple[int, int]], *, piece_bytes: int) -> tuple[list[tuple[int, int]], list[int]]:
+    """What to fetch for these ranges as (start, end), and for each range the number of its run.
+
+    ranges    |--a--|   |-b-|                          |--c--|
+    runs      |------ 0 ----|                          |- 1 -|
+                     gap <= GAP_BYTES_MAX, and a run that is joined is no longer than a piece
+    """
+    runs: list[tuple[int, int]] = []
+    run_of = [0] * len(ranges)
+    for number in sorted(range(len(ranges)), key=lambda number: ranges[number]):
+        offset, length = ranges[number]
+        start, end = runs[-1] if runs else (0, -1)
+        joined = max(end, offset + length)
+        if runs and offset <= end + GAP_BYTES_MAX and (joined == end or joined - start <= piece_bytes):
+            runs[-1] = (start, joined)
+        else:
+            runs.append((offset, offset + length))
+        run_of[number] = len(runs) - 1
+        assert runs[-1][0] <= offset and offset + length <= runs[-1][1], "RUNS_COVER"
+    return runs, run_of
+
+
+def _check_url(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise ColdConfigError(url, str(error)) from error
+    if "@" in parts.netloc:
+        raise ColdConfigError(f"{parts.scheme}://…", "keys belong in the environment, not in the URL")
+    if not parts.netloc or parts.query or parts.fragment:
+        raise ColdConfigError(url, "it has to be a bucket and a prefix, and nothing else")
+
+
+def _status(error: BaseError) -> int:
+    """The HTTP status in a message of the library, which has no field for it; 0 if there is none."""
+    found = _STATUS.search(str(error))
+    return int(found[1]) if found else 0
+
+
+def _is_bucket_missing(error: FileNotFoundError) -> bool:
+    return any(code in str(error) for code in ("NoSuchBucket", "ContainerNotFound"))
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0].strip()
