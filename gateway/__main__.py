@@ -41,8 +41,8 @@ from gateway.telemetry.collector import Collector
 from gateway.watch.service import Watch
 from streams import __version__, logs, process
 from streams.config import ChildArgs, ConfigError
-from streams.protocol.access import Grant
-from streams.protocol.rates import RequestRates
+from streams.protocol.access.grants import Grant
+from streams.protocol.access.rates import RequestRates
 
 log = structlog.get_logger()
 

@@ -9,8 +9,8 @@ from gateway.shards.dispatch import Dispatch
 from gateway.shards.pressure import GatewayPressure
 from gateway.watch.service import Watch
 from streams import process
-from streams.protocol.histogram import Histogram
-from streams.protocol.reports import GatewayReport
+from streams.protocol.telemetry.histogram import Histogram
+from streams.protocol.telemetry.reports import GatewayReport
 
 
 class SelfReport:

@@ -19,10 +19,10 @@ from shard.core.boxes.box import Box
 from shard.core.boxes.sealed import Segment, TagsNotLoaded
 from shard.core.machine import Machine
 from shard.storage import frames
-from streams.protocol import commands, queues
-from streams.protocol.boxes import BoxPatch
-from streams.protocol.records import render
-from streams.protocol.requests import RecordLimits, parse_append
+from streams.protocol.messages import commands, queues
+from streams.protocol.messages.requests import RecordLimits, parse_append
+from streams.protocol.model.boxes import BoxPatch
+from streams.protocol.model.records import render
 
 T = TypeVar("T")
 

@@ -38,9 +38,9 @@ from shard.storage.store import SegmentStore
 from shard.storage.wal import Wal
 from streams import logs, process
 from streams.config import COLD_STORE_FAILED, ChildArgs, Config, ConfigError
-from streams.protocol.appends import RecordLimits
-from streams.protocol.keys import KeyRing
-from streams.protocol.reports import ShardReport
+from streams.protocol.access.keys import KeyRing
+from streams.protocol.telemetry.reports import ShardReport
+from streams.protocol.wire.appends import RecordLimits
 
 if TYPE_CHECKING:
     from shard.engine.uploads import Place

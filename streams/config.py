@@ -22,10 +22,10 @@ from typing import Any, Final, Literal, NoReturn
 
 import orjson
 
-from streams.protocol.key_limits import Limits
-from streams.protocol.keys import MalformedKey, entries_of_list, parse_ring
-from streams.protocol.pressure import Thresholds
-from streams.protocol.units import UNITS, parse_number
+from streams.protocol.access.key_limits import Limits
+from streams.protocol.access.keys import MalformedKey, entries_of_list, parse_ring
+from streams.protocol.model.units import UNITS, parse_number
+from streams.protocol.telemetry.pressure import Thresholds
 
 PREFIX: Final = "STREAMS_"
 

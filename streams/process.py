@@ -10,7 +10,7 @@ import sys
 import time
 from typing import NoReturn
 
-from streams.protocol.reports import ProcessReport
+from streams.protocol.telemetry.reports import ProcessReport
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _STARTED_S = time.monotonic()

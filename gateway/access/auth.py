@@ -12,9 +12,9 @@ from urllib.parse import unquote_plus
 from gateway.access.rules import Rule
 from gateway.admission.limits import InFlight
 from gateway.requests.request import Request
+from streams.protocol.access.keys import Key, KeyRing, bearer_of
+from streams.protocol.access.rates import RequestRates
 from streams.protocol.errors import InvalidRequest, Unauthorized
-from streams.protocol.keys import Key, KeyRing, bearer_of
-from streams.protocol.rates import RequestRates
 
 _token = re.compile(r"(?:^|&)token=([^&]*)")
 _ASK = "send Authorization: Bearer and a key"

@@ -26,7 +26,7 @@ from collections.abc import Mapping
 from gateway.requests.request import Request, Response
 from streams.config import host_name, is_loopback, items_of
 from streams.protocol.errors import Forbidden
-from streams.protocol.names import shown
+from streams.protocol.model.names import shown
 
 #: Host headers that were found good are remembered as they were sent, up to so many.
 _HOSTS_MAX = 256

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from streams.protocol.access import ADMIN, DELETE, READ, WRITE, Grant
+from streams.protocol.access.grants import ADMIN, DELETE, READ, WRITE, Grant
 from streams.protocol.errors import Forbidden
 
 

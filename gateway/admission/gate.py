@@ -8,7 +8,7 @@ known whose requests they are, and not on the link or in the shard's event loop,
 would wait behind all requests of another. The shard, which parses, refuses what is too much for it.
 
 **Appends** (`Gate`). How many may be in flight is found by measuring: while a probe that travels behind them
-needs longer than the pacing threshold, the number shrinks (`streams/protocol/pressure.py`). Their bodies are
+needs longer than the pacing threshold, the number shrinks (`telemetry/pressure.py`). Their bodies are
 bounded by `BODY_WINDOW_BYTES`, so that a small request is never behind more than these. An urgent append does
 not wait, as long as fewer than `URGENT_MAX` are in flight.
 
@@ -29,9 +29,9 @@ import trio
 
 from gateway.admission.fair_queue import FairQueue
 from gateway.admission.request_scheduler import REQUEST_COST
-from streams.protocol import pressure
 from streams.protocol.errors import Throttled
-from streams.protocol.pressure import Gauge, Limit, Thresholds
+from streams.protocol.telemetry import pressure
+from streams.protocol.telemetry.pressure import Gauge, Limit, Thresholds
 
 #: As many as a gateway has connections. Requests of HTTP/2 and of S2 sessions may be more.
 WAITING_MAX = 10_000

@@ -100,7 +100,7 @@ REQUEST_LIMITS: Final = (
     RequestLimit(
         "requests a second of a key",
         "",
-        ("streams.protocol.rates:RequestRates",),
+        ("streams.protocol.access.rates:RequestRates",),
         ("refuses",),
         ("throttled",),
         names=("requests_per_s_per_key",),
@@ -204,7 +204,7 @@ REQUEST_LIMITS: Final = (
     RequestLimit(
         "records and sizes of a write",
         "",
-        ("streams.protocol.appends:RecordLimits",),
+        ("streams.protocol.wire.appends:RecordLimits",),
         ("refuses",),
         ("batch_too_large", "record_too_large", "invalid_request"),
         settings=(
@@ -275,7 +275,7 @@ REQUEST_LIMITS: Final = (
     RequestLimit(
         "boxes, routers and more that a key stores",
         "",
-        ("shard.core.limits.usage:Usage", "streams.protocol.key_limits:exceeded"),
+        ("shard.core.limits.usage:Usage", "streams.protocol.access.key_limits:exceeded"),
         ("refuses",),
         ("throttled",),
         names=(

@@ -12,10 +12,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from streams.protocol.access.key_limits import exceeded
+from streams.protocol.access.keys import Key, KeyRing
+from streams.protocol.access.rates import RequestRates
 from streams.protocol.errors import Throttled
-from streams.protocol.key_limits import exceeded
-from streams.protocol.keys import Key, KeyRing
-from streams.protocol.rates import RequestRates
 
 Ends = Callable[[], None]
 

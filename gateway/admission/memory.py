@@ -35,9 +35,9 @@ from typing import Final, Literal
 
 import trio
 
+from streams.protocol.access.keys import Key
 from streams.protocol.errors import Throttled
-from streams.protocol.keys import Key
-from streams.protocol.reports import BudgetReport
+from streams.protocol.telemetry.reports import BudgetReport
 
 #: No key has such an id: a NUL is in none.
 EVERYONE: Final = "\0everyone"

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from gateway.requests.request import Request, Response
-from streams.protocol import wire
+from streams.protocol.wire import framing as wire
 
 _decode_head = wire.reply_head_decoder.decode
 

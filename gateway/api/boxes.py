@@ -9,8 +9,8 @@ from gateway.requests.content import is_ndjson, uncompressed
 from gateway.requests.request import Request, Response
 from gateway.shards.dispatch import Dispatch
 from gateway.shards.registrar import Registrar
-from streams.protocol import wire
-from streams.protocol.routers import router_of
+from streams.protocol.messages.routers import router_of
+from streams.protocol.wire import framing as wire
 
 
 class Boxes:

@@ -12,7 +12,7 @@ from importlib.resources import files
 from typing import Final, NamedTuple
 
 from gateway.requests.request import Request, Response
-from streams.protocol.query import Query
+from streams.protocol.messages.query import Query
 
 #: Address -> (file under `gateway/console`, its type).
 FILES: Final[dict[str, tuple[str, bytes]]] = {

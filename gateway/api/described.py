@@ -13,7 +13,7 @@ import orjson
 
 from gateway.api.openapi import document
 from gateway.requests.request import Request, Response
-from streams.protocol.query import Query
+from streams.protocol.messages.query import Query
 
 
 class Described:

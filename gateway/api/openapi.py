@@ -21,10 +21,10 @@ from gateway.api.operations import (
     Operation,
 )
 from gateway.requests.errors import RETRY_AFTER_S, STATUS_OF
-from streams.protocol.access import READ, words
-from streams.protocol.appends import SEQ_MAX
-from streams.protocol.names import BOX_NAME_PATTERN, ROUTER_NAME_PATTERN
-from streams.protocol.schemas import TOLERANT_BODIES, NewRecord, Performance, component_of
+from streams.protocol.access.grants import READ, words
+from streams.protocol.messages.schemas import TOLERANT_BODIES, NewRecord, Performance, component_of
+from streams.protocol.model.names import BOX_NAME_PATTERN, ROUTER_NAME_PATTERN
+from streams.protocol.wire.appends import SEQ_MAX
 
 _JSON = "application/json"
 _REF = "#/components/schemas/{name}"

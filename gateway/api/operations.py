@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import msgspec
 
-from streams.protocol import schemas
-from streams.protocol.requests import PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX
+from streams.protocol.messages import schemas
+from streams.protocol.messages.requests import PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX
 
 Schema = Mapping[str, Any]
 

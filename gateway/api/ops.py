@@ -10,9 +10,9 @@ from gateway.api.answers import from_facts
 from gateway.requests.request import Request, Response
 from gateway.shards.dispatch import Dispatch
 from gateway.shards.process_states import REASONS
-from streams.protocol.access import READ, WRITE
+from streams.protocol.access.grants import READ, WRITE
 from streams.protocol.errors import NotReady
-from streams.protocol.query import Query
+from streams.protocol.messages.query import Query
 
 
 class Ops:

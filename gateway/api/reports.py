@@ -14,9 +14,9 @@ from gateway.telemetry.collector import Collector
 from gateway.telemetry.exposition import as_facts, as_text
 from gateway.telemetry.metrics import Reports
 from gateway.telemetry.status import status_of
-from streams.protocol.access import ADMIN
+from streams.protocol.access.grants import ADMIN
 from streams.protocol.errors import NotAcceptable
-from streams.protocol.query import Query
+from streams.protocol.messages.query import Query
 
 _TEXT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 

@@ -11,13 +11,13 @@ from gateway.requests.content import control_body, is_ndjson
 from gateway.requests.request import Request, Response
 from gateway.shards.dispatch import cursor_of, name_of
 from gateway.shards.registrar import Registrar
-from streams.protocol import requests
-from streams.protocol.access import Grant
+from streams.protocol.access.grants import Grant
 from streams.protocol.errors import RouterCycle, RouterNotFound
-from streams.protocol.names import check_box_name, check_router_name
-from streams.protocol.query import Query
-from streams.protocol.requests import PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX
-from streams.protocol.routers import ListRouters, Route, Router
+from streams.protocol.messages import requests
+from streams.protocol.messages.query import Query
+from streams.protocol.messages.requests import PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX
+from streams.protocol.messages.routers import ListRouters, Route, Router
+from streams.protocol.model.names import check_box_name, check_router_name
 
 
 class Routers:

@@ -39,8 +39,8 @@ from gateway.shards.registrar import Registrar
 from gateway.telemetry.collector import Collector
 from gateway.watch.service import Watch
 from streams.protocol.errors import InvalidRequest, MethodNotAllowed, NotFound, StreamsError
-from streams.protocol.histogram import Histogram
-from streams.protocol.names import shown
+from streams.protocol.model.names import shown
+from streams.protocol.telemetry.histogram import Histogram
 
 log = structlog.get_logger("gateway.access")
 

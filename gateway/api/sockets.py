@@ -38,12 +38,12 @@ from gateway.shards.dispatch import Dispatch
 from gateway.watch.plan import BOXES_MAX, Plan
 from gateway.watch.service import Watch, merge_of, starts_shown
 from gateway.watch.stream import Stream
-from streams.protocol import wire
-from streams.protocol.access import READ, WRITE
-from streams.protocol.appends import decode_json
+from streams.protocol.access.grants import READ, WRITE
+from streams.protocol.access.keys import Key
+from streams.protocol.access.rates import RequestRates
 from streams.protocol.errors import InvalidRequest, StreamsError
-from streams.protocol.keys import Key
-from streams.protocol.rates import RequestRates
+from streams.protocol.wire import framing as wire
+from streams.protocol.wire.appends import decode_json
 
 log = structlog.get_logger()
 

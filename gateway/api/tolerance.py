@@ -19,10 +19,10 @@ from gateway.api import waiting
 from gateway.requests.request import Buffer, Request
 from gateway.shards.dispatch import Dispatch
 from gateway.watch.plan import WATCH_FIELDS, Plan, plan_of_body
-from streams.protocol import wire
 from streams.protocol.errors import InvalidRequest
-from streams.protocol.queue_requests import CLAIM_FIELDS
-from streams.protocol.requests import DIFF_FIELDS
+from streams.protocol.messages.queue_requests import CLAIM_FIELDS
+from streams.protocol.messages.requests import DIFF_FIELDS
+from streams.protocol.wire import framing as wire
 
 _FIELDS = {wire.OP_DIFF: DIFF_FIELDS, wire.OP_CLAIM: CLAIM_FIELDS}
 WARNINGS_MAX = 8

@@ -14,7 +14,7 @@ from gateway.watch.plan import plan_of_query
 from gateway.watch.service import OPEN_S_MAX, Watch, starts_shown
 from gateway.watch.sessions import SESSION_TTL_MS
 from streams.protocol.errors import InvalidRequest
-from streams.protocol.query import Query
+from streams.protocol.messages.query import Query
 
 
 class Watches:

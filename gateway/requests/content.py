@@ -18,7 +18,7 @@ import zstandard
 
 from gateway.requests.request import Buffer, Request, Response
 from streams.protocol.errors import InvalidRequest, PayloadTooLarge, UnsupportedMediaType
-from streams.protocol.names import shown
+from streams.protocol.model.names import shown
 
 _JSON = "application/json"
 _FORM = "application/x-www-form-urlencoded"

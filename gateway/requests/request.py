@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     import trio
 
     from gateway.admission.memory import Charge, MemoryBudget
-    from streams.protocol.access import Grant
-    from streams.protocol.histogram import Histogram
-    from streams.protocol.keys import Key
+    from streams.protocol.access.grants import Grant
+    from streams.protocol.access.keys import Key
+    from streams.protocol.telemetry.histogram import Histogram
 
 #: One buffer of a response body. Bodies are lists of buffers so that a shard's bytes are never copied
 #: just to stand next to ours.

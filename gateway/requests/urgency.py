@@ -10,7 +10,7 @@ import re
 
 from gateway.requests.request import Buffer, Request
 from streams.protocol.errors import InvalidRequest
-from streams.protocol.names import shown
+from streams.protocol.model.names import shown
 
 HEADER = "x-streams-urgent"
 _HEADER_TITLE = "X-Streams-Urgent"

@@ -25,11 +25,11 @@ import trio
 from gateway.requests.request import Request
 from gateway.requests.s2_errors import S2Error
 from gateway.s2.calls import Calls
-from streams.protocol import streams
-from streams.protocol.access import Grant
+from streams.protocol.access.grants import Grant
+from streams.protocol.access.keys import Key
 from streams.protocol.errors import Busy, StreamsError
-from streams.protocol.keys import Key
-from streams.protocol.streams import EVERY_NAME, AccessToken, NameSet, box_of
+from streams.protocol.messages import streams
+from streams.protocol.messages.streams import EVERY_NAME, AccessToken, NameSet, box_of
 
 READ, WRITE = "read", "write"
 

@@ -20,7 +20,6 @@ from gateway.s2.inflight import Inflight
 from gateway.s2.messages import Input
 from gateway.shards.dispatch import Dispatch
 from gateway.shards.links import Link
-from streams.protocol import stream_requests, streams, wire
 from streams.protocol.errors import (
     BasinDeletionPending,
     BasinNotFound,
@@ -29,7 +28,9 @@ from streams.protocol.errors import (
     StreamNotFound,
     StreamsError,
 )
-from streams.protocol.streams import Cipher, ReadHead, Spec, StreamAppended, StreamRecords
+from streams.protocol.messages import stream_requests, streams
+from streams.protocol.messages.streams import Cipher, ReadHead, Spec, StreamAppended, StreamRecords
+from streams.protocol.wire import framing as wire
 
 _R = TypeVar("_R")
 _encode = msgspec.msgpack.Encoder().encode

@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping
 
 from gateway.requests.s2_errors import S2Error
 from gateway.s2.messages import Input
-from streams.protocol import sequenced
-from streams.protocol.sequenced import Record
-from streams.protocol.streams import Cipher
+from streams.protocol.messages.streams import Cipher
+from streams.protocol.model import sequenced
+from streams.protocol.model.sequenced import Record
 
 _KEY_BYTES = 32
 _KEY_TEXT_MAX = 44

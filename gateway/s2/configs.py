@@ -14,7 +14,7 @@ from msgspec import UNSET, UnsetType
 
 from gateway.requests.s2_errors import S2Error
 from gateway.s2.fields import U64_MAX, bad_json
-from streams.protocol.streams import (
+from streams.protocol.messages.streams import (
     Basin,
     BasinConfig,
     BasinPatch,

@@ -12,9 +12,9 @@ from gateway.requests.s2_errors import S2Error
 from gateway.s2 import configs, fields
 from gateway.s2.access import Permit
 from gateway.s2.calls import Calls
-from streams.protocol import streams
 from streams.protocol.errors import InvalidRequest, PayloadTooLarge
-from streams.protocol.streams import box_of
+from streams.protocol.messages import streams
+from streams.protocol.messages.streams import box_of
 
 BODY_BYTES_MAX = 2 * 1024 * 1024
 

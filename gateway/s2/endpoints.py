@@ -34,9 +34,9 @@ from gateway.s2.tokens import Tokens
 from gateway.s2.usage import Usage
 from gateway.shards.dispatch import Dispatch
 from gateway.watch.service import Watch
-from streams.protocol import streams
 from streams.protocol.errors import StreamsError
-from streams.protocol.streams import box_of
+from streams.protocol.messages import streams
+from streams.protocol.messages.streams import box_of
 
 _REVOKED = S2Error("authn", "the key or token of this session is not valid any more")
 

@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, unquote_to_bytes
 from gateway.requests import request as http
 from gateway.requests.request import SESSION_TYPE as SESSION_TYPE
 from gateway.requests.s2_errors import S2Error
-from streams.protocol.names import shown
+from streams.protocol.model.names import shown
 
 LIST_LIMIT_MAX = 1000
 U32_MAX, U64_MAX = 2**32 - 1, 2**64 - 1

@@ -14,8 +14,8 @@ import structlog
 import trio
 
 from gateway.s2.calls import Calls
-from streams.protocol import streams
 from streams.protocol.errors import StreamNotFound, StreamsError
+from streams.protocol.messages import streams
 
 log = structlog.get_logger()
 

@@ -12,8 +12,8 @@ from collections import deque
 
 import trio
 
-from streams.protocol.histogram import Histogram
-from streams.protocol.reports import S2_BATCH_BYTES, S2_BATCH_RECORDS, S2_TIMES_S, S2Report
+from streams.protocol.telemetry.histogram import Histogram
+from streams.protocol.telemetry.reports import S2_BATCH_BYTES, S2_BATCH_RECORDS, S2_TIMES_S, S2Report
 
 #: A batch is in memory about three times: as it came, as it is sent, and in the buffer of the link.
 _BYTES_MAX = 64 * 1024 * 1024

@@ -18,10 +18,7 @@ import orjson
 from gateway.requests.request import Buffer
 from gateway.requests.s2_errors import S2Error
 from gateway.s2.fields import TIME_MAX, U64_MAX, bad_json
-from streams.protocol import sequenced
-from streams.protocol.names import shown
-from streams.protocol.sequenced import BadProtobuf, Header, Record, read_varint, varint, wrong_wire_type
-from streams.protocol.streams import (
+from streams.protocol.messages.streams import (
     BATCH_METERED_MAX,
     BATCH_RECORDS_MAX,
     STREAM_TOKEN_BYTES_MAX,
@@ -29,6 +26,9 @@ from streams.protocol.streams import (
     Cipher,
     StreamAppended,
 )
+from streams.protocol.model import sequenced
+from streams.protocol.model.names import shown
+from streams.protocol.model.sequenced import BadProtobuf, Header, Record, read_varint, varint, wrong_wire_type
 
 _TRIM_BYTES = 8
 _HEADERS_MAX = 2**24

@@ -15,9 +15,8 @@ from gateway.s2 import ciphers, configs, fields, messages
 from gateway.s2.access import Permit
 from gateway.s2.calls import Calls
 from gateway.s2.control import answer, json_body, plain_body
-from streams.protocol import sequenced
 from streams.protocol.errors import PositionUnwritten
-from streams.protocol.streams import (
+from streams.protocol.messages.streams import (
     BATCH_METERED_MAX,
     BATCH_RECORDS_MAX,
     Cipher,
@@ -26,6 +25,7 @@ from streams.protocol.streams import (
     StreamRecords,
     box_of,
 )
+from streams.protocol.model import sequenced
 
 _WAIT_S_MAX = 60
 #: A shard is asked for this long at a time: links give up on a question after a minute.

@@ -24,14 +24,14 @@ from gateway.s2 import frames, messages
 from gateway.s2.access import Permit
 from gateway.s2.calls import Calls, PendingRead
 from gateway.s2.records import SLICE_MS, Asked, after, error_event, opened, ping_event, tail_of
-from streams.protocol import sequenced
 from streams.protocol.errors import StreamsError
-from streams.protocol.streams import (
+from streams.protocol.messages.streams import (
     BATCH_METERED_MAX,
     BATCH_RECORDS_MAX,
     ReadHead,
     StreamRecords,
 )
+from streams.protocol.model import sequenced
 
 UNSENT_BYTES_MAX = 2 * 1024 * 1024
 #: As long as the front gives to any answer that does not move.

@@ -19,9 +19,9 @@ from gateway.s2 import configs, fields
 from gateway.s2.access import OPERATIONS, READ, WRITE, Permit, digest_of
 from gateway.s2.calls import Calls
 from gateway.s2.control import answer, json_body
-from streams.protocol import streams
-from streams.protocol.names import shown
-from streams.protocol.streams import AccessToken, NameSet
+from streams.protocol.messages import streams
+from streams.protocol.messages.streams import AccessToken, NameSet
+from streams.protocol.model.names import shown
 
 _ID_BYTES_MAX = 96
 _SECRET_BYTES = 32

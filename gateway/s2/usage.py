@@ -18,8 +18,8 @@ from gateway.s2.access import OPERATIONS, Permit
 from gateway.s2.calls import Calls
 from gateway.s2.control import answer
 from gateway.s2.counting import ACCOUNT, APPEND_BYTES, INTERVALS_S, READ_BYTES, Sums
-from streams.protocol import streams
-from streams.protocol.streams import box_of
+from streams.protocol.messages import streams
+from streams.protocol.messages.streams import box_of
 
 _ACCOUNT = ("active-basins", "account-ops", "estimated-billable-usage")
 _BASIN = ("storage", "append-ops", "read-ops", "read-throughput", "append-throughput", "basin-ops")

@@ -16,13 +16,13 @@ from gateway.requests.request import Buffer
 from gateway.shards.links import Link
 from gateway.shards.placement import Placement
 from gateway.shards.process_states import REASONS
-from streams.protocol import wire
-from streams.protocol.access import Grant
+from streams.protocol.access.grants import Grant
 from streams.protocol.errors import InvalidRequest, ShardUnavailable, StreamsError
-from streams.protocol.names import shown
-from streams.protocol.pressure import Thresholds
-from streams.protocol.query import Query
-from streams.protocol.requests import PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX
+from streams.protocol.messages.query import Query
+from streams.protocol.messages.requests import PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX
+from streams.protocol.model.names import shown
+from streams.protocol.telemetry.pressure import Thresholds
+from streams.protocol.wire import framing as wire
 
 _encode_head = wire.head_encoder.encode
 

@@ -29,7 +29,6 @@ from trio.lowlevel import current_task, reschedule, wait_task_rescheduled
 from gateway.requests.request import Buffer
 from gateway.shards.process_states import StatesReader
 from gateway.shards.unix_sockets import connectable_path
-from streams.protocol import wire
 from streams.protocol.errors import (
     BY_CODE,
     OutcomeUnknown,
@@ -38,7 +37,8 @@ from streams.protocol.errors import (
     StreamsError,
     Throttled,
 )
-from streams.protocol.requests import failure_decoder
+from streams.protocol.messages.requests import failure_decoder
+from streams.protocol.wire import framing as wire
 
 log = structlog.get_logger()
 

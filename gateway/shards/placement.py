@@ -21,7 +21,7 @@ from typing import Any
 import orjson
 from xxhash import xxh64_intdigest
 
-from streams.protocol.slots import SEED, SLOTS, slot_of
+from streams.protocol.model.slots import SEED, SLOTS, slot_of
 
 __all__ = ["SEED", "SLOTS", "Placement", "even", "resized", "slot_of"]
 

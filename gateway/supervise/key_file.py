@@ -14,7 +14,7 @@ import structlog
 
 from gateway.supervise.data_dir import CannotServe
 from streams.config import Config
-from streams.protocol.keys import KeyRing, MalformedKey, entries_of_lines, entries_of_list, parse_ring
+from streams.protocol.access.keys import KeyRing, MalformedKey, entries_of_lines, entries_of_list, parse_ring
 
 log = structlog.get_logger()
 

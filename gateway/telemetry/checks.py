@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from gateway.shards.process_states import REASONS, ProcessState
 from gateway.telemetry.metrics import Reports
-from streams.protocol.reports import ProcessReport
+from streams.protocol.telemetry.reports import ProcessReport
 
 #: Free space below which the row is wrong, before a watermark is reached.
 DISK_FREE_SHARE: Final = 0.05

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gateway.telemetry.metrics import METRICS, Metric, Reports
-from streams.protocol.histogram import HistogramFacts
+from streams.protocol.telemetry.histogram import HistogramFacts
 
 
 def as_text(reports: Reports) -> bytes:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, NamedTuple
 
 from gateway.shards.process_states import REASONS, RESTART_REASONS, ProcessState, ProcessStates
-from streams.protocol.histogram import TIMES_S, HistogramFacts
-from streams.protocol.reports import (
+from streams.protocol.telemetry.histogram import TIMES_S, HistogramFacts
+from streams.protocol.telemetry.reports import (
     COLD_OPERATIONS,
     DAMAGE_KINDS,
     S2_BATCH_BYTES,
@@ -31,7 +31,7 @@ from streams.protocol.reports import (
     S2Report,
     ShardReport,
 )
-from streams.protocol.top_rows import TopBoxes, top_of
+from streams.protocol.telemetry.top_rows import TopBoxes, top_of
 
 Kind = Literal["counter", "gauge", "histogram"]
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from streams.protocol import wire
+from streams.protocol.wire import framing as wire
 
 
 class Place(NamedTuple):

@@ -9,11 +9,11 @@ from msgspec import Meta
 
 from gateway.watch import cursors
 from gateway.watch.page import Encoding
-from streams.protocol.appends import check_seq, decode_json
 from streams.protocol.errors import InvalidRequest
-from streams.protocol.names import check_readable_name, check_text
-from streams.protocol.query import Query
-from streams.protocol.requests import DIFF_LIMIT_MAX, NODES_MAX
+from streams.protocol.messages.query import Query
+from streams.protocol.messages.requests import DIFF_LIMIT_MAX, NODES_MAX
+from streams.protocol.model.names import check_readable_name, check_text
+from streams.protocol.wire.appends import check_seq, decode_json
 
 BOXES_MAX = 256
 _LIMIT_DEFAULT = 256

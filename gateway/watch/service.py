@@ -23,7 +23,7 @@ from gateway.watch.page import ANOTHER_LIFE, Encoding, Place
 from gateway.watch.plan import Plan
 from gateway.watch.sessions import SavedTrack, Session, SessionState, SessionStore
 from gateway.watch.stream import STALL_S, SseWording, Stream, Wording
-from streams.protocol import wire
+from streams.protocol.access.keys import Key, KeyRing
 from streams.protocol.errors import (
     BoxNotFound,
     Busy,
@@ -33,7 +33,7 @@ from streams.protocol.errors import (
     StreamsError,
     Uncertain,
 )
-from streams.protocol.keys import Key, KeyRing
+from streams.protocol.wire import framing as wire
 
 log = structlog.get_logger()
 

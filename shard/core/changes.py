@@ -13,11 +13,11 @@ from collections.abc import Sequence
 import msgspec
 from pyroaring import BitMap64
 
-from streams.protocol.boxes import BoxConfig
-from streams.protocol.packed import PackedHead
-from streams.protocol.records import Batch
-from streams.protocol.routers import Route, Router
-from streams.protocol.streams import AccessToken, Basin, Stream
+from streams.protocol.messages.routers import Route, Router
+from streams.protocol.messages.streams import AccessToken, Basin, Stream
+from streams.protocol.model.boxes import BoxConfig
+from streams.protocol.model.records import Batch
+from streams.protocol.wire.packed import PackedHead
 
 
 class BoxCreated(msgspec.Struct, frozen=True):

@@ -28,12 +28,12 @@ from shard.core.kernel import Kernel
 from shard.core.limits.quota import Quota
 from shard.core.outcome import Made, Outcome, reply_after
 from shard.core.transactions.unrendered import NotRendered
-from streams.protocol import commands, forwards
-from streams.protocol.boxes import BoxConfig, BoxPatch, merge
-from streams.protocol.commands import Command, Reply
 from streams.protocol.errors import BoxNotFound, InvalidRequest, StreamsError, Throttled
-from streams.protocol.reports import TallyReport
-from streams.protocol.streams import AppendStream
+from streams.protocol.messages import commands, forwards
+from streams.protocol.messages.commands import Command, Reply
+from streams.protocol.messages.streams import AppendStream
+from streams.protocol.model.boxes import BoxConfig, BoxPatch, merge
+from streams.protocol.telemetry.reports import TallyReport
 
 if TYPE_CHECKING:
     from shard.core.boxes.appliers import BoxAppliers

@@ -50,7 +50,7 @@ from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from streams.protocol.forwards import CARRIER
+from streams.protocol.messages.forwards import CARRIER
 
 if TYPE_CHECKING:
     from shard.core.boxes.box import Box

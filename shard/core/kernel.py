@@ -43,8 +43,8 @@ from typing import TypeVar, cast
 from shard.core.boxes.sealed import NotLoaded, TagsNotLoaded
 from shard.core.changes import Change
 from shard.core.outcome import Made, Outcome
-from streams.protocol.commands import Command
 from streams.protocol.errors import StreamsError
+from streams.protocol.messages.commands import Command
 
 AnyCommand = TypeVar("AnyCommand")
 AnyChange = TypeVar("AnyChange")

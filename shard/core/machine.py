@@ -49,10 +49,10 @@ from shard.core.transactions.commits import Commit
 from shard.core.transactions.handlers import Committing
 from shard.core.transactions.state import Txns
 from shard.core.watch.sessions import Sessions
-from streams.protocol import forwards
-from streams.protocol.commands import Command
-from streams.protocol.records import Batch
-from streams.protocol.reports import TallyReport
+from streams.protocol.messages import forwards
+from streams.protocol.messages.commands import Command
+from streams.protocol.model.records import Batch
+from streams.protocol.telemetry.reports import TallyReport
 
 #: Boxes looked at in one tick, half a millisecond of work; the rest are due in the next one, at once. So are
 #: jobs beyond `ADVANCE_MAX` whose leases or delays are over. After a burst of writes to many disk boxes all

@@ -8,8 +8,8 @@ from shard.core.boxes.sealed import NotLoaded, TagsNotLoaded, Unfinished
 from shard.core.changes import Change
 from shard.core.durability import Wait
 from shard.core.transactions.chunks import ChunksNotLoaded
-from streams.protocol.commands import Reply
 from streams.protocol.errors import StreamsError
+from streams.protocol.messages.commands import Reply
 
 #: Changes in the order in which they were applied, each with its lsn.
 Made = list[tuple[int, Change]]

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from shard.core.boxes.sealed import Segment
-from streams.protocol.records import Batch
+from streams.protocol.model.records import Batch
 
 
 class PayloadCache:

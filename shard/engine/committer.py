@@ -36,7 +36,7 @@ from typing import Protocol
 
 from shard.storage.files import NO_SPACE
 from shard.storage.wal import FrameParts, Wal
-from streams.protocol.histogram import Histogram
+from streams.protocol.telemetry.histogram import Histogram
 
 SYNC_INTERVAL_MS = 50
 #: 8 MiB are written in about 15 ms here: longer groups would only make the first in them wait.

@@ -32,9 +32,10 @@ import structlog
 from shard.core.boxes.box import Box
 from shard.core.queues.record_moves import is_move
 from shard.storage.files import DiskLike
-from streams.protocol import bulk, commands, forwards, key_limits, queues, routers, streams
+from streams.protocol.access import key_limits
 from streams.protocol.errors import DiskFull
-from streams.protocol.reports import DiskReport
+from streams.protocol.messages import bulk, commands, forwards, queues, routers, streams
+from streams.protocol.telemetry.reports import DiskReport
 
 log = structlog.get_logger()
 

@@ -64,12 +64,20 @@ from shard.storage.store import Name, SegmentStore
 from shard.storage.wal import FrameParts, Wal
 from shard.transfer.exports import Exports
 from streams import process
-from streams.protocol.bulk import Locate, States, TxnCommit
-from streams.protocol.commands import Command, Diff, Follow, GetRecord, GetState, GetTail, ListBoxes, Reply
 from streams.protocol.errors import StreamsError, Throttled
-from streams.protocol.forwards import Collect
-from streams.protocol.histogram import Histogram
-from streams.protocol.queues import (
+from streams.protocol.messages.bulk import Locate, States, TxnCommit
+from streams.protocol.messages.commands import (
+    Command,
+    Diff,
+    Follow,
+    GetRecord,
+    GetState,
+    GetTail,
+    ListBoxes,
+    Reply,
+)
+from streams.protocol.messages.forwards import Collect
+from streams.protocol.messages.queues import (
     AwaitMoves,
     Claim,
     Claimed,
@@ -77,8 +85,9 @@ from streams.protocol.queues import (
     ClaimTogether,
     ReleaseHolder,
 )
-from streams.protocol.reports import ObjectsReport
-from streams.protocol.streams import AppendStream
+from streams.protocol.messages.streams import AppendStream
+from streams.protocol.telemetry.histogram import Histogram
+from streams.protocol.telemetry.reports import ObjectsReport
 
 if TYPE_CHECKING:
     from shard.engine.uploads import Place, Uploads

@@ -34,9 +34,9 @@ from shard.engine.committer import Post
 from shard.storage.faults import Faults
 from shard.storage.files import Corrupt
 from shard.storage.store import Name, SegmentStore, Unreachable
-from streams.protocol.commands import Match
 from streams.protocol.errors import ColdStoreUnavailable, DataDamaged, StreamsError
-from streams.protocol.records import Batch
+from streams.protocol.messages.commands import Match
+from streams.protocol.model.records import Batch
 
 log = structlog.get_logger()
 

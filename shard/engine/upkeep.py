@@ -47,7 +47,7 @@ from shard.storage.faults import Faults
 from shard.storage.files import NO_SPACE, Corrupt
 from shard.storage.retention import Pins
 from shard.storage.store import Name, SegmentStore, Unreachable
-from streams.protocol.records import Batch
+from streams.protocol.model.records import Batch
 
 log = structlog.get_logger()
 

@@ -42,7 +42,7 @@ from shard.transfer import chains
 from shard.transfer.backup import ShardSource
 from shard.transfer.boxes import Parts, parts_of
 from shard.transfer.exports import write_export
-from streams.protocol.reports import ObjectsReport
+from streams.protocol.telemetry.reports import ObjectsReport
 
 log = structlog.get_logger()
 

@@ -19,7 +19,7 @@ import itertools
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from streams.protocol.queues import Claim
+from streams.protocol.messages.queues import Claim
 
 COHORT_MAX = 1024
 #: Times that may be out of date before the heap is made anew.

@@ -16,9 +16,9 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from streams.protocol.commands import Diff
-from streams.protocol.forwards import Collect
-from streams.protocol.queues import AwaitMoves
+from streams.protocol.messages.commands import Diff
+from streams.protocol.messages.forwards import Collect
+from streams.protocol.messages.queues import AwaitMoves
 
 #: Deadlines of reads that are over, beyond as many as wait, before they are dropped.
 _STALE_MIN = 64

@@ -21,7 +21,7 @@ from shard.storage.segmentindex import SegmentIndex, open_segment, open_stub
 from shard.storage.segments import read_batches
 from shard.storage.snapshot import Snapshots
 from shard.storage.sources import FileSource, ReadAhead
-from streams.protocol.records import Batch
+from streams.protocol.model.records import Batch
 
 #: Items of a list that are shown; of longer ones, how many there are.
 _ITEMS_MAX = 8

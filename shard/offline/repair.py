@@ -65,7 +65,7 @@ from shard.storage.sources import FileSource, Source
 from shard.storage.store import Name, SegmentStore, Unreachable, segment_of
 from shard.storage.wal import FILE_BYTES, Frame, Wal
 from shard.transfer.boxes import ShardBuilder, end_life, parts_of, read_shard, servers_of
-from streams.protocol.records import Batch
+from streams.protocol.model.records import Batch
 
 if TYPE_CHECKING:
     from shard.storage.cold import ColdStore

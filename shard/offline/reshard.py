@@ -42,7 +42,7 @@ from shard.transfer.boxes import (
     servers_of,
 )
 from shard.transfer.marks import MarkMerge, owners_of
-from streams.protocol.slots import SLOTS, slot_of
+from streams.protocol.model.slots import SLOTS, slot_of
 
 EXIT_FAILED, EXIT_REFUSED, EXIT_CORRUPT = 1, 2, 3
 

@@ -37,8 +37,8 @@ from shard.storage.wal import FILE_BYTES
 from shard.transfer.backup import Backup, BackupShard, BadSignature, Pause, Target, check_sha256
 from shard.transfer.boxes import ShardBuilder, end_life, parts_of, read_shard, servers_of
 from shard.transfer.marks import MarkMerge, owners_of
-from streams.protocol.records import Batch
-from streams.protocol.slots import slot_of
+from streams.protocol.model.records import Batch
+from streams.protocol.model.slots import slot_of
 
 #: Called with how far it is, from 0 to 1.
 Report = Callable[[float], None]

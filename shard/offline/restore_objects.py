@@ -30,7 +30,7 @@ from shard.storage.objectlog import LogName, ObjectLog
 from shard.storage.wal import FILE_BYTES
 from shard.transfer import chains
 from shard.transfer.chains import Told
-from streams.protocol.slots import slot_of
+from streams.protocol.model.slots import slot_of
 
 #: Objects that are fetched at once: each takes a round trip, and they are small.
 _FETCHES = 8

@@ -23,7 +23,7 @@ from shard.storage.sources import FileSource, Source
 from shard.storage.store import Name, SegmentStore, Unreachable
 from shard.storage.wal import Wal
 from shard.transfer.boxes import read_shard
-from streams.protocol.slots import slot_of
+from streams.protocol.model.slots import slot_of
 
 Pause = Callable[[int], None]
 

@@ -25,16 +25,16 @@ from time import monotonic
 import msgspec
 import structlog
 
-from streams.protocol import wire
-from streams.protocol.appends import RecordLimits
-from streams.protocol.bulk import Caller, States
-from streams.protocol.commands import Append, Command
+from streams.protocol.access.keys import Key, KeyRing
+from streams.protocol.access.rates import RequestRates
 from streams.protocol.errors import Busy, Throttled, Unauthorized
-from streams.protocol.keys import Key, KeyRing
-from streams.protocol.op_access import boxes_of, check_boxes, check_op
-from streams.protocol.rates import RequestRates
-from streams.protocol.requests import decode_command
-from streams.protocol.slots import slot_of
+from streams.protocol.messages.bulk import Caller, States
+from streams.protocol.messages.commands import Append, Command
+from streams.protocol.messages.op_access import boxes_of, check_boxes, check_op
+from streams.protocol.messages.requests import decode_command
+from streams.protocol.model.slots import slot_of
+from streams.protocol.wire import framing as wire
+from streams.protocol.wire.appends import RecordLimits
 
 log = structlog.get_logger()
 

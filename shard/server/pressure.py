@@ -14,9 +14,9 @@ import trio
 
 from shard.engine.engine import Engine
 from shard.server.recent_times import RecentTimes
-from streams.protocol import pressure
 from streams.protocol.errors import Throttled
-from streams.protocol.reports import PressureReport
+from streams.protocol.telemetry import pressure
+from streams.protocol.telemetry.reports import PressureReport
 
 #: Boxes whose readers are served in one round, highest priority first; there are forty rounds a second.
 _ROUND_BOXES = 16

@@ -7,7 +7,7 @@ A backup compares with it what clients see while it runs.
 
 from __future__ import annotations
 
-from streams.protocol.histogram import Histogram
+from streams.protocol.telemetry.histogram import Histogram
 
 #: Between two marks.
 WINDOW_S = 10.0

@@ -16,10 +16,10 @@ from shard.engine.engine import Engine
 from shard.engine.timekeeper import Timekeeper
 from shard.server.pressure import ShardPressure
 from streams import process
-from streams.protocol import reports
-from streams.protocol.histogram import Histogram
-from streams.protocol.key_limits import Use
-from streams.protocol.reports import ShardReport
+from streams.protocol.access.key_limits import Use
+from streams.protocol.telemetry import reports
+from streams.protocol.telemetry.histogram import Histogram
+from streams.protocol.telemetry.reports import ShardReport
 
 #: Boxes counted in one step.
 _STEP_BOXES = 96

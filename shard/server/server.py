@@ -38,10 +38,7 @@ from shard.server.answers import LINK_LIMITS, PEER_LIMITS, AnswerPool
 from shard.server.peers import HELLO_BYTES_MAX, HELLO_S, Peer, Peers
 from shard.server.pressure import ShardPressure
 from shard.server.recent_times import RecentTimes
-from streams.protocol import bulk_requests, requests, wire
-from streams.protocol.appends import RecordLimits
-from streams.protocol.bulk import LOCAL, BoxResult, Caller, ColumnsPut
-from streams.protocol.commands import Append, Appended, Command, Page, Records, Reply
+from streams.protocol.access.keys import Key
 from streams.protocol.errors import (
     BoxNotFound,
     InvalidRequest,
@@ -51,13 +48,17 @@ from streams.protocol.errors import (
     StreamsError,
     Throttled,
 )
-from streams.protocol.histogram import Histogram
-from streams.protocol.keys import Key
-from streams.protocol.pressure import THROTTLING, Thresholds
-from streams.protocol.queues import Claim, ReleaseHolder
-from streams.protocol.reports import ShardReport
-from streams.protocol.scans import Scanned
-from streams.protocol.streams import AppendStream
+from streams.protocol.messages import bulk_requests, requests
+from streams.protocol.messages.bulk import LOCAL, BoxResult, Caller, ColumnsPut
+from streams.protocol.messages.commands import Append, Appended, Command, Page, Records, Reply
+from streams.protocol.messages.queues import Claim, ReleaseHolder
+from streams.protocol.messages.streams import AppendStream
+from streams.protocol.telemetry.histogram import Histogram
+from streams.protocol.telemetry.pressure import THROTTLING, Thresholds
+from streams.protocol.telemetry.reports import ShardReport
+from streams.protocol.wire import framing as wire
+from streams.protocol.wire.appends import RecordLimits
+from streams.protocol.wire.scans import Scanned
 
 log = structlog.get_logger()
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Final, Literal
 
-from streams.protocol.reports import COLD_OPERATIONS, DAMAGE_KINDS, DamagedFile, FaultsReport
+from streams.protocol.telemetry.reports import COLD_OPERATIONS, DAMAGE_KINDS, DamagedFile, FaultsReport
 
 Kind = Literal["segment", "snapshot"]
 Operation = Literal["read", "write", "delete"]

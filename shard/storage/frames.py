@@ -34,7 +34,7 @@ from pyroaring import BitMap64
 
 from shard.core import changes
 from shard.core.changes import BoxFacts, Change, ShardState
-from streams.protocol.records import Batch
+from streams.protocol.model.records import Batch
 
 VERSION = 1
 

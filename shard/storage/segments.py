@@ -84,7 +84,7 @@ from shard.storage.tagindex import (
     verify_tags,
     walk_tags,
 )
-from streams.protocol.records import Batch
+from streams.protocol.model.records import Batch
 
 __all__ = [
     "FORMAT_VERSION",

@@ -39,8 +39,8 @@ from shard.storage.cold import ColdError, ColdMissing, ColdSource, ColdStore, Co
 from shard.storage.files import Corrupt, DiskLike
 from shard.storage.segmentindex import SegmentIndex, segment_name, stub_name
 from shard.storage.sources import FileSource, Source
-from streams.protocol.commands import Match
-from streams.protocol.records import Batch
+from streams.protocol.messages.commands import Match
+from streams.protocol.model.records import Batch
 
 T = TypeVar("T")
 

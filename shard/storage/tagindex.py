@@ -55,8 +55,8 @@ from shard.storage.sources import (
     read_runs,
     read_verified,
 )
-from streams.protocol.commands import Match
-from streams.protocol.records import Batch
+from streams.protocol.messages.commands import Match
+from streams.protocol.model.records import Batch
 
 #: A block is as much as an exact tag has to read. 16 KiB hold about 500 tags that one record each has.
 TAG_BLOCK_BYTES = 16 << 10

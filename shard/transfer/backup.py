@@ -45,7 +45,7 @@ from shard.storage.segmentindex import SegmentIndex, digest_of
 from shard.storage.snapshot import Snapshots
 from shard.storage.sources import Source
 from shard.storage.store import Name, SegmentStore
-from streams.protocol.slots import SLOTS
+from streams.protocol.model.slots import SLOTS
 
 #: Of a manifest without SHA-256s, and of one with them.
 FORMAT, FORMAT_SIGNED = 1, 2

@@ -39,9 +39,9 @@ from shard.storage.snapshot import Snapshots
 from shard.storage.sources import FileSource
 from shard.storage.store import Name, SegmentStore
 from shard.storage.wal import FILE_BYTES, FrameParts, Wal
-from streams.protocol.records import Batch
-from streams.protocol.routers import Router
-from streams.protocol.streams import AccessToken, Basin
+from streams.protocol.messages.routers import Router
+from streams.protocol.messages.streams import AccessToken, Basin
+from streams.protocol.model.records import Batch
 
 #: Frames are written to the log in groups of about this: one system call each, and little held twice.
 _GROUP_BYTES = 1 << 20

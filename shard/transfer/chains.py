@@ -25,7 +25,7 @@ from shard.storage.files import DiskLike
 from shard.storage.objectlog import ChainName, LogName
 from shard.transfer.backup import Backup, Target
 from shard.transfer.marks import owners_of
-from streams.protocol.slots import SLOTS
+from streams.protocol.model.slots import SLOTS
 
 
 class ForeignChains(Exception):

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from shard.core.changes import MarkFacts
-from streams.protocol.slots import SLOTS
+from streams.protocol.model.slots import SLOTS
 
 
 class MarkMerge:

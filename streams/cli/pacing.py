@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from streams import progress
-from streams.protocol.histogram import quantile
-from streams.protocol.pressure import NONE
-from streams.protocol.units import UNITS, parse_number
+from streams.protocol.model.units import UNITS, parse_number
+from streams.protocol.telemetry.histogram import quantile
+from streams.protocol.telemetry.pressure import NONE
 
 if TYPE_CHECKING:
     from streams.cli.shardlinks import Exported

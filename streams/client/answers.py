@@ -15,7 +15,7 @@ from msgspec import field
 
 from streams.client.errors import NotJson
 from streams.client.json_values import encode_json
-from streams.protocol.boxes import BoxConfig
+from streams.protocol.model.boxes import BoxConfig
 
 T = TypeVar("T")
 

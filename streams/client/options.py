@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypedDict
 
 from streams.client.retry import Retry
-from streams.protocol.boxes import Durability
+from streams.protocol.model.boxes import Durability
 
 
 class Times(TypedDict, total=False):

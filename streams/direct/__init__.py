@@ -14,8 +14,8 @@ from streams.direct.parcels import Parcel
 from streams.direct.runs import Run, ScanPage
 from streams.direct.shards import Shards
 from streams.direct.writer import ShardWriter
-from streams.protocol.bulk import BoxPosition, BoxResult, Committed, Held, Mark, Put, Txn, TxnState
-from streams.protocol.packed import Packed, pack
+from streams.protocol.messages.bulk import BoxPosition, BoxResult, Committed, Held, Mark, Put, Txn, TxnState
+from streams.protocol.wire.packed import Packed, pack
 
 __all__ = [
     "BoxPosition",

@@ -9,10 +9,10 @@ import msgspec
 
 from streams.direct.links import Link
 from streams.direct.shards import Shards, encode_put
-from streams.protocol import wire
-from streams.protocol.bulk import Put, Txn
 from streams.protocol.errors import Busy, Uncertain
-from streams.protocol.packed import Packed
+from streams.protocol.messages.bulk import Put, Txn
+from streams.protocol.wire import framing as wire
+from streams.protocol.wire.packed import Packed
 
 
 class _OnTheWay(NamedTuple):

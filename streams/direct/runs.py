@@ -9,7 +9,7 @@ from operator import add
 import msgspec
 
 from streams.client.answers import Tombstone
-from streams.protocol.scans import scan_page_head_decoder
+from streams.protocol.wire.scans import scan_page_head_decoder
 
 
 class Run(msgspec.Struct, kw_only=True, gc=False):

@@ -18,10 +18,12 @@ from streams.client.answers import Placement
 from streams.client.retry import Retry
 from streams.direct.runs import ScanPage, read_page
 from streams.direct.ways import Ways
-from streams.protocol import bulk, scans, wire
-from streams.protocol.bulk import BoxPosition, BoxResult, Committed, Put, Txn, TxnState
-from streams.protocol.names import check_readable_name
-from streams.protocol.packed import Buffer, Packed
+from streams.protocol.messages import bulk
+from streams.protocol.messages.bulk import BoxPosition, BoxResult, Committed, Put, Txn, TxnState
+from streams.protocol.model.names import check_readable_name
+from streams.protocol.wire import framing as wire
+from streams.protocol.wire import scans
+from streams.protocol.wire.packed import Buffer, Packed
 
 T = TypeVar("T")
 

@@ -25,7 +25,7 @@ from streams.client.errors import AnswerLost, Unreachable
 from streams.client.retry import Retry
 from streams.direct.links import Link, Moved
 from streams.protocol.errors import Busy, StreamsError, Uncertain
-from streams.protocol.slots import slot_of
+from streams.protocol.model.slots import slot_of
 
 T = TypeVar("T")
 

@@ -19,11 +19,11 @@ from streams.client.batching import Bounds
 from streams.client.options import ProducerBounds, WriteFields
 from streams.client.retry import Retry
 from streams.direct.shards import Shards
-from streams.protocol import wire
-from streams.protocol.bulk import BoxResult
 from streams.protocol.errors import BoxNotFound
-from streams.protocol.names import check_box_name
-from streams.protocol.packed import Packed
+from streams.protocol.messages.bulk import BoxResult
+from streams.protocol.model.names import check_box_name
+from streams.protocol.wire import framing as wire
+from streams.protocol.wire.packed import Packed
 
 
 class ShardWriter:

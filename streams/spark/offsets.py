@@ -17,8 +17,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from streams.protocol.bulk import BoxPosition
-from streams.protocol.slots import slot_of
+from streams.protocol.messages.bulk import BoxPosition
+from streams.protocol.model.slots import slot_of
 from streams.spark.gaps import Gap
 
 

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import msgspec
 
-from streams.protocol.matches import Match
-from streams.protocol.names import check_box_name, check_readable_name
+from streams.protocol.model.matches import Match
+from streams.protocol.model.names import check_box_name, check_readable_name
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"

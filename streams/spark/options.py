@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from streams.protocol.errors import InvalidRequest, Refused
-from streams.protocol.matches import Match
+from streams.protocol.model.matches import Match
 from streams.spark.option_table import (
     BATCH,
     EARLIEST,

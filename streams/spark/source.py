@@ -41,7 +41,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from streams.direct import Shards
-from streams.protocol.matches import Match
+from streams.protocol.model.matches import Match
 from streams.spark import offsets, reads
 from streams.spark.columns import COLUMNS
 from streams.spark.offsets import Head, Offset, Place, Range

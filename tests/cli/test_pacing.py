@@ -10,7 +10,7 @@ import pytest
 from streams.cli.pacing import AUTO, LEAST_BYTES_PER_S, MOST_BYTES_PER_S, UNLIMITED, Copying, Pace, Rate
 from streams.cli.pacing import ShardWatch as Watch
 from streams.progress import ByteLines
-from streams.protocol.histogram import TIMES_S, Histogram, quantile
+from streams.protocol.telemetry.histogram import TIMES_S, Histogram, quantile
 
 MIB = 1 << 20
 

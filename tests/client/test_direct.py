@@ -20,10 +20,10 @@ from streams.client.errors import AnswerLost, Unreachable
 from streams.client.retry import NEVER, Retry
 from streams.direct import Moved, pack
 from streams.direct import Shards as BulkShards
-from streams.protocol import wire
 from streams.protocol.errors import BoxNotFound, InvalidRequest, SeqMismatch
-from streams.protocol.requests import encode_failure
-from streams.protocol.slots import SLOTS, slot_of
+from streams.protocol.messages.requests import encode_failure
+from streams.protocol.model.slots import SLOTS, slot_of
+from streams.protocol.wire import framing as wire
 from streams.testing import Server, running_server
 from tests.support.crashing import eventually
 

@@ -26,7 +26,6 @@ from streams.client.events import EventReader
 from streams.client.options import BoxSettings, ProducerBounds, Times, WriteFields, WriteOptions
 from streams.client.retry import FOREVER, NEVER, Retry
 from streams.client.working import DELAY_MS_MAX, delay_ms
-from streams.protocol.boxes import BoxPatch, TimestampingPatch
 from streams.protocol.errors import (
     BY_CODE,
     BoxFull,
@@ -40,6 +39,7 @@ from streams.protocol.errors import (
     Throttled,
     Uncertain,
 )
+from streams.protocol.model.boxes import BoxPatch, TimestampingPatch
 from tests.support import twin
 
 

@@ -16,8 +16,9 @@ import msgspec
 import pytest
 
 from gateway.shards.unix_sockets import connectable_path
-from streams.protocol import forwards, routers, wire
-from streams.protocol.routers import Route
+from streams.protocol.messages import forwards, routers
+from streams.protocol.messages.routers import Route
+from streams.protocol.wire import framing as wire
 from streams.testing import Server, running_server
 from tests.support.crashing import Client, Lost, box_on, eventually
 

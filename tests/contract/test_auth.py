@@ -24,7 +24,7 @@ from gateway.shards.dispatch import Dispatch
 from gateway.shards.placement import even
 from gateway.telemetry.collector import Collector
 from gateway.watch.service import Watch
-from streams.protocol.access import ADMIN, ALL, DELETE, READ, SCOPES, WRITE, words
+from streams.protocol.access.grants import ADMIN, ALL, DELETE, READ, SCOPES, WRITE, words
 from tests.contract.conftest import COMBOS, Api
 from tests.support.crashing import eventually
 from tests.support.sockets import Refused, WebSocket

@@ -30,8 +30,8 @@ from gateway.api.openapi import document
 from gateway.api.operations import _LINES, EVENT_STREAM, OPERATIONS
 from gateway.requests.errors import ELSEWHERE, STATUS_OF
 from gateway.watch.plan import _WatchBody
-from streams.protocol import schemas
-from streams.protocol.appends import _FullRecord
+from streams.protocol.messages import schemas
+from streams.protocol.wire.appends import _FullRecord
 from tests.contract.conftest import NO_TLS
 from tests.contract.test_auth import routes
 

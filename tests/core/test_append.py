@@ -9,7 +9,6 @@ import pytest
 from shard.core.boxes import appliers, handlers, key_expiry
 from shard.core.boxes import box as box_module
 from shard.core.machine import Machine
-from streams.protocol import commands
 from streams.protocol.errors import (
     BoxFull,
     BoxNotFound,
@@ -19,6 +18,7 @@ from streams.protocol.errors import (
     SeqMismatch,
     Throttled,
 )
+from streams.protocol.messages import commands
 from tests.support.machines import Driver, patch, records_of
 
 

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from shard.core.s2 import basins as basins_module
-from streams.protocol import streams
 from streams.protocol.errors import (
     BasinDeletionPending,
     BasinNotFound,
@@ -15,7 +14,8 @@ from streams.protocol.errors import (
     ResourceAlreadyExists,
     Throttled,
 )
-from streams.protocol.streams import BasinConfig, BasinPatch, Spec, SpecPatch
+from streams.protocol.messages import streams
+from streams.protocol.messages.streams import BasinConfig, BasinPatch, Spec, SpecPatch
 from tests.support.machines import Driver
 
 NAME = "the-basin"

@@ -7,9 +7,9 @@ import tracemalloc
 import pytest
 
 from shard.core.changes import BoxFacts
-from streams.protocol import commands
-from streams.protocol.commands import Match, Tombstone
 from streams.protocol.errors import BoxExistsIncompatible, BoxNotEmpty, InvalidRequest
+from streams.protocol.messages import commands
+from streams.protocol.messages.commands import Match, Tombstone
 from tests.support.machines import Driver, patch
 
 

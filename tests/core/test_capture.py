@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from shard.core.changes import ShardState
 from shard.core.queues import queue as queue_module
-from streams.protocol import commands
+from streams.protocol.messages import commands
 from tests.support.jobs import QueueDriver
 from tests.support.machines import Driver, facts_of, random_command, sampled
 

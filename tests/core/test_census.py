@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shard.core.boxes.box_statistics import WINDOW_MS, BoxRates, Census
-from streams.protocol import commands, queues
+from streams.protocol.messages import commands, queues
 from tests.support.carrying import tie
 from tests.support.machines import Driver
 

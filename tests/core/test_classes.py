@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from shard.core import context as context_module
-from streams.protocol import commands
 from streams.protocol.errors import BoxNotFound, NotFound, SeqMismatch
+from streams.protocol.messages import commands
 from tests.support.machines import Driver, patch
 
 

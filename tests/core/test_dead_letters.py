@@ -11,10 +11,11 @@ import pytest
 
 from shard.core import changes
 from shard.core.queues import record_moves as moves
-from streams.protocol import queues, sequenced
 from streams.protocol.errors import BoxNotFound, NotAQueue
-from streams.protocol.forwards import CARRIER, Untie, Untied
-from streams.protocol.records import render_binary
+from streams.protocol.messages import queues
+from streams.protocol.messages.forwards import CARRIER, Untie, Untied
+from streams.protocol.model import sequenced
+from streams.protocol.model.records import render_binary
 from tests.support.carrying import bring, carry_all, collect
 from tests.support.jobs import QueueDriver
 from tests.support.machines import Driver, records_of
@@ -164,7 +165,7 @@ def test_a_full_dead_letter_box_holds_letters_back_and_loses_none(source: QueueD
 
 
 def test_a_deleted_queue_sends_nothing_more(source: QueueDriver, dest: Driver) -> None:
-    from streams.protocol import commands
+    from streams.protocol.messages import commands
 
     source.append(1)
     wear_out(source, 1)
@@ -288,7 +289,7 @@ def test_a_requeue_asks_for_a_queue_and_a_box(source: QueueDriver, dest: Driver)
 
 
 def test_letters_wait_for_a_queue_that_is_gone(source: QueueDriver, dest: Driver) -> None:
-    from streams.protocol import commands
+    from streams.protocol.messages import commands
 
     source.append(1)
     wear_out(source, 1)

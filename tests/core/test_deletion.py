@@ -21,9 +21,9 @@ from shard.core.boxes.log import SizedSeqs
 from shard.core.boxes.sealed import TagsNotLoaded
 from shard.core.boxes.upkeep import SealPolicy
 from shard.core.outcome import Outcome
-from streams.protocol import bulk, commands, queues
 from streams.protocol.errors import BoxNotFound
-from streams.protocol.packed import pack
+from streams.protocol.messages import bulk, commands, queues
+from streams.protocol.wire.packed import pack
 from tests.support import machines
 from tests.support.machines import Driver, facts_of, live_texts, put_of, sampled
 

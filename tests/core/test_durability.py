@@ -14,8 +14,8 @@ from shard.core import durability
 from shard.core.boxes.box import Box
 from shard.core.changes import BatchAppended
 from shard.core.durability import NOTHING, Answer, Durability, Stage, Wait
-from streams.protocol.boxes import BoxConfig
-from streams.protocol.records import Columns, render
+from streams.protocol.model.boxes import BoxConfig
+from streams.protocol.model.records import Columns, render
 
 CLASSES = ("memory", "disk", "fsync", "object")
 #: A memory box has no change in the log but its own creation, which is what `box` means.

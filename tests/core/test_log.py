@@ -10,7 +10,7 @@ from pyroaring import BitMap64
 
 from shard.core.boxes import tail as tail_module
 from shard.core.boxes.log import Log
-from streams.protocol.records import Batch, render
+from streams.protocol.model.records import Batch, render
 from tests.support.machines import columns
 
 SIZE = len(b'{"$seq":1,"$ts":100,"data":0}')

@@ -13,9 +13,9 @@ from shard.core.changes import JobsCounted, JobsLeased, JobsRestated, JobsReturn
 from shard.core.queues import jobs as jobs_module
 from shard.core.queues import queue as queue_module
 from shard.core.queues.jobs import divided, in_turn
-from streams.protocol import commands, queues
 from streams.protocol.errors import NotAQueue
-from streams.protocol.requests import encode_reply
+from streams.protocol.messages import commands, queues
+from streams.protocol.messages.requests import encode_reply
 from tests.support.jobs import QueueDriver
 from tests.support.machines import facts_of
 

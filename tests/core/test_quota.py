@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from shard.core.machine import Machine
-from streams.protocol import commands
 from streams.protocol.errors import Throttled
+from streams.protocol.messages import commands
 from tests.support import machines
 from tests.support.machines import Driver, Shelf, patch
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from shard.core.boxes import box as box_module
-from streams.protocol import commands
-from streams.protocol.appends import RecordLimits, parse_append
-from streams.protocol.commands import Match, Tombstone
 from streams.protocol.errors import BoxNotFound, InvalidRequest, NotFound
+from streams.protocol.messages import commands
+from streams.protocol.messages.commands import Match, Tombstone
+from streams.protocol.wire.appends import RecordLimits, parse_append
 from tests.support.machines import Driver, records_of, seqs_of
 
 

@@ -11,8 +11,8 @@ import pytest
 from shard.core import context as context_module
 from shard.core.boxes.box import RESERVE_SEQS
 from shard.core.changes import SeqsLost, SeqsReserved
-from streams.protocol import commands
-from streams.protocol.commands import Tombstone
+from streams.protocol.messages import commands
+from streams.protocol.messages.commands import Tombstone
 from tests.support.machines import Driver, decoded, patch, seqs_of
 
 

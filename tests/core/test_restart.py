@@ -8,9 +8,9 @@ from __future__ import annotations
 import pytest
 
 from shard.core.machine import Machine
-from streams.protocol import bulk, commands, queues
 from streams.protocol.errors import BoxNotFound, FencingTokenMismatch
-from streams.protocol.packed import pack
+from streams.protocol.messages import bulk, commands, queues
+from streams.protocol.wire.packed import pack
 from tests.support.machines import Driver, facts_of, put_of, records_of
 
 

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shard.core.machine import Machine
-from streams.protocol import routers
 from streams.protocol.errors import RouterCycle, Throttled
-from streams.protocol.matches import Match
-from streams.protocol.routers import Route, Router
+from streams.protocol.messages import routers
+from streams.protocol.messages.routers import Route, Router
+from streams.protocol.model.matches import Match
 from tests.support.machines import Driver, sampled
 
 

@@ -11,9 +11,11 @@ import msgspec
 import pytest
 
 from streams.direct.runs import Run, ScanPage, read_page
-from streams.protocol import bulk, commands, scans, sequenced, streams
 from streams.protocol.errors import BoxNotFound
-from streams.protocol.scans import Scanned
+from streams.protocol.messages import bulk, commands, streams
+from streams.protocol.model import sequenced
+from streams.protocol.wire import scans
+from streams.protocol.wire.scans import Scanned
 from tests.support.machines import SWEEP_FACTOR, Driver, random_history, records_of
 
 

@@ -27,7 +27,7 @@ from shard.core.boxes.upkeep import (
     plan_rewrite,
     plan_seal,
 )
-from streams.protocol import commands, queues
+from streams.protocol.messages import commands, queues
 from tests.support import machines
 from tests.support.machines import Driver, facts_of
 

@@ -14,8 +14,6 @@ from shard.core.boxes import offline_edits as surgery
 from shard.core.s2 import stream as stream_module
 from shard.core.s2 import streams as streams_module
 from shard.core.s2.stream import TRIM_LAG_MS
-from streams.protocol import commands, sequenced, streams
-from streams.protocol.commands import ReadStream
 from streams.protocol.errors import (
     CipherMismatch,
     FencingTokenMismatch,
@@ -28,7 +26,10 @@ from streams.protocol.errors import (
     StreamNotFound,
     Throttled,
 )
-from streams.protocol.streams import Spec, SpecPatch
+from streams.protocol.messages import commands, streams
+from streams.protocol.messages.commands import ReadStream
+from streams.protocol.messages.streams import Spec, SpecPatch
+from streams.protocol.model import sequenced
 from tests.support.machines import Driver
 
 BOX = "the-basin/a/stream"

@@ -21,7 +21,7 @@ from shard.core.boxes.offline_edits import (
     remeasure,
     replace_segment,
 )
-from streams.protocol.commands import Tombstone
+from streams.protocol.messages.commands import Tombstone
 from tests.support import machines
 from tests.support.machines import Driver, live_texts, parts_of, random_history, seqs_of
 

@@ -7,8 +7,8 @@ from pyroaring import BitMap64
 
 from shard.core.boxes import tags as tags_module
 from shard.core.boxes.tags import Tags
-from streams.protocol.commands import Match
-from streams.protocol.records import Batch, render
+from streams.protocol.messages.commands import Match
+from streams.protocol.model.records import Batch, render
 from tests.support.machines import Driver, columns
 
 

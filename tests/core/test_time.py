@@ -8,8 +8,8 @@ from shard.core import machine as machine_module
 from shard.core.changes import RecordsEvicted
 from shard.core.machine import Outcome
 from shard.core.queues import queue as queue_module
-from streams.protocol import commands, queues
-from streams.protocol.commands import Tombstone
+from streams.protocol.messages import commands, queues
+from streams.protocol.messages.commands import Tombstone
 from tests.support.machines import Driver
 
 

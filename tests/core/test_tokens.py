@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from shard.core.s2 import tokens as tokens_module
-from streams.protocol import streams
 from streams.protocol.errors import AccessTokenNotFound, ResourceAlreadyExists, Throttled
-from streams.protocol.streams import AccessToken, NameSet
+from streams.protocol.messages import streams
+from streams.protocol.messages.streams import AccessToken, NameSet
 from tests.support.machines import Driver
 
 

@@ -16,8 +16,7 @@ from shard.core.transactions import commits
 from shard.core.transactions import handlers as committing
 from shard.core.transactions import state as txn
 from shard.core.transactions.unrendered import NotRendered
-from streams.protocol import bulk, commands, forwards
-from streams.protocol.access import ADMIN, ALL, READ, WRITE, Grant
+from streams.protocol.access.grants import ADMIN, ALL, READ, WRITE, Grant
 from streams.protocol.errors import (
     BatchTooLarge,
     BoxFull,
@@ -30,8 +29,9 @@ from streams.protocol.errors import (
     Throttled,
     WriterConflict,
 )
-from streams.protocol.packed import pack
-from streams.protocol.routers import Route
+from streams.protocol.messages import bulk, commands, forwards
+from streams.protocol.messages.routers import Route
+from streams.protocol.wire.packed import pack
 from tests.support.machines import Driver, facts_of, put_of, records_of
 
 T1 = bulk.Txn("w", 1, "q")

@@ -12,9 +12,9 @@ import pytest
 
 from shard.core import changes
 from shard.core.machine import Machine
-from streams.protocol import bulk, commands, queues
 from streams.protocol.errors import InvalidRequest, Throttled
-from streams.protocol.packed import pack
+from streams.protocol.messages import bulk, commands, queues
+from streams.protocol.wire.packed import pack
 from tests.support.machines import Driver, patch, put_of, seqs_of
 
 CHAIN = "00000001-000-1"

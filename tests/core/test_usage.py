@@ -13,12 +13,12 @@ import pytest
 
 from shard.core.limits.usage import Usage
 from shard.core.machine import Machine
-from streams.protocol import bulk, commands, forwards, queues, routers, streams
-from streams.protocol.access import ALL, Grant
+from streams.protocol.access.grants import ALL, Grant
+from streams.protocol.access.key_limits import ExchangeUse, Limits, Use
+from streams.protocol.access.keys import Key
 from streams.protocol.errors import Throttled
-from streams.protocol.key_limits import ExchangeUse, Limits, Use
-from streams.protocol.keys import Key
-from streams.protocol.packed import pack
+from streams.protocol.messages import bulk, commands, forwards, queues, routers, streams
+from streams.protocol.wire.packed import pack
 from tests.support.machines import Driver, columns, patch, put_of, random_command, random_history
 
 

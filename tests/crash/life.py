@@ -47,10 +47,10 @@ from shard.storage.retention import Retention, names_in
 from shard.storage.snapshot import Snapshots
 from shard.storage.store import Name, SegmentStore
 from shard.storage.wal import HEADER_BYTES, FrameParts, Wal
-from streams.protocol import commands
-from streams.protocol.appends import RecordLimits, parse_append
 from streams.protocol.errors import ColdStoreUnavailable, DataDamaged, StreamsError
-from streams.protocol.records import Batch, Columns
+from streams.protocol.messages import commands
+from streams.protocol.model.records import Batch, Columns
+from streams.protocol.wire.appends import RecordLimits, parse_append
 from tests.crash.promises import LEVEL_OF, BoxBook, Level, Promises
 from tests.support.faultdisk import FaultDisk
 

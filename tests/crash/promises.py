@@ -23,9 +23,9 @@ from enum import IntEnum
 
 from shard.core import changes
 from shard.core.machine import Outcome
-from streams.protocol import commands
-from streams.protocol.boxes import BoxConfig
 from streams.protocol.errors import BoxNotFound, StreamsError
+from streams.protocol.messages import commands
+from streams.protocol.model.boxes import BoxConfig
 
 
 class Level(IntEnum):

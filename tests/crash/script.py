@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from streams.protocol import commands
-from streams.protocol.boxes import BoxPatch
 from streams.protocol.errors import StreamsError
-from streams.protocol.records import Columns
+from streams.protocol.messages import commands
+from streams.protocol.model.boxes import BoxPatch
+from streams.protocol.model.records import Columns
 from tests.crash.life import Life, columns
 
 #: name -> what it is created with. `shifty` changes its class.

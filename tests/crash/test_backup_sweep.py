@@ -20,7 +20,7 @@ from shard.storage.store import SegmentStore
 from shard.transfer.backup import ShardSource, Target
 from shard.transfer.boxes import end_life, parts_of, read_shard
 from shard.transfer.exports import write_export
-from streams.protocol.slots import SLOTS
+from streams.protocol.model.slots import SLOTS
 from tests.support.faultdisk import MOMENTS, Crashed, FaultDisk, sweep
 from tests.support.folders import FILE_BYTES, all_contents, contents, write_folder
 from tests.support.machines import Driver, random_history

@@ -20,9 +20,9 @@ import trio
 from shard.core.machine import Machine
 from shard.storage.cold.objects import ObjectCold
 from shard.storage.files import Disk
-from streams.protocol import commands, queues
-from streams.protocol.commands import Command
 from streams.protocol.errors import StreamsError
+from streams.protocol.messages import commands, queues
+from streams.protocol.messages.commands import Command
 from tests.support.machines import SWEEP_FACTOR, columns, live_texts
 from tests.support.objects import FaultyStore, Life, living, put_back
 from tests.support.objectstore import Bucket, bucket, object_server
@@ -133,7 +133,7 @@ class Script:
 
 
 def commands_patch() -> Any:
-    from streams.protocol.boxes import BoxPatch
+    from streams.protocol.model.boxes import BoxPatch
 
     return BoxPatch(durability="object")
 

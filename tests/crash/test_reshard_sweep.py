@@ -18,7 +18,7 @@ import pytest
 from shard.core.machine import Machine
 from shard.offline.reshard import Plan, reshard
 from shard.storage.files import remove_tree
-from streams.protocol.slots import SLOTS
+from streams.protocol.model.slots import SLOTS
 from tests.support.faultdisk import MOMENTS, Crashed, FaultDisk, sweep
 from tests.support.folders import FILE_BYTES, all_contents, write_folder
 from tests.support.machines import Driver, random_history

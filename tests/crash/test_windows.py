@@ -11,8 +11,8 @@ import random
 import pytest
 
 from shard.storage.store import Name
-from streams.protocol import commands
-from streams.protocol.boxes import BoxPatch
+from streams.protocol.messages import commands
+from streams.protocol.model.boxes import BoxPatch
 from tests.crash.life import Life, World, columns, fingerprint, new_disk, read_all, recovered
 from tests.crash.promises import Level
 

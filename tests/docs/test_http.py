@@ -9,7 +9,7 @@ import pytest
 
 from gateway.access.rules import RULES
 from gateway.requests.errors import ELSEWHERE, STATUS_OF
-from streams.protocol.boxes import BoxConfig
+from streams.protocol.model.boxes import BoxConfig
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "reference" / "http.md").read_text()

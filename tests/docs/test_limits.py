@@ -13,7 +13,7 @@ from gateway.admission.limit_table import REQUEST_LIMITS, RequestLimit
 from gateway.requests.errors import STATUS_OF
 from gateway.telemetry.metrics import METRICS
 from streams.config import SETTINGS
-from streams.protocol.key_limits import NAMES
+from streams.protocol.access.key_limits import NAMES
 from tests.support.limits_page import PAGE, page
 
 ROOT = Path(__file__).parents[2]

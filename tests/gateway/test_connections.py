@@ -16,8 +16,8 @@ from structlog.testing import capture_logs
 
 from gateway.http.edge import FrontLimits
 from gateway.requests.request import Request, Response, Socket
+from streams.protocol.access.keys import Key
 from streams.protocol.errors import Unauthorized
-from streams.protocol.keys import Key
 from tests.gateway.edge_harness import (
     Running,
     head_and,

@@ -29,8 +29,8 @@ from wsproto.events import Request as SocketRequest
 
 from gateway.admission.frame_budget import KNOWN_TOKENS, STRANGER_TOKENS
 from gateway.requests.request import SESSION_TYPE, Request, Response, Socket
+from streams.protocol.access.keys import Key
 from streams.protocol.errors import Unauthorized
-from streams.protocol.keys import Key
 from tests.gateway.edge_harness import PATIENCE_S, Running, read_to_end, running_front
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SettingsFrame(0).serialize()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gateway.admission.limits import InFlight, StreamSlots, share_of
+from streams.protocol.access.key_limits import Limits
+from streams.protocol.access.keys import Key, KeyRing
 from streams.protocol.errors import Throttled
-from streams.protocol.key_limits import Limits
-from streams.protocol.keys import Key, KeyRing
 
 ONE, OTHER = Key("1" * 64), Key("2" * 64)
 

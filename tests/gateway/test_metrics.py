@@ -22,7 +22,7 @@ from gateway.api.reports import wants_json
 from gateway.supervise.backup_note import BackupNote, write_note
 from gateway.telemetry.metrics import METRICS, Metric, reports_of
 from streams.protocol.errors import NotAcceptable
-from streams.protocol.reports import BoxRow, GroupRow, RouterRow, ShardReport
+from streams.protocol.telemetry.reports import BoxRow, GroupRow, RouterRow, ShardReport
 from streams.testing import Server, running_server
 
 #: One box fewer than there are.

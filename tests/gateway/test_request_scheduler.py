@@ -23,8 +23,8 @@ from gateway.admission.request_scheduler import (
     RequestScheduler,
 )
 from gateway.requests.request import Request, Response
+from streams.protocol.access.keys import Key, bearer_of
 from streams.protocol.errors import Unauthorized
-from streams.protocol.keys import Key, bearer_of
 from tests.gateway.edge_harness import PATIENCE_S, running_front
 
 PER_TURN = TURN_COST // REQUEST_COST

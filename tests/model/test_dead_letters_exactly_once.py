@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from shard.core.changes import ShardState
-from streams.protocol import queues
-from streams.protocol.forwards import Carried, Parcel
+from streams.protocol.messages import queues
+from streams.protocol.messages.forwards import Carried, Parcel
 from tests.support.carrying import bring, carry_all, collect
 from tests.support.jobs import QueueDriver
 from tests.support.machines import facts_of, records_of, recovered, sampled

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from shard.core.changes import ShardState
-from streams.protocol import commands
-from streams.protocol.forwards import Carried
+from streams.protocol.messages import commands
+from streams.protocol.messages.forwards import Carried
 from tests.support.carrying import Given, bring, carry_all, collect, copies, tie
 from tests.support.machines import Driver, recovered, sampled
 

@@ -28,7 +28,7 @@ from shard.storage.files import Corrupt
 from shard.storage.objectlog import LogName, ObjectLog
 from shard.transfer.boxes import Parts
 from shard.transfer.boxes import parts_of as parts_of_machine
-from streams.protocol.records import Batch
+from streams.protocol.model.records import Batch
 from tests.support import machines
 from tests.support.machines import Driver, facts_of, random_command, recovered, sampled
 

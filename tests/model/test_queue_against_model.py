@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from streams.protocol import queues
+from streams.protocol.messages import queues
 from tests.support.jobs import ModelQueue, QueueDriver
 from tests.support.machines import facts_of, recovered, sampled
 

@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
 import hashlib, sys
 from shard.storage import frames
-from streams.protocol import commands
-from streams.protocol.requests import encode_reply
+from streams.protocol.messages import commands
+from streams.protocol.messages.requests import encode_reply
 from tests.support.machines import random_history
 
 digest = hashlib.sha256()

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from shard.core.s2.stream import TRIM_LAG_MS
-from streams.protocol import sequenced, streams
-from streams.protocol.commands import ReadStream
 from streams.protocol.errors import FencingTokenMismatch, PositionUnwritten, SeqMismatch
-from streams.protocol.streams import Spec, SpecPatch
+from streams.protocol.messages import streams
+from streams.protocol.messages.commands import ReadStream
+from streams.protocol.messages.streams import Spec, SpecPatch
+from streams.protocol.model import sequenced
 from tests.support.machines import Driver, sampled
 
 BOX = "the-basin/s"

@@ -17,9 +17,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from shard.core import changes
 from shard.core.transactions import state as txn
 from shard.core.transactions.unrendered import NotRendered
-from streams.protocol import bulk, commands
 from streams.protocol.errors import NotFound, WriterConflict
-from streams.protocol.packed import pack
+from streams.protocol.messages import bulk, commands
+from streams.protocol.wire.packed import pack
 from tests.support.machines import Driver, facts_of, put_of, records_of, recovered, sampled
 
 BOXES = ["a", "b", "c"]

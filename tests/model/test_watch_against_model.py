@@ -23,7 +23,7 @@ from gateway.watch import cursors
 from gateway.watch.page import Place
 from gateway.watch.plan import plan_of_body
 from gateway.watch.service import Watch
-from streams.protocol import commands
+from streams.protocol.messages import commands
 from tests.support.machines import columns, patch, sampled
 from tests.support.memory_shards import MemoryLink, MemoryShard, dispatch_to
 from tests.support.sse import Event, Parser

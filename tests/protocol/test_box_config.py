@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from streams.protocol.boxes import BoxConfig, BoxPatch, Timestamping, merge
 from streams.protocol.errors import BoxExistsIncompatible, InvalidRequest
+from streams.protocol.model.boxes import BoxConfig, BoxPatch, Timestamping, merge
 
 
 def merged(config: BoxConfig, *, exists: bool = True, **fields: Any) -> BoxConfig:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streams.protocol.histogram import TIMES_S, Histogram, HistogramFacts
+from streams.protocol.telemetry.histogram import TIMES_S, Histogram, HistogramFacts
 
 
 @given(st.lists(st.floats(0, 20), max_size=50))

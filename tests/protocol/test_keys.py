@@ -9,11 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streams.protocol import op_access, wire
-from streams.protocol.access import ADMIN, ALL, DELETE, READ, WRITE, Grant
-from streams.protocol.errors import Forbidden
-from streams.protocol.key_limits import Limits
-from streams.protocol.keys import (
+from streams.protocol.access.grants import ADMIN, ALL, DELETE, READ, WRITE, Grant
+from streams.protocol.access.key_limits import Limits
+from streams.protocol.access.keys import (
     KEYS_MAX,
     PREFIXES_MAX,
     Key,
@@ -25,6 +23,9 @@ from streams.protocol.keys import (
     entries_of_list,
     parse_ring,
 )
+from streams.protocol.errors import Forbidden
+from streams.protocol.messages import op_access
+from streams.protocol.wire import framing as wire
 
 SECRET = "hunter2-hunter2-hunter2"
 

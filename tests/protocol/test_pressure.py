@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streams.protocol.pressure import (
+from streams.protocol.telemetry.pressure import (
     LIMIT_MAX,
     LIMIT_MIN,
     NONE,

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import pytest
 
-from streams.protocol import rates
+from streams.protocol.access import rates
+from streams.protocol.access.key_limits import Limits
+from streams.protocol.access.keys import Key
+from streams.protocol.access.rates import RequestRates
 from streams.protocol.errors import Throttled
-from streams.protocol.key_limits import Limits
-from streams.protocol.keys import Key
-from streams.protocol.rates import RequestRates
 
 
 def key_of(limit: int, id: str = "k") -> Key:

@@ -18,9 +18,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streams.protocol.appends import RecordLimits, parse_append
 from streams.protocol.errors import InvalidRequest
-from streams.protocol.records import Batch, render, resolve_times
+from streams.protocol.model.records import Batch, render, resolve_times
+from streams.protocol.wire.appends import RecordLimits, parse_append
 from tests.support.machines import sampled
 from tests.support.model import text_of
 

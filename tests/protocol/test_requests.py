@@ -11,12 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from streams.protocol import commands, wire
-from streams.protocol.appends import RecordLimits
-from streams.protocol.boxes import BoxConfig, BoxPatch, Timestamping
-from streams.protocol.commands import Match
 from streams.protocol.errors import BoxFull, InvalidRequest, StreamsError
-from streams.protocol.requests import (
+from streams.protocol.messages import commands
+from streams.protocol.messages.commands import Match
+from streams.protocol.messages.requests import (
     decode_command,
     encode_failure,
     encode_reply,
@@ -24,6 +22,9 @@ from streams.protocol.requests import (
     parse_match,
     status_of,
 )
+from streams.protocol.model.boxes import BoxConfig, BoxPatch, Timestamping
+from streams.protocol.wire import framing as wire
+from streams.protocol.wire.appends import RecordLimits
 
 ONE = b'{"records":[{"data":1}]}'
 

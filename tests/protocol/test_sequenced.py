@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streams.protocol import sequenced
-from streams.protocol.records import BINARY, Batch, render_binary
-from streams.protocol.sequenced import BadProtobuf
+from streams.protocol.model import sequenced
+from streams.protocol.model.records import BINARY, Batch, render_binary
+from streams.protocol.model.sequenced import BadProtobuf
 from tests.support.machines import sampled
 
 HEADER = st.tuples(st.binary(max_size=5), st.binary(max_size=200))

@@ -8,7 +8,7 @@ from base64 import b64encode
 
 import pytest
 
-from streams.protocol import sequenced
+from streams.protocol.model import sequenced
 from streams.testing import Server
 from tests.s2.conftest import Client
 from tests.support.h2c import H2c

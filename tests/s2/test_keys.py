@@ -21,7 +21,7 @@ from gateway.s2.endpoints import S2
 from gateway.shards.dispatch import Dispatch
 from gateway.shards.placement import even
 from gateway.watch.service import Watch
-from streams.protocol.access import SCOPES
+from streams.protocol.access.grants import SCOPES
 from streams.testing import Server, running_server
 from tests.support.crashing import eventually
 from tests.support.duplex import Duplex

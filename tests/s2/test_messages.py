@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from gateway.requests.s2_errors import STATUS_OF, S2Error, translated
 from gateway.s2 import frames, messages
 from gateway.s2.messages import Given, Input
-from streams.protocol import errors, sequenced
-from streams.protocol.streams import StreamAppended
+from streams.protocol import errors
+from streams.protocol.messages.streams import StreamAppended
+from streams.protocol.model import sequenced
 from tests.support.machines import sampled
 
 MIB = 1024 * 1024

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 import pytest
 
 from gateway.s2 import frames
-from streams.protocol import sequenced
+from streams.protocol.model import sequenced
 from streams.testing import Server, running_server
 from tests.s2.conftest import Client
 from tests.support.h2c import H2c

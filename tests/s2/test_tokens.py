@@ -10,9 +10,9 @@ from gateway.requests.request import Request
 from gateway.requests.s2_errors import S2Error
 from gateway.s2.access import OPERATIONS, Doorkeeper, KeyPermit, digest_of
 from gateway.s2.tokens import _Operation
-from streams.protocol import streams
 from streams.protocol.errors import NotReady
-from streams.protocol.streams import AccessToken
+from streams.protocol.messages import streams
+from streams.protocol.messages.streams import AccessToken
 from streams.testing import Server
 from tests.s2.conftest import Client
 

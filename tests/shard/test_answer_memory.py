@@ -17,8 +17,8 @@ from structlog.testing import capture_logs
 
 import shard.server.server
 from shard.server.answers import AnswerLimits
-from streams.protocol import wire
-from streams.protocol.requests import failure_decoder
+from streams.protocol.messages.requests import failure_decoder
+from streams.protocol.wire import framing as wire
 from tests.support.served_shard import ServedShard, WireClient, served_shard
 
 PAGE_BYTES = 256 * 1024

@@ -28,10 +28,10 @@ from shard.storage.files import Disk, Space
 from shard.storage.snapshot import Snapshots
 from shard.storage.store import SegmentStore
 from shard.storage.wal import Wal
-from streams.protocol import commands, forwards, queues, streams
-from streams.protocol.boxes import BoxPatch
-from streams.protocol.commands import Command, Reply
 from streams.protocol.errors import DiskFull, InvalidRequest, StreamsError
+from streams.protocol.messages import commands, forwards, queues, streams
+from streams.protocol.messages.commands import Command, Reply
+from streams.protocol.model.boxes import BoxPatch
 from tests.support.faultdisk import FaultDisk
 from tests.support.machines import columns, seqs_of
 

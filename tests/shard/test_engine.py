@@ -36,12 +36,12 @@ from shard.storage.retention import names_in
 from shard.storage.snapshot import Snapshots
 from shard.storage.store import Name, SegmentStore, Unreachable
 from shard.storage.wal import Wal
-from streams.protocol import commands
-from streams.protocol.boxes import BoxPatch
-from streams.protocol.commands import Command, Reply
 from streams.protocol.errors import ColdStoreUnavailable, DataDamaged, StreamsError
-from streams.protocol.queues import Claim
-from streams.protocol.records import Batch
+from streams.protocol.messages import commands
+from streams.protocol.messages.commands import Command, Reply
+from streams.protocol.messages.queues import Claim
+from streams.protocol.model.boxes import BoxPatch
+from streams.protocol.model.records import Batch
 from tests.support.machines import Driver, columns, records_of, seqs_of
 
 #: An answer that takes this long is not late, it is missing.

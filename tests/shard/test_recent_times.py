@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shard.server.recent_times import WINDOW_S, RecentTimes
-from streams.protocol.histogram import Histogram
+from streams.protocol.telemetry.histogram import Histogram
 
 
 def test_times_are_recent_for_one_to_two_windows() -> None:

@@ -14,8 +14,8 @@ import trio
 import trio.testing
 
 from shard.server.server import Server
-from streams.protocol import wire
-from streams.protocol.appends import RecordLimits
+from streams.protocol.wire import framing as wire
+from streams.protocol.wire.appends import RecordLimits
 
 CROWD = 500
 

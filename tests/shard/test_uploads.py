@@ -15,9 +15,9 @@ from shard.offline.reshard import Plan, reshard
 from shard.storage.cold import FolderCold
 from shard.storage.files import Disk
 from shard.transfer import chains
-from streams.protocol import commands
 from streams.protocol.errors import BoxNotFound, ColdStoreUnavailable, InvalidRequest, Throttled
-from streams.protocol.slots import SLOTS, slot_of
+from streams.protocol.messages import commands
+from streams.protocol.model.slots import SLOTS, slot_of
 from tests.support.machines import records_of
 from tests.support.objects import FaultyStore, Life, living, put_back
 

@@ -9,7 +9,7 @@ import pytest
 
 from shard.engine import waiting
 from shard.engine.waiting import Waiting, WaitingClaims
-from streams.protocol.queues import Claim
+from streams.protocol.messages.queues import Claim
 
 
 def claim(node: str, box: str = "q", wait_ms: int = 0, holder: int = 0) -> Claim:

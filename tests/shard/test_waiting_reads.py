@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shard.engine.waiting_reads import WaitingRead, WaitingReads
-from streams.protocol.commands import Diff
+from streams.protocol.messages.commands import Diff
 
 
 def read(ticket: str, box: str = "b", deadline_s: float = 30.0) -> WaitingRead[str]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import streams
-from streams.protocol.slots import SLOTS, slot_of
+from streams.protocol.model.slots import SLOTS, slot_of
 from streams.testing import Server, running_server
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from pyspark.sql import functions as sql
 import streams
 from streams.client.answers import Entry, Record
 from streams.direct import Shards
-from streams.protocol.bulk import TxnState
+from streams.protocol.messages.bulk import TxnState
 from streams.spark import jobs
 from streams.spark.gaps import GapError
 from streams.spark.jobs import archive_files, archive_upkeep

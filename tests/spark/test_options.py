@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from streams.protocol.matches import Match
+from streams.protocol.model.matches import Match
 from streams.spark.option_table import OPTIONS, markdown
 from streams.spark.options import BATCH, STREAM, STREAM_WRITE, WRITE, BadOption, reading, writing
 

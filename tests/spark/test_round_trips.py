@@ -29,7 +29,7 @@ import streams.spark as ss
 from streams.client._sync.box import Group
 from streams.client.answers import Entry, Record
 from streams.direct import ScanPage, Shards
-from streams.protocol.slots import slot_of
+from streams.protocol.model.slots import slot_of
 from streams.spark import checkpoints, reads, sink
 from streams.spark.columns import COLUMNS
 from streams.spark.gaps import GapError

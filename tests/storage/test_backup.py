@@ -22,7 +22,7 @@ from shard.storage.store import Name, SegmentStore
 from shard.transfer.backup import Backup, ShardSource, Target
 from shard.transfer.boxes import end_life, parts_of, read_shard
 from shard.transfer.exports import write_export
-from streams.protocol.slots import SLOTS
+from streams.protocol.model.slots import SLOTS
 from tests.support import machines
 from tests.support.faultdisk import FaultDisk
 from tests.support.folders import FILE_BYTES, all_contents, contents, write_folder

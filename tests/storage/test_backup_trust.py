@@ -21,7 +21,7 @@ from shard.storage.cold import FolderCold
 from shard.storage.files import ConfinedDisk, Corrupt, Disk, remove_tree
 from shard.transfer.backup import BadSignature, Target
 from streams.cli.signing import signer_of, verifier_of
-from streams.protocol.slots import SLOTS
+from streams.protocol.model.slots import SLOTS
 from tests.storage.test_backup import SLOT_RUNS, simple, source_of
 from tests.support.folders import contents, write_folder
 

@@ -36,7 +36,7 @@ from shard.storage.sources import FileSource
 from shard.storage.store import Name, SegmentStore
 from shard.storage.wal import CHECKSUM_BYTES, FRAME_HEAD, Frame
 from shard.transfer.boxes import read_shard
-from streams.protocol.commands import DeleteBox
+from streams.protocol.messages.commands import DeleteBox
 from tests.support.faultdisk import FaultDisk, sweep
 from tests.support.folders import FILE_BYTES, contents, write_folder
 from tests.support.machines import Driver, decoded, random_history

@@ -23,9 +23,9 @@ from shard.transfer.backup import ShardSource, Target
 from shard.transfer.boxes import end_life, parts_of, read_shard
 from shard.transfer.exports import write_export
 from streams.cli.signing import load_verifier
-from streams.protocol import bulk, commands
-from streams.protocol.packed import pack
-from streams.protocol.slots import SLOTS
+from streams.protocol.messages import bulk, commands
+from streams.protocol.model.slots import SLOTS
+from streams.protocol.wire.packed import pack
 from tests.support.folders import FILE_BYTES, contents, write_folder
 from tests.support.machines import Driver, held_of, put_of
 

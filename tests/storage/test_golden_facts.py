@@ -25,8 +25,8 @@ from pyroaring import BitMap64
 
 from shard.core.changes import BatchForwarded, Change, ShardState, StreamAppended
 from shard.storage import frames
-from streams.protocol import sequenced
-from streams.protocol.records import Batch, render_binary
+from streams.protocol.model import sequenced
+from streams.protocol.model.records import Batch, render_binary
 from tests.support.segments import a_batch
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -11,7 +11,7 @@ from pathlib import Path
 from shard.core.changes import BasinDropped, BatchAppended, BoxCreated, Change, TokenFenced
 from shard.storage import objectlog
 from shard.storage.objectlog import ChainName, LogName
-from streams.protocol.boxes import BoxConfig
+from streams.protocol.model.boxes import BoxConfig
 from tests.storage.test_golden_facts import in_words
 from tests.support.segments import a_batch
 

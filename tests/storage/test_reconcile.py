@@ -24,12 +24,12 @@ from shard.storage.store import Name, SegmentStore
 from shard.transfer.backup import ShardSource, Target
 from shard.transfer.boxes import parts_of, read_shard
 from shard.transfer.exports import write_export
-from streams.protocol import forwards, queues, routers, streams
-from streams.protocol.forwards import Untie
-from streams.protocol.matches import Match
-from streams.protocol.routers import Route
-from streams.protocol.slots import SLOTS
-from streams.protocol.streams import BasinConfig, Spec
+from streams.protocol.messages import forwards, queues, routers, streams
+from streams.protocol.messages.forwards import Untie
+from streams.protocol.messages.routers import Route
+from streams.protocol.messages.streams import BasinConfig, Spec
+from streams.protocol.model.matches import Match
+from streams.protocol.model.slots import SLOTS
 from tests.support.carrying import bring, collect
 from tests.support.folders import FILE_BYTES, write_folder
 from tests.support.jobs import QueueDriver

@@ -36,8 +36,8 @@ from shard.storage.segments import (
     walk_tags,
     write_segment,
 )
-from streams.protocol.commands import Match
-from streams.protocol.records import Batch
+from streams.protocol.messages.commands import Match
+from streams.protocol.model.records import Batch
 from tests.support.faultdisk import FaultDisk, sweep
 from tests.support.segments import (
     DIRECTORY,

@@ -27,8 +27,8 @@ from shard.storage.segments import (
     verify_segment,
     write_segment,
 )
-from streams.protocol.appends import RecordLimits, parse_append
-from streams.protocol.records import Batch, render
+from streams.protocol.model.records import Batch, render
+from streams.protocol.wire.appends import RecordLimits, parse_append
 from tests.support.faultdisk import MOMENTS, Crashed, FaultDisk, sweep
 
 DIRECTORY = "/data/segments"

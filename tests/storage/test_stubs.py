@@ -31,7 +31,7 @@ from shard.storage.segments import (
     verify_stub,
     write_stub,
 )
-from streams.protocol.commands import Match
+from streams.protocol.messages.commands import Match
 from tests.support.faultdisk import MOMENTS, Crashed, FaultDisk
 from tests.support.segments import (
     DIRECTORY,

@@ -31,8 +31,8 @@ from shard.storage.segments import (
     walk_tags,
 )
 from shard.storage.tagindex import TagIndexBuilder
-from streams.protocol.commands import Match
-from streams.protocol.records import Batch
+from streams.protocol.messages.commands import Match
+from streams.protocol.model.records import Batch
 from tests.support.faultdisk import FaultDisk
 from tests.support.segments import (
     DIRECTORY,

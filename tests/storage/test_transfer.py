@@ -20,8 +20,8 @@ from shard.storage.segments import list_stubs, write_stub
 from shard.storage.snapshot import Snapshots
 from shard.storage.store import Name, SegmentStore
 from shard.transfer.boxes import has_links, read_shard
-from streams.protocol import commands
-from streams.protocol.slots import SLOTS, slot_of
+from streams.protocol.messages import commands
+from streams.protocol.model.slots import SLOTS, slot_of
 from tests.support.faultdisk import FaultDisk
 from tests.support.folders import FILE_BYTES, all_contents, contents, write_folder
 from tests.support.machines import Driver, random_history

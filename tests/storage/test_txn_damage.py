@@ -12,8 +12,8 @@ from shard.offline.repair import Repaired, repair_shard
 from shard.storage.store import SegmentStore
 from shard.transfer.boxes import parts_of, read_shard
 from shard.transfer.exports import write_export
-from streams.protocol import bulk
-from streams.protocol.packed import pack
+from streams.protocol.messages import bulk
+from streams.protocol.wire.packed import pack
 from tests.support.faultdisk import FaultDisk
 from tests.support.folders import FILE_BYTES, contents_of, write_folder
 from tests.support.machines import Driver, put_of

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from streams.protocol import forwards
 from streams.protocol.errors import StreamsError
-from streams.protocol.forwards import Carried, Collect, Forward, Forwarded, Parcel, Parcels
-from streams.protocol.routers import Route
+from streams.protocol.messages import forwards
+from streams.protocol.messages.forwards import Carried, Collect, Forward, Forwarded, Parcel, Parcels
+from streams.protocol.messages.routers import Route
 from tests.support.machines import Driver, records_of
 
 ORIGIN = "copy#1"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from streams.protocol import queues
+from streams.protocol.messages import queues
 from tests.support.machines import Driver
 
 

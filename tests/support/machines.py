@@ -30,14 +30,14 @@ from shard.storage import frames
 from shard.storage.files import DiskLike
 from shard.storage.segments import build_index, write_segment
 from shard.storage.store import segment_of
-from streams.protocol import bulk, commands, forwards, queues, routers
-from streams.protocol.appends import RecordLimits, parse_append
-from streams.protocol.boxes import BoxPatch
-from streams.protocol.commands import Command
 from streams.protocol.errors import StreamsError
-from streams.protocol.packed import Packed, pack, unpack_again
-from streams.protocol.records import Batch, Columns
-from streams.protocol.routers import Route
+from streams.protocol.messages import bulk, commands, forwards, queues, routers
+from streams.protocol.messages.commands import Command
+from streams.protocol.messages.routers import Route
+from streams.protocol.model.boxes import BoxPatch
+from streams.protocol.model.records import Batch, Columns
+from streams.protocol.wire.appends import RecordLimits, parse_append
+from streams.protocol.wire.packed import Packed, pack, unpack_again
 
 #: `STREAMS_SWEEP=full` looks twenty times as far.
 SWEEP_FACTOR = 20 if os.environ.get("STREAMS_SWEEP") == "full" else 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.telemetry.metrics import METRICS
-from streams.protocol.histogram import TIMES_S
+from streams.protocol.telemetry.histogram import TIMES_S
 
 _HEAD = """# Metrics
 

@@ -26,11 +26,11 @@ from shard.storage.snapshot import Snapshots
 from shard.storage.store import SegmentStore
 from shard.storage.wal import Wal
 from shard.transfer.boxes import read_shard
-from streams.protocol import commands
-from streams.protocol.boxes import BoxPatch
-from streams.protocol.commands import Command, Reply
 from streams.protocol.errors import StreamsError
-from streams.protocol.slots import SLOTS
+from streams.protocol.messages import commands
+from streams.protocol.messages.commands import Command, Reply
+from streams.protocol.model.boxes import BoxPatch
+from streams.protocol.model.slots import SLOTS
 from tests.support.machines import columns
 
 #: An answer that takes this long is not late, it is missing.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from gateway.s2 import frames
-from streams.protocol import sequenced
+from streams.protocol.model import sequenced
 
 
 def given(*bodies: bytes, match: int | None = None) -> bytes:

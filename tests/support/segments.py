@@ -11,9 +11,9 @@ from msgspec import Raw
 
 from shard.storage.files import DiskLike
 from shard.storage.segments import FileSource, SegmentIndex, Source, read_batches, write_segment
-from streams.protocol.appends import RecordLimits, parse_append
-from streams.protocol.commands import Match
-from streams.protocol.records import Batch, render
+from streams.protocol.messages.commands import Match
+from streams.protocol.model.records import Batch, render
+from streams.protocol.wire.appends import RecordLimits, parse_append
 
 DIRECTORY = "/data/segments"
 GOLDEN = Path(__file__).parent.parent / "storage" / "golden"

@@ -21,9 +21,9 @@ from shard.storage.files import Disk
 from shard.storage.snapshot import Snapshots
 from shard.storage.store import SegmentStore
 from shard.storage.wal import Wal
-from streams.protocol import wire
-from streams.protocol.appends import RecordLimits
-from streams.protocol.keys import entries_of_list, parse_ring
+from streams.protocol.access.keys import entries_of_list, parse_ring
+from streams.protocol.wire import framing as wire
+from streams.protocol.wire.appends import RecordLimits
 
 SECRET = "a-secret-of-some-length"
 OTHER_SECRET = "another-secret-of-some-length"

@@ -31,11 +31,11 @@ from shard.core.routers.outbox import Outbox
 from shard.core.routers.router_outbox import RouterOutbox
 from shard.core.s2.stream import StreamState
 from shard.core.transactions.unrendered import UnrenderedRows
-from streams.protocol.boxes import BoxConfig
-from streams.protocol.commands import Append, DeleteRecords, Diff, Match, Records, Scan, Tombstone
 from streams.protocol.errors import BoxFull, FencingTokenMismatch, InvalidRequest, RecordTooLarge, SeqMismatch
-from streams.protocol.records import Batch, render, resolve_times
-from streams.protocol.scans import RunWriter, Scanned, ScanPageHead
+from streams.protocol.messages.commands import Append, DeleteRecords, Diff, Match, Records, Scan, Tombstone
+from streams.protocol.model.boxes import BoxConfig
+from streams.protocol.model.records import Batch, render, resolve_times
+from streams.protocol.wire.scans import RunWriter, Scanned, ScanPageHead
 
 #: Seqs reserved ahead of use in a disk box. At a million records a second a reservation is asked for about
 #: every 65 ms, more than the sync interval of 50 ms, so it is durable before it is needed.

@@ -19,9 +19,9 @@ from shard.core.boxes.box import Box
 from shard.core.boxes.log import Log
 from shard.core.context import Context
 from shard.core.routers.router_outbox import RouterOutbox
-from streams.protocol.reports import BoxRow, BoxTotals, GroupRow, QueueRow, RouterRow
-from streams.protocol.routers import router_of
-from streams.protocol.top_rows import Top, TopBoxes
+from streams.protocol.messages.routers import router_of
+from streams.protocol.telemetry.reports import BoxRow, BoxTotals, GroupRow, QueueRow, RouterRow
+from streams.protocol.telemetry.top_rows import Top, TopBoxes
 
 _GROUPS_A_UNIT = 16
 

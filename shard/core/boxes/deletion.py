@@ -28,7 +28,7 @@ from pyroaring import BitMap64
 from shard.core import changes
 from shard.core.boxes.sealed import Segment, TagsNotLoaded
 from shard.core.boxes.tags import Tags
-from streams.protocol.commands import DeleteRecords, Match
+from streams.protocol.messages.commands import DeleteRecords, Match
 
 if TYPE_CHECKING:
     from shard.core.boxes.box import Box

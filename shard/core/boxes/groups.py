@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from sortedcontainers import SortedDict
 
 from shard.core import changes
-from streams.protocol import queues
 from streams.protocol.errors import GroupNotFound, InvalidRequest, SeqMismatch, Throttled
+from streams.protocol.messages import queues
 
 if TYPE_CHECKING:
     from shard.core.boxes.box import Box

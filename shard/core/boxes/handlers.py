@@ -20,10 +20,10 @@ from shard.core.outcome import Made, Outcome, reply_after
 from shard.core.queues.queue import Queue
 from shard.core.transactions.unrendered import NotRendered
 from shard.core.watch.pages import page_for
-from streams.protocol import commands
-from streams.protocol.boxes import DURABLE, BoxConfig, merge
+from streams.protocol.access.key_limits import AccountsUse, ExchangeUse
 from streams.protocol.errors import BoxNotEmpty, FencingTokenMismatch, NotFound, Throttled
-from streams.protocol.key_limits import AccountsUse, ExchangeUse
+from streams.protocol.messages import commands
+from streams.protocol.model.boxes import DURABLE, BoxConfig, merge
 
 #: Idempotency keys remembered per shard. One costs about 320 bytes, so this is at most about 320 MB; at the
 #: default window of two minutes it allows 8,000 keyed writes a second. Beyond it, keyed writes are refused

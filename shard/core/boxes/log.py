@@ -39,7 +39,7 @@ from pyroaring import BitMap64
 from shard.core.boxes.sealed import SealedBatch, Segment
 from shard.core.boxes.tail import Tail
 from shard.core.transactions.unrendered import UnrenderedRows
-from streams.protocol.records import Batch
+from streams.protocol.model.records import Batch
 
 #: A batch of the log, wherever its payload is.
 Span = Batch | SealedBatch

@@ -23,7 +23,7 @@ from shard.core.boxes.log import Hole, Log
 from shard.core.boxes.sealed import Segment
 from shard.core.boxes.tail import Tail
 from shard.core.changes import Change
-from streams.protocol.records import Batch
+from streams.protocol.model.records import Batch
 
 #: More than any seq.
 _END = (1 << 64) - 1

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from shard.core.boxes.sealed import NotLoaded
 from shard.core.outcome import Made, Outcome, reply_after
-from streams.protocol import bulk
-from streams.protocol.commands import Scan
+from streams.protocol.messages import bulk
+from streams.protocol.messages.commands import Scan
 
 if TYPE_CHECKING:
     from shard.core.boxes.box import Box

@@ -24,8 +24,8 @@ from collections.abc import Sequence
 
 from pyroaring import BitMap64
 
-from streams.protocol.commands import Match
-from streams.protocol.records import Batch
+from streams.protocol.messages.commands import Match
+from streams.protocol.model.records import Batch
 
 _COLUMN_KINDS = ("Q", "q", "q", "I", "I")
 #: What a sealed batch costs in memory for as long as its segment has anything live.

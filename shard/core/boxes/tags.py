@@ -15,8 +15,8 @@ from collections.abc import Iterable
 from pyroaring import BitMap64
 from sortedcontainers import SortedDict
 
-from streams.protocol.commands import Match
-from streams.protocol.records import Batch
+from streams.protocol.messages.commands import Match
+from streams.protocol.model.records import Batch
 
 #: Entries of records that are long gone are swept out when they outnumber the live ones by this much.
 _STALE_FACTOR = 2

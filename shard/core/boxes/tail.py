@@ -20,7 +20,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 
 from shard.core.transactions.unrendered import UnrenderedRows
-from streams.protocol.records import Batch
+from streams.protocol.model.records import Batch
 
 _COMPACT_AT = 1024
 _NO_ENCODING = 0

@@ -18,7 +18,7 @@ from shard.core.boxes.box import Box
 from shard.core.boxes.sealed import Segment
 from shard.core.boxes.unsealed import is_worth_a_file
 from shard.core.context import Context
-from streams.protocol.records import Batch
+from streams.protocol.model.records import Batch
 
 #: Boxes looked at in one go.
 _LOOK_MAX = 1000

@@ -26,9 +26,9 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from shard.core.changes import Change, TxnCommitted
-from streams.protocol.access import Grant
-from streams.protocol.key_limits import STORED, Limits, Use, exceeded
-from streams.protocol.keys import Key
+from streams.protocol.access.grants import Grant
+from streams.protocol.access.key_limits import STORED, Limits, Use, exceeded
+from streams.protocol.access.keys import Key
 
 if TYPE_CHECKING:
     from shard.core.boxes.box import Box

@@ -34,9 +34,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shard.core import changes
 from shard.core.outcome import Made, Outcome
-from streams.protocol.bulk import TxnCommit
-from streams.protocol.commands import Append, Command, PutBox
 from streams.protocol.errors import ColdStoreUnavailable, StreamsError, Throttled
+from streams.protocol.messages.bulk import TxnCommit
+from streams.protocol.messages.commands import Append, Command, PutBox
 
 if TYPE_CHECKING:
     from shard.core.boxes.box import Box

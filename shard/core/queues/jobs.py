@@ -21,10 +21,10 @@ from pyroaring import BitMap64
 
 from shard.core import changes
 from shard.core.queues.queue import Queue
-from streams.protocol import queues
 from streams.protocol.errors import NotAQueue
-from streams.protocol.forwards import CARRIER
-from streams.protocol.records import Batch
+from streams.protocol.messages import queues
+from streams.protocol.messages.forwards import CARRIER
+from streams.protocol.model.records import Batch
 
 if TYPE_CHECKING:
     from shard.core.boxes.box import Box

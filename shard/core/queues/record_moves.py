@@ -31,10 +31,10 @@ from shard.core.boxes.sealed import NotLoaded
 from shard.core.durability import Answer
 from shard.core.outcome import Made, Outcome, reply_after
 from shard.core.routers.outbox import EXAMINE_MAX, PARCEL_BYTES_MAX, Load, Outbox
-from streams.protocol import queues
 from streams.protocol.errors import NotAQueue
-from streams.protocol.forwards import CARRIER, ForwardHead
-from streams.protocol.records import JSON, Batch, metas_of, with_meta
+from streams.protocol.messages import queues
+from streams.protocol.messages.forwards import CARRIER, ForwardHead
+from streams.protocol.model.records import JSON, Batch, metas_of, with_meta
 
 if TYPE_CHECKING:
     from shard.core.boxes.box import Box

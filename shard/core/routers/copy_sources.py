@@ -1,6 +1,6 @@
 """Where a box's copies come from: one position for each origin, and what a parcel from there becomes.
 
-The destination's half of forwarding (`streams/protocol/forwards.py` has the whole picture).
+The destination's half of forwarding (`streams/protocol/messages/forwards.py` has the whole picture).
 
     known position      a parcel (after, upto]          what it becomes
     ──────────────      ─────────────────────────       ─────────────────────────────────────────────
@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from shard.core import changes
 from streams.protocol.errors import Throttled
-from streams.protocol.forwards import ForwardHead
+from streams.protocol.messages.forwards import ForwardHead
 
 #: Origins one box keeps, about 300 bytes each. Routers are bounded by `STREAMS_MAX_ROUTERS`, dead letters by
 #: the queues that name this box. Beyond it the origin that has not moved for longest is forgotten, unless it

@@ -21,11 +21,11 @@ from shard.core.routers import copy_sources
 from shard.core.routers.copy_sources import Origin
 from shard.core.routers.outbox import Outboxes
 from shard.core.routers.router_outbox import RouterOutbox
-from streams.protocol import forwards
 from streams.protocol.errors import BoxNotFound, FencingTokenMismatch, RouterNotFound
-from streams.protocol.forwards import CARRIER, Forwarded, ForwardHead
-from streams.protocol.records import columns_of, render
-from streams.protocol.routers import router_of
+from streams.protocol.messages import forwards
+from streams.protocol.messages.forwards import CARRIER, Forwarded, ForwardHead
+from streams.protocol.messages.routers import router_of
+from streams.protocol.model.records import columns_of, render
 
 if TYPE_CHECKING:
     from shard.core.boxes.box import Box

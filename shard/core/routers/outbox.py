@@ -1,6 +1,6 @@
 """What a box has to send to another one: a position, what is on the way, and when to try again.
 
-The source's half of forwarding (`streams/protocol/forwards.py` has the whole picture).
+The source's half of forwarding (`streams/protocol/messages/forwards.py` has the whole picture).
 
       position          seen_from    sent                    head of the feed
          ▼                  ▼          ▼                          ▼
@@ -35,8 +35,8 @@ from msgspec.structs import replace
 from shard.core.boxes.log import Log
 from shard.core.boxes.sealed import NotLoaded
 from shard.core.changes import Change, OutboxMoved
-from streams.protocol import forwards
-from streams.protocol.forwards import Carried, Forwarded, ForwardHead
+from streams.protocol.messages import forwards
+from streams.protocol.messages.forwards import Carried, Forwarded, ForwardHead
 
 #: Parcels of one outbox on the way at a time: enough to keep the destination busy while answers travel.
 FLIGHTS_MAX = 4

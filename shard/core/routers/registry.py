@@ -25,9 +25,9 @@ from sortedcontainers import SortedDict
 
 from shard.core import changes
 from shard.core.outcome import Made, Outcome
-from streams.protocol import routers as protocol
 from streams.protocol.errors import RouterCycle, StreamsError, Throttled
-from streams.protocol.routers import Route, Router
+from streams.protocol.messages import routers as protocol
+from streams.protocol.messages.routers import Route, Router
 
 if TYPE_CHECKING:
     from shard.core.context import Context

@@ -12,10 +12,10 @@ from __future__ import annotations
 from shard.core.boxes.log import Log, Span
 from shard.core.boxes.sealed import NotLoaded
 from shard.core.routers.outbox import EXAMINE_MAX, PARCEL_BYTES_MAX, Load, Outbox
-from streams.protocol.forwards import HOPS_MAX, ForwardHead
-from streams.protocol.matches import Match
-from streams.protocol.records import Batch
-from streams.protocol.routers import Route
+from streams.protocol.messages.forwards import HOPS_MAX, ForwardHead
+from streams.protocol.messages.routers import Route
+from streams.protocol.model.matches import Match
+from streams.protocol.model.records import Batch
 
 
 class RouterOutbox(Outbox):

@@ -19,7 +19,6 @@ from sortedcontainers import SortedDict
 
 from shard.core import changes
 from shard.core.outcome import Made, Outcome
-from streams.protocol import streams as protocol
 from streams.protocol.errors import (
     BasinDeletionPending,
     BasinNotFound,
@@ -28,7 +27,8 @@ from streams.protocol.errors import (
     StreamsError,
     Throttled,
 )
-from streams.protocol.streams import Basin
+from streams.protocol.messages import streams as protocol
+from streams.protocol.messages.streams import Basin
 
 if TYPE_CHECKING:
     from shard.core.context import Context

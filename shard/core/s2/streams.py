@@ -2,7 +2,7 @@
 
 A stream is a box whose records are binary. It is made, changed and deleted here; the log below it, its
 visibility, sealing and recovery are those of any box. What a stream keeps beside is in `stream.py`, what a
-record looks like in `streams/protocol/sequenced.py`, where the numbers of a stream are explained too.
+record looks like in `streams/protocol/model/sequenced.py`, where the numbers of a stream are explained too.
 
 Rules of the file
 - A fence or trim inside a batch is part of the change that appends it: applying one never looks at a record.
@@ -20,9 +20,6 @@ from shard.core import changes
 from shard.core.boxes.box import Box
 from shard.core.outcome import Made, Outcome, reply_after
 from shard.core.s2.stream import StreamState
-from streams.protocol import sequenced
-from streams.protocol import streams as protocol
-from streams.protocol.commands import ReadStream
 from streams.protocol.errors import (
     CipherMismatch,
     FencingTokenMismatch,
@@ -35,8 +32,11 @@ from streams.protocol.errors import (
     StreamNotFound,
     StreamsError,
 )
-from streams.protocol.records import Batch, render_binary, resolve_times
-from streams.protocol.streams import DEFAULTS, Stream
+from streams.protocol.messages import streams as protocol
+from streams.protocol.messages.commands import ReadStream
+from streams.protocol.messages.streams import DEFAULTS, Stream
+from streams.protocol.model import sequenced
+from streams.protocol.model.records import Batch, render_binary, resolve_times
 
 if TYPE_CHECKING:
     from shard.core.context import Context

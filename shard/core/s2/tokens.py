@@ -17,9 +17,9 @@ from sortedcontainers import SortedDict
 
 from shard.core import changes
 from shard.core.outcome import Made, Outcome
-from streams.protocol import streams as protocol
 from streams.protocol.errors import AccessTokenNotFound, ResourceAlreadyExists, StreamsError, Throttled
-from streams.protocol.streams import AccessToken
+from streams.protocol.messages import streams as protocol
+from streams.protocol.messages.streams import AccessToken
 
 if TYPE_CHECKING:
     from shard.core.context import Context

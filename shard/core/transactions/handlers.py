@@ -31,8 +31,7 @@ from shard.core.outcome import Made, Outcome, reply_after
 from shard.core.transactions.chunks import Chunk, ChunksNotLoaded, Piece, Times, cost_of, memory_of
 from shard.core.transactions.commits import Commit, Start, Step, Target, render_step
 from shard.core.transactions.state import MARKS_MAX, REPLACED_MAX, Epoch, Mark, Txns
-from streams.protocol import bulk, forwards
-from streams.protocol.access import ADMIN
+from streams.protocol.access.grants import ADMIN
 from streams.protocol.errors import (
     BatchTooLarge,
     BoxNotFound,
@@ -44,8 +43,9 @@ from streams.protocol.errors import (
     Throttled,
     WriterConflict,
 )
-from streams.protocol.names import shown
-from streams.protocol.records import Batch
+from streams.protocol.messages import bulk, forwards
+from streams.protocol.model.names import shown
+from streams.protocol.model.records import Batch
 
 if TYPE_CHECKING:
     from shard.core.context import Context

@@ -33,8 +33,8 @@ from shard.core import changes
 from shard.core.transactions.chunks import Chunk, Piece
 from shard.core.transactions.commits import Commit, Target
 from shard.core.transactions.unrendered import UnrenderedRows
-from streams.protocol.packed import Rows
-from streams.protocol.slots import slot_of
+from streams.protocol.model.slots import slot_of
+from streams.protocol.wire.packed import Rows
 
 if TYPE_CHECKING:
     from shard.core.context import Context

@@ -11,7 +11,7 @@ waits until more of them are rendered, and asks again. So such rows are all live
 from __future__ import annotations
 
 from shard.core.boxes.sealed import NotLoaded
-from streams.protocol.records import Batch
+from streams.protocol.model.records import Batch
 
 #: Not an encoding that is ever stored.
 UNRENDERED = 255

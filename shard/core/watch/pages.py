@@ -12,8 +12,8 @@ Invariant
 from __future__ import annotations
 
 from shard.core.boxes.box import Box
-from streams.protocol.commands import Follow, Page
 from streams.protocol.errors import InvalidRequest
+from streams.protocol.messages.commands import Follow, Page
 
 
 def page_for(box: Box, command: Follow, durable_lsn: int) -> Page | None:

@@ -22,7 +22,6 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 
 from shard.core.changes import SessionFacts
-from streams.protocol.commands import KeepSession, PutSession, SessionCommand, SessionKept, TakeSession
 from streams.protocol.errors import (
     Forbidden,
     NotFound,
@@ -30,6 +29,13 @@ from streams.protocol.errors import (
     ShardUnavailable,
     StreamsError,
     Throttled,
+)
+from streams.protocol.messages.commands import (
+    KeepSession,
+    PutSession,
+    SessionCommand,
+    SessionKept,
+    TakeSession,
 )
 
 #: A life of the shard that begins a millisecond later has epochs that are this many bits higher. An epoch

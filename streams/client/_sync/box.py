@@ -19,8 +19,8 @@ from streams.client.batching import Bounds
 from streams.client.options import BoxSettings, WriteOptions
 from streams.client.retry import Retry
 from streams.client.stores import Store, open_store
-from streams.protocol.boxes import BoxConfig
-from streams.protocol.names import check_group_name, check_readable_name
+from streams.protocol.model.boxes import BoxConfig
+from streams.protocol.model.names import check_group_name, check_readable_name
 
 if TYPE_CHECKING:
     from streams.client._sync.client import Client

@@ -22,7 +22,7 @@ from streams.client.errors import AnswerLost, NotAnAnswer, error_of
 from streams.client.retry import Retry
 from streams.client.transport import ANSWER_S, Transport
 from streams.protocol.errors import BoxNotFound, Busy, StreamsError, Uncertain
-from streams.protocol.names import check_router_name
+from streams.protocol.model.names import check_router_name
 
 DEFAULT_URL = "http://127.0.0.1:4000"
 

@@ -13,10 +13,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from streams.protocol import wire
-from streams.protocol.commands import ReadStream
 from streams.protocol.errors import InvalidRequest
-from streams.protocol.streams import (
+from streams.protocol.messages.commands import ReadStream
+from streams.protocol.messages.streams import (
     BATCH_METERED_MAX,
     BATCH_RECORDS_MAX,
     AppendHead,
@@ -36,6 +35,7 @@ from streams.protocol.streams import (
     TokenFound,
     TokenPage,
 )
+from streams.protocol.wire import framing as wire
 
 _T = TypeVar("_T")
 

@@ -35,8 +35,8 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Raw
 
-from streams.protocol import sequenced
 from streams.protocol.errors import InvalidRequest
+from streams.protocol.model import sequenced
 
 #: What a blob is: records as JSON, or binary ones (`sequenced.py`).
 JSON = 1

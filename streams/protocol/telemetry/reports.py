@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import msgspec
 
-from streams.protocol.histogram import HistogramFacts
-from streams.protocol.key_limits import Use
+from streams.protocol.access.key_limits import Use
+from streams.protocol.telemetry.histogram import HistogramFacts
 
 
 class ProcessReport(msgspec.Struct, frozen=True, kw_only=True):

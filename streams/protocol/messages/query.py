@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from urllib.parse import parse_qsl
 
-from streams.protocol.appends import SEQ_MAX
 from streams.protocol.errors import InvalidRequest
-from streams.protocol.names import shown
+from streams.protocol.model.names import shown
+from streams.protocol.wire.appends import SEQ_MAX
 
 
 class Query:

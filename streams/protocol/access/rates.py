@@ -11,8 +11,8 @@ Bounds: a bucket for each key with the limit that has sent something; at `BUCKET
 
 from __future__ import annotations
 
-from streams.protocol.key_limits import exceeded
-from streams.protocol.keys import KEYS_MAX, Key
+from streams.protocol.access.key_limits import exceeded
+from streams.protocol.access.keys import KEYS_MAX, Key
 
 #: More than there are keys at a time. Ids that a reload took away may be among them.
 BUCKETS_MAX = 2 * KEYS_MAX

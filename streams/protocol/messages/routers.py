@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from streams.protocol.matches import Match
+from streams.protocol.model.matches import Match
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from streams.protocol.access import Grant
+from streams.protocol.access.grants import Grant
 
 HEADER = struct.Struct("<IBBHQI")
 HEADER_BYTES = HEADER.size

@@ -12,20 +12,20 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from streams.protocol.appends import _AppendOptions
-from streams.protocol.boxes import NON_NEGATIVE_MAX, BoxConfig, BoxPatch
-from streams.protocol.commands import Tombstone
-from streams.protocol.names import BOX_NAME_PATTERN, ROUTER_NAME_PATTERN
-from streams.protocol.queue_requests import RequeueBody
-from streams.protocol.queue_requests import _AckBody as AckBody
-from streams.protocol.queue_requests import _ClaimBody as ClaimBody
-from streams.protocol.queue_requests import _CommitBody as CommitBody
-from streams.protocol.queue_requests import _ExtendBody as ExtendBody
-from streams.protocol.queue_requests import _NackBody as NackBody
-from streams.protocol.requests import _DeleteBody as DeleteBody
-from streams.protocol.requests import _DiffBody as DiffBody
-from streams.protocol.requests import _FenceBody as FenceBody
-from streams.protocol.requests import _RouterBody as RouterBody
+from streams.protocol.messages.commands import Tombstone
+from streams.protocol.messages.queue_requests import RequeueBody
+from streams.protocol.messages.queue_requests import _AckBody as AckBody
+from streams.protocol.messages.queue_requests import _ClaimBody as ClaimBody
+from streams.protocol.messages.queue_requests import _CommitBody as CommitBody
+from streams.protocol.messages.queue_requests import _ExtendBody as ExtendBody
+from streams.protocol.messages.queue_requests import _NackBody as NackBody
+from streams.protocol.messages.requests import _DeleteBody as DeleteBody
+from streams.protocol.messages.requests import _DiffBody as DiffBody
+from streams.protocol.messages.requests import _FenceBody as FenceBody
+from streams.protocol.messages.requests import _RouterBody as RouterBody
+from streams.protocol.model.boxes import NON_NEGATIVE_MAX, BoxConfig, BoxPatch
+from streams.protocol.model.names import BOX_NAME_PATTERN, ROUTER_NAME_PATTERN
+from streams.protocol.wire.appends import _AppendOptions
 
 __all__ = [
     "AckBody", "BoxPatch", "ClaimBody", "CommitBody", "DeleteBody", "DiffBody", "ExtendBody", "FenceBody",

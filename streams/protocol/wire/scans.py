@@ -9,7 +9,7 @@ from itertools import accumulate
 import msgspec
 from msgspec import Raw
 
-from streams.protocol.records import Batch, taken_apart
+from streams.protocol.model.records import Batch, taken_apart
 
 #: Pages of this size stay in the buffers that a connection has anyway; larger ones are no faster, for each of
 #: them the memory is asked for, cleared and given back.

@@ -10,13 +10,14 @@ from typing import Any
 
 import msgspec
 
-from streams.protocol import forwards, scans, streams
-from streams.protocol.boxes import BoxConfig, BoxPatch
-from streams.protocol.bulk import BulkCommand, BulkReply
-from streams.protocol.key_limits import AccountsUse, ExchangeUse
-from streams.protocol.matches import Match as Match
-from streams.protocol.queues import GroupCommand, GroupReply, QueueCommand, QueueReply
-from streams.protocol.records import Columns
+from streams.protocol.access.key_limits import AccountsUse, ExchangeUse
+from streams.protocol.messages import forwards, streams
+from streams.protocol.messages.bulk import BulkCommand, BulkReply
+from streams.protocol.messages.queues import GroupCommand, GroupReply, QueueCommand, QueueReply
+from streams.protocol.model.boxes import BoxConfig, BoxPatch
+from streams.protocol.model.matches import Match as Match
+from streams.protocol.model.records import Columns
+from streams.protocol.wire import scans
 
 
 class PutBox(msgspec.Struct, frozen=True):

@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from streams.protocol.boxes import BoxConfig, Timestamping
+from streams.protocol.model.boxes import BoxConfig, Timestamping
 
 Mode = Literal["client-prefer", "client-require", "arrival"]
 StorageClass = Literal["standard", "express"]

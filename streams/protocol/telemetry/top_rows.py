@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from heapq import heappush, heapreplace
 from typing import Generic, TypeVar
 
-from streams.protocol.reports import BoxRow
+from streams.protocol.telemetry.reports import BoxRow
 
 R = TypeVar("R")
 

@@ -9,12 +9,10 @@ import msgspec
 import orjson
 from msgspec import Meta
 
-from streams.protocol import queues, wire
-from streams.protocol.appends import RecordLimits, check_seq, decode_json
 from streams.protocol.errors import InvalidRequest
-from streams.protocol.names import BoxName, check_box_name, check_group_name, check_text
-from streams.protocol.query import Query
-from streams.protocol.queues import (
+from streams.protocol.messages import queues
+from streams.protocol.messages.query import Query
+from streams.protocol.messages.queues import (
     CLAIM_JOBS_MAX,
     DELAY_MS_MAX,
     LEASE_MS_MAX,
@@ -24,6 +22,9 @@ from streams.protocol.queues import (
     GroupCommand,
     QueueCommand,
 )
+from streams.protocol.model.names import BoxName, check_box_name, check_group_name, check_text
+from streams.protocol.wire import framing as wire
+from streams.protocol.wire.appends import RecordLimits, check_seq, decode_json
 
 WAIT_MS_MAX = 30_000
 PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX = 100, 1000

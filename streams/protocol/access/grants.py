@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import msgspec
 
-from streams.protocol.boxes import BoxPatch
 from streams.protocol.errors import Forbidden
-from streams.protocol.names import shown
+from streams.protocol.model.boxes import BoxPatch
+from streams.protocol.model.names import shown
 
 READ, WRITE, DELETE, ADMIN = 1, 2, 4, 8
 ALL = READ | WRITE | DELETE | ADMIN

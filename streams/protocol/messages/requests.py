@@ -13,22 +13,17 @@ import msgspec
 import orjson
 from msgspec import Meta
 
-from streams.protocol import bulk_requests, commands, forwards, queue_requests, stream_requests, wire
-from streams.protocol.access import check_append, check_patch
-from streams.protocol.appends import (
-    RecordLimits,
-    check_idempotency_key,
-    check_seq,
-    decode_json,
-    parse_append,
-    parse_append_lines,
-)
-from streams.protocol.boxes import NON_NEGATIVE_MAX, BoxPatch
-from streams.protocol.commands import Command, Match, Reply
+from streams.protocol.access.grants import check_append, check_patch
+from streams.protocol.access.key_limits import AccountsUse, ExchangeUse
+from streams.protocol.access.keys import Key
 from streams.protocol.errors import InvalidRequest, StreamsError
-from streams.protocol.key_limits import AccountsUse, ExchangeUse
-from streams.protocol.keys import Key
-from streams.protocol.names import (
+from streams.protocol.messages import bulk_requests, commands, forwards, queue_requests, stream_requests
+from streams.protocol.messages.commands import Command, Match, Reply
+from streams.protocol.messages.query import Query
+from streams.protocol.messages.queues import GroupPut, RequireQueue
+from streams.protocol.messages.routers import Route
+from streams.protocol.model.boxes import NON_NEGATIVE_MAX, BoxPatch
+from streams.protocol.model.names import (
     FENCING_TOKEN_BYTES_MAX,
     BoxName,
     check_box_name,
@@ -37,9 +32,15 @@ from streams.protocol.names import (
     check_text,
     shown,
 )
-from streams.protocol.query import Query
-from streams.protocol.queues import GroupPut, RequireQueue
-from streams.protocol.routers import Route
+from streams.protocol.wire import framing as wire
+from streams.protocol.wire.appends import (
+    RecordLimits,
+    check_idempotency_key,
+    check_seq,
+    decode_json,
+    parse_append,
+    parse_append_lines,
+)
 
 DIFF_LIMIT_DEFAULT, DIFF_LIMIT_MAX = 256, 1000
 DIFF_BYTES_DEFAULT, DIFF_BYTES_MAX = 1024 * 1024, 8 * 1024 * 1024

@@ -23,9 +23,9 @@ from collections.abc import Iterable
 
 import msgspec
 
-from streams.protocol.access import ALL, LETTERS, SCOPES, Grant
-from streams.protocol.key_limits import NAMES, STORED, Limits
-from streams.protocol.units import UNITS, parse_number
+from streams.protocol.access.grants import ALL, LETTERS, SCOPES, Grant
+from streams.protocol.access.key_limits import NAMES, STORED, Limits
+from streams.protocol.model.units import UNITS, parse_number
 
 #: Each request is compared with every key, at about 0.2 µs a key.
 KEYS_MAX = 1000

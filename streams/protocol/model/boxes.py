@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from streams.protocol.errors import BoxExistsIncompatible, InvalidRequest
-from streams.protocol.names import BoxName, check_box_name
+from streams.protocol.model.names import BoxName, check_box_name
 
 Durability = Literal["memory", "disk", "fsync", "object"]
 #: Classes of which an answered record outlives the power of this machine (`durable: true`).

@@ -15,10 +15,10 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Raw
 
-from streams.protocol.boxes import NON_NEGATIVE_MAX, BoxPatch
 from streams.protocol.errors import BatchTooLarge, InvalidRequest, RecordTooLarge
-from streams.protocol.names import IDEMPOTENCY_KEY_CHARS_MAX, check_text, shown
-from streams.protocol.records import ABSENT, Columns
+from streams.protocol.model.boxes import NON_NEGATIVE_MAX, BoxPatch
+from streams.protocol.model.names import IDEMPOTENCY_KEY_CHARS_MAX, check_text, shown
+from streams.protocol.model.records import ABSENT, Columns
 
 SEQ_MAX = 2**64 - 1
 MILLIS_MAX = NON_NEGATIVE_MAX

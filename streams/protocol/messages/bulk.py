@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from streams.protocol.access import Grant
-from streams.protocol.packed import PackedHead, Rows
+from streams.protocol.access.grants import Grant
+from streams.protocol.wire.packed import PackedHead, Rows
 
 #: Positions asked for, or states given, in one message.
 LOCATE_MAX = 10_000

@@ -1,0 +1,6 @@
+"""Names, boxes, records and batches: what the engine stores, independent of who sends it.
+
+names, units, slots    legal names; numbers with units; the slot that places a name
+boxes, matches         the config of a box; the tag filter
+records, sequenced     batches as bytes: JSON records, and binary records of the S2 API
+"""
