@@ -38,7 +38,7 @@ from gateway.http.edge_rules import (
     refusal,
     streams_refused,
 )
-from gateway.http.edge_sink import JOIN_BYTES_MAX, SENDMSG_PARTS_MAX, EdgeSink
+from gateway.http.edge_sink import JOIN_BYTES_MAX, EdgeSink
 from gateway.http.h1 import (
     CONTINUE,
     H2_PREFACE,
@@ -51,6 +51,7 @@ from gateway.http.h1 import (
 from gateway.requests import urgency
 from gateway.requests.request import BodyBroken, Buffer, Live, RefusedEarly, Request, Response, Stalled
 from streams.protocol.errors import InvalidRequest, StreamsError
+from streams.unsent import BUFFERS_MAX, UnsentBuffers
 
 if TYPE_CHECKING:
     from gateway.admission.connection_table import OpenConnection
@@ -493,12 +494,13 @@ class Connection:
 
     def _send_nowait(self, parts: Sequence[Buffer]) -> int:
         """Sends what the socket takes at once. -1 when that was all, else how many bytes. A large answer is
-        left to `_send_rest`, which sends it in pieces."""
+        left to `_send_rest`, which sends it in pieces. Nearly all answers are sent whole here, so no
+        `UnsentBuffers` is made for them."""
         try:
             if len(parts) > 1:
                 if sum(map(len, parts)) > PIECE_BYTES:
                     return 0
-                return self._sock.sendmsg(parts[:SENDMSG_PARTS_MAX])
+                return self._sock.sendmsg(parts[:BUFFERS_MAX])
             sent = self._sock.send(parts[0])
             return -1 if sent == len(parts[0]) else sent
         except BlockingIOError:
@@ -522,27 +524,21 @@ class Connection:
             charge.watch(self.wake)
         limits, scheduler = self._front.limits, self._front.scheduler
         started_s = trio.current_time()
-        total = sent
-        views = [memoryview(part) for part in parts]
-        while True:
-            views = _after(views, sent)
-            if not views:
-                return
-            self.deadline = started_s + limits.write_timeout_s + total / limits.rate_bytes_per_s_min
+        unsent = UnsentBuffers(self._sock, parts)
+        unsent.skip(sent)
+        while unsent:
+            moved_s = unsent.sent_bytes / limits.rate_bytes_per_s_min
+            self.deadline = started_s + limits.write_timeout_s + moved_s
             if charge is not None and charge.is_ended:
                 raise Expired
             try:
                 await wait_writable(self._sock)
-                piece = _first(views, PIECE_BYTES)
-                cost = sum(map(len, piece))
+                cost = min(unsent.bytes, PIECE_BYTES)
                 if not scheduler.try_take(cost):
                     await scheduler.take(self._owner, cost)
-                sent = self._sock.sendmsg(piece)
+                sent = unsent.send_some(PIECE_BYTES)
             except trio.ClosedResourceError:
                 raise Expired from None
-            except BlockingIOError:
-                sent = 0
-            total += sent
             if charge is not None:
                 charge.moved(sent)
 
@@ -668,29 +664,6 @@ def _connection_line(head: Head, keep_alive: bool) -> bytes:
     if not keep_alive:
         return b"connection: close\r\n"
     return b"connection: keep-alive\r\n" if head.is_http_10 else b""
-
-
-def _after(views: list[memoryview], count: int) -> list[memoryview]:
-    """What is left of `views` when `count` bytes of them are gone."""
-    at = 0
-    while at < len(views) and count >= len(views[at]):
-        count -= len(views[at])
-        at += 1
-    rest = views[at:]
-    if rest and count:
-        rest[0] = rest[0][count:]
-    return rest
-
-
-def _first(views: list[memoryview], count: int) -> list[memoryview]:
-    """The first `count` bytes of `views`, or all of them, in as many buffers as one call can send."""
-    found: list[memoryview] = []
-    for view in views[:SENDMSG_PARTS_MAX]:
-        found.append(view[:count])
-        count -= len(found[-1])
-        if count <= 0:
-            break
-    return found
 
 
 async def refused_stream(request: Request, response: Response) -> Response:

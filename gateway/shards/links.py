@@ -18,13 +18,13 @@ from __future__ import annotations
 
 import itertools
 import socket
-from collections import deque
 from collections.abc import Callable
+from math import inf
 
 import outcome
 import structlog
 import trio
-from trio.lowlevel import current_task, reschedule, wait_task_rescheduled
+from trio.lowlevel import current_task, wait_task_rescheduled
 
 from gateway.requests.request import Buffer
 from gateway.shards.process_states import StatesReader
@@ -39,6 +39,7 @@ from streams.protocol.errors import (
 )
 from streams.protocol.messages.requests import failure_decoder
 from streams.protocol.wire import framing as wire
+from streams.unsent import UnsentBuffers
 
 log = structlog.get_logger()
 
@@ -51,7 +52,6 @@ STALLED_S = 5.0
 _CONNECT_PAUSE_S_MIN, _CONNECT_PAUSE_S_MAX = 0.02, 1.0
 #: How often it is looked who waits for too long. They need no better clock, and this one costs nothing.
 _LOOK_S = 1.0
-_SENDMSG_BUFFERS_MAX = 512
 #: Buffers that make a piece worth its `sendmsg`: eight requests, or four with long bodies.
 _SEND_AT_BUFFERS = 8
 #: A request that comes so long after the last one that was sent by itself is sent by itself too. Under load
@@ -77,7 +77,8 @@ class Link:
         self._states = states or StatesReader(None)
         self._is_urgent = is_urgent
         self._path = path
-        self._sock: socket.socket | None = None
+        #: Of the connection that there is.
+        self._unsent: UnsentBuffers | None = None
         #: Whether the shard has answered our hello. That a connection was accepted proves nothing: the
         #: supervisor keeps the listening socket open while the shard behind it is starting again.
         self.is_up = False
@@ -87,17 +88,14 @@ class Link:
         #: Set with that, or when nobody listens at the other end.
         self._settled = trio.Event()
         self._ids = itertools.count(1)
-        #: id -> (the waiting task or the function to call, since which look of `_keep_watch`, op), oldest
-        #: first.
-        self._waiting: dict[int, tuple[_Waiter, int, int]] = {}
+        #: id -> (the waiting task or the function to call, since which look of `_keep_watch`, op, where the
+        #: request begins in the bytes that this connection sends), oldest first.
+        self._waiting: dict[int, tuple[_Waiter, int, int, int]] = {}
         self._looks = 0
         #: Whether something has come since the last look, and at which look a sign of life was asked for.
         self._has_heard = True
         self._asked_look: int | None = None
-        self._unsent: deque[tuple[int, Buffer]] = deque()
         self._holds_pages = False
-        self._sent_id = 0
-        self._sender: trio.lowlevel.Task | None = None
         #: From when on the next request is sent by itself.
         self._send_next_s = 0.0
 
@@ -136,31 +134,31 @@ class Link:
             self._forget(id)
 
     def _begin(self, waiter: _Waiter, op: int, head: bytes, body: Buffer) -> int:
-        if not self.is_up:
+        unsent = self._unsent
+        if not self.is_up or unsent is None:
             raise self._away()
         waiting = self._waiting
         if len(waiting) >= IN_FLIGHT_MAX:
             raise Throttled("too many requests in flight", limit="in_flight")
         id = next(self._ids)
-        waiting[id] = (waiter, self._looks, op)
+        waiting[id] = (waiter, self._looks, op, unsent.sent_bytes + unsent.bytes)
         framed = wire.frame(wire.REQUEST, 0, op, id, head, len(body))
         if len(body) <= _JOIN_BYTES_MAX:
-            self._unsent.append((id, framed + body))
+            unsent.put(framed + body)
         else:
-            self._unsent.append((id, framed))
-            self._unsent.append((id, body))
+            unsent.put(framed)
+            unsent.put(body)
         # The first one of a while, and an urgent one, goes at once. In company, a request waits for the end
         # of this turn of the event loop, and all that the turn has gathered goes in one `sendmsg`.
         # A long turn is sent in pieces, so that the shard is at work while we still read.
         now_s = trio.current_time()
         if now_s >= self._send_next_s:
             self._send_next_s = now_s + _SEND_EVERY_S
-            self._send_some()
-        elif self._is_urgent or len(waiting) == 1 or len(self._unsent) >= _SEND_AT_BUFFERS:
-            self._send_some()
-        if self._unsent and self._sender is not None:
-            sender, self._sender = self._sender, None
-            reschedule(sender)
+            self._send()
+        elif self._is_urgent or len(waiting) == 1 or len(unsent) >= _SEND_AT_BUFFERS:
+            self._send()
+        if unsent:
+            unsent.wake_sender()
         return id
 
     def _away(self) -> ShardUnavailable:
@@ -173,7 +171,7 @@ class Link:
         given a job by now, so the shard is asked to end it. How many there were."""
         polls = [
             (id, waiter, op)
-            for id, (waiter, _, op) in self._waiting.items()
+            for id, (waiter, _, op, _) in self._waiting.items()
             if op in (wire.OP_DIFF, wire.OP_CLAIM)
         ]
         for id, waiter, op in polls:
@@ -195,12 +193,9 @@ class Link:
 
     def _send_unawaited(self, op: int, id: int) -> None:
         """Send a message that nobody waits for."""
-        if self._sock is not None:
-            place = self._unsent[-1][0] if self._unsent else self._sent_id
-            self._unsent.append((place, wire.frame(wire.REQUEST, 0, op, id, b"", 0)))
-            if self._sender is not None:
-                sender, self._sender = self._sender, None
-                trio.lowlevel.reschedule(sender)
+        if self._unsent is not None:
+            self._unsent.put(wire.frame(wire.REQUEST, 0, op, id, b"", 0))
+            self._unsent.wake_sender()
 
     # -- life
 
@@ -249,13 +244,13 @@ class Link:
         return sock
 
     async def _talk(self, sock: socket.socket) -> None:
-        self._sock = sock
+        self._unsent = unsent = UnsentBuffers(sock)
         hello = wire.HELLO_URGENT if self._is_urgent else b""
-        self._unsent.append((0, wire.frame(wire.REQUEST, 0, wire.OP_HELLO, 0, b"", len(hello)) + hello))
+        unsent.put(wire.frame(wire.REQUEST, 0, wire.OP_HELLO, 0, b"", len(hello)) + hello)
         if self._holds_pages:
             self.hold_pages(True)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._keep_sending, sock)
+            nursery.start_soon(unsent.keep_sending, self._send)
             nursery.start_soon(self._keep_watch)
             try:
                 await self._keep_receiving(sock)
@@ -264,16 +259,16 @@ class Link:
             nursery.cancel_scope.cancel()
 
     def _down(self) -> None:
-        self._sock = None
+        unsent, self._unsent = self._unsent, None
         self.is_up = self._is_stalled = False
-        self._unsent.clear()
-        self._fail_all()
+        self._fail_all(0 if unsent is None else unsent.sent_bytes)
 
-    def _fail_all(self) -> None:
+    def _fail_all(self, sent_bytes: float) -> None:
+        """Fail all requests. Of those that begin within `sent_bytes` the outcome is unknown."""
         waiting, self._waiting = self._waiting, {}
-        for id, (waiter, _, _) in waiting.items():
+        for waiter, _, _, start in waiting.values():
             error: StreamsError
-            if id > self._sent_id:
+            if start >= sent_bytes:
                 error = self._away()
             else:
                 error = OutcomeUnknown(shard=self.shard, outcome="unknown")
@@ -309,41 +304,15 @@ class Link:
                     self._settled.set()
                 # else the caller gave up
 
-    async def _keep_sending(self, sock: socket.socket) -> None:
-        while True:
-            if self._unsent and not self._send_some():
-                await trio.lowlevel.wait_writable(sock)
-                continue
-            if not self._unsent:
-                self._sender = trio.lowlevel.current_task()
-                await trio.lowlevel.wait_task_rescheduled(self._stop_sending)
-
-    def _stop_sending(self, _: object) -> trio.lowlevel.Abort:
-        self._sender = None
-        return trio.lowlevel.Abort.SUCCEEDED
-
-    def _send_some(self) -> bool:
-        """Sends what the socket takes. Whether it took everything."""
-        sock, unsent = self._sock, self._unsent
-        while unsent and sock is not None:
-            taken = list(itertools.islice(unsent, _SENDMSG_BUFFERS_MAX))
+    def _send(self) -> None:
+        """Send what the socket takes now."""
+        unsent = self._unsent
+        if unsent is not None:
             try:
-                sent = sock.sendmsg([buffer for _, buffer in taken])
-            except BlockingIOError:
-                return False
+                unsent.send()
             except OSError:
                 # The receiving side notices too and takes the link down. What is left was not sent.
                 unsent.clear()
-                return True
-            while unsent and sent >= len(unsent[0][1]):
-                id, buffer = unsent.popleft()
-                sent -= len(buffer)
-                self._sent_id = id
-            if sent:
-                id, buffer = unsent[0]
-                unsent[0] = (id, memoryview(buffer)[sent:])
-                self._sent_id = id
-        return True
 
     async def _keep_watch(self) -> None:
         """Gives up on answers that do not come."""
@@ -351,7 +320,7 @@ class Link:
             await trio.sleep(_LOOK_S)
             self._looks += 1
             self._look_for_stall()
-            for id, (waiter, since, _) in list(itertools.islice(self._waiting.items(), 1000)):
+            for id, (waiter, since, _, _) in list(itertools.islice(self._waiting.items(), 1000)):
                 if (self._looks - since - 1) * _LOOK_S < ANSWER_S_MAX:
                     break
                 del self._waiting[id]
@@ -374,10 +343,11 @@ class Link:
         log.warning("the shard hangs: its requests fail until it answers", shard=self.shard)
         self._is_stalled = True
         self.is_up = False
-        for id, (_, _, op) in self._waiting.items():
+        for id, (_, _, op, _) in self._waiting.items():
             if op in wire.WAITING_OPS:
                 self._forget(id)
-        self._fail_all()
+        # Unsent requests stay in the queue, and are handled if the shard goes on: all outcomes are unknown.
+        self._fail_all(inf)
 
 
 def _fail(waiter: _Waiter, error: StreamsError) -> None:

@@ -24,7 +24,6 @@ import errno
 import os
 import socket
 import struct
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from time import monotonic_ns
@@ -59,6 +58,7 @@ from streams.protocol.telemetry.reports import ShardReport
 from streams.protocol.wire import framing as wire
 from streams.protocol.wire.appends import RecordLimits
 from streams.protocol.wire.scans import Scanned
+from streams.unsent import UnsentBuffers
 
 log = structlog.get_logger()
 
@@ -71,7 +71,6 @@ _DEFERRED_BYTES_MAX = 16 * 1024 * 1024
 _TOO_MANY_DEFERRED = "too many requests for pages wait for room; read the answers that came, then try again"
 #: How often to look for connections that take nothing of their answers.
 _STALL_LOOK_S = 1.0
-_SENDMSG_BUFFERS_MAX = 512
 #: Bodies up to this size are joined with what stands before them: the copy costs less than one more buffer.
 _JOIN_BYTES_MAX = 2048
 #: Messages, and bytes of them, after which a long wake-up hands on what it has, so that gateway and shard
@@ -399,13 +398,10 @@ class _Connection:
         "_peer",
         "_pool",
         "_sent_at_look",
-        "_sent_bytes",
         "_server",
         "_sock",
         "_unsent",
-        "_unsent_bytes",
         "deferred",
-        "has_unsent",
         "is_dirty",
         "is_open",
         "waiting",
@@ -419,10 +415,8 @@ class _Connection:
         self._peer = peer
         self._sock = sock
         self._limits = limits
-        self._unsent: deque[bytes | memoryview] = deque()
-        self._unsent_bytes = 0
+        self._unsent = UnsentBuffers(sock)
         self._pool = server.link_answers if peer is None else server.peer_answers
-        self._sent_bytes = 0
         #: How many looks in a row have found that nothing was sent since the one before.
         self._looks_stalled = 0
         self._sent_at_look = 0
@@ -439,7 +433,6 @@ class _Connection:
         self.is_open = True
         #: When the messages came that are being handled: one look at the clock for all of them.
         self.woken_ns = 0
-        self.has_unsent = trio.Event()
         #: By id: messages whose replies may be held back.
         self.waiting: dict[int, _WaitingTicket] = {}
         #: (box, stream of the peer) -> the number that jobs leased to this stream are held under.
@@ -447,7 +440,7 @@ class _Connection:
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._keep_sending)
+            nursery.start_soon(self._unsent.keep_sending, self._send)
             if self._peer is not None:
                 nursery.start_soon(self._expect_hello, self._peer, nursery.cancel_scope)
             try:
@@ -731,7 +724,7 @@ class _Connection:
         pool = self._pool
         return not self.is_open or (
             not self._holds_pages
-            and self._unsent_bytes < pool.limits.connection_bytes
+            and self._unsent.bytes < pool.limits.connection_bytes
             and (self._is_urgent or not pool.is_full)
         )
 
@@ -742,7 +735,7 @@ class _Connection:
             return False
         if self._peer is not None and not self.has_room:
             return True
-        return self._unsent_bytes >= _UNSENT_BYTES_MAX
+        return self._unsent.bytes >= _UNSENT_BYTES_MAX
 
     def _defer(self, message: wire.Message) -> None:
         """Has a request for a page wait for room, or refuses it when too many do."""
@@ -773,8 +766,8 @@ class _Connection:
 
     def close_if_stalled(self) -> None:
         """Closes the connection if its peer has taken nothing of its answers for too long."""
-        if not self._unsent_bytes or self._sent_bytes != self._sent_at_look:
-            self._sent_at_look = self._sent_bytes
+        if not self._unsent or self._unsent.sent_bytes != self._sent_at_look:
+            self._sent_at_look = self._unsent.sent_bytes
             self._looks_stalled = 0
             return
         self._looks_stalled += 1
@@ -783,7 +776,7 @@ class _Connection:
             log.warning(
                 "closed a connection whose peer does not read its answers",
                 transport="unix" if self._peer is None else "tcp",
-                unsent_bytes=self._unsent_bytes,
+                unsent_bytes=self._unsent.bytes,
                 seconds=stalled_s,
             )
             self._cut_off()
@@ -797,82 +790,59 @@ class _Connection:
             pass  # it is gone already
 
     def _drop_unsent(self) -> None:
+        self._pool.used_bytes -= self._unsent.bytes
         self._unsent.clear()
-        self._pool.used_bytes -= self._unsent_bytes
-        self._unsent_bytes = 0
         self._server.on_sent()
 
     # -- sending
 
     def reply_in_parts(self, op: int, id: int, head: bytes, parts: list[bytes | memoryview]) -> None:
-        """The same with a body that is sent from where it is."""
+        """Send a reply whose body is sent from where it is."""
         if not self.is_open:
             return
         size = sum(map(len, parts))
-        self._unsent.append(wire.frame(wire.REPLY, 0, op, id, head, size))
-        self._unsent.extend(parts)
-        self._note_unsent(wire.HEADER_BYTES + len(head) + size)
+        framed = wire.frame(wire.REPLY, 0, op, id, head, size)
+        self._unsent.put(framed)
+        self._unsent.put_all(parts, size)
+        self._note_unsent(len(framed) + size)
 
     def reply(self, op: int, id: int, flags: int, head: bytes, body: bytes) -> None:
         if not self.is_open:
             return
         framed = wire.frame(wire.REPLY, flags, op, id, head, len(body))
         if len(body) <= _JOIN_BYTES_MAX:
-            self._unsent.append(framed + body)
+            self._unsent.put(framed + body)
         else:
-            self._unsent.append(framed)
-            self._unsent.append(body)
+            self._unsent.put(framed)
+            self._unsent.put(body)
         self._note_unsent(len(framed) + len(body))
 
     def _note_unsent(self, size: int) -> None:
-        self._unsent_bytes += size
         self._pool.used_bytes += size
         if not self.is_dirty:
             self.is_dirty = True
             self._server.note_dirty(self)
 
     def flush(self) -> None:
-        """Tries to send at once; what the socket does not take is left to `_keep_sending`."""
+        """Send at once what the socket takes, and the rest when it takes more."""
         self.is_dirty = False
-        if self._send_some():
-            self.has_unsent.set()
+        self._send()
+        if self._unsent:
+            self._unsent.wake_sender()
 
-    def _send_some(self) -> bool:
-        """Sends what the socket takes. Whether something is left."""
+    def _send(self) -> None:
         unsent = self._unsent
-        while unsent and self.is_open:
-            if len(unsent) <= _SENDMSG_BUFFERS_MAX:
-                buffers = list(unsent)
-            else:
-                buffers = [unsent[at] for at in range(_SENDMSG_BUFFERS_MAX)]
-            try:
-                sent = self._sock.sendmsg(buffers)
-            except BlockingIOError:
-                return True
-            except OSError:
-                self._cut_off()
-                return False
-            self._unsent_bytes -= sent
-            self._pool.used_bytes -= sent
-            self._sent_bytes += sent
+        before = unsent.sent_bytes
+        is_lost = False
+        try:
+            unsent.send()
+        except OSError:
+            is_lost = True
+        if unsent.sent_bytes != before:
+            self._pool.used_bytes -= unsent.sent_bytes - before
             self._server.on_sent()
-            if self._unsent_bytes == 0:
-                unsent.clear()
-                return False
-            while unsent and sent >= len(unsent[0]):
-                sent -= len(unsent.popleft())
-            if sent:
-                unsent[0] = memoryview(unsent[0])[sent:]
-        return False
-
-    async def _keep_sending(self) -> None:
-        """Sends what `flush` has left. No other task waits for this socket to become writable."""
-        while True:
-            await self.has_unsent.wait()
-            self.has_unsent = trio.Event()
-            while self._unsent and self.is_open:
-                await trio.lowlevel.wait_writable(self._sock)
-                self._send_some()
+        if is_lost:
+            self._cut_off()
 
 
 def _is_same_user(sock: socket.socket) -> bool:

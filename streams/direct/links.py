@@ -141,6 +141,7 @@ def raised(code: str, message: str, detail: dict[str, object]) -> StreamsError:
 
 def _send_all(sock: socket.socket, pieces: list[memoryview]) -> None:
     """All in one call when the socket takes them; nothing is copied to be framed."""
+    # Not `streams.unsent`: this socket blocks, so nothing is ever left to be sent later.
     sent = sock.sendmsg(pieces)
     for piece in pieces:
         if sent < len(piece):

@@ -46,11 +46,22 @@ class HangingShard:
         self._sock = sock
         self._receiver = wire.Receiver()
         self.asked: list[wire.Message] = []
+        #: While it is stopped it reads nothing until it goes on.
+        self.is_stopped = False
+        self.goes_on = trio.Event()
+
+    async def close(self) -> None:
+        await self._sock.aclose()
 
     async def run(self) -> None:
-        async for data in self._sock:
-            self._receiver.space()[: len(data)] = data
-            for message in self._receiver.received(len(data)):
+        while True:
+            await trio.lowlevel.wait_readable(self._sock.socket)
+            if self.is_stopped:
+                await self.goes_on.wait()
+            count = await self._sock.socket.recv_into(self._receiver.space())
+            if not count:
+                return
+            for message in self._receiver.received(count):
                 if message.op == wire.OP_HELLO:
                     await self.answer(message)
                 else:
@@ -94,6 +105,38 @@ async def test_requests_to_a_shard_that_hangs_fail_until_it_answers_again(
         await shard.answer(shard.asked[0])
         await trio.testing.wait_all_tasks_blocked()
         assert link.is_up
+
+
+async def test_of_a_request_that_a_hanging_shard_may_still_get_the_outcome_is_unknown(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """The rest of the first request, and the second one, wait for room in the socket of the stopped shard."""
+    async with hanging_shard(tmp_path) as (link, shard, _):
+        shard.is_stopped = True
+        answers: list[object] = []
+        for size in (1 << 20, 10):
+            link.post(wire.OP_APPEND, b"", bytes(size), answers.append)
+        await trio.sleep(2 * STALLED_S)
+        assert not link.is_up
+        assert [type(answer) for answer in answers] == [OutcomeUnknown, OutcomeUnknown]
+        shard.goes_on.set()
+        await trio.testing.wait_all_tasks_blocked()
+        appends = [message for message in shard.asked if message.op == wire.OP_APPEND]
+        assert len(appends) == 2, "both were handled after all"
+
+
+async def test_of_a_request_that_was_not_sent_nothing_was_done_when_the_link_ends(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with hanging_shard(tmp_path) as (link, shard, _):
+        shard.is_stopped = True
+        answers: list[object] = []
+        for size in (1 << 20, 10):
+            link.post(wire.OP_APPEND, b"", bytes(size), answers.append)
+        await trio.testing.wait_all_tasks_blocked()
+        await shard.close()
+        await trio.testing.wait_all_tasks_blocked()
+        assert [type(answer) for answer in answers] == [OutcomeUnknown, ShardUnavailable]
 
 
 async def test_posted_requests_are_answered_by_a_call_and_withdrawn_ones_are_not(
