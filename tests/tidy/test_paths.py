@@ -1,0 +1,58 @@
+"""The walks of docs/explanation/paths.md name files that exist and functions that these files define."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "explanation" / "paths.md"
+WALKS = 8
+STEPS_MIN = 10
+_step = re.compile(r"^\d+\. `([\w/]+\.py): ([\w., ]+)` — \S", re.MULTILINE)
+_file = re.compile(r"`([\w/.-]+\.(?:py|md|toml))[:`]")
+_Definition = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+@cache
+def definitions(path: str) -> frozenset[str]:
+    """Return the functions, classes and methods that a file defines, methods as `Class.method`."""
+    defined: set[str] = set()
+
+    def collect(body: list[ast.stmt], prefix: str) -> None:
+        for each in body:
+            if isinstance(each, _Definition):
+                defined.add(prefix + each.name)
+            if isinstance(each, ast.ClassDef):
+                collect(each.body, f"{prefix}{each.name}.")
+
+    collect(ast.parse((ROOT / path).read_text()).body, "")
+    return frozenset(defined)
+
+
+def test_every_file_that_is_named_exists() -> None:
+    named = _file.findall(PAGE.read_text())
+    missing = sorted({each for each in named if not (ROOT / each).is_file()})
+    assert len(named) > WALKS * STEPS_MIN
+    assert not missing, f"{PAGE.name} names files that do not exist: {', '.join(missing)}"
+
+
+def test_every_function_that_is_named_is_defined_there() -> None:
+    gone = [
+        f"{path}: {name}"
+        for path, names in _step.findall(PAGE.read_text())
+        for name in names.split(", ")
+        if (ROOT / path).is_file() and name not in definitions(path)
+    ]
+    assert not gone, f"{PAGE.name} names what is not defined there:\n" + "\n".join(gone)
+
+
+def test_each_line_of_a_walk_names_a_file_and_a_function() -> None:
+    walks = PAGE.read_text().split("\n## ")[1:]
+    assert [walk.split(".")[0] for walk in walks] == [str(number + 1) for number in range(WALKS)]
+    for title, _, steps in (walk.partition("\n") for walk in walks):
+        numbered = re.findall(r"^\d+\. ", steps, re.MULTILINE)
+        assert len(_step.findall(steps)) == len(numbered) >= STEPS_MIN, title
+        assert numbered == [f"{number + 1}. " for number in range(len(numbered))], title
