@@ -309,9 +309,7 @@ class Shard:
                     engine,
                     shard=self._arguments.index,
                     rows_max=self._config.metrics_boxes,
-                    ack_times=self._server.ack_times,
-                    read_times=self._server.read_times,
-                    claim_times=self._server.claim_times,
+                    times=self._server.times,
                     pressure=self._server.pressure,
                     timekeeper=timekeeper,
                 )

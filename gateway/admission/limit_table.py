@@ -187,7 +187,7 @@ REQUEST_LIMITS: Final = (
     RequestLimit(
         "room for unsent answers of the shard",
         "128 MiB for gateways",
-        ("shard.server.answers:AnswerPool",),
+        ("shard.server.answer_pool:AnswerPool",),
         ("delays",),
         note="a request for a page waits in the shard",
         metrics=(),

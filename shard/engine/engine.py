@@ -14,7 +14,7 @@ Rules of the file
   snapshot thread.
 - When the committer fails, the shard ends: nothing is answered any more, because nothing is known any more.
 
-A page is produced only while its connection has room for it (`answers.py`): a read that has waited, or that
+A page is produced only while its connection has room for it (`replies.py`): a read that has waited, or that
 the fetcher has served, is deferred otherwise and asked again when there is room (`serve_deferred`).
 
 On a full disk commands are refused before they are handled (`disk_space.py`). What is done beside them waits:

@@ -3,7 +3,8 @@
 Pressure is how long what is ready waits for its turn (the lag of the event loop) and how much the log has yet
 to write. Gateways tell how pressed they are with each probe: low-priority delivery is paced when either is.
 
-Bounds: boxes are let go in rounds of `_ROUND_BOXES`; what a gateway told counts for `_TOLD_S`.
+Bounds: boxes are let go in rounds of `_ROUND_BOXES`; the level of a gateway counts for
+`_GATEWAY_LEVEL_S`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from streams.protocol.telemetry.reports import PressureReport
 #: Boxes whose readers are served in one round, highest priority first; there are forty rounds a second.
 _ROUND_BOXES = 16
 #: Gateways probe forty times a second under load.
-_TOLD_S = 0.5
+_GATEWAY_LEVEL_S = 0.5
 
 
 class ShardPressure:
@@ -29,18 +30,18 @@ class ShardPressure:
         self.gauge = pressure.Gauge(thresholds)
         self._recent_acks = recent_acks
         self.throttled = 0
-        self._told = pressure.NONE
-        self._told_until_s = 0.0
+        self._gateway_level = pressure.NONE
+        self._gateway_until_s = 0.0
 
     def __repr__(self) -> str:
-        return f"<ShardPressure {self.gauge!r}, told {self._told}>"
+        return f"<ShardPressure {self.gauge!r}, gateway {self._gateway_level}>"
 
-    def told(self, level: int) -> None:
-        """By a gateway, of itself."""
+    def note_gateway_level(self, level: int) -> None:
+        """A gateway has reported its own pressure."""
         now_s = trio.current_time()
-        if level >= self._told or now_s > self._told_until_s:
-            self._told = level
-            self._told_until_s = now_s + _TOLD_S
+        if level >= self._gateway_level or now_s > self._gateway_until_s:
+            self._gateway_level = level
+            self._gateway_until_s = now_s + _GATEWAY_LEVEL_S
 
     def refuse(self) -> Throttled:
         self.throttled += 1
@@ -62,8 +63,10 @@ class ShardPressure:
             pause_s = pressure.SAMPLE_S if is_busy else pressure.IDLE_SAMPLE_S
 
     def _pace(self, engine: Engine) -> None:
-        is_told = self._told != pressure.NONE and trio.current_time() <= self._told_until_s
-        engine.paces = self.gauge.level != pressure.NONE or is_told
+        is_gateway_pressed = (
+            self._gateway_level != pressure.NONE and trio.current_time() <= self._gateway_until_s
+        )
+        engine.paces = self.gauge.level != pressure.NONE or is_gateway_pressed
         if engine.held_back:
             engine.release_held(_ROUND_BOXES if engine.paces else engine.held_back)
 

@@ -14,11 +14,11 @@ from shard.core.boxes.box_statistics import BoxRates, Census
 from shard.core.machine import Machine
 from shard.engine.engine import Engine
 from shard.engine.timekeeper import Timekeeper
+from shard.server.answer_times import AnswerTimes
 from shard.server.pressure import ShardPressure
 from streams import process
 from streams.protocol.access.key_limits import Use
 from streams.protocol.telemetry import reports
-from streams.protocol.telemetry.histogram import Histogram
 from streams.protocol.telemetry.reports import ShardReport
 
 #: Boxes counted in one step.
@@ -37,9 +37,7 @@ class Reporter:
         *,
         shard: int,
         rows_max: int,
-        ack_times: Histogram,
-        read_times: Histogram,
-        claim_times: Histogram,
+        times: AnswerTimes,
         pressure: ShardPressure,
         timekeeper: Timekeeper,
     ) -> None:
@@ -47,9 +45,7 @@ class Reporter:
         self._engine = engine
         self._shard = shard
         self._rows_max = rows_max
-        self._ack_times = ack_times
-        self._read_times = read_times
-        self._claim_times = claim_times
+        self._times = times
         self._rates = BoxRates()
         self._pressure = pressure
         self._timekeeper = timekeeper
@@ -109,9 +105,9 @@ class Reporter:
             objects=engine.objects_report(),
             faults=engine.faults.report(self._timekeeper.steps),
             fsync=engine.fsync_times.facts(),
-            ack=self._ack_times.facts(),
-            read=self._read_times.facts(),
-            claim=self._claim_times.facts(),
+            ack=self._times.acks.facts(),
+            read=self._times.reads.facts(),
+            claim=self._times.claims.facts(),
             watch_sessions=len(machine.sessions),
             waiting_reads=engine.waiting_reads,
             waiting_claims=engine.waiting_claims,

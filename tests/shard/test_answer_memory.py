@@ -15,8 +15,10 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
+import shard.server.deferred_pages
+import shard.server.replies
 import shard.server.server
-from shard.server.answers import AnswerLimits
+from shard.server.answer_pool import AnswerLimits
 from streams.protocol.messages.requests import failure_decoder
 from streams.protocol.wire import framing as wire
 from tests.support.served_shard import ServedShard, WireClient, served_shard
@@ -62,7 +64,7 @@ async def test_a_link_whose_answers_are_not_read_is_still_served_and_its_memory_
 async def test_requests_that_wait_for_room_take_bounded_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shard.server.server, "_DEFERRED_BYTES_MAX", 64 * 1024)
+    monkeypatch.setattr(shard.server.deferred_pages, "BYTES_MAX", 64 * 1024)
     async with pages(tmp_path, monkeypatch) as served:
         link = served.local()
         await ask_for_pages(link, 20)
@@ -139,7 +141,7 @@ async def test_a_read_that_is_taken_back_while_it_waits_for_room_is_answered_and
 async def test_peers_that_read_nothing_hold_up_neither_other_peers_for_long_nor_gateways(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shard.server.server, "_STALL_LOOK_S", 0.05)
+    monkeypatch.setattr(shard.server.replies, "STALL_LOOK_S", 0.05)
     async with pages(tmp_path, monkeypatch) as served:
         with capture_logs() as logs:
             silent = [await served.remote() for _ in range(4)]
@@ -162,7 +164,7 @@ async def test_peers_that_read_nothing_hold_up_neither_other_peers_for_long_nor_
 async def test_a_connection_that_takes_nothing_of_its_answers_is_closed_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shard.server.server, "_STALL_LOOK_S", 0.05)
+    monkeypatch.setattr(shard.server.replies, "STALL_LOOK_S", 0.05)
     async with pages(tmp_path, monkeypatch) as served:
         served.server.peer_answers.limits = LIMITS._replace(stall_s=0.5)
         peer = await served.remote()

@@ -1,4 +1,4 @@
-"""Who sends a lot at once does not keep others waiting for all of it (`shard/server/server.py`).
+"""Who sends a lot at once does not keep others waiting for all of it (`shard/server/connection.py`).
 
 Method: the real server over real Unix sockets in this process; who sends later sends when the first message
 of the crowd is handled.
@@ -57,7 +57,7 @@ async def handled_by(tmp_path: Path, messages: bytes, count: int, *, urgent_unti
                     other.sendall(ping(1))
                 handled.append(level)
 
-            server.pressure.told = told  # type: ignore[method-assign]
+            server.pressure.note_gateway_level = told  # type: ignore[method-assign]
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(server.run)
                 crowd.connect(path)

@@ -1,0 +1,398 @@
+"""One connection of a shard: reads messages, decodes them and hands them to the engine.
+
+A connection on the Unix socket is ours. One over TCP has a `Peer`, which says who it is (`peers.py`).
+
+It decides nothing. What one wake-up brings is handled in one go, or in a few when it is much, and the replies
+it produces leave together (`replies.py`).
+
+Bounds: a request for a page that finds no room waits in `deferred_pages.py`; other requests go on. A
+connection is not read from while it has `_UNSENT_BYTES_MAX` unsent, and a TCP peer, behind whom nobody else
+waits, while it has no room for a page. No connection is read from while the log cannot keep up
+(`Engine.is_congested`); the urgent one is read a while longer. One message is at most `MESSAGE_BYTES_MAX`.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from functools import partial
+from time import monotonic_ns
+from typing import TYPE_CHECKING
+
+import msgspec
+import structlog
+import trio
+
+from shard.engine.engine import Engine
+from shard.server.deferred_pages import DeferredPages
+from shard.server.job_holders import JobHolders
+from shard.server.peers import HELLO_BYTES_MAX, HELLO_S, Peer
+from shard.server.replies import Replies
+from shard.server.tickets import (
+    ColumnsGathering,
+    ColumnsTicket,
+    InvalidRequestTicket,
+    Ticket,
+    WaitingTicket,
+)
+from streams.protocol.errors import InvalidRequest, NotReady, ShuttingDown, StreamsError, Throttled
+from streams.protocol.messages import bulk_requests, requests
+from streams.protocol.messages.bulk import LOCAL, Caller
+from streams.protocol.messages.commands import Append, Command
+from streams.protocol.messages.streams import AppendStream
+from streams.protocol.telemetry.pressure import THROTTLING
+from streams.protocol.telemetry.reports import ShardReport
+from streams.protocol.wire import framing as wire
+from streams.protocol.wire.appends import RecordLimits
+
+if TYPE_CHECKING:
+    from shard.server.server import Server
+
+log = structlog.get_logger()
+
+#: Far more than pages alone can add up to: only a client that never reads its many small answers gets here.
+_UNSENT_BYTES_MAX = 128 * 1024 * 1024
+_TOO_MANY_DEFERRED = "too many requests for pages wait for room; read the answers that came, then try again"
+#: Messages, and bytes of them, after which a long wake-up hands on what it has, so that gateway and shard
+#: work at once. The price is one write to the log and one `sendmsg`, as much as one or two single records.
+_FLUSH_MESSAGES = 32
+_FLUSH_BYTES = 64 * 1024
+#: Messages after which the thread of the log gets what it has to write, which is a hop there and back more.
+_HOP_MESSAGES = 8
+#: How long after an urgent append the next one is expected, and after how many bytes of other messages the
+#: urgent link is looked at meanwhile: about a batch of 100 records, a fifth of a millisecond.
+_URGENT_NS = 250_000_000
+_URGENT_LOOK_BYTES = 12 * 1024
+
+_SKIPS = b"disable_backpressure"
+_PLAIN_READ = wire.head_encoder.encode(wire.ReplyHead())
+
+
+class Connection:
+    __slots__ = (
+        "_caller",
+        "_deferred",
+        "_holds_pages",
+        "_is_urgent",
+        "_jobs",
+        "_limits",
+        "_peer",
+        "_server",
+        "_sock",
+        "replies",
+        "times",
+        "waiting",
+        "woken_ns",
+    )
+
+    def __init__(
+        self, server: Server, sock: socket.socket, limits: RecordLimits, peer: Peer | None = None
+    ) -> None:
+        self._server = server
+        self._peer = peer
+        self._sock = sock
+        self._limits = limits
+        pool, transport = (server.link_answers, "unix") if peer is None else (server.peer_answers, "tcp")
+        self.replies = Replies(server, sock, pool, transport)
+        self.times = server.times
+        self._deferred = DeferredPages()
+        self._jobs = JobHolders()
+        #: True if it carries only urgent messages.
+        self._is_urgent = False
+        #: True while the gateway at the other end has no room for pages.
+        self._holds_pages = False
+        #: The owner of the transactions that come over this connection, unless it has a peer.
+        self._caller = LOCAL
+        #: When the messages came that are being handled: one look at the clock for all of them.
+        self.woken_ns = 0
+        #: By id: messages whose replies may be held back.
+        self.waiting: dict[int, WaitingTicket] = {}
+
+    def __repr__(self) -> str:
+        return f"<Connection {self._peer or 'link'}, {self.replies!r}>"
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.replies.keep_sending)
+            if self._peer is not None:
+                nursery.start_soon(self._expect_hello, self._peer, nursery.cancel_scope)
+            try:
+                await self._keep_receiving()
+            except (OSError, wire.WireError) as error:
+                if self._peer is None:
+                    log.warning("connection ended", error=str(error))
+                else:
+                    self._peer.note_broken(error)
+            finally:
+                self.replies.close()
+                self._forget_all()
+                self._release_all()
+                nursery.cancel_scope.cancel()
+
+    async def _expect_hello(self, peer: Peer, scope: trio.CancelScope) -> None:
+        await trio.sleep(HELLO_S)
+        if peer.key is None:
+            peer.note_silent()
+            scope.cancel()
+
+    async def _keep_receiving(self) -> None:
+        sock, server = self._sock, self._server
+        receiver = wire.Receiver() if self._peer is None else wire.Receiver(HELLO_BYTES_MAX)
+        while True:
+            await trio.lowlevel.wait_readable(sock)
+            try:
+                count = sock.recv_into(receiver.space())
+            except BlockingIOError:
+                continue
+            if count == 0:
+                return
+            self.woken_ns = monotonic_ns()
+            await self._handle_all(receiver.received(count))
+            while self._is_held_up:
+                await server.wait_room()
+            if server.engine is not None and server.engine.is_congested:
+                await server.engine.wait_relieved(is_urgent=self._is_urgent)
+            if self._peer is not None:
+                if self._peer.key is None:  # its hello was refused
+                    return
+                receiver.message_bytes_max = self._peer.message_bytes_max
+
+    async def _handle_all(self, messages: list[wire.Message]) -> None:
+        """What one wake-up has brought. When that is much, others get their turn in between."""
+        server = self._server
+        number = size = looked = 0
+        looks_often = not self._is_urgent and self.woken_ns < server.urgent_until_ns
+        for message in messages:
+            self._handle(message)
+            number += 1
+            size += len(message.body)
+            if message is messages[-1]:
+                break
+            if looks_often and size - looked >= _URGENT_LOOK_BYTES:
+                looked = size
+                os.sched_yield()  # as `RequestScheduler` does
+                await trio.lowlevel.checkpoint()
+            if (number >= _HOP_MESSAGES or size >= _FLUSH_BYTES) and self._is_enough(number, size):
+                server.flush_all()
+                number = size = looked = 0
+                await trio.lowlevel.checkpoint()
+        server.flush_all()
+
+    def _is_enough(self, number: int, size: int) -> bool:
+        """Whether so much of a wake-up is worth handing on by itself."""
+        engine = self._server.engine
+        if engine is not None and engine.leaves_to_thread(size):
+            return number >= _HOP_MESSAGES
+        return number >= _FLUSH_MESSAGES or size >= _FLUSH_BYTES
+
+    def _handle(self, message: wire.Message) -> None:
+        server = self._server
+        if message.op == wire.OP_APPEND and self._peer is None:
+            if self._is_urgent:
+                server.urgent_until_ns = self.woken_ns + _URGENT_NS
+            if server.takes_writes and server.engine is not None:
+                ticket = Ticket(self, message.op, message.id)
+                command = self._command_of(message, server.engine, ticket)
+                if command is not None:
+                    server.engine.submit(command, ticket)
+                return
+        if message.op in wire.PAGE_OPS and (self._deferred or not self.has_room):
+            self._defer(message)
+            return
+        self._handle_now(message)
+
+    def _handle_now(self, message: wire.Message) -> None:
+        server = self._server
+        peer = self._peer
+        if peer is None and message.op == wire.OP_FORGET:
+            self._forget(message.id)
+            return
+        if peer is None and message.op in (wire.OP_HOLD_PAGES, wire.OP_SEND_PAGES):
+            self._holds_pages = message.op == wire.OP_HOLD_PAGES
+            server.on_sent()
+            return
+        is_waiting = message.op in wire.WAITING_OPS
+        ticket = (WaitingTicket if is_waiting else Ticket)(self, message.op, message.id)
+        if peer is not None and not self._let_in(peer, message, ticket):
+            return
+        if peer is None and (message.op == wire.OP_STATS or message.op == wire.OP_HELLO):
+            self._is_urgent = self._is_urgent or message.body == wire.HELLO_URGENT
+            key = server.find_key(message.body.decode("utf-8", "replace")) if message.body else None
+            if key is not None:
+                self._caller = Caller(key.id)
+            self.replies.put(message.op, message.id, 0, _PLAIN_READ, msgspec.json.encode(server.describe()))
+            return
+        if message.op == wire.OP_PING:
+            server.pressure.note_gateway_level(message.body[0] if message.body else 0)
+            level = b"" if server.engine is None else bytes((server.pressure.gauge.level,))
+            self.replies.put(message.op, message.id, 0, _PLAIN_READ, level)
+            return
+        if message.op == wire.OP_REPORT:
+            server.report(partial(self._answer_report, message))
+            return
+        if server.engine is None:
+            error: StreamsError = NotReady(replay_progress=round(server.progress, 4))
+            if server.draining:
+                error = ShuttingDown()
+            ticket.answer(error, 0.0, 0.0)
+            return
+        is_pressed = server.pressure.gauge.level == THROTTLING
+        # What comes on the urgent link has the flag, wherever the request had it.
+        throttles = is_pressed and message.op in wire.WRITE_OPS and not self._is_urgent
+        if throttles and _SKIPS not in message.body and _SKIPS not in message.head:
+            ticket.answer(server.pressure.refuse(), 0.0, 0.0)  # without parsing it: that is most of its price
+            return
+        if peer is None and message.op in wire.EXPORT_OPS:
+            server.engine.exports.ask(message.op, message.body, partial(self._answer_export, message))
+            return
+        if message.op == wire.OP_PUT_COLUMNS:
+            self._put_columns(message, server.engine, ticket)
+            return
+        command = self._command_of(message, server.engine, ticket)
+        if command is None:
+            return
+        if (throttles and isinstance(command, Append) and not command.disable_backpressure) or (
+            # One of a session is not refused by itself: those behind it are on their way already.
+            is_pressed and isinstance(command, AppendStream) and not command.chain
+        ):
+            ticket.answer(server.pressure.refuse(), 0.0, 0.0)
+            return
+        if message.op == wire.OP_WORK:
+            command = self._jobs.claim_of(command, server.engine)
+        elif message.op == wire.OP_WORK_END:
+            self._jobs.release(command, server.engine, ticket)
+            return
+        server.engine.submit(command, ticket)
+        if (is_waiting or message.op == wire.OP_WORK) and server.engine.waits(ticket):
+            ticket.began_ns = 0
+
+    def _refuse(self, error: StreamsError, message: wire.Message, engine: Engine, ticket: Ticket) -> None:
+        """Refuse an invalid request; but first because its box does not exist or is of another kind."""
+        check = None
+        if self._peer is None and isinstance(error, InvalidRequest):
+            check = requests.existence_check(message.op, message.head)
+        if check is None:
+            ticket.answer(error, 0.0, 0.0)
+        else:
+            engine.submit(check, InvalidRequestTicket(ticket, error))
+
+    def _command_of(self, message: wire.Message, engine: Engine, ticket: Ticket) -> Command | None:
+        """The command in a message; None if it was refused."""
+        try:
+            if self._peer is not None:
+                return self._peer.command_of(message, self._limits)
+            command = requests.decode_command(message.op, message.head, message.body, self._limits)
+            if message.op in wire.TXN_OPS:
+                command = msgspec.structs.replace(command, caller=self._caller)
+            return command
+        except StreamsError as error:
+            self._refuse(error, message, engine, ticket)
+            return None
+
+    def _let_in(self, peer: Peer, message: wire.Message, ticket: Ticket) -> bool:
+        """Whether there is more to do: the hello is answered here, and so is what its key does not allow."""
+        try:
+            if peer.key is not None:
+                peer.check(message.op)
+                return True
+            self.replies.put(message.op, message.id, 0, _PLAIN_READ, peer.greet(message))
+        except StreamsError as error:
+            ticket.answer(error, 0.0, 0.0)
+        return False
+
+    def _answer_report(self, message: wire.Message, report: ShardReport) -> None:
+        self.replies.put(message.op, message.id, 0, _PLAIN_READ, msgspec.json.encode(report))
+        self._server.flush()
+
+    def _put_columns(self, message: wire.Message, engine: Engine, ticket: Ticket) -> None:
+        """As many writes as there are boxes, and one reply."""
+        account = "" if self._peer is None else self._peer.account
+        try:
+            writes = bulk_requests.decode_columns(message.head, message.body, self._limits, account)
+            if self._peer is not None:
+                self._peer.check_writes(writes)
+        except StreamsError as error:
+            self._refuse(error, message, engine, ticket)
+            return
+        gathering = ColumnsGathering(ticket, writes)
+        for at, write in enumerate(writes):
+            engine.submit(write, ColumnsTicket(gathering, at))
+
+    def _answer_export(self, message: wire.Message, answer: dict[str, object] | StreamsError) -> None:
+        if isinstance(answer, StreamsError):
+            self.replies.put(message.op, message.id, wire.FAILED, b"", requests.encode_failure(answer))
+        else:
+            facts = msgspec.json.encode({**answer, "load": self._server.load()})
+            self.replies.put(message.op, message.id, 0, _PLAIN_READ, facts)
+        self._server.flush()
+
+    # -- questions that are taken back
+
+    def _forget(self, id: int) -> None:
+        """The peer does not wait for this reply any more. It gets one all the same: if it has been answered
+        already, that answer is on its way."""
+        message = self._deferred.remove(id)
+        if message is not None:
+            Ticket(self, message.op, id).answer(ShuttingDown("the question was taken back"), 0.0, 0.0)
+            return
+        ticket, engine = self.waiting.get(id), self._server.engine
+        if ticket is not None and engine is not None and engine.forget(ticket):
+            ticket.answer(ShuttingDown("the question was taken back"), 0.0, 0.0)
+
+    def _forget_all(self) -> None:
+        """The peer is gone: a claim of its that waits must not be given the next job."""
+        self._deferred.clear()
+        self._server.deferring.pop(self, None)
+        engine = self._server.engine
+        if engine is not None:
+            for ticket in self.waiting.values():
+                engine.forget(ticket)
+        self.waiting.clear()
+
+    def _release_all(self) -> None:
+        """The peer is gone, and with it all streams it has carried."""
+        engine = self._server.engine
+        if engine is not None and engine.failure is None and self._jobs:
+            self._jobs.release_all(engine)
+            self._server.flush_all()
+
+    # -- room for answers
+
+    @property
+    def has_room(self) -> bool:
+        """True if another page may be produced for this connection. A closed one drops what it gets."""
+        replies = self.replies
+        return not replies.is_open or (
+            not self._holds_pages and replies.has_room and (self._is_urgent or not replies.is_pool_full)
+        )
+
+    @property
+    def _is_held_up(self) -> bool:
+        """True while nothing may be read from this connection, because its answers have no room."""
+        if not self.replies.is_open:
+            return False
+        if self._peer is not None and not self.has_room:
+            return True
+        return self.replies.unsent_bytes >= _UNSENT_BYTES_MAX
+
+    def _defer(self, message: wire.Message) -> None:
+        """Has a request for a page wait for room, or refuses it when too many do."""
+        if not self._deferred.fits(message) and message.op != wire.OP_WORK_END:  # which must not be lost
+            Ticket(self, message.op, message.id).answer(Throttled(_TOO_MANY_DEFERRED), 0.0, 0.0)
+            return
+        self._deferred.put(message)
+        self._server.deferring[self] = None
+
+    def serve_deferred(self) -> bool:
+        """Handles the first request that waits for room, if there is room now. True if it did."""
+        deferring = self._server.deferring
+        deferring.pop(self, None)
+        if not self._deferred:
+            return False
+        if not self.has_room:
+            deferring[self] = None
+            return False
+        self._handle_now(self._deferred.pop())
+        if self._deferred:
+            deferring[self] = None
+        return True

@@ -1,0 +1,49 @@
+"""Streams of one connection that jobs are leased to, and the holders that they are in the shard.
+
+Each gateway numbers its streams by itself, so a stream gets a number of this shard with its first claim. Jobs
+that are leased to a stream are given back when it ends, or with its connection.
+
+Bounds: one entry for each stream of `/work` that the connection carries; gateways bound those.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from shard.engine.engine import Engine, Ticket
+from shard.server.tickets import NobodyTicket
+from streams.protocol.messages.commands import Command
+from streams.protocol.messages.queues import Claim, ReleaseHolder
+
+
+class JobHolders:
+    __slots__ = ("_holders",)
+
+    def __init__(self) -> None:
+        #: (box, stream of the gateway) -> holder of the shard.
+        self._holders: dict[tuple[str, int], int] = {}
+
+    def __repr__(self) -> str:
+        return f"<JobHolders {len(self._holders)}>"
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+    def claim_of(self, command: Command, engine: Engine) -> Claim:
+        """The claim with the holder that its stream is in this shard."""
+        assert isinstance(command, Claim)
+        key = (command.box, command.holder)
+        holder = self._holders.get(key)
+        if holder is None:
+            holder = self._holders[key] = engine.new_holder()
+        return msgspec.structs.replace(command, holder=holder)
+
+    def release(self, command: Command, engine: Engine, ticket: Ticket) -> None:
+        assert isinstance(command, ReleaseHolder)
+        holder = self._holders.pop((command.box, command.holder), -1)  # -1 holds nothing
+        engine.release(command.box, holder, ticket)
+
+    def release_all(self, engine: Engine) -> None:
+        for (box, _), holder in self._holders.items():
+            engine.release(box, holder, NobodyTicket())
+        self._holders.clear()

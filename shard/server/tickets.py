@@ -1,0 +1,140 @@
+"""Where the replies to commands go: each command that a connection submits has a ticket that takes its reply.
+
+A ticket encodes the reply, puts it into the replies of its connection, and has its time counted. Packed
+columns are several commands with one reply: their tickets gather it.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from streams.protocol.errors import BoxNotFound, NotAQueue, StreamsError
+from streams.protocol.messages import requests
+from streams.protocol.messages.bulk import BoxResult, ColumnsPut
+from streams.protocol.messages.commands import Append, Appended, Page, Records, Reply
+from streams.protocol.wire import framing as wire
+from streams.protocol.wire.scans import Scanned
+
+if TYPE_CHECKING:
+    from shard.server.connection import Connection
+
+_encode_head = wire.head_encoder.encode
+_CLAIM_OPS = frozenset((wire.OP_CLAIM, wire.OP_WORK))
+
+
+class Ticket:
+    """Where the reply to one message goes."""
+
+    __slots__ = ("began_ns", "connection", "id", "op")
+
+    def __init__(self, connection: Connection, op: int, id: int) -> None:
+        self.connection = connection
+        self.op = op
+        self.id = id
+        #: 0 for a request that has waited for a record or a job: its time says nothing about the shard.
+        self.began_ns = connection.woken_ns
+
+    def answer(self, reply: Reply | StreamsError, fsync_ms: float, wal_append_ms: float) -> None:
+        if isinstance(reply, StreamsError):
+            self.connection.replies.put(self.op, self.id, wire.FAILED, b"", requests.encode_failure(reply))
+            return
+        if type(reply) is Page:
+            head = _encode_head(requests.page_head(reply))
+            self.connection.replies.put(self.op, self.id, 0, head, reply.records)
+            self._note_read()
+            return
+        if type(reply) is Scanned:
+            self.connection.replies.put_in_parts(self.op, self.id, _encode_head(reply.head), reply.parts)
+            self._note_read()
+            return
+        if type(reply) is Records:
+            head = _encode_head(wire.ReplyHead(records_scanned=reply.records_scanned))
+            self._note_read()
+        else:
+            head = _head_of_write(requests.status_of(reply), fsync_ms, wal_append_ms)
+            if self.op == wire.OP_APPEND:
+                self.connection.times.note_ack(self.began_ns)
+            elif self.op in _CLAIM_OPS and self.began_ns:
+                self.connection.times.note_claim(self.began_ns)
+        self.connection.replies.put(self.op, self.id, 0, head, requests.encode_reply(reply))
+
+    def _note_read(self) -> None:
+        if self.began_ns:
+            self.connection.times.note_read(self.began_ns)
+
+
+class InvalidRequestTicket:
+    """Where the answer to the existence check of an invalid request goes."""
+
+    __slots__ = ("_error", "_ticket")
+
+    def __init__(self, ticket: Ticket, error: StreamsError) -> None:
+        self._ticket = ticket
+        self._error = error
+
+    def answer(self, reply: Reply | StreamsError, fsync_ms: float, wal_append_ms: float) -> None:
+        is_first = isinstance(reply, (BoxNotFound, NotAQueue))
+        self._ticket.answer(reply if is_first else self._error, 0.0, 0.0)
+
+
+class WaitingTicket(Ticket):
+    """Where the reply goes that may be held back, and that the peer may take back meanwhile."""
+
+    __slots__ = ()
+
+    def __init__(self, connection: Connection, op: int, id: int) -> None:
+        super().__init__(connection, op, id)
+        connection.waiting[id] = self
+
+    def answer(self, reply: Reply | StreamsError, fsync_ms: float, wal_append_ms: float) -> None:
+        self.connection.waiting.pop(self.id, None)
+        super().answer(reply, fsync_ms, wal_append_ms)
+
+
+class ColumnsGathering:
+    """The reply to packed columns: the result of each box, when all of them are there."""
+
+    __slots__ = ("_left", "_results", "_ticket")
+
+    def __init__(self, ticket: Ticket, writes: list[Append]) -> None:
+        self._ticket = ticket
+        self._results = [BoxResult(write.box) for write in writes]
+        self._left = len(writes)
+
+    def take(self, at: int, reply: Reply | StreamsError, fsync_ms: float, wal_append_ms: float) -> None:
+        box = self._results[at].box
+        if isinstance(reply, StreamsError):
+            self._results[at] = BoxResult(box, error=(reply.code, reply.message, reply.detail))
+        else:
+            assert isinstance(reply, Appended)
+            self._results[at] = BoxResult(box, reply.first_seq, reply.last_seq, reply.created, reply.deduped)
+        self._left -= 1
+        if self._left == 0:
+            self._ticket.answer(ColumnsPut(self._results), fsync_ms, wal_append_ms)
+
+
+class ColumnsTicket:
+    """Where the reply to the write of one box goes."""
+
+    __slots__ = ("_at", "_gathering")
+
+    def __init__(self, gathering: ColumnsGathering, at: int) -> None:
+        self._gathering = gathering
+        self._at = at
+
+    def answer(self, reply: Reply | StreamsError, fsync_ms: float, wal_append_ms: float) -> None:
+        self._gathering.take(self._at, reply, fsync_ms, wal_append_ms)
+
+
+@lru_cache(maxsize=8)
+def _head_of_write(status: int, fsync_ms: float, wal_append_ms: float) -> bytes:
+    """All replies that one report of the committer releases share their head."""
+    return _encode_head(wire.ReplyHead(status, round(fsync_ms, 3), round(wal_append_ms, 3)))
+
+
+class NobodyTicket:
+    """Takes the answer that nobody waits for."""
+
+    def answer(self, reply: Reply | StreamsError, fsync_ms: float, wal_append_ms: float) -> None:
+        pass
