@@ -12,7 +12,7 @@ from gateway.api.answers import from_facts
 from gateway.requests.request import NO_STORE, Request, Response
 from gateway.telemetry.collector import Collector
 from gateway.telemetry.exposition import as_facts, as_text
-from gateway.telemetry.metrics import Reports
+from gateway.telemetry.server_reports import Reports
 from gateway.telemetry.status import status_of
 from streams.protocol.access.grants import ADMIN
 from streams.protocol.errors import NotAcceptable

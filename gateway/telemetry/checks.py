@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple
 
 from gateway.shards.process_states import REASONS, ProcessState
-from gateway.telemetry.metrics import Reports
+from gateway.telemetry.server_reports import Reports
 from streams.protocol.telemetry.reports import ProcessReport
 
 #: Free space below which the row is wrong, before a watermark is reached.

@@ -20,7 +20,7 @@ from gateway.shards.dispatch import Dispatch
 from gateway.shards.links import Link
 from gateway.shards.process_states import StatesReader
 from gateway.supervise.backup_note import read_note
-from gateway.telemetry.metrics import Reports, reports_of
+from gateway.telemetry.server_reports import Reports, reports_of
 from streams.protocol.errors import StreamsError
 from streams.protocol.telemetry import reports
 from streams.protocol.telemetry.reports import GatewayReport, ShardReport

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from gateway.telemetry.metrics import METRICS, Metric, Reports
+from gateway.telemetry.metrics import METRICS
+from gateway.telemetry.metrics.metric import Metric
+from gateway.telemetry.server_reports import Reports
 from streams.protocol.telemetry.histogram import HistogramFacts
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from gateway.shards.process_states import REASONS, ProcessState
 from gateway.telemetry.checks import checks_of
-from gateway.telemetry.metrics import Reports
+from gateway.telemetry.server_reports import Reports
 from streams.protocol.telemetry.reports import GatewayReport, PressureReport, ProcessReport, ShardReport
 
 _PRESSURE = ("none", "pacing", "throttling")

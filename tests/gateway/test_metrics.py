@@ -20,7 +20,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.api.reports import wants_json
 from gateway.supervise.backup_note import BackupNote, write_note
-from gateway.telemetry.metrics import METRICS, Metric, reports_of
+from gateway.telemetry.metrics import METRICS
+from gateway.telemetry.metrics.metric import Metric
+from gateway.telemetry.server_reports import reports_of
 from streams.protocol.errors import NotAcceptable
 from streams.protocol.telemetry.reports import BoxRow, GroupRow, RouterRow, ShardReport
 from streams.testing import Server, running_server

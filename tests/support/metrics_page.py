@@ -7,7 +7,7 @@ from streams.protocol.telemetry.histogram import TIMES_S
 
 _HEAD = """# Metrics
 
-<!-- Written by `make docs` from the table in gateway/telemetry/metrics.py. Do not edit. -->
+<!-- Written by `make docs` from the tables in gateway/telemetry/metrics. Do not edit. -->
 
 `GET /v0/metrics`, or `/metrics`, answers the text format of Prometheus, and JSON to those who ask for
 `application/json`. One request to any gateway shows the whole server. Counters begin at 0 when their
