@@ -1,11 +1,17 @@
-"""The gateway process: HTTP in front, shards behind, no data of its own.
+"""The gateway process and the supervisor: HTTP in front, shards behind, no data of its own.
 
-edge.py      HTTP/1.1 on httptools          app.py      the same handlers on Quart-Trio (Hypercorn, h2c)
-http.py      Request and Response           errors.py   error code -> HTTP status, the one table
-api/         handlers, one file a resource  dispatch.py a command to its owner, or to all and merged
-links.py     connections to shards          placement.py name -> slot -> shard
-supervisor.py the process tree: spawn, watch, restart, drain
-datadir.py   lock, manifest, folders         resharding.py another number of shards, on start
+__main__      one gateway, put together
+http/         the fronts: bytes of clients in, calls of the handler out
+api/          handlers of `/v0`; `api/routes.py` has the one handler that the fronts call
+s2/           handlers of `/v1`, the S2 API
+watch/        live answers: many watchers of one append
+access/       the key of a request, and what it may do
+admission/    the limits that a request passes
+requests/     a request and its response, as handlers see them
+shards/       the way to the shards: placement, dispatch, links, router copies from shard to shard
+telemetry/    metrics, status, checks
+supervise/    the process tree, the data directory, the key file; a process of its own
+reporting     what a gateway says about itself
 """
 
 from streams.lean import load_structlog

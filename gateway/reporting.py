@@ -31,7 +31,8 @@ class SelfReport:
         self._budgets = budgets
         #: As many as there are listening sockets.
         self.fronts: list[Front] = []
-        #: Requests answered, by status: as many keys as there are statuses in `errors.py`, and a few.
+        #: Requests answered, by status: as many keys as there are statuses in `requests/errors.py`, and a
+        #: few.
         self.answered: dict[int, int] = {}
         #: By route: from the whole request to its answer, or to the beginning of a stream.
         self.route_times: dict[str, Histogram] = {}

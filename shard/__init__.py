@@ -1,11 +1,16 @@
 """One shard process: the only owner of its boxes.
 
-server.py    sockets in, replies out         engine.py    the only caller of the machine
-committer.py the thread that writes and syncs recovery.py  snapshot + log -> machine.apply
-core/        the pure machine                storage/     bytes on disk
-transfer.py  boxes out of folders, into new ones  reshard.py   a process that moves them all
-exports.py   its state held still for a reader    backup.py, restore.py  copies elsewhere, and back
-verify.py    every byte looked at                 repair.py    what is damaged left out, and told
+__main__      one shard, put together: recovers, serves, stops in order
+server/       its sockets: messages in, replies out
+engine/       the loop that hands commands to the core; beside it log, fetcher, upkeep, uploads
+core/         the pure state machine; knows none of the others
+recovery/     state out of files, on start
+storage/      bytes on disk and in the cold store: log, snapshots, segments
+transfer/     boxes out of a shard and into one: exports, backups, chains of the object store
+offline/      tools for folders that no shard serves: restore, repair, verify, inspect, reshard
+
+A message enters at `server/server.py`, becomes a command in `streams/protocol/messages`, and is handled by
+`engine/engine.py` and `core/kernel.py`. `docs/explanation/paths.md` follows it line by line.
 """
 
 from streams.lean import load_structlog

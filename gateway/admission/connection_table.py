@@ -22,7 +22,7 @@ the CLOCK algorithm), `LOOKS_MAX` connections at a time. So a new connection cos
 
 Rules of this file: it closes by shutting the socket down; the task that serves the connection then ends by
 itself and calls `remove`. Until then the closed connection has its descriptor, but no place. A connection
-that has sent nothing has no task (`lobby.py`), and is closed at once.
+that has sent nothing has no task (`http/lobby.py`), and is closed at once.
 """
 
 from __future__ import annotations

@@ -90,8 +90,8 @@ class Api:
         key_use: KeyUse | None = None,
     ) -> None:
         key_use = key_use or KeyUse(dispatch, watch.slots)
-        #: It asks for keys, hosts and origins itself, and refuses in its own words (`gateway/s2/access.py`).
         self._route_times = {} if route_times is None else route_times
+        #: It asks for keys, hosts and origins itself, and refuses in its own words (`gateway/s2/access.py`).
         self._under_s2 = Routed(
             s2.handle,
             Rule(is_open=True, is_for_anyone=True),

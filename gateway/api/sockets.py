@@ -12,7 +12,7 @@ publishes is appended in the order in which it was sent, and one command is all 
 A browser sends `Origin` and asks nobody before it opens a socket to another site, so a page of another origin
 is refused unless it is allowed (`gateway/access/origins.py`).
 
-Bounds: `BOXES_MAX` boxes a socket; the size of a message in `hypercorn_server.py`; what is unsent as for
+Bounds: `BOXES_MAX` boxes a socket; the size of a message in `http/hypercorn_server.py`; what is unsent as for
 every stream (`watch/stream.py`), and while more than `_ANSWERS_BYTES_MAX` of it is, no command is taken.
 """
 

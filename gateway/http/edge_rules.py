@@ -42,7 +42,7 @@ class FrontLimits:
     #: enough of those waiting for each other would never end. A client knows what to do with a 429.
     body_bytes_in_flight_max: int = BODY_BYTES_IN_FLIGHT
     connections_max: int = 10_000
-    #: Connections of one client address; 0 is no limit (`connection_table.py`).
+    #: Connections of one client address; 0 is no limit (`admission/connection_table.py`).
     connections_per_address_max: int = 0
     #: From the first byte of a head to its last. A total: no honest client sends a head slowly.
     head_timeout_s: float = 10.0

@@ -180,7 +180,7 @@ class _Server(TCPServer):
     """Hypercorn's server of one connection, with nine things that it has no setting for:
 
     - frames are counted before they are parsed, and parsed in slices between which other tasks run
-      (`frame_budget.py`); a client that sends too many is told to calm down, and the connection is closed;
+      (`admission/frame_budget.py`); a client that sends too many is told to calm down, and closed;
     - priorities of HTTP/2 are ignored, as RFC 9113 allows: one frame could reorder a thousand streams;
     - the flow-control windows of HTTP/2 are wider;
     - DATA of HTTP/2 is received and sent many frames at a time, and an answer is held back when its client

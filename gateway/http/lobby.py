@@ -7,8 +7,8 @@ served from the moment at which its first byte is there.
     accepted ──► lobby ──first byte──► served
                    └──► closed: for a new connection, by its client, or after the keep-alive time
 
-A connection in the lobby is an idle stranger to the table of connections (`connection_table.py`), which may
-close it like any other. Closing it is closing its socket: no task has to be woken for that.
+A connection in the lobby is an idle stranger to the table of connections (`admission/connection_table.py`),
+which may close it like any other. Closing it is closing its socket: no task has to be woken for that.
 
 Nothing is read here. A byte that came before a socket was added is found by the next `admit`, and a socket
 that has been admitted is watched by the code that serves it.

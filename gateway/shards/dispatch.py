@@ -1,4 +1,17 @@
-"""One command to its owner, or one to every shard and the answers merged. No HTTP here."""
+"""Sends a command to the shard that owns its box, or to every shard and merges the answers. No HTTP here.
+
+Everything that a gateway asks of a shard goes through here, or over the links that it has:
+
+    to_owner   one command, one answer: the box's shard (`placement.py`), over one of its links (`links.py`)
+    append     the same for appends, which first wait for their turn at the gate (`admission/gate.py`)
+    to_all     every shard's answer, or its error; a list with a shard missing would be a silent loss
+
+Three links to each shard: `links` for most requests, `urgent` for what must not wait behind the appends of
+others (urgent appends, live reads of `gateway/watch/feeds.py`), `bulk` for requests whose answers are large.
+
+Bounds: `answers` bounds the memory of answers in this gateway. While it is full, shards produce no
+pages for us. Appends and pages in flight to one shard are bounded by `gates` and `page_windows`.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The reports of all processes of a server at one moment: metrics, status and checks show them. Pure.
 
-Bounds: rows of boxes, routers and groups are those of the largest ones (`top_rows.py`); `is_truncated` says
-that there are others.
+Bounds: rows of boxes, routers and groups are those of the largest ones
+(`streams/protocol/telemetry/top_rows.py`); `is_truncated` says that there are others.
 """
 
 from __future__ import annotations

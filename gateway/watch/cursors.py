@@ -54,7 +54,7 @@ def _mark(generation: int) -> bytes:
 
 
 def encode(places: Iterable[tuple[str, Place]]) -> bytes:
-    """A box's name needs no escaping: `names.py` sees to that."""
+    """A box's name needs no escaping: `protocol/model/names.py` sees to that."""
     entries = [
         b'"%b":%d%b' % (box.encode(), place.seq, b"" if place.generation is None else _mark(place.generation))
         for box, place in places

@@ -1,4 +1,17 @@
-"""What all streams of a gateway share: feeds, sessions, the count of connections, and their common end."""
+"""What all streams of a gateway share: feeds, sessions, slots of connections, and their common end.
+
+    api/watch.py, api/sockets.py ──► Watch.look_at ──► the boxes as they are now: heads, generations
+                                     Watch.opened ──► PlainBody: a stream without a session
+                                     Watch.create_session, open_session ──► SessionBody: one that is kept
+    a front runs the body ──► `stream.py` writes into its sink, fed by `feeds.py`
+
+A `SessionBody` saves the cursors of its stream to the shard that keeps the session, every five seconds and at
+its end. A second connection to a session ends the first: the shard gives each taker a higher epoch, and a
+stream whose save is refused knows that it is over.
+
+Limits: a slot for each stream and socket (`admission/limits.py`), of the server and of its key. The stream of
+a key that is taken out ends at once. When the gateway drains, all of them end.
+"""
 
 from __future__ import annotations
 

@@ -323,7 +323,7 @@ class TxnHeld(msgspec.Struct, frozen=True, gc=False):
     chunk: int
     at_ms: int
     packed: PackedHead
-    #: The columns themselves (`packed.py`).
+    #: The columns themselves (`streams/protocol/wire/packed.py`).
     body: bytes
     #: Id of the key that it belongs to; empty for a process of the server's own user; None when the log was
     #: written before transactions had owners.

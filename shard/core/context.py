@@ -5,7 +5,8 @@ features share is a public call here, or of another feature that is named here. 
 
     require, find_box            a box by its name, or the error that says that it does not exist
     log, stage                   apply a change and note it for the log; `stage` leaves out memory boxes
-    append_batch                 the one way for records into a box: append, copy, stream
+    append_batch                 the way of records into a box for append, copy and stream; a commit of a
+                                 transaction has its own (`transactions/handlers.py`)
     answer, answer_absent, …     replies that go when `durability.py` allows it
     arm_timer                    has `tick` look at a box when time changes something in it
     require_room, plan_box       limits of the shard and of keys

@@ -131,7 +131,7 @@ class _WaitingRecords(NamedTuple):
 
 class Durability:
     def __init__(self, *, on_shown: Callable[[Box], bool]) -> None:
-        """`on_shown` hears of a box whose readers see more, and returns True if the router relay has work."""
+        """`on_shown` hears of a box whose readers see more, and returns True if the carrier has work."""
         self._on_shown = on_shown
         self._store: Store | None = None
         self.logged_lsn = 0

@@ -13,8 +13,16 @@ A shard is a state machine. The engine hands it a command with the time, and log
     recovery: apply(change, lsn) for every change of the log, in order. No handler runs.
 
 *Handlers* decide. They look at state and never change what is rebuilt from the log, except through `log`. A
-handler raises `StreamsError` to refuse. It raises `NotLoaded` or `TagsNotLoaded` when it needs something that
-is on disk; the engine fetches it and handles the same command again.
+handler raises `StreamsError` to refuse.
+
+*Handled again.* A command that cannot be finished now changes nothing, or a part, and says what it needs
+(`Outcome.needs`, of type `Missing`). The engine gets it and handles the same command again. Five reasons:
+
+    NotLoaded         the payload of a sealed batch: fetched from its segment (`boxes/sealed.py`)
+    TagsNotLoaded     records of sealed batches by tag: looked up in tag indexes (`boxes/sealed.py`)
+    NotRendered       rows of a commit: waits until they are rendered (`transactions/unrendered.py`)
+    ChunksNotLoaded   held rows that a commit needs whole: read from the log (`transactions/chunks.py`)
+    Unfinished        nothing is missing; other commands get their turn in between (`boxes/sealed.py`)
 
 *Appliers* mutate. A change is a fact, worked out in full: an applier asks no question whose answer could
 differ when the log is replayed. Every applier sees the same changes in the same order, live and in recovery.

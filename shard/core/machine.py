@@ -282,12 +282,6 @@ class Machine(Context):
         """True if readers get something when what is staged is logged."""
         return self.durability.shows_when_logged
 
-    # -- limits
-
-    # -- boxes
-
-    # -- records
-
     # -- applying
 
     def _apply_started(self, change: changes.ShardStarted, lsn: int) -> None:

@@ -1,14 +1,14 @@
-"""Group commit: the one thread that writes and syncs the log, and says how far it got.
+"""Group commit: three threads that write, sync and prepare the log, and say how far it got.
 
     engine --submit--> backlog --> [wal-commit thread] append, then sync if someone waits or it is time
     engine <---post--- on_logged(lsn, append_ms), on_durable(lsn, fsync_ms), on_failed(error)
                                    [wal-sync thread]  syncs that nobody waits for, beside further appends
                                    [wal-files thread] zeros for the next file, release of old ones
+    engine --append_now--> log     a small group, in the engine's own thread while the commit thread is idle
 
 While one group is being written the next one gathers in the backlog, so groups grow with the load and a sync
-is shared by all who wait for it. Frames that nobody waits for are synced `sync_interval_ms` after they were
-written, by a thread of their own: writers of such frames wait for no sync. When a whole interval passes with
-nothing to do, a marker is left in the log (see `wal/log.py`, PROVEN_WHEN_QUIET).
+is shared by all that wait for it. Frames that no reply waits for are synced `sync_interval_ms` after they
+were written, by the sync thread. A quiet interval leaves a marker (PROVEN_WHEN_QUIET of `wal/log.py`).
 
 Rules of the file:
   1. It knows frames and lsns, never a box. It is plain threads, no trio; one lock, see `append_now`.
@@ -288,7 +288,7 @@ class Committer:
         self._pass_through(ends=False)
 
     def stop(self) -> None:
-        """Flush, close the log and end both threads. Blocks; `CommitFailed` if there was a failure."""
+        """Flush, close the log and end the threads. Blocks; `CommitFailed` if there was a failure."""
         if self._commit_thread.is_alive():
             self._gives_up.set()
             self._file_work.put(None)

@@ -10,7 +10,8 @@ is waited for.
 
 Rules of the file
 - Only what is durable here is put there: after a crash the log has it again, under the same lsns, and what
-  was not told to have arrived is put again. Whoever reads the store takes each lsn once (`chains.py`).
+  was not told to have arrived is put again. Whoever reads the store takes each lsn once
+  (`transfer/chains.py`).
 - A name is never put with other bytes: names of groups hold the lsns and the life of the shard.
 - The store being away is not a failure of the shard: writers of object boxes wait, then are told to come
   later.

@@ -3,6 +3,9 @@
     a read that finds nothing ──► waits ──► its box shows a record: it is asked again
                                     └─────► its deadline passes: it is asked once more, and answered as it is
 
+What waits here is a `Diff` (`Follow`, `Scan` and `ReadStream` are kinds of it), a `Collect` of the carrier,
+which waits under the name `CARRIER` instead of a box, or an `AwaitMoves` of a requeue.
+
 Bounds: one entry for each read that waits; gateways and peers bound those. Entries of reads that are over are
 dropped when they are more than half.
 """

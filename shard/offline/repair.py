@@ -380,8 +380,8 @@ class _Patient:
 
     def _lose_claimed(self, claimed: frames.Claimed | None, size: int) -> None:
         """One frame is damaged, and holds a batch, or gives seqs in another way. A flipped bit in its front
-        has been put right (`salvage.py`), so a generation there is believed; how many records there were only
-        if the batch fits where its box stands and says so twice."""
+        has been put right (`storage/salvage.py`), so a generation there is believed; how many records there
+        were only if the batch fits where its box stands and says so twice."""
         own = None if claimed is None else self.machine.generations.get(claimed.generation)
         if claimed is None or own is None:
             self._suspect(self.machine.generations, size)

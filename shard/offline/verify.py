@@ -4,8 +4,9 @@
     together    recovery as on start; every segment that is named is there; floors, counts and orders of
                 boxes; stubs say what their segments say; boxes are where the map of slots has them
 
-Of a running shard the same is looked at by way of an export (`exports.py`): its state of one moment, and the
-files that do not change any more. The newest log file is being written, and is left to the next start.
+Of a running shard the same is looked at by way of an export (`transfer/exports.py`): its state of one moment,
+and the files that do not change any more. The newest log file is being written, and is left to the next
+start.
 """
 
 from __future__ import annotations

@@ -1,12 +1,19 @@
 """Snapshot and log -> machine, through `apply` alone. Never invents state.
 
     newest valid snapshot ──► machine.restore          (everything but payloads, as of lsn S)
+    segments it names     ──► SegmentStore.open        (their indexes; payloads stay in the files)
     frames up to S        ──► payloads of the batches and chunks that the snapshot names, also from files of
                               the log that were kept for chunks alone; the rest is passed over
+                              machine.hydrated         (all of them are back)
     frames after S        ──► machine.apply, in order
-    the end               ──► a torn tail has been cut by the log; damage has been refused by it
+    the end of the log    ──► a torn tail is where the scan stops; damage has been refused by it
+    wal.settle            ──► what was found is synced, the torn tail is cut off, the log is open for writing
+    machine.recovered     ──► all of it may be seen; object boxes wait for the store
 
-It is a generator so that its caller can answer "not ready yet, this far" between two steps.
+It is a generator so that its caller can answer "not ready yet, this far" between two steps. The caller is
+`shard/__main__.py`. It goes on with `lives.py` (has the page cache survived?) and `Engine.run`, which begins
+a life of the shard (`Machine.start`) and has `commit_renderer.py` render the remaining rows of commits.
+`docs/explanation/durability.md` says what that means for users.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Backups: what they are made of, taking one, listing and pruning them. `restore.py` puts one back.
+"""Backups: what they are made of, taking one, listing and pruning them. `offline/restore.py` puts one back.
 
 In the target, a folder or an object store:
 

@@ -42,7 +42,8 @@ from streams.protocol.wire import framing as wire
 
 log = structlog.get_logger()
 
-#: Boxes that are taken in one step, and how long others have in between: as for a snapshot (`engine.py`).
+#: Boxes that are taken in one step, and how long others have in between: as for a snapshot
+#: (`engine/engine.py`).
 _STEP_BOXES, _STEP_REST_S = 32, 0.002
 
 #: How long an export is kept for somebody who does not ask for it any more.

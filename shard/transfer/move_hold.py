@@ -8,7 +8,7 @@ backup first tells all shards to hold, then captures each of them, and then lets
       nothing new leaves, and what has arrived elsewhere stays here too, until they let go
 
 A hold is no fact: it ends with the process, and with its lease if nobody renews it. Routers are not held:
-both boxes of a router keep what they have, and a restore compares them (`reconcile.py`).
+both boxes of a router keep what they have, and a restore compares them (`offline/reconcile.py`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,12 @@
-"""`Parcel`: what one attempt of one task writes of a transaction, with several messages on the way."""
+"""`Parcel`: what one attempt of one task writes of a transaction, with several messages on the way.
+
+A transaction of one epoch has many parcels, one for each attempt of a task. A `Parcel` is the part of one for
+one shard. It is sent in numbered chunks (op 90, `TxnPut`); the shard holds them, shown to nobody
+(`shard/core/transactions/handlers.py`). The commit (op 91, `Shards.txn_commit`) names the parcels that count,
+each with its number of chunks; all others are dropped. So a parcel that was begun and left has no effect.
+
+(A parcel of the router's carrier, in `streams/protocol/messages/forwards.py`, is another thing.)
+"""
 
 from __future__ import annotations
 

@@ -6,4 +6,7 @@ wire         bytes between processes: framing, packed columns, scans, the JSON o
 access       keys, what they allow, and their limits
 model        names, boxes, records and batches
 errors       every error, by what the client does about it
+
+Bytes become a command in `messages/requests.py` (`decode_command`), which a shard calls for each message. A
+reply becomes bytes there too (`encode_reply`).
 """

@@ -5,6 +5,11 @@
     attempt  which run of the epoch: a new one drops what an earlier one has sent
     parcel   what one attempt of one task sent: a name never used before
 
+    task     write ─► send ─► Packer (`columns.py`) ─► Parcel (`direct/parcels.py`, op 90) ─► shard: held
+    driver   commit ─► Shards.txn_commit (`direct/shards.py`, op 91): dry on all shards, then for good
+
+In the shard, both are handled in `shard/core/transactions/handlers.py`.
+
 The commit lists the parcels of the tasks that Spark counts; whatever else was sent for the epoch (attempts
 that failed, twins of speculation, an application that died) is dropped by the shard in the same step. An
 epoch that was committed before changes nothing, however its rows are cut this time.
@@ -348,8 +353,7 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Created once for the tasks of a micro-batch, and again for its commit: only messages are carried "
-    "over."""
+    """Created once for the tasks of a micro-batch, and again for its commit: only messages pass between."""
 
     def __init__(self, asked: Writing) -> None:
         self._asked = asked

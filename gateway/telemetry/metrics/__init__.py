@@ -10,9 +10,9 @@ gateways    the work of gateways
 resources   pressure, disk, memory, processor
 s2_lite     names of `s2 lite`
 
-Bounds: series by box, router and group are those of the largest ones (`top_rows.py`), and
-`streams_box_series_truncated` says that there are others; every other label has as many values as there are
-shards, processes, statuses, routes or reasons.
+Bounds: series by box, router and group are those of the largest ones
+(`streams/protocol/telemetry/top_rows.py`), and `streams_box_series_truncated` says that there are others;
+every other label has as many values as there are shards, processes, statuses, routes or reasons.
 """
 
 from __future__ import annotations

@@ -1,1 +1,25 @@
-"""Boxes: their records, positions, retention, groups and upkeep."""
+"""Boxes: their records, positions, retention, groups and upkeep.
+
+Commands enter in three files:
+
+handlers        create, configure, list, delete a box; append, read, follow, delete records; fence; sessions
+groups          cursors that a box keeps for its readers
+scanning        reads of bulk clients: scans, states of many boxes, positions of times
+
+A change of a box is applied in `appliers.py`, which calls the box itself:
+
+appliers        changes of boxes; what they mean for the whole shard
+box             one box: config, caps, TTL, idempotency keys, fence, reads
+log             its positions: which seqs exist, are live, are visible
+tail, sealed    batches in memory whole; batches whose payload is in a segment
+tags, deletion  which records have a tag; a delete by tag, in steps
+
+Beside them:
+
+key_expiry      when idempotency keys lapse
+unsealed        boxes with unsealed batches, and which to seal first
+upkeep          plans of background work: seal, keep, rewrite, move, compact
+priority        whose readers are served first under pressure
+box_statistics  counts for metrics, a few boxes at a time
+offline_edits   what repair and restore do to a log that nobody serves
+"""

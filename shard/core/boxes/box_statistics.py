@@ -6,9 +6,9 @@ visited in the order of their names, so one that comes or goes meanwhile is coun
 Lag is counted in records, and in time as the age of the first record that was not dealt with yet. Where the
 time of that record is not in memory, the age is that of its batch, so it may be too high and never too low.
 
-Bounds: `rows_max` boxes are reported one by one, the largest by size, lag and rate (`top_rows.py`), as many
-routers and half as many groups, those that lag most; the totals count all. A box costs a step one unit, and
-each `_GROUPS_A_UNIT` of its groups another.
+Bounds: `rows_max` boxes are reported one by one, the largest by size, lag and rate
+(`streams/protocol/telemetry/top_rows.py`), as many routers and half as many groups, those that lag most; the
+totals count all. A box costs a step one unit, and each `_GROUPS_A_UNIT` of its groups another.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ class Tail:
 
     @property
     def has_unrendered(self) -> bool:
-        """True if rows of a commit are yet to be rendered (`unrendered.py`)."""
+        """True if rows of a commit are yet to be rendered (`transactions/unrendered.py`)."""
         return self._unrendered > 0
 
     def unrendered(self) -> list[UnrenderedRows]:
@@ -174,7 +174,7 @@ class Tail:
         return share
 
     def remove(self, rows: UnrenderedRows) -> None:
-        """Takes out rows that are lost (`repair.py`)."""
+        """Takes out rows that are lost (`offline/repair.py`)."""
         self._keep([batch for batch in self if batch is not rows])
 
     def _note_lsn(self, lsn: int) -> None:

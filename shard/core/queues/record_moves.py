@@ -8,9 +8,9 @@ A move is planned, copied, done:
          │
     MovesDone      the destination has them up to here: they are deleted, and count as moved
 
-`outbox.py` and `origins.py` do the middle part. A record that is deleted or evicted while it waits is passed
-over. A line ends with its box; its origin is named after the box's generation, so a box made again under the
-same name has lines of its own.
+`routers/outbox.py` and `routers/copy_sources.py` do the middle part. A record that is deleted or evicted
+while it waits is passed over. A line ends with its box; its origin is named after the box's generation, so a
+box made again under the same name has lines of its own.
 
 Invariant
 - LINE: positions of a line are given once, in order, and only those above `position` have a record.

@@ -1,1 +1,11 @@
-"""Routers: the registry, the sender at a source box and the receiver at a destination box."""
+"""Routers: the registry, the outbox at a source box and the origin at a destination box.
+
+forwarding      commands enter here: collect and carried (source), forward (destination), tie and untie (both)
+outbox          what a source has to send: its position, what is on the way, when to try again
+router_outbox   which records a router copies next
+copy_sources    what a destination knows of each origin, and what a parcel becomes
+registry        which routers there are, on shard 0: put, settle, drop, get, list
+
+`streams/protocol/messages/forwards.py` has the whole picture. The gateway's part is
+`gateway/shards/carrier.py` (brings parcels) and `gateway/shards/registrar.py` (ties both ends).
+"""

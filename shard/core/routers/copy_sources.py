@@ -10,7 +10,7 @@ The destination's half of forwarding (`streams/protocol/messages/forwards.py` ha
      not known            any                           begins where the parcel begins
 
 Rules of the file
-- Deciding and applying are apart, as in `box.py`.
+- Deciding and applying are apart, as in `boxes/box.py`.
 - A position belongs to a life of its source. A newer life begins anew, an older one has nothing to say.
 
 Invariants

@@ -1,12 +1,34 @@
-"""Copies between boxes, as the machine handles and applies them: both ends of the line, and tying them.
+"""Handles and applies copies between boxes: both ends of an origin, and tying them.
 
-What a parcel becomes is in `copy_sources.py`, what is sent next in `outbox.py` and `router_outbox.py`. Here
-they meet the boxes, the log and the clock.
+Theory of operation
+-------------------
+
+`streams/protocol/messages/forwards.py` has the whole picture. An *origin* is one ordered line of copies into
+one box: a router's, or the dead letters of a queue. This file joins its two halves to boxes, log and clock.
+
+A *tie* is one end of a router at a box. At the source it is an *outbox* in `box.outboxes` (`outbox.py`,
+`router_outbox.py`): what the destination is known to have, and what is on the way. At the destination it is a
+*pinned* entry in `box.origins` (`copy_sources.py`): the position up to which it has everything. `Tie` and
+`Untie` come from `gateway/shards/registrar.py`. Dead letters have no ties: their first parcel binds the
+origin.
+
+The source:
+
+    an append is shown ─► `Context._on_shown` ─► `note` ─► `Outboxes.note`: may an outbox send?
+    if so, the outcome wakes CARRIER ─► the engine asks the waiting `Collect` again ─► `_collect`: parcels
+    `Carried`: what became of a parcel ─► `_carried`: the outbox moves on, tries again, or plans anew
+
+The destination:
+
+    `Forward`: a parcel ─► `_forward`: does it begin where the origin stands? ─► one `BatchForwarded`
+    if not, nothing changes, and the answer says where the origin stands
+
+The carrier in between (`gateway/shards/carrier.py`) keeps nothing.
 
 Rules of the file
 - A tie is part of what a box *is*, like its config: it is logged, and durable before it is answered, also for
   a memory box, whose positions are not.
-- A parcel's records and its origin's position are one change (ONCE).
+- A parcel's records and its origin's position are one change: the invariant ONCE of `copy_sources.py`.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ class Outbox:
         "total",
     )
 
-    #: Whether its source lets go of what has arrived (`record_moves.py`).
+    #: Whether its source lets go of what has arrived (`queues/record_moves.py`).
     is_line = False
 
     def __init__(

@@ -1,1 +1,10 @@
-"""Transactions: rows held until their commit, and commits that are rendered in steps."""
+"""Transactions: rows held until their commit, and commits that are rendered in steps.
+
+handlers        commands enter here: put, commit, abort, list; what expires
+state           held rows, commits that are not rendered, the mark of each writer; appliers of their changes
+chunks          one message of held rows: where the log has it, and what a commit must know
+commits         a commit that is decided, rendered in steps
+unrendered      rows of a commit in a box before they are rendered
+
+The steps are run by `recovery/commit_renderer.py`, as a task of the running engine.
+"""

@@ -1,7 +1,8 @@
 """One message of rows that is held for a transaction: where the log has it, and what a commit must know.
 
-The rows themselves are in the log. In memory a chunk takes some 30 bytes for each box that it names; only
-those of small transactions keep their rows too (`Txns`), so that a small commit needs nothing from the disk.
+The rows themselves are in the log. In memory a chunk takes 600 bytes and 40 more for each box that it names;
+only those of small transactions keep their rows too (`Txns`), so that a small commit needs nothing from the
+disk.
 """
 
 from __future__ import annotations

@@ -10,9 +10,9 @@ dropped, and the mark is set; so a crash leaves all of that or nothing, and a re
 The change says where every box's rows go, and nothing of it needs the rows: they have a place in their boxes
 from then on, and are rendered from the log in steps (`commits.py`), a small commit at once.
 
-Bounds: the rows are in the log; what is known of them in memory (`chunks.py`) is bounded by `bytes_max`,
-which some hundred million rows do not reach. Small transactions keep their rows in memory beside
-(`LOADED_MAX`). Marks: `MARKS_MAX`, `ONCE_MAX`.
+Bounds: the rows are in the log; what is known of them in memory (`chunks.py`) is bounded by `bytes_max`:
+with the default, 200 million rows in chunks of a thousand rows for one box. Small transactions keep their
+rows in memory beside (`LOADED_MAX`). Marks: `MARKS_MAX`, `ONCE_MAX`.
 
 Invariants (`check`)
 - HELD: `bytes` is what the chunks take, and every chunk is known under its lsn.
@@ -163,7 +163,7 @@ class Txns:
         self._memory_of: dict[str, int] = {}
         #: Bytes of messages that are in memory.
         self._loaded_bytes = 0
-        #: True if all messages stay in memory (`repair.py`).
+        #: True if all messages stay in memory (`offline/repair.py`).
         self.keeps_rows = False
         self.epochs: dict[tuple[str, int], Epoch] = {}
         #: The same by writer.
@@ -448,7 +448,7 @@ class Txns:
                 self._end(commit, lsn)
 
     def give_up_commits(self) -> None:
-        """The rows of commits that are left are lost (`repair.py`)."""
+        """The rows of commits that are left are lost (`offline/repair.py`)."""
         for commit in list(self.commits.values()):
             commit.to_ship = None
             self._end(commit, 0)

@@ -109,7 +109,7 @@ class UnrenderedRows(Batch):
         return share
 
     def drop(self, count: int) -> None:
-        """The first rows are lost (`repair.py`)."""
+        """The first rows are lost (`offline/repair.py`)."""
         size = self.live_bytes
         self.first_seq += count
         self.count -= count

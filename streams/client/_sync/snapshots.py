@@ -45,7 +45,7 @@ Load = Callable[[bytes], Any]
 
 
 class BoxSnapshots:
-    """States kept in the box itself: one record, or several when it is big (`framing.py`)."""
+    """States kept in the box itself: one record, or several when it is big (`client/framing.py`)."""
 
     def __init__(self, box: Box, *, dump: Dump | None, load: Load | None) -> None:
         self._box = box

@@ -1,7 +1,7 @@
 """What bulk clients ask of a shard and what they are told: states, positions by time, transactions.
 
-On the wire every one of these is a msgpack array, field by field; what is packed (`packed.py`) or stored
-(`scans.py`) travels in the body. Frozen, without behaviour.
+On the wire every one of these is a msgpack array, field by field; what is packed (`wire/packed.py`) or stored
+(`wire/scans.py`) travels in the body. Frozen, without behaviour.
 """
 
 from __future__ import annotations

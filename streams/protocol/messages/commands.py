@@ -23,7 +23,7 @@ from streams.protocol.wire import scans
 class PutBox(msgspec.Struct, frozen=True):
     box: str
     patch: BoxPatch
-    #: The key whose limits count (`key_limits.py`), if it has some.
+    #: The key whose limits count (`access/key_limits.py`), if it has some.
     account: str = ""
 
 
@@ -87,14 +87,15 @@ class Follow(Diff, frozen=True, kw_only=True):
 
 
 class Scan(Diff, frozen=True, kw_only=True):
-    """A read of stored records as buffers (`scans.py`), by bytes alone. `to_seq` 0 is the head."""
+    """A read of stored records as buffers (`wire/scans.py`), by bytes alone. `to_seq` 0 is the head."""
 
     to_seq: int = 0
     columns: int = scans.ALL
 
 
 class ReadStream(Diff, frozen=True, kw_only=True):
-    """Records from a number on (`from_seq`: see `sequenced.py`), or from a time, or so many before the end.
+    """Records from a number on (`from_seq`: see `model/sequenced.py`), or from a time, or so many before the
+    end.
 
     `begins` says that this is the first read of somebody, whose start is to be found and judged. `limit` and
     `max_bytes`, in metered bytes, are exact: 0 is none at all.

@@ -1,8 +1,8 @@
 """Streams and basins of the S2 API: what is said of them between processes. Frozen, without behaviour.
 
-A **stream** is a box of type `stream`, with binary records (`sequenced.py`), named `basin/stream`: a slash
-stands in no other box's name. A **basin** is an entry in the register of the first shard (`shard/core/
-basins.py`): a config for its streams, and a number that no other basin has had.
+A **stream** is a box of type `stream`, with binary records (`model/sequenced.py`), named
+`basin/stream`: a slash stands in no other box's name. A **basin** is an entry in the register of the first
+shard (`shard/core/s2/basins.py`): a config for its streams, and a number that no other basin has had.
 
 How it travels is in `stream_requests.py`.
 """
@@ -456,7 +456,8 @@ class StreamAppended(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class StreamRecords(msgspec.Struct, frozen=True, kw_only=True):
-    """What a read gets, and where it has got to. `records` are entries with separators (`sequenced.py`)."""
+    """What a read gets, and where it has got to. `records` are entries with separators
+    (`model/sequenced.py`)."""
 
     records: bytes | memoryview
     #: How many records these are.

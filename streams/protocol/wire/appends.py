@@ -1,4 +1,4 @@
-"""Reading a write: an append body to checked columns (v0 §3). What is stored of them is `records.py`'s.
+"""Reading a write: an append body to checked columns (v0 §3). What is stored of them is `model/records.py`'s.
 
 Rules of the file
 - A payload is checked as JSON once, here, and never decoded: `data` and `meta` stay the bytes that came.

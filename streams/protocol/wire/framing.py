@@ -25,8 +25,8 @@ HEADER = struct.Struct("<IBBHQI")
 HEADER_BYTES = HEADER.size
 _AFTER_LENGTH = HEADER_BYTES - 4
 
-#: A body is at most 64 MiB by default; answers carry at most 8 MiB of records. Twice the body leaves room
-#: for a raised limit's heads without letting a broken peer ask for gigabytes.
+#: A body is at most 64 MiB by default; pages carry at most 16 MiB of records. Four times the body leaves room
+#: for a raised limit without letting a broken peer ask for gigabytes.
 MESSAGE_BYTES_MAX = 256 * 1024 * 1024
 _READ_BYTES = 256 * 1024
 
@@ -100,7 +100,6 @@ WRITE_OPS = frozenset((OP_APPEND, OP_PUT_COLUMNS, OP_TXN_PUT))
 #: What belongs to the key that began a transaction.
 TXN_OPS = frozenset((OP_TXN_PUT, OP_TXN_COMMIT, OP_TXN_ABORT, OP_TXN_LIST))
 
-#: Not commands of the machine: see `shard/transfer/exports.py`.
 #: What a shard may hold back until there is something to tell, and may be asked to forget.
 WAITING_OPS = frozenset((OP_DIFF, OP_FOLLOW, OP_CLAIM, OP_READ_STREAM))
 
@@ -123,6 +122,7 @@ PAGE_OPS = frozenset(
     )
 )
 
+#: Not commands of the machine: see `shard/transfer/exports.py`.
 EXPORT_OPS = frozenset((OP_EXPORT, OP_EXPORT_RENEW, OP_EXPORT_END))
 
 
@@ -140,7 +140,7 @@ class RequestHead(msgspec.Struct, array_like=True, gc=False):
     #: What the key of the request allows, where the shard has to look at it: at names and options that only
     #: it reads out of a body. A shard believes a gateway, and puts in its own for a peer that has a key.
     grant: Grant | None = None
-    #: The key whose limits count (`key_limits.py`); empty when it has none that a shard enforces.
+    #: The key whose limits count (`access/key_limits.py`); empty when it has none that a shard enforces.
     account: str = ""
 
 

@@ -19,7 +19,7 @@ A column that no record uses is left out: it has 0 bytes in the head. All number
 
 Rules of the file
 - Work per column and per box. Records are gone through one by one only to say which of them is wrong.
-- What comes out is `Columns`, as from a JSON body: what is stored of them is `records.py`'s alone.
+- What comes out is `Columns`, as from a JSON body: what is stored of them is `model/records.py`'s alone.
 """
 
 from __future__ import annotations
