@@ -23,12 +23,14 @@ session, and it waits.
 
 from __future__ import annotations
 
+from functools import partial
 from math import inf
 
 import trio
 
 from gateway.admission.fair_queue import FairQueue
 from gateway.admission.request_scheduler import REQUEST_COST
+from gateway.admission.waiter import Waiter
 from streams.protocol.errors import Throttled
 from streams.protocol.telemetry import pressure
 from streams.protocol.telemetry.pressure import Gauge, Limit, Thresholds
@@ -50,15 +52,6 @@ URGENT_MAX = 256
 _SIZES_MAX = 4096
 
 
-class _Waiter:
-    __slots__ = ("event", "is_in", "size")
-
-    def __init__(self, size: int) -> None:
-        self.event = trio.Event()
-        self.size = size
-        self.is_in = False
-
-
 class _Window:
     """Requests in flight, the queue of those that wait, and what they take of some bytes."""
 
@@ -66,7 +59,7 @@ class _Window:
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
-        self._queue: FairQueue[_Waiter] = FairQueue()
+        self._queue: FairQueue[Waiter] = FairQueue()
         self.bytes_used = 0
         self.in_flight = 0
         #: Counters since start. Metrics only: no decision depends on them.
@@ -95,20 +88,11 @@ class _Window:
         if len(self._queue) >= WAITING_MAX and wait_s_max != inf:
             raise self._refusal(1.0)
         since_s = trio.current_time()
-        waiter = _Waiter(size)
+        waiter = Waiter(size)
         self._queue.push(owner, waiter, REQUEST_COST + size)
         self.paced += 1
-        try:
-            with trio.move_on_after(wait_s_max):
-                await waiter.event.wait()
-            if not waiter.is_in:
-                raise self._refusal(WAIT_S_MAX)
-        except BaseException:
-            if waiter.is_in:  # its turn has come in the moment in which it gave up
-                self.leave(size)
-            else:
-                self._queue.remove(owner, waiter)
-            raise
+        if not await waiter.wait(partial(self._queue.remove, owner, waiter), wait_s_max):
+            raise self._refusal(WAIT_S_MAX)
         return trio.current_time() - since_s
 
     def leave(self, size: int) -> None:
@@ -121,9 +105,8 @@ class _Window:
     def let_in(self) -> None:
         while self._queue and self._has_room():
             waiter = self._queue.pop()
-            waiter.is_in = True
             self.go_in(waiter.size)
-            waiter.event.set()
+            waiter.grant()
 
     def _refusal(self, waited_s: float) -> Throttled:
         self.throttled += 1

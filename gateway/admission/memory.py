@@ -31,10 +31,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Final, Literal
 
 import trio
 
+from gateway.admission.waiter import Waiter
 from streams.protocol.access.keys import Key
 from streams.protocol.errors import Throttled
 from streams.protocol.telemetry.reports import BudgetReport
@@ -178,15 +180,6 @@ class Charge:
         self.shrink_to(0)
 
 
-class _Waiter:
-    __slots__ = ("count", "event", "is_in")
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self.event = trio.Event()
-        self.is_in = False
-
-
 def _ignore(is_full: bool) -> None:
     """For a budget of which nobody wants to know whether it is full."""
 
@@ -208,7 +201,7 @@ class MemoryBudget:
         self._what = what
         self._by_owner: dict[str, int] = {}
         #: Tasks that wait for room, by owner; the owner whose turn is next stands first.
-        self._waiting: dict[str, deque[_Waiter]] = {}
+        self._waiting: dict[str, deque[Waiter]] = {}
         self._waiting_count = 0
         #: True while the first in line waits for the others, not for its own share.
         self._is_short = False
@@ -249,24 +242,19 @@ class MemoryBudget:
             return
         if self._waiting_count >= WAITING_MAX:
             raise self.refusal(owner)
-        waiter = _Waiter(count)
+        waiter = Waiter(count)
         waiting.setdefault(owner, deque()).append(waiter)
         self._waiting_count += 1
-        try:
-            with trio.move_on_after(WAIT_S_MAX):
-                await waiter.event.wait()
-            if not waiter.is_in:
-                raise self.refusal(owner)
-        except BaseException:
-            if waiter.is_in:
-                self.give(owner, count)
-            else:
-                waiting[owner].remove(waiter)
-                self._waiting_count -= 1
-                if not waiting[owner]:
-                    del waiting[owner]
-                self._let_in()
-            raise
+        if not await waiter.wait(partial(self._withdraw, owner, waiter), WAIT_S_MAX):
+            raise self.refusal(owner)
+
+    def _withdraw(self, owner: str, waiter: Waiter) -> None:
+        line = self._waiting[owner]
+        line.remove(waiter)
+        self._waiting_count -= 1
+        if not line:
+            del self._waiting[owner]
+        self._let_in()
 
     def charge(self, owner: str, taken: int, size: int) -> Charge | None:
         """The charge of an answer of `size` bytes for which `taken` were taken; None if it is small."""
@@ -322,13 +310,22 @@ class MemoryBudget:
         while has_moved and waiting:
             has_moved = self._is_short = False
             for owner in list(waiting):
-                line = waiting.pop(owner)
-                count = line[0].count
-                if self.try_take(owner, count) if ends_stalled else self._take_if_fits(owner, count):
-                    waiter = line.popleft()
+                line = waiting.get(owner)
+                if line is None:
+                    continue
+                waiter, count = line[0], line[0].size
+                has_taken = (self.try_take if ends_stalled else self._take_if_fits)(owner, count)
+                if not line or line[0] is not waiter:  # it was ended as a stalled client, and withdrawn
+                    has_moved = True
+                    if has_taken:
+                        self.give(owner, count)
+                    continue
+                del waiting[owner]
+                if has_taken:
+                    line.popleft()
                     self._waiting_count -= 1
-                    waiter.is_in = has_moved = True
-                    waiter.event.set()
+                    has_moved = True
+                    waiter.grant()
                 elif self.bytes_max - self.bytes_used < count:
                     self._is_short = True
                 if self._is_short:  # It stays the first: smaller ones must not pass it by for ever.

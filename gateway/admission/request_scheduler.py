@@ -31,12 +31,13 @@ import os
 import select
 import socket
 from collections.abc import Callable
+from functools import partial
 
-import outcome
 import trio
 from trio.lowlevel import Abort, Task, current_task, reschedule, wait_task_rescheduled
 
 from gateway.admission.fair_queue import FairQueue
+from gateway.admission.waiter import Waiter
 
 #: What a small request costs, in bytes: to serve it takes about as long as to copy these through a gateway.
 REQUEST_COST = 16 * 1024
@@ -63,13 +64,12 @@ _peeked = memoryview(bytearray(_PEEK_BYTES))
 IsUrgent = Callable[[memoryview], bool]
 
 
-class _Waiter:
-    __slots__ = ("cost", "is_urgent", "owner", "since_s", "sock", "task")
+class _Waiter(Waiter):
+    __slots__ = ("is_urgent", "owner", "since_s", "sock")
 
-    def __init__(self, task: Task, owner: str, cost: int, sock: socket.socket | None = None) -> None:
-        self.task = task
+    def __init__(self, owner: str, cost: int, sock: socket.socket | None = None) -> None:
+        super().__init__(cost)
         self.owner = owner
-        self.cost = cost
         self.sock = sock
         self.is_urgent = False
         self.since_s = 0.0
@@ -140,15 +140,10 @@ class RequestScheduler:
 
     async def take(self, owner: str, cost: int = REQUEST_COST, *, is_urgent: bool = False) -> float:
         """Wait for a turn. Returns how long that took, in seconds."""
-        waiter = _Waiter(current_task(), owner, cost)
+        waiter = _Waiter(owner, cost)
         self._enqueue(waiter, is_urgent=is_urgent)
         self._wake_giver()
-
-        def abort(_: object) -> Abort:
-            self._remove(waiter)
-            return Abort.SUCCEEDED
-
-        await wait_task_rescheduled(abort)
+        await waiter.wait(partial(self._withdraw, waiter))
         return trio.current_time() - waiter.since_s
 
     async def take_to_read(self, sock: socket.socket, owner: str, cost: int) -> float:
@@ -162,28 +157,20 @@ class RequestScheduler:
         """Wait until a socket is readable, and then for a turn. Returns how long the latter took.
         Raises `trio.ClosedResourceError` when it is interrupted before the socket is readable."""
         fd = sock.fileno()
-        waiter = _Waiter(current_task(), owner, cost, sock)
+        waiter = _Waiter(owner, cost, sock)
         try:
             self._epoll.modify(fd, _READABLE_ONCE)
         except FileNotFoundError:
             self._epoll.register(fd, _READABLE_ONCE)
         self._asleep[fd] = waiter
-
-        def abort(_: object) -> Abort:
-            if self._asleep.get(fd) is waiter:
-                del self._asleep[fd]
-            else:
-                self._remove(waiter)
-            return Abort.SUCCEEDED
-
-        await wait_task_rescheduled(abort)
+        await waiter.wait(partial(self._withdraw, waiter, fd))
         return trio.current_time() - waiter.since_s
 
     def interrupt(self, sock: socket.socket) -> None:
         """End the wait for a socket that is not readable."""
         waiter = self._asleep.pop(sock.fileno(), None)
         if waiter is not None:
-            reschedule(waiter.task, outcome.Error(trio.ClosedResourceError("interrupted")))
+            waiter.fail(trio.ClosedResourceError("interrupted"))
 
     def peek_urgent(self, sock: socket.socket) -> bool:
         """Return True if what has come on this socket begins with an urgent head. Nothing is consumed."""
@@ -249,8 +236,8 @@ class RequestScheduler:
         given = 0.0
         while queue and given < cost_max:
             waiter = queue.pop()
-            given += waiter.cost
-            reschedule(waiter.task)
+            given += waiter.size
+            waiter.grant()
         return given
 
     async def _keep_gathering(self) -> None:
@@ -264,7 +251,7 @@ class RequestScheduler:
                     is_urgent = self.peek_urgent(waiter.sock)
                     if is_urgent and self.try_take_urgent():
                         waiter.since_s = trio.current_time()
-                        reschedule(waiter.task)
+                        waiter.grant()
                     else:
                         self._enqueue(waiter, is_urgent=is_urgent)
             self._wake_giver()
@@ -272,13 +259,16 @@ class RequestScheduler:
     def _enqueue(self, waiter: _Waiter, *, is_urgent: bool) -> None:
         waiter.is_urgent = is_urgent
         waiter.since_s = trio.current_time()
-        (self._urgent if is_urgent else self._others).push(waiter.owner, waiter, waiter.cost)
+        (self._urgent if is_urgent else self._others).push(waiter.owner, waiter, waiter.size)
         if is_urgent:
             self.note_urgent()
         elif self._is_long:
             self._was_crowded = True
 
-    def _remove(self, waiter: _Waiter) -> None:
+    def _withdraw(self, waiter: _Waiter, fd: int = -1) -> None:
+        if self._asleep.get(fd) is waiter:
+            del self._asleep[fd]
+            return
         (self._urgent if waiter.is_urgent else self._others).remove(waiter.owner, waiter)
 
     def _wake_giver(self) -> None:

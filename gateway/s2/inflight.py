@@ -9,9 +9,11 @@ Bounds: `_BYTES_MAX` under way, whatever the number of sessions; a session waits
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 
 import trio
 
+from gateway.admission.waiter import Waiter
 from streams.protocol.telemetry.histogram import Histogram
 from streams.protocol.telemetry.reports import S2_BATCH_BYTES, S2_BATCH_RECORDS, S2_TIMES_S, S2Report
 
@@ -22,7 +24,7 @@ _BYTES_MAX = 64 * 1024 * 1024
 class Inflight:
     def __init__(self, bytes_max: int = _BYTES_MAX) -> None:
         self._bytes_left = bytes_max
-        self._waiting: deque[tuple[trio.Event, int]] = deque()
+        self._waiting: deque[Waiter] = deque()
         self._permit_times = Histogram(S2_TIMES_S)
         self._ack_times = Histogram(S2_TIMES_S)
         self._records = Histogram(S2_BATCH_RECORDS)
@@ -35,17 +37,9 @@ class Inflight:
         """Waits for a permit. Who has got one leaves."""
         since_s = trio.current_time()
         if self._waiting or size > self._bytes_left:
-            permit = (trio.Event(), size)
-            self._waiting.append(permit)
-            try:
-                await permit[0].wait()
-            except BaseException:
-                if permit[0].is_set():
-                    self.leave(size)
-                else:
-                    self._waiting.remove(permit)
-                    self._let_in()
-                raise
+            waiter = Waiter(size)
+            self._waiting.append(waiter)
+            await waiter.wait(partial(self._withdraw, waiter))
         else:
             self._bytes_left -= size
         self._permit_times.observe(trio.current_time() - since_s)
@@ -54,11 +48,15 @@ class Inflight:
         self._bytes_left += size
         self._let_in()
 
+    def _withdraw(self, waiter: Waiter) -> None:
+        self._waiting.remove(waiter)
+        self._let_in()
+
     def _let_in(self) -> None:
-        while self._waiting and self._waiting[0][1] <= self._bytes_left:
-            event, size = self._waiting.popleft()
-            self._bytes_left -= size
-            event.set()
+        while self._waiting and self._waiting[0].size <= self._bytes_left:
+            waiter = self._waiting.popleft()
+            self._bytes_left -= waiter.size
+            waiter.grant()
 
     def acked(self, *, records: int, size: int, took_s: float) -> None:
         self._ack_times.observe(took_s)

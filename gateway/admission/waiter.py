@@ -1,0 +1,51 @@
+"""A task that waits in a queue until it is granted something: a turn, bytes, a place in flight.
+
+The queue belongs to the caller, which decides the order and grants. A grant and the end of a wait exclude
+each other: a task that was granted something returns from `wait` with it, also if it is cancelled in the same
+moment, and gives it back as it would without the wait. A task that is cancelled, or whose time is over, is
+withdrawn from the queue before anything else runs, and has nothing to give back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+
+import outcome
+import trio
+from trio.lowlevel import Abort, current_task, reschedule, wait_task_rescheduled
+
+
+class Waiter:
+    __slots__ = ("_task", "size")
+
+    def __init__(self, size: int) -> None:
+        """`size` is how much the current task waits for."""
+        self._task = current_task()
+        self.size = size
+
+    def __repr__(self) -> str:
+        return f"<Waiter for {self.size}>"
+
+    async def wait(self, withdraw: Callable[[], None], wait_s_max: float = inf) -> bool:
+        """Return True when it is granted, and False when the time is over. `withdraw` takes the waiter out of
+        its queue; it must not raise."""
+
+        def abort(_: object) -> Abort:
+            withdraw()
+            return Abort.SUCCEEDED
+
+        if wait_s_max == inf:
+            await wait_task_rescheduled(abort)
+            return True
+        with trio.move_on_after(wait_s_max) as scope:
+            await wait_task_rescheduled(abort)
+        return not scope.cancelled_caught
+
+    def grant(self) -> None:
+        """Let the task go on. The caller has taken the waiter out of its queue."""
+        reschedule(self._task)
+
+    def fail(self, error: Exception) -> None:
+        """Have `wait` raise an error."""
+        reschedule(self._task, outcome.Error(error))
