@@ -347,7 +347,8 @@ class Machine(Context):
     def begin_snapshot(
         self, keep: Callable[[Box], bool] | None = None, *, with_batches: bool = False
     ) -> Capture:
-        """The same in steps, while the machine goes on; `end_snapshot` follows, whatever came of it."""
+        """Takes a snapshot in steps, while the machine goes on; `end_snapshot` follows, whatever came of it.
+        One that has its batches stands without the log, so it names no row that only the log has."""
         capture = self._new_capture(keep, with_batches=with_batches)
         self._captures.append(capture)
         self.before_apply.insert(0, capture.before)
@@ -366,9 +367,9 @@ class Machine(Context):
             boxes=[],
             routers=list(self.routers.routers.values()),
             last_router_number=self.routers.last_number,
-            held=self.txns.held_lsns(),
+            held=[] if with_batches else self.txns.held_lsns(),
             marks=self.txns.mark_facts(),
-            commits=self.txns.commit_facts(),
+            commits=[] if with_batches else self.txns.commit_facts(),
             basins=list(self.basins.basins.values()),
             last_basin_number=self.basins.last_number,
             sessions=self.sessions.facts() if self.stopped_clean else [],

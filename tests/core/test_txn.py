@@ -16,6 +16,7 @@ from shard.core.transactions import commits
 from shard.core.transactions import handlers as committing
 from shard.core.transactions import state as txn
 from shard.core.transactions.unrendered import NotRendered
+from shard.transfer.boxes import parts_of
 from streams.protocol.access.grants import ADMIN, ALL, READ, WRITE, Grant
 from streams.protocol.errors import (
     BatchTooLarge,
@@ -876,3 +877,15 @@ def test_boxes_that_are_several_epochs_ahead_stay_so_until_the_others_are_there(
         marks = other.ask(bulk.TxnList()).marks
         expected = [(3, True), (epoch, False)] if epoch < 3 else [(epoch, False)]
         assert [(mark.epoch, mark.is_partial) for mark in marks] == expected
+
+
+@pytest.mark.usefixtures("large")
+def test_a_snapshot_with_its_batches_names_nothing_that_only_the_log_has(driver: Driver) -> None:
+    driver.append(0)
+    put(driver, {"c": [b"1"]})
+    driver.do(bulk.TxnCommit(T1, [("p", 1)]))
+    put(driver, {"c": [b"2"]}, txn=bulk.Txn("w", 2, "q"))
+    assert driver.machine.snapshot().commits and driver.machine.snapshot().held
+    parts = parts_of(driver.machine, keep=lambda box: box.name == "b")
+    assert (parts.state.commits, parts.state.held) == ([], []), "rows that are rendered from the log"
+    assert [mark.writer for mark in parts.state.marks] == ["w"]
