@@ -15,7 +15,8 @@ features share is a public call here, or of another feature that is named here. 
 from __future__ import annotations
 
 import heapq
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from sortedcontainers import SortedDict
 
@@ -25,7 +26,7 @@ from shard.core.boxes.key_expiry import KeyExpiry
 from shard.core.boxes.unsealed import Unsealed
 from shard.core.changes import Change
 from shard.core.durability import Answer, Durability, Stage
-from shard.core.kernel import Kernel
+from shard.core.kernel import DoesNotApply, Kernel
 from shard.core.limits.quota import Quota
 from shard.core.outcome import Made, Outcome, reply_after
 from shard.core.transactions.unrendered import NotRendered
@@ -55,6 +56,16 @@ RESERVATION_IDLE_MS = 5_000
 
 #: More than there can be shards. With it a generation stays below 2**53 until the year 2248.
 GENERATIONS_PER_MS = 1024
+
+
+class BoxChange(Protocol):
+    """A change that names the box that it is of."""
+
+    @property
+    def generation(self) -> int: ...
+
+
+AnyBoxChange = TypeVar("AnyBoxChange", bound=BoxChange)
 
 
 class Context(Kernel):
@@ -103,6 +114,24 @@ class Context(Kernel):
         # (when, generation): when a box has something to expire. Entries may be out of date; a tick looks.
         self._deadlines: list[tuple[int, int]] = []
         self._deadline_of: dict[int, int] = {}
+
+    def on_box_change(
+        self,
+        kind: type[AnyBoxChange],
+        apply: Callable[[AnyBoxChange, int], None],
+        validate: Callable[[AnyBoxChange, Box], None] | None = None,
+    ) -> None:
+        """Registers the applier of a change of a box, which must be there, and what else it rests on."""
+        generations = self.generations
+
+        def validate_box(change: AnyBoxChange) -> None:
+            box = generations.get(change.generation)
+            if box is None:
+                raise DoesNotApply(f"there is no box of generation {change.generation}")
+            if validate is not None:
+                validate(change, box)
+
+        self.on_change(kind, apply, validate_box)
 
     def stage(self, change: Change, box: Box, made: Made) -> int:
         """Applies a change of `box` and notes it for the log, unless the box lives in memory alone."""

@@ -27,6 +27,9 @@ handler raises `StreamsError` to refuse.
 *Appliers* mutate. A change is a fact, worked out in full: an applier asks no question whose answer could
 differ when the log is replayed. Every applier sees the same changes in the same order, live and in recovery.
 
+*Validators* come first. One looks whether what the change rests on is there, and raises `DoesNotApply` while
+nothing is changed. That happens where a log has lost frames, and `repair.py` goes on; live it would be a bug.
+
 *State* is of two kinds. Logged state is changed by appliers alone and rebuilt by replay. Volatile state
 (timers, queues of waiting replies, counters) is lost with the process, and rebuilt or begun anew by `start`.
 
@@ -59,6 +62,10 @@ AnyChange = TypeVar("AnyChange")
 Observer = Callable[[Change, int], None]
 
 
+class DoesNotApply(Exception):
+    """A change rests on something that is not there. Nothing was changed."""
+
+
 class Kernel:
     def __init__(self) -> None:
         #: The lsn of the last change that was applied.
@@ -67,6 +74,7 @@ class Kernel:
         self.last_ms = 0
         self._handlers: dict[type[object], Callable[[object, int, Made], Outcome]] = {}
         self._appliers: dict[type[object], Callable[[object, int], None]] = {}
+        self._validators: dict[type[object], Callable[[object], None]] = {}
         #: Called with every change, before and after it is applied. Mostly empty: appends pay for each.
         self.before_apply: list[Observer] = []
         self.after_apply: list[Observer] = []
@@ -79,10 +87,17 @@ class Kernel:
         assert kind not in self._handlers, "REGISTERED"
         self._handlers[kind] = cast(Callable[[object, int, Made], Outcome], handle)
 
-    def on_change(self, kind: type[AnyChange], apply: Callable[[AnyChange, int], None]) -> None:
-        """Registers the applier of a kind of change."""
+    def on_change(
+        self,
+        kind: type[AnyChange],
+        apply: Callable[[AnyChange, int], None],
+        validate: Callable[[AnyChange], None] | None = None,
+    ) -> None:
+        """Registers the applier of a kind of change, and what raises `DoesNotApply` before it."""
         assert kind not in self._appliers, "REGISTERED"
         self._appliers[kind] = cast(Callable[[object, int], None], apply)
+        if validate is not None:
+            self._validators[kind] = cast(Callable[[object], None], validate)
 
     def observe_before(self, kinds: Iterable[type[object]], observe: Observer) -> None:
         """Has changes of these kinds shown to `observe` before they are applied. Others pay nothing."""
@@ -124,7 +139,12 @@ class Kernel:
         return lsn
 
     def apply(self, change: Change, lsn: int) -> None:
-        """Makes a fact true. `lsn` is 0 for facts that are never logged (memory boxes)."""
+        """Makes a fact true. `lsn` is 0 for facts that are never logged (memory boxes). Raises `DoesNotApply`
+        before anything is changed."""
+        kind = type(change)
+        validate = self._validators.get(kind)
+        if validate is not None:
+            validate(change)
         for observe in self.before_apply:
             observe(change, lsn)
         if lsn:
@@ -133,7 +153,7 @@ class Kernel:
         at_ms = getattr(change, "at_ms", 0)
         if at_ms > self.last_ms:
             self.last_ms = at_ms
-        self._appliers[type(change)](change, lsn)
+        self._appliers[kind](change, lsn)
         for observe in self.after_apply:
             observe(change, lsn)
 

@@ -49,6 +49,7 @@ from shard.core.boxes import offline_edits
 from shard.core.boxes.box import Box
 from shard.core.boxes.sealed import Segment
 from shard.core.changes import BatchAppended, BatchKept, BoxFacts, Change, SegmentFacts, ShardState
+from shard.core.kernel import DoesNotApply
 from shard.core.machine import Machine
 from shard.core.transactions.commits import render_step
 from shard.core.transactions.state import Mark
@@ -74,9 +75,6 @@ if TYPE_CHECKING:
 _RECORD_BYTES_MIN = 24
 #: Where no bound is known, this many seqs are skipped: as many as a disk box reserves.
 _SEQS_SKIPPED_MAX = 131_072
-
-#: How `apply` fails on a change that rests on one that is missing.
-_DOES_NOT_APPLY = (AssertionError, KeyError, ValueError, StopIteration)
 
 
 class CannotRepair(Exception):
@@ -420,9 +418,15 @@ class _Patient:
             self.machine.apply(change, frame.lsn)
             if isinstance(change, changes.TxnCommitted):
                 self._render_commits()
-        except _DOES_NOT_APPLY:
+        except DoesNotApply:
             self._apply_what_can_be(change)
         self.machine.lsn = frame.lsn
+
+    def _require(self, generation: int) -> Box:
+        box = self.machine.generations.get(generation)
+        if box is None:
+            raise DoesNotApply(f"there is no box of generation {generation}")
+        return box
 
     def _make_way(self, change: Change) -> Change:
         """Says what missing frames must have said. Returns what the change is, now that they are missing."""
@@ -433,14 +437,14 @@ class _Patient:
         elif isinstance(change, BatchAppended):
             self._lose_before(change.generation, _begins_at(change))
         elif isinstance(change, BatchKept):
-            box = self.machine.generations[change.generation]
+            box = self._require(change.generation)
             self._pass_unrendered(box, change.batch.first_seq)
             is_new = change.batch.first_seq > box.log.head_seq  # by a transaction of which a frame is missing
             if is_new or (box.is_memory and not box.log.awaited):  # or it was to be stored: see below
                 self._lose_before(change.generation, change.batch.first_seq)
                 return BatchAppended(change.generation, change.batch, box.last_append_ms)
         elif isinstance(change, changes.BoxConfigured):
-            box = self.machine.generations[change.generation]
+            box = self._require(change.generation)
             if box.log.awaited:  # what it had in memory was stored, and not all of that is whole
                 self._lose(box, _uncovered(box), "a frame of the log is damaged")
                 offline_edits.recount(box.log)
@@ -484,7 +488,7 @@ class _Patient:
     def _lose_before(self, generation: int, first_seq: int) -> None:
         """Between the head of a box and its next batch there is nothing, unless that is lost."""
         self._suspects.pop(generation, None)
-        box = self.machine.generations[generation]
+        box = self._require(generation)
         head_seq = box.log.head_seq
         if first_seq > head_seq + 1:
             self._lose(box, [(head_seq + 1, first_seq - 1)], "a frame of the log is damaged")
@@ -493,7 +497,7 @@ class _Patient:
     def _seal_before(self, change: changes.SegmentSealed) -> None:
         """Batches are sealed in order. If older ones are not, the frame that said so is missing, and their
         file is there: it holds what they hold. If it is not, they would be taken for sealed: lost."""
-        box = self.machine.generations[change.generation]
+        box = self._require(change.generation)
         log = box.log
         first_seq = Segment.from_bytes(change.generation, change.serial, change.columns).first_seq
         while (oldest := log.tail.oldest) is not None and oldest.first_seq < first_seq:

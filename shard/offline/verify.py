@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
+from shard.core.kernel import DoesNotApply
 from shard.core.machine import Machine
 from shard.storage import frames, segmentindex, segments
 from shard.storage.files import Corrupt, DiskLike
@@ -73,7 +74,7 @@ def verify_shard(disk: DiskLike, scope: Scope) -> Verified:
     except Corrupt as damage:
         if damage.path not in {problem.path for problem in problems if not problem.is_harmless}:
             problems.append(_problem(damage))
-    except (frames.UnknownFrame, AssertionError, KeyError) as error:
+    except (frames.UnknownFrame, DoesNotApply) as error:
         problems.append(Problem(scope.state, 0, f"snapshot and log contradict each other: {error!r}"))
     else:
         problems += _together(scope, machine)

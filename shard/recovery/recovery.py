@@ -24,6 +24,7 @@ from typing import NamedTuple
 from shard.core.boxes.box import Box
 from shard.core.boxes.sealed import Segment
 from shard.core.changes import BatchAppended, BatchKept, Change, SegmentFacts, TxnHeld
+from shard.core.kernel import DoesNotApply
 from shard.core.machine import Machine
 from shard.storage import frames
 from shard.storage.files import Corrupt
@@ -104,7 +105,10 @@ def recover(
                 hydrating = False
                 _finish_hydration(machine, wanted.keys() | held, wal)
             change = _decode(wal, frame)
-            machine.apply(change, frame.lsn)
+            try:
+                machine.apply(change, frame.lsn)
+            except DoesNotApply as error:
+                raise Corrupt(wal.path_of(frame.file), frame.offset, f"{error}") from error
             applied += 1
         since_frames += 1
         since_bytes += size

@@ -7,8 +7,10 @@ copy or a committed row is an append, a move is a delete.
 from __future__ import annotations
 
 from shard.core import changes
+from shard.core.boxes import validation
 from shard.core.boxes.box import Box
 from shard.core.context import Context
+from shard.core.kernel import DoesNotApply
 from shard.core.transactions.unrendered import UnrenderedRows
 
 #: Deleted names remembered because their box must not come back by itself. Beyond it the oldest is forgotten.
@@ -18,24 +20,28 @@ NOT_RECREATED_MAX = 100_000
 class BoxAppliers:
     def __init__(self, context: Context) -> None:
         self._context = context
-        context.on_change(changes.BatchAppended, self.appended)
-        context.on_change(changes.BoxCreated, self.created)
-        context.on_change(changes.BoxConfigured, self._apply_configured)
-        context.on_change(changes.BoxDeleted, self._apply_deleted)
-        context.on_change(changes.RecordsEvicted, self._apply_evicted)
-        context.on_change(changes.RecordsDeleted, self.records_deleted)
-        context.on_change(changes.TokenFenced, self._apply_fenced)
-        context.on_change(changes.SeqsReserved, self._apply_reserved)
-        context.on_change(changes.SeqsLost, self._apply_lost)
-        context.on_change(changes.SegmentSealed, self._apply_sealed)
-        context.on_change(changes.SegmentsReplaced, self._apply_replaced)
-        context.on_change(changes.SegmentMoved, self._apply_moved)
-        context.on_change(changes.BatchKept, self._apply_kept)
-        context.on_change(changes.BoxRestated, self._apply_restated)
+        context.on_box_change(changes.BatchAppended, self.appended, validation.appended)
+        context.on_change(changes.BoxCreated, self.created, self.require_new)
+        context.on_box_change(changes.BoxConfigured, self._apply_configured)
+        context.on_box_change(changes.BoxDeleted, self._apply_deleted)
+        context.on_box_change(changes.RecordsEvicted, self._apply_evicted)
+        context.on_box_change(changes.RecordsDeleted, self.records_deleted, validation.deleted)
+        context.on_box_change(changes.TokenFenced, self._apply_fenced)
+        context.on_box_change(changes.SeqsReserved, self._apply_reserved)
+        context.on_box_change(changes.SeqsLost, self._apply_lost, validation.lost)
+        context.on_box_change(changes.SegmentSealed, self._apply_sealed, validation.sealed)
+        context.on_box_change(changes.SegmentsReplaced, self._apply_replaced, validation.replaced)
+        context.on_box_change(changes.SegmentMoved, self._apply_moved)
+        context.on_box_change(changes.BatchKept, self._apply_kept, validation.kept)
+        context.on_box_change(changes.BoxRestated, self._apply_restated)
+
+    def require_new(self, change: changes.BoxCreated) -> None:
+        """Raises `DoesNotApply` if a box has this name or generation."""
+        if change.name in self._context.boxes or change.generation in self._context.generations:
+            raise DoesNotApply(f"there is a box {change.name} already, or one of its generation")
 
     def created(self, change: changes.BoxCreated, lsn: int) -> None:
         context = self._context
-        assert change.name not in context.boxes and change.generation not in context.generations, "NAMES"
         box = Box(
             name=change.name,
             generation=change.generation,

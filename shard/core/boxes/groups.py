@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from sortedcontainers import SortedDict
 
 from shard.core import changes
+from shard.core.kernel import DoesNotApply
 from streams.protocol.errors import GroupNotFound, InvalidRequest, SeqMismatch, Throttled
 from streams.protocol.messages import queues
 
@@ -118,8 +119,8 @@ class GroupHandlers:
         context.on_command(queues.GetGroup, self._get)
         context.on_command(queues.ListGroups, self._list)
         context.on_command(queues.DeleteGroup, self._delete)
-        context.on_change(changes.GroupCommitted, self._apply_committed)
-        context.on_change(changes.GroupDeleted, self._apply_deleted)
+        context.on_box_change(changes.GroupCommitted, self._apply_committed)
+        context.on_box_change(changes.GroupDeleted, self._apply_deleted, _require_group)
 
     def _commit(self, command: queues.CommitGroup, now_ms: int, made: Made) -> Outcome:
         context = self._context
@@ -181,6 +182,11 @@ class GroupHandlers:
         box = self._context.generations[change.generation]
         box.groups.deleted(change, lsn)
         box.last_lsn = max(box.last_lsn, lsn)
+
+
+def _require_group(change: changes.GroupDeleted, box: Box) -> None:
+    if box.groups.find(change.group) is None:
+        raise DoesNotApply(f"box {box.name} has no group {change.group}")
 
 
 def _shown(box: Box, name: str, group: Group) -> queues.GroupState:

@@ -20,6 +20,8 @@ import msgspec
 from pyroaring import BitMap64
 
 from shard.core import changes
+from shard.core.boxes import validation
+from shard.core.kernel import DoesNotApply
 from shard.core.queues.queue import Queue
 from streams.protocol.errors import NotAQueue
 from streams.protocol.messages import queues
@@ -58,11 +60,11 @@ class Jobs:
         context.on_command(queues.Nack, self._nack)
         context.on_command(queues.Extend, self._extend)
         context.on_command(queues.ReleaseHolder, self._release)
-        context.on_change(changes.JobsLeased, self._apply_leased)
-        context.on_change(changes.JobsExtended, self._apply_extended)
-        context.on_change(changes.JobsReturned, self._apply_returned)
-        context.on_change(changes.JobsCounted, self._apply_counted)
-        context.on_change(changes.JobsRestated, self._apply_restated)
+        context.on_box_change(changes.JobsLeased, self._apply_leased, validation.is_queue)
+        context.on_box_change(changes.JobsExtended, self._apply_extended, _require_jobs)
+        context.on_box_change(changes.JobsReturned, self._apply_returned, validation.is_queue)
+        context.on_box_change(changes.JobsCounted, self._apply_counted, validation.is_queue)
+        context.on_box_change(changes.JobsRestated, self._apply_restated, validation.is_queue)
 
     # -- claiming
 
@@ -337,6 +339,12 @@ class Jobs:
         box.last_lsn = max(box.last_lsn, lsn)
         assert box.queue is not None, "changes of jobs are of queues"
         return box.queue
+
+
+def _require_jobs(change: changes.JobsExtended, box: Box) -> None:
+    validation.is_queue(change, box)
+    if box.queue is not None and not all(seq in box.queue.jobs for seq in change.seqs):
+        raise DoesNotApply(f"leases of box {box.name} are extended that it does not have")
 
 
 def _rests_on(box: Box, lsn: int, skipped: list[int]) -> int:

@@ -26,9 +26,11 @@ import msgspec
 from pyroaring import BitMap64
 
 from shard.core import changes
+from shard.core.boxes import validation
 from shard.core.boxes.log import Log
 from shard.core.boxes.sealed import NotLoaded
 from shard.core.durability import Answer
+from shard.core.kernel import DoesNotApply
 from shard.core.outcome import Made, Outcome, reply_after
 from shard.core.routers.outbox import EXAMINE_MAX, PARCEL_BYTES_MAX, Load, Outbox
 from streams.protocol.errors import NotAQueue
@@ -228,8 +230,8 @@ class Moves:
         context.on_command(queues.RequireQueue, self._require_queue)
         context.on_command(queues.PlanRequeue, self._plan_requeue)
         context.on_command(queues.AwaitMoves, self._await)
-        context.on_change(changes.MovesPlanned, self._apply_planned)
-        context.on_change(changes.MovesDone, self._apply_done)
+        context.on_box_change(changes.MovesPlanned, self._apply_planned)
+        context.on_box_change(changes.MovesDone, self._apply_done, _require_line)
 
     # -- planning
 
@@ -368,10 +370,7 @@ class Moves:
         line.done(change.position)
         if box.queue is not None and line.is_dead:
             box.queue.dead_lettered += len(change.seqs)
-        deleted = changes.RecordsDeleted(
-            change.generation, 0, 0, BitMap64(change.seqs), change.sizes, change.at_ms
-        )
-        context.box_appliers.records_deleted(deleted, lsn)
+        context.box_appliers.records_deleted(_deleted_by(change), lsn)
 
     def check(self) -> None:
         """Asserts MOVES: a line holds one move for each position behind the confirmed one. For tests."""
@@ -407,3 +406,16 @@ def restore(box: Box, facts: list[changes.LineFacts]) -> None:
             for seq, deliveries, _ in each.moves:
                 if seq:
                     box.queue.moving(seq, deliveries)
+
+
+def _require_line(change: changes.MovesDone, box: Box) -> None:
+    line = box.moves.get((change.dest, change.is_dead))
+    if line is None or change.position > line.last:
+        raise DoesNotApply(f"moves from {box.name} to {change.dest} are done that were not planned")
+    if change.seqs:
+        validation.deleted(_deleted_by(change), box)
+
+
+def _deleted_by(change: changes.MovesDone) -> changes.RecordsDeleted:
+    seqs = BitMap64(change.seqs)
+    return changes.RecordsDeleted(change.generation, 0, 0, seqs, change.sizes, change.at_ms)

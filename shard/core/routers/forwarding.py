@@ -36,7 +36,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shard.core import changes
+from shard.core.boxes import validation
 from shard.core.durability import Answer
+from shard.core.kernel import DoesNotApply
 from shard.core.outcome import Made, Outcome, reply_after
 from shard.core.queues.record_moves import Line
 from shard.core.routers import copy_sources
@@ -70,12 +72,12 @@ class Forwarding:
         context.on_command(forwards.Untie, self._untie)
         context.on_command(forwards.GetOutbox, self._get_outbox)
         context.on_command(forwards.ListTies, self._list_ties)
-        context.on_change(changes.BatchForwarded, self._apply_forwarded)
-        context.on_change(changes.OriginMoved, self._apply_origin_moved)
-        context.on_change(changes.OriginDropped, self._apply_origin_dropped)
-        context.on_change(changes.OutboxTied, self._apply_outbox_tied)
-        context.on_change(changes.OutboxUntied, self._apply_outbox_untied)
-        context.on_change(changes.OutboxMoved, self._apply_outbox_moved)
+        context.on_box_change(changes.BatchForwarded, self._apply_forwarded, validation.forwarded)
+        context.on_box_change(changes.OriginMoved, self._apply_origin_moved)
+        context.on_box_change(changes.OriginDropped, self._apply_origin_dropped)
+        context.on_box_change(changes.OutboxTied, self._apply_outbox_tied)
+        context.on_box_change(changes.OutboxUntied, self._apply_outbox_untied, _require_outbox)
+        context.on_box_change(changes.OutboxMoved, self._apply_outbox_moved, _require_outbox)
 
     def __repr__(self) -> str:
         return f"<Forwarding {self.outboxes!r}>"
@@ -323,3 +325,8 @@ def _plan_copies(box: Box, command: forwards.Forward, known: Origin, now_ms: int
         position=head.upto,
         lost=lost,
     )
+
+
+def _require_outbox(change: changes.OutboxUntied | changes.OutboxMoved, box: Box) -> None:
+    if change.origin not in box.outboxes:
+        raise DoesNotApply(f"nothing copies from box {box.name} for {change.origin}")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from shard.core import changes
+from shard.core.boxes import validation
 from shard.core.boxes.box import Box
 from shard.core.outcome import Made, Outcome, reply_after
 from shard.core.s2.stream import StreamState
@@ -66,9 +67,9 @@ class Streams:
         context.on_command(protocol.DeleteStream, self._delete)
         context.on_command(protocol.GetStreamTail, self._get_tail)
         context.on_command(protocol.GetUsage, self._get_usage)
-        context.on_change(changes.StreamCreated, self._apply_created)
-        context.on_change(changes.StreamStated, self._apply_stated)
-        context.on_change(changes.StreamAppended, self._apply_appended)
+        context.on_change(changes.StreamCreated, self._apply_created, context.box_appliers.require_new)
+        context.on_box_change(changes.StreamStated, self._apply_stated, validation.is_stream)
+        context.on_box_change(changes.StreamAppended, self._apply_appended, _require_stream)
 
     def __repr__(self) -> str:
         return "<Streams>"
@@ -316,6 +317,11 @@ class Streams:
             box.fencing_token = change.fence
         if change.trim_seq:
             self._context.arm_timer(box)
+
+
+def _require_stream(change: changes.StreamAppended, box: Box) -> None:
+    validation.is_stream(change, box)
+    validation.appended(change, box)
 
 
 def _start(box: Box, command: ReadStream, cipher: protocol.Cipher | None) -> int:

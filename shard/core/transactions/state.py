@@ -30,6 +30,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from shard.core import changes
+from shard.core.boxes import validation
+from shard.core.kernel import DoesNotApply
 from shard.core.transactions.chunks import Chunk, Piece
 from shard.core.transactions.commits import Commit, Target
 from shard.core.transactions.unrendered import UnrenderedRows
@@ -141,6 +143,15 @@ class Epoch:
                 yield chunks[number]
 
 
+def _times_of(part: changes.TxnPart, at_ms: int) -> tuple[int, int]:
+    """The times of the first and last row of a part, as far as they are known before it is rendered."""
+    is_arrival = part.mode == "arrival"
+    last_ts = part.last_ts
+    if last_ts < 0:  # from a log that did not say
+        last_ts = max(at_ms, part.not_before) if is_arrival else part.not_before
+    return (last_ts if is_arrival else part.not_before), last_ts
+
+
 def _add_pieces(totals: dict[str, Piece], chunk: Chunk) -> None:
     for piece in chunk.pieces():
         before = totals.get(piece.box)
@@ -183,8 +194,8 @@ class Txns:
         self._awaited: dict[int, tuple[Commit, int]] = {}
         context.on_change(changes.TxnHeld, self._apply_held)
         context.on_change(changes.TxnKept, self._apply_held)
-        context.on_change(changes.TxnCommitted, self._apply_committed)
-        context.on_change(changes.TxnDropped, self._apply_dropped)
+        context.on_change(changes.TxnCommitted, self._apply_committed, self._require_held)
+        context.on_change(changes.TxnDropped, self._apply_dropped, self._require_parcels)
         context.on_change(changes.TxnForgotten, self._apply_forgotten)
         context.on_change(changes.TxnRendered, self._apply_rendered)
 
@@ -367,29 +378,43 @@ class Txns:
         self.note_mark(change.writer, mark)
         self._forget_marks(change.at_ms)
 
+    def _require_held(self, change: changes.TxnCommitted) -> None:
+        """Raises `DoesNotApply` unless every row of a commit is held, and its place in a box is free."""
+        if not change.parts:
+            return
+        epoch = self.epochs.get((change.writer, change.epoch))
+        if epoch is None or not all(parcel in epoch.parcels for parcel in change.parcels):
+            raise DoesNotApply(f"rows of {change.writer}, epoch {change.epoch}, are not held")
+        totals = epoch.totals_of(change.parcels)
+        for part in change.parts:
+            box = self._context.generations.get(part.generation)
+            held = totals.get(part.box)
+            if box is None or held is None or held.records != sum(part.counts):
+                raise DoesNotApply(f"a commit has {sum(part.counts)} rows for {part.box}, and {held} is held")
+            validation.part_committed(part, box, _times_of(part, change.at_ms)[0])
+
+    def _require_parcels(self, change: changes.TxnDropped) -> None:
+        epoch = self.epochs.get((change.writer, change.epoch))
+        if epoch is None or not all(parcel in epoch.parcels for parcel in change.parcels):
+            raise DoesNotApply(f"rows of {change.writer}, epoch {change.epoch}, are not held")
+
     def _begin(self, change: changes.TxnCommitted, lsn: int) -> None:
         """Gives the rows of a commit their places."""
         context = self._context
         epoch = self.epochs[change.writer, change.epoch]
-        chunks, totals = list(epoch.ordered(change.parcels)), epoch.totals_of(change.parcels)
-        for part in change.parts:  # before any of them is made true
-            assert part.generation in context.generations, "NAMES"
-            assert totals[part.box].records == sum(part.counts), f"{totals[part.box]} is held"
+        chunks = list(epoch.ordered(change.parcels))
         targets = {part.box: Target(part.generation, part.mode, part.uncapped) for part in change.parts}
         left = {part.box: sum(part.counts) for part in change.parts}
         commit = Commit(change, lsn, targets, chunks, left)
         for part in change.parts:
-            is_arrival = part.mode == "arrival"
-            last_ts = part.last_ts
-            if last_ts < 0:  # from a log that did not say
-                last_ts = max(change.at_ms, part.not_before) if is_arrival else part.not_before
+            first_ts, last_ts = _times_of(part, change.at_ms)
             rows = UnrenderedRows(
                 generation=part.generation,
                 commit_lsn=lsn,
                 first_seq=part.first_seq,
                 count=sum(part.counts),
                 size=part.size,
-                first_ts=last_ts if is_arrival else part.not_before,
+                first_ts=first_ts,
                 last_ts=last_ts,
             )
             cuts = (0, part.evict_before_seq, 0, part.evict_cut_bytes, part.evicted_ts)
