@@ -448,6 +448,8 @@ class _Patient:
             if box.log.awaited:  # what it had in memory was stored, and not all of that is whole
                 self._lose(box, _uncovered(box), "a frame of the log is damaged")
                 offline_edits.recount(box.log)
+        elif isinstance(change, changes.SeqsLost):
+            self._lose_before(change.generation, change.first_seq)
         elif isinstance(change, changes.SegmentSealed):
             self._seal_before(change)
         elif isinstance(change, changes.RecordsDeleted):

@@ -607,3 +607,22 @@ def test_a_flipped_bit_of_the_log_costs_no_other_box_anything() -> None:
             whole += 1
             assert list(contents(disk, NEW)["big"]["live"]) == list(range(1, 302))
     assert whole > 10, "a head and a checksum can be had from the rest"
+
+
+def test_a_batch_lost_before_seqs_that_a_power_cut_took_is_told_too() -> None:
+    driver = Driver()
+    driver.start("boot")
+    for text in ("first", "second"):
+        driver.append(text)
+    driver = driver.reborn(driver.machine.durable_lsn)
+    driver.start("another boot")  # which takes the seqs from 3 on
+    driver.stop()
+    disk = folder(driver)
+    whole = contents(disk.kill(), ONE)["b"]["holes"]
+    assert whole and whole[0][0] == 3
+    flip_text(disk, wal_of(disk, b"second"), b"second")
+    found = repaired(disk)
+    assert [(loss.box, loss.first_seq, loss.last_seq) for loss in found.losses] == [("b", 2, 2)]
+    after = contents(disk, NEW)
+    assert list(after["b"]["live"]) == [1]
+    assert after["b"]["positions"][0] == whole[-1][1], "no seq is given again"

@@ -101,8 +101,8 @@ def test_marks_go_into_an_export_and_what_is_held_does_not() -> None:
     driver.start("boot")
     driver.ask(put_of(bulk.Txn("w", 2, "q"), "p", 0, pack(["b"], [1], [b"1"])))
     disk = FaultDisk("/data")
+    assert driver.machine.snapshot().held
     parts = parts_of(driver.machine)
-    assert parts.state.held
     write_export(disk, NEW, parts, now_ms=10**6, file_bytes=FILE_BYTES)
     machine = read_shard(disk, NEW, open_segment=SegmentStore(disk, f"{ONE}/segments").open)
     assert [mark.epoch for mark in machine.txns.marks["w"]] == [1]
