@@ -1,7 +1,8 @@
 """The process tree of a server: start, watch, restart with backoff, drain. Serves no HTTP and owns no data.
 
-It owns the lock on the data directory, every listening socket and every child, and nothing else. Children are
-fresh interpreters, never forks of this one. Each is told, by arguments, descriptors and signals only:
+It owns the lock on the data directory, every listening socket (`listeners.py`) and every child (`child.py`).
+Children are fresh interpreters, never forks of this one. They are controlled by arguments, descriptors and
+signals only:
 
     arguments   --index N --listen-fd F (one or more) --parent-fd P --ready-fd R
                 --placement JSON; shards also: --directory NAME --server ID, and --after-failure when the last
@@ -27,75 +28,50 @@ shard's when it is given up: a client must not wait for an answer that will neve
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, Final, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import msgspec
 import orjson
 import structlog
 import trio
 
-from gateway.shards.process_states import FILE_NAME, REASONS, ProcessState, ProcessStates
-from gateway.shards.unix_sockets import address_of, listen_tcp, listen_unix, url_of
-from gateway.supervise.data_dir import CannotServe, DataDir, write_atomically
+from gateway.shards.process_states import FILE_NAME, ProcessStates
+from gateway.shards.unix_sockets import address_of, url_of
+from gateway.supervise.child import LOOK_FOR_HANGS_S, Child
+from gateway.supervise.cold_claim import claim_cold_store
+from gateway.supervise.data_dir import CannotServe, DataDir
 from gateway.supervise.key_file import KeyFile, read_keys
+from gateway.supervise.listeners import listen_for_clients, listen_for_gateways, listen_for_peers
 from gateway.supervise.manifest import Manifest
-from gateway.supervise.reports import lines
 from gateway.supervise.resharding import reshard
+from gateway.supervise.run_dir import RunDir
 from streams import logs
 from streams.config import (
     CHILD_CONFIG_VARIABLE,
-    COLD_STORE_FAILED,
     KILLED_AT_THE_END,
     READY_FD_VARIABLE,
     SETTINGS,
     SHARDS_MAX,
     Config,
     check_may_serve,
-    is_loopback,
-    refusal_to_serve_openly,
 )
-
-EXIT_FAILED: Final = 1
-EXIT_CORRUPT: Final = 3
-
-#: A crash is answered at once and a crash loop is slow enough to be harmless and quick enough to heal.
-BACKOFF_FIRST_S: Final = 0.1
-BACKOFF_MAX_S: Final = 5.0
-HEALTHY_S: Final = 30.0
-
-#: A child that failed so often in a row without once being ready is tried again for ever, since a full disk
-#: may be cleared, but a test that waits for us is told.
-HOPELESS_FAILURES: Final = 5
 
 #: How long children of a killed server may take to notice and end before we say that the directory is in use.
 ORPHANS_WAIT_S: Final = 15.0
 LOCK_POLL_S: Final = 0.05
 
-#: How long a start waits for the cold store to say whose it is.
-CLAIM_WAIT_S: Final = 5.0
-
 #: A gateway ends by itself after `drain_ms`; this much later it does not count on it any more.
 DRAIN_MARGIN_S: Final = 1.0
 SNAPSHOT_WAIT_S: Final = 60.0
 STILL_WAITING_EVERY_S: Final = 5.0
-
-#: How often the supervisor looks for silent children, and what one look adds to their silence: if it was
-#: itself stopped for an hour, nobody was silent for an hour.
-LOOK_FOR_HANGS_S: Final = 1.0
-#: Silence that is worth a warning, and a word in the status: five missed beats.
-SILENT_S: Final = 5.0
-PROGRESS_EVERY_S: Final = 2.0
 
 #: How often to look whether the file of keys can still be read: a server that cannot would not start again.
 LOOK_AT_KEYS_S: Final = 10.0
@@ -113,67 +89,6 @@ class Commands:
     claim_cold: Sequence[str] = (sys.executable, "-P", "-m", "shard.offline.claim_cold")
 
 
-@dataclass(slots=True, eq=False)
-class Child:
-    """One place in the tree and whoever fills it now."""
-
-    kind: Literal["shard", "gateway"]
-    index: int
-    command: Sequence[str]
-    listeners: Sequence[socket.socket]
-    #: Of a shard: its folder in the data directory.
-    folder: str = ""
-    process: trio.Process | None = None
-    ready_at: float | None = None
-    #: Which keys it was started with, or told of since.
-    keys_version: int = 0
-    reason: str = ""
-    #: Whether it was killed because it was silent for too long.
-    is_hung: bool = False
-    #: Whether it has sent a heartbeat, and seconds since the last one.
-    has_beaten: bool = False
-    silent_s: float = 0.0
-    #: Why it does not serve, and how often it was started again by reason (`process_states.REASONS`).
-    why: str = "starting"
-    restarts: dict[str, int] = field(default_factory=dict)
-    gave_up: bool = False
-    #: True from a write or a sync that failed until a process of this child is ready again.
-    has_failed: bool = False
-    settled: trio.Event = field(default_factory=trio.Event)
-    stop_wanted: trio.Event = field(default_factory=trio.Event)
-    ended: trio.Event = field(default_factory=trio.Event)
-
-    @property
-    def name(self) -> str:
-        return f"shard-{self.index:02d}" if self.kind == "shard" else f"gateway-{self.index}"
-
-    def __repr__(self) -> str:
-        pid = self.process.pid if self.process else None
-        state = (
-            "ended" if self.ended.is_set() else "ready" if self.ready_at else "starting" if pid else "waiting"
-        )
-        return f"<Child {self.name} pid={pid} {state}>"
-
-    def state(self) -> ProcessState:
-        words = {"": "ready", "silent": "silent", "damaged": "stopped", "starting": "starting"}
-        return ProcessState(
-            state=words.get(self.why, "restarting"),
-            pid=self.process.pid if self.process else 0,
-            reason=self.why,
-            detail=self.reason,
-            restarts=self.restarts,
-        )
-
-    def signal(self, number: signal.Signals) -> None:
-        if self.process is not None:
-            self.process.send_signal(number)
-
-    def stop(self) -> None:
-        """Ask it to end, and see to it that it is not started again."""
-        self.stop_wanted.set()
-        self.signal(signal.SIGTERM)
-
-
 class Supervisor:
     """A whole server. `run` returns when it was told to stop and everything has ended."""
 
@@ -187,12 +102,13 @@ class Supervisor:
         self._gateways: list[Child] = []
         self._stop = trio.Event()
         self._hurry = trio.Event()
-        self._lock_fd = -1
+        self.lock_fd = -1
         self._keys: KeyFile | None = None
         self._keys_problem = ""
         self._starter_fd = int(environ[READY_FD_VARIABLE]) if environ.get(READY_FD_VARIABLE) else None
         self._url = ""
         self._port = 0
+        self._run_dir = RunDir(config.run_dir)
 
     def __repr__(self) -> str:
         return f"<Supervisor {self._url or self.config.data_dir} {self._shards + self._gateways}>"
@@ -211,9 +127,11 @@ class Supervisor:
                     mode=f"{0o700 | directory.mode_for_others:04o}",
                 )
             directory.describe_holder(url="", now_ms=_now_ms())
-            self._lock_fd = directory.lock_fd
+            self.lock_fd = directory.lock_fd
             manifest = await self._open(directory)
-            listeners = [stack.enter_context(closing(listener)) for listener in self._bind()]
+            listeners = [
+                stack.enter_context(closing(listener)) for listener in listen_for_clients(self.config)
+            ]
             self._port = listeners[0].getsockname()[1]
             self._url = url_of(self.config.host, self._port)
             directory.describe_holder(url=self._url, now_ms=_now_ms())
@@ -224,12 +142,13 @@ class Supervisor:
                 port=self._port,
                 log_format=logs.resolved_format(self.config.log_format),
             )
-            self._make_run_dir()
-            stack.callback(self._empty_run_dir)
+            self._run_dir = RunDir(self.config.run_dir)
+            self._run_dir.open()
+            stack.callback(self._run_dir.close)
             if ring is not None:
                 self._keys = KeyFile(self.config, ring)
-            unix = self._listen_for_gateways(stack)
-            self._plan(manifest, listeners, unix, self._listen_for_peers(stack))
+            unix = listen_for_gateways(self.config, stack)
+            self._plan(manifest, listeners, unix, listen_for_peers(self.config, stack))
             announce(self)
             with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
                 await self._serve(listeners, signals)
@@ -245,7 +164,13 @@ class Supervisor:
         wanted = self.config.shards
         manifest = directory.open(shards_default=wanted or _cpu_count(), now_ms=_now_ms())
         if self.config.cold_dir:
-            await self._claim_cold(directory, manifest)
+            await claim_cold_store(
+                directory,
+                manifest,
+                self.config.cold_dir,
+                command=self._commands.claim_cold,
+                environ=self.child_environment(),
+            )
         if wanted in (0, manifest.shards):
             return manifest
         return await reshard(
@@ -253,82 +178,9 @@ class Supervisor:
             manifest,
             wanted,
             command=self._commands.reshard,
-            environ=self._child_environment(),
+            environ=self.child_environment(),
             wal_file_bytes=self.config.wal_file_bytes,
         )
-
-    async def _claim_cold(self, directory: DataDir, manifest: Manifest) -> None:
-        """Claim the cold store, or raise `CannotServe`. One that does not answer is not waited for: a shard
-        looks again before it changes anything there."""
-        command = [
-            *self._commands.claim_cold,
-            *("--server", manifest.server),
-            *("--data-dir", str(directory.path)),
-        ]
-        found: dict[str, str] = {"away": f"no answer within {CLAIM_WAIT_S:.0f} s"}
-        with trio.move_on_after(CLAIM_WAIT_S):
-            claimed = await trio.run_process(
-                command, capture_stdout=True, env=self._child_environment(), check=False
-            )
-            if claimed.returncode != 0:
-                raise CannotServe(
-                    f"the cold store {self.config.cold_dir} could not be claimed: the process that does it "
-                    f"ended with {_how_it_ended(claimed.returncode)}; its message is above"
-                )
-            found = orjson.loads(claimed.stdout)
-        if "refused" in found:
-            raise CannotServe(found["refused"])
-        if "away" in found:
-            log.warning(
-                "the cold store does not answer; shards check its owner before they change anything there",
-                cold_dir=self.config.cold_dir,
-                error=found["away"],
-            )
-
-    def _bind(self) -> list[socket.socket]:
-        address = f"{self.config.host}:{self.config.port}"
-        try:
-            listeners = listen_tcp(self.config.host, self.config.port)
-        except socket.gaierror as error:
-            raise CannotServe(
-                f"STREAMS_HOST is {self.config.host}, which is no address of this machine ({error.strerror})"
-            ) from error
-        except OSError as error:
-            in_use = error.errno == errno.EADDRINUSE
-            why = "another program does" if in_use else os.strerror(error.errno or 0)
-            raise CannotServe(
-                f"cannot listen on {address}: {why}. Choose another address with STREAMS_HOST, or another "
-                "port with STREAMS_PORT or --port (0 picks a free one)"
-            ) from error
-        bound = [listener.getsockname()[0] for listener in listeners]
-        if not (self.config.has_keys or self.config.allow_insecure_no_auth or all(map(is_loopback, bound))):
-            for listener in listeners:
-                listener.close()
-            raise CannotServe(refusal_to_serve_openly(f"{self.config.host} ({', '.join(bound)})"))
-        return listeners
-
-    def _listen_for_gateways(self, stack: ExitStack) -> list[socket.socket]:
-        """The shards' sockets are ours, so that a link made while a shard restarts waits for it."""
-        paths = [self.config.shard_socket(index) for index in range(self.config.shards)]
-        return [stack.enter_context(closing(listen_unix(path))) for path in paths]
-
-    def _listen_for_peers(self, stack: ExitStack) -> list[list[socket.socket]]:
-        """For each shard its TCP sockets, all on one port; none unless they are asked for."""
-        host, first = self.config.shard_host, self.config.shard_port
-        if not host:
-            return [[] for _ in range(self.config.shards)]
-        found: list[list[socket.socket]] = []
-        for index in range(self.config.shards):
-            try:
-                listeners = listen_tcp(host, first + index if first else 0)
-            except OSError as error:
-                port = f" port {first + index}" if first else ""
-                raise CannotServe(
-                    f"cannot listen for clients of shard {index} on {host}{port}: {error.strerror or error}. "
-                    "Choose another address with STREAMS_SHARD_HOST or STREAMS_SHARD_PORT"
-                ) from error
-            found.append([stack.enter_context(closing(listener)) for listener in listeners])
-        return found
 
     def _plan(
         self,
@@ -345,7 +197,7 @@ class Supervisor:
         if self.config.shard_host:
             addresses = [address_of(self.config.shard_host, each[0].getsockname()[1]) for each in tcp]
         self._shards = [
-            Child("shard", index, (*shard, "--directory", folder), [listener, *more], folder=folder)
+            Child(self, "shard", index, (*shard, "--directory", folder), [listener, *more], folder=folder)
             for index, (listener, more, folder) in enumerate(
                 zip(unix, tcp, manifest.directories, strict=True)
             )
@@ -358,19 +210,9 @@ class Supervisor:
             *keys,
         )
         self._gateways = [
-            Child("gateway", index, (*self._commands.gateway, *more), listeners)
+            Child(self, "gateway", index, (*self._commands.gateway, *more), listeners)
             for index in range(self.config.gateways)
         ]
-
-    def _make_run_dir(self) -> None:
-        self.config.run_dir.mkdir(mode=0o700, exist_ok=True)
-        self.config.run_dir.chmod(0o700)
-        self._empty_run_dir()
-
-    def _empty_run_dir(self) -> None:
-        for path in self.config.run_dir.iterdir():
-            if path.suffix in (".sock", ".json", ".new"):
-                path.unlink(missing_ok=True)
 
     # The life of the tree.
 
@@ -378,7 +220,7 @@ class Supervisor:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._obey, signals)
             for child in self._shards + self._gateways:
-                nursery.start_soon(self._keep_running, child)
+                nursery.start_soon(child.keep_running)
             nursery.start_soon(self._announce_ready)
             nursery.start_soon(self._look_for_hangs)
             nursery.start_soon(self._keep_looking_at_keys)
@@ -406,7 +248,7 @@ class Supervisor:
             return
         if self._keys.reload():
             for child in self._shards + self._gateways:
-                self._tell_of_keys(child)
+                self.notify_of_keys(child)
         self._note_keys(self._keys.problem())
 
     async def _keep_looking_at_keys(self) -> None:
@@ -423,10 +265,14 @@ class Supervisor:
             log.error("the file of keys cannot be read: the server would not start again", error=problem)
         else:
             log.info("the file of keys can be read again")
-        self._publish_states()
+        self.publish_states()
 
-    def _tell_of_keys(self, child: Child) -> None:
-        """One that is starting may have read the old ones; it is told when it is ready, and able to hear."""
+    @property
+    def keys_version(self) -> int:
+        return 0 if self._keys is None else self._keys.version
+
+    def notify_of_keys(self, child: Child) -> None:
+        """One that is starting may have read the old ones. It is signalled when it is ready."""
         if self._keys is None or child.ready_at is None or child.keys_version == self._keys.version:
             return
         child.keys_version = self._keys.version
@@ -445,7 +291,7 @@ class Supervisor:
             "shards": self.config.shards,
             "ready": True,
         }
-        self._publish("server.json", facts)
+        self._run_dir.publish("server.json", facts)
         if missing:
             log.warning("ready, but not whole", url=self._url, missing=missing)
         else:
@@ -489,175 +335,31 @@ class Supervisor:
             doing = "their final snapshot" if children is self._shards else "requests under way"
             log.info("still waiting", waiting_for=doing, children=late, hint="press Ctrl-C to wait no longer")
 
-    # The life of one child.
-
-    async def _keep_running(self, child: Child) -> None:
-        backoff_s = BACKOFF_FIRST_S
-        failures = 0
-        while not child.stop_wanted.is_set():
-            code = await self._one_life(child)
-            if child.stop_wanted.is_set():
-                break
-            if code == EXIT_CORRUPT and child.kind == "shard":
-                child.gave_up = True
-                self._explain(child, "damaged")
-                for listener in child.listeners:
-                    listener.close()
-                log.error(
-                    "shard stopped: its data is damaged, and its boxes are not served",
-                    child=child.name,
-                    why=child.reason or "it did not say",
-                    next_step="stop the server, then run `streams verify` and `streams repair`, or put a "
-                    f"backup of {self.config.data_dir / child.folder} in place",
-                )
-                break
-            why = _reason_of(child, code)
-            child.reason = child.reason or _how_it_ended(code)
-            child.restarts[why] = child.restarts.get(why, 0) + 1
-            child.has_failed = child.has_failed or why == "log_failed"
-            self._explain(child, why)
-            if child.ready_at is not None and trio.current_time() - child.ready_at >= HEALTHY_S:
-                backoff_s = BACKOFF_FIRST_S
-            log.warning(
-                "ended unexpectedly; starting it again",
-                child=child.name,
-                cause=child.reason,
-                after_ms=int(backoff_s * 1000),
-            )
-            failures = failures + 1 if child.ready_at is None else 0
-            if failures == HOPELESS_FAILURES:
-                self._tell_starter({"ready": False, "child": child.name})
-            with trio.move_on_after(backoff_s):
-                await child.stop_wanted.wait()
-            backoff_s = min(backoff_s * 2, BACKOFF_MAX_S)
-        child.settled.set()
-        child.ended.set()
-
-    async def _one_life(self, child: Child) -> int:
-        """Start it, listen to it, and return its exit code; a signal is negative, as in `subprocess`."""
-        child.ready_at, child.reason = None, ""
-        child.is_hung = child.has_beaten = False
-        child.silent_s = 0.0
-        child.keys_version = 0 if self._keys is None else self._keys.version
-        ours, theirs = os.pipe(), os.pipe()
-        (report_fd, their_report_fd), (their_parent_fd, parent_fd) = ours, theirs
-        try:
-            child.process = await self._spawn(child, ready_fd=their_report_fd, parent_fd=their_parent_fd)
-        except OSError as error:
-            child.reason = f"it could not be started: {error}"
-            for descriptor in (report_fd, parent_fd):
-                os.close(descriptor)
-            return -1
-        finally:
-            for descriptor in (their_report_fd, their_parent_fd):
-                os.close(descriptor)
-        self._write_pids()
-        if child.why == "":
-            self._explain(child, "starting")
-        log.debug("started", child=child.name, pid=child.process.pid)
-        try:
-            if child.stop_wanted.is_set():
-                child.stop()
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._listen_to, child, trio.lowlevel.FdStream(report_fd))
-                code: int = await child.process.wait()
-                # What it said last is in the pipe; nobody else should hold the other end, but if one does:
-                nursery.cancel_scope.deadline = trio.current_time() + 1
-        finally:
-            os.close(parent_fd)
-        child.process = None
-        self._write_pids()
-        return code
-
-    async def _spawn(self, child: Child, *, ready_fd: int, parent_fd: int) -> trio.Process:
-        listen_fds = [listener.fileno() for listener in child.listeners]
-        listening = [text for fd in listen_fds for text in ("--listen-fd", str(fd))]
-        numbers = ["--index", str(child.index), "--parent-fd", str(parent_fd), "--ready-fd", str(ready_fd)]
-        if child.has_failed:
-            numbers.append("--after-failure")
-        spawn = partial(
-            trio.lowlevel.open_process,
-            [*child.command, *numbers, *listening],
-            stdin=subprocess.DEVNULL,
-            pass_fds=(*listen_fds, self._lock_fd, parent_fd, ready_fd),
-            env=self._child_environment(),
-        )
-        return await spawn()
-
-    def _child_environment(self) -> dict[str, str]:
+    def child_environment(self) -> dict[str, str]:
         """Ours without the settings: they are all in the config, and a shard has no business with keys."""
         dropped = {setting.variable for setting in SETTINGS} | {READY_FD_VARIABLE}
         kept = {name: value for name, value in self._environ.items() if name not in dropped}
         return {**kept, CHILD_CONFIG_VARIABLE: self.config.to_json()}
-
-    async def _listen_to(self, child: Child, reports: trio.lowlevel.FdStream) -> None:
-        shown_at = trio.current_time()
-        async with reports:
-            async for line in lines(reports):
-                word, _, rest = line.partition(" ")
-                if word == "ready":
-                    child.ready_at = trio.current_time()
-                    child.has_failed = False
-                    child.settled.set()
-                    self._explain(child, "")
-                    self._tell_of_keys(child)
-                    log.debug("ready", child=child.name)
-                elif word == "beat":
-                    child.has_beaten = True
-                    child.silent_s = 0.0
-                    if child.why == "silent":
-                        log.warning("sends heartbeats again", child=child.name)
-                        self._explain(child, "")
-                elif word == "error":
-                    child.reason = rest
-                elif word == "progress" and trio.current_time() - shown_at >= PROGRESS_EVERY_S:
-                    shown_at = trio.current_time()
-                    log.info("replaying its log", child=child.name, percent=int(float(rest) * 100))
 
     async def _look_for_hangs(self) -> None:
         while True:
             await trio.sleep(LOOK_FOR_HANGS_S)
             for child in self._shards + self._gateways:
                 if child.has_beaten and child.process is not None and not child.stop_wanted.is_set():
-                    self._count_silence(child)
+                    child.count_silence()
 
-    def _count_silence(self, child: Child) -> None:
-        """Warn of a child that is silent, and end one that has been for STREAMS_HANG_MS."""
-        child.silent_s += LOOK_FOR_HANGS_S
-        hang_s = self.config.hang_ms / 1000
-        if child.silent_s >= min(SILENT_S, hang_s or SILENT_S) and child.why == "":
-            self._explain(child, "silent")
-            log.warning(
-                "no heartbeat: it may hang",
-                child=child.name,
-                silent_s=round(child.silent_s, 1),
-                restarted_after_s=hang_s or "never",
-            )
-        if hang_s and child.silent_s >= hang_s and not child.is_hung:
-            child.is_hung = True
-            child.reason = f"no heartbeat for {child.silent_s:.0f} s"
-            log.error(
-                "hangs: it is killed and started again",
-                child=child.name,
-                silent_s=round(child.silent_s, 1),
-                next_step=REASONS["hung"][1],
-            )
-            child.signal(signal.SIGKILL)
+    def report_hopeless(self, child: Child) -> None:
+        self._tell_starter({"ready": False, "child": child.name})
 
-    def _explain(self, child: Child, why: str) -> None:
-        """Publish why a child does not serve; empty when it does."""
-        child.why = why
-        self._publish_states()
-
-    def _publish_states(self) -> None:
+    def publish_states(self) -> None:
         states = ProcessStates(
             shards={each.index: each.state() for each in self._shards},
             gateways={each.index: each.state() for each in self._gateways},
             keys_problem=self._keys_problem,
         )
-        self._publish(FILE_NAME, msgspec.to_builtins(states, str_keys=True))
+        self._run_dir.publish(FILE_NAME, msgspec.to_builtins(states, str_keys=True))
 
-    def _write_pids(self) -> None:
+    def write_pids(self) -> None:
         def pids(children: list[Child]) -> dict[str, int]:
             return {str(child.index): child.process.pid for child in children if child.process is not None}
 
@@ -666,14 +368,7 @@ class Supervisor:
             "shards": pids(self._shards),
             "gateways": pids(self._gateways),
         }
-        self._publish("pids.json", found)
-
-    def _publish(self, name: str, facts: dict[str, Any]) -> None:
-        """A file for people and tools to look at. A full disk must not take a serving tree down for it."""
-        try:
-            write_atomically(self.config.run_dir / name, facts)
-        except OSError as error:
-            log.warning("a status file could not be written", name=name, error=str(error))
+        self._run_dir.publish("pids.json", found)
 
 
 async def _lock(directory: DataDir) -> None:
@@ -702,28 +397,6 @@ async def _lock(directory: DataDir) -> None:
 async def _cancel_when(event: trio.Event, scope: trio.CancelScope) -> None:
     await event.wait()
     scope.cancel()
-
-
-def _reason_of(child: Child, code: int) -> str:
-    """Return the key of `process_states.REASONS` for a child that has ended and is started again."""
-    if child.is_hung:
-        return "hung"
-    if child.reason.startswith("it could not be started"):
-        return "not_started"
-    if child.reason.startswith(COLD_STORE_FAILED):
-        return "cold_store"
-    if code == EXIT_FAILED and child.kind == "shard" and child.reason:
-        return "log_failed"
-    return "crashed"
-
-
-def _how_it_ended(code: int) -> str:
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return signal.Signals(-code).name
-    except ValueError:
-        return f"signal {-code}"
 
 
 def _cpu_count() -> int:
