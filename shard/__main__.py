@@ -23,7 +23,8 @@ import trio
 from shard.core.boxes.upkeep import HotPolicy, SealPolicy
 from shard.core.machine import Machine
 from shard.engine.committer import CommitFailed
-from shard.engine.engine import Engine, EngineSettings
+from shard.engine.engine import Engine
+from shard.engine.settings import EngineSettings
 from shard.engine.timekeeper import Timekeeper
 from shard.recovery.lives import clear_failure, forget_cached, has_failed, life_of, note_failure
 from shard.recovery.recovery import Progress, Recovered, recover

@@ -1,11 +1,20 @@
-"""The engine of a running shard: one loop that hands commands to the core, and the work beside it.
+"""The engine of a running shard: hands commands to the core, its changes to the log, and replies to servers.
 
-engine            the loop: commands in, replies out when the log says that they may go
+engine            the loop: commands in, replies out when the log says that they may go. Begin there
+execution         one command through the machine: handle, stage, fetch
+staging           frames of one turn, on their way to the log
+replies           replies that wait for the log, answers that wait for room
+delivery          commands that are held back, and what serves them again:
+  refetch           commands that need something from disk
+  waiting_reads     reads that wait for a record
+  waiting_claims    claims that wait for a job
+ticker            calls the engine when something is due; timekeeper has the clocks
+pressure          backpressure, and the disk's space; disk_space says what a full disk still does
 committer         writes the log in groups, in threads of its own
 fetcher, cache    payloads that are not in memory
-waiting, waiting_reads   claims that wait for a job, reads that wait for a record
-upkeep            seals, compacts, drops files; compaction says which records are superseded
-uploads           what object boxes need in the object store
-disk_space        what a shard still does on a full disk
-timekeeper        the clocks of a shard
+background        the tasks beside the commands:
+  snapshots         state on disk, old log released
+  upkeep            seals, compacts, drops files; compaction says which records are superseded
+  uploads           what object boxes need in the object store
+durable_waits     tasks that wait for the log
 """

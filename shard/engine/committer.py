@@ -215,7 +215,7 @@ class Committer:
         self._submitted_bytes += size
         self._backlog.put((frames, size, sync, logged_matters))
 
-    def part(self) -> None:
+    def end_group(self) -> None:
         """What was submitted is written and synced without what will be: that is much, and nobody waits for
         it."""
         self._backlog.put(_BORDER)

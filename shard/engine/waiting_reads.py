@@ -1,30 +1,49 @@
 """Reads that wait: for a record to come, or for their time to be up.
 
-    a read that finds nothing ──► waits ──► its box shows a record: it is asked again
-                                    └─────► its deadline passes: it is asked once more, and answered as it is
+    a read that finds nothing ──► waits ──► its box shows a record: it is handled again
+                                    └─────► its deadline passes: it is handled and answered as it is
+
+`WaitingReads` is the queue; `ReadDelivery` serves it. Under pressure the readers of low-priority boxes are
+held back, and released in the order of priorities (v0 §9).
+
+A strong read is answered only with what is durable: it is handled again when the disk has what its box has
+now, although the box shows nothing new.
 
 What waits here is a `Diff` (`Follow`, `Scan` and `ReadStream` are kinds of it), a `Collect` of the carrier,
 which waits under the name `CARRIER` instead of a box, or an `AwaitMoves` of a requeue.
 
 Bounds: one entry for each read that waits; gateways and peers bound those. Entries of reads that are over are
-dropped when they are more than half.
+dropped when they are more than half. Boxes that are held back are at most as many as boxes with such reads.
+
+Invariants
+- READ_ENDS_ONCE: a read has one answer.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Generic, TypeVar
 
 import msgspec
+import trio
 
-from streams.protocol.messages.commands import Diff
+from shard.core.boxes.priority import HELD_UP_TO, Pacing
+from shard.engine.execution import Execution
+from shard.engine.fetcher import Brought
+from shard.engine.replies import DeferredAnswers, Ticket
+from streams.protocol.errors import StreamsError
+from streams.protocol.messages.commands import Diff, Follow
 from streams.protocol.messages.forwards import Collect
 from streams.protocol.messages.queues import AwaitMoves
 
 #: Deadlines of reads that are over, beyond as many as wait, before they are dropped.
 _STALE_MIN = 64
+
+#: A read whose time is up and whose connection has no room is looked at again after this.
+_NO_ROOM_S = 0.1
 
 AnyTicket = TypeVar("AnyTicket")
 
@@ -82,7 +101,7 @@ class WaitingReads(Generic[AnyTicket]):
 
     def end(self, read: WaitingRead[AnyTicket]) -> None:
         """Note that a read has its answer, or wants none."""
-        assert not read.done, "a read ends once"
+        assert not read.done, "READ_ENDS_ONCE"
         read.done = True
         del self._by_ticket[read.ticket]
 
@@ -114,3 +133,155 @@ class WaitingReads(Generic[AnyTicket]):
             reads[:] = [read for read in reads if not read.done]
             if not reads:
                 del self._by_box[box]
+
+
+_Read = WaitingRead[Ticket]
+_Polled = Diff | Collect | AwaitMoves
+
+
+class ReadDelivery:
+    def __init__(
+        self,
+        execution: Execution,
+        deferred: DeferredAnswers,
+        *,
+        on_deadline: Callable[[float], None],
+        end_turn: Callable[[], None],
+    ) -> None:
+        """`on_deadline` has a tick come in time for this, `end_turn` flushes and sends what was answered."""
+        self._execution = execution
+        self._machine = execution.machine
+        self._deferred = deferred
+        self._on_deadline = on_deadline
+        self._end_turn = end_turn
+        self.waiting: WaitingReads[Ticket] = WaitingReads()
+        #: Boxes with strong reads that wait for the disk: the lsn after which to handle them again.
+        self._strong: dict[str, int] = {}
+        #: True while low-priority delivery is paced. Set by the server, which measures.
+        self.paces = False
+        self.paced_total = 0
+        self._pacing = Pacing()
+
+    def __repr__(self) -> str:
+        return f"<ReadDelivery {self.waiting!r}, {self.held_back} boxes held back>"
+
+    def park(self, command: _Polled, ticket: Ticket) -> None:
+        """Have a read wait that found nothing."""
+        read = WaitingRead(command, ticket, trio.current_time() + command.wait_ms / 1000)
+        self.waiting.add(read)
+        self._note_strong([read])
+        self._on_deadline(read.deadline_s)
+
+    def forget(self, ticket: Ticket) -> bool:
+        """Drop a read that nobody waits for any more. False if it does not wait."""
+        read = self.waiting.find(ticket)
+        if read is None:
+            return False
+        self.waiting.end(read)
+        return True
+
+    def wake(self, box: str) -> None:
+        """A box shows more, or may: serve its readers now, or later if they are paced."""
+        if self.waiting.has(box) and not (self.paces and self._hold_back(box)):
+            self.serve(box)
+
+    def serve(self, box: str) -> None:
+        waiting = self.waiting.take(box)
+        still = [read for read in waiting if not self._try(read, read.command, [])]
+        if still:
+            self.waiting.put_back(box, still)
+            self._note_strong(still)
+
+    def serve_due(self, now_s: float) -> None:
+        """Answer the reads whose time is up."""
+        for read in self.waiting.due(now_s):
+            if not self._deferred.has_room(read.ticket):
+                self._deferred.add_box(read.command.box)
+                self.waiting.set_deadline(read, now_s + _NO_ROOM_S)
+            else:
+                self._try(read, msgspec.structs.replace(read.command, wait_ms=0), [])
+                self.waiting.drop(read)
+
+    # -- strong reads
+
+    def strong_due(self, durable_lsn: int) -> list[str]:
+        """Boxes whose strong reads can see more, now that this is durable."""
+        if not self._strong:
+            return []
+        due = [box for box, after in self._strong.items() if after <= durable_lsn]
+        for box in due:
+            del self._strong[box]
+        return due
+
+    def _note_strong(self, reads: list[_Read]) -> None:
+        for read in reads:
+            if type(read.command) is Follow and read.command.strong:
+                box = self._machine.boxes.get(read.command.box)
+                if box is not None and box.last_lsn > self._machine.durable_lsn:
+                    self._strong.setdefault(box.name, box.last_lsn)
+
+    # -- delivery under pressure (v0 §9)
+
+    def _hold_back(self, name: str) -> bool:
+        """Return True if the readers of this box are served later, in the order of priorities."""
+        now_ms = self._execution.now_ms()
+        box = self._machine.boxes.get(name)
+        if box is None or box.effective_priority(now_ms) > HELD_UP_TO:
+            return False
+        self._pacing.hold(name, now_ms)
+        self.paced_total += 1
+        return True
+
+    @property
+    def held_back(self) -> int:
+        """Boxes whose readers are held back."""
+        return len(self._pacing)
+
+    def release_held(self, count: int) -> None:
+        now_ms = self._execution.now_ms()
+        boxes = self._machine.boxes
+
+        def base_of(name: str) -> float:
+            return float(boxes[name].effective_priority(now_ms)) if name in boxes else 0.0
+
+        for name in self._pacing.release(count, now_ms, base_of):
+            self.serve(name)
+        self._end_turn()
+
+    # -- one read
+
+    def _try(self, read: _Read, command: _Polled, payloads: Brought) -> bool:
+        """Handle a read again. False if it has to wait on; True if it is over, or waits for the fetcher."""
+        if read.done:
+            return True
+        if not self._deferred.has_room(read.ticket):
+            self._deferred.add_box(command.box)
+            return False
+        outcome = self._execution.handle(command, payloads, self._execution.now_ms())
+        if outcome.needs:
+            done = partial(self._try_again, read, command, payloads)
+            self._execution.fetch(outcome.needs[0], command, done)
+            return True
+        if outcome.reply is None:
+            return False
+        self.waiting.end(read)
+        self._execution.send_when_ready(outcome, outcome.reply, read.ticket)
+        return True
+
+    def _try_again(
+        self,
+        read: _Read,
+        command: _Polled,
+        payloads: Brought,
+        error: StreamsError | None,
+        more: Brought,
+    ) -> None:
+        """A read that waited for a record has what it needs from disk."""
+        if read.done:
+            pass  # nobody waits for it any more
+        elif error is not None:
+            self.waiting.end(read)
+            read.ticket.answer(error, 0.0, 0.0)
+        elif not self._try(read, command, payloads + more):  # the record is gone again
+            self.waiting.put_back(command.box, [read])
+        self._end_turn()

@@ -8,7 +8,7 @@ it produces leave together (`replies.py`).
 Bounds: a request for a page that finds no room waits in `deferred_pages.py`; other requests go on. A
 connection is not read from while it has `_UNSENT_BYTES_MAX` unsent, and a TCP peer, behind whom nobody else
 waits, while it has no room for a page. No connection is read from while the log cannot keep up
-(`Engine.is_congested`); the urgent one is read a while longer. One message is at most `MESSAGE_BYTES_MAX`.
+(`engine/pressure.py`); the urgent one is read a while longer. One message is at most `MESSAGE_BYTES_MAX`.
 """
 
 from __future__ import annotations
@@ -150,8 +150,8 @@ class Connection:
             await self._handle_all(receiver.received(count))
             while self._is_held_up:
                 await server.wait_room()
-            if server.engine is not None and server.engine.is_congested:
-                await server.engine.wait_relieved(is_urgent=self._is_urgent)
+            if server.engine is not None and server.engine.backpressure.is_over():
+                await server.engine.backpressure.wait(is_urgent=self._is_urgent)
             if self._peer is not None:
                 if self._peer.key is None:  # its hello was refused
                     return
@@ -181,7 +181,7 @@ class Connection:
     def _is_enough(self, number: int, size: int) -> bool:
         """Whether so much of a wake-up is worth handing on by itself."""
         engine = self._server.engine
-        if engine is not None and engine.leaves_to_thread(size):
+        if engine is not None and engine.staging.leaves_to_thread(size):
             return number >= _HOP_MESSAGES
         return number >= _FLUSH_MESSAGES or size >= _FLUSH_BYTES
 
@@ -263,7 +263,7 @@ class Connection:
             self._jobs.release(command, server.engine, ticket)
             return
         server.engine.submit(command, ticket)
-        if (is_waiting or message.op == wire.OP_WORK) and server.engine.waits(ticket):
+        if (is_waiting or message.op == wire.OP_WORK) and server.engine.delivery.waits(ticket):
             ticket.began_ns = 0
 
     def _refuse(self, error: StreamsError, message: wire.Message, engine: Engine, ticket: Ticket) -> None:
@@ -336,7 +336,7 @@ class Connection:
             Ticket(self, message.op, id).answer(ShuttingDown("the question was taken back"), 0.0, 0.0)
             return
         ticket, engine = self.waiting.get(id), self._server.engine
-        if ticket is not None and engine is not None and engine.forget(ticket):
+        if ticket is not None and engine is not None and engine.delivery.forget(ticket):
             ticket.answer(ShuttingDown("the question was taken back"), 0.0, 0.0)
 
     def _forget_all(self) -> None:
@@ -346,7 +346,7 @@ class Connection:
         engine = self._server.engine
         if engine is not None:
             for ticket in self.waiting.values():
-                engine.forget(ticket)
+                engine.delivery.forget(ticket)
         self.waiting.clear()
 
     def _release_all(self) -> None:

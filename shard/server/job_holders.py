@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import msgspec
 
-from shard.engine.engine import Engine, Ticket
+from shard.engine.engine import Engine
+from shard.engine.replies import Ticket
 from shard.server.tickets import NobodyTicket
 from streams.protocol.messages.commands import Command
 from streams.protocol.messages.queues import Claim, ReleaseHolder
@@ -35,7 +36,7 @@ class JobHolders:
         key = (command.box, command.holder)
         holder = self._holders.get(key)
         if holder is None:
-            holder = self._holders[key] = engine.new_holder()
+            holder = self._holders[key] = engine.delivery.claims.new_holder()
         return msgspec.structs.replace(command, holder=holder)
 
     def release(self, command: Command, engine: Engine, ticket: Ticket) -> None:

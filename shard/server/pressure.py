@@ -58,7 +58,8 @@ class ShardPressure:
             self.gauge.sample(pressure.own_lag_ms(late_s, worked_s), engine.backlog_bytes)
             self._recent_acks.look(trio.current_time())
             self._pace(engine)
-            is_busy = engine.machine.lsn != lsn or engine.paces or engine.held_back
+            reads = engine.delivery.reads
+            is_busy = engine.machine.lsn != lsn or reads.paces or reads.held_back
             lsn = engine.machine.lsn
             pause_s = pressure.SAMPLE_S if is_busy else pressure.IDLE_SAMPLE_S
 
@@ -66,14 +67,16 @@ class ShardPressure:
         is_gateway_pressed = (
             self._gateway_level != pressure.NONE and trio.current_time() <= self._gateway_until_s
         )
-        engine.paces = self.gauge.level != pressure.NONE or is_gateway_pressed
-        if engine.held_back:
-            engine.release_held(_ROUND_BOXES if engine.paces else engine.held_back)
+        reads = engine.delivery.reads
+        reads.paces = self.gauge.level != pressure.NONE or is_gateway_pressed
+        if reads.held_back:
+            reads.release_held(_ROUND_BOXES if reads.paces else reads.held_back)
 
     def report(self, engine: Engine) -> PressureReport:
+        reads = engine.delivery.reads
         return PressureReport(
-            level=max(self.gauge.level, pressure.PACING if engine.paces else pressure.NONE),
+            level=max(self.gauge.level, pressure.PACING if reads.paces else pressure.NONE),
             lag_s=round(self.gauge.lag_ms / 1000, 6),
             throttled=self.throttled,
-            paced=engine.paced_total,
+            paced=reads.paced_total,
         )

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 import structlog
 import trio
 
-from shard.engine import engine as engines
+from shard.engine import replies as engine_replies
 from shard.engine.engine import Engine
 from shard.server import replies
 from shard.server.answer_pool import LINK_LIMITS, PEER_LIMITS, AnswerPool
@@ -90,7 +90,7 @@ class Server:
     def begin(self, engine: Engine) -> None:
         self.engine = engine
         engine.after_answers = self.flush
-        engine.has_room = _has_room
+        engine.delivery.deferred.has_room = _has_room
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -142,7 +142,7 @@ class Server:
 
     def on_sent(self) -> None:
         """A connection has sent something, or dropped it: there may be room for what waits."""
-        if self.deferring or self._paused or (self.engine is not None and self.engine.has_deferred):
+        if self.deferring or self._paused or (self.engine is not None and self.engine.delivery.deferred):
             self._sent_some.set()
 
     async def wait_room(self) -> None:
@@ -158,7 +158,7 @@ class Server:
             await self._sent_some.wait()
             self._sent_some = trio.Event()
             if self.engine is not None:
-                self.engine.serve_deferred()
+                self.engine.delivery.serve_deferred()
             is_moving = True
             while is_moving:
                 is_moving = False
@@ -192,7 +192,7 @@ class Server:
         self.times.flush()
 
 
-def _has_room(ticket: engines.Ticket) -> bool:
+def _has_room(ticket: engine_replies.Ticket) -> bool:
     """True if a page may be produced for this ticket now."""
     return not isinstance(ticket, Ticket) or ticket.connection.has_room
 

@@ -17,7 +17,7 @@ Rules of the file
 - The folder is nobody's truth: what an earlier life left of it is removed before the next is made, and a disk
   that cannot take it fails the export and not the shard.
 
-Bounds: an export holds the unsealed batches in memory until they are written, which `is_congested` bounds,
+Bounds: an export holds the unsealed batches in memory until they are written, which backpressure bounds,
 and no longer than that; it writes no faster than upkeep does; pins last as long as the lease.
 """
 

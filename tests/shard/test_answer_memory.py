@@ -83,7 +83,7 @@ async def test_a_gateway_without_room_gets_no_pages_and_all_else(
         link, writer = served.local(), served.local()
         body = json.dumps({"from_seq": 16, "wait_ms": 20_000}).encode()
         waiting = await link.send(wire.OP_DIFF, wire.RequestHead("b"), body)
-        await served.until(lambda: served.engine.waiting_reads == 1)
+        await served.until(lambda: len(served.engine.delivery.reads.waiting) == 1)
         await link.stream.send_all(wire.frame(wire.REQUEST, 0, wire.OP_HOLD_PAGES, 0, b"", 0))
         page = await ask_for_pages(link, 1)
         await link.append("other", 1)
@@ -102,7 +102,7 @@ async def test_readers_that_wait_get_their_pages_when_there_is_room(
         link, writer = served.local(), served.local()
         body = json.dumps({"from_seq": 16, "wait_ms": 20_000}).encode()
         last = await link.send(wire.OP_DIFF, wire.RequestHead("b"), body, times=40)
-        await served.until(lambda: served.engine.waiting_reads == 40)
+        await served.until(lambda: len(served.engine.delivery.reads.waiting) == 40)
         await writer.append("b", "x" * PAGE_BYTES)
         assert served.server.link_answers.used_bytes < CONNECTION_BYTES + 2 * PAGE_BYTES
         for id in range(last - 39, last + 1):
@@ -120,7 +120,7 @@ async def test_claims_that_wait_get_their_jobs_when_there_is_room(
         claim = b'{"node":"w","wait_ms":20000}'
         first = await slow.send(wire.OP_CLAIM, wire.RequestHead("jobs"), claim)
         second = await quick.send(wire.OP_CLAIM, wire.RequestHead("jobs"), claim)
-        await served.until(lambda: served.engine.waiting_claims == 1)
+        await served.until(lambda: len(served.engine.delivery.claims.waiting) == 1)
         await writer.append("jobs", "for the quick one", "for the slow one")
         assert b"for the quick one" in (await quick.answer(second)).body
         assert b"for the slow one" in (await slow.answer(first)).body
@@ -178,7 +178,7 @@ async def test_a_slow_reader_of_sealed_pages_gets_all_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pages that come from the disk find no room when they are there, and are fetched again."""
-    monkeypatch.setattr("shard.engine.engine._FETCH_BYTES_MAX", PAGE_BYTES)
+    monkeypatch.setattr("shard.engine.refetch._FETCH_BYTES_MAX", PAGE_BYTES)
     monkeypatch.setattr("shard.core.boxes.unsealed.SMALL_BYTES", 0)
     monkeypatch.setattr("shard.engine.upkeep._PAUSE_S", 0.002)
     from shard.core.boxes.upkeep import SealPolicy

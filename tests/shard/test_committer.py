@@ -237,7 +237,7 @@ def test_what_is_parted_is_synced_without_what_follows(desk: Callable[..., Desk]
     one.submit(b"first", sync=True)
     assert disk.reached.wait(PATIENCE_S)
     one.submit(b"waited for", sync=True, logged_matters=False)
-    one.committer.part()
+    one.committer.end_group()
     one.submit(b"much", sync=False, logged_matters=False)
     disk.armed = False
     disk.gate.set()

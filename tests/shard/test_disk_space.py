@@ -17,12 +17,14 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-import shard.engine.engine
+import shard.engine.pressure
+import shard.engine.snapshots
 import shard.engine.upkeep
 from shard.core.boxes.upkeep import SealPolicy
 from shard.core.machine import Machine
 from shard.engine.disk_space import ADDS, LOGGED, UNLOGGED, DiskSpace, Level
-from shard.engine.engine import Engine, EngineSettings
+from shard.engine.engine import Engine
+from shard.engine.settings import EngineSettings
 from shard.recovery.recovery import Recovered, recover
 from shard.storage.files import Disk, Space
 from shard.storage.snapshot import Snapshots
@@ -202,9 +204,9 @@ async def opened(folder: Path, disk: FillableDisk, **settings: Any) -> AsyncIter
 
 @pytest.fixture(autouse=True)
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard.engine.engine, "LOOK_S", 0.005)
-    monkeypatch.setattr(shard.engine.engine, "LOOK_SHORT_S", 0.005)
-    monkeypatch.setattr(shard.engine.engine, "_FULL_PAUSE_S", 0.01)
+    monkeypatch.setattr(shard.engine.pressure, "LOOK_S", 0.005)
+    monkeypatch.setattr(shard.engine.pressure, "LOOK_SHORT_S", 0.005)
+    monkeypatch.setattr(shard.engine.snapshots, "_FULL_PAUSE_S", 0.01)
     monkeypatch.setattr(shard.engine.upkeep, "_FULL_PAUSE_S", 0.01)
     monkeypatch.setattr("shard.engine.committer._FULL_WAIT_S", 0.005)
 

@@ -25,8 +25,9 @@ from shard.core.boxes.sealed import Segment
 from shard.core.boxes.upkeep import HotPolicy, SealPolicy
 from shard.core.machine import Machine
 from shard.core.queues import jobs as jobs_module
-from shard.engine import engine as engine_module
-from shard.engine.engine import Engine, EngineSettings
+from shard.engine import waiting_claims
+from shard.engine.engine import Engine
+from shard.engine.settings import EngineSettings
 from shard.engine.timekeeper import Timekeeper
 from shard.recovery.recovery import Recovered, recover
 from shard.storage import frames, segments
@@ -352,11 +353,11 @@ async def test_a_long_poll_that_was_taken_back_is_never_answered(open_desk: Open
         await desk.put()
         gone = desk.send(commands.Diff(box="b", wait_ms=20_000))
         stays = desk.send(commands.Diff(box="b", wait_ms=20_000))
-        assert desk.engine.forget(gone) and not desk.engine.forget(gone)
-        assert desk.engine.waiting_reads == 1
+        assert desk.engine.delivery.forget(gone) and not desk.engine.delivery.forget(gone)
+        assert len(desk.engine.delivery.reads.waiting) == 1
         await desk.append({"data": 1})
         assert seqs_of(await stays.reply()) == [1] and not gone.is_answered
-        assert not desk.engine.forget(stays) and desk.engine.waiting_reads == 0
+        assert not desk.engine.delivery.forget(stays) and len(desk.engine.delivery.reads.waiting) == 0
 
 
 async def test_a_long_poll_that_is_taken_back_while_it_waits_for_the_disk_is_never_answered(
@@ -368,16 +369,16 @@ async def test_a_long_poll_that_is_taken_back_while_it_waits_for_the_disk_is_nev
         await desk.seal()
         desk.forget()
         waiting = desk.send(commands.Diff(box="b", wait_ms=5_000, match=commands.Match("rare")))
-        await desk.until(lambda: desk.engine._reads.has("b"))
+        await desk.until(lambda: desk.engine.delivery.reads.waiting.has("b"))
         desk.forget()
         desk.store.reading.shut()
         await desk.append({"data": "no", "tag": "dull"})
         await desk.store.reading.wait_reached()
-        assert desk.engine.forget(waiting)
+        assert desk.engine.delivery.forget(waiting)
         desk.store.reading.open()
         await desk.append({"data": "yes", "tag": "rare"})
         assert seqs_of(await desk.read(11)) == [12]
-        assert not waiting.is_answered and desk.engine.waiting_reads == 0
+        assert not waiting.is_answered and len(desk.engine.delivery.reads.waiting) == 0
 
 
 async def test_what_is_left_of_answered_long_polls_is_bounded(open_desk: Open) -> None:
@@ -389,9 +390,9 @@ async def test_what_is_left_of_answered_long_polls_is_bounded(open_desk: Open) -
             await desk.append({"data": seq})
             assert seqs_of(await waiting.reply()) == [seq + 1]
             taken_back = desk.send(commands.Diff(box="b", from_seq=seq + 1, wait_ms=30_000))
-            assert desk.engine.forget(taken_back)
-        assert len(desk.engine._reads._deadlines) < 100
-        assert sum(map(len, desk.engine._reads._by_box.values())) < 100
+            assert desk.engine.delivery.forget(taken_back)
+        assert len(desk.engine.delivery.reads.waiting._deadlines) < 100
+        assert sum(map(len, desk.engine.delivery.reads.waiting._by_box.values())) < 100
 
 
 async def test_a_long_poll_whose_time_is_up_while_it_waits_for_the_disk_is_answered_once(
@@ -404,14 +405,14 @@ async def test_a_long_poll_whose_time_is_up_while_it_waits_for_the_disk_is_answe
         desk.forget()
         poll = commands.Diff(box="b", wait_ms=5_000, match=commands.Match("rare"))
         waiting = desk.send(poll)
-        await desk.until(lambda: desk.engine._reads.has("b"))
+        await desk.until(lambda: desk.engine.delivery.reads.waiting.has("b"))
         desk.forget()
         desk.store.reading.shut()
         await desk.append({"data": "no", "tag": "dull"})
         await desk.store.reading.wait_reached()
         desk.clock[0] += 6_000
-        desk.engine._timer_changed.set()
-        await desk.until(lambda: desk.engine._reads.next_s is None)
+        desk.engine._ticker.wake()
+        await desk.until(lambda: desk.engine.delivery.reads.waiting.next_s is None)
         desk.store.reading.open()
         reply = await waiting.reply()
         assert (reply.records, reply.next_from_seq) == (b"", 11)
@@ -476,14 +477,14 @@ async def test_writers_who_are_faster_than_sealing_are_held_up_until_it_has_caug
         await desk.put()
         desk.store.writing.shut()
         while desk.machine.unsealed.bytes <= factor * 20_000:
-            await desk.engine.wait_relieved(is_urgent=is_urgent)
+            await desk.engine.backpressure.wait(is_urgent=is_urgent)
             await desk.append("x" * 1_000)
-        assert desk.engine.is_congested
+        assert desk.engine.backpressure.is_over()
         relieved: list[bool] = []
 
         async def wait() -> None:
-            await desk.engine.wait_relieved(is_urgent=is_urgent)
-            relieved.append(desk.engine.is_congested)
+            await desk.engine.backpressure.wait(is_urgent=is_urgent)
+            relieved.append(desk.engine.backpressure.is_over())
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(wait)
@@ -638,9 +639,9 @@ async def test_compaction_and_moves_that_meet_damage_leave_the_box_alone(
         desk.store._indexes.clear()
         await desk.ask(commands.PutBox("b", BoxPatch(compact="tag")))
         await desk.until(lambda: desk.machine.compactable == {})
-        desk.engine._upkeep._hot = HotPolicy(0, 0)
+        desk.engine._background.upkeep._hot = HotPolicy(0, 0)
         desk.machine.movable[desk.machine.boxes["b"].generation] = desk.machine.boxes["b"]
-        desk.engine._upkeep.wake()
+        desk.engine._background.upkeep.wake()
         await desk.until(lambda: desk.machine.movable == {})
         assert desk.segments()[0].is_cold is False
         bring_back()
@@ -739,7 +740,7 @@ async def test_a_file_that_goes_cold_between_the_look_and_the_read_is_found_ther
 async def test_a_snapshot_is_of_one_moment_although_writes_go_on_while_it_is_taken(
     open_desk: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shard.engine.engine._SNAPSHOT_BOXES", 1)
+    monkeypatch.setattr("shard.engine.snapshots._BOXES", 1)
     async with open_desk(snapshot_wal_bytes=4096) as desk:
         boxes = [f"box-{number}" for number in range(20)]
         for box in boxes:
@@ -748,7 +749,7 @@ async def test_a_snapshot_is_of_one_moment_although_writes_go_on_while_it_is_tak
             sent = [desk.send(commands.Append(box=box, columns=columns(number))) for box in boxes]
             await trio.lowlevel.checkpoint()
         await sent[-1].reply()
-        await desk.until(lambda: desk.engine._lsn_at_snapshot > 100)
+        await desk.until(lambda: desk.engine._background.snapshots.lsn_taken > 100)
         states = {box: await desk.ask(commands.GetState(box)) for box in boxes}
     async with open_desk() as desk:
         for box in boxes:
@@ -821,7 +822,7 @@ async def test_the_older_snapshot_has_all_the_log_it_needs_when_the_newer_one_is
     async with open_desk() as desk:
         await desk.put()
         for _ in range(3):  # each is followed by more than one log file
-            await desk.engine._take_snapshot()
+            await desk.engine._background.snapshots.take()
             for _ in range(3):
                 await desk.append("x" * 900_000)
             await desk.seal()
@@ -840,7 +841,7 @@ async def test_the_older_snapshot_has_all_the_log_it_needs_when_the_newer_one_is
 async def test_claims_that_wait_get_the_jobs_that_are_there_though_one_pass_does_not_reach(
     open_desk: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (jobs_module, engine_module):
+    for module in (jobs_module, waiting_claims):
         monkeypatch.setattr(module, "PASS_JOBS_MAX", 3)
     async with open_desk() as desk:
         await desk.ask(commands.PutBox("q", BoxPatch(type="queue")))
@@ -951,7 +952,7 @@ async def test_a_quiet_shard_gives_memory_back_once_after_it_has_grown(open_desk
 
     memory = Memory()
     async with open_desk(snapshot_interval_ms=10) as desk:
-        desk.engine._memory = memory  # type: ignore[assignment]
+        desk.engine._background.snapshots._memory = memory  # type: ignore[assignment]
         with trio.fail_after(60):
             await memory.was_asked_again.wait()
         assert memory.runs == 1

@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 import trio
 
 from shard.core.machine import Machine
-from shard.engine.engine import Engine, EngineSettings
+from shard.engine.engine import Engine
+from shard.engine.settings import EngineSettings
 from shard.engine.uploads import Place
 from shard.offline.restore import Restored
 from shard.offline.restore_objects import RestoredObjects, RestoringObjects, find

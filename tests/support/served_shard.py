@@ -13,7 +13,8 @@ from pathlib import Path
 import trio
 
 from shard.core.machine import Machine
-from shard.engine.engine import Engine, EngineSettings
+from shard.engine.engine import Engine
+from shard.engine.settings import EngineSettings
 from shard.recovery.recovery import Recovered, recover
 from shard.server.peers import Peers
 from shard.server.server import Server

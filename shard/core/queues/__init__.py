@@ -4,5 +4,5 @@ jobs            commands enter here: claim, ack, nack, extend, the end of a conn
 queue           the jobs of one queue: leased, waiting, delayed, on their way out
 record_moves    dead letters to their box and back, over outboxes as routers have; commands of a requeue
 
-A claim that finds nothing waits in `engine/waiting.py`, not here.
+A claim that finds nothing waits in `engine/waiting_claims.py`, not here.
 """

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from shard.engine import waiting
-from shard.engine.waiting import Waiting, WaitingClaims
+from shard.engine import waiting_claims
+from shard.engine.waiting_claims import Waiting, WaitingClaims
 from streams.protocol.messages.queues import Claim
 
 
@@ -72,7 +72,7 @@ def test_only_the_first_few_of_many_are_asked() -> None:
     book: WaitingClaims[str] = WaitingClaims()
     for number in range(100):
         add(book, str(number), wait_ms=100)
-    assert names(book.woken("q", 0)) == [str(number) for number in range(waiting.IN_ORDER_MAX)]
+    assert names(book.woken("q", 0)) == [str(number) for number in range(waiting_claims.IN_ORDER_MAX)]
 
 
 def test_a_claim_whose_time_is_over_is_asked_for_the_last_time() -> None:
@@ -115,7 +115,7 @@ def test_a_claim_that_ends_with_its_window_is_asked_once() -> None:
 
 
 def test_a_window_that_is_full_closes_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "COHORT_MAX", 3)
+    monkeypatch.setattr(waiting_claims, "COHORT_MAX", 3)
     book: WaitingClaims[str] = WaitingClaims()
     for number in range(3):
         add(book, str(number), 10 + number, 50)

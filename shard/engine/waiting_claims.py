@@ -1,15 +1,20 @@
-"""Claims that wait: for a window to close, or for a job to come (v0 §8). Says who is asked, and when.
+"""Claims that wait: for a window to close, or for a job to come (v0 §8).
 
     a claim that gets nothing ──► waits ──► a job comes, or comes back: those that wait are served in order
                                     │
     a claim in a window ────────────┘       the window closes: all that wait are served in one pass
 
 A window opens with the first claim, or with the first job that comes while claims wait, and gathers whatever
-comes until it closes.
+comes until it closes. `WaitingClaims` is the queue; `ClaimDelivery` serves it.
+
+A lease must be logged, so on a full disk claims wait on, and are refused when their time is up.
 
 Bounds: claims are requests in flight, which links and fronts bound; times that are out of date are never much
-more than those that are not. One pass serves at most `COHORT_MAX` claims; a window that has gathered as many
-closes early.
+more than those that are not. One pass serves at most `COHORT_MAX` claims, and a window that has gathered as
+many closes early. A wake-up gives out at most `PASS_JOBS_MAX` jobs of a box before others have their turn.
+
+Invariants
+- PASS_ANSWERED: a pass over claims is answered, or needs something from disk.
 """
 
 from __future__ import annotations
@@ -17,15 +22,27 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from functools import partial
+from typing import Generic, NamedTuple, TypeVar
 
-from streams.protocol.messages.queues import Claim
+import trio
+
+from shard.core.queues.jobs import PASS_JOBS_MAX
+from shard.engine.disk_space import DiskSpace, Level
+from shard.engine.execution import Execution
+from shard.engine.fetcher import Brought
+from shard.engine.replies import DeferredAnswers, Ticket
+from streams.protocol.errors import StreamsError, Throttled
+from streams.protocol.messages.queues import Claim, Claimed, ClaimedTogether, ClaimTogether
 
 COHORT_MAX = 1024
 #: Times that may be out of date before the heap is made anew.
 _STALE_MIN = 64
 #: Claims asked at once where there is no window. Most wake-ups bring one job, and a thousand may wait for it.
 IN_ORDER_MAX = 32
+
+#: Said to a claim whose time is up and whose connection has no room.
+_NO_ROOM = "earlier answers of this connection are not read yet; read them, then claim again"
 
 T = TypeVar("T")
 
@@ -35,7 +52,7 @@ def _always(ticket: object) -> bool:
 
 
 class Waiting(Generic[T]):
-    """A claim, who waits for its answer, and until when."""
+    """A claim, where its answer goes, and until when it waits."""
 
     __slots__ = ("claim", "is_done", "number", "ticket", "until_ms")
 
@@ -120,7 +137,7 @@ class WaitingClaims(Generic[T]):
         return None
 
     def woken(self, name: str, now_ms: int, is_ready: Callable[[T], bool] = _always) -> list[Waiting[T]]:
-        """A job came to this box, or may have: who is asked now. Nobody where a window gathers claims."""
+        """A job came to this box, or may have: the claims to serve now. None where a window gathers them."""
         self.were_passed_over = False
         box = self._boxes.get(name)
         if box is None:
@@ -138,8 +155,8 @@ class WaitingClaims(Generic[T]):
     def due(
         self, now_ms: int, is_ready: Callable[[T], bool] = _always
     ) -> tuple[str, list[Waiting[T]], bool] | None:
-        """A box and who is asked there: all, because a window closes, or one whose time is over, which the
-        last part says. None when nothing is due. Claims that are not ready are passed over when a window
+        """A box and the claims to serve there: all, because a window closes, or one whose time is over, which
+        the last part says. None when nothing is due. Claims that are not ready are passed over when a window
         closes, so there may be none; then `were_passed_over` is true."""
         self.were_passed_over = False
         when = self.next_ms()
@@ -174,7 +191,7 @@ class WaitingClaims(Generic[T]):
         return ticket in self._of
 
     def forget(self, ticket: T) -> bool:
-        """Whoever made this claim waits no longer. Whether it was still waiting."""
+        """Drop a claim that nobody waits for any more. False if it does not wait."""
         waiting = self._of.get(ticket)
         if waiting is None:
             return False
@@ -198,3 +215,136 @@ class WaitingClaims(Generic[T]):
         if not box.closes_ms:
             box.closes_ms = closes_ms
             heapq.heappush(self._times, (closes_ms, next(self._numbers), name, None))
+
+
+class _Served(NamedTuple):
+    """The result of a pass over claims that wait."""
+
+    #: True if each of them has an answer.
+    is_for_all: bool
+    jobs: int
+
+
+class ClaimDelivery:
+    def __init__(
+        self,
+        execution: Execution,
+        deferred: DeferredAnswers,
+        disk_space: DiskSpace,
+        *,
+        post: Callable[..., object],
+        wake: Callable[[tuple[str, ...]], None],
+        end_turn: Callable[[], None],
+    ) -> None:
+        """`post` has something done when others have had their turn, `wake` serves all who wait in boxes, and
+        `end_turn` flushes and sends what was answered."""
+        self._execution = execution
+        self._deferred = deferred
+        self._disk_space = disk_space
+        self._post = post
+        self._wake = wake
+        self._end_turn = end_turn
+        self.waiting: WaitingClaims[Ticket] = WaitingClaims()
+        self._holders = itertools.count(1)
+
+    def __repr__(self) -> str:
+        return f"<ClaimDelivery {self.waiting!r}>"
+
+    def new_holder(self) -> int:
+        """A number for a connection that leases end with. Unlike any other in this life of the shard."""
+        return next(self._holders)
+
+    def park(self, claim: Claim, ticket: Ticket, window_ms: int) -> None:
+        """Have a claim wait that got nothing."""
+        self.waiting.add(claim, ticket, now_ms=_wait_ms(), window_ms=window_ms)
+
+    def wake(self, box: str) -> None:
+        """Serve those that wait for jobs of this box, in their order, until one of them gets none. When they
+        have got as many jobs as one pass gives out, others come first."""
+        jobs = 0
+        while self._disk_space.level != Level.FULL:  # else they wait on; a lease must be logged
+            waiting = self.waiting.woken(box, _wait_ms(), self._deferred.has_room)
+            if self.waiting.were_passed_over:
+                self._deferred.add_box(box)
+            if not waiting:
+                return
+            served = self._serve(box, waiting, is_over=False)
+            jobs += served.jobs
+            if jobs >= PASS_JOBS_MAX:
+                self._post(self._serve_more, box)
+                return
+            if not served.is_for_all:
+                return
+
+    def serve_due(self, now_s: float) -> None:
+        """Serve the claims whose window closes, and answer those whose time is up."""
+        has_room = self._deferred.has_room
+        while (due := self.waiting.due(int(now_s * 1000), has_room)) is not None:
+            box, waiting, is_over = due
+            if self.waiting.were_passed_over:
+                self._deferred.add_box(box)
+            if is_over and not has_room(waiting[0].ticket):
+                self._refuse(box, waiting, Throttled(_NO_ROOM))
+            elif self._disk_space.level == Level.FULL:  # a lease must be logged; others wait on
+                if is_over:
+                    self._refuse(box, waiting, self._disk_space.full())
+            elif waiting:
+                self._serve(box, waiting, is_over=is_over)
+
+    def _serve_more(self, box: str) -> None:
+        self.wake(box)
+        self._end_turn()
+
+    def _refuse(self, box: str, waiting: list[Waiting[Ticket]], error: StreamsError) -> None:
+        self.waiting.done(box, waiting)
+        for each in waiting:
+            each.ticket.answer(error, 0.0, 0.0)
+
+    def _serve(
+        self, box: str, waiting: list[Waiting[Ticket]], *, is_over: bool, payloads: Brought | None = None
+    ) -> _Served:
+        """Claim for all of them in one pass. Those that get no answer wait on."""
+        payloads = payloads or []
+        together = ClaimTogether(box=box, claims=tuple(each.claim for each in waiting), is_over=is_over)
+        outcome = self._execution.handle(together, payloads, self._execution.now_ms())
+        if outcome.needs:
+            done = partial(self._serve_again, box, waiting, is_over, payloads)
+            self._execution.fetch(outcome.needs[0], None, done)
+            return _Served(False, 0)
+        reply = outcome.reply
+        assert reply is not None, "PASS_ANSWERED"
+        answers = reply.answers if isinstance(reply, ClaimedTogether) else [reply] * len(waiting)
+        answered = [
+            (each, answer) for each, answer in zip(waiting, answers, strict=True) if answer is not None
+        ]
+        self.waiting.done(box, [each for each, _ in answered])
+        for each, answer in answered:
+            self._execution.send_when_ready(outcome, answer, each.ticket)
+        if outcome.wakes:
+            self._wake(outcome.wakes)
+        jobs = sum(len(answer.jobs) for _, answer in answered if isinstance(answer, Claimed))
+        return _Served(len(answered) == len(waiting), jobs)
+
+    def _serve_again(
+        self,
+        box: str,
+        waiting: list[Waiting[Ticket]],
+        is_over: bool,
+        payloads: Brought,
+        error: StreamsError | None,
+        more: Brought,
+    ) -> None:
+        """A pass has what it needed from disk, or it is not to be had."""
+        waiting = [each for each in waiting if not each.is_done]
+        if waiting and error is not None:
+            self._refuse(box, waiting, error)
+        elif waiting:
+            served = self._serve(box, waiting, is_over=is_over, payloads=payloads + more)
+            if not is_over and (served.is_for_all or served.jobs >= PASS_JOBS_MAX):
+                self.wake(box)
+        self._end_turn()
+
+
+def _wait_ms() -> int:
+    """Trio's clock in milliseconds, rounded up: the time of claims that wait."""
+    return int(trio.current_time() * 1000) + 1

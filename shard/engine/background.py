@@ -1,0 +1,188 @@
+"""The tasks of a shard beside its commands: each waits for the log, works in a thread, and logs the result.
+
+    renderer    writes the rows of commits into boxes         recovery/commit_renderer.py
+    upkeep      seals, compacts, moves, drops segments        upkeep.py
+    snapshots   state on disk, old log released               snapshots.py
+    exports     a state held still for a backup               transfer/exports.py
+    uploads     what object boxes need in the object store    uploads.py; only with an object store
+
+They share the machine with the commands, in one thread: each takes small steps between turns. They log
+through `Ports.log_outcome` and never answer a client.
+
+A disk that fails under one of them is the disk of the log, so the shard ends (`on_failed`). A full disk is no
+failure: they wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from typing import NamedTuple, Protocol
+
+import trio
+
+from shard.core.machine import Machine, Outcome
+from shard.engine.cache import PayloadCache
+from shard.engine.committer import Committer
+from shard.engine.settings import EngineSettings
+from shard.engine.snapshots import SnapshotKeeper
+from shard.engine.upkeep import Upkeep
+from shard.engine.uploads import Place, Uploads
+from shard.recovery.commit_renderer import CommitRenderer, chunk_reader
+from shard.storage.faults import Faults
+from shard.storage.files import Corrupt, DiskLike
+from shard.storage.snapshot import Snapshots
+from shard.storage.store import SegmentStore
+from shard.storage.wal import Wal
+from shard.transfer.exports import Exports
+
+
+class ShardFiles(NamedTuple):
+    """Where a shard keeps what it has."""
+
+    disk: DiskLike
+    wal: Wal
+    snapshots: Snapshots
+    store: SegmentStore
+    export_folder: str
+    #: Where object boxes are kept beside this disk, if there is such a place.
+    place: Place | None
+
+
+class Logger(Protocol):
+    def __call__(self, outcome: Outcome) -> None:
+        """Notes changes of the machine for the log, and hands them over."""
+
+
+class Ports(NamedTuple):
+    """What the tasks need of the engine."""
+
+    now_ms: Callable[[], int]
+    #: True when an lsn is durable, False if the log failed first.
+    wait_durable: Callable[[int], Awaitable[bool]]
+    log_outcome: Logger
+    #: For moves that an export has held back: readers of their boxes are woken.
+    log_moves: Logger
+    on_uploaded: Callable[[Outcome], None]
+    on_rendered: Callable[[Iterable[int]], None]
+    on_failed: Callable[[BaseException], None]
+    is_disk_full: Callable[[], bool]
+    is_log_blocked: Callable[[], bool]
+    #: The log from there on is needed by the snapshot that the shard started from.
+    needs_lsn: int
+    faults: Faults
+
+
+class Background:
+    def __init__(
+        self,
+        machine: Machine,
+        files: ShardFiles,
+        committer: Committer,
+        cache: PayloadCache,
+        settings: EngineSettings,
+        ports: Ports,
+    ) -> None:
+        self._machine = machine
+        self._on_failed = ports.on_failed
+        self.renderer = CommitRenderer(
+            machine,
+            chunk_reader(files.wal),
+            log_outcome=ports.log_outcome,
+            wait_durable=ports.wait_durable,
+            is_blocked=ports.is_log_blocked,
+            is_pressed=lambda: self.upkeep.is_pressed,
+            on_rendered=ports.on_rendered,
+        )
+        self.upkeep = Upkeep(
+            machine,
+            files.store,
+            cache,
+            settings.seal,
+            settings.hot,
+            now_ms=ports.now_ms,
+            log_outcome=ports.log_outcome,
+            wait_durable=ports.wait_durable,
+            pinned_lsn=lambda: self.snapshots.pinned_lsn(),
+            unsealed_bytes_max=settings.cache_bytes,
+            bytes_per_s=settings.upkeep_bytes_per_s,
+            is_disk_full=ports.is_disk_full,
+            faults=ports.faults,
+        )
+        self.snapshots = SnapshotKeeper(
+            machine,
+            (files.wal, files.snapshots),
+            committer,
+            self.upkeep,
+            settings,
+            needs_lsn=ports.needs_lsn,
+            now_ms=ports.now_ms,
+            wait_durable=ports.wait_durable,
+            log_outcome=ports.log_outcome,
+            on_failed=ports.on_failed,
+        )
+        self.exports = self._new_exports(files, settings, ports)
+        self.uploads = self._new_uploads(files.place, files, settings, ports) if files.place else None
+
+    def __repr__(self) -> str:
+        return f"<Background {self.renderer!r}, {self.upkeep!r}, {self.snapshots!r}>"
+
+    def _new_exports(self, files: ShardFiles, settings: EngineSettings, ports: Ports) -> Exports:
+        return Exports(
+            self._machine,
+            files.disk,
+            files.export_folder,
+            now_ms=ports.now_ms,
+            wait_durable=ports.wait_durable,
+            wait_rendered=self.renderer.wait_idle,
+            pins=self.upkeep.pins,
+            on_unpinned=self.snapshots.sweep,
+            log_outcome=ports.log_moves,
+            file_bytes=settings.wal_file_bytes,
+            bytes_per_s=settings.upkeep_bytes_per_s,
+        )
+
+    def _new_uploads(
+        self, place: Place, files: ShardFiles, settings: EngineSettings, ports: Ports
+    ) -> Uploads:
+        return Uploads(
+            self._machine,
+            place,
+            files.disk,
+            files.store,
+            now_ms=ports.now_ms,
+            wait_durable=ports.wait_durable,
+            on_uploaded=ports.on_uploaded,
+            pins=self.upkeep.pinned_for_base,
+            on_unpinned=self.snapshots.sweep,
+            file_bytes=settings.wal_file_bytes,
+        )
+
+    def start(self, nursery: trio.Nursery) -> None:
+        nursery.start_soon(self.snapshots.run)
+        nursery.start_soon(self._run_upkeep)
+        nursery.start_soon(self._run_renderer)
+        self.renderer.wake()
+        nursery.start_soon(self.exports.run)
+        if self.uploads is not None:
+            nursery.start_soon(self.uploads.run)
+
+    def on_durable(self) -> None:
+        """More of the log is durable: each task may have work."""
+        if self._machine.txns.commits:
+            self.renderer.wake()
+        if self.uploads is not None and self._machine.uploading.is_on:
+            self.uploads.wake()
+        self.upkeep.wake()
+        self.snapshots.on_durable()
+
+    async def _run_upkeep(self) -> None:
+        try:
+            await self.upkeep.run()
+        except OSError as error:  # the same disk as the log's
+            self._on_failed(error)
+
+    async def _run_renderer(self) -> None:
+        try:
+            await self.renderer.run()
+        except (OSError, Corrupt) as error:  # it reads the log
+            self._on_failed(error)

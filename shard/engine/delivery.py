@@ -1,0 +1,96 @@
+"""Commands that are held back, and what serves them again.
+
+    handled, and ─► needs something from disk ─► `Refetch`         until it is fetched
+                 ─► is a read and finds none ──► `ReadDelivery`    until its box has a record, or its deadline
+                 ─► is a claim and gets none ──► `ClaimDelivery`   until a job comes, or its deadline
+                 ─► has no room for its page ──► `DeferredAnswers` until its connection has room
+
+Each of them owns its queue and its bound. Here is what concerns them all: a box that may have more to give
+(`wake`), a client that is gone (`forget`), and a connection that has room again (`serve_deferred`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from shard.core.machine import Outcome
+from shard.engine.disk_space import DiskSpace
+from shard.engine.execution import Execution
+from shard.engine.fetcher import Brought
+from shard.engine.refetch import Refetch
+from shard.engine.replies import DeferredAnswers, Ticket
+from shard.engine.ticker import Ticker
+from shard.engine.waiting_claims import ClaimDelivery
+from shard.engine.waiting_reads import ReadDelivery
+from streams.protocol.messages.commands import Command, Diff
+from streams.protocol.messages.forwards import Collect
+from streams.protocol.messages.queues import AwaitMoves, Claim
+
+
+class Delivery:
+    def __init__(
+        self,
+        execution: Execution,
+        disk_space: DiskSpace,
+        ticker: Ticker,
+        *,
+        handle: Callable[[Command, Ticket, Brought], None],
+        submit: Callable[[Command, Ticket], None],
+        end_turn: Callable[[], None],
+        post: Callable[..., object],
+    ) -> None:
+        """`handle` handles a command, `submit` does so with all checks of a new one, `end_turn` flushes and
+        sends what was answered, `post` has something done when others have had their turn."""
+        self._end_turn = end_turn
+        self.deferred = DeferredAnswers()
+        self.refetch = Refetch(execution, self.deferred, handle=handle, submit=submit, end_turn=end_turn)
+        self.reads = ReadDelivery(
+            execution, self.deferred, on_deadline=ticker.not_later_than, end_turn=end_turn
+        )
+        self.claims = ClaimDelivery(
+            execution, self.deferred, disk_space, post=post, wake=self.wake, end_turn=end_turn
+        )
+
+    def __repr__(self) -> str:
+        return f"<Delivery {self.reads!r}, {self.claims!r}, {self.refetch!r}>"
+
+    def park(self, command: Command, ticket: Ticket, outcome: Outcome, now_ms: int) -> None:
+        """Have a read or a claim wait that got nothing."""
+        if isinstance(command, Claim):
+            window_ms = outcome.not_before_ms - now_ms if outcome.not_before_ms else 0
+            self.claims.park(command, ticket, window_ms)
+        else:
+            assert isinstance(command, (Diff, Collect, AwaitMoves))
+            self.reads.park(command, ticket)
+
+    def wake(self, boxes: Iterable[str]) -> None:
+        """Serve claims and reads that wait in these boxes: they may have more to give."""
+        claims, reads = self.claims, self.reads
+        for box in dict.fromkeys(boxes):
+            if claims.waiting:
+                claims.wake(box)
+            reads.wake(box)
+
+    def serve_due(self, now_s: float) -> None:
+        """Serve what a deadline or the end of a window has come for."""
+        self.claims.serve_due(now_s)
+        self.reads.serve_due(now_s)
+
+    def serve_deferred(self) -> None:
+        """Serve again what had no room. Some of it may have none now."""
+        for box in self.deferred.take_boxes():
+            if self.claims.waiting:
+                self.claims.wake(box)
+            self.reads.serve(box)
+        for command, ticket in self.deferred.take_reads():
+            self.refetch.handle_if_room(command, ticket)
+        self._end_turn()
+
+    def forget(self, ticket: Ticket) -> bool:
+        """Drop a read or a claim that nobody waits for any more. False if it does not wait: then it is
+        answered, or about to be."""
+        return self.reads.forget(ticket) or self.claims.waiting.forget(ticket)
+
+    def waits(self, ticket: Ticket) -> bool:
+        """Return True while a read waits for a record, or a claim for a job."""
+        return ticket in self.reads.waiting or self.claims.waiting.waits(ticket)

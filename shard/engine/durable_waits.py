@@ -1,0 +1,51 @@
+"""Tasks that wait for the log: until an lsn is durable, or until the log has failed.
+
+Snapshots, uploads, exports and upkeep wait here before they act on a change: a file may be dropped, and
+another server may learn of a change, only when the log has it for good.
+
+When the log fails the shard ends. Nothing is answered any more, because nothing is known any more.
+"""
+
+from __future__ import annotations
+
+import trio
+
+from shard.core.machine import Machine
+
+
+class DurableWaits:
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        #: Replaced each time that more is durable.
+        self.changed = trio.Event()
+        self.failure: BaseException | None = None
+        self.failed = trio.Event()
+
+    def __repr__(self) -> str:
+        return f"<DurableWaits lsn {self._machine.durable_lsn}, failure {self.failure!r}>"
+
+    def advance(self) -> None:
+        """More is durable."""
+        self.changed.set()
+        self.changed = trio.Event()
+
+    def fail(self, error: BaseException) -> None:
+        self.failure = error
+        self.failed.set()
+
+    async def wait(self, lsn: int) -> bool:
+        """Return True when this lsn is durable, False if the log failed first: then the shard must end."""
+        while self._machine.durable_lsn < lsn and self.failure is None:
+            await wait_for_any(self.changed, self.failed)
+        return self.failure is None
+
+
+async def wait_for_any(*events: trio.Event) -> None:
+    async with trio.open_nursery() as nursery:
+        for event in events:
+            nursery.start_soon(_end_with, event, nursery.cancel_scope)
+
+
+async def _end_with(event: trio.Event, scope: trio.CancelScope) -> None:
+    await event.wait()
+    scope.cancel()

@@ -1,0 +1,51 @@
+"""Hands a command to the machine, stages what it logs, and has what it lacks fetched.
+
+Every part of the engine that holds commands back uses this to handle them again: reads and claims that wait,
+and commands that needed something from disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from shard.core.machine import Machine, Missing, Outcome
+from shard.engine.cache import PayloadCache
+from shard.engine.fetcher import READ_BYTES, Brought, Done, Fetcher
+from shard.engine.replies import ParkedReplies
+from shard.engine.staging import Staging
+from streams.protocol.messages.commands import Command, Diff
+
+
+class Execution:
+    def __init__(
+        self,
+        machine: Machine,
+        cache: PayloadCache,
+        fetcher: Fetcher,
+        staging: Staging,
+        replies: ParkedReplies,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self.machine = machine
+        self.now_ms = now_ms
+        self.send_when_ready = replies.send_when_ready
+        self._cache = cache
+        self._fetcher = fetcher
+        self._log = staging.log
+
+    def __repr__(self) -> str:
+        return f"<Execution on {self.machine!r}>"
+
+    def handle(self, command: Command, payloads: Brought, now_ms: int) -> Outcome:
+        """Handle a command. `payloads` is what was fetched for it so far: the cache may have forgotten it."""
+        if payloads:
+            self._cache.add_all(payloads)
+        outcome = self.machine.handle(command, now_ms)
+        if outcome.changes:
+            self._log(outcome, sync=outcome.until_durable)
+        return outcome
+
+    def fetch(self, missing: Missing, command: Command | None, done: Done) -> None:
+        """Have something fetched that is not in memory; `done` is called in this thread."""
+        wanted = command.max_bytes if isinstance(command, Diff) else 0
+        self._fetcher.fetch(missing, max(READ_BYTES, wanted), done)

@@ -1,0 +1,133 @@
+"""What the engine does when the log, its memory or its disk cannot keep up.
+
+`Backpressure`: servers stop reading while the committer has more than `_CONGESTED_BYTES` to write, or while
+unsealed batches take twice the memory that they should. Urgent commands are let in beyond that, up to half as
+much again. It ends when the committer has less than `RELIEVED_BYTES` to write.
+
+`SpaceWatch`: looks at the free space of the disk, and follows the log, which meets the end of it first. Both
+settle the level (`disk_space.py`). On a full disk commands are refused before they are handled. Background
+work waits: a snapshot and a segment are tried again, and time stands still while the log itself has no room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+
+from shard.core.boxes.unsealed import Unsealed
+from shard.engine.committer import Committer
+from shard.engine.disk_space import LOOK_S, LOOK_SHORT_S, DiskSpace, Level
+from shard.engine.fetcher import Fetcher
+from shard.engine.upkeep import Upkeep
+
+#: Bytes handed to the committer and not yet in the file. At 500 MB/s this is about a tenth of a second.
+_CONGESTED_BYTES = 48 * 1024 * 1024
+RELIEVED_BYTES = 16 * 1024 * 1024
+
+#: Unsealed batches may take this much more memory than they should before writers are held up.
+_UNSEALED_FACTOR = 2
+
+#: Urgent commands may exceed both limits by this factor, so that they need not wait for others.
+_URGENT_FACTOR = 1.5
+
+
+class Backpressure:
+    def __init__(self, committer: Committer, unsealed: Unsealed, cache_bytes: int) -> None:
+        self._committer = committer
+        self._unsealed = unsealed
+        self._unsealed_bytes_max = _UNSEALED_FACTOR * cache_bytes
+        self._relieved = trio.Event()
+        #: True while a server waits.
+        self.holds = False
+
+    def __repr__(self) -> str:
+        return (
+            f"<Backpressure {'held' if self.holds else 'free'}, {self._committer.backlog_bytes} B to write>"
+        )
+
+    def is_over(self, factor: float = 1.0) -> bool:
+        """True if the shard has too much to write, by this factor."""
+        if self._committer.is_stuck:
+            return False  # writes are refused, and reads must not wait for the disk to have space
+        return (
+            self._committer.backlog_bytes > factor * _CONGESTED_BYTES
+            or self._unsealed.bytes > factor * self._unsealed_bytes_max
+        )
+
+    async def wait(self, *, is_urgent: bool) -> None:
+        """Wait while there is too much to write."""
+        if self.is_over(_URGENT_FACTOR if is_urgent else 1.0):
+            if not self.holds:
+                self.holds, self._relieved = True, trio.Event()
+            await self._relieved.wait()
+
+    def relieve(self) -> None:
+        """Let servers go on if there is little left to write. For while it `holds`."""
+        if self._committer.backlog_bytes < RELIEVED_BYTES and not self.is_over():
+            self.holds = False
+            self._relieved.set()
+
+
+class SpaceWatch:
+    def __init__(
+        self,
+        disk_space: DiskSpace,
+        committer: Committer,
+        fetcher: Fetcher,
+        upkeep: Upkeep,
+        *,
+        file_bytes: int,
+        on_space_again: Callable[[], None],
+    ) -> None:
+        """`on_space_again` is called when a full disk is not full any more."""
+        self._disk_space = disk_space
+        self._committer = committer
+        self._fetcher = fetcher
+        self._upkeep = upkeep
+        self._file_bytes = file_bytes
+        self._on_space_again = on_space_again
+        #: Set when the log has met the end of the disk's space, or has space again.
+        self.changed = trio.Event()
+
+    def __repr__(self) -> str:
+        return f"<SpaceWatch {self._disk_space!r}>"
+
+    @property
+    def is_log_blocked(self) -> bool:
+        """True while rows of commits should not be logged."""
+        return self._disk_space.level == Level.FULL or self._committer.backlog_bytes > RELIEVED_BYTES
+
+    def on_log_space(self) -> None:
+        """The log has met the end of the disk's space, or has space again."""
+        self.judge()
+        self.changed.set()
+
+    def judge(self) -> None:
+        """Settle the level, and act on a change."""
+        was_full = self._disk_space.level == Level.FULL
+        has_changed = self._disk_space.judge(
+            lacks_spare=self._committer.lacks_spare,
+            is_stuck=self._committer.is_stuck,
+            room_bytes=lambda: self._committer.room_bytes,
+            file_bytes=self._file_bytes,
+        )
+        if has_changed:
+            self._upkeep.wake()
+        if self._disk_space.level == Level.FULL:  # rows of commits are not rendered until there is space
+            self._fetcher.rendered(self._fetcher.unrendered(), self._disk_space.full())
+        if has_changed and was_full:
+            self._on_space_again()
+
+    async def look(self) -> None:
+        await trio.to_thread.run_sync(self._disk_space.look)
+
+    async def run(self) -> None:
+        while True:
+            with trio.move_on_after(LOOK_SHORT_S if self._disk_space.is_short else LOOK_S):
+                await self.changed.wait()
+            self.changed = trio.Event()
+            await self.look()
+            if self._committer.lacks_spare and self._disk_space.may_allocate:
+                self._committer.prepare()
+            self.judge()

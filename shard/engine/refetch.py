@@ -1,0 +1,162 @@
+"""Commands that need something from disk: it is fetched, and the command is handled again.
+
+    handle ─► needs ─► fetcher ─► done ─► handle again, with all that was fetched for it so far
+                                              └─► it may need more, and goes round once more
+
+A write holds up later writes to its box until it is done, so that writes keep their order. Reads hold up
+nothing.
+
+Bounds: reads have at most `_FETCH_BYTES_MAX` fetched at a time from this disk, and as much from the cold
+store; further reads wait in a queue. Writes are at most one for each box. Commands that wait are requests in
+flight, which links and fronts bound.
+
+Invariants
+- ONE_WRITE_FETCHES: of the writes to a box one at most waits for the fetcher.
+- FETCHED_BYTES: the bytes that reads have asked for are those of reads under way.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+from shard.core.machine import Missing
+from shard.core.transactions.unrendered import NotRendered
+from shard.engine.execution import Execution
+from shard.engine.fetcher import READ_BYTES, Brought, Done, is_in_cold_store
+from shard.engine.replies import DeferredAnswers, Ticket
+from streams.protocol.errors import StreamsError
+from streams.protocol.messages.bulk import Locate, States
+from streams.protocol.messages.commands import Command, Diff, GetRecord, GetState, GetTail, ListBoxes
+from streams.protocol.messages.forwards import Collect
+
+#: Commands that change nothing, and so wait for no other.
+READS = (Diff, GetRecord, GetState, GetTail, ListBoxes, Collect, Locate, States)
+
+#: Bytes that reads may ask of the fetcher at a time, from this disk and from the cold store each: what they
+#: hold until they are answered. Further reads are deferred.
+_FETCH_BYTES_MAX = 64 << 20
+
+
+def box_of(command: Command) -> str:
+    """The box that a command is about; none for those about all of a shard."""
+    return getattr(command, "box", "")
+
+
+class Refetch:
+    def __init__(
+        self,
+        execution: Execution,
+        deferred: DeferredAnswers,
+        *,
+        handle: Callable[[Command, Ticket, Brought], None],
+        submit: Callable[[Command, Ticket], None],
+        end_turn: Callable[[], None],
+    ) -> None:
+        """`handle` handles a command, `submit` does so with all checks of a new one, and `end_turn` flushes
+        and sends what was answered."""
+        self._execution = execution
+        self._deferred = deferred
+        self._handle = handle
+        self._submit = submit
+        self._end_turn = end_turn
+        #: By box: writes behind one that waits for the fetcher, in the order in which they came.
+        self._behind: dict[str, deque[tuple[Command, Ticket]]] = {}
+        #: By "is it in the cold store": bytes that reads have asked for, and reads that may not ask yet.
+        self._fetching_bytes = [0, 0]
+        self._until_fetched: tuple[deque[tuple[Command, Ticket]], ...] = (deque(), deque())
+
+    def __repr__(self) -> str:
+        return f"<Refetch {self._fetching_bytes} B under way, writes to {len(self._behind)} boxes>"
+
+    @property
+    def holds_writes(self) -> bool:
+        """True while a write waits for the fetcher."""
+        return bool(self._behind)
+
+    def hold_back(self, command: Command, ticket: Ticket) -> bool:
+        """Queue a write behind an earlier one to its box that waits. False if there is none."""
+        if isinstance(command, READS) or box_of(command) not in self._behind:
+            return False
+        self._behind[box_of(command)].append((command, ticket))
+        return True
+
+    def fetch(self, command: Command, ticket: Ticket, missing: Missing, payloads: Brought) -> None:
+        """Have something fetched that a command needs, then handle the command again."""
+        if isinstance(command, READS) and isinstance(missing, NotRendered):
+            done: Done = partial(self._rendered_again, command, ticket, payloads)
+        elif isinstance(command, READS):
+            is_cold = is_in_cold_store(missing)
+            wanted = max(READ_BYTES, command.max_bytes if isinstance(command, Diff) else 0)
+            if self._fetching_bytes[is_cold] >= _FETCH_BYTES_MAX:
+                self._until_fetched[is_cold].append((command, ticket))
+                return
+            self._fetching_bytes[is_cold] += wanted
+            done = partial(self._read_again, command, ticket, payloads, is_cold, wanted)
+        else:
+            assert box_of(command) not in self._behind, "ONE_WRITE_FETCHES"
+            self._behind[box_of(command)] = deque()
+            done = partial(self._write_again, command, ticket, payloads)
+        self._execution.fetch(missing, command, done)
+
+    def handle_if_room(self, command: Command, ticket: Ticket) -> None:
+        """Handle a read, or defer it while its connection has no room for a page."""
+        if self._deferred.has_room(ticket):
+            self._handle(command, ticket, [])
+        else:
+            self._deferred.add_read(command, ticket)
+
+    def _again(
+        self, command: Command, ticket: Ticket, payloads: Brought, error: StreamsError | None, more: Brought
+    ) -> None:
+        if error is not None:
+            self._execution.machine.give_up(command)
+            ticket.answer(error, 0.0, 0.0)
+        else:
+            self._handle(command, ticket, payloads + more)
+
+    def _again_if_room(
+        self, command: Command, ticket: Ticket, payloads: Brought, error: StreamsError | None, more: Brought
+    ) -> None:
+        if error is None and not self._deferred.has_room(ticket):
+            self._deferred.add_read(command, ticket)
+        else:
+            self._again(command, ticket, payloads, error, more)
+
+    def _rendered_again(
+        self, command: Command, ticket: Ticket, payloads: Brought, error: StreamsError | None, more: Brought
+    ) -> None:
+        """More rows are rendered of those that a read wants. It waited for no fetch, so it counts as none."""
+        self._again_if_room(command, ticket, payloads, error, more)
+        self._end_turn()
+
+    def _read_again(
+        self,
+        command: Command,
+        ticket: Ticket,
+        payloads: Brought,
+        is_cold: bool,
+        wanted: int,
+        error: StreamsError | None,
+        more: Brought,
+    ) -> None:
+        self._fetching_bytes[is_cold] -= wanted
+        assert self._fetching_bytes[is_cold] >= 0, "FETCHED_BYTES"
+        self._again_if_room(command, ticket, payloads, error, more)
+        waiting = self._until_fetched[is_cold]
+        while waiting and self._fetching_bytes[is_cold] < _FETCH_BYTES_MAX:
+            self.handle_if_room(*waiting.popleft())
+        self._end_turn()
+
+    def _write_again(
+        self, command: Command, ticket: Ticket, payloads: Brought, error: StreamsError | None, more: Brought
+    ) -> None:
+        box = box_of(command)
+        behind = self._behind.pop(box)
+        self._again(command, ticket, payloads, error, more)
+        while behind and box not in self._behind:
+            self._submit(*behind.popleft())
+        if behind:  # one of them has to wait in its turn, and the rest stays behind it
+            self._behind[box].extend(behind)
+        self._end_turn()

@@ -1,0 +1,144 @@
+"""Replies on their way: parked until the log has what they rest on, or deferred until they have room.
+
+    Outcome ─► waits for no lsn        sent now
+            ─► until logged ─────────► sent by `on_logged` or `on_durable` of its lsn
+            ─► until durable ────────► sent by `on_durable` of its lsn
+            ─► until uploaded ───────► sent when the object store has its lsn
+
+`core/durability.py` says what a reply waits for. Here it only waits.
+
+A page is produced only while its connection has room for it (`has_room`). A read or a claim that could be
+served, and has no room, is deferred: the server has it served again when the connection has room.
+
+All of it is lost with the process. A client whose reply was parked does not know what became of its command:
+it repeats it, and idempotency keys, fences and seqs answer.
+
+Bounds: replies and deferred reads are at most as many as requests in flight, which links and fronts bound.
+Deferred boxes are at most as many as boxes with reads or claims that wait.
+
+Invariants
+- PARKED_ORDER: a queue of parked replies is ordered by lsn.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable
+from operator import itemgetter
+from typing import Protocol
+
+from shard.core.machine import Outcome
+from shard.core.objects.replication import Uploading
+from streams.protocol.errors import StreamsError
+from streams.protocol.messages.commands import Command, Reply
+
+
+class Ticket(Protocol):
+    """The place where a reply goes."""
+
+    def answer(self, reply: Reply | StreamsError, fsync_ms: float, wal_append_ms: float) -> None: ...
+
+
+#: A reply on hold: the lsn it waits for, and where it goes.
+_Parked = tuple[int, Ticket, Reply | StreamsError]
+_lsn_of = itemgetter(0)
+
+
+class ParkedReplies:
+    def __init__(self, uploading: Uploading) -> None:
+        self._uploading = uploading
+        #: In the order of the lsns they wait for, and of their coming.
+        self._until_logged: deque[_Parked] = deque()
+        self._until_durable: deque[_Parked] = deque()
+        self._until_uploaded: deque[_Parked] = deque()
+        #: How long the last sync and the last write of the log took; each reply has both.
+        self._fsync_ms = 0.0
+        self._wal_append_ms = 0.0
+
+    def __repr__(self) -> str:
+        return f"<ParkedReplies {len(self)}>"
+
+    def __len__(self) -> int:
+        return len(self._until_logged) + len(self._until_durable) + len(self._until_uploaded)
+
+    def send_when_ready(self, outcome: Outcome, reply: Reply | StreamsError, ticket: Ticket) -> None:
+        """Send a reply now, or park it until the log has what it rests on."""
+        lsn = outcome.waits_for_lsn
+        if not lsn:
+            ticket.answer(reply, 0.0, 0.0)
+            return
+        parked = self._until_durable if outcome.until_durable else self._until_logged
+        if outcome.until_uploaded:
+            refusal = self._uploading.stuck()
+            if refusal is not None:  # the store does not answer; a write was refused for that before
+                ticket.answer(refusal, 0.0, 0.0)
+                return
+            parked = self._until_uploaded
+        if not parked or parked[-1][0] <= lsn:
+            parked.append((lsn, ticket, reply))
+        else:  # it rests on something older than the last write of another
+            parked.insert(bisect_right(parked, lsn, key=_lsn_of), (lsn, ticket, reply))
+
+    def on_logged(self, lsn: int, wal_append_ms: float) -> None:
+        self._wal_append_ms = wal_append_ms
+        self._release(self._until_logged, lsn, 0.0)
+
+    def on_durable(self, lsn: int, fsync_ms: float, wal_append_ms: float) -> None:
+        self._fsync_ms = fsync_ms
+        self._wal_append_ms = wal_append_ms
+        self._release(self._until_logged, lsn, 0.0)
+        self._release(self._until_durable, lsn, fsync_ms)
+        if self._until_uploaded:  # some rest on what need not be uploaded after all
+            self.on_uploaded()
+
+    def on_uploaded(self) -> None:
+        self._release(self._until_uploaded, self._uploading.position, self._fsync_ms)
+
+    def _release(self, parked: deque[_Parked], lsn: int, fsync_ms: float) -> None:
+        wal_append_ms = self._wal_append_ms
+        while parked and parked[0][0] <= lsn:
+            _, ticket, reply = parked.popleft()
+            ticket.answer(reply, fsync_ms, wal_append_ms)
+
+    def check(self) -> None:
+        """Assert the named invariants. For tests."""
+        for parked in (self._until_logged, self._until_durable, self._until_uploaded):
+            lsns = [lsn for lsn, _, _ in parked]
+            assert lsns == sorted(lsns), "PARKED_ORDER"
+
+
+class DeferredAnswers:
+    """Reads and claims that could be served, and whose connection has no room for a page."""
+
+    def __init__(self) -> None:
+        #: True if a page may be produced for a ticket. The server has its own.
+        self.has_room: Callable[[Ticket], bool] = _always
+        #: Boxes with such reads and claims among those that wait.
+        self._boxes: dict[str, None] = {}
+        #: Reads that had all they needed from disk.
+        self._reads: deque[tuple[Command, Ticket]] = deque()
+
+    def __repr__(self) -> str:
+        return f"<DeferredAnswers of {len(self._boxes)} boxes, {len(self._reads)} reads>"
+
+    def __bool__(self) -> bool:
+        return bool(self._boxes or self._reads)
+
+    def add_box(self, box: str) -> None:
+        self._boxes[box] = None
+
+    def add_read(self, command: Command, ticket: Ticket) -> None:
+        self._reads.append((command, ticket))
+
+    def take_boxes(self) -> dict[str, None]:
+        boxes, self._boxes = self._boxes, {}
+        return boxes
+
+    def take_reads(self) -> deque[tuple[Command, Ticket]]:
+        reads, self._reads = self._reads, deque()
+        return reads
+
+
+def _always(ticket: Ticket) -> bool:
+    return True

@@ -1,0 +1,225 @@
+"""Takes snapshots, and releases the log and the segments that they made superfluous.
+
+    due: `snapshot_wal_bytes` were written, or `snapshot_interval_ms` have passed
+      capture box by box, between turns ─► all of it durable in the log ─► written, in a thread
+        ─► log files that neither of the two newest snapshots needs are released
+        ─► segments that neither of them names are dropped (`upkeep.py`)
+
+A quiet shard, whose last snapshot was due by time, frees its whole log but for the newest file, and gives
+free memory back to the system.
+
+What a crash leaves: a `.tmp` file, which the next snapshot drops; or a snapshot whose log files are still
+there, which the next one releases. The log is whole from the older of the two snapshots on.
+
+A full disk is no failure: the snapshot is tried again, and the log is kept until one is written. A disk that
+cannot write a snapshot for another reason cannot be trusted with the log: the shard ends.
+
+Invariants
+- SNAPSHOT_DURABLE: a snapshot is written only of changes that are durable in the log.
+- NEWEST_STAYS: the newest log file is never released.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import structlog
+import trio
+
+from shard.core.changes import ShardState
+from shard.core.machine import Machine, Outcome
+from shard.engine.committer import Committer
+from shard.engine.settings import EngineSettings
+from shard.engine.upkeep import Upkeep
+from shard.storage import frames
+from shard.storage.files import NO_SPACE
+from shard.storage.retention import Retention, names_in
+from shard.storage.snapshot import Snapshots
+from shard.storage.store import Name
+from shard.storage.wal import Wal
+from streams import process
+
+log = structlog.get_logger()
+
+#: Log that is kept although a snapshot covers it, for batches that are not sealed: this many times what makes
+#: a snapshot due. Beyond it they are sealed, or written to the log again.
+_PINNED_FACTOR = 2
+_PINNED_FILES_MIN = 4
+
+#: A quiet shard has its whole log freed, but for the newest file, if that is this many times what must be
+#: sealed or written to the log again for it: so that costs at most an eighth of what was written.
+_QUIET_FACTOR = 8
+
+#: A shard that has logged less than this since its last snapshot may be slow for a moment: 0.1 s for each
+#: gigabyte of memory that it gives back.
+_QUIET_BYTES = 8 << 20
+
+#: Boxes that a snapshot takes in one step, a quarter of a millisecond, and how long others have in between. A
+#: hundred thousand boxes take about fourteen seconds in this way.
+_BOXES, _REST_S = 32, 0.004
+
+#: How long to wait for space on a full disk before a snapshot is tried again.
+_FULL_PAUSE_S = 5.0
+
+
+class SnapshotKeeper:
+    def __init__(
+        self,
+        machine: Machine,
+        files: tuple[Wal, Snapshots],
+        committer: Committer,
+        upkeep: Upkeep,
+        settings: EngineSettings,
+        *,
+        needs_lsn: int,
+        now_ms: Callable[[], int],
+        wait_durable: Callable[[int], Awaitable[bool]],
+        log_outcome: Callable[[Outcome], None],
+        on_failed: Callable[[BaseException], None],
+    ) -> None:
+        """`needs_lsn`: the log from there on is needed by the snapshot that the shard started from."""
+        self._machine = machine
+        self._wal, self._snapshots = files
+        self._committer = committer
+        self._upkeep = upkeep
+        self._settings = settings
+        self._now_ms = now_ms
+        self._wait_durable = wait_durable
+        self._log_outcome = log_outcome
+        self._on_failed = on_failed
+        self._retention = Retention(needs_lsn)
+        self._wal.keeps = self._retention.keeps
+        self._memory = process.MemoryReturn()
+        self._wanted = trio.Event()
+        self._bytes_taken = 0
+        #: The lsn of the newest snapshot, or of the one that is being taken.
+        self.lsn_taken = 0
+        #: When the state was taken that the newest snapshot has; at first, when this life began.
+        self._taken_s = trio.current_time()
+        #: True while the disk has no space for a snapshot.
+        self._lacks_space = False
+        #: True if time made the last snapshot due, and not the bytes written since the one before.
+        self._is_quiet = False
+
+    def __repr__(self) -> str:
+        return f"<SnapshotKeeper, last of lsn {self.lsn_taken}>"
+
+    @property
+    def age_s(self) -> float:
+        """How long the log has had changes that no snapshot has; 0 if it has none."""
+        if self._machine.lsn == self.lsn_taken:
+            return 0.0
+        return round(trio.current_time() - self._taken_s, 3)
+
+    @property
+    def _bytes_since(self) -> int:
+        return self._wal.bytes_written - self._bytes_taken
+
+    def on_durable(self) -> None:
+        """The log has grown: a snapshot may be due."""
+        if self._bytes_since >= self._settings.snapshot_wal_bytes:
+            self._wanted.set()
+
+    async def run(self) -> None:
+        while True:
+            with trio.move_on_after(self._settings.snapshot_interval_ms / 1000) as waiting:
+                await self._wanted.wait()
+            self._is_quiet = waiting.cancelled_caught
+            await self._return_memory()
+            self._upkeep.wake()  # a quiet shard frees more of its log
+            self._wanted = trio.Event()
+            if self._machine.lsn == self.lsn_taken:
+                if self._retention.is_settled(self._wal.files()[:-1]):
+                    # Nothing has changed, and no file waits for the older snapshot to go.
+                    if self._upkeep.must_sweep_again:
+                        self.sweep()
+                    continue
+                # A second one of this lsn would take the place of the first, and the older one would stay:
+                # without the segments that it names.
+                self._log_outcome(self._machine.rest(self._now_ms()))
+            try:
+                if not await self.try_to_take():
+                    await trio.sleep(_FULL_PAUSE_S)
+                    self._wanted.set()
+            except OSError as error:  # a disk that cannot keep a snapshot cannot be trusted with the log
+                self._on_failed(error)
+                return
+
+    async def _return_memory(self) -> None:
+        """After a burst, give free memory back to the system."""
+        if self._is_quiet and self._bytes_since < _QUIET_BYTES and self._memory.is_worth_it:
+            returned_bytes = await trio.to_thread.run_sync(self._memory.run)
+            log.info("gave free memory back to the system", mebibytes=returned_bytes >> 20)
+
+    async def try_to_take(self, *, rest_s: float = _REST_S) -> bool:
+        """Take a snapshot. False if the disk has no space for it; the log is kept until one has some."""
+        before = self._bytes_taken, self.lsn_taken
+        try:
+            await self.take(rest_s=rest_s)
+        except OSError as error:
+            if error.errno not in NO_SPACE:
+                raise
+            self._bytes_taken, self.lsn_taken = before
+            if not self._lacks_space:
+                log.error("the disk is full: a snapshot cannot be written; trying on", error=str(error))
+            self._lacks_space = True
+            return False
+        self._lacks_space = False
+        return True
+
+    async def take(self, *, rest_s: float = _REST_S) -> None:
+        """Write the state of this moment, once all of it is durable in the log; then release old files."""
+        self._bytes_taken = self._wal.bytes_written
+        taken_s = trio.current_time()
+        capture = self._machine.begin_snapshot()
+        self.lsn_taken = capture.lsn
+        try:
+            while capture.step(_BOXES):  # noqa: ASYNC110 (it waits for nothing, it leaves room)
+                await trio.sleep(rest_s)
+        finally:
+            self._machine.end_snapshot(capture)
+        state = capture.state()
+        if not await self._wait_durable(state.lsn):
+            return
+        assert state.lsn <= self._machine.durable_lsn, "SNAPSHOT_DURABLE"
+        named = await trio.to_thread.run_sync(self._write, state, rest_s)
+        self._taken_s = taken_s
+        self._retention.written(state.needs_lsn, named, state.held)
+        self._release()
+
+    def _write(self, state: ShardState, rest_s: float) -> set[Name]:
+        self._snapshots.write(state.lsn, frames.encode_state(state, partial(time.sleep, rest_s)))
+        return names_in(state)
+
+    def _release(self) -> None:
+        for kept in self._wal.kept_files():
+            if not self._retention.keeps(kept.first_lsn, kept.last_lsn):
+                self._committer.drop_kept(kept.number)
+        self.sweep()
+        *older, newest = self._wal.files()
+        through = self._retention.released(older)
+        assert through < newest.number, "NEWEST_STAYS"
+        if through:
+            self._committer.release(through)
+
+    def sweep(self) -> None:
+        """Have segments dropped that no snapshot names."""
+        named = self._retention.named()
+        if named is not None:
+            self._upkeep.sweep(named)
+        self._upkeep.wake()  # files that were pinned may go, whatever is named
+
+    def pinned_lsn(self) -> int:
+        """Log up to here should not be needed any more: batches there are sealed, or logged again."""
+        settings, files = self._settings, self._wal.files()
+        older = files[:-1]
+        if (
+            self._is_quiet
+            and _QUIET_FACTOR * self._machine.unsealed.bytes < len(older) * settings.wal_file_bytes
+        ):
+            return older[-1].last_lsn
+        kept = _PINNED_FACTOR * settings.snapshot_wal_bytes // settings.wal_file_bytes
+        files = files[: -max(_PINNED_FILES_MIN, kept)]
+        return files[-1].last_lsn if files else 0

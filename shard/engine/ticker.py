@@ -1,0 +1,82 @@
+"""Calls the engine when something is due: a deadline of the machine, of a read or of a claim.
+
+The engine looks after each turn whether a deadline has come nearer than the next tick (`look`). A tick comes
+at least every `_TICK_S_MAX` seconds, and then the system clock is observed too (`timekeeper.py`).
+
+Two clocks: deadlines of the machine are in the time of the core, in milliseconds, which may be set back and
+forth. Deadlines of reads and claims are on trio's clock, which only grows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+
+from shard.engine.replies import Ticket
+from shard.engine.waiting_claims import WaitingClaims
+from shard.engine.waiting_reads import WaitingReads
+
+#: The longest the shard goes without looking at its clock.
+_TICK_S_MAX = 1.0
+
+
+class Ticker:
+    def __init__(
+        self,
+        now_ms: Callable[[], int],
+        *,
+        next_deadline_ms: Callable[[], int | None],
+        observe_clock: Callable[[], None],
+        tick: Callable[[int, float], None],
+    ) -> None:
+        """`next_deadline_ms` says when the machine wants a tick."""
+        self._now_ms = now_ms
+        self._next_deadline_ms = next_deadline_ms
+        self._observe_clock = observe_clock
+        self._tick = tick
+        self._changed = trio.Event()
+        #: When the next tick comes: on trio's clock, and in the time of the core.
+        self._at_s = 0.0
+        self._at_ms = 0
+
+    def __repr__(self) -> str:
+        return f"<Ticker, next at {self._at_ms} ms>"
+
+    def wake(self) -> None:
+        """Have a tick now."""
+        self._changed.set()
+
+    def not_later_than(self, deadline_s: float) -> None:
+        if deadline_s < self._at_s:
+            self._changed.set()
+
+    def look(self, claims: WaitingClaims[Ticket]) -> None:
+        """A turn may have brought a deadline before the next tick."""
+        deadline_ms = self._next_deadline_ms()
+        if deadline_ms is not None and deadline_ms < self._at_ms:
+            self._changed.set()
+        if claims:
+            due_ms = claims.next_ms()
+            if due_ms is not None and due_ms < self._at_s * 1000:
+                self._changed.set()
+
+    async def run(self, reads: WaitingReads[Ticket], claims: WaitingClaims[Ticket]) -> None:
+        while True:
+            self._observe_clock()
+            now_ms, now_s = self._now_ms(), trio.current_time()
+            self._tick(now_ms, now_s)
+            next_s = now_s + _TICK_S_MAX
+            deadline_ms = self._next_deadline_ms()
+            if deadline_ms is not None:
+                next_s = min(next_s, now_s + (deadline_ms - now_ms) / 1000)
+            if (read_s := reads.next_s) is not None:
+                next_s = min(next_s, read_s)
+            claims_ms = claims.next_ms()
+            if claims_ms is not None:
+                next_s = min(next_s, claims_ms / 1000)
+            self._at_s = next_s
+            self._at_ms = now_ms + round(1000 * (next_s - now_s))
+            self._changed = trio.Event()
+            with trio.move_on_after(max(0.001, next_s - now_s)):
+                await self._changed.wait()
