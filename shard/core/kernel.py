@@ -28,7 +28,8 @@ handler raises `StreamsError` to refuse.
 differ when the log is replayed. Every applier sees the same changes in the same order, live and in recovery.
 
 *Validators* come first. One looks whether what the change rests on is there, and raises `DoesNotApply` while
-nothing is changed. That happens where a log has lost frames, and `repair.py` goes on; live it would be a bug.
+nothing is changed. That happens where a log has lost frames, and `shard/offline/repair.py` goes on; live it
+would be a bug.
 
 *State* is of two kinds. Logged state is changed by appliers alone and rebuilt by replay. Volatile state
 (timers, queues of waiting replies, counters) is lost with the process, and rebuilt or begun anew by `start`.

@@ -38,7 +38,6 @@ Rules of the file
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -54,6 +53,7 @@ from shard.core.machine import Machine
 from shard.core.transactions.commits import render_step
 from shard.core.transactions.state import Mark
 from shard.core.transactions.unrendered import UnrenderedRows
+from shard.offline.lost_ranges import lost_ranges, uncovered
 from shard.offline.reconcile import Corrections, Made, Reconciler
 from shard.offline.verify import name_of
 from shard.recovery.lives import has_failed
@@ -358,7 +358,7 @@ class _Patient:
         for generation in {box.generation for box in wanted.values()} | {each for each, _ in missing}:
             box, facts = self.machine.generations[generation], facts_of[generation]
             serials = {serial for each, serial in missing if each == generation}
-            self._lose(box, _lost_ranges(box, facts, serials), "a segment or a frame of the log is damaged")
+            self._lose(box, lost_ranges(box, facts, serials), "a segment or a frame of the log is damaged")
             offline_edits.recount(box.log)
         self.machine.hydrated()
         self._render_commits()
@@ -446,7 +446,7 @@ class _Patient:
         elif isinstance(change, changes.BoxConfigured):
             box = self._require(change.generation)
             if box.log.awaited:  # what it had in memory was stored, and not all of that is whole
-                self._lose(box, _uncovered(box), "a frame of the log is damaged")
+                self._lose(box, uncovered(box), "a frame of the log is damaged")
                 offline_edits.recount(box.log)
         elif isinstance(change, changes.SeqsLost):
             self._lose_before(change.generation, change.first_seq)
@@ -691,43 +691,3 @@ class _Patient:
             and name not in self.stubs
         ]
         return msgspec.structs.replace(facts, segments=old)
-
-
-def _uncovered(box: Box) -> list[tuple[int, int]]:
-    """Seqs that are in no batch. Some of them may have been dead; which, nobody knows any more."""
-    ranges: list[tuple[int, int]] = []
-    next_seq = box.log.earliest_seq
-    for span in box.log.spans():
-        if span.first_seq > next_seq:
-            ranges.append((next_seq, span.first_seq - 1))
-        next_seq = max(next_seq, span.last_seq + 1)
-    if next_seq <= box.log.head_seq:
-        ranges.append((next_seq, box.log.head_seq))
-    return ranges
-
-
-def _lost_ranges(box: Box, facts: BoxFacts, serials: set[int]) -> list[tuple[int, int]]:
-    """Between which seqs the batches were that could not be given back: what the snapshot named, in order,
-    and the seqs of its neighbours that are there."""
-    present = {batch.lsn: batch for batch in box.log.tail.batches}
-    there = {segment.serial: segment for segment in box.log.segments}
-    #: (first seq, last seq) of each in order; 0 where it is not known.
-    places: list[tuple[int, int]] = []
-    for each in facts.segments:
-        segment = there.get(each.serial)
-        lost = each.serial in serials or segment is None
-        places.append((each.first_seq, 0) if lost or segment is None else (each.first_seq, segment.last_seq))
-    for lsn in array("Q", facts.batches):
-        batch = present.get(lsn)
-        places.append((0, 0) if batch is None else (batch.first_seq, batch.last_seq))
-    ranges: list[tuple[int, int]] = []
-    next_seq = facts.earliest_seq
-    for at, (first, last) in enumerate(places):
-        if last:
-            next_seq = last + 1
-            continue
-        after = [first for first, _ in places[at + 1 :] if first]
-        low, high = max(first, next_seq), (after[0] - 1 if after else facts.head_seq)
-        if low <= high and (not ranges or ranges[-1][1] < high):
-            ranges.append((low, high))
-    return ranges

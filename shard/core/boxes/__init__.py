@@ -8,6 +8,7 @@ scanning        reads of bulk clients: scans, states of many boxes, positions of
 
 A change of a box is applied in `appliers.py`, which calls the box itself:
 
+validation      whether a change of a box can be applied, before anything is changed
 appliers        changes of boxes; what they mean for the whole shard
 box             one box: config, caps, TTL, idempotency keys, fence, reads
 log             its positions: which seqs exist, are live, are visible

@@ -330,18 +330,6 @@ class Log:
             yield span, first, end
             first = end
 
-    def batches_of(self, seqs: BitMap64) -> int | None:
-        """How many batches hold these seqs; None if one of them is in none."""
-        wanted = seqs.to_array()
-        first = found = 0
-        while first < len(wanted):
-            span = self.span_at(wanted[first])
-            if span is None:
-                return None
-            first = bisect_right(wanted, span.last_seq, first)
-            found += 1
-        return found
-
     def lose(self, first_seq: int, last_seq: int, missed: int = 0) -> None:
         """Seqs that were handed out but may not have survived: skipped for ever, and reported to readers.
         With `missed`, one seq that stands for so many copies that never came."""
@@ -479,19 +467,11 @@ class Log:
             self.segments.append(segment)
         self.advance_earliest()
 
-    def segments_of(self, serials: Sequence[int]) -> list[Segment] | None:
-        """The segments with these serials, if they are there, side by side and in this order."""
-        first = next((at for at, each in enumerate(self.segments) if each.serial == serials[0]), None)
-        if first is None:
-            return None
-        found = self.segments[first : first + len(serials)]
-        return found if [each.serial for each in found] == list(serials) else None
-
     def replace(self, old: Sequence[int], segment: Segment) -> None:
         """Neighbouring segments, by their serials, give way to one with what was live in them."""
-        gone = self.segments_of(old)
-        assert gone is not None, "ORDER"
-        first = self.segments.index(gone[0])
+        first = next(at for at, each in enumerate(self.segments) if each.serial == old[0])
+        gone = self.segments[first : first + len(old)]
+        assert [each.serial for each in gone] == list(old), "ORDER"
         live = (sum(each.count for each in gone), sum(each.bytes for each in gone))
         assert live == (segment.count, segment.bytes), "COUNT"
         self.segments[first : first + len(old)] = [segment]

@@ -1,13 +1,17 @@
 """Says whether a change of a box can be applied to the box as it is, before anything is changed.
 
 Live, every change fits: a handler has just worked it out. In a log of which frames are missing some do not,
-and `repair.py` asks for each. Only what an applier would stumble over is looked at, and never a payload, so
-that an append pays for two comparisons.
+and `shard/offline/repair.py` passes over these. Only what an applier would stumble over is looked at, and
+never a payload, so that an append pays for two comparisons.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+from pyroaring import BitMap64
 
 from shard.core import changes
 from shard.core.boxes.sealed import Segment
@@ -20,19 +24,16 @@ if TYPE_CHECKING:
 
 
 def appended(change: changes.BatchAppended, box: Box) -> None:
-    _begins_behind(box.log, change.batch.first_seq, change.batch.first_ts)
+    require_behind(box.log, change.batch.first_seq, change.batch.first_ts)
 
 
 def forwarded(change: changes.BatchForwarded, box: Box) -> None:
-    # Copies behind a loss of their source begin with one seq that stands for the loss.
-    _begins_behind(box.log, change.batch.first_seq - (change.lost > 0), change.batch.first_ts)
+    # Copies behind a loss of their source begin with one seq for the loss.
+    require_behind(box.log, change.batch.first_seq - (change.lost > 0), change.batch.first_ts)
 
 
-def part_committed(part: changes.TxnPart, box: Box, first_ts: int) -> None:
-    _begins_behind(box.log, part.first_seq, first_ts)
-
-
-def _begins_behind(log: Log, first_seq: int, first_ts: int) -> None:
+def require_behind(log: Log, first_seq: int, first_ts: int) -> None:
+    """Raises `DoesNotApply` unless a batch that begins so can follow what the box has."""
     if first_seq <= log.head_seq:
         raise DoesNotApply(f"a batch begins at {first_seq}, and its box ends at {log.head_seq}")
     if first_ts < log.last_ts:
@@ -58,11 +59,24 @@ def _can_delete(change: changes.RecordsDeleted, log: Log) -> None:
         batches = sum(count for count, _ in change.groups)
         seqs = seqs.copy()
         seqs.remove_range(0, log.sealed_seq + 1)
-    found = log.batches_of(seqs)
+    found = _batches_of(log, seqs)
     if found is None:
         raise DoesNotApply("a record that is to be deleted is not there")
     if batches + found != len(change.sizes):
         raise DoesNotApply(f"records of {len(change.sizes)} batches are to be deleted, and {found} have some")
+
+
+def _batches_of(log: Log, seqs: BitMap64) -> int | None:
+    """How many batches hold these seqs; None if one of them is in none."""
+    wanted = seqs.to_array()
+    first = found = 0
+    while first < len(wanted):
+        span = log.span_at(wanted[first])
+        if span is None:
+            return None
+        first = bisect_right(wanted, span.last_seq, first)
+        found += 1
+    return found
 
 
 def lost(change: changes.SeqsLost, box: Box) -> None:
@@ -80,13 +94,22 @@ def sealed(change: changes.SegmentSealed, box: Box) -> None:
 
 
 def replaced(change: changes.SegmentsReplaced, box: Box) -> None:
-    found = box.log.segments_of(change.serials)
+    found = _segments_of(box.log, change.serials)
     if found is None:
         raise DoesNotApply(f"segments {change.serials} are not there, or not side by side")
     segment = Segment.from_bytes(change.generation, change.serial, change.columns)
     live = (sum(each.count for each in found), sum(each.bytes for each in found))
     if live != (segment.count, segment.bytes):
         raise DoesNotApply(f"segments with {live} live records and bytes give way to {segment}")
+
+
+def _segments_of(log: Log, serials: Sequence[int]) -> list[Segment] | None:
+    """The segments with these serials, if they are there, side by side and in this order."""
+    first = next((at for at, each in enumerate(log.segments) if each.serial == serials[0]), None)
+    if first is None:
+        return None
+    found = log.segments[first : first + len(serials)]
+    return found if [each.serial for each in found] == list(serials) else None
 
 
 def kept(change: changes.BatchKept, box: Box) -> None:

@@ -24,14 +24,14 @@ Invariants (`check`)
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from shard.core import changes
-from shard.core.boxes import validation
-from shard.core.kernel import DoesNotApply
+from shard.core.transactions import validation
 from shard.core.transactions.chunks import Chunk, Piece
 from shard.core.transactions.commits import Commit, Target
 from shard.core.transactions.unrendered import UnrenderedRows
@@ -39,6 +39,7 @@ from streams.protocol.model.slots import slot_of
 from streams.protocol.wire.packed import Rows
 
 if TYPE_CHECKING:
+    from shard.core.boxes.box import Box
     from shard.core.context import Context
 
 #: A transaction up to this size keeps its rows in memory, and its commit renders them at once: about four
@@ -143,15 +144,6 @@ class Epoch:
                 yield chunks[number]
 
 
-def _times_of(part: changes.TxnPart, at_ms: int) -> tuple[int, int]:
-    """The times of the first and last row of a part, as far as they are known before it is rendered."""
-    is_arrival = part.mode == "arrival"
-    last_ts = part.last_ts
-    if last_ts < 0:  # from a log that did not say
-        last_ts = max(at_ms, part.not_before) if is_arrival else part.not_before
-    return (last_ts if is_arrival else part.not_before), last_ts
-
-
 def _add_pieces(totals: dict[str, Piece], chunk: Chunk) -> None:
     for piece in chunk.pieces():
         before = totals.get(piece.box)
@@ -194,8 +186,8 @@ class Txns:
         self._awaited: dict[int, tuple[Commit, int]] = {}
         context.on_change(changes.TxnHeld, self._apply_held)
         context.on_change(changes.TxnKept, self._apply_held)
-        context.on_change(changes.TxnCommitted, self._apply_committed, self._require_held)
-        context.on_change(changes.TxnDropped, self._apply_dropped, self._require_parcels)
+        context.on_change(changes.TxnCommitted, self._apply_committed, partial(validation.committed, self))
+        context.on_change(changes.TxnDropped, self._apply_dropped, partial(validation.dropped, self))
         context.on_change(changes.TxnForgotten, self._apply_forgotten)
         context.on_change(changes.TxnRendered, self._apply_rendered)
 
@@ -206,6 +198,9 @@ class Txns:
 
     def find(self, writer: str, epoch: int) -> Epoch | None:
         return self.epochs.get((writer, epoch))
+
+    def box_of(self, generation: int) -> Box | None:
+        return self._context.generations.get(generation)
 
     def bytes_of(self, owner: str) -> int:
         """What is held for the open transactions of a key."""
@@ -378,26 +373,6 @@ class Txns:
         self.note_mark(change.writer, mark)
         self._forget_marks(change.at_ms)
 
-    def _require_held(self, change: changes.TxnCommitted) -> None:
-        """Raises `DoesNotApply` unless every row of a commit is held, and its place in a box is free."""
-        if not change.parts:
-            return
-        epoch = self.epochs.get((change.writer, change.epoch))
-        if epoch is None or not all(parcel in epoch.parcels for parcel in change.parcels):
-            raise DoesNotApply(f"rows of {change.writer}, epoch {change.epoch}, are not held")
-        totals = epoch.totals_of(change.parcels)
-        for part in change.parts:
-            box = self._context.generations.get(part.generation)
-            held = totals.get(part.box)
-            if box is None or held is None or held.records != sum(part.counts):
-                raise DoesNotApply(f"a commit has {sum(part.counts)} rows for {part.box}, and {held} is held")
-            validation.part_committed(part, box, _times_of(part, change.at_ms)[0])
-
-    def _require_parcels(self, change: changes.TxnDropped) -> None:
-        epoch = self.epochs.get((change.writer, change.epoch))
-        if epoch is None or not all(parcel in epoch.parcels for parcel in change.parcels):
-            raise DoesNotApply(f"rows of {change.writer}, epoch {change.epoch}, are not held")
-
     def _begin(self, change: changes.TxnCommitted, lsn: int) -> None:
         """Gives the rows of a commit their places."""
         context = self._context
@@ -407,7 +382,7 @@ class Txns:
         left = {part.box: sum(part.counts) for part in change.parts}
         commit = Commit(change, lsn, targets, chunks, left)
         for part in change.parts:
-            first_ts, last_ts = _times_of(part, change.at_ms)
+            first_ts, last_ts = validation.times_of(part, change.at_ms)
             rows = UnrenderedRows(
                 generation=part.generation,
                 commit_lsn=lsn,

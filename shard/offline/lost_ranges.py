@@ -1,0 +1,48 @@
+"""Finds the seqs of a box that are missing, from its batches and from what its snapshot names."""
+
+from __future__ import annotations
+
+from array import array
+
+from shard.core.boxes.box import Box
+from shard.core.changes import BoxFacts
+
+
+def uncovered(box: Box) -> list[tuple[int, int]]:
+    """Seqs that are in no batch. Some of them may have been dead; which, nobody knows any more."""
+    ranges: list[tuple[int, int]] = []
+    next_seq = box.log.earliest_seq
+    for span in box.log.spans():
+        if span.first_seq > next_seq:
+            ranges.append((next_seq, span.first_seq - 1))
+        next_seq = max(next_seq, span.last_seq + 1)
+    if next_seq <= box.log.head_seq:
+        ranges.append((next_seq, box.log.head_seq))
+    return ranges
+
+
+def lost_ranges(box: Box, facts: BoxFacts, serials: set[int]) -> list[tuple[int, int]]:
+    """Between which seqs the batches were that could not be given back: what the snapshot named, in order,
+    and the seqs of its neighbours that are there."""
+    present = {batch.lsn: batch for batch in box.log.tail.batches}
+    there = {segment.serial: segment for segment in box.log.segments}
+    #: (first seq, last seq) of each in order; 0 where it is not known.
+    places: list[tuple[int, int]] = []
+    for each in facts.segments:
+        segment = there.get(each.serial)
+        lost = each.serial in serials or segment is None
+        places.append((each.first_seq, 0) if lost or segment is None else (each.first_seq, segment.last_seq))
+    for lsn in array("Q", facts.batches):
+        batch = present.get(lsn)
+        places.append((0, 0) if batch is None else (batch.first_seq, batch.last_seq))
+    ranges: list[tuple[int, int]] = []
+    next_seq = facts.earliest_seq
+    for at, (first, last) in enumerate(places):
+        if last:
+            next_seq = last + 1
+            continue
+        after = [first for first, _ in places[at + 1 :] if first]
+        low, high = max(first, next_seq), (after[0] - 1 if after else facts.head_seq)
+        if low <= high and (not ranges or ranges[-1][1] < high):
+            ranges.append((low, high))
+    return ranges
