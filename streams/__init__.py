@@ -6,6 +6,11 @@
         client.box("orders").append({"item": "tea"})
 
 What is listed here is what users import. It is loaded when it is first used: a server needs none of it.
+
+client/     the Python client                  protocol/   what clients, gateways and shards agree on
+direct/     the wire of shards, without HTTP   spark/      boxes in Spark
+cli/        the `streams` command              testing, pytest_plugin    a real server for tests
+config      the one table of settings          logs, process, progress, unsent, lean    shared by processes
 """
 
 from __future__ import annotations

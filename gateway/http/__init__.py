@@ -16,6 +16,7 @@ changes one of these members: `tests/gateway/test_app.py`, `tests/gateway/test_f
 `tests/gateway/test_h2_data.py`.
 
 edge, lobby, edge_connection, edge_incoming, edge_sink    HTTP/1.1; h1 is its bytes
+body_memory                                               the memory of a body that comes in several reads
 hypercorn_server, app, h2_data                            all else
 edge_rules                                                what both hold every request to
 """

@@ -17,4 +17,5 @@ background        the tasks beside the commands:
   upkeep            seals, compacts, drops files; compaction says which records are superseded
   uploads           what object boxes need in the object store
 durable_waits     tasks that wait for the log
+settings          the settings that an engine is given
 """

@@ -1,5 +1,16 @@
 """The `streams` command: a group of verbs, each in its own file and imported only when it is used.
 
+serve, config, completion             run a server; its settings; completion of a shell
+boxes, records, queues, groups, routers, txns     what is in a server
+status, top, doctor, bench            how a server is
+archive, pipeline                     a box as a file of lines; jobs of Spark
+backup, restore, verify, repair, inspect, takeover      data directories
+contexts, contexts_file               servers by name
+
+verbs, output                         what all verbs share; the only printer
+shardlinks, shardfolders, pacing      sockets and folders of shards, and how fast they are read
+signing                               keys of backups
+
 Exit codes: 0 done, 1 a bug of ours, 2 refused, 3 busy, 4 uncertain, 5 nothing to show, 6 data is damaged.
 """
 

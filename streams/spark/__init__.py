@@ -12,7 +12,7 @@ Importing this needs no Spark: what is listed here is loaded when it is first us
     reads, source                     which records, from which shards; Spark's reader
     sink                              transactions; Spark's writers
     checkpoints                       a planned micro-batch, cut anew
-    sessions, java, home              a Spark that works as it is
+    sessions, java, home, autoload    a Spark that works as it is
     lag, expressions                  how far a query is; placement as SQL
     jobs                              archive, backfill, replay, rollup, snapshot, audit
 """

@@ -1,7 +1,7 @@
-"""Files that docstrings and comments of the product name exist where the reader looks for them.
+"""Files that docstrings, comments and pages name exist where the reader looks for them.
 
 A bare `name.py` is in the folder of the file that names it. Anything else has a path: from the root of the
-project (`shard/core/kernel.py`), or from a folder above it in one of the packages (`routers/outbox.py`).
+project (`shard/core/kernel.py`), or from some folder of a package (`routers/outbox.py`).
 """
 
 from __future__ import annotations
@@ -26,9 +26,18 @@ def sources() -> list[Path]:
     return sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
 
+def pages() -> list[Path]:
+    """Return the pages about the code. How-tos and the tutorial name files of users."""
+    docs = ROOT / "docs"
+    return sorted((*ROOT.glob("*.md"), *docs.glob("*.md"), *docs.glob("[!ht]*/*.md")))
+
+
 def prose_of(path: Path) -> Iterator[str]:
-    """Yield the docstrings and the comments of a file."""
+    """Yield the docstrings and the comments of a file, or the text of a page."""
     text = path.read_text()
+    if path.suffix == ".md":
+        yield text
+        return
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, _documented) and (docstring := ast.get_docstring(node)):
             yield docstring
@@ -48,14 +57,23 @@ def exists(named: str, by: Path) -> bool:
     return any((folder / named).is_file() for folder in folders())
 
 
-def test_every_file_that_prose_names_exists() -> None:
-    missing = {
+def missing_in(paths: list[Path]) -> set[str]:
+    return {
         f"{path.relative_to(ROOT)} names {named}"
-        for path in sources()
+        for path in paths
         for prose in prose_of(path)
         for named in _name.findall(prose)
         if not exists(named, path)
     }
+
+
+def test_every_file_that_docstrings_and_comments_name_exists() -> None:
+    missing = missing_in(sources())
     new, fixed = sorted(missing - ALLOWED), sorted(ALLOWED - missing)
     assert not new, "a bare name is in the same folder, others have a path:\n" + "\n".join(new)
     assert not fixed, "take off the list what is right now:\n" + "\n".join(fixed)
+
+
+def test_every_file_that_a_page_names_exists() -> None:
+    missing = sorted(missing_in(pages()))
+    assert not missing, "name files by their path from the root:\n" + "\n".join(missing)

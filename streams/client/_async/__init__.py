@@ -1,1 +1,10 @@
-"""The client, for trio and asyncio. `_sync/` is made from these files by `make twin`."""
+"""The client, for trio and asyncio. `_sync/` is made from these files by `make twin`.
+
+client       a server: boxes, queues, routers, status
+box, queue   one box; one queue
+producer     many records, in batches, in the background
+reader       pages in, records out, with a cursor that is kept
+watch        boxes as the server pushes them
+worker       claims jobs and runs a handler
+snapshots    begins with a saved state, then goes live
+"""
