@@ -11,7 +11,8 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "explanation" / "paths.md"
 WALKS = 8
 STEPS_MIN = 10
-_step = re.compile(r"^\d+\. `([\w/]+\.py): ([\w., ]+)` — \S", re.MULTILINE)
+_function = re.compile(r"`([\w/]+\.py): ([\w., ]+)`")
+_step = re.compile(rf"^\d+\. {_function.pattern} — \S", re.MULTILINE)
 _file = re.compile(r"`([\w/.-]+\.(?:py|md|toml))[:`]")
 _Definition = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
@@ -42,7 +43,7 @@ def test_every_file_that_is_named_exists() -> None:
 def test_every_function_that_is_named_is_defined_there() -> None:
     gone = [
         f"{path}: {name}"
-        for path, names in _step.findall(PAGE.read_text())
+        for path, names in _function.findall(PAGE.read_text())
         for name in names.split(", ")
         if (ROOT / path).is_file() and name not in definitions(path)
     ]
