@@ -178,7 +178,7 @@ REQUEST_LIMITS: Final = (
     RequestLimit(
         "the shard's log and sealing",
         "48 MiB of log, twice the cache",
-        ("shard.engine.engine:Engine.wait_relieved",),
+        ("shard.engine.pressure:Backpressure",),
         ("delays",),
         note="waits: the shard stops reading",
         settings=("STREAMS_CACHE_BYTES",),

@@ -12,14 +12,13 @@ publishes is appended in the order in which it was sent, and one command is all 
 A browser sends `Origin` and asks nobody before it opens a socket to another site, so a page of another origin
 is refused unless it is allowed (`gateway/access/origins.py`).
 
-Bounds: `BOXES_MAX` boxes a socket; the size of a message in `http/hypercorn_server.py`; what is unsent as for
+Bounds: `BOXES_MAX` boxes a socket; the size of a message in `http/hypercorn/server.py`; what is unsent as for
 every stream (`watch/stream.py`), and while more than `_ANSWERS_BYTES_MAX` of it is, no command is taken.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -33,7 +32,8 @@ from gateway.access.origins import Origins
 from gateway.admission.memory import owner_of
 from gateway.api import tolerance
 from gateway.api.answers import from_shard
-from gateway.requests.request import Progress, Request, Socket, Stalled
+from gateway.requests.queued_sink import QueuedSink
+from gateway.requests.request import Request, Socket, Stalled
 from gateway.shards.dispatch import Dispatch
 from gateway.watch.plan import BOXES_MAX, Plan
 from gateway.watch.service import Watch, merge_of, starts_shown
@@ -82,48 +82,6 @@ class Sockets:
             slot.give()
 
 
-class SocketSink:
-    """Messages on their way to one peer; see `gateway.requests.request.Sink`."""
-
-    def __init__(self) -> None:
-        self._unsent: deque[bytes] = deque()
-        self.unsent_bytes = 0
-        self.charge: Progress | None = None
-        self._has_more = trio.Event()
-        self._moved = trio.Event()
-
-    def __repr__(self) -> str:
-        return f"<SocketSink {len(self._unsent)} messages unsent>"
-
-    def put(self, data: bytes) -> None:
-        if data:
-            self._unsent.append(data)
-            self.unsent_bytes += len(data)
-            self._has_more.set()
-
-    async def keep_sending(self, socket: Socket) -> None:
-        while True:
-            await self._has_more.wait()
-            self._has_more = trio.Event()
-            while self._unsent:
-                message = self._unsent.popleft()
-                await socket.send(message)
-                self.unsent_bytes -= len(message)
-                if self.charge is not None:
-                    self.charge.moved(len(message))
-                self._moved.set()
-                self._moved = trio.Event()
-
-    async def wait_sent(self, stall_s: float) -> None:
-        if not self.unsent_bytes:
-            await trio.lowlevel.checkpoint()
-        while self.unsent_bytes:
-            with trio.move_on_after(stall_s) as scope:
-                await self._moved.wait()
-            if scope.cancelled_caught:
-                raise Stalled
-
-
 class SocketWording:
     """Events as messages that carry the id of the request that asked for them."""
 
@@ -167,7 +125,7 @@ class SocketConnection:
         self._key = key
         self._rates = rates
         self._socket = socket
-        self._sink = SocketSink()
+        self._sink = QueuedSink()
         #: Whose backlog is read next: one page of all is on its way.
         self._turn = trio.Lock()
         self._scope = trio.CancelScope()
@@ -193,10 +151,16 @@ class SocketConnection:
             with self._scope:
                 async with trio.open_nursery() as self._nursery:
                     self._watch.track(self)
-                    self._nursery.start_soon(self._sink.keep_sending, self._socket)
+                    self._nursery.start_soon(self._keep_sending)
                     await self._keep_answering()
         finally:
             self._watch.forget(self)
+
+    async def _keep_sending(self) -> None:
+        while True:
+            message = await self._sink.next()
+            await self._socket.send(message)
+            self._sink.note_sent(len(message))
 
     async def _keep_answering(self) -> None:
         while True:

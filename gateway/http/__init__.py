@@ -1,7 +1,7 @@
 """The fronts of a gateway: bytes of clients in, calls of handlers out.
 
     client ──► edge ──► edge_connection ──► handler         HTTP/1.1: all but a few requests
-                 └────► hypercorn_server ──► app ──► handler   HTTP/2, WebSockets, upgrades
+                 └────► hypercorn ──► app ──► handler       HTTP/2, WebSockets, upgrades
 
 **Why the edge exists.** Hypercorn and Quart take 30 times the CPU for a request that the edge takes: a
 task for each request, a queue for each body and answer, a head that is parsed anew each time. So the edge
@@ -10,13 +10,13 @@ speaks HTTP/1.1, and gives everything else to Hypercorn with the bytes that it h
 **The handler** of every request, whichever front it came through, is `Api.handle` in `gateway/api/routes.py`.
 `gateway/__main__.py` passes it in. WebSockets go to `Sockets.serve` in `gateway/api/sockets.py`.
 
-**What is touched of Hypercorn, h2 and wsproto** that has no setting: `hypercorn_server.py` lists it at
-`_Server`, `h2_data.py` at its head. `pyproject.toml` bounds the versions, and tests fail when an upgrade
-changes one of these members: `tests/gateway/test_app.py`, `tests/gateway/test_floods.py` and
+**What is changed of Hypercorn, h2 and wsproto** that has no setting: `hypercorn/adjustments.py` lists it, and
+`hypercorn/h2_data.py`. `pyproject.toml` bounds the versions, and tests fail when an upgrade changes one of
+these members: `tests/gateway/test_app.py`, `tests/gateway/test_floods.py` and
 `tests/gateway/test_h2_data.py`.
 
 edge, lobby, edge_connection, edge_incoming, edge_sink    HTTP/1.1; h1 is its bytes
 body_memory                                               the memory of a body that comes in several reads
-hypercorn_server, app, h2_data                            all else
+hypercorn                                                 all else
 edge_rules                                                what both hold every request to
 """

@@ -3,7 +3,7 @@
 A new connection waits in the lobby (`lobby.py`) for its first byte.
 
 HTTP/1.1 is served by `edge_connection.py`, which costs about 40 µs of CPU a request. The HTTP/2 preface and
-every `Upgrade` hand the connection, bytes read so far included, to Hypercorn (`hypercorn_server.py`), which
+every `Upgrade` hand the connection, bytes read so far included, to Hypercorn (`hypercorn/`), which
 costs 30 times that (1.2 ms) and speaks everything. With `front="hypercorn"` Hypercorn gets every connection.
 Without, it is loaded with the first connection that needs it: most gateways never do, and a third of the time
 in which one starts would go into it.
@@ -35,7 +35,7 @@ from gateway.requests.request import Admit, Handler, SocketHandler
 from gateway.requests.urgency import head_is_urgent
 
 if TYPE_CHECKING:
-    from gateway.http.hypercorn_server import HypercornServer
+    from gateway.http.hypercorn.server import HypercornServer
 
 __all__ = ["Front", "FrontLimits", "FrontName", "FrontStatistics", "serve_front"]
 
@@ -272,9 +272,10 @@ class Front:
             return self._hypercorn
 
     async def _build_hypercorn(self) -> HypercornServer:
-        await trio.to_thread.run_sync(import_module, "gateway.http.app")  # Nobody else waits for it.
-        from gateway.http.app import build_app
-        from gateway.http.hypercorn_server import HypercornServer
+        # In a thread: no other client waits for it.
+        await trio.to_thread.run_sync(import_module, "gateway.http.hypercorn.app")
+        from gateway.http.hypercorn.app import build_app
+        from gateway.http.hypercorn.server import HypercornServer
 
         app = build_app(
             self.handler,

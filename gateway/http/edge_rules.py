@@ -1,7 +1,7 @@
 """What both fronts hold every request to: the limits, the shape of a target, and how a bug is answered.
 
-The edge (`edge.py`) and the Quart app (`app.py`) read bytes in different ways. What they refuse, and in
-which words, is decided here so that a client cannot tell which of the two it met.
+The edge (`edge.py`) and the Quart app (`hypercorn/app.py`) read bytes in different ways. What they refuse,
+and in which words, is decided here so that a client cannot tell which of the two it met.
 """
 
 from __future__ import annotations

@@ -21,14 +21,14 @@ from hypercorn.config import Config, Sockets
 from hypercorn.trio.run import worker_serve
 from quart import websocket
 
-from gateway.http.app import build_app
 from gateway.http.edge import FrontLimits, FrontName
-from gateway.http.hypercorn_server import (
+from gateway.http.hypercorn.adjustments import (
     H2_CONNECTION_WINDOW_BYTES,
     H2_FRAME_BYTES_MAX,
     H2_STREAM_WINDOW_BYTES,
     H2_STREAMS_MAX,
 )
+from gateway.http.hypercorn.app import build_app
 from gateway.requests.request import SESSION_TYPE, Request, Response
 from tests.gateway.edge_harness import (
     OUR_REQUEST_ID,

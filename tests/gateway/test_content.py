@@ -15,9 +15,9 @@ import trio.testing
 import zstandard
 
 from gateway.admission.memory import EVERYONE, STALLED_S, MemoryBudget
-from gateway.http.app import AsgiSink
 from gateway.requests import content
 from gateway.requests.content import uncompressed
+from gateway.requests.queued_sink import QueuedSink
 from gateway.requests.request import Request
 from gateway.s2.append_session import AppendSession
 from gateway.s2.sessions import Draining
@@ -110,7 +110,7 @@ async def test_a_frame_of_an_s2_session_is_charged_while_it_is_not_whole(autojum
     """And a client that stops in its middle is ended when another needs the room."""
     budget = MemoryBudget(2 * MIB, limit="body_bytes_in_flight", what="the bodies of requests")
     charge = budget.open(EVERYONE)
-    sink = AsgiSink()
+    sink = QueuedSink()
     send, receive = trio.open_memory_channel[bytes](0)
     calls: Any = None  # nothing is asked before a frame is whole
     session = AppendSession(
@@ -132,7 +132,7 @@ async def test_a_frame_of_an_s2_session_is_charged_while_it_is_not_whole(autojum
         await trio.sleep(STALLED_S)
         other = budget.open(EVERYONE)
         other.grow(2 * MIB)
-        status = await sink.next()
+        status = await sink.next_all()
     session.close()
     assert int.from_bytes(status[4:6], "big") == 429 and b"stalled" in status
     assert budget.bytes_used == other.size == 2 * MIB

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.http.h2_data import BulkReceiver, SendBuffer
+from gateway.http.hypercorn.h2_data import BulkReceiver, SendBuffer
 
 HEADERS = [(":method", "POST"), (":path", "/"), (":scheme", "http"), (":authority", "localhost")]
 

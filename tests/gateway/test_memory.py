@@ -18,7 +18,7 @@ from gateway.admission.memory import (
     answer_budget,
 )
 from gateway.api.waiting import page_bytes_max
-from gateway.http.app import AsgiSink
+from gateway.requests.queued_sink import QueuedSink
 from gateway.requests.unread import SharedCharge, Unread
 from streams.protocol.errors import Throttled
 from streams.protocol.wire import framing as wire
@@ -204,7 +204,7 @@ async def test_answers_that_nobody_asked_room_for_stop_the_shards_until_they_are
 
 
 async def test_bytes_that_many_clients_share_are_charged_once_until_the_last_has_them(answers: MemoryBudget):
-    sinks = [AsgiSink() for _ in range(3)]
+    sinks = [QueuedSink() for _ in range(3)]
     unread = [Unread(answers, EVERYONE, sink) for sink in sinks]
     shared: SharedCharge | None = None
     for sink, each in zip(sinks, unread, strict=True):
@@ -216,7 +216,7 @@ async def test_bytes_that_many_clients_share_are_charged_once_until_the_last_has
             assert answers.bytes_used == 100_000
             nursery.start_soon(each.wait_sent, 10)
             await trio.testing.wait_all_tasks_blocked()
-            sink.sent(100_000)
+            sink.note_sent(100_000)
             await trio.testing.wait_all_tasks_blocked()
     assert answers.bytes_used == 0
 

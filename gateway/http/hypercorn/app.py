@@ -36,15 +36,15 @@ from gateway.http.edge_rules import (
     split_target,
     streams_refused,
 )
-from gateway.http.hypercorn_server import ABORT, SET_KNOWN
+from gateway.http.hypercorn.incoming import IncomingBody
+from gateway.http.hypercorn.server import ABORT, SET_KNOWN
 from gateway.requests.errors import response_for
+from gateway.requests.queued_sink import QueuedSink
 from gateway.requests.request import (
     Admit,
-    BodyBroken,
     Buffer,
     Handler,
     Live,
-    Progress,
     RefusedEarly,
     Request,
     Response,
@@ -221,7 +221,7 @@ class Exchange(TrioASGIHTTPConnection):
     ) -> None:
         """Answers a request while its body arrives. The handler authenticates it before it uses the body."""
         request = Request(self._method, path, query, headers, b"", time.perf_counter_ns())
-        incoming = _Incoming(ends_with_client=not self._is_http_1)
+        incoming = IncomingBody(ends_with_client=not self._is_http_1)
         request.incoming = incoming
         request.memory = self.app.bodies
         response = await self._answer(request)
@@ -348,7 +348,7 @@ class Exchange(TrioASGIHTTPConnection):
         response: Response,
         receive: ASGIReceiveCallable,
         send: ASGISendCallable,
-        incoming: _Incoming | None = None,
+        incoming: IncomingBody | None = None,
     ) -> None:
         try:
             async with trio.open_nursery() as nursery:
@@ -378,10 +378,10 @@ class Exchange(TrioASGIHTTPConnection):
         async for chunk in stream:
             await self._emit(send, _body(chunk), len(chunk))
 
-    async def _run_live(self, live: Live, send: ASGISendCallable, incoming: _Incoming | None) -> None:
+    async def _run_live(self, live: Live, send: ASGISendCallable, incoming: IncomingBody | None) -> None:
         """`incoming`: input that comes when all is answered is dropped. The task that would wait with it is
         the one that learns of the peer's windows, which the answer may need."""
-        sink = AsgiSink()
+        sink = QueuedSink()
         with trio.CancelScope() as body:
             stalled = False
 
@@ -389,9 +389,9 @@ class Exchange(TrioASGIHTTPConnection):
                 nonlocal stalled
                 try:
                     while True:
-                        part = await sink.next()
+                        part = await sink.next_all()
                         await self._emit(send, _body(part), len(part))
-                        sink.sent(len(part))
+                        sink.note_sent(len(part))
                 except _Stalled:
                     stalled = True
                     body.cancel()
@@ -410,60 +410,13 @@ class Exchange(TrioASGIHTTPConnection):
             raise _Stalled
 
     async def _refuse(self, response: Response, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
-        """Answer before the body is read. A connection of HTTP/1.1 is then closed (`hypercorn_server.py`)."""
+        """Answer before the body is read. A connection of HTTP/1.1 is then closed (`connection.py`)."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_drop_input, receive)  # It may be in the way of a window for the answer.
             with suppress(_Stalled):
                 await self._send(response, send, closes=True)
                 await self._emit(send, _END)
             nursery.cancel_scope.cancel()
-
-
-class AsgiSink:
-    """A live answer on its way through Hypercorn. What is put waits here for the one task that sends, which
-    takes all of it at once.
-
-    Bound: whoever puts looks at `unsent_bytes`.
-    """
-
-    def __init__(self) -> None:
-        self._unsent: list[bytes] = []
-        self.unsent_bytes = 0
-        self.charge: Progress | None = None
-        self._has_more = trio.Event()
-        self._moved = trio.Event()
-
-    def __repr__(self) -> str:
-        return f"<AsgiSink {self.unsent_bytes} B unsent>"
-
-    def put(self, data: bytes) -> None:
-        if data:
-            self._unsent.append(data)
-            self.unsent_bytes += len(data)
-            self._has_more.set()
-
-    async def next(self) -> bytes:
-        """All that is unsent, when there is some."""
-        await self._has_more.wait()
-        self._has_more = trio.Event()
-        parts, self._unsent = self._unsent, []
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def sent(self, count: int) -> None:
-        self.unsent_bytes -= count
-        if self.charge is not None:
-            self.charge.moved(count)
-        self._moved.set()
-        self._moved = trio.Event()
-
-    async def wait_sent(self, stall_s: float) -> None:
-        if not self.unsent_bytes:
-            await trio.lowlevel.checkpoint()
-        while self.unsent_bytes:
-            with trio.move_on_after(stall_s) as scope:
-                await self._moved.wait()
-            if scope.cancelled_caught:
-                raise Stalled
 
 
 _END: Mapping[str, Any] = {"type": "http.response.body", "body": b"", "more_body": False}
@@ -473,50 +426,8 @@ def _body(part: Buffer) -> Mapping[str, Any]:
     return {"type": "http.response.body", "body": part, "more_body": True}
 
 
-class _Incoming:
-    """The body of a request on its way to a handler that uses it as it arrives: one piece at a time."""
-
-    def __init__(self, *, ends_with_client: bool) -> None:
-        """`ends_with_client`: True if the answer ends when the client is gone, as in HTTP/2. A client of
-        HTTP/1.1 may have closed its sending side alone: it gets the rest of its answer."""
-        self.ends_with_client = ends_with_client
-        self._send, self._receive = trio.open_memory_channel[bytes](0)
-        self._is_whole = False
-
-    def __repr__(self) -> str:
-        return f"<_Incoming {'whole' if self._is_whole else 'open'}>"
-
-    def __aiter__(self) -> _Incoming:
-        return self
-
-    async def __anext__(self) -> bytes:
-        try:
-            return await self._receive.receive()
-        except trio.EndOfChannel:
-            if self._is_whole:
-                raise StopAsyncIteration from None
-            raise BodyBroken("the request ended in the middle of its body") from None
-
-    async def put(self, message: Any) -> None:
-        """Waits until the handler has taken the piece; drops it if the handler takes no more."""
-        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-            if message["body"]:
-                await self._send.send(message["body"])
-        if not message.get("more_body", False):
-            self._is_whole = True
-            self._send.close()
-
-    def break_off(self) -> None:
-        """There will be no more: the client is gone, or has broken the framing of its body."""
-        self._send.close()
-
-    def close(self) -> None:
-        """The handler takes no more."""
-        self._receive.close()
-
-
 async def _cancel_when_gone(
-    receive: ASGIReceiveCallable, stream_scope: trio.CancelScope, incoming: _Incoming | None = None
+    receive: ASGIReceiveCallable, stream_scope: trio.CancelScope, incoming: IncomingBody | None = None
 ) -> None:
     """Passes the input on to a handler that uses it as it arrives."""
     while True:

@@ -1,0 +1,67 @@
+"""Where a live answer goes that one task sends: puts wait in a queue for it.
+
+Bound: the code that puts checks `unsent_bytes` first.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import trio
+
+from gateway.requests.request import Progress, Stalled
+
+
+class QueuedSink:
+    """A `Sink` whose sender takes what was put, sends it, and says so with `note_sent`."""
+
+    __slots__ = ("_has_more", "_moved", "_unsent", "charge", "unsent_bytes")
+
+    def __init__(self) -> None:
+        self._unsent: deque[bytes] = deque()
+        #: With what the sender has taken and not sent yet.
+        self.unsent_bytes = 0
+        self.charge: Progress | None = None
+        self._has_more = trio.Event()
+        self._moved = trio.Event()
+
+    def __repr__(self) -> str:
+        return f"<QueuedSink {self.unsent_bytes} B unsent>"
+
+    def put(self, data: bytes) -> None:
+        if data:
+            self._unsent.append(data)
+            self.unsent_bytes += len(data)
+            self._has_more.set()
+
+    async def next(self) -> bytes:
+        """Wait for the next piece that was put. One that is there is taken without waiting."""
+        while not self._unsent:
+            self._has_more = trio.Event()
+            await self._has_more.wait()
+        return self._unsent.popleft()
+
+    async def next_all(self) -> bytes:
+        """Wait for all that was put, as one piece."""
+        first = await self.next()
+        if not self._unsent:
+            return first
+        parts = [first, *self._unsent]
+        self._unsent.clear()
+        return b"".join(parts)
+
+    def note_sent(self, count: int) -> None:
+        self.unsent_bytes -= count
+        if self.charge is not None:
+            self.charge.moved(count)
+        self._moved.set()
+        self._moved = trio.Event()
+
+    async def wait_sent(self, stall_s: float) -> None:
+        if not self.unsent_bytes:
+            await trio.lowlevel.checkpoint()
+        while self.unsent_bytes:
+            with trio.move_on_after(stall_s) as scope:
+                await self._moved.wait()
+            if scope.cancelled_caught:
+                raise Stalled
