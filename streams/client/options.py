@@ -57,6 +57,19 @@ class WriteOptions(WriteFields, total=False):
     retry: Retry | None
 
 
+class ReadOptions(TypedDict, total=False):
+    """Where a reader begins if not after a seq, what it yields, and how large its pages are."""
+
+    from_ts: int | None
+    group: str | None
+    match: str | list[str] | None
+    node: str | list[str] | None
+    include_tags: bool
+    include_meta: bool
+    include_data: bool
+    page_records: int
+
+
 class ProducerBounds(TypedDict, total=False):
     batch_records: int
     batch_bytes: int

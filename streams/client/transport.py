@@ -76,6 +76,25 @@ def _translated(error: Exception, url: str) -> StreamsError:
     return AnswerLost(f"{url}: no answer came ({what})", url=url)
 
 
+@contextmanager
+def _translating(url: str) -> Iterator[None]:
+    """Raises our own error where the HTTP library raises one of its."""
+    try:
+        yield
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        raise _translated(error, url) from error
+
+
+def _request_options(
+    body: bytes | None, headers: Mapping[str, str] | None, answer_s: float
+) -> dict[str, Any]:
+    return {"content": body, "headers": headers, "timeout": _timeout(answer_s)}
+
+
+def _whole(found: httpx2.Response) -> Answer:
+    return Answer(found.status_code, found.headers, found.content)
+
+
 class _AsyncStream:
     """The context of an answer that is read as it comes.
 
@@ -110,12 +129,10 @@ class _AsyncStream:
         method, path, headers, silence_s = self._request
         self._open_streams.add(self)
         try:
-            request = self._http.build_request(method, path, headers=headers, timeout=_timeout(silence_s))
-            self._found = found = await self._http.send(request, stream=True)
-            body = b"" if found.is_success else await found.aread()
-        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            await self.aclose()
-            raise _translated(error, self._url) from error
+            with _translating(self._url):
+                request = self._http.build_request(method, path, headers=headers, timeout=_timeout(silence_s))
+                self._found = found = await self._http.send(request, stream=True)
+                body = b"" if found.is_success else await found.aread()
         except BaseException:
             await self.aclose()
             raise
@@ -164,13 +181,8 @@ class AsyncTransport:
         headers: Mapping[str, str] | None = None,
         answer_s: float = ANSWER_S,
     ) -> Answer:
-        try:
-            found = await self._http.request(
-                method, path, content=body, headers=headers, timeout=_timeout(answer_s)
-            )
-        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            raise _translated(error, self.url) from error
-        return Answer(found.status_code, found.headers, found.content)
+        with _translating(self.url):
+            return _whole(await self._http.request(method, path, **_request_options(body, headers, answer_s)))
 
     def stream(
         self, method: str, path: str, *, headers: Mapping[str, str] | None = None, silence_s: float = ANSWER_S
@@ -202,13 +214,8 @@ class Transport:
         headers: Mapping[str, str] | None = None,
         answer_s: float = ANSWER_S,
     ) -> Answer:
-        try:
-            found = self._http.request(
-                method, path, content=body, headers=headers, timeout=_timeout(answer_s)
-            )
-        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            raise _translated(error, self.url) from error
-        return Answer(found.status_code, found.headers, found.content)
+        with _translating(self.url):
+            return _whole(self._http.request(method, path, **_request_options(body, headers, answer_s)))
 
     @contextmanager
     def stream(
@@ -216,12 +223,13 @@ class Transport:
     ) -> Iterator[tuple[Answer, Iterator[bytes]]]:
         """The head of an answer, and its body as it comes. With a status that is no success the body is in
         the answer. `AnswerLost` after `silence_s` without a byte."""
-        try:
-            with self._http.stream(method, path, headers=headers, timeout=_timeout(silence_s)) as found:
-                body = b"" if found.is_success else found.read()
-                yield Answer(found.status_code, found.headers, body), found.iter_raw()
-        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            raise _translated(error, self.url) from error
+        timeout = _timeout(silence_s)
+        with (
+            _translating(self.url),
+            self._http.stream(method, path, headers=headers, timeout=timeout) as found,
+        ):
+            body = b"" if found.is_success else found.read()
+            yield Answer(found.status_code, found.headers, body), found.iter_raw()
 
     def close(self) -> None:
         self._http.close()

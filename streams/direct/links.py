@@ -75,6 +75,11 @@ class Link:
         except Uncertain as error:  # a hello changes nothing
             raise Unreachable(f"{self._path}: {error.message}", path=self._path) from error
 
+    def locked_call(self, op: int, head: bytes, body: Sequence[Buffer]) -> wire.Message:
+        """Takes the lock and calls."""
+        with self.lock:
+            return self.call(op, head, body)
+
     def call(
         self, op: int, head: bytes, body: Sequence[Buffer], *, answer_s: float = ANSWER_S
     ) -> wire.Message:

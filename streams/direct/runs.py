@@ -9,23 +9,17 @@ from operator import add
 import msgspec
 
 from streams.client.answers import Tombstone
-from streams.protocol.wire.scans import scan_page_head_decoder
+from streams.protocol.wire.scans import RunHead, scan_page_head_decoder
 
 
-class Run(msgspec.Struct, kw_only=True, gc=False):
-    """A stretch of records, laid out as docs/reference/wire.md says. Buffers are views of the answer."""
+class Run(RunHead, gc=False):
+    """A stretch of records, laid out as docs/reference/wire.md says: its head, and its buffers, which are
+    views of the answer.
 
-    count: int
-    first_seq: int
-    #: `$ts` of all records when `times` is empty.
-    first_ts: int
-    #: `data` of a record is its entry without this many bytes in front and behind.
-    prefix: int
-    suffix: int
-    base: int
-    stride: int
-    #: Of all records when `nodes` is empty; "" is none.
-    node: str
+    `data` of a record is its entry without `prefix` bytes in front and `suffix` bytes behind. `first_ts` is
+    the `$ts` of all records when `times` is empty; `node` is that of all when `nodes` is empty ("" is none).
+    """
+
     ends: memoryview
     values: memoryview
     seqs: memoryview
@@ -103,27 +97,7 @@ def read_page(box: str, head: bytes, body: bytes) -> ScanPage:
         for size in run.sizes:
             buffers.append(view[at : at + size])
             at += size
-        ends, values, seqs, times, tags, nodes, meta_ends, metas = buffers
-        runs.append(
-            Run(
-                count=run.count,
-                first_seq=run.first_seq,
-                first_ts=run.first_ts,
-                prefix=run.prefix,
-                suffix=run.suffix,
-                base=run.base,
-                stride=run.stride,
-                node=run.node,
-                ends=ends,
-                values=values,
-                seqs=seqs,
-                times=times,
-                tags=tags,
-                nodes=nodes,
-                meta_ends=meta_ends,
-                metas=metas,
-            )
-        )
+        runs.append(Run(*msgspec.structs.astuple(run), *buffers))
     gap = page.gap
     return ScanPage(
         box=box,

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from types import TracebackType
-from typing import TypeVar
+from typing import TypedDict, TypeVar, Unpack
 
 import msgspec
 
 from streams.client.answers import Placement
 from streams.client.retry import Retry
 from streams.direct.runs import ScanPage, read_page
-from streams.direct.ways import Ways
+from streams.direct.ways import Access, Closing, Ways
 from streams.protocol.messages import bulk
 from streams.protocol.messages.bulk import BoxPosition, BoxResult, Committed, Put, Txn, TxnState
 from streams.protocol.model.names import check_readable_name
@@ -30,30 +29,24 @@ T = TypeVar("T")
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class Shards:
-    def __init__(
-        self,
-        url: str | None = None,
-        *,
-        key: str | None = None,
-        retry: Retry | None = None,
-        over_tcp: bool | None = None,
-    ) -> None:
-        """`url`: of a gateway, as for `streams.Client`. `over_tcp`: how to reach the shards; left out, by
-        their Unix sockets where they can be seen."""
-        self.ways = Ways(url, key=key, retry=retry, over_tcp=over_tcp)
+class ScanOptions(TypedDict, total=False):
+    """How large the pages of a scan are, and which columns they have."""
+
+    max_bytes: int
+    data: bool
+    tags: bool
+    nodes: bool
+    meta: bool
+
+
+class Shards(Closing):
+    def __init__(self, url: str | None = None, **access: Unpack[Access]) -> None:
+        """`url`: of a gateway, as for `streams.Client`."""
+        self.ways = Ways(url, **access)
         self.retry = self.ways.retry
 
     def __repr__(self) -> str:
         return f"<Shards {self.ways!r}>"
-
-    def __enter__(self) -> Shards:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         self.ways.close()
@@ -120,26 +113,12 @@ class Shards:
         from_seq: int = 0,
         to_seq: int = 0,
         generation: int | None = None,
-        max_bytes: int = scans.BYTES_DEFAULT,
-        data: bool = True,
-        tags: bool = True,
-        nodes: bool = True,
-        meta: bool = True,
+        **options: Unpack[ScanOptions],
     ) -> Iterator[ScanPage]:
         """Records after `from_seq` and up to `to_seq` (0: the head when the scan began), a page of about
         `max_bytes` at a time. A page that has a tombstone tells of loss before its first run."""
         while True:
-            page = self.scan_page(
-                box,
-                from_seq=from_seq,
-                to_seq=to_seq,
-                generation=generation,
-                max_bytes=max_bytes,
-                data=data,
-                tags=tags,
-                nodes=nodes,
-                meta=meta,
-            )
+            page = self.scan_page(box, from_seq=from_seq, to_seq=to_seq, generation=generation, **options)
             to_seq = to_seq or page.head_seq
             yield page
             if page.next_from_seq >= min(to_seq, page.head_seq):
@@ -164,13 +143,7 @@ class Shards:
         head = _encode(
             scans.ScanHead(check_readable_name(box), from_seq, to_seq, generation, max_bytes, wanted)
         )
-
-        def ask() -> wire.Message:
-            link = self.ways.to_box(box)
-            with link.lock:
-                return link.call(wire.OP_SCAN, head, ())
-
-        message = self.ways.attempt(ask)
+        message = self.ways.call_box(box, wire.OP_SCAN, head, ())
         return read_page(box, message.head, message.body)
 
     # -- writing
@@ -228,9 +201,7 @@ class Shards:
         retry: Retry | None = None,
     ) -> T:
         def ask() -> wire.Message:
-            link = self.ways.to_shard(shard, boxes)
-            with link.lock:
-                return link.call(op, head, body)
+            return self.ways.to_shard(shard, boxes).locked_call(op, head, body)
 
         message = self.ways.attempt(ask, retry, follows=False)
         return msgspec.msgpack.decode(message.body, type=kind)

@@ -15,8 +15,9 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Self, TypedDict, TypeVar
 from urllib.parse import urlsplit
 
 from streams.client._sync.client import Client
@@ -26,8 +27,33 @@ from streams.client.retry import Retry
 from streams.direct.links import Link, Moved
 from streams.protocol.errors import Busy, StreamsError, Uncertain
 from streams.protocol.model.slots import slot_of
+from streams.protocol.wire import framing as wire
+from streams.protocol.wire.packed import Buffer
 
 T = TypeVar("T")
+
+
+class Access(TypedDict, total=False):
+    """How to reach the shards. `over_tcp`: left out, by their Unix sockets where they can be seen."""
+
+    key: str | None
+    retry: Retry | None
+    over_tcp: bool | None
+
+
+class Closing:
+    """Something with connections, which a `with` block closes at its end."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        raise NotImplementedError
 
 
 class Ways:
@@ -39,7 +65,6 @@ class Ways:
         retry: Retry | None = None,
         over_tcp: bool | None = None,
     ) -> None:
-        """`over_tcp` says how to reach the shards; left out, by their Unix sockets where they can be seen."""
         self.retry = retry or Retry()
         self._client = Client(url, key=key, retry=self.retry)
         self._key = key or os.environ.get("STREAMS_KEY") or ""
@@ -140,6 +165,12 @@ class Ways:
         return f"{host or urlsplit(self._client.url).hostname}:{port}", self._key
 
     # -- trying again
+
+    def call_box(
+        self, box: str, op: int, head: bytes, body: Sequence[Buffer], retry: Retry | None = None
+    ) -> wire.Message:
+        """The answer of the shard that owns the box, also after the box has moved."""
+        return self.attempt(lambda: self.to_box(box).locked_call(op, head, body), retry)
 
     def attempt(self, ask: Callable[[], T], retry: Retry | None = None, *, follows: bool = True) -> T:
         """Asks until there is an answer, as the HTTP client does. What is asked may be repeated. Unless it

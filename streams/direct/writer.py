@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Mapping
-from types import TracebackType
 from typing import Any, Unpack
 from urllib.parse import urlencode
 
@@ -19,6 +18,7 @@ from streams.client.batching import Bounds
 from streams.client.options import ProducerBounds, WriteFields
 from streams.client.retry import Retry
 from streams.direct.shards import Shards
+from streams.direct.ways import Access, Closing
 from streams.protocol.errors import BoxNotFound
 from streams.protocol.messages.bulk import BoxResult
 from streams.protocol.model.names import check_box_name
@@ -26,31 +26,16 @@ from streams.protocol.wire import framing as wire
 from streams.protocol.wire.packed import Packed
 
 
-class ShardWriter:
+class ShardWriter(Closing):
     """Appends straight to the shards that own the boxes."""
 
-    def __init__(
-        self,
-        url: str | None = None,
-        *,
-        key: str | None = None,
-        retry: Retry | None = None,
-        over_tcp: bool | None = None,
-    ) -> None:
+    def __init__(self, url: str | None = None, **access: Unpack[Access]) -> None:
         #: The same connections, for much at a time.
-        self.shards = Shards(url, key=key, retry=retry, over_tcp=over_tcp)
+        self.shards = Shards(url, **access)
         self.retry = self.shards.retry
 
     def __repr__(self) -> str:
         return f"<ShardWriter over {self.shards!r}>"
-
-    def __enter__(self) -> ShardWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         self.shards.close()
@@ -110,13 +95,7 @@ class ShardWriter:
 
     def _call(self, op: int, box: str, query: Mapping[str, str], body: bytes, retry: Retry) -> wire.Message:
         head = wire.head_encoder.encode(wire.RequestHead(check_box_name(box), urlencode(query)))
-
-        def ask() -> wire.Message:
-            link = self.shards.ways.to_box(box)
-            with link.lock:
-                return link.call(op, head, (body,))
-
-        return self.shards.ways.attempt(ask, retry)
+        return self.shards.ways.call_box(box, op, head, (body,), retry)
 
 
 class _DirectBox:

@@ -142,6 +142,7 @@ def run(**given: Any) -> Run:
         "base": 0,
         "stride": 0,
         "node": "",
+        "sizes": (0,) * 8,
         "ends": memoryview(np.array([1, 3], np.uint32).tobytes()),
         "values": memoryview(b"122"),
         **dict.fromkeys(("seqs", "times", "tags", "nodes", "meta_ends", "metas"), empty),

@@ -15,7 +15,7 @@ from streams.client._async.snapshots import AsyncBoxSnapshots, AsyncStoredSnapsh
 from streams.client._async.watch import AsyncBoxWatch
 from streams.client.answers import Entry, Record, Tombstone
 from streams.client.batching import Bounds
-from streams.client.options import BoxSettings, WriteOptions
+from streams.client.options import BoxSettings, ProducerBounds, ReadOptions, WriteOptions
 from streams.client.retry import Retry
 from streams.client.stores import Store, open_store
 from streams.protocol.model.boxes import BoxConfig
@@ -114,23 +114,12 @@ class AsyncBox:
     def producer(
         self,
         *,
-        batch_records: int = Bounds.batch_records,
-        batch_bytes: int = Bounds.batch_bytes,
-        linger_ms: float = Bounds.linger_ms,
-        held_records: int = Bounds.held_records,
-        held_bytes: int = Bounds.held_bytes,
         settle_s: float = 60.0,
         stop_at_failure: bool = False,
+        **bounds: Unpack[ProducerBounds],
     ) -> AsyncProducer:
         """Many records, in batches, in the background; see `AsyncProducer`."""
-        bounds = Bounds(
-            batch_records=batch_records,
-            batch_bytes=batch_bytes,
-            linger_ms=linger_ms,
-            held_records=held_records,
-            held_bytes=held_bytes,
-        )
-        return AsyncProducer(self, bounds, settle_s=settle_s, stop_at_failure=stop_at_failure)
+        return AsyncProducer(self, Bounds(**bounds), settle_s=settle_s, stop_at_failure=stop_at_failure)
 
     async def delete(
         self, match: str | list[str] | None = None, *, before_seq: int | None = None
@@ -147,61 +136,14 @@ class AsyncBox:
 
     # -- reading
 
-    def read(
-        self,
-        from_seq: int | None = None,
-        *,
-        from_ts: int | None = None,
-        group: str | None = None,
-        match: str | list[str] | None = None,
-        node: str | list[str] | None = None,
-        include_tags: bool = True,
-        include_meta: bool = True,
-        include_data: bool = True,
-        page_records: int = 1000,
-    ) -> AsyncReader:
+    def read(self, from_seq: int | None = None, **options: Unpack[ReadOptions]) -> AsyncReader:
         """What follows `from_seq` (or is not older than `from_ts`, or follows the group's cursor), up to what
         is the end when the reading begins. Yields `Record` and, where records were lost, `Tombstone`."""
-        return AsyncReader(
-            self,
-            from_seq=from_seq,
-            from_ts=from_ts,
-            group=group,
-            match=match,
-            node=node,
-            include_tags=include_tags,
-            include_meta=include_meta,
-            include_data=include_data,
-            page_records=page_records,
-        )
+        return AsyncReader(self, from_seq, **options)
 
-    def follow(
-        self,
-        from_seq: int | None = None,
-        *,
-        from_ts: int | None = None,
-        group: str | None = None,
-        match: str | list[str] | None = None,
-        node: str | list[str] | None = None,
-        include_tags: bool = True,
-        include_meta: bool = True,
-        include_data: bool = True,
-        page_records: int = 1000,
-    ) -> AsyncReader:
-        """The same, and then what comes, for ever; it waits for a server that is away."""
-        return AsyncReader(
-            self,
-            from_seq=from_seq,
-            from_ts=from_ts,
-            group=group,
-            match=match,
-            node=node,
-            include_tags=include_tags,
-            include_meta=include_meta,
-            include_data=include_data,
-            page_records=page_records,
-            is_endless=True,
-        )
+    def follow(self, from_seq: int | None = None, **options: Unpack[ReadOptions]) -> AsyncReader:
+        """As `read`, and then what comes, for ever; it waits for a server that is away."""
+        return AsyncReader(self, from_seq, is_endless=True, **options)
 
     def watch(
         self, from_seq: int | None = None, *, node: str | None = None, include_tags: bool = True

@@ -29,13 +29,17 @@ class Reader:
     def __init__(
         self,
         box: Box,
-        *,
         from_seq: int | None = None,
+        *,
+        is_endless: bool = False,
         from_ts: int | None = None,
         group: str | None = None,
-        is_endless: bool = False,
+        match: str | list[str] | None = None,
+        node: str | list[str] | None = None,
+        include_tags: bool = True,
+        include_meta: bool = True,
+        include_data: bool = True,
         page_records: int = 1000,
-        **options: Any,
     ) -> None:
         if sum(start is not None for start in (from_seq, from_ts, group)) > 1:
             raise ValueError("from_seq, from_ts and group say the same thing; give one")
@@ -44,8 +48,15 @@ class Reader:
         self._group = box.group(group) if group is not None else None
         self._is_endless = is_endless
         self._retry: Retry | None = FOREVER if is_endless else None
+        options: dict[str, Any] = {
+            "match": match,
+            "node": node,
+            "include_tags": include_tags,
+            "include_meta": include_meta,
+            "include_data": include_data,
+            "limit": page_records,
+        }
         self._options = {name: value for name, value in options.items() if value is not None}
-        self._options["limit"] = page_records
         self.cursor = from_seq or 0
         self.generation: int | None = None
         #: Of the last answer: the first seq that is there, and whether there was no more.
