@@ -6,8 +6,8 @@ import ast
 import re
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-PACKAGES = ("gateway", "shard", "streams")
+from tests.tidy.measures import PACKAGES, ROOT
+
 #: A folder with fewer files needs no table.
 TABLE_FROM = 3
 

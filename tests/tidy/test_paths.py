@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 import re
 from functools import cache
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.tidy.measures import ROOT
+
 PAGE = ROOT / "docs" / "explanation" / "paths.md"
 WALKS = 8
 STEPS_MIN = 10
