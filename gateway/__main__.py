@@ -40,7 +40,7 @@ from gateway.telemetry import peers
 from gateway.telemetry.collector import Collector
 from gateway.watch.service import Watch
 from streams import __version__, logs, process
-from streams.config import ChildArgs, ConfigError
+from streams.config import ChildArgs, Config, ConfigError
 from streams.protocol.access.grants import Grant
 from streams.protocol.access.rates import RequestRates
 
@@ -54,46 +54,168 @@ _LINKS_S_MAX = 5.0
 _BEAT_S = 1.0
 
 
-async def run(arguments: ChildArgs) -> int:
-    config = arguments.config
-    states = StatesReader(config.run_dir)
-    links = [Link(shard, path, states=states) for shard, path in enumerate(arguments.sockets)]
-    urgent = [
-        Link(shard, path, is_urgent=True, states=states) for shard, path in enumerate(arguments.sockets)
-    ]
-    bulk = [Link(shard, path, states=states) for shard, path in enumerate(arguments.sockets)]
-    dispatch = Dispatch(Placement.from_json(arguments.placement), links, config.thresholds, urgent, bulk)
-    pressure = GatewayPressure(dispatch, config.thresholds)
-    draining = trio.Event()
-    watch = Watch(
-        dispatch,
-        connections_max=share_of(config.max_sse_connections, config.gateways),
-        connections_per_key_max=share_of(config.max_sse_connections_per_key, config.gateways),
-        node_bytes_max=config.max_node_bytes,
-        gateways=config.gateways,
-    )
-    guard = _guard(arguments)
-    others = [
-        Link(gateway, str(peers.socket_of(config.run_dir, gateway)))
-        for gateway in range(config.gateways)
-        if gateway != arguments.index
-    ]
-    origins = Origins(
-        has_keys=guard is not None,
-        hosts=config.allowed_hosts,
-        bound_to=config.host,
-        origins=config.cors_origins,
-    )
-    s2 = S2(
-        dispatch,
-        draining,
-        drain_s=config.drain_ms / 1000,
-        watch=watch,
-        admit=None if guard is None else partial(_grant_of, guard),
-        in_flight=None if guard is None else guard.in_flight,
-        origins=origins,
-    )
-    limits = FrontLimits(
+class Gateway:
+    """All parts of one gateway process, and how they are joined."""
+
+    def __init__(self, arguments: ChildArgs) -> None:
+        config = arguments.config
+        self._arguments = arguments
+        self._states = StatesReader(config.run_dir)
+        self._links = self._to_shards()
+        self._urgent = self._to_shards(is_urgent=True)
+        self._bulk = self._to_shards()
+        self._others = [
+            Link(gateway, str(peers.socket_of(config.run_dir, gateway)))
+            for gateway in range(config.gateways)
+            if gateway != arguments.index
+        ]
+        placement = Placement.from_json(arguments.placement)
+        self._dispatch = Dispatch(placement, self._links, config.thresholds, self._urgent, self._bulk)
+        self._pressure = GatewayPressure(self._dispatch, config.thresholds)
+        self._draining = trio.Event()
+        self._guard = guard = _guard(arguments)
+        self._watch = Watch(
+            self._dispatch,
+            connections_max=share_of(config.max_sse_connections, config.gateways),
+            connections_per_key_max=share_of(config.max_sse_connections_per_key, config.gateways),
+            node_bytes_max=config.max_node_bytes,
+            gateways=config.gateways,
+        )
+        self._origins = Origins(
+            has_keys=guard is not None,
+            hosts=config.allowed_hosts,
+            bound_to=config.host,
+            origins=config.cors_origins,
+        )
+        self._s2 = S2(
+            self._dispatch,
+            self._draining,
+            drain_s=config.drain_ms / 1000,
+            watch=self._watch,
+            admit=None if guard is None else partial(_grant_of, guard),
+            in_flight=None if guard is None else guard.in_flight,
+            origins=self._origins,
+        )
+        self._limits = _front_limits(config)
+        self._bodies = body_budget(self._limits)
+        self._table = ConnectionTable(self._limits.connections_max, self._limits.connections_per_address_max)
+        budgets = {"bodies": self._bodies, "answers": self._dispatch.answers}
+        self._report = SelfReport(
+            arguments.index, self._dispatch, self._watch, self._pressure, self._s2.inflight, budgets
+        )
+        rates = None if guard is None else guard.in_flight.rates
+        self._key_use = KeyUse(self._dispatch, self._watch.slots, rates, self._others)
+        self._api = self._build_api()
+
+    def __repr__(self) -> str:
+        return f"<Gateway {self._arguments.index}>"
+
+    def _to_shards(self, *, is_urgent: bool = False) -> list[Link]:
+        paths = enumerate(self._arguments.sockets)
+        return [Link(shard, path, is_urgent=is_urgent, states=self._states) for shard, path in paths]
+
+    def _build_api(self) -> Api:
+        arguments, config = self._arguments, self._arguments.config
+        collector = Collector(
+            self._dispatch,
+            here=self._report,
+            others=self._others,
+            version=__version__,
+            data_dir=config.data_dir,
+            rows_max=config.metrics_boxes,
+            states=self._states,
+        )
+        return Api(
+            self._dispatch,
+            body_bytes_max=config.max_body_bytes,
+            version=__version__,
+            sockets=arguments.sockets,
+            addresses=arguments.addresses,
+            draining=self._draining,
+            watch=self._watch,
+            guard=self._guard,
+            origins=self._origins,
+            collector=collector,
+            answered=self._report.answered,
+            route_times=self._report.route_times,
+            logs_access=config.log == "debug",
+            s2=self._s2,
+            key_use=self._key_use,
+        )
+
+    async def run(self) -> None:
+        """Serve until the gateway is drained."""
+        arguments = self._arguments
+        async with trio.open_nursery() as nursery:
+            self._start_tasks(nursery)
+            await nursery.start(self._watch.run, self._draining)
+            async with trio.open_nursery() as fronts:
+                for fd in arguments.listen_fds:
+                    await self._open_front(socket.socket(fileno=fd), fronts)
+                gc.collect()
+                gc.freeze()
+                # What was refused or cancelled is garbage in cycles, some 10 MB of it before 50,000 objects
+                # have piled up. To look at 5,000 takes a fifth of a millisecond.
+                gc.set_threshold(5_000, 50, 100)
+                nursery.start_soon(
+                    _tell_when_linked,
+                    arguments.ready_fd,
+                    self._links + self._urgent + self._bulk,
+                    self._others,
+                )
+            await self._s2.history.finish(arguments.config.drain_ms / 1000)
+            nursery.cancel_scope.cancel()
+        log.info("drained")
+
+    def _start_tasks(self, nursery: trio.Nursery) -> None:
+        arguments, dispatch, guard = self._arguments, self._dispatch, self._guard
+        for link in self._links + self._urgent + self._bulk + self._others:
+            nursery.start_soon(link.run)
+        if arguments.index == 0:  # one of each is enough, and two would be in each other's way
+            nursery.start_soon(Carrier(dispatch).run)
+            nursery.start_soon(Registrar(dispatch).run)
+            nursery.start_soon(self._s2.housekeeping.run)
+            if guard is not None and len(self._links) > 1:
+                nursery.start_soon(self._key_use.run, lambda: guard.ring)
+        if self._others:
+            path = peers.socket_of(arguments.config.run_dir, arguments.index)
+            nursery.start_soon(peers.serve, path, self._report)
+        nursery.start_soon(self._s2.history.run)
+        nursery.start_soon(self._pressure.run)
+        nursery.start_soon(dispatch.answers.run)
+        nursery.start_soon(_end_polls, self._links + self._bulk, self._draining)
+        nursery.start_soon(_watch_signals, self._draining, self._read_keys_again)
+        nursery.start_soon(_watch_parent, arguments.parent_fd, self._draining)
+
+    async def _open_front(self, listener: socket.socket, nursery: trio.Nursery) -> None:
+        front: FrontName = "hypercorn" if self._arguments.config.front == "hypercorn" else "edge"
+        served = await nursery.start(
+            partial(
+                serve_front,
+                listener,
+                self._api.handle,
+                draining=self._draining,
+                limits=self._limits,
+                front=front,
+                socket_handler=self._api.sockets.serve,
+                admit=None if self._guard is None else self._api.admit_body,
+                bodies=self._bodies,
+                table=self._table,
+                answers=self._dispatch.answers,
+            )
+        )
+        self._report.fronts.append(served)
+        self._pressure.watch_over(served.scheduler)
+
+    def _read_keys_again(self) -> None:
+        if self._guard is not None:
+            self._guard.ring = read_ring(self._arguments.keys_file)
+            ended = self._watch.keys_changed(self._guard.ring)
+            log.info("keys read again", keys=len(self._guard.ring.keys), streams_ended=ended)
+
+
+def _front_limits(config: Config) -> FrontLimits:
+    return FrontLimits(
         body_bytes_max=config.max_body_bytes,
         # A key can hold half of it: one body that is compressed, and what it becomes.
         body_bytes_in_flight_max=max(BODY_BYTES_IN_FLIGHT, 4 * config.max_body_bytes),
@@ -101,86 +223,10 @@ async def run(arguments: ChildArgs) -> int:
         connections_max=fit_connections(config.max_connections),
         connections_per_address_max=config.max_connections_per_address,
     )
-    bodies = body_budget(limits)
-    table = ConnectionTable(limits.connections_max, limits.connections_per_address_max)
-    budgets = {"bodies": bodies, "answers": dispatch.answers}
-    report = SelfReport(arguments.index, dispatch, watch, pressure, s2.inflight, budgets)
-    collector = Collector(
-        dispatch,
-        here=report,
-        others=others,
-        version=__version__,
-        data_dir=config.data_dir,
-        rows_max=config.metrics_boxes,
-        states=states,
-    )
-    key_use = KeyUse(dispatch, watch.slots, None if guard is None else guard.in_flight.rates, others)
-    api = Api(
-        dispatch,
-        body_bytes_max=config.max_body_bytes,
-        version=__version__,
-        sockets=arguments.sockets,
-        addresses=arguments.addresses,
-        draining=draining,
-        watch=watch,
-        guard=guard,
-        origins=origins,
-        collector=collector,
-        answered=report.answered,
-        route_times=report.route_times,
-        logs_access=config.log == "debug",
-        s2=s2,
-        key_use=key_use,
-    )
-    front: FrontName = "hypercorn" if config.front == "hypercorn" else "edge"
-    async with trio.open_nursery() as nursery:
-        for link in links + urgent + bulk + others:
-            nursery.start_soon(link.run)
-        if arguments.index == 0:  # one of each is enough, and two would be in each other's way
-            nursery.start_soon(Carrier(dispatch).run)
-            nursery.start_soon(Registrar(dispatch).run)
-            nursery.start_soon(s2.housekeeping.run)
-            if guard is not None and len(links) > 1:
-                nursery.start_soon(key_use.run, lambda: guard.ring)
-        if others:
-            nursery.start_soon(peers.serve, peers.socket_of(config.run_dir, arguments.index), report)
-        nursery.start_soon(s2.history.run)
-        nursery.start_soon(pressure.run)
-        nursery.start_soon(dispatch.answers.run)
-        nursery.start_soon(_end_polls, links + bulk, draining)
-        nursery.start_soon(_watch_signals, draining, partial(_read_keys_again, arguments, guard, watch))
-        nursery.start_soon(_watch_parent, arguments.parent_fd, draining)
-        await nursery.start(watch.run, draining)
-        async with trio.open_nursery() as fronts:
-            for fd in arguments.listen_fds:
-                listener = socket.socket(fileno=fd)
-                served = await fronts.start(
-                    partial(
-                        serve_front,
-                        listener,
-                        api.handle,
-                        draining=draining,
-                        limits=limits,
-                        front=front,
-                        socket_handler=api.sockets.serve,
-                        admit=None if guard is None else api.admit_body,
-                        bodies=bodies,
-                        table=table,
-                        answers=dispatch.answers,
-                    )
-                )
-                report.fronts.append(served)
-                pressure.watch_over(served.scheduler)
-            gc.collect()
-            gc.freeze()
-            # What was refused or cancelled is garbage in cycles, some 10 MB of it before 50,000 objects have
-            # piled up. To look at 5,000 takes a fifth of a millisecond.
-            gc.set_threshold(5_000, 50, 100)
-            nursery.start_soon(_tell_when_linked, arguments.ready_fd, links + urgent + bulk, others)
-        await s2.history.finish(config.drain_ms / 1000)
-        nursery.cancel_scope.cancel()
-    log.info("drained")
-    return 0
+
+
+async def _run(arguments: ChildArgs) -> None:
+    await Gateway(arguments).run()
 
 
 async def _end_polls(links: list[Link], draining: trio.Event) -> None:
@@ -207,13 +253,6 @@ def _guard(arguments: ChildArgs) -> Guard | None:
 def _grant_of(guard: Guard, request: Request) -> Grant:
     request.key = guard.identify(request, takes_token=False)
     return request.key.grant
-
-
-def _read_keys_again(arguments: ChildArgs, guard: Guard | None, watch: Watch) -> None:
-    if guard is not None:
-        guard.ring = read_ring(arguments.keys_file)
-        ended = watch.keys_changed(guard.ring)
-        log.info("keys read again", keys=len(guard.ring.keys), streams_ended=ended)
 
 
 async def _watch_signals(draining: trio.Event, read_keys_again: Callable[[], None]) -> None:
@@ -261,7 +300,8 @@ def main() -> int:
         return 2
     process.time_gc()
     logs.setup(arguments.config.log, arguments.config.log_format, process=f"gateway-{arguments.index}")
-    return trio.run(run, arguments)
+    trio.run(_run, arguments)
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Handlers of `/v0`: parse, call dispatch, shape the answer. No semantics live here.
 
-routes          every address; `Api.handle` is what the fronts call for each request, those of `/v1` too
+routes          `Api.handle`, which the fronts call for each request, those of `/v1` too
+addresses       every address and its handler
 boxes, records, queues, groups, routers     one file a resource, one method an address
 watch, sockets, work      live answers: server-sent events, WebSocket, streams of jobs
 ops, reports              health, readiness, placement; metrics and status

@@ -8,10 +8,10 @@ from urllib.parse import urlencode
 import orjson
 
 from gateway.api import tolerance
-from gateway.api.answers import from_facts, from_shard
+from gateway.api.answers import from_facts
 from gateway.api.work import WorkStreams
 from gateway.requests import sse
-from gateway.requests.content import control_body, is_ndjson, uncompressed
+from gateway.requests.content import control_body, is_ndjson
 from gateway.requests.request import Request, Response
 from gateway.shards.dispatch import Dispatch
 from streams.protocol.errors import InvalidRequest
@@ -67,12 +67,4 @@ class Queues:
         return from_facts(request, facts)
 
     async def _forward(self, op: int, request: Request, box: str) -> Response:
-        is_ndjson(request, allowed=False)
-        body = request.body
-        if "content-encoding" in request.headers:
-            body = await uncompressed(request, self._body_bytes_max)
-        head = wire.RequestHead(box, request.query)
-        answer, warnings = await tolerance.ask(self._dispatch, op, request, head, body)
-        response = from_shard(request, answer, warnings=warnings)
-        response.charge = request.page_charge
-        return response
+        return await tolerance.forward_json(self._dispatch, op, request, box, self._body_bytes_max)

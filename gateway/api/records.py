@@ -34,21 +34,13 @@ class Records:
         return from_shard(request, answer, waited_s)
 
     async def diff(self, request: Request, box: str, rest: str) -> Response:
-        return await self._with_json(wire.OP_DIFF, request, box)
+        return await self._forward(wire.OP_DIFF, request, box)
 
     async def delete(self, request: Request, box: str, rest: str) -> Response:
-        return await self._with_json(wire.OP_DELETE_RECORDS, request, box)
+        return await self._forward(wire.OP_DELETE_RECORDS, request, box)
 
-    async def _with_json(self, op: int, request: Request, box: str) -> Response:
-        is_ndjson(request, allowed=False)
-        body = request.body
-        if "content-encoding" in request.headers:
-            body = await uncompressed(request, self._body_bytes_max)
-        head = wire.RequestHead(box, request.query)
-        answer, warnings = await tolerance.ask(self._dispatch, op, request, head, body)
-        response = from_shard(request, answer, warnings=warnings)
-        response.charge = request.page_charge
-        return response
+    async def _forward(self, op: int, request: Request, box: str) -> Response:
+        return await tolerance.forward_json(self._dispatch, op, request, box, self._body_bytes_max)
 
     async def one(self, request: Request, box: str, rest: str) -> Response:
         Query(request.query).done()

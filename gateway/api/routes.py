@@ -1,4 +1,4 @@
-"""Every address of `/v0` and what answers there. One handler for both fronts.
+"""Finds the handler of a request, checks what comes before it, and calls it. One handler for both fronts.
 
 The hot addresses, those under a box, are found with two string operations; the rest by their whole path.
 """
@@ -17,25 +17,16 @@ from gateway.access.auth import Guard
 from gateway.access.key_use import KeyUse
 from gateway.access.origins import Origins
 from gateway.access.rules import RULES, Rule, route_of
-from gateway.api.boxes import Boxes
-from gateway.api.console import FILES, Console
-from gateway.api.described import Described
-from gateway.api.groups import Groups
+from gateway.api.addresses import addresses_of
 from gateway.api.ops import Ops
-from gateway.api.queues import Queues
-from gateway.api.records import Records
 from gateway.api.reports import ReportPages
-from gateway.api.routers import Routers
 from gateway.api.sockets import Sockets
-from gateway.api.watch import Watches
-from gateway.api.work import WorkStreams
 from gateway.http.edge_rules import loggable_path, request_id_of
 from gateway.requests.content import compress
 from gateway.requests.errors import response_for
 from gateway.requests.request import S2_PREFIX, Request, Response
 from gateway.s2.endpoints import S2
 from gateway.shards.dispatch import Dispatch
-from gateway.shards.registrar import Registrar
 from gateway.telemetry.collector import Collector
 from gateway.watch.service import Watch
 from streams.protocol.errors import InvalidRequest, MethodNotAllowed, NotFound, StreamsError
@@ -43,11 +34,6 @@ from streams.protocol.model.names import shown
 from streams.protocol.telemetry.histogram import Histogram
 
 log = structlog.get_logger("gateway.access")
-
-#: A handler of an address under a box: (request, box, the rest of the path after the box).
-BoxHandler = Callable[[Request, str, str], Awaitable[Response]]
-RouterHandler = Callable[[Request, str], Awaitable[Response]]
-PlainHandler = Callable[[Request], Awaitable[Response]]
 
 AnyHandler = Callable[..., Awaitable[Response]]
 
@@ -105,65 +91,23 @@ class Api:
         #: Requests answered, by status.
         self._answered = {} if answered is None else answered
         self._logs_access = logs_access
-        registrar = Registrar(dispatch)
-        boxes = Boxes(dispatch, registrar, body_bytes_max)
-        records = Records(dispatch, body_bytes_max)
-        routers = Routers(registrar, body_bytes_max)
         self.sockets = Sockets(watch, dispatch, self._origins, guard)
-        watches = Watches(watch, body_bytes_max)
-        described = Described(version)
-        console = Console()
-        ops = Ops(dispatch, version=version, sockets=sockets, addresses=addresses, key_use=key_use)
-        work = WorkStreams(dispatch, draining, watch)
-        queues = Queues(dispatch, body_bytes_max, work)
-        groups = Groups(dispatch, body_bytes_max)
-        #: Action after the box's name, with a slash where more must follow -> method -> handler.
-        under_box: dict[str, dict[str, BoxHandler]] = {
-            "": {"PUT": boxes.put, "GET": boxes.state, "DELETE": boxes.delete, "POST": records.append},
-            "diff": {"POST": records.diff},
-            "delete": {"POST": records.delete},
-            "tail": {"GET": records.tail},
-            "fence": {"PUT": boxes.fence},
-            "records/": {"GET": records.one},
-            "claim": {"POST": queues.claim},
-            "ack": {"POST": queues.ack},
-            "nack": {"POST": queues.nack},
-            "extend": {"POST": queues.extend},
-            "work": {"GET": queues.work},
-            "requeue": {"POST": queues.requeue},
-            "groups": {"GET": groups.list},
-            "groups/": {"PUT": groups.commit, "GET": groups.state, "DELETE": groups.delete},
-            "watch": {"GET": watches.box},
-        }
-        under_routers: dict[str, RouterHandler] = {
-            "PUT": routers.put,
-            "GET": routers.get,
-            "DELETE": routers.delete,
-        }
-        plain: dict[str, dict[str, PlainHandler]] = {
-            "/v0/boxes": {"GET": boxes.list},
-            "/v0/routers": {"GET": routers.list},
-            "/v0/placement": {"GET": ops.placement},
-            "/v0/whoami": {"GET": ops.whoami},
-            "/v0/openapi.json": {"GET": described.document},
-            "/docs": {"GET": described.page},
-            **{path: {"GET": console.file} for path in FILES},
-            "/v0/watch": {"POST": watches.create},
-            "/v0/ws": {"GET": watches.not_a_socket},
-            **{path: {"GET": ops.health} for path in ("/v0/health", "/health", "/healthz", "/ping")},
-            **{path: {"GET": ops.ready} for path in ("/v0/ready", "/readyz")},
-        }
-        if collector is not None:
-            reports = ReportPages(collector, key_use, guard)
-            plain |= {path: {"GET": reports.metrics} for path in ("/v0/metrics", "/metrics")}
-            plain["/v0/status"] = {"GET": reports.status}
+        found = addresses_of(
+            dispatch,
+            Ops(dispatch, version=version, sockets=sockets, addresses=addresses, key_use=key_use),
+            body_bytes_max=body_bytes_max,
+            version=version,
+            draining=draining,
+            watch=watch,
+            reports=None if collector is None else ReportPages(collector, key_use, guard),
+        )
         self._under_box = {
             action: self._ruled(f"{_BOX_PREFIX}{{box}}{_shape(action)}", methods)
-            for action, methods in under_box.items()
+            for action, methods in found.under_box.items()
         }
-        self._under_routers = self._ruled(f"{_ROUTER_PREFIX}{{router}}", under_routers)
-        self._under_watch = self._ruled(f"{_WATCH_PREFIX}{{wid}}", {"GET": watches.open})
-        self._plain = {path: self._ruled(path, methods) for path, methods in plain.items()}
+        self._under_routers = self._ruled(f"{_ROUTER_PREFIX}{{router}}", found.under_router)
+        self._under_watch = self._ruled(f"{_WATCH_PREFIX}{{wid}}", found.under_watch)
+        self._plain = {path: self._ruled(path, methods) for path, methods in found.plain.items()}
 
     def _ruled(self, template: str, methods: Mapping[str, AnyHandler]) -> dict[str, Routed]:
         ruled: dict[str, Routed] = {}

@@ -16,7 +16,9 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from gateway.api import waiting
-from gateway.requests.request import Buffer, Request
+from gateway.api.answers import from_shard
+from gateway.requests.content import is_ndjson, uncompressed
+from gateway.requests.request import Buffer, Request, Response
 from gateway.shards.dispatch import Dispatch
 from gateway.watch.plan import WATCH_FIELDS, Plan, plan_of_body
 from streams.protocol.errors import InvalidRequest
@@ -73,6 +75,21 @@ async def ask(
         if not warnings:
             raise
     return await waiting.ask(dispatch, op, request, head, trimmed), warnings
+
+
+async def forward_json(
+    dispatch: Dispatch, op: int, request: Request, box: str, body_bytes_max: int
+) -> Response:
+    """Pass a JSON body on to the owner of a box, and its answer, with its warnings, back."""
+    is_ndjson(request, allowed=False)
+    body = request.body
+    if "content-encoding" in request.headers:
+        body = await uncompressed(request, body_bytes_max)
+    head = wire.RequestHead(box, request.query)
+    answer, warnings = await ask(dispatch, op, request, head, body)
+    response = from_shard(request, answer, warnings=warnings)
+    response.charge = request.page_charge
+    return response
 
 
 def plan_watch(body: bytes, node_bytes_max: int, *, strict: bool) -> tuple[Plan, list[str]]:

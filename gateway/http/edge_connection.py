@@ -33,10 +33,10 @@ from gateway.http.edge_rules import (
     answer,
     bug,
     check_body_length,
+    close_body,
     has_no_body,
-    log,
     refusal,
-    streams_refused,
+    refused_stream,
 )
 from gateway.http.edge_sink import JOIN_BYTES_MAX, EdgeSink
 from gateway.http.h1 import (
@@ -567,10 +567,7 @@ class Connection:
                     done = await self._pump(request, response.stream, is_chunked=is_chunked)
                 nursery.cancel_scope.cancel()
         finally:
-            if response.live is not None:
-                response.live.close()
-            if response.stream is not None:
-                await close_stream(response.stream)
+            await close_body(response)
         return done and keep_alive
 
     async def _run_live(self, request: Request, live: Live, *, is_chunked: bool) -> bool:
@@ -664,24 +661,3 @@ def _connection_line(head: Head, keep_alive: bool) -> bytes:
     if not keep_alive:
         return b"connection: close\r\n"
     return b"connection: keep-alive\r\n" if head.is_http_10 else b""
-
-
-async def refused_stream(request: Request, response: Response) -> Response:
-    """The answer in place of a stream for which there is no connection to keep."""
-    if response.live is not None:
-        response.live.close()
-    if response.stream is not None:
-        await close_stream(response.stream)
-    return refusal(streams_refused(), request.headers, request.started_ns, request.path)
-
-
-async def close_stream(stream: AsyncIterator[bytes]) -> None:
-    """A stream that was left early still runs its own clean-up, and gets a second for it."""
-    aclose = getattr(stream, "aclose", None)
-    if aclose is None:
-        return
-    with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
-        try:
-            await aclose()
-        except Exception as error:
-            log.error("a response stream failed while closing", exc_info=error)

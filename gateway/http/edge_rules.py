@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import structlog
+import trio
 
 from gateway.admission.memory import MemoryBudget
 from gateway.requests.errors import error_response, response_for
@@ -187,3 +188,24 @@ def check_response_header(name: bytes, value: bytes) -> None:
 
 def has_no_body(method: str, status: int) -> bool:
     return method == "HEAD" or status < 200 or status in (204, 304)
+
+
+async def refused_stream(request: Request, response: Response) -> Response:
+    """The answer in place of a stream for which there is no connection to keep."""
+    await close_body(response)
+    return refusal(streams_refused(), request.headers, request.started_ns, request.path)
+
+
+async def close_body(response: Response) -> None:
+    """Close the body of a streamed answer. One that was left early still runs its own clean-up, and gets a
+    second for it."""
+    if response.live is not None:
+        response.live.close()
+    aclose = getattr(response.stream, "aclose", None)
+    if aclose is None:
+        return
+    with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
+        try:
+            await aclose()
+        except Exception as error:
+            log.error("a response stream failed while closing", exc_info=error)

@@ -170,7 +170,8 @@ async def test_no_append_waits_for_ever(autojump_clock: trio.testing.MockClock) 
     assert (gate.in_flight, gate.throttled) == (LIMIT_MIN, 1)
 
 
-async def test_the_queue_is_bounded() -> None:
+async def test_the_queue_is_bounded(mock_clock: trio.testing.MockClock) -> None:
+    """Time stands still: nobody's wait is over while the queue fills."""
     gate = narrow()
     async with trio.open_nursery() as nursery:
         for _ in range(WAITING_MAX):

@@ -20,7 +20,6 @@ from quart_trio import QuartTrio
 from quart_trio.asgi import TrioASGIHTTPConnection
 
 from gateway.admission.memory import EVERYONE, STRANGERS, Charge, MemoryBudget, answer_budget
-from gateway.http.edge_connection import close_stream, refused_stream
 from gateway.http.edge_rules import (
     FrontLimits,
     answer,
@@ -30,9 +29,11 @@ from gateway.http.edge_rules import (
     check_host,
     check_response_header,
     check_url_length,
+    close_body,
     content_length_of,
     has_no_body,
     refusal,
+    refused_stream,
     split_target,
     streams_refused,
 )
@@ -369,10 +370,7 @@ class Exchange(TrioASGIHTTPConnection):
                     bug(request, error)  # Logged. The client sees the stream break off.
                 nursery.cancel_scope.cancel()
         finally:
-            if response.live is not None:
-                response.live.close()
-            if response.stream is not None:
-                await close_stream(response.stream)
+            await close_body(response)
 
     async def _pump(self, stream: AsyncIterator[bytes], send: ASGISendCallable) -> None:
         async for chunk in stream:

@@ -1,0 +1,97 @@
+"""Every address of `/v0` and its handler, by method."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+import trio
+
+from gateway.api.boxes import Boxes
+from gateway.api.console import FILES, Console
+from gateway.api.described import Described
+from gateway.api.groups import Groups
+from gateway.api.ops import Ops
+from gateway.api.queues import Queues
+from gateway.api.records import Records
+from gateway.api.reports import ReportPages
+from gateway.api.routers import Routers
+from gateway.api.watch import Watches
+from gateway.api.work import WorkStreams
+from gateway.requests.request import Request, Response
+from gateway.shards.dispatch import Dispatch
+from gateway.shards.registrar import Registrar
+from gateway.watch.service import Watch
+
+#: A handler of an address under a box: (request, box, the rest of the path after the box).
+BoxHandler = Callable[[Request, str, str], Awaitable[Response]]
+#: A handler of an address with one name, of a router or of a watch session: (request, name).
+NamedHandler = Callable[[Request, str], Awaitable[Response]]
+PlainHandler = Callable[[Request], Awaitable[Response]]
+
+
+class Addresses(NamedTuple):
+    #: Action after the box's name, with a slash where more must follow -> method -> handler.
+    under_box: dict[str, dict[str, BoxHandler]]
+    under_router: dict[str, NamedHandler]
+    under_watch: dict[str, NamedHandler]
+    #: Whole path -> method -> handler.
+    plain: dict[str, dict[str, PlainHandler]]
+
+
+def addresses_of(
+    dispatch: Dispatch,
+    ops: Ops,
+    *,
+    body_bytes_max: int,
+    version: str,
+    draining: trio.Event,
+    watch: Watch,
+    reports: ReportPages | None,
+) -> Addresses:
+    registrar = Registrar(dispatch)
+    boxes = Boxes(dispatch, registrar, body_bytes_max)
+    records = Records(dispatch, body_bytes_max)
+    routers = Routers(registrar, body_bytes_max)
+    watches = Watches(watch, body_bytes_max)
+    queues = Queues(dispatch, body_bytes_max, WorkStreams(dispatch, draining, watch))
+    groups = Groups(dispatch, body_bytes_max)
+    described, console = Described(version), Console()
+    plain: dict[str, dict[str, PlainHandler]] = {
+        "/v0/boxes": {"GET": boxes.list},
+        "/v0/routers": {"GET": routers.list},
+        "/v0/placement": {"GET": ops.placement},
+        "/v0/whoami": {"GET": ops.whoami},
+        "/v0/openapi.json": {"GET": described.document},
+        "/docs": {"GET": described.page},
+        **{path: {"GET": console.file} for path in FILES},
+        "/v0/watch": {"POST": watches.create},
+        "/v0/ws": {"GET": watches.not_a_socket},
+        **{path: {"GET": ops.health} for path in ("/v0/health", "/health", "/healthz", "/ping")},
+        **{path: {"GET": ops.ready} for path in ("/v0/ready", "/readyz")},
+    }
+    if reports is not None:
+        plain |= {path: {"GET": reports.metrics} for path in ("/v0/metrics", "/metrics")}
+        plain["/v0/status"] = {"GET": reports.status}
+    return Addresses(
+        under_box={
+            "": {"PUT": boxes.put, "GET": boxes.state, "DELETE": boxes.delete, "POST": records.append},
+            "diff": {"POST": records.diff},
+            "delete": {"POST": records.delete},
+            "tail": {"GET": records.tail},
+            "fence": {"PUT": boxes.fence},
+            "records/": {"GET": records.one},
+            "claim": {"POST": queues.claim},
+            "ack": {"POST": queues.ack},
+            "nack": {"POST": queues.nack},
+            "extend": {"POST": queues.extend},
+            "work": {"GET": queues.work},
+            "requeue": {"POST": queues.requeue},
+            "groups": {"GET": groups.list},
+            "groups/": {"PUT": groups.commit, "GET": groups.state, "DELETE": groups.delete},
+            "watch": {"GET": watches.box},
+        },
+        under_router={"PUT": routers.put, "GET": routers.get, "DELETE": routers.delete},
+        under_watch={"GET": watches.open},
+        plain=plain,
+    )
