@@ -34,8 +34,8 @@ from shard.server.reporting import Answer, Reporter
 from shard.server.server import Server
 from shard.storage.faults import Faults
 from shard.storage.files import Corrupt, Disk, remove_tree
+from shard.storage.segments.store import SegmentStore
 from shard.storage.snapshot import Snapshots
-from shard.storage.store import SegmentStore
 from shard.storage.wal import Wal
 from streams import logs, process
 from streams.config import COLD_STORE_FAILED, ChildArgs, Config, ConfigError

@@ -30,8 +30,8 @@ from shard.engine.uploads import Place, Uploads
 from shard.recovery.commit_renderer import CommitRenderer, chunk_reader
 from shard.storage.faults import Faults
 from shard.storage.files import Corrupt, DiskLike
+from shard.storage.segments.store import SegmentStore
 from shard.storage.snapshot import Snapshots
-from shard.storage.store import SegmentStore
 from shard.storage.wal import Wal
 from shard.transfer.exports import Exports
 

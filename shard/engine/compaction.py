@@ -15,7 +15,7 @@ from pyroaring import BitMap64
 
 from shard.core.boxes.box import Box
 from shard.core.boxes.log import SizedSeqs
-from shard.storage.store import Name, SegmentStore
+from shard.storage.segments.store import Name, SegmentStore
 from streams.protocol.model.records import Batch
 
 #: Records deleted by one change: a millisecond or so of the machine's time.

@@ -97,8 +97,8 @@ from shard.engine.uploads import Place
 from shard.recovery.commit_renderer import chunk_reader
 from shard.storage.faults import Faults
 from shard.storage.files import DiskLike, parent_of
+from shard.storage.segments.store import SegmentStore
 from shard.storage.snapshot import Snapshots
-from shard.storage.store import SegmentStore
 from shard.storage.wal import Wal
 from streams.protocol.errors import StreamsError
 from streams.protocol.messages.bulk import TxnCommit

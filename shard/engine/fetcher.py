@@ -33,7 +33,7 @@ from shard.engine.cache import PayloadCache
 from shard.engine.committer import Post
 from shard.storage.faults import Faults
 from shard.storage.files import Corrupt
-from shard.storage.store import Name, SegmentStore, Unreachable
+from shard.storage.segments.store import Name, SegmentStore, Unreachable
 from streams.protocol.errors import ColdStoreUnavailable, DataDamaged, StreamsError
 from streams.protocol.messages.commands import Match
 from streams.protocol.model.records import Batch

@@ -36,8 +36,8 @@ from shard.engine.upkeep import Upkeep
 from shard.storage import frames
 from shard.storage.files import NO_SPACE
 from shard.storage.retention import Retention, names_in
+from shard.storage.segments.store import Name
 from shard.storage.snapshot import Snapshots
-from shard.storage.store import Name
 from shard.storage.wal import Wal
 from streams import process
 

@@ -46,7 +46,7 @@ from shard.engine.compaction import find_superseded, survey
 from shard.storage.faults import Faults
 from shard.storage.files import NO_SPACE, Corrupt
 from shard.storage.retention import Pins
-from shard.storage.store import Name, SegmentStore, Unreachable
+from shard.storage.segments.store import Name, SegmentStore, Unreachable
 from streams.protocol.model.records import Batch
 
 log = structlog.get_logger()

@@ -34,11 +34,11 @@ from shard.core.changes import BoxFacts
 from shard.core.machine import Machine
 from shard.core.objects.replication import Pending
 from shard.core.outcome import Outcome
-from shard.storage import objectlog
+from shard.storage import object_log
 from shard.storage.cold import ColdError, ColdStore
 from shard.storage.files import Corrupt, DiskLike, remove_tree
-from shard.storage.objectlog import ChainName, LogName
-from shard.storage.store import Name, SegmentStore, Unreachable
+from shard.storage.object_log import ChainName, LogName
+from shard.storage.segments.store import Name, SegmentStore, Unreachable
 from shard.transfer import chains
 from shard.transfer.backup import ShardSource
 from shard.transfer.boxes import Parts, parts_of
@@ -207,7 +207,7 @@ class Uploads:
         self._on_uploaded(self._uploading.moved(chain.text, log_name.last_lsn, is_base=False))
 
     def _encoded(self, name: str, group: Sequence[Pending], log_name: LogName) -> bytes:
-        return objectlog.encode(
+        return object_log.encode(
             name,
             [(each.lsn, each.change) for each in group],
             previous_lsn=self._uploading.tail_lsn,
@@ -296,7 +296,7 @@ class Uploads:
         place, found = self._place, list[chains.Found]()
         chain = ChainName.parse(self._uploading.chain)
         if chain is not None:
-            probe = partial(place.store.size, f"{chain.root}backups/{objectlog.base_id(0)}.json")
+            probe = partial(place.store.size, f"{chain.root}backups/{object_log.base_id(0)}.json")
             return chain if await self._try(probe, "a look at what is there") else None
         if not await self._try(lambda: found.extend(chains.survey(place.store)), "a look at what is there"):
             return None
@@ -323,7 +323,7 @@ class Uploads:
             write_export(self._disk, folder, parts, now_ms=taken_ms, file_bytes=self._file_bytes)
             target = chains.target_of(self._place.store, self._disk, chain)
             source = ShardSource(folder, self._segments, taken_ms)
-            target.take([source], self._place.slots, id=objectlog.base_id(parts.state.lsn))
+            target.take([source], self._place.slots, id=object_log.base_id(parts.state.lsn))
         finally:
             remove_tree(self._disk, folder)
 

@@ -17,8 +17,8 @@ from shard.core.changes import BoxCreated, ShardState
 from shard.storage import frames
 from shard.storage.files import Corrupt, DiskLike
 from shard.storage.salvage import frames_of
-from shard.storage.segmentindex import SegmentIndex, open_segment, open_stub
 from shard.storage.segments import read_batches
+from shard.storage.segments.index import SegmentIndex, open_segment, open_stub
 from shard.storage.snapshot import Snapshots
 from shard.storage.sources import FileSource, ReadAhead
 from streams.protocol.model.records import Batch

@@ -57,13 +57,13 @@ from shard.offline.lost_ranges import lost_ranges, uncovered
 from shard.offline.reconcile import Corrections, Made, Reconciler
 from shard.offline.verify import name_of
 from shard.recovery.lives import has_failed
-from shard.storage import frames, segmentindex, segments
+from shard.storage import frames, segments
 from shard.storage.files import Corrupt, DiskLike
 from shard.storage.salvage import Gap, salvage
-from shard.storage.segmentindex import SegmentIndex
+from shard.storage.segments.index import SegmentIndex
+from shard.storage.segments.store import Name, SegmentStore, Unreachable, segment_of
 from shard.storage.snapshot import Snapshots
 from shard.storage.sources import FileSource, Source
-from shard.storage.store import Name, SegmentStore, Unreachable, segment_of
 from shard.storage.wal import FILE_BYTES, Frame, Wal
 from shard.transfer.boxes import ShardBuilder, end_life, parts_of, read_shard, servers_of
 from streams.protocol.model.records import Batch
@@ -242,7 +242,7 @@ class _Patient:
         """Takes along the stubs of copies that were waiting to be dropped. Their numbers are not given again:
         a segment that is written anew must not get the name of such a stub."""
         named = {Name.of(segment) for segment in self.machine.segments()}
-        for stub in segmentindex.list_stubs(self._disk, self._segments):
+        for stub in segments.list_stubs(self._disk, self._segments):
             name = name_of(stub)
             if name in named or name in self.stubs or (name.generation, name.serial) in missing:
                 continue
@@ -291,14 +291,14 @@ class _Patient:
         """From the file, or else from the stub. A file whose index is damaged has to be written anew."""
         path = f"{self._segments}/{name.file}"
         try:
-            return segmentindex.open_segment(FileSource(self._disk, path))
+            return segments.open_segment(FileSource(self._disk, path))
         except FileNotFoundError:
             reason = "the segment is missing"
         except Corrupt as damage:
             reason = damage.reason
         used = "the index of its stub was used"
         try:
-            index = segmentindex.open_stub(FileSource(self._disk, f"{self._segments}/{name.stub}"))
+            index = segments.open_stub(FileSource(self._disk, f"{self._segments}/{name.stub}"))
         except FileNotFoundError:
             self.notes.append(f"{path}: {reason}")
             return None
@@ -319,7 +319,7 @@ class _Patient:
     def _index_in_cold(self, name: Name, reason: str) -> SegmentIndex | None:
         """The index of the copy in the cold store; None if the store has no copy whose index is whole."""
         try:
-            return segmentindex.open_segment(self._store.source_in_cold(name))
+            return segments.open_segment(self._store.source_in_cold(name))
         except Unreachable as trouble:
             raise CannotRepair(
                 f"{self._segments}/{name.file}: {reason}. Its copy in the cold store may be whole, and "
@@ -515,7 +515,7 @@ class _Patient:
         """The newest segment file of a box that holds `seq`, and nothing up to `sealed_seq` or from
         `before_seq` on."""
         found: Segment | None = None
-        for file in segmentindex.list_segments(self._disk, self._segments):
+        for file in segments.list_segments(self._disk, self._segments):
             name = name_of(file)
             if name.generation == generation and sealed_seq < name.first_seq <= seq:
                 index = self._index(name)

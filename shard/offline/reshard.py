@@ -28,9 +28,9 @@ import msgspec
 from shard.core.changes import BoxFacts
 from shard.core.machine import Machine
 from shard.recovery.lives import has_failed, life_of
-from shard.storage import segmentindex
+from shard.storage import segments
 from shard.storage.files import Corrupt, Disk, DiskLike
-from shard.storage.store import Name
+from shard.storage.segments.store import Name
 from shard.storage.wal import FILE_BYTES
 from shard.transfer.boxes import (
     Parts,
@@ -166,7 +166,7 @@ class _Resharding:
         """Stubs that nobody names go where their box is, because its next segment may have the same number;
         those of boxes that are gone to any shard."""
         named = {Name.of(segment).stub for segment in machine.segments()}
-        for stub in segmentindex.list_stubs(self._disk, f"{source}/segments"):
+        for stub in segments.list_stubs(self._disk, f"{source}/segments"):
             if stub not in named:
                 generation = int(stub.partition("/")[0])
                 box = machine.generations.get(generation)
@@ -191,7 +191,7 @@ class _Resharding:
         if not self._has_links:
             directory = f"{source}/segments"
             files = {Name.of(segment).file for segment in machine.segments()}
-            present = files & set(segmentindex.list_segments(self._disk, directory))
+            present = files & set(segments.list_segments(self._disk, directory))
             needed += sum(self._disk.size(f"{directory}/{file}") for file in present)
         free = self._disk.free_bytes(self._plan.data_dir)
         if free < needed:

@@ -30,9 +30,9 @@ from shard.core.machine import Machine
 from shard.offline.reconcile import Cut, Reconciler, loading, survey
 from shard.storage import frames, segments
 from shard.storage.files import Corrupt, DiskLike, remove_tree
-from shard.storage.segmentindex import digest_of
+from shard.storage.segments.index import digest_of
+from shard.storage.segments.store import Name, SegmentStore
 from shard.storage.snapshot import Snapshots
-from shard.storage.store import Name, SegmentStore
 from shard.storage.wal import FILE_BYTES
 from shard.transfer.backup import Backup, BackupShard, BadSignature, Pause, Target, check_sha256
 from shard.transfer.boxes import ShardBuilder, end_life, parts_of, read_shard, servers_of

@@ -23,10 +23,10 @@ from shard.core.changes import BoxFacts, Change, UploadsMoved
 from shard.core.machine import Machine
 from shard.offline.reconcile import loading
 from shard.offline.restore import Report, Restored, Restoring, scratch_of
-from shard.storage import objectlog
+from shard.storage import object_log
 from shard.storage.cold import ColdDamaged, ColdMissing, ColdStore
 from shard.storage.files import Corrupt, DiskLike, remove_tree
-from shard.storage.objectlog import LogName, ObjectLog
+from shard.storage.object_log import LogName, ObjectLog
 from shard.storage.wal import FILE_BYTES
 from shard.transfer import chains
 from shard.transfer.chains import Told
@@ -176,6 +176,6 @@ class RestoringObjects(Restoring):
     def _fetch_log(self, name: str) -> ObjectLog | None:
         try:
             size = self._store.size(name)
-            return None if size is None else objectlog.decode(name, self._store.read(name, 0, size))
+            return None if size is None else object_log.decode(name, self._store.read(name, 0, size))
         except (ColdMissing, ColdDamaged, Corrupt):
             return None

@@ -17,12 +17,12 @@ from typing import NamedTuple
 
 from shard.core.kernel import DoesNotApply
 from shard.core.machine import Machine
-from shard.storage import frames, segmentindex, segments
+from shard.storage import frames, segments
 from shard.storage.files import Corrupt, DiskLike
-from shard.storage.segmentindex import digest_of
+from shard.storage.segments.index import digest_of
+from shard.storage.segments.store import Name, SegmentStore, Unreachable
 from shard.storage.snapshot import Snapshots
 from shard.storage.sources import FileSource, Source
-from shard.storage.store import Name, SegmentStore, Unreachable
 from shard.storage.wal import Wal
 from shard.transfer.boxes import read_shard
 from streams.protocol.model.slots import slot_of
@@ -98,17 +98,17 @@ def verify_shard(disk: DiskLike, scope: Scope) -> Verified:
 def bytes_to_read(disk: DiskLike, scope: Scope) -> int:
     """Return about how many bytes of segments a check of this scope reads."""
     directory = f"{scope.directory}/segments"
-    files = segmentindex.list_segments(disk, directory)
+    files = segments.list_segments(disk, directory)
     size = 0
     for file in files:
         with suppress(FileNotFoundError):  # it has moved to the cold store, or its records are gone
             size += disk.size(f"{directory}/{file}")
     if scope.with_cold:
         here = set(map(name_of, files))
-        for stub in segmentindex.list_stubs(disk, directory):
+        for stub in segments.list_stubs(disk, directory):
             with suppress(FileNotFoundError, Corrupt):  # a damaged one is reported when its turn comes
                 if name_of(stub) not in here:
-                    size += segmentindex.open_stub(FileSource(disk, f"{directory}/{stub}")).file_bytes
+                    size += segments.open_stub(FileSource(disk, f"{directory}/{stub}")).file_bytes
     return size
 
 
@@ -150,8 +150,8 @@ def _named(disk: DiskLike, scope: Scope, machine: Machine | None) -> list[Name]:
     """The segments that are in use; if that is not known, all that are there."""
     if machine is not None:
         return [Name.of(segment) for segment in machine.segments()]
-    files = segmentindex.list_segments(disk, f"{scope.directory}/segments")
-    stubs = segmentindex.list_stubs(disk, f"{scope.directory}/segments")
+    files = segments.list_segments(disk, f"{scope.directory}/segments")
+    stubs = segments.list_stubs(disk, f"{scope.directory}/segments")
     return sorted({name_of(file) for file in (*files, *stubs)})
 
 
@@ -185,8 +185,8 @@ def _segment(disk: DiskLike, scope: Scope, name: Name) -> tuple[int, list[Proble
                 size = source.size()
                 problems += map(_problem, segments.verify_segment(_Paced(source, scope.pause)))
         if disk.exists(stub) and disk.exists(file) and not problems:
-            of_file = segmentindex.open_segment(FileSource(disk, file))
-            if digest_of(of_file) != digest_of(segmentindex.open_stub(FileSource(disk, stub))):
+            of_file = segments.open_segment(FileSource(disk, file))
+            if digest_of(of_file) != digest_of(segments.open_stub(FileSource(disk, stub))):
                 problems.append(Problem(stub, 0, "the stub is that of another segment"))
     except FileNotFoundError:  # it has moved to the cold store between two steps
         return _segment(disk, scope, name)

@@ -10,7 +10,8 @@ Rules of the file:
   3. Nothing here is cached or retried; a short write is continued, which is not a retry.
 
 Invariants:
-  whole-write  `pwritev` returns only when every byte was taken; `pread` is short only at the end of a file.
+  WHOLE_WRITE  `pwritev` returns only when every byte was taken.
+  SHORT_READ   `pread` returns what was asked for, or less at the end of a file; never more.
 """
 
 from __future__ import annotations
@@ -162,7 +163,7 @@ class Disk:
             taken = os.pwritev(handle, run, offset + total)
             if taken < wanted:
                 taken += self._write_rest(handle, run, taken, offset + total)
-            assert taken == wanted, "whole-write: the loop above ends only there or by raising"
+            assert taken == wanted, "WHOLE_WRITE: the loop above ends only there or by raising"
             total += taken
         return total
 
@@ -176,7 +177,7 @@ class Disk:
             offset = start + len(buffer) - len(view)
             while view:
                 taken = os.pwrite(handle, view, offset)
-                assert taken > 0, "a regular file takes at least a byte or raises"
+                assert taken > 0, "WHOLE_WRITE: a regular file takes at least a byte or raises"
                 rest += taken
                 offset += taken
                 view = view[taken:]
@@ -193,6 +194,7 @@ class Disk:
             length -= len(data)
             offset += len(data)
             data = os.pread(handle, min(length, READ_BYTES_PER_CALL), offset) if length else b""
+        assert length >= 0, "SHORT_READ"
         return b"".join(parts)
 
     def read_all(self, path: str) -> bytes:

@@ -20,6 +20,13 @@ The content of a frame (the log adds length, lsn and checksum, see `wal/format.p
 Rules of the file
 - A kind's number and a version's meaning are on disk: they are frozen. A new layout is a new version, and the
   reader of the old one stays.
+
+Invariants
+- KINDS_UNIQUE: each kind of change has a number of its own.
+- KIND_BYTE: a kind is one byte, and not 0, which is that of the log's markers.
+- DECODABLE: every kind that is written has a decoder.
+- KIND_IS_TYPE: the head of a frame is that of its kind of change.
+- NO_KEY: copies, and appends to streams, have no idempotency key.
 """
 
 from __future__ import annotations
@@ -124,6 +131,10 @@ _PLAIN_DECODERS: dict[int, Any] = {
     for change, kind in _KINDS.items()
     if kind not in (APPENDED, FORWARDED, _STREAM_APPENDED, _DELETED, _KEPT, *_HELD)
 }
+
+assert len({*_KINDS.values(), _DELETED_IN_GROUPS}) == len(_KINDS) + 1, "KINDS_UNIQUE"
+assert all(0 < kind < 256 for kind in (*_KINDS.values(), _DELETED_IN_GROUPS)), "KIND_BYTE"
+assert len(_PLAIN_DECODERS) + 5 + len(_HELD) == len(_KINDS), "DECODABLE"
 
 
 class UnknownFrame(ValueError):
@@ -265,7 +276,7 @@ def claimed(kind: int, content: memoryview) -> Claimed | None:
 
 
 def _forwarded_head(change: changes.BatchAppended) -> bytes:
-    assert isinstance(change, changes.BatchForwarded)
+    assert isinstance(change, changes.BatchForwarded), "KIND_IS_TYPE"
     origin = change.origin.encode()
     return _FORWARDED_HEAD.pack(change.life, change.position, change.lost, len(origin)) + origin
 
@@ -275,7 +286,7 @@ def _decode_forwarded(content: memoryview) -> changes.BatchForwarded:
     at = _FORWARDED_HEAD.size + origin_bytes
     origin = str(content[_FORWARDED_HEAD.size : at], "utf-8")
     generation, at_ms, *cuts, key_bytes = _APPENDED_HEAD.unpack_from(content, at)
-    assert key_bytes == 0, "copies have no idempotency key"
+    assert key_bytes == 0, "NO_KEY: copies have no idempotency key"
     batch = Batch.from_bytes(content[at + _APPENDED_HEAD.size :])
     return changes.BatchForwarded(
         generation, batch, at_ms, None, *cuts, origin=origin, life=life, position=position, lost=lost
@@ -283,7 +294,7 @@ def _decode_forwarded(content: memoryview) -> changes.BatchForwarded:
 
 
 def _stream_head(change: changes.BatchAppended) -> bytes:
-    assert isinstance(change, changes.StreamAppended)
+    assert isinstance(change, changes.StreamAppended), "KIND_IS_TYPE"
     fence = (change.fence or "").encode()
     return _STREAM_HEAD.pack(change.trim_seq, change.fence is not None, len(fence)) + fence
 
@@ -293,7 +304,7 @@ def _decode_stream_appended(content: memoryview) -> changes.StreamAppended:
     at = _STREAM_HEAD.size + fence_bytes
     fence = str(content[_STREAM_HEAD.size : at], "utf-8") if is_fenced else None
     generation, at_ms, *cuts, key_bytes = _APPENDED_HEAD.unpack_from(content, at)
-    assert key_bytes == 0, "appends to streams have no idempotency key"
+    assert key_bytes == 0, "NO_KEY: appends to streams have no idempotency key"
     batch = Batch.from_bytes(content[at + _APPENDED_HEAD.size :])
     return changes.StreamAppended(generation, batch, at_ms, None, *cuts, fence=fence, trim_seq=trim_seq)
 

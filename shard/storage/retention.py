@@ -9,6 +9,11 @@ are set aside when they are released (`Wal.keeps`), and dropped when no snapshot
 
 The older one must stay usable too, should the newer one turn out to be damaged. What a snapshot of an earlier
 life names is not known here; nothing is dropped until it has made place.
+
+Invariants
+- TWO_SNAPSHOTS: what is needed is known of the two newest snapshots, of an unknown one too.
+- FILES_RISE: log files are given in the order of their lsns, without an overlap.
+- BELOW_SNAPSHOT: a log file is released only if it ends before what either snapshot needs.
 """
 
 from __future__ import annotations
@@ -16,9 +21,10 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 from shard.core.changes import ShardState
-from shard.storage.store import Name
+from shard.storage.segments.store import Name
 from shard.storage.wal import WalFile
 
 
@@ -44,6 +50,7 @@ class Retention:
         self._needs = [self._needs[-1], needs_lsn]
         self._named = [self._named[-1], named]
         self._held = [self._held[-1], array("Q", sorted(held))]
+        assert len(self._needs) == len(self._named) == len(self._held) == 2, "TWO_SNAPSHOTS"
 
     def keeps(self, first_lsn: int, last_lsn: int) -> bool:
         """True if a snapshot names a frame between these; or if that is not known. Any thread may ask."""
@@ -60,11 +67,15 @@ class Retention:
     def released(self, files: Sequence[WalFile]) -> int:
         """The number of the last log file that is not needed any more; 0 when there is none. The file that is
         being written is not to be among them."""
-        return _last_before(files, min(self._needs))
+        needed_lsn = min(self._needs)
+        through = _last_before(files, needed_lsn)
+        assert all(file.last_lsn < needed_lsn for file in files if file.number <= through), "BELOW_SNAPSHOT"
+        return through
 
 
 def _last_before(files: Sequence[WalFile], needed_lsn: int) -> int:
     """The number of the last file that ends before this lsn; 0 when there is none."""
+    assert all(older.last_lsn < newer.first_lsn for older, newer in pairwise(files)), "FILES_RISE"
     through = 0
     for file in files:
         if file.last_lsn >= needed_lsn:

@@ -15,8 +15,11 @@ Rules of the file:
   3. A snapshot that was found damaged is never counted as one of the two that are kept.
 
 Invariants:
-  two-kept  while the newest snapshot is being read or replaced, the one before it is untouched. It is of use
-            only if the log from there on is still there: release log files by the *oldest* lsn in `kept()`.
+  TWO_KEPT      while the newest snapshot is being read or replaced, the one before it is untouched. It is of
+                use only if the log from there on is still there: release log files by the *oldest* lsn in
+                `kept()`.
+  WRITTEN_WHOLE a snapshot gets its name only when its header and all of its content are in the file.
+  HEADER_BYTES  the header has the size that the layout gives it.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ _HEAD = struct.Struct("<8sIIQQQ")
 _U64 = struct.Struct("<Q")
 _HEADER_BYTES = _HEAD.size + _U64.size
 
-assert _HEADER_BYTES == 48
+assert _HEADER_BYTES == 48, "HEADER_BYTES"
 
 
 class Loaded(NamedTuple):
@@ -99,12 +102,14 @@ class Snapshots:
                     disk.fdatasync(handle)
                 offset += disk.pwritev(handle, step, offset)
             disk.fsync(handle)
+            assert offset == _HEADER_BYTES + sum(map(len, parts)), "WRITTEN_WHOLE"
         finally:
             disk.close(handle)
         disk.rename(temporary, self._path(lsn))
         disk.fsync_dir(self._directory)
         self._damaged.discard(lsn)
         self._drop_old()
+        assert len(self.kept()) <= KEPT_MAX, "TWO_KEPT"
 
     def _drop_old(self) -> None:
         """Old, damaged and half-written files go. If a crash brings one back, it is dropped the next time."""

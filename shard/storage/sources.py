@@ -7,6 +7,11 @@
 Rules of the file:
   1. Bytes are verified before they are given out; what does not verify is `Corrupt`, with its place.
   2. Reading needs a `Source` and nothing else, keeps no state, and may be done from any thread.
+
+Invariants:
+  LITTLE_ENDIAN  columns are stored as arrays lie in memory.
+  WITHIN         of pieces first..last a read takes `first` at least, and none behind `last`.
+  PROGRESS       each read goes on behind the one before.
 """
 
 from __future__ import annotations
@@ -27,7 +32,7 @@ READ_BYTES = 4 << 20
 #: The zeros behind a piece, by its length modulo eight.
 PADDING = tuple(bytes(-length % 8) for length in range(8))
 
-assert sys.byteorder == "little", "columns are stored as arrays lie in memory"
+assert sys.byteorder == "little", "LITTLE_ENDIAN: columns are stored as arrays lie in memory"
 
 
 class Source(Protocol):
@@ -108,7 +113,9 @@ class Places(NamedTuple):
         least."""
         end_max = self.offsets[first] + bytes_max
         at = bisect_right(self.offsets, end_max, first, last + 1) - 1
-        return at - 1 if at > first and self.end(at) > end_max else at
+        until = at - 1 if at > first and self.end(at) > end_max else at
+        assert first <= until <= last, "WITHIN"
+        return until
 
     def end(self, at: int) -> int:
         """Where the zeros behind a piece end."""
@@ -159,6 +166,7 @@ def read_runs(
     while first <= last:
         until = places.last_within(first, last, bytes_max)
         start = offsets[first]
+        assert places.end(until) > start, "PROGRESS"
         content = memoryview(read_exactly(source, start, places.end(until) - start))
         for at in range(first, until + 1):
             offset = offsets[at] - start

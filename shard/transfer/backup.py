@@ -41,10 +41,10 @@ from shard.core.changes import ShardState
 from shard.storage import frames, segments
 from shard.storage.cold import ColdMissing, ColdStore, measure
 from shard.storage.files import Buffer, Corrupt, DiskLike, read_chunks
-from shard.storage.segmentindex import SegmentIndex, digest_of
+from shard.storage.segments.index import SegmentIndex, digest_of
+from shard.storage.segments.store import Name, SegmentStore
 from shard.storage.snapshot import Snapshots
 from shard.storage.sources import Source
-from shard.storage.store import Name, SegmentStore
 from streams.protocol.model.slots import SLOTS
 
 #: Of a manifest without SHA-256s, and of one with them.

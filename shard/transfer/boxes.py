@@ -35,9 +35,9 @@ from shard.recovery.commit_renderer import chunk_reader, finish_commits
 from shard.recovery.recovery import OpenSegment, Recovered, recover
 from shard.storage import frames, segments
 from shard.storage.files import Corrupt, DiskLike, parent_of
+from shard.storage.segments.store import Name, SegmentStore
 from shard.storage.snapshot import Snapshots
 from shard.storage.sources import FileSource
-from shard.storage.store import Name, SegmentStore
 from shard.storage.wal import FILE_BYTES, FrameParts, Wal
 from streams.protocol.messages.routers import Router
 from streams.protocol.messages.streams import AccessToken, Basin

@@ -19,10 +19,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from shard.storage import objectlog
+from shard.storage import object_log
 from shard.storage.cold import ColdStore
 from shard.storage.files import DiskLike
-from shard.storage.objectlog import ChainName, LogName
+from shard.storage.object_log import ChainName, LogName
 from shard.transfer.backup import Backup, Target
 from shard.transfer.marks import owners_of
 from streams.protocol.model.slots import SLOTS
@@ -51,17 +51,17 @@ class Told(NamedTuple):
     slots: frozenset[int]
 
 
-def survey(store: ColdStore, root: str = objectlog.ROOT) -> list[Found]:
+def survey(store: ColdStore, root: str = object_log.ROOT) -> list[Found]:
     """All chains, in the order of their numbers; or the one with this root."""
     found: dict[ChainName, Found] = {}
     for name in store.names(root):
-        chain_text, _, rest = name.removeprefix(objectlog.ROOT).partition("/")
+        chain_text, _, rest = name.removeprefix(object_log.ROOT).partition("/")
         chain = ChainName.parse(chain_text)
         if chain is None:
             continue
         here = found.setdefault(chain, Found(chain, [], [], []))
         here.names.append(name)
-        lsn, log = objectlog.base_lsn(rest), LogName.parse(rest)
+        lsn, log = object_log.base_lsn(rest), LogName.parse(rest)
         if lsn is not None:
             here.bases.append(lsn)
         elif log is not None:
@@ -79,7 +79,7 @@ def tell(store: ColdStore, disk: DiskLike, chains: Iterable[Found]) -> list[Told
     told: list[Told] = []
     for chain in chains:
         if chain.bases:
-            base = target_of(store, disk, chain.name).load(objectlog.base_id(chain.bases[-1]))
+            base = target_of(store, disk, chain.name).load(object_log.base_id(chain.bases[-1]))
             owners = owners_of(base.slots)
             own = frozenset(slot for slot in range(SLOTS) if owners[slot] == chain.name.shard)
             told.append(Told(chain, base, own))
@@ -109,7 +109,7 @@ def next_name(chains: Sequence[Found], *, shard: int, server: str, follows: Iter
         raise ForeignChains(
             f"it holds what {len(foreign)} other data directories have put there: put that back with "
             "`streams restore`, or give this server another place with STREAMS_COLD_DIR, or remove "
-            f"{objectlog.ROOT} there if nobody needs it"
+            f"{object_log.ROOT} there if nobody needs it"
         )
     number = max((chain.name.number for chain in chains), default=0) + 1
     return ChainName(number, shard, server)

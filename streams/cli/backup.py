@@ -71,7 +71,7 @@ def opened(target: str, *, otherwise: str, verify: Verify | None = None) -> Iter
     that is damaged, and `verify` says which backups may be loaded."""
     from shard.storage.cold import ColdConfigError, ColdDamaged, ColdMissing, ColdUnavailable, open_cold
     from shard.storage.files import Corrupt, Disk
-    from shard.storage.store import Unreachable
+    from shard.storage.segments.store import Unreachable
     from shard.transfer.backup import BadSignature, Target
 
     disk = Disk()

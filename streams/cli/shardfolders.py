@@ -14,7 +14,7 @@ from gateway.supervise.data_dir import CannotServe, DataDir
 from gateway.supervise.manifest import Manifest
 from shard.recovery.lives import has_failed, life_of
 from shard.storage.files import Corrupt, Disk, ExaminedDisk, remove_tree
-from shard.storage.store import SegmentStore
+from shard.storage.segments.store import SegmentStore
 from shard.transfer.backup import ShardSource
 from shard.transfer.boxes import end_life, parts_of, read_shard
 from shard.transfer.exports import write_export

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gateway.supervise.data_dir import DataDir
     from gateway.supervise.manifest import Manifest
     from shard.offline.verify import Problem, Scope, Verified
-    from shard.storage.store import SegmentStore
+    from shard.storage.segments.store import SegmentStore
     from streams.cli.pacing import Copying
     from streams.cli.shardlinks import Exported
     from streams.config import Config

@@ -28,8 +28,8 @@ from shard.core.machine import Machine
 from shard.recovery.recovery import recover
 from shard.storage import frames
 from shard.storage.files import Disk
+from shard.storage.segments.store import SegmentStore
 from shard.storage.snapshot import Snapshots
-from shard.storage.store import SegmentStore
 from shard.storage.wal import Wal
 from streams.protocol.errors import OutcomeUnknown, ShardUnavailable
 from streams.protocol.messages.commands import Append

@@ -44,8 +44,8 @@ from shard.recovery.recovery import Recovered, recover
 from shard.storage import frames
 from shard.storage.cold import FolderCold
 from shard.storage.retention import Retention, names_in
+from shard.storage.segments.store import Name, SegmentStore
 from shard.storage.snapshot import Snapshots
-from shard.storage.store import Name, SegmentStore
 from shard.storage.wal import HEADER_BYTES, FrameParts, Wal
 from streams.protocol.errors import ColdStoreUnavailable, DataDamaged, StreamsError
 from streams.protocol.messages import commands

@@ -16,7 +16,7 @@ import pytest
 from shard.offline.restore import Restoring, scratch_of
 from shard.storage.cold import FolderCold
 from shard.storage.files import remove_tree
-from shard.storage.store import SegmentStore
+from shard.storage.segments.store import SegmentStore
 from shard.transfer.backup import ShardSource, Target
 from shard.transfer.boxes import end_life, parts_of, read_shard
 from shard.transfer.exports import write_export

@@ -23,7 +23,7 @@ import shard.core.boxes.unsealed
 import shard.core.context
 from shard.core.machine import Machine
 from shard.storage.segments import FileSource, verify_segment
-from shard.storage.store import Name, SegmentStore
+from shard.storage.segments.store import Name, SegmentStore
 from streams.protocol.messages import commands
 from tests.crash.life import Life, Reading, World, fingerprint, new_disk, read_all, recovered, replayed
 from tests.crash.promises import BoxBook, Level

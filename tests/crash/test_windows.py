@@ -10,7 +10,7 @@ import random
 
 import pytest
 
-from shard.storage.store import Name
+from shard.storage.segments.store import Name
 from streams.protocol.messages import commands
 from streams.protocol.model.boxes import BoxPatch
 from tests.crash.life import Life, World, columns, fingerprint, new_disk, read_all, recovered

@@ -23,9 +23,9 @@ from shard.core.boxes.sealed import NotLoaded
 from shard.core.changes import Change, ShardState
 from shard.core.machine import Machine
 from shard.offline.restore_objects import Replayed, replay
-from shard.storage import objectlog
+from shard.storage import object_log
 from shard.storage.files import Corrupt
-from shard.storage.objectlog import LogName, ObjectLog
+from shard.storage.object_log import LogName, ObjectLog
 from shard.transfer.boxes import Parts
 from shard.transfer.boxes import parts_of as parts_of_machine
 from streams.protocol.model.records import Batch
@@ -54,7 +54,7 @@ class Store:
         if not group:
             return None
         name = LogName(group[0].lsn, group[-1].lsn, machine.forwarding.outboxes.shard_life)
-        self.objects[name] = objectlog.encode(
+        self.objects[name] = object_log.encode(
             name.text,
             [(each.lsn, each.change) for each in group],
             previous_lsn=machine.uploading.tail_lsn,
@@ -71,7 +71,7 @@ class Store:
         found: list[ObjectLog | None] = []
         for name in sorted(self.objects):
             try:
-                found.append(objectlog.decode(name.text, self.objects[name]))
+                found.append(object_log.decode(name.text, self.objects[name]))
             except Corrupt:
                 found.append(None)
         return found
@@ -232,10 +232,10 @@ def test_a_changed_byte_of_an_object_is_found(at: int) -> None:
     driver.put("b", durability="object")
     driver.append("x")
     group = [(each.lsn, each.change) for each in driver.machine.uploading._pending]
-    content = bytearray(objectlog.encode("log/x", group, previous_lsn=0, last_lsn=2, life=3))
-    assert len(objectlog.decode("log/x", bytes(content)).changes) == 2
+    content = bytearray(object_log.encode("log/x", group, previous_lsn=0, last_lsn=2, life=3))
+    assert len(object_log.decode("log/x", bytes(content)).changes) == 2
     with pytest.raises(Corrupt):
-        objectlog.decode("log/y", bytes(content))
+        object_log.decode("log/y", bytes(content))
     content[at] ^= 1
     with pytest.raises(Corrupt):
-        objectlog.decode("log/x", bytes(content))
+        object_log.decode("log/x", bytes(content))

@@ -14,8 +14,8 @@ from shard.core.machine import Machine
 from shard.recovery.recovery import Progress, Recovered, recover
 from shard.storage import frames
 from shard.storage.files import Corrupt, Disk, DiskLike
+from shard.storage.segments.store import SegmentStore
 from shard.storage.snapshot import Snapshots
-from shard.storage.store import SegmentStore
 from shard.storage.wal import HEADER_BYTES, Wal
 from tests.support import machines
 from tests.support.faultdisk import FaultDisk

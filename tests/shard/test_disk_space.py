@@ -27,8 +27,8 @@ from shard.engine.engine import Engine
 from shard.engine.settings import EngineSettings
 from shard.recovery.recovery import Recovered, recover
 from shard.storage.files import Disk, Space
+from shard.storage.segments.store import SegmentStore
 from shard.storage.snapshot import Snapshots
-from shard.storage.store import SegmentStore
 from shard.storage.wal import Wal
 from streams.protocol.errors import DiskFull, InvalidRequest, StreamsError
 from streams.protocol.messages import commands, forwards, queues, streams

@@ -34,8 +34,8 @@ from shard.storage import frames, segments
 from shard.storage.cold import FolderCold
 from shard.storage.files import Disk
 from shard.storage.retention import names_in
+from shard.storage.segments.store import Name, SegmentStore, Unreachable
 from shard.storage.snapshot import Snapshots
-from shard.storage.store import Name, SegmentStore, Unreachable
 from shard.storage.wal import Wal
 from streams.protocol.errors import ColdStoreUnavailable, DataDamaged, StreamsError
 from streams.protocol.messages import commands

@@ -17,7 +17,7 @@ import trio.testing
 
 from shard.storage.files import Disk, DiskLike
 from shard.storage.retention import Pins
-from shard.storage.store import Name, SegmentStore
+from shard.storage.segments.store import Name, SegmentStore
 from shard.transfer.exports import LEASE_S, Exports
 from streams.protocol.errors import StreamsError
 from streams.protocol.messages import commands

@@ -13,7 +13,7 @@ from shard.core.machine import Outcome
 from shard.engine.cache import PayloadCache
 from shard.engine.upkeep import Upkeep
 from shard.storage.files import Disk
-from shard.storage.store import SegmentStore
+from shard.storage.segments.store import SegmentStore
 from tests.support.machines import Driver
 
 AGE_MS = 3_600_000

@@ -18,7 +18,7 @@ from shard.core.machine import Machine
 from shard.offline.restore import Restored, Restoring, choose
 from shard.storage.cold import ColdDamaged, ColdError, ColdMissing, FolderCold
 from shard.storage.files import Corrupt, Disk, DiskLike, remove_tree
-from shard.storage.store import Name, SegmentStore
+from shard.storage.segments.store import Name, SegmentStore
 from shard.transfer.backup import Backup, ShardSource, Target
 from shard.transfer.boxes import end_life, parts_of, read_shard
 from shard.transfer.exports import write_export

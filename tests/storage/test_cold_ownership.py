@@ -15,7 +15,7 @@ import pytest
 from shard.storage.cold import ColdDamaged, ColdStore, ColdUnavailable, FolderCold, open_cold, ownership
 from shard.storage.cold.ownership import MARK, OwnedCold, Owner
 from shard.storage.files import Disk
-from shard.storage.store import Name, SegmentStore
+from shard.storage.segments.store import Name, SegmentStore
 from tests.support.objectstore import Bucket, bucket, object_server
 from tests.support.segments import a_batch
 

@@ -30,10 +30,10 @@ from shard.offline.verify import Scope, Verified, verify_shard
 from shard.storage import frames
 from shard.storage.files import Corrupt, remove_tree
 from shard.storage.salvage import Gap, salvage
-from shard.storage.segmentindex import open_segment
 from shard.storage.segments import write_stub
+from shard.storage.segments.index import open_segment
+from shard.storage.segments.store import Name, SegmentStore
 from shard.storage.sources import FileSource
-from shard.storage.store import Name, SegmentStore
 from shard.storage.wal import CHECKSUM_BYTES, FRAME_HEAD, Frame
 from shard.transfer.boxes import read_shard
 from streams.protocol.messages.commands import DeleteBox

@@ -18,7 +18,7 @@ from shard.offline.restore import Restoring
 from shard.offline.verify import Scope, verify_shard
 from shard.storage.cold import FolderCold
 from shard.storage.files import Disk
-from shard.storage.store import SegmentStore
+from shard.storage.segments.store import SegmentStore
 from shard.transfer.backup import ShardSource, Target
 from shard.transfer.boxes import end_life, parts_of, read_shard
 from shard.transfer.exports import write_export

@@ -20,7 +20,7 @@ from shard.offline.restore import Restored, Restoring
 from shard.offline.verify import Scope, verify_shard
 from shard.storage.cold import FolderCold
 from shard.storage.files import Disk
-from shard.storage.store import Name, SegmentStore
+from shard.storage.segments.store import Name, SegmentStore
 from shard.transfer.backup import ShardSource, Target
 from shard.transfer.boxes import parts_of, read_shard
 from shard.transfer.exports import write_export

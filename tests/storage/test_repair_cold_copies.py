@@ -15,7 +15,7 @@ from shard.offline.repair import repair_shard
 from shard.storage.cold import FolderCold
 from shard.storage.files import Disk
 from shard.storage.salvage import salvage
-from shard.storage.store import Name, SegmentStore
+from shard.storage.segments.store import Name, SegmentStore
 from shard.storage.wal import Frame
 from shard.transfer.boxes import read_shard
 from tests.support.folders import write_folder

@@ -2,7 +2,7 @@
 
 Method: segments of many shapes on the real disk and on the fault disk, compared with the batches they were
 made of; every byte of one flipped; forged ones with good checksums; a golden file. Tags are in
-`test_tagindex`, stubs in `test_stubs`.
+`test_tags`, stubs in `test_stubs`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from xxhash import xxh3_64_intdigest
 
-from shard.storage import segments, sources, tagindex
+from shard.storage import segments, sources
 from shard.storage.files import Corrupt, Disk, DiskLike
 from shard.storage.segments import (
     FileSource,
@@ -32,9 +32,12 @@ from shard.storage.segments import (
     read_batches,
     remove_leftovers,
     remove_segment,
+    small_steps,
+    tag_writer,
     verify_segment,
     walk_tags,
     write_segment,
+    writer,
 )
 from streams.protocol.messages.commands import Match
 from streams.protocol.model.records import Batch
@@ -106,8 +109,8 @@ def test_the_name_says_generation_first_seq_and_serial() -> None:
 
 def test_batches_are_let_go_of_as_they_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody but the run that is being written holds a batch, so a generator need not have them all."""
-    monkeypatch.setattr(segments, "STEP_BYTES", 1 << 16)
-    monkeypatch.setattr(segments, "SYNC_BYTES", 1 << 17)
+    monkeypatch.setattr(small_steps, "STEP_BYTES", 1 << 16)
+    monkeypatch.setattr(writer, "SYNC_BYTES", 1 << 17)
     disk = FaultDisk("/data")
     taken = 0
 
@@ -126,7 +129,7 @@ def test_batches_are_let_go_of_as_they_are_written(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_write_pauses_after_every_step_and_no_step_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments, "STEP_BYTES", 2000)
+    monkeypatch.setattr(small_steps, "STEP_BYTES", 2000)
     for batches, steps_min in (
         ([a_batch(at, data=b"1" * 150) for at in range(100)], 10),
         ([a_batch(at, 5, tags=[f"{at} {n}" for n in range(5)]) for at in range(0, 10_000, 5)], 30),
@@ -137,18 +140,18 @@ def test_a_write_pauses_after_every_step_and_no_step_is_large(monkeypatch: pytes
         index = write_segment(disk, DIRECTORY, generation=7, serial=12, batches=batches, pause=pauses.append)
         assert len(pauses) == disk.history.count("pwritev") >= steps_min
         assert sum(pauses) == index.file_bytes and min(pauses) > 0
-        largest = max(*map(len, bytes_of(batches)), len(index) * 52, tagindex.TAG_BLOCK_BYTES)
+        largest = max(*map(len, bytes_of(batches)), len(index) * 52, tag_writer.TAG_BLOCK_BYTES)
         assert max(pauses) < 2000 + 64 + largest
 
 
 def test_a_step_has_few_batches_however_small_they_are() -> None:
     disk = FaultDisk("/data")
     pauses: list[int] = []
-    batches = many(3 * segments.STEP_BATCHES)
+    batches = many(3 * writer.STEP_BATCHES)
     write_segment(disk, DIRECTORY, generation=7, serial=12, batches=batches, pause=pauses.append)
     # Three of batches and no empty one behind them, then batch index and footer; there are no tags.
     assert len(pauses) == 5 and pauses[1] == pauses[2] == sum(
-        -(-len(content) // 8) * 8 for content in bytes_of(batches[-segments.STEP_BATCHES :])
+        -(-len(content) // 8) * 8 for content in bytes_of(batches[-writer.STEP_BATCHES :])
     )
 
 
@@ -288,12 +291,12 @@ def test_a_copy_is_the_same_byte_for_byte(place: tuple[DiskLike, str], shape: st
     assert copy_segment(disk, directory, elsewhere, pause=pauses.append) == index
     source = FileSource(disk, f"{directory}/{index.name}")
     assert source.read(0, index.file_bytes + 1) == elsewhere.read(0, index.file_bytes)
-    assert sum(pauses) == index.file_bytes and max(pauses) <= max(segments.STEP_BYTES, 52 * len(index))
+    assert sum(pauses) == index.file_bytes and max(pauses) <= max(small_steps.STEP_BYTES, 52 * len(index))
     assert copy_segment(disk, directory, elsewhere) == index, "it may be copied again"
 
 
 def test_a_copy_is_read_in_large_steps_and_written_in_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments, "STEP_BYTES", 1000)
+    monkeypatch.setattr(small_steps, "STEP_BYTES", 1000)
     index, elsewhere = written(
         FaultDisk("/data"), [a_batch(at, 10, tags=["t"] * 10) for at in range(0, 500, 10)]
     )
@@ -305,7 +308,7 @@ def test_a_copy_is_read_in_large_steps_and_written_in_small_ones(monkeypatch: py
 
 
 def test_nothing_damaged_is_ever_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tagindex, "TAG_BLOCK_BYTES", 60)
+    monkeypatch.setattr(tag_writer, "TAG_BLOCK_BYTES", 60)
     there, here = FaultDisk("/data"), FaultDisk("/data")
     index, source = written(there, a_mixed_lot())
     for at in range(index.file_bytes):
@@ -336,7 +339,7 @@ def test_a_copy_that_cannot_replace_a_segment_leaves_it() -> None:
 
 
 def test_every_flipped_bit_is_found_and_nothing_wrong_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tagindex, "TAG_BLOCK_BYTES", 60)
+    monkeypatch.setattr(tag_writer, "TAG_BLOCK_BYTES", 60)
     disk = FaultDisk("/data")
     batches = a_mixed_lot()
     index, source = written(disk, batches)

@@ -12,7 +12,6 @@ from collections.abc import Callable
 
 import pytest
 
-from shard.storage import segments
 from shard.storage.files import DiskLike
 from shard.storage.segments import (
     FileSource,
@@ -24,8 +23,10 @@ from shard.storage.segments import (
     read_batches,
     remove_leftovers,
     remove_segment,
+    small_steps,
     verify_segment,
     write_segment,
+    writer,
 )
 from streams.protocol.model.records import Batch, render
 from streams.protocol.wire.appends import RecordLimits, parse_append
@@ -35,9 +36,9 @@ DIRECTORY = "/data/segments"
 
 
 @pytest.fixture(autouse=True)
-def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments, "STEP_BYTES", 2000)
-    monkeypatch.setattr(segments, "SYNC_BYTES", 4000)
+def steps_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(small_steps, "STEP_BYTES", 2000)
+    monkeypatch.setattr(writer, "SYNC_BYTES", 4000)
 
 
 def lot(first_seq: int) -> list[Batch]:

@@ -17,8 +17,8 @@ from shard.core.machine import Machine
 from shard.offline.reshard import NoRoom, Plan, reshard
 from shard.storage.files import Corrupt, Disk, DiskLike
 from shard.storage.segments import list_stubs, write_stub
+from shard.storage.segments.store import Name, SegmentStore
 from shard.storage.snapshot import Snapshots
-from shard.storage.store import Name, SegmentStore
 from shard.transfer.boxes import has_links, read_shard
 from streams.protocol.messages import commands
 from streams.protocol.model.slots import SLOTS, slot_of

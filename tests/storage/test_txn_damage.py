@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shard.offline.repair import Repaired, repair_shard
-from shard.storage.store import SegmentStore
+from shard.storage.segments.store import SegmentStore
 from shard.transfer.boxes import parts_of, read_shard
 from shard.transfer.exports import write_export
 from streams.protocol.messages import bulk

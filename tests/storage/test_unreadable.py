@@ -14,7 +14,7 @@ import pytest
 from shard.offline.repair import repair_shard
 from shard.offline.verify import Scope, verify_shard
 from shard.storage.files import PAGE_BYTES, Corrupt, Disk, ExaminedDisk
-from shard.storage.store import SegmentStore
+from shard.storage.segments.store import SegmentStore
 from shard.transfer.boxes import read_shard
 from tests.support.folders import contents, write_folder
 from tests.support.machines import Driver

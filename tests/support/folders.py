@@ -9,8 +9,8 @@ from shard.core.changes import BatchKept, BoxConfigured, BoxRestated, TxnCommitt
 from shard.core.machine import Machine
 from shard.storage import frames
 from shard.storage.files import DiskLike
+from shard.storage.segments.store import Name, SegmentStore
 from shard.storage.snapshot import Snapshots
-from shard.storage.store import Name, SegmentStore
 from shard.storage.wal import HEADER_BYTES, Wal
 from shard.transfer.boxes import read_shard
 from tests.support import machines

@@ -29,7 +29,7 @@ from shard.recovery.commit_renderer import render_chunks
 from shard.storage import frames
 from shard.storage.files import DiskLike
 from shard.storage.segments import build_index, write_segment
-from shard.storage.store import segment_of
+from shard.storage.segments.store import segment_of
 from streams.protocol.errors import StreamsError
 from streams.protocol.messages import bulk, commands, forwards, queues, routers
 from streams.protocol.messages.commands import Command

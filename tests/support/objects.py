@@ -23,8 +23,8 @@ from shard.offline.restore_objects import RestoredObjects, RestoringObjects, fin
 from shard.recovery.recovery import recover
 from shard.storage.cold import ColdStore, ColdUnavailable
 from shard.storage.files import Buffer, Disk
+from shard.storage.segments.store import SegmentStore
 from shard.storage.snapshot import Snapshots
-from shard.storage.store import SegmentStore
 from shard.storage.wal import Wal
 from shard.transfer.boxes import read_shard
 from streams.protocol.errors import StreamsError

@@ -19,8 +19,8 @@ from shard.recovery.recovery import Recovered, recover
 from shard.server.peers import Peers
 from shard.server.server import Server
 from shard.storage.files import Disk
+from shard.storage.segments.store import SegmentStore
 from shard.storage.snapshot import Snapshots
-from shard.storage.store import SegmentStore
 from shard.storage.wal import Wal
 from streams.protocol.access.keys import entries_of_list, parse_ring
 from streams.protocol.wire import framing as wire

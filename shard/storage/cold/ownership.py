@@ -14,8 +14,8 @@ taken over stops changing it within `CHECK_S`. Until then both may write: the ma
 
 Rules of the file
 - Reading needs no ownership: what another server has put there does no harm to those who read it.
-- Nothing is deleted because of a mark. Names of segments hold the server (`storage/store.py`), so a take-over
-  by mistake is undone by another one.
+- Nothing is deleted because of a mark. Names of segments hold the server (`storage/segments/store.py`), so a
+  take-over by mistake is undone by another one.
 """
 
 from __future__ import annotations

@@ -17,7 +17,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shard.storage import tagindex
 from shard.storage.files import Corrupt
 from shard.storage.segments import (
     SegmentIndex,
@@ -27,10 +26,12 @@ from shard.storage.segments import (
     build_index,
     copy_segment,
     find_tags,
+    small_steps,
+    tag_writer,
     verify_segment,
     walk_tags,
 )
-from shard.storage.tagindex import TagIndexBuilder
+from shard.storage.segments.tag_writer import TagIndexBuilder
 from streams.protocol.messages.commands import Match
 from streams.protocol.model.records import Batch
 from tests.support.faultdisk import FaultDisk
@@ -78,9 +79,9 @@ def test_tags_are_found_as_a_naive_search_finds_them(
     batches: list[Batch], texts: list[str | None], block_bytes: int, sort_max: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tagindex, "TAG_BLOCK_BYTES", block_bytes)
-        patch.setattr(tagindex, "COPY_MAX", 3)
-        patch.setattr(tagindex, "SORT_MAX", sort_max)
+        patch.setattr(tag_writer, "TAG_BLOCK_BYTES", block_bytes)
+        patch.setattr(small_steps, "COPY_MAX", 3)
+        patch.setattr(small_steps, "SORT_MAX", sort_max)
         index, source = written(FaultDisk("/data"), batches)
         known = {tag for batch in batches for tag in batch.tag_list() or ()}
         prefixes = {tag[:length] for tag in known for length in range(len(tag) + 1)}
@@ -145,14 +146,14 @@ def test_many_names_and_many_seqs_are_put_in_order_by_small_sorts(monkeypatch: p
         largest = max(largest, len(result))
         return result
 
-    monkeypatch.setattr(tagindex, "sorted", sorted_and_noted, raising=False)
+    monkeypatch.setattr(small_steps, "sorted", sorted_and_noted, raising=False)
     batches = distinctly_tagged(30_000)
     index, source = written(FaultDisk("/data"), batches)
     everything = find_tags(source, index, Match("user/", is_prefix=True))
     assert list(everything.seqs) == list(range(30_000))
     assert list(everything.sizes) == sizes_naively(batches, Match("user/", is_prefix=True))
     assert [tag for tag, _, _ in walk_tags(source, index)] == [f"user/{at:06d}" for at in range(30_000)]
-    assert 0 < largest <= 2 * tagindex.SORT_MAX
+    assert 0 < largest <= 2 * small_steps.SORT_MAX
 
 
 def test_a_text_that_is_not_unicode_has_no_records() -> None:
@@ -259,7 +260,7 @@ def test_verify_finds_one_wrong_size(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_verify_finds_a_tag_index_out_of_order_or_out_of_place_and_copy_one_with_gaps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    blocks_right, encode_right = tagindex._encode_blocks, TagIndexBuilder.encode
+    blocks_right, encode_right = tag_writer._encode_blocks, TagIndexBuilder.encode
     Parts = Generator[bytes, None, TagDirectory]
 
     def with_a_gap(self: TagIndexBuilder, offset: int, generation: int) -> Parts:
@@ -277,9 +278,9 @@ def test_verify_finds_a_tag_index_out_of_order_or_out_of_place_and_copy_one_with
         return places[0]._replace(offset=places[0].offset + 8)
 
     mistakes: dict[str, tuple[object, str, Callable[..., object]]] = {
-        "comes after": (tagindex, "_encode_blocks", lambda tags: reversed(list(blocks_right(tags)))),
+        "comes after": (tag_writer, "_encode_blocks", lambda tags: reversed(list(blocks_right(tags)))),
         "another first name": (
-            tagindex,
+            tag_writer,
             "_encode_blocks",
             lambda tags: [(b"0", block) for _, block in blocks_right(tags)],
         ),
@@ -288,7 +289,7 @@ def test_verify_finds_a_tag_index_out_of_order_or_out_of_place_and_copy_one_with
     }
     for reason, (owner, name, mistake) in mistakes.items():
         with monkeypatch.context() as patch:
-            patch.setattr(tagindex, "TAG_BLOCK_BYTES", 60)
+            patch.setattr(tag_writer, "TAG_BLOCK_BYTES", 60)
             patch.setattr(owner, name, mistake)
             _, source = written(FaultDisk("/data"), a_mixed_lot())
         assert reason in " ".join(problem.reason for problem in verify_segment(source))

@@ -20,12 +20,14 @@ Rules of the file:
   1. Bytes are verified before anything in them is believed, and again whenever they are read.
   2. A record has one tag at most, so no seq is under two tags, and the records of many tags are those of
      each, put in order.
-  3. This runs in threads beside an event loop that must not wait. The interpreter can take the lock from
-     a loop but not from a call into C, so no such call gets more than a few thousand entries.
+  3. No call into C gets more than a few thousand entries (`small_steps.py`).
 
 Invariants:
-  names-rise     names rise inside a block and from block to block, and the directory has the first of each.
-  seqs-rise      the seqs of a tag rise, and each has one size beside it.
+  NAMES_RISE     names rise inside a block and from block to block, and the directory has the first of each.
+  SEQS_RISE      the seqs of a tag rise, and each has one size beside it.
+
+These are asserted where blocks are built (`tag_writer.py`). Here they are of stored bytes, and what breaks
+one is `Corrupt`, found by `verify_tags`.
 """
 
 from __future__ import annotations
@@ -33,19 +35,15 @@ from __future__ import annotations
 import struct
 from array import array
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
-from contextlib import suppress
-from functools import partial
-from itertools import accumulate, chain, islice
-from typing import NamedTuple, Protocol, TypeVar
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import NamedTuple, Protocol
 
 from pyroaring import BitMap64
-from xxhash import xxh3_64_intdigest
 
 from shard.storage.files import Corrupt
+from shard.storage.segments.small_steps import chunks, converted, in_order
 from shard.storage.sources import (
-    PADDING,
     READ_BYTES,
     Places,
     Source,
@@ -56,22 +54,10 @@ from shard.storage.sources import (
     read_verified,
 )
 from streams.protocol.messages.commands import Match
-from streams.protocol.model.records import Batch
 
-#: A block is as much as an exact tag has to read. 16 KiB hold about 500 tags that one record each has.
-TAG_BLOCK_BYTES = 16 << 10
-#: What one call into C gets at most, see rule 3. Sorting costs about half a µs for each name, and a sort of
-#: 2,000 takes a millisecond; to copy numbers costs some 20 ns each.
-SORT_MAX = 2000
-COPY_MAX = 20_000
-
-_BLOCK_HEAD = struct.Struct("<IIB3x")
+BLOCK_HEAD = struct.Struct("<IIB3x")
 _DIRECTORY_ENTRY_BYTES = 24
 _WIDTHS = {1: "B", 2: "H", 4: "I"}
-#: A bitmap has 30 bytes at least, so for up to this many seqs it need not be tried.
-_PLAIN_SEQS = 3
-
-T = TypeVar("T", int, str)
 
 
 class Tagged(NamedTuple):
@@ -101,166 +87,6 @@ class HasTags(Protocol):
 
     @property
     def directory(self) -> TagDirectory: ...
-
-
-# ---------------------------------------------------------------------------------------------------
-# Building
-
-
-class TagIndexBuilder:
-    """Takes batches in, gives the tag index out. Pure."""
-
-    def __init__(self) -> None:
-        # Seq and size of each record in turn. An array has 8 bytes an entry and no object, and the garbage
-        # collector does not look at it: there may be as many of them as there are records.
-        self._entries_of: defaultdict[str, array[int]] = defaultdict(partial(array, "Q"))
-
-    def __repr__(self) -> str:
-        return f"<TagIndexBuilder {len(self._entries_of)} tags>"
-
-    def take(self, batch: Batch) -> None:
-        if batch.tags is None:
-            return
-        if batch.count == 1:
-            entries = self._entries_of[str(batch.tags, "utf-8")]
-            entries.append(batch.first_seq)
-            entries.append(len(batch.blob))
-            return
-        tags = str(batch.tags, "utf-8").split("\0")
-        entries_of = self._entries_of
-        seqs = range(batch.first_seq, batch.first_seq + batch.count)
-        for tag, seq, size in zip(tags, seqs, batch.sizes(), strict=True):
-            if tag:
-                entries = entries_of[tag]
-                entries.append(seq)
-                entries.append(size)
-
-    def tagged(self) -> dict[str, Tagged]:
-        """All that was taken in, by tag."""
-        return {
-            tag: Tagged(entries[::2], array("I", entries[1::2])) for tag, entries in self._entries_of.items()
-        }
-
-    def encode(self, offset: int, generation: int) -> Generator[bytes, None, TagDirectory]:
-        """The tag blocks, then the directory, as they stand in the file from `offset` on; and at the end,
-        when it is known, where the directory is."""
-        offsets, checksums = array("Q"), array("Q")
-        lengths, name_ends = array("I"), array("I")
-        firsts = bytearray()
-        for first, block in _encode_blocks(self._entries_of):
-            content = block + PADDING[len(block) & 7]
-            offsets.append(offset)
-            checksums.append(xxh3_64_intdigest(content, generation))
-            lengths.append(len(block))
-            firsts += first
-            name_ends.append(len(firsts))
-            offset += len(content)
-            yield content
-        directory = b"".join((offsets, checksums, lengths, name_ends, firsts))
-        checksum = xxh3_64_intdigest(directory, generation)
-        if directory:
-            yield directory
-        return TagDirectory(offset, len(directory), checksum, len(offsets), len(self._entries_of))
-
-
-def _encode_blocks(entries_of: Mapping[str, array[int]]) -> Iterator[tuple[bytes, bytes]]:
-    """(first name, block) in order. A tag whose records alone fill more than a block has one to itself."""
-    block = _BlockBuilder()
-    for tag in chain.from_iterable(
-        _in_order(entries_of)
-    ):  # by code point, which is the order of the UTF-8 bytes too
-        name = tag.encode()
-        entries = entries_of[tag]
-        seqs, sizes = entries[::2], entries[1::2]
-        bitmap = _bitmap_if_smaller(seqs) if len(seqs) > _PLAIN_SEQS else None
-        entry_bytes = len(name) + 4 * len(sizes) + (8 * len(seqs) + 8 if bitmap is None else len(bitmap) + 16)
-        if block.names and block.bytes_max + entry_bytes > TAG_BLOCK_BYTES:
-            yield block.names[0], block.encode()
-            block = _BlockBuilder()
-        block.add(name, seqs, sizes, bitmap, entry_bytes)
-    if block.names:
-        yield block.names[0], block.encode()
-
-
-class _BlockBuilder:
-    def __init__(self) -> None:
-        self.names: list[bytes] = []
-        #: The most that the block may become: sizes are counted with four bytes.
-        self.bytes_max = _BLOCK_HEAD.size
-        self._record_ends = array("I")
-        self._bitmap_tags = array("I")
-        self._bitmaps: list[bytes] = []
-        self._seqs = array("Q")
-        self._sizes = array("Q")
-
-    def add(
-        self, name: bytes, seqs: array[int], sizes: array[int], bitmap: bytes | None, entry_bytes: int
-    ) -> None:
-        if bitmap is None:
-            self._seqs.extend(seqs)
-        else:
-            self._bitmap_tags.append(len(self.names))
-            self._bitmaps.append(bitmap)
-        self._sizes.extend(sizes)
-        self._record_ends.append(len(self._sizes))
-        self.names.append(name)
-        self.bytes_max += entry_bytes
-
-    def encode(self) -> bytes:
-        sizes = _narrowed(self._sizes)
-        return b"".join(
-            (
-                _BLOCK_HEAD.pack(len(self.names), len(self._bitmaps), sizes.itemsize),
-                array("I", accumulate(map(len, self.names))),
-                self._record_ends,
-                self._bitmap_tags,
-                array("I", accumulate(map(len, self._bitmaps))),
-                *self.names,
-                *self._bitmaps,
-                self._seqs,
-                sizes,
-            )
-        )
-
-
-def _bitmap_if_smaller(seqs: array[int]) -> bytes | None:
-    bitmap = BitMap64()
-    for at in range(0, len(seqs), COPY_MAX):
-        bitmap.update(seqs[at : at + COPY_MAX])
-    bitmap.run_optimize()
-    packed: bytes = bitmap.serialize()
-    return packed if len(packed) < 8 * len(seqs) else None
-
-
-def _narrowed(sizes: array[int]) -> array[int]:
-    """With as few bytes a number as the largest of them needs."""
-    for kind in ("B", "H"):
-        with suppress(OverflowError):
-            return _converted(sizes, kind)
-    return _converted(sizes, "I")
-
-
-def _converted(numbers: array[int], kind: str) -> array[int]:
-    """The same numbers with another number of bytes each; `OverflowError` if one needs more."""
-    converted = array(kind)
-    for at in range(0, len(numbers), COPY_MAX):
-        converted.fromlist(numbers[at : at + COPY_MAX].tolist())
-    return converted
-
-
-def _in_order(items: Collection[T]) -> Iterator[list[T]]:
-    """`sorted`, in runs that are sorted one by one: to sort half a million names in one go would take a
-    third of a second, and nothing else would run meanwhile (rule 3)."""
-    if len(items) <= SORT_MAX:
-        return iter([sorted(items)])
-    # Every so many items one is taken as a sample, a bound for each thousand items from it: eight samples
-    # a bound and more make the lists in between about even. However uneven they are, the order is right.
-    sample = sorted(islice(items, 0, None, -(-len(items) // (2 * SORT_MAX))))
-    bounds = sample[:: max(1, len(sample) * (SORT_MAX // 2) // len(items))]
-    between: list[list[T]] = [[] for _ in range(len(bounds) + 1)]
-    for item in items:
-        between[bisect_right(bounds, item)].append(item)
-    return map(sorted, between)
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -314,10 +140,10 @@ def read_tag_index(source: Source, index: HasTags, *, offset: int) -> Iterator[m
 def _merged(found: list[Tagged]) -> Tagged:
     size_of: dict[int, int] = {}
     for seqs, sizes in found:
-        for at in range(0, len(seqs), COPY_MAX):
-            size_of.update(zip(seqs[at : at + COPY_MAX], sizes[at : at + COPY_MAX], strict=True))
+        for some_seqs, some_sizes in zip(chunks(seqs), chunks(sizes), strict=True):
+            size_of.update(zip(some_seqs, some_sizes, strict=True))
     merged = Tagged(array("Q"), array("I"))
-    for run in _in_order(size_of):
+    for run in in_order(size_of):
         merged.seqs.fromlist(run)
         merged.sizes.extend(map(size_of.__getitem__, run))
     return merged
@@ -397,8 +223,8 @@ class _Block:
     )
 
     def __init__(self, content: memoryview) -> None:
-        tags, bitmaps, self._width = _BLOCK_HEAD.unpack_from(content)
-        at = _BLOCK_HEAD.size
+        tags, bitmaps, self._width = BLOCK_HEAD.unpack_from(content)
+        at = BLOCK_HEAD.size
         name_ends = column_of("I", content, at, tags)
         self._record_ends = column_of("I", content, at + 4 * tags, tags)
         at += 8 * tags
@@ -421,7 +247,7 @@ class _Block:
         """The records of tags first..end-1, tag after tag."""
         start, stop = self._start(first), self._start(end)
         sizes = column_of(_WIDTHS[self._width], self._sizes, self._width * start, stop - start)
-        return Tagged(self._seqs_of(first, end), sizes if self._width == 4 else _converted(sizes, "I"))
+        return Tagged(self._seqs_of(first, end), sizes if self._width == 4 else converted(sizes, "I"))
 
     def each(self) -> Iterator[tuple[bytes, Tagged]]:
         """Every name with its records."""

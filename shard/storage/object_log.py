@@ -12,6 +12,11 @@ An object is a header and frames, one after the other:
 
 Checksums are seeded with the object's name, so that one under another name does not verify. `previous` is
 where the object before it ended, or the base: all that concerns object boxes and lies between is in here.
+
+Invariants
+- BEHIND_PREVIOUS: an object ends behind the one before it.
+- WITHIN_NAME: the changes of an object are behind the one before it, and none is behind its last lsn.
+- FRAME_COUNT: an object holds as many frames as its header says.
 """
 
 from __future__ import annotations
@@ -98,6 +103,8 @@ class ObjectLog(NamedTuple):
 def encode(
     name: str, changes: Sequence[tuple[int, Change]], *, previous_lsn: int, last_lsn: int, life: int
 ) -> bytes:
+    assert previous_lsn < last_lsn, "BEHIND_PREVIOUS"
+    assert not changes or previous_lsn < changes[0][0] <= changes[-1][0] <= last_lsn, "WITHIN_NAME"
     parts: list[bytes] = []
     for lsn, change in changes:
         kind, version, _, content = frames.encode(lsn, change)
@@ -142,5 +149,5 @@ def decode(name: str, content: bytes) -> ObjectLog:
         except frames.UnknownFrame as error:
             raise Corrupt(name, _HEADER_BYTES + at, str(error)) from None
         at += size
-    assert len(found) == count, "the checksum is right"
+    assert len(found) == count, "FRAME_COUNT: the checksum is right"
     return ObjectLog(previous_lsn, last_lsn, found)

@@ -27,7 +27,9 @@ Rules of the file:
   2. Bytes are verified before anything in them is believed.
 
 Invariants:
-  same-index     the index in a stub equals that of its segment.
+  SIZES          header, footer and an entry of the batch index have the sizes that the layout gives them.
+  COLUMNS_EVEN   the columns of the batch index have one entry for each batch.
+  PARTS_IN_ORDER batches, batch index, tag index and footer follow each other, then the file ends.
 """
 
 from __future__ import annotations
@@ -42,8 +44,8 @@ import msgspec
 from xxhash import xxh3_64_intdigest
 
 from shard.storage.files import Corrupt, DiskLike, parent_of
+from shard.storage.segments.tags import TagDirectory
 from shard.storage.sources import Places, Source, column_of, read_exactly, read_verified
-from shard.storage.tagindex import TagDirectory
 
 FORMAT_VERSION = 1
 
@@ -67,7 +69,7 @@ COLUMNS = (
 )
 INDEX_ENTRY_BYTES = sum(array(kind).itemsize for _, kind in COLUMNS)
 
-assert HEADER_BYTES == 64 and FOOTER_BYTES == 128 and INDEX_ENTRY_BYTES == 52
+assert HEADER_BYTES == 64 and FOOTER_BYTES == 128 and INDEX_ENTRY_BYTES == 52, "SIZES"
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -241,11 +243,15 @@ def encode_header(kind: Kind, generation: int, serial: int, first_seq: int) -> b
 
 
 def encode_columns(index: SegmentIndex) -> bytes:
-    return b"".join(getattr(index, name) for name, _ in COLUMNS)
+    columns = b"".join(getattr(index, name) for name, _ in COLUMNS)
+    assert len(columns) == len(index) * INDEX_ENTRY_BYTES, "COLUMNS_EVEN"
+    return columns
 
 
 def encode_footer(index: SegmentIndex, columns: bytes) -> bytes:
     directory = index.directory
+    assert index.batches_end + len(columns) <= directory.offset, "PARTS_IN_ORDER"
+    assert directory.offset + directory.length + FOOTER_BYTES == index.file_bytes, "PARTS_IN_ORDER"
     body = _FOOTER.pack(
         _FOOTER_MAGIC,
         FORMAT_VERSION,
@@ -277,7 +283,7 @@ def open_segment(source: Source) -> SegmentIndex:
 
 
 def open_stub(source: Source) -> SegmentIndex:
-    """The index of the segment that the stub stands for."""
+    """The index of the segment whose stub this is."""
     return _open(source, STUB)
 
 

@@ -22,6 +22,11 @@ Every call may come from any thread and blocks it. Indexes that were used lately
 Rules of the file
 - It knows files, never which of them the machine still names: that is said to `remove_unnamed`.
 - A segment never changes, so what is kept of one is never out of date.
+
+Invariants
+- NAME_IS_CONTENT: a segment is what its name says: of this generation, from this seq on, with this serial.
+- COLD_IS_NAMED: a segment whose file here may go, because the cold store has it, is one that is named.
+- HAS_COLD: segments move only to a cold store that is there.
 """
 
 from __future__ import annotations
@@ -34,10 +39,11 @@ from typing import NamedTuple, TypeVar
 
 from shard.core.boxes.sealed import Segment
 from shard.core.changes import SegmentFacts
-from shard.storage import segmentindex, segments, tagindex
 from shard.storage.cold import ColdError, ColdMissing, ColdSource, ColdStore, ColdUnavailable, measure
 from shard.storage.files import Corrupt, DiskLike
-from shard.storage.segmentindex import SegmentIndex, segment_name, stub_name
+from shard.storage.segments import index as segment_index
+from shard.storage.segments import reader, tags, writer
+from shard.storage.segments.index import SegmentIndex, segment_name, stub_name
 from shard.storage.sources import FileSource, Source
 from streams.protocol.messages.commands import Match
 from streams.protocol.model.records import Batch
@@ -103,23 +109,24 @@ class SegmentStore:
         generation: int,
         serial: int,
         batches: Iterable[Batch],
-        pause: Callable[[int], None] = segments.no_pause,
+        pause: Callable[[int], None] = writer.no_pause,
     ) -> Segment:
         """Makes a segment durable, and returns what is kept of it in memory."""
-        index = segments.write_segment(
+        index = writer.write_segment(
             self._disk, self._directory, generation=generation, serial=serial, batches=batches, pause=pause
         )
+        assert (index.generation, index.serial) == (generation, serial), "NAME_IS_CONTENT"
         self._indexes.pop(Name(generation, index.first_seq, serial), None)
         return segment_of(index)
 
     def copy_to_cold(self, name: Name) -> None:
         """Puts a copy into the cold store and proves that it is whole. Safe to repeat."""
-        assert self._cold is not None
+        assert self._cold is not None, "HAS_COLD: only with a cold store is a move planned"
         path = self._path(name.file)
         with self._reading(name):
             index = self._index(name)
             size, checksum = measure(self._disk, path)
-        segments.write_stub(self._disk, self._directory, index)
+        writer.write_stub(self._disk, self._directory, index)
         with self._reading(name):
             cold_name = self._cold_name(name.file)
             self._cold.put(cold_name, path, size=size, checksum=checksum)
@@ -127,21 +134,22 @@ class SegmentStore:
 
     def drop_hot(self, name: Name) -> None:
         """The copy in the cold store is the segment now."""
-        segmentindex.remove_segment(self._disk, self._directory, name.file)
+        segment_index.remove_segment(self._disk, self._directory, name.file)
 
     def remove_unnamed(self, named: Set[Name], cold: Set[Name] = frozenset()) -> int:
         """Drops segments that nobody names any more, here and in the cold store, and the files here of those
         that are `cold`; how many there were. What the cold store does not let go now is tried again the next
         time."""
+        assert cold <= named, "COLD_IS_NAMED"
         kept = {name.file for name in named - cold} | {name.stub for name in named}
         removed = 0
         stubs: list[str] = []
         empty: list[str] = []
-        for folder, files in segmentindex.list_folders(self._disk, self._directory):
+        for folder, files in segment_index.list_folders(self._disk, self._directory):
             names = [f"{folder}/{file}" for file in files]
             gone = [name for name in names if name.endswith(".seg") and name not in kept]
             for name in gone:
-                segmentindex.remove_segment(self._disk, self._directory, name)
+                segment_index.remove_segment(self._disk, self._directory, name)
             removed += len(gone)
             stubs += [name for name in names if name.endswith(".stub") and name not in kept]
             if len(gone) == len(names):
@@ -154,7 +162,7 @@ class SegmentStore:
                 break
             with self._translated():
                 self._delete_cold(self._cold, f"{stub.removesuffix('.stub')}.seg")
-            segmentindex.remove_segment(self._disk, self._directory, stub)
+            segment_index.remove_segment(self._disk, self._directory, stub)
             removed += 1
         return removed
 
@@ -166,7 +174,7 @@ class SegmentStore:
 
     def remove_leftovers(self) -> None:
         """Drops what writes of an earlier life did not finish."""
-        segmentindex.remove_leftovers(self._disk, self._directory)
+        segment_index.remove_leftovers(self._disk, self._directory)
 
     # -- reading
 
@@ -179,7 +187,7 @@ class SegmentStore:
         return not self._disk.exists(self._path(name.file))
 
     def source_of(self, name: Name) -> Source:
-        """Where its bytes are now. A file that moves to the cold store meanwhile is gone for who has this."""
+        """Where its bytes are now. If the file moves to the cold store meanwhile, this source is gone."""
         with self._translated():
             return _Told(self._source(name), self._translated)
 
@@ -214,7 +222,7 @@ class SegmentStore:
 
         def read() -> list[Batch]:
             index = self._index(name)
-            return segments.read_batches(self._source(name), index, at, len(index) - 1, bytes_max=bytes_max)
+            return reader.read_batches(self._source(name), index, at, len(index) - 1, bytes_max=bytes_max)
 
         return self._wherever_it_is(name, read)
 
@@ -224,20 +232,20 @@ class SegmentStore:
         at = 0
         while at < len(index):
             with self._reading(name):
-                batches = segments.read_batches(self._source(name), index, at, len(index) - 1)
+                batches = reader.read_batches(self._source(name), index, at, len(index) - 1)
             yield from batches
             at += len(batches)
 
     def find_tags(self, name: Name, match: Match) -> tuple[Sequence[int], Sequence[int]]:
         """Seqs of the records whose tag matches, and their bytes."""
         return self._wherever_it_is(
-            name, lambda: tagindex.find_tags(self._source(name), self._index(name), match)
+            name, lambda: tags.find_tags(self._source(name), self._index(name), match)
         )
 
     def walk_tags(self, name: Name) -> Iterator[tuple[str, Sequence[int], Sequence[int]]]:
         """Every tag with the seqs and the bytes of its records."""
         with self._reading(name):
-            yield from tagindex.walk_tags(self._source(name), self._index(name))
+            yield from tags.walk_tags(self._source(name), self._index(name))
 
     def _wherever_it_is(self, name: Name, read: Callable[[], T]) -> T:
         """A file can go to the cold store between the look for it and the read; then another look helps."""
@@ -278,9 +286,10 @@ class SegmentStore:
             self._indexes[name] = index
             return index
         if self._disk.exists(self._path(name.file)):
-            index = segmentindex.open_segment(FileSource(self._disk, self._path(name.file)))
+            index = segment_index.open_segment(FileSource(self._disk, self._path(name.file)))
         else:
-            index = segmentindex.open_stub(FileSource(self._disk, self._path(name.stub)))
+            index = segment_index.open_stub(FileSource(self._disk, self._path(name.stub)))
+        assert name == (index.generation, index.first_seq, index.serial), "NAME_IS_CONTENT"
         self._indexes[name] = index
         kept = list(self._indexes.items())
         excess = sum(len(each) for _, each in kept) - _INDEX_BATCHES_MAX
@@ -350,7 +359,7 @@ class _EitherSource:
 
 
 class _Told:
-    """A source of which what goes wrong is told in terms of this file."""
+    """A source whose errors are those of this file."""
 
     __slots__ = ("_source", "_translated")
 

@@ -1,0 +1,172 @@
+"""Builds the tag index of a segment; `tags.py` has its layout and reads it.
+
+Bounds: an entry of 16 bytes for each tagged record of the segment that is being written. A block has at most
+`TAG_BLOCK_BYTES`, unless one tag alone needs more.
+
+Invariants:
+  NAMES_RISE     names rise inside a block and from block to block, and the directory has the first of each.
+  ONE_SIZE_EACH  each seq of a tag has one size beside it.
+  DIRECTORY_EVEN the directory has one entry for each block.
+  BLOCK_BYTES    a block is no longer than was reckoned when its tags were added.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import defaultdict
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+from itertools import accumulate, chain
+
+from pyroaring import BitMap64
+from xxhash import xxh3_64_intdigest
+
+from shard.storage.segments.small_steps import chunks, converted, in_order
+from shard.storage.segments.tags import BLOCK_HEAD, TagDirectory, Tagged
+from shard.storage.sources import PADDING
+from streams.protocol.model.records import Batch
+
+#: A block is as much as an exact tag has to read. 16 KiB hold about 500 tags that one record each has.
+TAG_BLOCK_BYTES = 16 << 10
+#: A bitmap has 30 bytes at least, so for up to this many seqs it need not be tried.
+_PLAIN_SEQS = 3
+
+
+class TagIndexBuilder:
+    """Takes batches in, gives the tag index out. Pure."""
+
+    def __init__(self) -> None:
+        # Seq and size of each record in turn. An array has 8 bytes an entry and no object, and the garbage
+        # collector passes over it: there may be as many of them as there are records.
+        self._entries_of: defaultdict[str, array[int]] = defaultdict(partial(array, "Q"))
+
+    def __repr__(self) -> str:
+        return f"<TagIndexBuilder {len(self._entries_of)} tags>"
+
+    def take(self, batch: Batch) -> None:
+        if batch.tags is None:
+            return
+        if batch.count == 1:
+            entries = self._entries_of[str(batch.tags, "utf-8")]
+            entries.append(batch.first_seq)
+            entries.append(len(batch.blob))
+            return
+        tags = str(batch.tags, "utf-8").split("\0")
+        entries_of = self._entries_of
+        seqs = range(batch.first_seq, batch.first_seq + batch.count)
+        for tag, seq, size in zip(tags, seqs, batch.sizes(), strict=True):
+            if tag:
+                entries = entries_of[tag]
+                entries.append(seq)
+                entries.append(size)
+
+    def tagged(self) -> dict[str, Tagged]:
+        """All that was taken in, by tag."""
+        return {
+            tag: Tagged(entries[::2], array("I", entries[1::2])) for tag, entries in self._entries_of.items()
+        }
+
+    def encode(self, offset: int, generation: int) -> Generator[bytes, None, TagDirectory]:
+        """The tag blocks, then the directory, as they stand in the file from `offset` on; and at the end,
+        when it is known, where the directory is."""
+        offsets, checksums = array("Q"), array("Q")
+        lengths, name_ends = array("I"), array("I")
+        firsts = bytearray()
+        for first, block in _encode_blocks(self._entries_of):
+            content = block + PADDING[len(block) & 7]
+            offsets.append(offset)
+            checksums.append(xxh3_64_intdigest(content, generation))
+            lengths.append(len(block))
+            firsts += first
+            name_ends.append(len(firsts))
+            offset += len(content)
+            yield content
+        assert len(offsets) == len(checksums) == len(lengths) == len(name_ends), "DIRECTORY_EVEN"
+        directory = b"".join((offsets, checksums, lengths, name_ends, firsts))
+        checksum = xxh3_64_intdigest(directory, generation)
+        if directory:
+            yield directory
+        return TagDirectory(offset, len(directory), checksum, len(offsets), len(self._entries_of))
+
+
+def _encode_blocks(entries_of: Mapping[str, array[int]]) -> Iterator[tuple[bytes, bytes]]:
+    """(first name, block) in order. A tag whose records alone fill more than a block has one to itself."""
+    block = _BlockBuilder()
+    for tag in chain.from_iterable(
+        in_order(entries_of)
+    ):  # by code point, which is the order of the UTF-8 bytes too
+        name = tag.encode()
+        entries = entries_of[tag]
+        seqs, sizes = entries[::2], entries[1::2]
+        bitmap = _bitmap_if_smaller(seqs) if len(seqs) > _PLAIN_SEQS else None
+        entry_bytes = len(name) + 4 * len(sizes) + (8 * len(seqs) + 8 if bitmap is None else len(bitmap) + 16)
+        if block.names and block.bytes_max + entry_bytes > TAG_BLOCK_BYTES:
+            assert block.names[0] <= block.names[-1] < name, "NAMES_RISE"
+            yield block.names[0], block.encode()
+            block = _BlockBuilder()
+        block.add(name, seqs, sizes, bitmap, entry_bytes)
+    if block.names:
+        yield block.names[0], block.encode()
+
+
+class _BlockBuilder:
+    def __init__(self) -> None:
+        self.names: list[bytes] = []
+        #: The most that the block may become: sizes are counted with four bytes.
+        self.bytes_max = BLOCK_HEAD.size
+        self._record_ends = array("I")
+        self._bitmap_tags = array("I")
+        self._bitmaps: list[bytes] = []
+        self._seqs = array("Q")
+        self._sizes = array("Q")
+
+    def add(
+        self, name: bytes, seqs: array[int], sizes: array[int], bitmap: bytes | None, entry_bytes: int
+    ) -> None:
+        if bitmap is None:
+            self._seqs.extend(seqs)
+        else:
+            self._bitmap_tags.append(len(self.names))
+            self._bitmaps.append(bitmap)
+        self._sizes.extend(sizes)
+        self._record_ends.append(len(self._sizes))
+        self.names.append(name)
+        self.bytes_max += entry_bytes
+
+    def encode(self) -> bytes:
+        sizes = _narrowed(self._sizes)
+        assert len(self._record_ends) == len(self.names), "ONE_SIZE_EACH"
+        assert self._record_ends[-1] == len(self._sizes), "ONE_SIZE_EACH"
+        block = b"".join(
+            (
+                BLOCK_HEAD.pack(len(self.names), len(self._bitmaps), sizes.itemsize),
+                array("I", accumulate(map(len, self.names))),
+                self._record_ends,
+                self._bitmap_tags,
+                array("I", accumulate(map(len, self._bitmaps))),
+                *self.names,
+                *self._bitmaps,
+                self._seqs,
+                sizes,
+            )
+        )
+        assert len(block) <= self.bytes_max, "BLOCK_BYTES"
+        return block
+
+
+def _bitmap_if_smaller(seqs: array[int]) -> bytes | None:
+    bitmap = BitMap64()
+    for part in chunks(seqs):
+        bitmap.update(part)
+    bitmap.run_optimize()
+    packed: bytes = bitmap.serialize()
+    return packed if len(packed) < 8 * len(seqs) else None
+
+
+def _narrowed(sizes: array[int]) -> array[int]:
+    """With as few bytes a number as the largest of them needs."""
+    for kind in ("B", "H"):
+        with suppress(OverflowError):
+            return converted(sizes, kind)
+    return converted(sizes, "I")
