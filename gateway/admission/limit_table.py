@@ -21,7 +21,7 @@ _REQUESTS: Final = ("streams_http_requests_total",)
 class RequestLimit(NamedTuple):
     #: What is bounded.
     bounds: str
-    #: Its value where no setting gives one. The defaults of settings are in `streams/config.py`.
+    #: Its value where no setting gives one. The defaults of settings are in `streams/config/table.py`.
     value: str
     #: `module:name` of the classes or functions that enforce it.
     enforced_by: tuple[str, ...]

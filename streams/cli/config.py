@@ -17,7 +17,7 @@ def settings_page() -> str:
     lines = [
         "# Settings",
         "",
-        "<!-- Written by `make docs` from streams/config.py. Do not edit. -->",
+        "<!-- Written by `make docs` from streams/config/table.py. Do not edit. -->",
         "",
         "Each setting is an environment variable and a flag of `streams serve`; the flag wins.",
         "`streams config` shows what is in force. A bad value stops the start and says which; a variable",

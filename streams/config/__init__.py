@@ -1,0 +1,41 @@
+"""The one table of settings, from which environment, flags, `--help`, `streams config` and the docs come.
+
+setting    one setting: its kind, how its text is read and how its value is shown
+table      `Config`: every setting with its default, limits and help
+loading    from an environment and flags to a `Config`
+serving    whether a server may serve with these settings
+child      what a supervisor tells its shards and gateways
+"""
+
+from streams.config.child import (
+    CHILD_CONFIG_VARIABLE,
+    COLD_STORE_FAILED,
+    KILLED_AT_THE_END,
+    READY_FD_VARIABLE,
+    ChildArgs,
+)
+from streams.config.loading import load, origins, unknown_variables
+from streams.config.serving import check_may_serve, host_name, is_loopback, items_of, refusal_to_serve_openly
+from streams.config.setting import ConfigError, Setting
+from streams.config.table import SETTINGS, SHARDS_MAX, Config
+
+__all__ = [
+    "CHILD_CONFIG_VARIABLE",
+    "COLD_STORE_FAILED",
+    "KILLED_AT_THE_END",
+    "READY_FD_VARIABLE",
+    "SETTINGS",
+    "SHARDS_MAX",
+    "ChildArgs",
+    "Config",
+    "ConfigError",
+    "Setting",
+    "check_may_serve",
+    "host_name",
+    "is_loopback",
+    "items_of",
+    "load",
+    "origins",
+    "refusal_to_serve_openly",
+    "unknown_variables",
+]
