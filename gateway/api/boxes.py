@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import orjson
+import msgspec
 
-from gateway.api.answers import from_facts, from_shard
+from gateway.api.answers import from_reply, from_shard
 from gateway.requests.content import is_ndjson, uncompressed
 from gateway.requests.request import Request, Response
 from gateway.shards.dispatch import Dispatch
 from gateway.shards.registrar import Registrar
+from streams.protocol.messages.replies import BoxGone
 from streams.protocol.messages.routers import router_of
 from streams.protocol.wire import framing as wire
+
+_decode_gone = msgspec.json.Decoder(BoxGone).decode
 
 
 class Boxes:
@@ -36,17 +39,17 @@ class Boxes:
         answer = await self._dispatch.to_owner(wire.OP_DELETE_BOX, head, b"")
         if answer.body.endswith(b'"routers_removed":[]}'):
             return from_shard(request, answer)
-        facts = orjson.loads(answer.body)
-        origins = [str(origin) for origin in facts["routers_removed"]]
+        gone = _decode_gone(answer.body)
+        origins = gone.routers_removed
         await self._registrar.box_deleted(origins)
         names = {router[0] for router in map(router_of, origins) if router is not None}
         if request.grant is not None:
             names = set(filter(request.grant.covers, names))
-        return from_facts(request, {**facts, "routers_removed": sorted(names)})
+        return from_reply(request, BoxGone(gone.box, gone.deleted, sorted(names)))
 
     async def fence(self, request: Request, box: str, rest: str) -> Response:
         is_ndjson(request, allowed=False)
         return await self._forward(wire.OP_SET_FENCE, request, box, with_body=True)
 
     async def list(self, request: Request) -> Response:
-        return from_facts(request, await self._dispatch.list_boxes(request.query, request.grant))
+        return from_reply(request, await self._dispatch.list_boxes(request.query, request.grant))

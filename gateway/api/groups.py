@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import unquote, urlencode
 
-from gateway.api.answers import from_facts, from_shard
+from gateway.api.answers import from_reply, from_shard
 from gateway.requests.content import is_ndjson, uncompressed
 from gateway.requests.request import Request, Response
 from gateway.shards.dispatch import Dispatch
@@ -34,7 +34,7 @@ class Groups:
         return from_shard(request, await self._dispatch.to_owner(wire.OP_DELETE_GROUP, head, b""))
 
     async def list(self, request: Request, box: str, rest: str) -> Response:
-        return from_facts(request, await self._dispatch.list_groups(box, request.query))
+        return from_reply(request, await self._dispatch.list_groups(box, request.query))
 
 
 def _head(request: Request, box: str, rest: str) -> wire.RequestHead:

@@ -22,7 +22,7 @@ from gateway.api.operations import (
 )
 from gateway.requests.errors import RETRY_AFTER_S, STATUS_OF
 from streams.protocol.access.grants import READ, words
-from streams.protocol.messages.schemas import TOLERANT_BODIES, NewRecord, Performance, component_of
+from streams.protocol.messages import bodies, replies, server_replies
 from streams.protocol.model.names import BOX_NAME_PATTERN, ROUTER_NAME_PATTERN
 from streams.protocol.wire.appends import SEQ_MAX
 
@@ -82,7 +82,7 @@ def _operation(route: str, operation: Operation, rule: Rule) -> dict[str, Any]:
     if operation.body is not None:
         content = {_JSON: {"schema": _ref(operation.body)}}
         if operation.other_body:
-            lines = f"One {component_of(NewRecord)} a line, the other fields in the query."
+            lines = f"One {bodies.NewRecord.__name__} a line, the other fields in the query."
             content[operation.other_body] = {"schema": {"type": "string", "description": lines}}
         shown["requestBody"] = {"required": operation.is_body_required, "content": content}
     return shown
@@ -187,20 +187,50 @@ def _with_codes(codes: list[str]) -> dict[str, Any]:
 
 
 def _ref(kind: type[Any]) -> dict[str, Any]:
-    return {"$ref": _REF.format(name=component_of(kind))}
+    return {"$ref": _REF.format(name=kind.__name__)}
+
+
+_REPLIES = frozenset(
+    name
+    for module in (replies, server_replies)
+    for name, kind in vars(module).items()
+    if getattr(kind, "__module__", "") == module.__name__
+)
 
 
 def _components() -> dict[str, Any]:
-    kinds: set[type[Any]] = {Performance, NewRecord}
+    asked: set[type[Any]] = {bodies.NewRecord}
+    answered: set[type[Any]] = set()
     for operation in OPERATIONS.values():
-        kinds |= {kind for kind in (operation.body, *operation.answers.values()) if kind not in (None, dict)}
-    ordered = sorted(kinds, key=component_of)
-    _, found = msgspec.json.schema_components(ordered, ref_template=_REF)
-    named = msgspec.json.decode(msgspec.json.encode(found).replace(b"/schemas/_", b"/schemas/"))
-    schemas = {name.lstrip("_"): {**schema, "title": name.lstrip("_")} for name, schema in named.items()}
-    for name in TOLERANT_BODIES:
+        asked |= {operation.body} if operation.body is not None else set()
+        answered |= {kind for kind in operation.answers.values() if kind is not None and kind is not dict}
+    kinds = {*asked, *answered, server_replies.Performance}
+    _, schemas = msgspec.json.schema_components(kinds, ref_template=_REF)
+    for name in bodies.TOLERANT:
         del schemas[name]["additionalProperties"]
+    for name, schema in schemas.items():
+        if name in _REPLIES:
+            _describe_absent_fields(schema)
+    for kind in answered:
+        _add_field(schemas[kind.__name__], "performance", _ref(server_replies.Performance))
+    _add_field(schemas["BoxConfig"], "durable", {"type": "boolean"})  # as `BoxConfig.shown` does
     return {**dict(sorted(schemas.items())), "Error": _ERROR}
+
+
+def _describe_absent_fields(schema: dict[str, Any]) -> None:
+    """Describe that a field of a reply which has a default is absent or has a value, and is never null."""
+    for shape in schema["properties"].values():
+        if "default" in shape:
+            del shape["default"]
+            present = [each for each in shape.get("anyOf", ()) if each != {"type": "null"}]
+            if len(present) == 1:
+                del shape["anyOf"]
+                shape.update(present[0])
+
+
+def _add_field(schema: dict[str, Any], name: str, shape: dict[str, Any]) -> None:
+    schema["properties"][name] = shape
+    schema["required"].append(name)
 
 
 _ERROR: dict[str, Any] = {

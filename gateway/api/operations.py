@@ -11,8 +11,9 @@ from typing import Any, Final
 
 import msgspec
 
-from streams.protocol.messages import schemas
+from streams.protocol.messages import bodies, replies, server_replies
 from streams.protocol.messages.requests import PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX
+from streams.protocol.model.boxes import BoxPatch
 
 Schema = Mapping[str, Any]
 
@@ -119,12 +120,12 @@ def _page(summary: str, kind: str) -> Operation:
     )
 
 
-_HEALTH = _probe("The process answers.", schemas.Health)
-_READY = _probe("All shards serve.", schemas.Ready)
+_HEALTH = _probe("The process answers.", server_replies.Health)
+_READY = _probe("All shards serve.", server_replies.Ready)
 _METRICS = Operation(
     tag="operation",
     summary="What the server has done and does: for Prometheus, or as JSON.",
-    answers={200: schemas.Metrics},
+    answers={200: server_replies.Metrics},
     other_answer="text/plain",
     codes=("not_acceptable",),
     headers=("Accept",),
@@ -134,61 +135,61 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "PUT /v0/boxes/{box}": Operation(
         tag="boxes",
         summary="Create a box, or change the config of one that is there.",
-        body=schemas.BoxPatch,
+        body=BoxPatch,
         is_body_required=False,
-        answers={200: schemas.BoxPut, 201: schemas.BoxPut},
+        answers={200: replies.BoxPut, 201: replies.BoxPut},
         codes=("box_exists_incompatible", *STORED_CODES),
     ),
-    "GET /v0/boxes/{box}": _at_box("The state of a box.", schemas.BoxState, query={"touch": _flag(True)}),
+    "GET /v0/boxes/{box}": _at_box("The state of a box.", replies.BoxState, query={"touch": _flag(True)}),
     "DELETE /v0/boxes/{box}": _at_box(
         "Delete a box with all that is in it and every router at it.",
-        schemas.BoxGone,
+        replies.BoxGone,
         "box_not_empty",
         query={"if_empty": _flag(False)},
     ),
     "POST /v0/boxes/{box}": _at_box(
         "Append records, all or none.",
-        schemas.Appended,
+        replies.Appended,
         "batch_too_large",
         "record_too_large",
         "seq_mismatch",
         "fencing_token_mismatch",
         "box_full",
         tag="records",
-        body=schemas.AppendBody,
+        body=bodies.AppendBody,
         other_body=NDJSON,
         query={"return_seqs": _flag(True), "urgent": _URGENT, **_LINES},
-        answers={200: schemas.Appended, 201: schemas.Appended},
+        answers={200: replies.Appended, 201: replies.Appended},
         headers=("Idempotency-Key", "X-Streams-Urgent"),
     ),
     "POST /v0/boxes/{box}/diff": _at_box(
         "Read on from a position; wait for more.",
-        schemas.Diff,
+        replies.Diff,
         "group_not_found",
         tag="records",
-        body=schemas.DiffBody,
+        body=bodies.DiffBody,
         is_body_required=False,
         headers=("Prefer",),
     ),
     "POST /v0/boxes/{box}/delete": _at_box(
-        "Delete records by seq or tag.", schemas.RecordsDeleted, tag="records", body=schemas.DeleteBody
+        "Delete records by seq or tag.", replies.RecordsDeleted, tag="records", body=bodies.DeleteBody
     ),
-    "GET /v0/boxes/{box}/tail": _at_box("Where the box ends.", schemas.Tail, tag="records"),
+    "GET /v0/boxes/{box}/tail": _at_box("Where the box ends.", replies.Tail, tag="records"),
     "GET /v0/boxes/{box}/records/{seq}": _at_box(
-        "One record.", schemas.OneRecord, "not_found", tag="records"
+        "One record.", replies.OneRecord, "not_found", tag="records"
     ),
     "PUT /v0/boxes/{box}/fence": _at_box(
         "Set the token that writers must show.",
-        schemas.FenceSet,
+        replies.FenceSet,
         "fencing_token_mismatch",
-        body=schemas.FenceBody,
+        body=bodies.FenceBody,
     ),
     "POST /v0/boxes/{box}/claim": _at_queue(
-        "Lease jobs to a worker.", schemas.Claimed, schemas.ClaimBody, headers=("Prefer",)
+        "Lease jobs to a worker.", replies.Claimed, bodies.ClaimBody, headers=("Prefer",)
     ),
-    "POST /v0/boxes/{box}/ack": _at_queue("Finish jobs.", schemas.Acked, schemas.AckBody),
-    "POST /v0/boxes/{box}/nack": _at_queue("Give jobs back.", schemas.Nacked, schemas.NackBody),
-    "POST /v0/boxes/{box}/extend": _at_queue("Keep jobs for longer.", schemas.Extended, schemas.ExtendBody),
+    "POST /v0/boxes/{box}/ack": _at_queue("Finish jobs.", replies.Acked, bodies.AckBody),
+    "POST /v0/boxes/{box}/nack": _at_queue("Give jobs back.", replies.Nacked, bodies.NackBody),
+    "POST /v0/boxes/{box}/extend": _at_queue("Keep jobs for longer.", replies.Extended, bodies.ExtendBody),
     "GET /v0/boxes/{box}/work": _at_queue(
         "A stream of jobs, leased to the connection.",
         None,
@@ -198,23 +199,23 @@ OPERATIONS: Final[dict[str, Operation]] = {
         answer_type=EVENT_STREAM,
     ),
     "POST /v0/boxes/{box}/requeue": _at_queue(
-        "Move dead letters back into the queue.", schemas.Requeued, schemas.RequeueBody
+        "Move dead letters back into the queue.", replies.Requeued, bodies.RequeueBody
     ),
     "GET /v0/boxes/{box}/groups": _at_box(
-        "The groups of a box.", schemas.GroupPage, tag="groups", query=_PAGE
+        "The groups of a box.", replies.GroupPage, tag="groups", query=_PAGE
     ),
     "PUT /v0/boxes/{box}/groups/{group}": _at_box(
         "Commit a group's cursor.",
-        schemas.GroupPut,
+        replies.GroupPut,
         "seq_mismatch",
         tag="groups",
-        body=schemas.CommitBody,
-        answers={200: schemas.GroupPut, 201: schemas.GroupPut},
+        body=bodies.CommitBody,
+        answers={200: replies.GroupPut, 201: replies.GroupPut},
     ),
     "GET /v0/boxes/{box}/groups/{group}": _at_box(
-        "Where a group is.", schemas.GroupShown, "group_not_found", tag="groups"
+        "Where a group is.", replies.GroupShown, "group_not_found", tag="groups"
     ),
-    "DELETE /v0/boxes/{box}/groups/{group}": _at_box("Forget a group.", schemas.GroupGone, tag="groups"),
+    "DELETE /v0/boxes/{box}/groups/{group}": _at_box("Forget a group.", replies.GroupGone, tag="groups"),
     "GET /v0/boxes/{box}/watch": _at_box(
         "Watch one box.",
         None,
@@ -224,36 +225,36 @@ OPERATIONS: Final[dict[str, Operation]] = {
         headers=("Last-Event-ID",),
     ),
     "GET /v0/boxes": Operation(
-        tag="boxes", summary="All boxes, by name.", query=_PAGE, answers={200: schemas.BoxPage}
+        tag="boxes", summary="All boxes, by name.", query=_PAGE, answers={200: replies.BoxPage}
     ),
     "PUT /v0/routers/{router}": Operation(
         tag="routers",
         summary="Copy what is appended to one box into another.",
-        body=schemas.RouterBody,
-        answers={200: schemas.RouterPut, 201: schemas.RouterPut},
+        body=bodies.RouterBody,
+        answers={200: replies.RouterPut, 201: replies.RouterPut},
         codes=("box_not_found", "router_cycle", *STORED_CODES),
     ),
     "GET /v0/routers/{router}": Operation(
         tag="routers",
         summary="A router and how far it is.",
-        answers={200: schemas.RouterState},
+        answers={200: replies.RouterState},
         codes=("router_not_found",),
     ),
     "DELETE /v0/routers/{router}": Operation(
-        tag="routers", summary="End a router; copies stay.", answers={200: schemas.RouterGone}
+        tag="routers", summary="End a router; copies stay.", answers={200: replies.RouterGone}
     ),
     "GET /v0/routers": Operation(
         tag="routers",
         summary="All routers, by name.",
         query={**_PAGE, "source": _TEXT, "dest": _TEXT},
-        answers={200: schemas.RouterPage},
+        answers={200: replies.RouterPage},
     ),
     "POST /v0/watch": Operation(
         tag="watch",
         summary="Make a session that watches boxes.",
-        body=schemas.WatchBody,
+        body=bodies.WatchBody,
         query={"lenient": _flag(False)},
-        answers={200: schemas.WatchMade},
+        answers={200: replies.WatchMade},
         headers=("Prefer",),
         codes=("box_not_found", *STORED_CODES),
     ),
@@ -269,17 +270,17 @@ OPERATIONS: Final[dict[str, Operation]] = {
         tag="watch", summary="Subscribe and publish over one WebSocket.", answers={101: None}
     ),
     "GET /v0/placement": Operation(
-        tag="operation", summary="Which shard owns which slots.", answers={200: schemas.Placement}
+        tag="operation", summary="Which shard owns which slots.", answers={200: server_replies.Placement}
     ),
     "GET /v0/whoami": Operation(
         tag="operation",
         summary="The key of the request, its limits and what it uses of them.",
-        answers={200: schemas.WhoAmI},
+        answers={200: server_replies.WhoAmI},
     ),
     **{f"GET {path}": _HEALTH for path in ("/v0/health", "/health", "/healthz", "/ping")},
     **{f"GET {path}": _READY for path in ("/v0/ready", "/readyz")},
     **{f"GET {path}": _METRICS for path in ("/v0/metrics", "/metrics")},
-    "GET /v0/status": _probe("How the server is, process by process.", schemas.Status),
+    "GET /v0/status": _probe("How the server is, process by process.", server_replies.Status),
     "GET /v0/openapi.json": Operation(tag="operation", summary="This document.", answers={200: dict}),
     "GET /docs": Operation(
         tag="operation", summary="This document, for people.", answers={200: None}, answer_type="text/html"

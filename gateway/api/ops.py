@@ -6,13 +6,14 @@ import time
 from typing import Any
 
 from gateway.access.key_use import KeyUse
-from gateway.api.answers import from_facts
+from gateway.api.answers import from_facts, from_reply
 from gateway.requests.request import Request, Response
 from gateway.shards.dispatch import Dispatch
 from gateway.shards.process_states import REASONS
 from streams.protocol.access.grants import READ, WRITE
 from streams.protocol.errors import NotReady
 from streams.protocol.messages.query import Query
+from streams.protocol.messages.server_replies import Health, Placement, Ready
 
 
 class Ops:
@@ -35,7 +36,7 @@ class Ops:
     async def health(self, request: Request) -> Response:
         """The process answers; whether it can serve is `ready`'s to say."""
         uptime_ms = (time.monotonic_ns() - self._started_ns) // 1_000_000
-        return from_facts(request, {"status": "ok", "version": self._version, "uptime_ms": uptime_ms})
+        return from_reply(request, Health("ok", self._version, uptime_ms))
 
     async def ready(self, request: Request) -> Response:
         shards = await self._dispatch.describe()
@@ -48,16 +49,14 @@ class Ops:
             if steps:
                 detail["next_step"] = steps[0]
             raise NotReady(f"shards not ready: {names}", **detail)
-        return from_facts(
-            request,
-            {
-                "status": "ready",
-                "wal_replay_complete": True,
-                "boxes": sum(int(shard["boxes"]) for shard in shards),
-                "shards": len(shards),
-                "disk": max((str(shard["disk"]) for shard in shards), key=("ok", "low", "full").index),
-            },
+        reply = Ready(
+            status="ready",
+            wal_replay_complete=True,
+            boxes=sum(int(shard["boxes"]) for shard in shards),
+            shards=len(shards),
+            disk=max((str(shard["disk"]) for shard in shards), key=("ok", "low", "full").index),
         )
+        return from_reply(request, reply)
 
     async def whoami(self, request: Request) -> Response:
         """The key of the request: what it allows, its limits and what it uses of them."""
@@ -74,8 +73,8 @@ class Ops:
         grant = request.grant
         shows_paths = grant is None or (bool(grant.scopes & (READ | WRITE)) and not grant.prefixes)
         sockets = self._sockets if shows_paths else ("",) * len(self._sockets)
-        facts = {**self._dispatch.placement.to_dict(), "sockets": sockets, "addresses": self._addresses}
-        return from_facts(request, facts)
+        runs = self._dispatch.placement.to_dict()
+        return from_reply(request, Placement(**runs, sockets=list(sockets), addresses=list(self._addresses)))
 
 
 def _named(shard: dict[str, Any]) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 from urllib.parse import urlencode
 
-import orjson
+import msgspec
 
 from gateway.api import tolerance
-from gateway.api.answers import from_facts
+from gateway.api.answers import from_reply
 from gateway.api.work import WorkStreams
 from gateway.requests import sse
 from gateway.requests.content import control_body, is_ndjson
@@ -16,10 +16,15 @@ from gateway.requests.request import Request, Response
 from gateway.shards.dispatch import Dispatch
 from streams.protocol.errors import InvalidRequest
 from streams.protocol.messages.queue_requests import decode_requeue
+from streams.protocol.messages.queues import MovesAwaited, RequeuePlanned
+from streams.protocol.messages.replies import Requeued
 from streams.protocol.wire import framing as wire
 
 #: How long a requeue waits until all of it has arrived. It goes on after that.
 _REQUEUE_WAIT_MS = 10_000
+
+_decode_planned = msgspec.json.Decoder(RequeuePlanned).decode
+_decode_awaited = msgspec.json.Decoder(MovesAwaited).decode
 
 
 class Queues:
@@ -59,12 +64,11 @@ class Queues:
         await require_queue()
         source = asked.from_box
         plan = wire.RequestHead(source, urlencode({"to": box, "max": asked.max}))
-        planned = orjson.loads((await ask(wire.OP_PLAN_REQUEUE, plan, b"")).body)
-        wait = {"to": box, "position": planned["position"], "wait_ms": _REQUEUE_WAIT_MS}
+        planned = _decode_planned((await ask(wire.OP_PLAN_REQUEUE, plan, b"")).body)
+        wait = {"to": box, "position": planned.position, "wait_ms": _REQUEUE_WAIT_MS}
         awaited = await ask(wire.OP_AWAIT_MOVES, wire.RequestHead(source, urlencode(wait)), b"")
-        pending = orjson.loads(awaited.body)["pending"]
-        facts = {"box": box, "from": source, "requeued": planned["planned"], "pending": pending}
-        return from_facts(request, facts)
+        pending = _decode_awaited(awaited.body).pending
+        return from_reply(request, Requeued(box, source, planned.planned, pending))
 
     async def _forward(self, op: int, request: Request, box: str) -> Response:
         return await tolerance.forward_json(self._dispatch, op, request, box, self._body_bytes_max)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
-from gateway.api.answers import from_facts
+from gateway.api.answers import from_reply
 from gateway.requests.content import control_body, is_ndjson
 from gateway.requests.request import Request, Response
 from gateway.shards.dispatch import cursor_of, name_of
 from gateway.shards.registrar import Registrar
 from streams.protocol.access.grants import Grant
 from streams.protocol.errors import RouterCycle, RouterNotFound
-from streams.protocol.messages import requests
+from streams.protocol.messages import replies, requests
 from streams.protocol.messages.query import Query
+from streams.protocol.messages.replies import RouterGone, RouterPage, RouterPut, RouterState
 from streams.protocol.messages.requests import PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX
 from streams.protocol.messages.routers import ListRouters, Route, Router
 from streams.protocol.model.names import check_box_name, check_router_name
@@ -45,8 +44,8 @@ class Routers:
             raise RouterCycle(
                 "the router would close a cycle through boxes that this key may not see"
             ) from None
-        facts = {**put.router.shown(), "created": put.created}
-        return from_facts(request, facts, 201 if put.created else 200)
+        reply = RouterPut(**put.router.shown(), created=put.created)
+        return from_reply(request, reply, 201 if put.created else 200)
 
     async def get(self, request: Request, name: str) -> Response:
         _no_query(request)
@@ -54,18 +53,17 @@ class Routers:
         if router is None:
             raise RouterNotFound(f"router {name} does not exist", router=name)
         _check_ends(request, router.route)
-        return from_facts(request, {**router.shown(), **await self._state(router)})
-
-    async def _state(self, router: Router) -> dict[str, Any]:
         state = await self._registrar.state(router)
         last_error = state.last_error if state.is_tied else "its boxes are not tied yet; this is tried again"
-        return {
-            "forwarded_total": state.forwarded_total,
-            "position": state.position,
-            "lag": state.lag,
-            "state": "blocked" if state.is_blocked or not state.is_tied else "ok",
-            "last_error": last_error or None,
-        }
+        reply = RouterState(
+            **router.shown(),
+            forwarded_total=state.forwarded_total,
+            position=state.position,
+            lag=state.lag,
+            state="blocked" if state.is_blocked or not state.is_tied else "ok",
+            last_error=last_error or None,
+        )
+        return from_reply(request, reply)
 
     async def delete(self, request: Request, name: str) -> Response:
         _no_query(request)
@@ -73,7 +71,7 @@ class Routers:
         if router is not None:
             _check_ends(request, router.route)
             await self._registrar.drop(router)
-        return from_facts(request, {"router": name, "deleted": router is not None})
+        return from_reply(request, RouterGone(name, router is not None))
 
     async def list(self, request: Request) -> Response:
         query = Query(request.query)
@@ -87,10 +85,8 @@ class Routers:
         )
         query.done()
         found, more = await _page(self._registrar, question, request.grant)
-        facts: dict[str, Any] = {"routers": [router.shown() for router in found]}
-        if more:
-            facts["next_cursor"] = cursor_of(found[-1].name)
-        return from_facts(request, facts)
+        shown = [replies.Router(**router.shown()) for router in found]
+        return from_reply(request, RouterPage(shown, cursor_of(found[-1].name) if more else None))
 
 
 async def _page(

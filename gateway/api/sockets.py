@@ -12,8 +12,8 @@ publishes is appended in the order in which it was sent, and one command is all 
 A browser sends `Origin` and asks nobody before it opens a socket to another site, so a page of another origin
 is refused unless it is allowed (`gateway/access/origins.py`).
 
-Bounds: `BOXES_MAX` boxes a socket; the size of a message in `http/hypercorn/server.py`; what is unsent as for
-every stream (`watch/stream.py`), and while more than `_ANSWERS_BYTES_MAX` of it is, no command is taken.
+Bounds: `WATCHED_BOXES_MAX` boxes a socket; the size of a message in `http/hypercorn/server.py`; unsent events
+as for every stream (`watch/stream.py`), and while more than `_ANSWERS_BYTES_MAX` are, no command is taken.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ from gateway.api.answers import from_shard
 from gateway.requests.queued_sink import QueuedSink
 from gateway.requests.request import Request, Socket, Stalled
 from gateway.shards.dispatch import Dispatch
-from gateway.watch.plan import BOXES_MAX, Plan
+from gateway.watch.plan import Plan
 from gateway.watch.service import Watch, merge_of, starts_shown
 from gateway.watch.stream import Stream
 from streams.protocol.access.grants import READ, WRITE
 from streams.protocol.access.keys import Key
 from streams.protocol.access.rates import RequestRates
 from streams.protocol.errors import InvalidRequest, StreamsError
+from streams.protocol.messages.bodies import WATCHED_BOXES_MAX
 from streams.protocol.wire import framing as wire
 from streams.protocol.wire.appends import decode_json
 
@@ -195,14 +196,14 @@ class SocketConnection:
         for box in plan.starts:
             if box in self._subscribed:
                 raise InvalidRequest(f"boxes: {box} is subscribed on this socket already", field="boxes")
-        if len(self._subscribed) + len(plan.starts) > BOXES_MAX:
-            raise InvalidRequest(f"boxes: at most {BOXES_MAX} on one socket", field="boxes")
+        if len(self._subscribed) + len(plan.starts) > WATCHED_BOXES_MAX:
+            raise InvalidRequest(f"boxes: at most {WATCHED_BOXES_MAX} on one socket", field="boxes")
         views = await self._watch.look_at(plan, lenient=False)
         assert self._nursery is not None
         shown: dict[str, Any] = {"boxes": starts_shown(plan, views)}
         if warnings:
             shown["warnings"] = warnings
-        self._sink.put(wording.event(b"subscribed", orjson.dumps(shown), b""))
+        self._sink.put(wording.event(b"subscribed", msgspec.json.encode(shown), b""))
         for box, view in views.items():
             merge = merge_of(Plan({box: plan.starts[box]}, plan.encoding, _HEARTBEAT_MS), {box: view})
             stream = self._watch.stream(

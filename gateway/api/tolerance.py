@@ -22,11 +22,13 @@ from gateway.requests.request import Buffer, Request, Response
 from gateway.shards.dispatch import Dispatch
 from gateway.watch.plan import WATCH_FIELDS, Plan, plan_of_body
 from streams.protocol.errors import InvalidRequest
-from streams.protocol.messages.queue_requests import CLAIM_FIELDS
-from streams.protocol.messages.requests import DIFF_FIELDS
+from streams.protocol.messages.bodies import ClaimBody, DiffBody
 from streams.protocol.wire import framing as wire
 
-_FIELDS = {wire.OP_DIFF: DIFF_FIELDS, wire.OP_CLAIM: CLAIM_FIELDS}
+_FIELDS = {
+    wire.OP_DIFF: frozenset(DiffBody.__struct_encode_fields__),
+    wire.OP_CLAIM: frozenset(ClaimBody.__struct_encode_fields__),
+}
 WARNINGS_MAX = 8
 _NAME_CHARS_MAX = 64
 #: A larger body is never one of a read with a field too many: 256 nodes have 32 KiB.

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from gateway.api import tolerance
-from gateway.api.answers import from_facts
+from gateway.api.answers import from_reply
 from gateway.requests import sse
 from gateway.requests.content import control_body, is_ndjson
 from gateway.requests.request import Request, Response, Sink
@@ -15,6 +13,7 @@ from gateway.watch.service import OPEN_S_MAX, Watch, starts_shown
 from gateway.watch.sessions import SESSION_TTL_MS
 from streams.protocol.errors import InvalidRequest
 from streams.protocol.messages.query import Query
+from streams.protocol.messages.replies import WatchMade
 
 
 class Watches:
@@ -35,15 +34,14 @@ class Watches:
             request.require_name(name, "boxes")
         views = await self._watch.look_at(plan, lenient=lenient)
         wid = await self._watch.create_session(plan, views, request.key)
-        facts: dict[str, Any] = {
-            "wid": wid,
-            "stream_url": f"/v0/watch/{wid}",
-            "session_ttl_ms": SESSION_TTL_MS,
-            "boxes": starts_shown(plan, views),
-        }
-        if warnings:
-            facts["warnings"] = warnings
-        return from_facts(request, facts)
+        reply = WatchMade(
+            wid=wid,
+            stream_url=f"/v0/watch/{wid}",
+            session_ttl_ms=SESSION_TTL_MS,
+            boxes=starts_shown(plan, views),
+            warnings=list(warnings),
+        )
+        return from_reply(request, reply)
 
     async def open(self, request: Request, wid: str) -> Response:
         """`GET /v0/watch/{wid}`"""

@@ -20,6 +20,7 @@ from math import inf
 from typing import Any
 from urllib.parse import urlencode
 
+import msgspec
 import orjson
 import trio
 
@@ -31,13 +32,17 @@ from gateway.shards.placement import Placement
 from gateway.shards.process_states import REASONS
 from streams.protocol.access.grants import Grant
 from streams.protocol.errors import InvalidRequest, ShardUnavailable, StreamsError
+from streams.protocol.messages import commands, queues
 from streams.protocol.messages.query import Query
+from streams.protocol.messages.replies import BoxPage, GroupPage, ListedBox
 from streams.protocol.messages.requests import PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX
 from streams.protocol.model.names import shown
 from streams.protocol.telemetry.pressure import Thresholds
 from streams.protocol.wire import framing as wire
 
 _encode_head = wire.head_encoder.encode
+_decode_boxes = msgspec.json.Decoder(commands.BoxPage).decode
+_decode_groups = msgspec.json.Decoder(queues.GroupPage).decode
 
 #: How long a readiness probe waits for a shard: probes of orchestrators give up after a second or two.
 _DESCRIBE_S = 1.0
@@ -127,7 +132,7 @@ class Dispatch:
                     nursery.start_soon(ask, at, link)
         return answers
 
-    async def list_boxes(self, query: str, grant: Grant | None = None) -> dict[str, Any]:
+    async def list_boxes(self, query: str, grant: Grant | None = None) -> BoxPage:
         """One page over all shards, sorted by name (v0 §2.3), of what the grant covers. A shard that is
         away makes it fail: a list with names missing would be a silent loss."""
         asked = Query(query)
@@ -135,24 +140,22 @@ class Dispatch:
         size = asked.number("page_size", low=1, high=PAGE_SIZE_MAX) or PAGE_SIZE_DEFAULT
         after = name_of(asked.text("cursor"))
         asked.done()
-        found: list[dict[str, Any]] = []
+        found: list[ListedBox] = []
         more = False
         for visible in (prefix,) if grant is None else grant.within(prefix):
             each = urlencode({"prefix": visible, "after": after, "page_size": size})
             for answer in await self.to_all(wire.OP_LIST_BOXES, wire.RequestHead(query=each)):
                 if isinstance(answer, StreamsError):
                     raise answer
-                page = orjson.loads(answer.body)
-                found += page["boxes"]
-                more = more or page["more"]
-        found.sort(key=lambda box: str(box["box"]))
+                page = _decode_boxes(answer.body)
+                found += page.boxes
+                more = more or page.more
+        found.sort(key=lambda box: box.box)
         shown_boxes = found[:size]
-        result: dict[str, Any] = {"boxes": shown_boxes}
-        if more or len(found) > size:
-            result["next_cursor"] = cursor_of(shown_boxes[-1]["box"])
-        return result
+        more = more or len(found) > size
+        return BoxPage(shown_boxes, cursor_of(shown_boxes[-1].box) if more else None)
 
-    async def list_groups(self, box: str, query: str) -> dict[str, Any]:
+    async def list_groups(self, box: str, query: str) -> GroupPage:
         """One page of a box's groups, sorted by name (v0 §10)."""
         asked = Query(query)
         size = asked.number("page_size", low=1, high=PAGE_SIZE_MAX) or PAGE_SIZE_DEFAULT
@@ -163,11 +166,8 @@ class Dispatch:
         }
         asked.done()
         answer = await self.to_owner(wire.OP_LIST_GROUPS, wire.RequestHead(box, urlencode(each)), b"")
-        page = orjson.loads(answer.body)
-        result: dict[str, Any] = {"box": box, "groups": page["groups"]}
-        if page["more"]:
-            result["next_cursor"] = cursor_of(page["groups"][-1]["group"])
-        return result
+        page = _decode_groups(answer.body)
+        return GroupPage(box, page.groups, cursor_of(page.groups[-1].group) if page.more else None)
 
     async def describe(self) -> list[dict[str, Any]]:
         """Ask each shard about itself. A shard that does not answer within `_DESCRIBE_S` counts as away."""

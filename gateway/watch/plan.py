@@ -2,49 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
-
 import msgspec
-from msgspec import Meta
 
 from gateway.watch import cursors
 from gateway.watch.page import Encoding
 from streams.protocol.errors import InvalidRequest
+from streams.protocol.messages.bodies import (
+    HEARTBEAT_MS_DEFAULT,
+    WATCH_BYTES_DEFAULT,
+    WATCH_LIMIT_DEFAULT,
+    WATCHED_BOXES_MAX,
+    WatchBody,
+    WatchOptions,
+)
 from streams.protocol.messages.query import Query
 from streams.protocol.messages.requests import DIFF_LIMIT_MAX, NODES_MAX
 from streams.protocol.model.names import check_readable_name, check_text
 from streams.protocol.wire.appends import check_seq, decode_json
 
-BOXES_MAX = 256
-_LIMIT_DEFAULT = 256
-_BYTES_DEFAULT, _BYTES_FOR_ZERO, _BYTES_MAX = 256 * 1024, 1024 * 1024, 8 * 1024 * 1024
-_HEARTBEAT_MS, _HEARTBEAT_MS_MIN, _HEARTBEAT_MS_MAX = 15_000, 1_000, 60_000
+_BYTES_FOR_ZERO, _BYTES_MAX = 1024 * 1024, 8 * 1024 * 1024
+_HEARTBEAT_MS_MIN, _HEARTBEAT_MS_MAX = 1_000, 60_000
 
-_Count = Annotated[int, Meta(ge=0)]
-
-
-class _Start(msgspec.Struct, forbid_unknown_fields=True):
-    from_seq: _Count | None = None
-    tail: bool = False
-
-
-class _Options(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    node: str | list[str] | None = None
-    limit: _Count = _LIMIT_DEFAULT
-    max_batch_bytes: _Count = _BYTES_DEFAULT
-    heartbeat_ms: _Count = _HEARTBEAT_MS
-    include_meta: bool = True
-    include_tags: bool = False
-    include_data: bool = True
-    consistency: Literal["eventual", "strong"] = "eventual"
-
-
-class _WatchBody(_Options, forbid_unknown_fields=True, kw_only=True):
-    boxes: dict[str, _Start]
-    cursor: str | dict[str, int] | None = None
-
-
-_decode_body = msgspec.json.Decoder(_WatchBody).decode
+_decode_body = msgspec.json.Decoder(WatchBody).decode
 
 #: Where to start in a box: after this seq, or None for its head.
 Start = cursors.Told | None
@@ -56,14 +35,14 @@ class Plan(msgspec.Struct, frozen=True):
     heartbeat_ms: int
 
 
-WATCH_FIELDS = frozenset(_WatchBody.__struct_encode_fields__)
+WATCH_FIELDS = frozenset(WatchBody.__struct_encode_fields__)
 
 
 def plan_of_body(body: bytes, node_bytes_max: int) -> Plan:
-    request: _WatchBody = decode_json(_decode_body, body or b"{}")
-    if not 1 <= len(request.boxes) <= BOXES_MAX:
+    request: WatchBody = decode_json(_decode_body, body or b"{}")
+    if not 1 <= len(request.boxes) <= WATCHED_BOXES_MAX:
         raise InvalidRequest(
-            f"boxes: has {len(request.boxes)} names, from 1 to {BOXES_MAX} are allowed", field="boxes"
+            f"boxes: has {len(request.boxes)} names, from 1 to {WATCHED_BOXES_MAX} are allowed", field="boxes"
         )
     starts: dict[str, Start] = {}
     for box, start in request.boxes.items():
@@ -96,11 +75,11 @@ def plan_of_query(box: str, query: str, last_event_id: str | None, node_bytes_ma
     if consistency not in ("eventual", "strong"):
         raise InvalidRequest("consistency: must be eventual or strong", field="consistency")
     limit, size, heartbeat_ms = (asked.number(n) for n in ("limit", "max_batch_bytes", "heartbeat_ms"))
-    options = _Options(
+    options = WatchOptions(
         node=node,
-        limit=_LIMIT_DEFAULT if limit is None else limit,
-        max_batch_bytes=_BYTES_DEFAULT if size is None else size,
-        heartbeat_ms=_HEARTBEAT_MS if heartbeat_ms is None else heartbeat_ms,
+        limit=WATCH_LIMIT_DEFAULT if limit is None else limit,
+        max_batch_bytes=WATCH_BYTES_DEFAULT if size is None else size,
+        heartbeat_ms=HEARTBEAT_MS_DEFAULT if heartbeat_ms is None else heartbeat_ms,
         include_meta=bool(asked.flag("include_meta", True)),
         include_tags=bool(asked.flag("include_tags", False)),
         include_data=bool(asked.flag("include_data", True)),
@@ -117,14 +96,14 @@ def _heartbeat(asked_ms: int) -> int:
     return min(max(asked_ms, _HEARTBEAT_MS_MIN), _HEARTBEAT_MS_MAX)
 
 
-def _encoding(options: _Options, node_bytes_max: int) -> Encoding:
+def _encoding(options: WatchOptions, node_bytes_max: int) -> Encoding:
     nodes = [options.node] if isinstance(options.node, str) else options.node or []
     if len(nodes) > NODES_MAX:
         raise InvalidRequest(f"node: has {len(nodes)} names, at most {NODES_MAX} are allowed", field="node")
     for node in nodes:
         check_text(node, "node", bytes_max=node_bytes_max)
     return Encoding(
-        limit=min(options.limit or _LIMIT_DEFAULT, DIFF_LIMIT_MAX),
+        limit=min(options.limit or WATCH_LIMIT_DEFAULT, DIFF_LIMIT_MAX),
         max_bytes=min(options.max_batch_bytes or _BYTES_FOR_ZERO, _BYTES_MAX),
         nodes=tuple(sorted({node for node in nodes if node})),
         include_tags=options.include_tags,

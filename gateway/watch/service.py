@@ -46,6 +46,7 @@ from streams.protocol.errors import (
     StreamsError,
     Uncertain,
 )
+from streams.protocol.messages.replies import WatchedBox
 from streams.protocol.wire import framing as wire
 
 log = structlog.get_logger()
@@ -349,13 +350,9 @@ def _check_owner(session: Session, key: Key | None) -> None:
         key.grant.require_name(box, "wid")
 
 
-def starts_shown(plan: Plan, views: dict[str, BoxView]) -> dict[str, dict[str, int]]:
+def starts_shown(plan: Plan, views: dict[str, BoxView]) -> dict[str, WatchedBox]:
     return {
-        box: {
-            "from_seq": _place_in(plan, box, view).seq,
-            "head_seq": view.head_seq,
-            "earliest_seq": view.earliest_seq,
-        }
+        box: WatchedBox(_place_in(plan, box, view).seq, view.head_seq, view.earliest_seq)
         for box, view in views.items()
     }
 

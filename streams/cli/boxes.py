@@ -14,7 +14,7 @@ from streams.cli.verbs import BYTES, MILLIS, Target, connected, example, yes_opt
 
 if TYPE_CHECKING:
     from streams.client._sync.box import Box
-    from streams.client.answers import BoxState
+    from streams.protocol.messages.replies import BoxState
 
 #: Setting of a box -> (type of its option, help). Flags have no type.
 SETTINGS: Final[dict[str, tuple[Any, str]]] = {

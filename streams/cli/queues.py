@@ -62,20 +62,15 @@ def _settle(
     lease_ids: Sequence[str],
     **more: Any,
 ) -> None:
-    import msgspec
-
-    from streams.client.answers import Settled
-
     body: dict[str, Any] = {"node": node, "seqs": list(seqs), **more}
     if lease_ids:
         body["lease_ids"] = list(lease_ids)
     with target.client() as client:
         found = client.queue(queue)
-        settled = client.call("POST", f"{found.path}/{action}", Settled, body)
-    shown = ("skipped", {"ack": "acked", "nack": "nacked", "extend": "extended"}[action])
-    fields = msgspec.structs.asdict(settled)
-    output.show_facts({name: fields[name] for name in reversed(shown)}, as_json=target.as_json)
-    if len(settled.skipped) == len(seqs):
+        settled = client.call("POST", f"{found.path}/{action}", dict[str, Any], body)
+    shown = ({"ack": "acked", "nack": "nacked", "extend": "extended"}[action], "skipped")
+    output.show_facts({name: settled[name] for name in shown}, as_json=target.as_json)
+    if len(settled["skipped"]) == len(seqs):
         raise output.Refusal(f"none of these jobs is {node}'s; give the --node that claimed them")
 
 

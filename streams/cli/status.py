@@ -12,7 +12,7 @@ from streams.cli import output
 from streams.cli.verbs import Target, connected, example
 
 if TYPE_CHECKING:
-    from streams.client.answers import ProcessStatus
+    from streams.protocol.messages.server_replies import GatewayStatus, ShardStatus
 
 
 @example("streams status")
@@ -28,7 +28,10 @@ def status(target: Target) -> None:
         client.health()
         took_ms = (time.monotonic() - began_s) * 1000
         found = client.status()
-    processes = [_process(each) for each in (*found.shards, *found.gateways)]
+    processes = [
+        *(_process(f"shard-{each.shard:02d}", each, boxes=each.boxes) for each in found.shards),
+        *(_process(f"gateway-{each.gateway}", each, connections=each.connections) for each in found.gateways),
+    ]
     facts = {
         "url": client.url,
         "status": found.status,
@@ -61,10 +64,11 @@ def status(target: Target) -> None:
         )
 
 
-def _process(found: ProcessStatus) -> dict[str, Any]:
-    is_shard = found.shard is not None
+def _process(
+    name: str, found: ShardStatus | GatewayStatus, *, boxes: int | None = None, connections: int | None = None
+) -> dict[str, Any]:
     return {
-        "process": f"shard-{found.shard:02d}" if is_shard else f"gateway-{found.gateway}",
+        "process": name,
         "status": found.status,
         "reason": found.reason or None,
         "pid": str(found.pid) if found.pid else None,
@@ -73,8 +77,8 @@ def _process(found: ProcessStatus) -> dict[str, Any]:
         "lag_ms": found.lag_ms,
         "resident_bytes": found.resident_bytes,
         "cpu_s": round(found.cpu_ms / 1000, 1),
-        "boxes": found.boxes if is_shard else None,
-        "connections": None if is_shard else found.connections,
+        "boxes": boxes,
+        "connections": connections,
         "restarts": sum(found.restarts.values()),
     }
 

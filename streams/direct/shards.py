@@ -13,12 +13,12 @@ from typing import TypedDict, TypeVar, Unpack
 
 import msgspec
 
-from streams.client.answers import Placement
 from streams.client.retry import Retry
 from streams.direct.runs import ScanPage, read_page
 from streams.direct.ways import Access, Closing, Ways
 from streams.protocol.messages import bulk
 from streams.protocol.messages.bulk import BoxPosition, BoxResult, Committed, Put, Txn, TxnState
+from streams.protocol.messages.server_replies import Placement
 from streams.protocol.model.names import check_readable_name
 from streams.protocol.wire import framing as wire
 from streams.protocol.wire import scans

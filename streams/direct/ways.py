@@ -21,11 +21,11 @@ from typing import Self, TypedDict, TypeVar
 from urllib.parse import urlsplit
 
 from streams.client._sync.client import Client
-from streams.client.answers import Placement
 from streams.client.errors import AnswerLost, Unreachable
 from streams.client.retry import Retry
 from streams.direct.links import Link, Moved
 from streams.protocol.errors import Busy, StreamsError, Uncertain
+from streams.protocol.messages.server_replies import Placement
 from streams.protocol.model.slots import slot_of
 from streams.protocol.wire import framing as wire
 from streams.protocol.wire.packed import Buffer

@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 
 from streams.client import answers
 from streams.client._sync.producer import Producer
-from streams.client.answers import Appended, BoxState, Entry
+from streams.client.answers import Entry
 from streams.client.batching import Bounds
 from streams.client.options import ProducerBounds, WriteFields
 from streams.client.retry import Retry
@@ -21,6 +21,7 @@ from streams.direct.shards import Shards
 from streams.direct.ways import Access, Closing
 from streams.protocol.errors import BoxNotFound
 from streams.protocol.messages.bulk import BoxResult
+from streams.protocol.messages.replies import Appended, BoxState
 from streams.protocol.model.names import check_box_name
 from streams.protocol.wire import framing as wire
 from streams.protocol.wire.packed import Packed

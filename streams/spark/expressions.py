@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as sql
 
-from streams.client.answers import Placement
+from streams.protocol.messages.server_replies import Placement
 from streams.protocol.model.slots import SLOTS
 
 if TYPE_CHECKING:

@@ -15,13 +15,13 @@ import pytest
 
 import streams
 from streams.client._sync.client import Client
-from streams.client.answers import Placement
 from streams.client.errors import AnswerLost, Unreachable
 from streams.client.retry import NEVER, Retry
 from streams.direct import Moved, pack
 from streams.direct import Shards as BulkShards
 from streams.protocol.errors import BoxNotFound, InvalidRequest, SeqMismatch
 from streams.protocol.messages.requests import encode_failure
+from streams.protocol.messages.server_replies import Placement
 from streams.protocol.model.slots import SLOTS, slot_of
 from streams.protocol.wire import framing as wire
 from streams.testing import Server, running_server
@@ -130,7 +130,7 @@ class Shards:
 
     def placement(self) -> Placement:
         self.asked += 1
-        return Placement(2, [(0, SLOTS, self.owner)], self.version, self._paths)
+        return Placement(2, [(0, SLOTS, self.owner)], self.version, self._paths, [])
 
     def move(self) -> None:
         self.owner, self.version = 1 - self.owner, self.version + 1

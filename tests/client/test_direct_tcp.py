@@ -18,7 +18,6 @@ import pytest
 from gateway.shards.unix_sockets import address_of
 from shard.server.peers import HELLO_BYTES_MAX
 from streams import Client
-from streams.client.answers import Placement
 from streams.client.errors import Unreachable
 from streams.client.retry import Retry
 from streams.config import ConfigError, check_may_serve, load
@@ -27,6 +26,7 @@ from streams.protocol.access.grants import ALL, READ, WRITE, Grant, words
 from streams.protocol.errors import Forbidden, Unauthorized
 from streams.protocol.messages import bulk, op_access
 from streams.protocol.messages.requests import failure_decoder
+from streams.protocol.messages.server_replies import Placement
 from streams.protocol.model.slots import slot_of
 from streams.protocol.wire import framing as wire
 from streams.protocol.wire.packed import pack
@@ -309,11 +309,11 @@ def test_a_key_that_is_taken_out_loses_its_connections(running: tuple[Server, Pa
 
 def test_without_addresses_a_remote_writer_says_what_is_missing() -> None:
     writer = ShardWriter("http://127.0.0.1:1")
-    placement = Placement(1, [(0, 4096, 0)], 1, ["/not/on/this/machine.sock"])
+    placement = Placement(1, [(0, 4096, 0)], 1, ["/not/on/this/machine.sock"], [])
     with writer, pytest.raises(Unreachable, match="STREAMS_SHARD_HOST"):
         writer.shards.ways._way_to(placement, 0)
     with writer, pytest.raises(Unreachable, match="this key has prefixes"):
-        writer.shards.ways._way_to(Placement(1, [(0, 4096, 0)], 1, [""]), 0)
+        writer.shards.ways._way_to(Placement(1, [(0, 4096, 0)], 1, [""], []), 0)
 
 
 def test_a_key_with_prefixes_goes_over_tcp_also_on_the_machine_of_the_server(server: Server) -> None:

@@ -18,11 +18,11 @@ import pytest
 
 import streams
 from streams.client._sync.producer import Producer, Ticket
-from streams.client.answers import Appended
 from streams.client.batching import Bounds
 from streams.client.errors import AnswerLost, Closed
 from streams.client.retry import Retry
 from streams.protocol.errors import BoxFull, RecordTooLarge
+from streams.protocol.messages.replies import Appended
 from streams.testing import Server, running_server
 from tests.support.crashing import eventually
 

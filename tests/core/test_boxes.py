@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import tracemalloc
 
+import msgspec
 import pytest
 
 from shard.core.changes import BoxFacts
 from streams.protocol.errors import BoxExistsIncompatible, BoxNotEmpty, InvalidRequest
 from streams.protocol.messages import commands
 from streams.protocol.messages.commands import Match, Tombstone
+from streams.protocol.messages.replies import QueueTotals
 from tests.support.machines import Driver, patch
 
 
@@ -102,19 +104,19 @@ def test_priority_is_given_or_follows_how_recently_the_box_was_read(driver: Driv
 def test_a_queue_says_how_much_is_ready(driver: Driver) -> None:
     driver.put(type="queue")
     driver.append(1, 2)
-    assert driver.state().queue == {"ready": 2, "in_flight": 0, "delayed": 0, "dead_lettered": 0}
+    assert driver.state().queue == QueueTotals(2, 0, 0, 0)
 
 
 def test_boxes_are_listed_by_name_page_by_page(driver: Driver) -> None:
     for box in ("b", "a", "c", "ab"):
         driver.append(1, box=box)
     page = driver.ask(commands.ListBoxes("", "", 3))
-    assert ([box["box"] for box in page.boxes], page.more) == (["a", "ab", "b"], True)
+    assert ([box.box for box in page.boxes], page.more) == (["a", "ab", "b"], True)
     rest = driver.ask(commands.ListBoxes("", "b", 3))
-    assert ([box["box"] for box in rest.boxes], rest.more) == (["c"], False)
+    assert ([box.box for box in rest.boxes], rest.more) == (["c"], False)
     some = driver.ask(commands.ListBoxes("a", "", 100))
-    assert [box["box"] for box in some.boxes] == ["a", "ab"]
-    assert some.boxes[0] == {
+    assert [box.box for box in some.boxes] == ["a", "ab"]
+    assert msgspec.structs.asdict(some.boxes[0]) == {
         "box": "a",
         "type": "log",
         "head_seq": 1,

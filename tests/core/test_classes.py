@@ -96,7 +96,7 @@ def test_readers_see_nothing_of_what_is_staged(durability: str, until_durable: b
     read = driver.do(commands.Diff(box="b")).reply
     assert isinstance(read, commands.Records) and read.next_from_seq == read.head_seq == 1
     page = driver.do(commands.ListBoxes()).reply
-    assert isinstance(page, commands.BoxPage) and page.boxes[0]["count"] == 1
+    assert isinstance(page, commands.BoxPage) and page.boxes[0].count == 1
     missing = driver.do(commands.GetRecord("b", 2))
     assert isinstance(missing.reply, NotFound)
     assert told(missing) == (driver.machine.lsn, until_durable)

@@ -14,6 +14,7 @@ from shard.core.queues import record_moves as moves
 from streams.protocol.errors import BoxNotFound, NotAQueue
 from streams.protocol.messages import queues
 from streams.protocol.messages.forwards import CARRIER, Untie, Untied
+from streams.protocol.messages.replies import QueueTotals
 from streams.protocol.model import sequenced
 from streams.protocol.model.records import render_binary
 from tests.support.carrying import bring, carry_all, collect
@@ -58,7 +59,7 @@ def test_the_delivery_after_the_last_moves_the_job_instead(source: QueueDriver, 
     assert (first["data"], first["$tag"], first["$node"], first["meta"]) == (1.0, "t", "p", {"m": 1, **stamp})
     assert (second["data"], "$tag" in second, second["meta"]["$dead_letter_src_seq"]) == (2, False, 2)
     state = source.state()
-    assert (state.count, state.queue) == (0, {"ready": 0, "in_flight": 0, "delayed": 0, "dead_lettered": 2})
+    assert (state.count, state.queue) == (0, QueueTotals(0, 0, 0, 2))
 
 
 def test_other_jobs_are_given_out_by_the_claim_that_meets_dead_ones(
@@ -99,7 +100,7 @@ def test_an_answer_that_is_lost_doubles_nothing(source: QueueDriver, dest: Drive
     assert again.totals() == (0, 0, 1)
     carry_all(again, dest, carrier=2)
     assert len(letters(dest)) == 1
-    assert again.state().queue == {"ready": 0, "in_flight": 0, "delayed": 0, "dead_lettered": 1}
+    assert again.state().queue == QueueTotals(0, 0, 0, 1)
     assert again.after_kill().state().queue == again.state().queue
 
 
@@ -191,7 +192,7 @@ def test_a_queue_in_memory_has_dead_letters_too(source: QueueDriver, dest: Drive
     assert "" in outcome.wakes
     carry_all(source, dest)
     assert [letter["data"] for letter in letters(dest)] == [1]
-    assert source.state("m").queue["dead_lettered"] == 1  # type: ignore[index]
+    assert source.state("m").queue.dead_lettered == 1  # type: ignore[union-attr]
     source.claim(box="m")
     reborn = source.after_kill()
     assert reborn.machine.boxes["m"].moves == {}
@@ -276,7 +277,7 @@ def test_a_dead_letter_box_that_is_a_queue_keeps_what_its_workers_have(
     assert other.totals("dead") == (0, 1, 1)
     carry_all(other, source)
     assert [job["data"] for job in source.claim(max=5)] == [2]
-    assert other.state("dead").queue["dead_lettered"] == 0  # type: ignore[index]
+    assert other.state("dead").queue.dead_lettered == 0  # type: ignore[union-attr]
 
 
 def test_a_requeue_asks_for_a_queue_and_a_box(source: QueueDriver, dest: Driver) -> None:

@@ -558,16 +558,16 @@ class CoreAgainstModel(RuleBasedStateMachine):
         page = outcome.reply
         assert isinstance(page, commands.BoxPage), page
         assert page.more == (len(found) > limit)
-        assert [entry["box"] for entry in page.boxes] == found[:limit]
+        assert [entry.box for entry in page.boxes] == found[:limit]
         self.waits_at_least(outcome, self.deleted_lsn, durable=True)
         for entry in page.boxes:
-            box = self.model.boxes[entry["box"]]
+            box = self.model.boxes[entry.box]
             box.expire(self.now_ms)
             count, size = box.totals()
-            assert (entry["head_seq"], entry["earliest_seq"]) == (box.visible_seq, box.earliest_seq())
-            assert (entry["count"], entry["bytes"]) == (count, size)
-            assert entry["durability"] == box.config["durability"]
-            assert entry["durable"] == (box.config["durability"] == "fsync")
+            assert (entry.head_seq, entry.earliest_seq) == (box.visible_seq, box.earliest_seq())
+            assert (entry.count, entry.bytes) == (count, size)
+            assert entry.durability == box.config["durability"]
+            assert entry.durable == (box.config["durability"] == "fsync")
             self.rests_on(outcome, box, self.told_lsn)
 
     # -- many of the above

@@ -42,7 +42,7 @@ class QueueDriver(Driver):
         """ready, in_flight, delayed; they always make up the count."""
         state = self.state(box)
         assert state.queue is not None
-        found = state.queue["ready"], state.queue["in_flight"], state.queue["delayed"]
+        found = state.queue.ready, state.queue.in_flight, state.queue.delayed
         assert sum(found) == state.count
         return found
 

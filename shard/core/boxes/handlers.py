@@ -7,8 +7,6 @@ Rules of the file
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from shard.core import changes
@@ -23,6 +21,7 @@ from shard.core.watch.pages import page_for
 from streams.protocol.access.key_limits import AccountsUse, ExchangeUse
 from streams.protocol.errors import BoxNotEmpty, FencingTokenMismatch, NotFound, Throttled
 from streams.protocol.messages import commands
+from streams.protocol.messages.replies import QueueTotals
 from streams.protocol.model.boxes import DURABLE, BoxConfig, merge
 
 #: Idempotency keys remembered per shard. One costs about 320 bytes, so this is at most about 320 MB; at the
@@ -121,7 +120,7 @@ class BoxHandlers:
 
     def _list_boxes(self, command: commands.ListBoxes, now_ms: int, made: Made) -> Outcome:
         context = self._context
-        page: list[dict[str, Any]] = []
+        page: list[commands.ListedBox] = []
         more = False
         listed: list[tuple[Box, int]] = []
         start = max(command.prefix, command.after)
@@ -142,19 +141,19 @@ class BoxHandlers:
             page.append(self._listed(box, now_ms))
         return reply_after(context.durability.wait_for_list(listed), made, commands.BoxPage(page, more))
 
-    def _listed(self, box: Box, now_ms: int) -> dict[str, Any]:
+    def _listed(self, box: Box, now_ms: int) -> commands.ListedBox:
         count, size = box.log.visible_totals()
-        return {
-            "box": box.name,
-            "type": box.config.type,
-            "head_seq": box.log.visible_seq,
-            "earliest_seq": box.visible_earliest_seq,
-            "count": count,
-            "bytes": size,
-            "durable": box.config.durability in DURABLE,
-            "durability": box.config.durability,
-            "effective_priority": box.effective_priority(now_ms),
-        }
+        return commands.ListedBox(
+            box=box.name,
+            type=box.config.type,
+            head_seq=box.log.visible_seq,
+            earliest_seq=box.visible_earliest_seq,
+            count=count,
+            bytes=size,
+            durable=box.config.durability in DURABLE,
+            durability=box.config.durability,
+            effective_priority=box.effective_priority(now_ms),
+        )
 
     def _delete_box(self, command: commands.DeleteBox, now_ms: int, made: Made) -> Outcome:
         context = self._context
@@ -330,12 +329,7 @@ class BoxHandlers:
         return Outcome(made, AccountsUse(self._context.usage.exchange(command.accounts, command.elsewhere)))
 
 
-def _queue_totals(queue: Queue, count: int, now_ms: int) -> dict[str, int]:
+def _queue_totals(queue: Queue, count: int, now_ms: int) -> QueueTotals:
     """`ready`, `in_flight` and `delayed` make up `count`."""
     queue.advance(now_ms)
-    return {
-        "ready": queue.ready(count),
-        "in_flight": queue.in_flight,
-        "delayed": queue.delayed,
-        "dead_lettered": queue.dead_lettered,
-    }
+    return QueueTotals(queue.ready(count), queue.in_flight, queue.delayed, queue.dead_lettered)

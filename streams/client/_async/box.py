@@ -18,6 +18,7 @@ from streams.client.batching import Bounds
 from streams.client.options import BoxSettings, ProducerBounds, ReadOptions, WriteOptions
 from streams.client.retry import Retry
 from streams.client.stores import Store, open_store
+from streams.protocol.messages import replies
 from streams.protocol.model.boxes import BoxConfig
 from streams.protocol.model.names import check_group_name, check_readable_name
 
@@ -51,7 +52,7 @@ class AsyncBox:
         meta: dict[str, Any] | None = None,
         ts: int | None = None,
         **options: Unpack[WriteOptions],
-    ) -> answers.Appended:
+    ) -> replies.Appended:
         """Appends one record; `options` are those of `append_batch`."""
         return await self.append_batch([Entry(data, tag, node, meta, ts)], **options)
 
@@ -67,7 +68,7 @@ class AsyncBox:
         config: BoxSettings | Mapping[str, Any] | None = None,
         disable_backpressure: bool = False,
         retry: Retry | None = None,
-    ) -> answers.Appended:
+    ) -> replies.Appended:
         """Appends all of them, with seqs in a row, or none. What is not an `Entry` is the data of one.
 
         A write whose answer is lost is repeated with the same key, its own or one that is made up, so it is
@@ -96,19 +97,19 @@ class AsyncBox:
         key: str,
         fields: Mapping[str, Any] | None = None,
         retry: Retry | None = None,
-    ) -> answers.Appended:
+    ) -> replies.Appended:
         """The same with each record as the JSON of an `Entry`."""
         body = answers.append_body(records, key, fields)
         is_urgent = bool(fields and fields.get("disable_backpressure"))
         path = f"{self.path}?return_seqs=false"
         return answers.decode(
             await self.client.send("POST", path, body, is_urgent=is_urgent, retry=retry),
-            answers.Appended,
+            replies.Appended,
         )
 
     async def idempotency_window_ms(self) -> int | None:
         """How long the box remembers keys; None when there is no such box yet."""
-        state = await self.client.find(self.path + "?touch=false", answers.BoxState)
+        state = await self.client.find(self.path + "?touch=false", replies.BoxState)
         return state.config.idempotency_window_ms if state is not None else None
 
     def producer(
@@ -123,7 +124,7 @@ class AsyncBox:
 
     async def delete(
         self, match: str | list[str] | None = None, *, before_seq: int | None = None
-    ) -> answers.Deleted:
+    ) -> replies.RecordsDeleted:
         """Deletes, for ever, records with this tag (`["tag", "Glob", "user-*"]` for all that begin so) and,
         or, before this seq. A delete by tag alone is not repeated when its answer is lost: it would take what
         has come since."""
@@ -131,7 +132,7 @@ class AsyncBox:
         body = {name: value for name, value in asked.items() if value is not None}
         is_repeatable = before_seq is not None
         return await self.client.call(
-            "POST", f"{self.path}/delete", answers.Deleted, body, is_repeatable=is_repeatable
+            "POST", f"{self.path}/delete", replies.RecordsDeleted, body, is_repeatable=is_repeatable
         )
 
     # -- reading
@@ -188,11 +189,11 @@ class AsyncBox:
 
     async def record(self, seq: int) -> Record:
         """One record; `NotFound` when it is gone or never was."""
-        return (await self.client.get(f"{self.path}/records/{seq}", answers.OneRecord)).record
+        return (await self.client.get(f"{self.path}/records/{seq}", replies.OneRecord)).record
 
-    async def position(self) -> answers.Position:
+    async def position(self) -> replies.Tail:
         """Where its end is."""
-        return await self.client.get(f"{self.path}/tail", answers.Position)
+        return await self.client.get(f"{self.path}/tail", replies.Tail)
 
     def snapshots(self, *, dump: Dump | None = None, load: Load | None = None) -> AsyncBoxSnapshots:
         """States of what reads this box, kept in the box; JSON unless `dump` and `load` say otherwise."""
@@ -207,9 +208,9 @@ class AsyncBox:
 
     # -- the box itself
 
-    async def create(self, **config: Unpack[BoxSettings]) -> answers.BoxPut:
+    async def create(self, **config: Unpack[BoxSettings]) -> replies.BoxPut:
         """Makes the box, or changes the settings that are given. Settings are those of the reference."""
-        return await self.client.call("PUT", self.path, answers.BoxPut, config)
+        return await self.client.call("PUT", self.path, replies.BoxPut, config)
 
     #: A box that is there is changed in the same way.
     configure = create
@@ -217,17 +218,17 @@ class AsyncBox:
     async def config(self) -> BoxConfig:
         return (await self.state()).config
 
-    async def state(self, *, touch: bool = False) -> answers.BoxState:
+    async def state(self, *, touch: bool = False) -> replies.BoxState:
         """`touch` counts it as reading, for the priority of the box."""
-        return await self.client.get(self.path, answers.BoxState, {"touch": "true" if touch else "false"})
+        return await self.client.get(self.path, replies.BoxState, {"touch": "true" if touch else "false"})
 
     async def exists(self) -> bool:
-        return await self.client.find(self.path + "?touch=false", answers.BoxState) is not None
+        return await self.client.find(self.path + "?touch=false", replies.BoxState) is not None
 
-    async def drop(self, *, if_empty: bool = False) -> answers.BoxDropped:
+    async def drop(self, *, if_empty: bool = False) -> replies.BoxGone:
         """Deletes the box with all that belongs to it, for ever."""
         path = f"{self.path}?if_empty={'true' if if_empty else 'false'}"
-        return await self.client.call("DELETE", path, answers.BoxDropped)
+        return await self.client.call("DELETE", path, replies.BoxGone)
 
     async def fence(self, token: str, *, if_token: str | None = None) -> None:
         """From now on a write needs this token; an empty one ends that."""
@@ -242,11 +243,11 @@ class AsyncBox:
         """A cursor that the box keeps for its readers."""
         return AsyncGroup(self, name)
 
-    async def groups(self, prefix: str = "") -> AsyncIterator[answers.Group]:
+    async def groups(self, prefix: str = "") -> AsyncIterator[replies.GroupState]:
         cursor: str | None = ""
         while cursor is not None:
             asked = {"prefix": prefix, "page_size": 1000, "cursor": cursor}
-            page = await self.client.get(f"{self.path}/groups", answers.GroupPage, asked)
+            page = await self.client.get(f"{self.path}/groups", replies.GroupPage, asked)
             for group in page.groups:
                 yield group
             cursor = page.next_cursor
@@ -266,9 +267,9 @@ class AsyncGroup:
         body = {"cursor": cursor} | ({"if_cursor": if_cursor} if if_cursor is not None else {})
         await self._box.client.call("PUT", self._path, dict[str, Any], body, is_repeatable=if_cursor is None)
 
-    async def state(self) -> answers.Group:
-        return await self._box.client.get(self._path, answers.Group)
+    async def state(self) -> replies.GroupState:
+        return await self._box.client.get(self._path, replies.GroupState)
 
     async def drop(self) -> bool:
         """Whether there was one."""
-        return (await self._box.client.call("DELETE", self._path, answers.GroupDropped)).deleted
+        return (await self._box.client.call("DELETE", self._path, replies.GroupGone)).deleted

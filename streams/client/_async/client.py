@@ -21,6 +21,7 @@ from streams.client.errors import AnswerLost, NotAnAnswer, error_of
 from streams.client.retry import Retry
 from streams.client.transport import ANSWER_S, AsyncTransport
 from streams.protocol.errors import BoxNotFound, Busy, StreamsError, Uncertain
+from streams.protocol.messages import replies, server_replies
 from streams.protocol.model.names import check_router_name
 
 DEFAULT_URL = "http://127.0.0.1:4000"
@@ -68,12 +69,12 @@ class AsyncClient:
         """The same for a box that is a queue."""
         return AsyncQueue(self, name)
 
-    async def boxes(self, prefix: str = "", *, page_size: int = 1000) -> AsyncIterator[answers.BoxSummary]:
+    async def boxes(self, prefix: str = "", *, page_size: int = 1000) -> AsyncIterator[replies.ListedBox]:
         """All boxes whose name begins so, sorted by name."""
         cursor: str | None = ""
         while cursor is not None:
             page = await self.get(
-                "/v0/boxes", answers.BoxPage, {"prefix": prefix, "page_size": page_size, "cursor": cursor}
+                "/v0/boxes", replies.BoxPage, {"prefix": prefix, "page_size": page_size, "cursor": cursor}
             )
             for box in page.boxes:
                 yield box
@@ -91,7 +92,7 @@ class AsyncClient:
         preserve_tag: bool = True,
         create_dest: bool = True,
         allow_cycle: bool = False,
-    ) -> answers.Router:
+    ) -> replies.RouterPut:
         """Copies what is appended to `source` into `dest`, from now on or from `from_seq`; changes a router
         that is there."""
         body: dict[str, Any] = {
@@ -105,26 +106,26 @@ class AsyncClient:
         }
         if from_seq is not None:
             body["from_seq"] = from_seq
-        return await self.call("PUT", _router_path(name), answers.Router, body)
+        return await self.call("PUT", _router_path(name), replies.RouterPut, body)
 
-    async def router(self, name: str) -> answers.Router:
+    async def router(self, name: str) -> replies.RouterState:
         """Its definition, and how far it is."""
-        return await self.get(_router_path(name), answers.Router)
+        return await self.get(_router_path(name), replies.RouterState)
 
     async def routers(
         self, prefix: str = "", *, source: str = "", dest: str = ""
-    ) -> AsyncIterator[answers.Router]:
+    ) -> AsyncIterator[replies.Router]:
         asked = {"prefix": prefix, "source": source, "dest": dest, "page_size": 1000}
         cursor: str | None = ""
         while cursor is not None:
-            page = await self.get("/v0/routers", answers.RouterPage, {**asked, "cursor": cursor})
+            page = await self.get("/v0/routers", replies.RouterPage, {**asked, "cursor": cursor})
             for router in page.routers:
                 yield router
             cursor = page.next_cursor
 
     async def drop_router(self, name: str) -> bool:
         """Whether there was one. Copies that were made stay."""
-        return (await self.call("DELETE", _router_path(name), answers.RouterDropped)).deleted
+        return (await self.call("DELETE", _router_path(name), replies.RouterGone)).deleted
 
     def watch(
         self,
@@ -142,23 +143,23 @@ class AsyncClient:
 
     # -- the server
 
-    async def health(self) -> answers.Health:
-        return await self.get("/v0/health", answers.Health)
+    async def health(self) -> server_replies.Health:
+        return await self.get("/v0/health", server_replies.Health)
 
-    async def ready(self) -> answers.Ready:
+    async def ready(self) -> server_replies.Ready:
         """Waits, as long as requests are repeated, until all shards serve."""
-        return await self.get("/v0/ready", answers.Ready)
+        return await self.get("/v0/ready", server_replies.Ready)
 
-    async def status(self) -> answers.Status:
+    async def status(self) -> server_replies.Status:
         """Every process of the server, and what it holds."""
-        return await self.get("/v0/status", answers.Status)
+        return await self.get("/v0/status", server_replies.Status)
 
-    async def whoami(self) -> answers.WhoAmI:
+    async def whoami(self) -> server_replies.WhoAmI:
         """The key of this client: what it allows, its limits and what it uses of them."""
-        return await self.get("/v0/whoami", answers.WhoAmI)
+        return await self.get("/v0/whoami", server_replies.WhoAmI)
 
-    async def placement(self) -> answers.Placement:
-        return await self.get("/v0/placement", answers.Placement)
+    async def placement(self) -> server_replies.Placement:
+        return await self.get("/v0/placement", server_replies.Placement)
 
     # -- requests
 

@@ -14,13 +14,14 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from streams.client import answers
-from streams.client.answers import Appended, Entry
+from streams.client.answers import Entry
 from streams.client.batching import Backlog, Batch, Bounds
 from streams.client.concurrency import AsyncBell, AsyncCrew, AsyncFlag, asleep
 from streams.client.errors import AnswerLost, Closed
 from streams.client.retry import Retry
 from streams.client.working import ProducerStatistics
 from streams.protocol.errors import Refused, StreamsError
+from streams.protocol.messages.replies import Appended
 
 #: Refusals that one record of a batch can be the reason of. The batch is halved to find it, so that the
 #: others pass.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack
 
 from streams.client import answers
 from streams.client._async.box import AsyncBox
@@ -12,12 +12,15 @@ from streams.client.answers import Job
 from streams.client.options import BoxSettings
 from streams.client.retry import Retry
 from streams.client.working import AsyncHandler
+from streams.protocol.messages import replies
+
+T = TypeVar("T")
 
 
 class AsyncQueue(AsyncBox):
     """Everything of a box, and jobs. `create(max_deliveries=5, dead_letter="jobs.dead")` makes one."""
 
-    async def create(self, **config: Unpack[BoxSettings]) -> answers.BoxPut:
+    async def create(self, **config: Unpack[BoxSettings]) -> replies.BoxPut:
         config.setdefault("type", "queue")
         return await super().create(**config)
 
@@ -40,30 +43,30 @@ class AsyncQueue(AsyncBox):
         if raw_data:
             raw = await self.client.call("POST", path, answers.RawClaimed, body, retry=retry)
             return list[Job](raw.claimed)
-        return (await self.client.call("POST", path, answers.Claimed, body, retry=retry)).claimed
+        return (await self.client.call("POST", path, replies.Claimed, body, retry=retry)).claimed
 
-    async def ack(self, node: str, jobs: Sequence[Job]) -> answers.Settled:
+    async def ack(self, node: str, jobs: Sequence[Job]) -> replies.Acked:
         """These jobs are done, and gone. After an answer that was lost, a job that the first attempt has
         acked is among the skipped."""
-        return await self._settle("ack", node, jobs)
+        return await self._settle("ack", replies.Acked, node, jobs)
 
-    async def nack(self, node: str, jobs: Sequence[Job], *, delay_ms: int = 0) -> answers.Settled:
+    async def nack(self, node: str, jobs: Sequence[Job], *, delay_ms: int = 0) -> replies.Nacked:
         """These jobs are for others, after the delay."""
-        return await self._settle("nack", node, jobs, delay_ms=delay_ms)
+        return await self._settle("nack", replies.Nacked, node, jobs, delay_ms=delay_ms)
 
-    async def extend(self, node: str, jobs: Sequence[Job], *, lease_ms: int) -> answers.Settled:
+    async def extend(self, node: str, jobs: Sequence[Job], *, lease_ms: int) -> replies.Extended:
         """These jobs stay this node's for so long from now."""
-        return await self._settle("extend", node, jobs, lease_ms=lease_ms)
+        return await self._settle("extend", replies.Extended, node, jobs, lease_ms=lease_ms)
 
-    async def _settle(self, action: str, node: str, jobs: Sequence[Job], **more: Any) -> answers.Settled:
+    async def _settle(self, action: str, kind: type[T], node: str, jobs: Sequence[Job], **more: Any) -> T:
         body = {"node": node, "seqs": [job.seq for job in jobs], "lease_ids": [job.lease_id for job in jobs]}
-        return await self.client.call("POST", f"{self.path}/{action}", answers.Settled, {**body, **more})
+        return await self.client.call("POST", f"{self.path}/{action}", kind, {**body, **more})
 
     async def requeue(self, dead_letters: str, *, max: int = 100) -> int:
         """Moves jobs back that died here; how many."""
         body = {"from": dead_letters, "max": max}
         path = f"{self.path}/requeue"
-        answer = await self.client.call("POST", path, answers.Requeued, body, is_repeatable=False)
+        answer = await self.client.call("POST", path, replies.Requeued, body, is_repeatable=False)
         return answer.requeued
 
     def worker(

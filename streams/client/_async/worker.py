@@ -9,11 +9,12 @@ import threading
 import uuid
 from typing import TYPE_CHECKING
 
-from streams.client.answers import BoxState, Job
+from streams.client.answers import Job
 from streams.client.concurrency import AsyncBell, AsyncCrew, AsyncFlag, ashielded, asleep
 from streams.client.retry import FOREVER
 from streams.client.working import AsyncHandler, Nack, WorkerStatistics, delay_ms
 from streams.protocol.errors import StreamsError
+from streams.protocol.messages.replies import BoxState
 
 if TYPE_CHECKING:
     from streams.client._async.queue import AsyncQueue

@@ -19,6 +19,7 @@ from streams.client.batching import Bounds
 from streams.client.options import BoxSettings, ProducerBounds, ReadOptions, WriteOptions
 from streams.client.retry import Retry
 from streams.client.stores import Store, open_store
+from streams.protocol.messages import replies
 from streams.protocol.model.boxes import BoxConfig
 from streams.protocol.model.names import check_group_name, check_readable_name
 
@@ -52,7 +53,7 @@ class Box:
         meta: dict[str, Any] | None = None,
         ts: int | None = None,
         **options: Unpack[WriteOptions],
-    ) -> answers.Appended:
+    ) -> replies.Appended:
         """Appends one record; `options` are those of `append_batch`."""
         return self.append_batch([Entry(data, tag, node, meta, ts)], **options)
 
@@ -68,7 +69,7 @@ class Box:
         config: BoxSettings | Mapping[str, Any] | None = None,
         disable_backpressure: bool = False,
         retry: Retry | None = None,
-    ) -> answers.Appended:
+    ) -> replies.Appended:
         """Appends all of them, with seqs in a row, or none. What is not an `Entry` is the data of one.
 
         A write whose answer is lost is repeated with the same key, its own or one that is made up, so it is
@@ -97,19 +98,19 @@ class Box:
         key: str,
         fields: Mapping[str, Any] | None = None,
         retry: Retry | None = None,
-    ) -> answers.Appended:
+    ) -> replies.Appended:
         """The same with each record as the JSON of an `Entry`."""
         body = answers.append_body(records, key, fields)
         is_urgent = bool(fields and fields.get("disable_backpressure"))
         path = f"{self.path}?return_seqs=false"
         return answers.decode(
             self.client.send("POST", path, body, is_urgent=is_urgent, retry=retry),
-            answers.Appended,
+            replies.Appended,
         )
 
     def idempotency_window_ms(self) -> int | None:
         """How long the box remembers keys; None when there is no such box yet."""
-        state = self.client.find(self.path + "?touch=false", answers.BoxState)
+        state = self.client.find(self.path + "?touch=false", replies.BoxState)
         return state.config.idempotency_window_ms if state is not None else None
 
     def producer(
@@ -124,7 +125,7 @@ class Box:
 
     def delete(
         self, match: str | list[str] | None = None, *, before_seq: int | None = None
-    ) -> answers.Deleted:
+    ) -> replies.RecordsDeleted:
         """Deletes, for ever, records with this tag (`["tag", "Glob", "user-*"]` for all that begin so) and,
         or, before this seq. A delete by tag alone is not repeated when its answer is lost: it would take what
         has come since."""
@@ -132,7 +133,7 @@ class Box:
         body = {name: value for name, value in asked.items() if value is not None}
         is_repeatable = before_seq is not None
         return self.client.call(
-            "POST", f"{self.path}/delete", answers.Deleted, body, is_repeatable=is_repeatable
+            "POST", f"{self.path}/delete", replies.RecordsDeleted, body, is_repeatable=is_repeatable
         )
 
     # -- reading
@@ -189,11 +190,11 @@ class Box:
 
     def record(self, seq: int) -> Record:
         """One record; `NotFound` when it is gone or never was."""
-        return (self.client.get(f"{self.path}/records/{seq}", answers.OneRecord)).record
+        return (self.client.get(f"{self.path}/records/{seq}", replies.OneRecord)).record
 
-    def position(self) -> answers.Position:
+    def position(self) -> replies.Tail:
         """Where its end is."""
-        return self.client.get(f"{self.path}/tail", answers.Position)
+        return self.client.get(f"{self.path}/tail", replies.Tail)
 
     def snapshots(self, *, dump: Dump | None = None, load: Load | None = None) -> BoxSnapshots:
         """States of what reads this box, kept in the box; JSON unless `dump` and `load` say otherwise."""
@@ -208,9 +209,9 @@ class Box:
 
     # -- the box itself
 
-    def create(self, **config: Unpack[BoxSettings]) -> answers.BoxPut:
+    def create(self, **config: Unpack[BoxSettings]) -> replies.BoxPut:
         """Makes the box, or changes the settings that are given. Settings are those of the reference."""
-        return self.client.call("PUT", self.path, answers.BoxPut, config)
+        return self.client.call("PUT", self.path, replies.BoxPut, config)
 
     #: A box that is there is changed in the same way.
     configure = create
@@ -218,17 +219,17 @@ class Box:
     def config(self) -> BoxConfig:
         return (self.state()).config
 
-    def state(self, *, touch: bool = False) -> answers.BoxState:
+    def state(self, *, touch: bool = False) -> replies.BoxState:
         """`touch` counts it as reading, for the priority of the box."""
-        return self.client.get(self.path, answers.BoxState, {"touch": "true" if touch else "false"})
+        return self.client.get(self.path, replies.BoxState, {"touch": "true" if touch else "false"})
 
     def exists(self) -> bool:
-        return self.client.find(self.path + "?touch=false", answers.BoxState) is not None
+        return self.client.find(self.path + "?touch=false", replies.BoxState) is not None
 
-    def drop(self, *, if_empty: bool = False) -> answers.BoxDropped:
+    def drop(self, *, if_empty: bool = False) -> replies.BoxGone:
         """Deletes the box with all that belongs to it, for ever."""
         path = f"{self.path}?if_empty={'true' if if_empty else 'false'}"
-        return self.client.call("DELETE", path, answers.BoxDropped)
+        return self.client.call("DELETE", path, replies.BoxGone)
 
     def fence(self, token: str, *, if_token: str | None = None) -> None:
         """From now on a write needs this token; an empty one ends that."""
@@ -241,11 +242,11 @@ class Box:
         """A cursor that the box keeps for its readers."""
         return Group(self, name)
 
-    def groups(self, prefix: str = "") -> Iterator[answers.Group]:
+    def groups(self, prefix: str = "") -> Iterator[replies.GroupState]:
         cursor: str | None = ""
         while cursor is not None:
             asked = {"prefix": prefix, "page_size": 1000, "cursor": cursor}
-            page = self.client.get(f"{self.path}/groups", answers.GroupPage, asked)
+            page = self.client.get(f"{self.path}/groups", replies.GroupPage, asked)
             for group in page.groups:
                 yield group
             cursor = page.next_cursor
@@ -265,9 +266,9 @@ class Group:
         body = {"cursor": cursor} | ({"if_cursor": if_cursor} if if_cursor is not None else {})
         self._box.client.call("PUT", self._path, dict[str, Any], body, is_repeatable=if_cursor is None)
 
-    def state(self) -> answers.Group:
-        return self._box.client.get(self._path, answers.Group)
+    def state(self) -> replies.GroupState:
+        return self._box.client.get(self._path, replies.GroupState)
 
     def drop(self) -> bool:
         """Whether there was one."""
-        return (self._box.client.call("DELETE", self._path, answers.GroupDropped)).deleted
+        return (self._box.client.call("DELETE", self._path, replies.GroupGone)).deleted

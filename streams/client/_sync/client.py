@@ -22,6 +22,7 @@ from streams.client.errors import AnswerLost, NotAnAnswer, error_of
 from streams.client.retry import Retry
 from streams.client.transport import ANSWER_S, Transport
 from streams.protocol.errors import BoxNotFound, Busy, StreamsError, Uncertain
+from streams.protocol.messages import replies, server_replies
 from streams.protocol.model.names import check_router_name
 
 DEFAULT_URL = "http://127.0.0.1:4000"
@@ -69,12 +70,12 @@ class Client:
         """The same for a box that is a queue."""
         return Queue(self, name)
 
-    def boxes(self, prefix: str = "", *, page_size: int = 1000) -> Iterator[answers.BoxSummary]:
+    def boxes(self, prefix: str = "", *, page_size: int = 1000) -> Iterator[replies.ListedBox]:
         """All boxes whose name begins so, sorted by name."""
         cursor: str | None = ""
         while cursor is not None:
             page = self.get(
-                "/v0/boxes", answers.BoxPage, {"prefix": prefix, "page_size": page_size, "cursor": cursor}
+                "/v0/boxes", replies.BoxPage, {"prefix": prefix, "page_size": page_size, "cursor": cursor}
             )
             for box in page.boxes:
                 yield box
@@ -92,7 +93,7 @@ class Client:
         preserve_tag: bool = True,
         create_dest: bool = True,
         allow_cycle: bool = False,
-    ) -> answers.Router:
+    ) -> replies.RouterPut:
         """Copies what is appended to `source` into `dest`, from now on or from `from_seq`; changes a router
         that is there."""
         body: dict[str, Any] = {
@@ -106,24 +107,24 @@ class Client:
         }
         if from_seq is not None:
             body["from_seq"] = from_seq
-        return self.call("PUT", _router_path(name), answers.Router, body)
+        return self.call("PUT", _router_path(name), replies.RouterPut, body)
 
-    def router(self, name: str) -> answers.Router:
+    def router(self, name: str) -> replies.RouterState:
         """Its definition, and how far it is."""
-        return self.get(_router_path(name), answers.Router)
+        return self.get(_router_path(name), replies.RouterState)
 
-    def routers(self, prefix: str = "", *, source: str = "", dest: str = "") -> Iterator[answers.Router]:
+    def routers(self, prefix: str = "", *, source: str = "", dest: str = "") -> Iterator[replies.Router]:
         asked = {"prefix": prefix, "source": source, "dest": dest, "page_size": 1000}
         cursor: str | None = ""
         while cursor is not None:
-            page = self.get("/v0/routers", answers.RouterPage, {**asked, "cursor": cursor})
+            page = self.get("/v0/routers", replies.RouterPage, {**asked, "cursor": cursor})
             for router in page.routers:
                 yield router
             cursor = page.next_cursor
 
     def drop_router(self, name: str) -> bool:
         """Whether there was one. Copies that were made stay."""
-        return (self.call("DELETE", _router_path(name), answers.RouterDropped)).deleted
+        return (self.call("DELETE", _router_path(name), replies.RouterGone)).deleted
 
     def watch(
         self,
@@ -141,23 +142,23 @@ class Client:
 
     # -- the server
 
-    def health(self) -> answers.Health:
-        return self.get("/v0/health", answers.Health)
+    def health(self) -> server_replies.Health:
+        return self.get("/v0/health", server_replies.Health)
 
-    def ready(self) -> answers.Ready:
+    def ready(self) -> server_replies.Ready:
         """Waits, as long as requests are repeated, until all shards serve."""
-        return self.get("/v0/ready", answers.Ready)
+        return self.get("/v0/ready", server_replies.Ready)
 
-    def status(self) -> answers.Status:
+    def status(self) -> server_replies.Status:
         """Every process of the server, and what it holds."""
-        return self.get("/v0/status", answers.Status)
+        return self.get("/v0/status", server_replies.Status)
 
-    def whoami(self) -> answers.WhoAmI:
+    def whoami(self) -> server_replies.WhoAmI:
         """The key of this client: what it allows, its limits and what it uses of them."""
-        return self.get("/v0/whoami", answers.WhoAmI)
+        return self.get("/v0/whoami", server_replies.WhoAmI)
 
-    def placement(self) -> answers.Placement:
-        return self.get("/v0/placement", answers.Placement)
+    def placement(self) -> server_replies.Placement:
+        return self.get("/v0/placement", server_replies.Placement)
 
     # -- requests
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack
 
 from streams.client import answers
 from streams.client._sync.box import Box
@@ -13,12 +13,15 @@ from streams.client.answers import Job
 from streams.client.options import BoxSettings
 from streams.client.retry import Retry
 from streams.client.working import Handler
+from streams.protocol.messages import replies
+
+T = TypeVar("T")
 
 
 class Queue(Box):
     """Everything of a box, and jobs. `create(max_deliveries=5, dead_letter="jobs.dead")` makes one."""
 
-    def create(self, **config: Unpack[BoxSettings]) -> answers.BoxPut:
+    def create(self, **config: Unpack[BoxSettings]) -> replies.BoxPut:
         config.setdefault("type", "queue")
         return super().create(**config)
 
@@ -41,30 +44,30 @@ class Queue(Box):
         if raw_data:
             raw = self.client.call("POST", path, answers.RawClaimed, body, retry=retry)
             return list[Job](raw.claimed)
-        return (self.client.call("POST", path, answers.Claimed, body, retry=retry)).claimed
+        return (self.client.call("POST", path, replies.Claimed, body, retry=retry)).claimed
 
-    def ack(self, node: str, jobs: Sequence[Job]) -> answers.Settled:
+    def ack(self, node: str, jobs: Sequence[Job]) -> replies.Acked:
         """These jobs are done, and gone. After an answer that was lost, a job that the first attempt has
         acked is among the skipped."""
-        return self._settle("ack", node, jobs)
+        return self._settle("ack", replies.Acked, node, jobs)
 
-    def nack(self, node: str, jobs: Sequence[Job], *, delay_ms: int = 0) -> answers.Settled:
+    def nack(self, node: str, jobs: Sequence[Job], *, delay_ms: int = 0) -> replies.Nacked:
         """These jobs are for others, after the delay."""
-        return self._settle("nack", node, jobs, delay_ms=delay_ms)
+        return self._settle("nack", replies.Nacked, node, jobs, delay_ms=delay_ms)
 
-    def extend(self, node: str, jobs: Sequence[Job], *, lease_ms: int) -> answers.Settled:
+    def extend(self, node: str, jobs: Sequence[Job], *, lease_ms: int) -> replies.Extended:
         """These jobs stay this node's for so long from now."""
-        return self._settle("extend", node, jobs, lease_ms=lease_ms)
+        return self._settle("extend", replies.Extended, node, jobs, lease_ms=lease_ms)
 
-    def _settle(self, action: str, node: str, jobs: Sequence[Job], **more: Any) -> answers.Settled:
+    def _settle(self, action: str, kind: type[T], node: str, jobs: Sequence[Job], **more: Any) -> T:
         body = {"node": node, "seqs": [job.seq for job in jobs], "lease_ids": [job.lease_id for job in jobs]}
-        return self.client.call("POST", f"{self.path}/{action}", answers.Settled, {**body, **more})
+        return self.client.call("POST", f"{self.path}/{action}", kind, {**body, **more})
 
     def requeue(self, dead_letters: str, *, max: int = 100) -> int:
         """Moves jobs back that died here; how many."""
         body = {"from": dead_letters, "max": max}
         path = f"{self.path}/requeue"
-        answer = self.client.call("POST", path, answers.Requeued, body, is_repeatable=False)
+        answer = self.client.call("POST", path, replies.Requeued, body, is_repeatable=False)
         return answer.requeued
 
     def worker(

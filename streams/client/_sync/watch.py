@@ -19,6 +19,7 @@ from streams.client.errors import AnswerLost, error_of
 from streams.client.events import Event, EventReader
 from streams.client.retry import FOREVER
 from streams.protocol.errors import BoxNotFound, Busy, NotFound, StreamsError, Uncertain
+from streams.protocol.messages.replies import WatchMade
 
 if TYPE_CHECKING:
     from streams.client._sync.client import Client
@@ -28,11 +29,6 @@ Item = Record | Tombstone | CaughtUp | BoxDeleted
 HEARTBEAT_MS = 5_000
 #: Three heartbeats that did not come.
 _SILENCE_S = 15.0
-
-
-class _Session(msgspec.Struct):
-    stream_url: str
-    boxes: dict[str, Any] = {}
 
 
 class _Records(msgspec.Struct):
@@ -134,9 +130,9 @@ class Watch:
             box: {"tail": True} if seq is None else {"from_seq": seq} for box, seq in self.cursors.items()
         }
         body = {"boxes": starts, **self._options}
-        session = self._client.call("POST", "/v0/watch", _Session, body, retry=FOREVER)
+        session = self._client.call("POST", "/v0/watch", WatchMade, body, retry=FOREVER)
         for box, start in session.boxes.items():
-            self.cursors[box] = start["from_seq"]
+            self.cursors[box] = start.from_seq
         self._url = session.stream_url
 
     def _items_of(self, event: Event) -> list[tuple[str, Item]]:

@@ -4,5 +4,5 @@ commands, queues, routers, forwards, streams, bulk    the commands of each featu
 requests, query                                       bytes to commands and replies to bytes
 queue_requests, stream_requests, bulk_requests        the same for queues, the S2 API and bulk clients
 op_access                                             which scopes each op needs
-schemas                                               the shapes of `/v0` answers, for OpenAPI
+bodies, replies, server_replies                       JSON of `/v0`: one struct for each body and each reply
 """

@@ -6,15 +6,21 @@ A reply holds facts; `requests.py` words it as JSON. Bytes of records travel as 
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from streams.protocol.access.key_limits import AccountsUse, ExchangeUse
 from streams.protocol.messages import forwards, streams
 from streams.protocol.messages.bulk import BulkCommand, BulkReply
 from streams.protocol.messages.queues import GroupCommand, GroupReply, QueueCommand, QueueReply
-from streams.protocol.model.boxes import BoxConfig, BoxPatch
+from streams.protocol.messages.replies import BoxGone as BoxGone
+from streams.protocol.messages.replies import BoxPut as BoxPut
+from streams.protocol.messages.replies import BoxState as BoxState
+from streams.protocol.messages.replies import FenceSet as FenceSet
+from streams.protocol.messages.replies import ListedBox as ListedBox
+from streams.protocol.messages.replies import RecordsDeleted as RecordsDeleted
+from streams.protocol.messages.replies import Tail as Tail
+from streams.protocol.messages.replies import Tombstone as Tombstone
+from streams.protocol.model.boxes import BoxPatch
 from streams.protocol.model.matches import Match as Match
 from streams.protocol.model.records import Columns
 from streams.protocol.wire import scans
@@ -187,40 +193,9 @@ Command = (
 # ---------------------------------------------------------------------------------------------------
 
 
-class BoxPut(msgspec.Struct, frozen=True):
-    box: str
-    created: bool
-    config: BoxConfig
-
-
-class BoxState(msgspec.Struct, frozen=True, kw_only=True):
-    box: str
-    type: str
-    head_seq: int
-    earliest_seq: int
-    next_seq: int
-    generation: int
-    count: int
-    bytes: int
-    config: BoxConfig
-    effective_priority: float
-    last_write_ts: int | None
-    last_read_ts: int | None
-    fencing_token: str
-    #: Counters of a queue; None for a log.
-    queue: dict[str, int] | None
-
-
 class BoxPage(msgspec.Struct, frozen=True):
-    boxes: list[dict[str, Any]]
+    boxes: list[ListedBox]
     more: bool
-
-
-class BoxGone(msgspec.Struct, frozen=True):
-    box: str
-    deleted: bool
-    #: Their origins, name and number (`routers.py`): a gateway forgets exactly these, and shows their names.
-    routers_removed: list[str]
 
 
 class Appended(msgspec.Struct, frozen=True, gc=False):
@@ -231,15 +206,6 @@ class Appended(msgspec.Struct, frozen=True, gc=False):
     created: bool
     deduped: bool
     return_seqs: bool
-
-
-class Tombstone(msgspec.Struct, frozen=True):
-    gap_from: int
-    gap_to: int
-    reason: str
-    missed_estimate: int
-    earliest_seq: int
-    head_seq: int
 
 
 class Records(msgspec.Struct, frozen=True, kw_only=True):
@@ -263,27 +229,6 @@ class Page(Records, frozen=True, kw_only=True):
 class OneRecord(msgspec.Struct, frozen=True):
     box: str
     record: bytes
-
-
-class Tail(msgspec.Struct, frozen=True):
-    box: str
-    head_seq: int
-    next_seq: int
-    last_ts: int | None
-
-
-class RecordsDeleted(msgspec.Struct, frozen=True):
-    box: str
-    deleted: int
-    earliest_seq: int
-    head_seq: int
-    count: int
-    bytes: int
-
-
-class FenceSet(msgspec.Struct, frozen=True):
-    box: str
-    token: str
 
 
 class SessionKept(msgspec.Struct, frozen=True):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-import orjson
-from msgspec import Meta
 
 from streams.protocol.errors import InvalidRequest
 from streams.protocol.messages import queues
+from streams.protocol.messages.bodies import AckBody, ClaimBody, CommitBody, ExtendBody, NackBody, RequeueBody
 from streams.protocol.messages.query import Query
 from streams.protocol.messages.queues import (
     CLAIM_JOBS_MAX,
@@ -22,58 +21,19 @@ from streams.protocol.messages.queues import (
     GroupCommand,
     QueueCommand,
 )
-from streams.protocol.model.names import BoxName, check_box_name, check_group_name, check_text
+from streams.protocol.model.names import check_box_name, check_group_name, check_text
 from streams.protocol.wire import framing as wire
 from streams.protocol.wire.appends import RecordLimits, check_seq, decode_json
 
 WAIT_MS_MAX = 30_000
 PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX = 100, 1000
 
-_Number = Annotated[int, Meta(ge=0)]
-_Node = Annotated[str, Meta(extra_json_schema={"minLength": 1})]
-
-
-class _ClaimBody(msgspec.Struct, forbid_unknown_fields=True):
-    node: _Node
-    max: Annotated[int, Meta(ge=1)] = 1
-    lease_ms: _Number | None = None
-    wait_ms: _Number = 0
-
-
-#: The fields that a claim may have.
-CLAIM_FIELDS = frozenset(_ClaimBody.__struct_encode_fields__)
-
-
-class _AckBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    node: _Node
-    seqs: Annotated[list[_Number], Meta(extra_json_schema={"minItems": 1, "maxItems": SEQS_MAX})]
-    lease_ids: list[str] | None = None
-
-
-class _NackBody(_AckBody, forbid_unknown_fields=True, kw_only=True):
-    delay_ms: _Number = 0
-
-
-class _ExtendBody(_AckBody, forbid_unknown_fields=True, kw_only=True):
-    lease_ms: _Number
-
-
-class RequeueBody(msgspec.Struct, forbid_unknown_fields=True, rename={"from_box": "from"}):
-    from_box: BoxName
-    max: Annotated[int, Meta(ge=1)] = 100
-
-
-class _CommitBody(msgspec.Struct, forbid_unknown_fields=True):
-    cursor: _Number
-    if_cursor: _Number | None = None
-
-
-_decode_claim = msgspec.json.Decoder(_ClaimBody).decode
-_decode_ack = msgspec.json.Decoder(_AckBody).decode
-_decode_nack = msgspec.json.Decoder(_NackBody).decode
-_decode_extend = msgspec.json.Decoder(_ExtendBody).decode
+_decode_claim = msgspec.json.Decoder(ClaimBody).decode
+_decode_ack = msgspec.json.Decoder(AckBody).decode
+_decode_nack = msgspec.json.Decoder(NackBody).decode
+_decode_extend = msgspec.json.Decoder(ExtendBody).decode
 _decode_requeue = msgspec.json.Decoder(RequeueBody).decode
-_decode_commit = msgspec.json.Decoder(_CommitBody).decode
+_decode_commit = msgspec.json.Decoder(CommitBody).decode
 
 
 def _lease_ms(value: int) -> int:
@@ -94,7 +54,7 @@ def _no_query(head: wire.RequestHead) -> None:
 
 def _claim(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> QueueCommand:
     _no_query(head)
-    request: _ClaimBody = decode_json(_decode_claim, body or b"{}")
+    request: ClaimBody = decode_json(_decode_claim, body or b"{}")
     return queues.Claim(
         box=head.box,
         node=_check_node(request.node, limits),
@@ -130,7 +90,7 @@ def _work_end(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Queu
     return queues.ReleaseHolder(head.box, claim.holder)
 
 
-def _check_settled(request: _AckBody, limits: RecordLimits) -> None:
+def _check_settled(request: AckBody, limits: RecordLimits) -> None:
     _check_node(request.node, limits)
     if not 1 <= len(request.seqs) <= SEQS_MAX:
         raise InvalidRequest(
@@ -148,14 +108,14 @@ def _check_settled(request: _AckBody, limits: RecordLimits) -> None:
 
 def _ack(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> QueueCommand:
     _no_query(head)
-    request: _AckBody = decode_json(_decode_ack, body or b"{}")
+    request: AckBody = decode_json(_decode_ack, body or b"{}")
     _check_settled(request, limits)
     return queues.Ack(box=head.box, node=request.node, seqs=request.seqs, lease_ids=request.lease_ids)
 
 
 def _nack(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> QueueCommand:
     _no_query(head)
-    request: _NackBody = decode_json(_decode_nack, body or b"{}")
+    request: NackBody = decode_json(_decode_nack, body or b"{}")
     _check_settled(request, limits)
     return queues.Nack(
         box=head.box,
@@ -168,7 +128,7 @@ def _nack(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> QueueCom
 
 def _extend(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> QueueCommand:
     _no_query(head)
-    request: _ExtendBody = decode_json(_decode_extend, body or b"{}")
+    request: ExtendBody = decode_json(_decode_extend, body or b"{}")
     _check_settled(request, limits)
     return queues.Extend(
         box=head.box,
@@ -219,7 +179,7 @@ def group_of(head: wire.RequestHead) -> str:
 
 def _commit_group(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> GroupCommand:
     group = group_of(head)
-    request: _CommitBody = decode_json(_decode_commit, body or b"{}")
+    request: CommitBody = decode_json(_decode_commit, body or b"{}")
     if request.if_cursor is not None:
         check_seq(request.if_cursor, "if_cursor")
     return queues.CommitGroup(
@@ -286,25 +246,20 @@ def _event(box: str, seq: int, job: bytes) -> bytes:
     return b'event: job\nid: %d\ndata: {"box":"%b",%b\n\n' % (seq, box.encode(), job[1:])
 
 
-def _group_page(reply: queues.GroupPage) -> bytes:
-    return orjson.dumps(msgspec.to_builtins(reply))
-
-
-def _as_it_is(reply: msgspec.Struct) -> bytes:
-    return orjson.dumps(msgspec.structs.asdict(reply))
+_encode = msgspec.json.Encoder().encode
 
 
 ENCODERS: dict[type[Any], Callable[[Any], bytes]] = {
     queues.Claimed: _claimed,
-    queues.Acked: _as_it_is,
-    queues.Nacked: _as_it_is,
-    queues.Extended: _as_it_is,
-    queues.HolderReleased: _as_it_is,
-    queues.QueueFound: _as_it_is,
-    queues.RequeuePlanned: _as_it_is,
-    queues.MovesAwaited: _as_it_is,
-    queues.GroupState: _as_it_is,
-    queues.GroupPut: _as_it_is,
-    queues.GroupPage: _group_page,
-    queues.GroupGone: _as_it_is,
+    queues.Acked: _encode,
+    queues.Nacked: _encode,
+    queues.Extended: _encode,
+    queues.HolderReleased: _encode,
+    queues.QueueFound: _encode,
+    queues.RequeuePlanned: _encode,
+    queues.MovesAwaited: _encode,
+    queues.GroupState: _encode,
+    queues.GroupPut: _encode,
+    queues.GroupPage: _encode,
+    queues.GroupGone: _encode,
 }

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
+from streams.protocol.messages.replies import Acked as Acked
+from streams.protocol.messages.replies import Extended as Extended
+from streams.protocol.messages.replies import GroupGone as GroupGone
+from streams.protocol.messages.replies import GroupPut as GroupPut
+from streams.protocol.messages.replies import GroupState as GroupState
+from streams.protocol.messages.replies import Nacked as Nacked
+
 CLAIM_JOBS_MAX = 1000
 SEQS_MAX = 1000
 LEASE_MS_MIN, LEASE_MS_MAX = 100, 86_400_000
@@ -107,29 +114,6 @@ class ClaimedTogether(msgspec.Struct, frozen=True):
     answers: list[Claimed | None]
 
 
-class Acked(msgspec.Struct, frozen=True):
-    box: str
-    acked: int
-    skipped: list[int]
-    ready: int
-    in_flight: int
-
-
-class Nacked(msgspec.Struct, frozen=True):
-    box: str
-    nacked: int
-    skipped: list[int]
-    ready: int
-    in_flight: int
-
-
-class Extended(msgspec.Struct, frozen=True):
-    box: str
-    extended: int
-    skipped: list[int]
-    deadlines: dict[str, int]
-
-
 class HolderReleased(msgspec.Struct, frozen=True):
     box: str
     released: int
@@ -164,32 +148,9 @@ class DeleteGroup(msgspec.Struct, frozen=True):
     group: str
 
 
-class GroupState(msgspec.Struct, frozen=True):
-    box: str
-    group: str
-    cursor: int
-    lag: int
-    updated_ts: int
-
-
-class GroupPut(msgspec.Struct, frozen=True):
-    box: str
-    group: str
-    cursor: int
-    lag: int
-    updated_ts: int
-    created: bool
-
-
 class GroupPage(msgspec.Struct, frozen=True):
     groups: list[GroupState]
     more: bool
-
-
-class GroupGone(msgspec.Struct, frozen=True):
-    box: str
-    group: str
-    deleted: bool
 
 
 QueueCommand = (

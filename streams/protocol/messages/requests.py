@@ -7,25 +7,24 @@ sent them. Every complaint names the field. Unknown fields and parameters are co
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 import orjson
-from msgspec import Meta
 
 from streams.protocol.access.grants import check_append, check_patch
 from streams.protocol.access.key_limits import AccountsUse, ExchangeUse
 from streams.protocol.access.keys import Key
 from streams.protocol.errors import InvalidRequest, StreamsError
 from streams.protocol.messages import bulk_requests, commands, forwards, queue_requests, stream_requests
+from streams.protocol.messages.bodies import DeleteBody, DiffBody, FenceBody, RouterBody
 from streams.protocol.messages.commands import Command, Match, Reply
 from streams.protocol.messages.query import Query
 from streams.protocol.messages.queues import GroupPut, RequireQueue
 from streams.protocol.messages.routers import Route
-from streams.protocol.model.boxes import NON_NEGATIVE_MAX, BoxPatch
+from streams.protocol.model.boxes import BoxPatch
 from streams.protocol.model.names import (
     FENCING_TOKEN_BYTES_MAX,
-    BoxName,
     check_box_name,
     check_group_name,
     check_readable_name,
@@ -49,57 +48,10 @@ PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX = 100, 1000
 NODES_MAX = 256
 
 
-# ---------------------------------------------------------------------------------------------------
-# Bodies
-
-_Seq = Annotated[int, Meta(ge=0)]
-_Millis = Annotated[int, Meta(ge=0, le=NON_NEGATIVE_MAX)]
-
-
-class _DiffBody(msgspec.Struct, forbid_unknown_fields=True):
-    from_seq: _Seq | None = None
-    limit: Annotated[int, Meta(ge=0)] = 0
-    max_bytes: Annotated[int, Meta(ge=0)] = 0
-    node: str | list[str] | None = None
-    include_tags: bool = False
-    include_meta: bool = True
-    include_data: bool = True
-    wait_ms: Annotated[int, Meta(ge=0)] = 0
-    from_ts: _Millis | None = None
-    match: str | list[str] | None = None
-    generation: _Seq | None = None
-    group: str | None = None
-
-
-#: The fields that a diff may have.
-DIFF_FIELDS = frozenset(_DiffBody.__struct_encode_fields__)
-
-
-class _DeleteBody(msgspec.Struct, forbid_unknown_fields=True):
-    before_seq: _Seq | None = None
-    match: str | list[str] | None = None
-
-
-class _FenceBody(msgspec.Struct, forbid_unknown_fields=True):
-    token: str
-    if_token: str | None = None
-
-
-class _RouterBody(msgspec.Struct, forbid_unknown_fields=True):
-    source: BoxName
-    dest: BoxName
-    preserve_node: bool = True
-    preserve_tag: bool = True
-    create_dest: bool = True
-    filter: str | list[str] | None = None
-    allow_cycle: bool = False
-    from_seq: _Seq | None = None
-
-
-_decode_router = msgspec.json.Decoder(_RouterBody).decode
-_decode_diff = msgspec.json.Decoder(_DiffBody).decode
-_decode_delete = msgspec.json.Decoder(_DeleteBody).decode
-_decode_fence = msgspec.json.Decoder(_FenceBody).decode
+_decode_router = msgspec.json.Decoder(RouterBody).decode
+_decode_diff = msgspec.json.Decoder(DiffBody).decode
+_decode_delete = msgspec.json.Decoder(DeleteBody).decode
+_decode_fence = msgspec.json.Decoder(FenceBody).decode
 _decode_patch = msgspec.json.Decoder(BoxPatch).decode
 _decode_exchange = msgspec.msgpack.Decoder(ExchangeUse).decode
 
@@ -128,7 +80,7 @@ def parse_match(value: str | list[str], field: str = "match") -> Match:
 
 def parse_router(body: bytes) -> tuple[Route, int | None]:
     """What the body of a router's PUT asks for: the route, and where it starts if not at the head."""
-    request: _RouterBody = decode_json(_decode_router, body or b"{}")
+    request: RouterBody = decode_json(_decode_router, body or b"{}")
     for field in ("source", "dest"):
         check_box_name(getattr(request, field), field)
     if request.source == request.dest:
@@ -221,7 +173,7 @@ def _append_lines(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> 
 
 def _diff(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Command:
     _checked_to_read(head).done()
-    request: _DiffBody = decode_json(_decode_diff, body or b"{}")
+    request: DiffBody = decode_json(_decode_diff, body or b"{}")
     if request.from_ts is not None and request.from_seq is not None:
         raise InvalidRequest("from_ts: cannot be given together with from_seq", field="from_ts")
     if request.group is not None:
@@ -300,7 +252,7 @@ def _get_tail(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Comm
 
 def _delete_records(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Command:
     _checked(head).done()
-    request: _DeleteBody = decode_json(_decode_delete, body or b"{}")
+    request: DeleteBody = decode_json(_decode_delete, body or b"{}")
     if request.before_seq is None and request.match is None:
         raise InvalidRequest("before_seq, match: one of them must say what to delete", field="before_seq")
     return commands.DeleteRecords(
@@ -312,7 +264,7 @@ def _delete_records(head: wire.RequestHead, body: bytes, limits: RecordLimits) -
 
 def _set_fence(head: wire.RequestHead, body: bytes, limits: RecordLimits) -> Command:
     _checked(head).done()
-    request: _FenceBody = decode_json(_decode_fence, body or b"{}")
+    request: FenceBody = decode_json(_decode_fence, body or b"{}")
     for field, token in (("token", request.token), ("if_token", request.if_token or "")):
         check_text(token, field, bytes_max=FENCING_TOKEN_BYTES_MAX)
     return commands.SetFence(head.box, request.token, request.if_token)
@@ -450,6 +402,8 @@ def existence_check(op: int, head: bytes) -> Command | None:
 # ---------------------------------------------------------------------------------------------------
 # Replies
 
+encode_json = msgspec.json.Encoder().encode
+
 _FLAGS = {False: b"false", True: b"true"}
 
 
@@ -480,7 +434,7 @@ _ENDS_OF_APPENDED = {
 
 
 def _records(reply: commands.Records) -> bytes:
-    tombstone = orjson.dumps(msgspec.structs.asdict(reply.tombstone)) if reply.tombstone else b"null"
+    tombstone = encode_json(reply.tombstone) if reply.tombstone else b"null"
     return b"".join(
         (
             b'{"box":"%b","records":[' % reply.box.encode(),
@@ -500,17 +454,14 @@ def _records(reply: commands.Records) -> bytes:
 
 
 def _state(reply: commands.BoxState) -> bytes:
-    answer: dict[str, Any] = msgspec.structs.asdict(reply)
-    answer["config"] = reply.config.shown()
-    if not reply.fencing_token:
-        del answer["fencing_token"]
-    if reply.queue is None:
-        del answer["queue"]
-    return orjson.dumps(answer)
+    shown = msgspec.structs.replace(
+        reply, config=reply.config.shown(), fencing_token=reply.fencing_token or None
+    )
+    return encode_json(shown)
 
 
 def _box_put(reply: commands.BoxPut) -> bytes:
-    return orjson.dumps({"box": reply.box, "created": reply.created, "config": reply.config.shown()})
+    return encode_json(msgspec.structs.replace(reply, config=reply.config.shown()))
 
 
 def _one_record(reply: commands.OneRecord) -> bytes:
@@ -533,21 +484,17 @@ def _session(reply: commands.SessionKept) -> bytes:
     return b'{"epoch":%d,"state":%b}' % (reply.epoch, reply.state or b"null")
 
 
-def _as_it_is(reply: msgspec.Struct) -> bytes:
-    return orjson.dumps(msgspec.structs.asdict(reply))
-
-
 _ENCODERS: dict[type[Any], Callable[[Any], bytes]] = {
     commands.Appended: _appended,
     commands.Records: _records,
     commands.BoxState: _state,
     commands.BoxPut: _box_put,
     commands.OneRecord: _one_record,
-    commands.BoxPage: _as_it_is,
-    commands.BoxGone: _as_it_is,
-    commands.Tail: _as_it_is,
-    commands.RecordsDeleted: _as_it_is,
-    commands.FenceSet: _as_it_is,
+    commands.BoxPage: encode_json,
+    commands.BoxGone: encode_json,
+    commands.Tail: encode_json,
+    commands.RecordsDeleted: encode_json,
+    commands.FenceSet: encode_json,
     **queue_requests.ENCODERS,
     **dict.fromkeys(forwards.REPLIES, forwards.encode),
     **dict.fromkeys(bulk_requests.REPLIES, bulk_requests.encode),

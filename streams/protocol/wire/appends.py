@@ -55,7 +55,7 @@ class _FullRecord(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     ts: _Millis | None = None
 
 
-class _AppendOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class AppendOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     node: str | None = None
     idempotency_key: str | None = None
     create: bool | None = None
@@ -67,11 +67,11 @@ class _AppendOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     return_seqs: bool | None = None
 
 
-class _LeanAppend(_AppendOptions, forbid_unknown_fields=True, kw_only=True):
+class _LeanAppend(AppendOptions, forbid_unknown_fields=True, kw_only=True):
     records: list[_LeanRecord]
 
 
-class _FullAppend(_AppendOptions, forbid_unknown_fields=True, kw_only=True):
+class _FullAppend(AppendOptions, forbid_unknown_fields=True, kw_only=True):
     records: list[_FullRecord]
 
 

@@ -1,0 +1,143 @@
+"""The JSON bodies of `/v0` requests, one struct each: a process decodes it, OpenAPI describes it.
+
+Bounds that are described only (`extra_json_schema`) are checked by the code that reads the body, with a
+better message.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from streams.protocol.messages.queues import SEQS_MAX
+from streams.protocol.model.boxes import NON_NEGATIVE_MAX
+from streams.protocol.model.names import BoxName
+from streams.protocol.wire.appends import AppendOptions
+
+WATCHED_BOXES_MAX = 256
+WATCH_LIMIT_DEFAULT, WATCH_BYTES_DEFAULT, HEARTBEAT_MS_DEFAULT = 256, 256 * 1024, 15_000
+
+#: Bodies whose unknown fields are ignored, unless the request prefers strict handling.
+TOLERANT = frozenset(("DiffBody", "ClaimBody", "WatchBody"))
+
+_Count = Annotated[int, Meta(ge=0)]
+_Millis = Annotated[int, Meta(ge=0, le=NON_NEGATIVE_MAX)]
+_Node = Annotated[str, Meta(extra_json_schema={"minLength": 1})]
+
+
+# -- records
+
+
+class NewRecord(msgspec.Struct, forbid_unknown_fields=True):
+    """A record as a writer sends it (§3). `wire/appends.py` reads it; `data` and `meta` stay bytes there."""
+
+    data: Any
+    tag: str | None = None
+    node: str | None = None
+    meta: dict[str, Any] | None = None
+    ts: _Millis | None = None
+
+
+class AppendBody(AppendOptions, forbid_unknown_fields=True, kw_only=True):
+    records: Annotated[list[NewRecord], Meta(min_length=1)]
+
+
+class DiffBody(msgspec.Struct, forbid_unknown_fields=True):
+    from_seq: _Count | None = None
+    limit: _Count = 0
+    max_bytes: _Count = 0
+    node: str | list[str] | None = None
+    include_tags: bool = False
+    include_meta: bool = True
+    include_data: bool = True
+    wait_ms: _Count = 0
+    from_ts: _Millis | None = None
+    match: str | list[str] | None = None
+    generation: _Count | None = None
+    group: str | None = None
+
+
+class DeleteBody(msgspec.Struct, forbid_unknown_fields=True):
+    before_seq: _Count | None = None
+    match: str | list[str] | None = None
+
+
+class FenceBody(msgspec.Struct, forbid_unknown_fields=True):
+    token: str
+    if_token: str | None = None
+
+
+# -- queues and groups
+
+
+class ClaimBody(msgspec.Struct, forbid_unknown_fields=True):
+    node: _Node
+    max: Annotated[int, Meta(ge=1)] = 1
+    lease_ms: _Count | None = None
+    wait_ms: _Count = 0
+
+
+class AckBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    node: _Node
+    seqs: Annotated[list[_Count], Meta(extra_json_schema={"minItems": 1, "maxItems": SEQS_MAX})]
+    lease_ids: list[str] | None = None
+
+
+class NackBody(AckBody, forbid_unknown_fields=True, kw_only=True):
+    delay_ms: _Count = 0
+
+
+class ExtendBody(AckBody, forbid_unknown_fields=True, kw_only=True):
+    lease_ms: _Count
+
+
+class RequeueBody(msgspec.Struct, forbid_unknown_fields=True, rename={"from_box": "from"}):
+    from_box: BoxName
+    max: Annotated[int, Meta(ge=1)] = 100
+
+
+class CommitBody(msgspec.Struct, forbid_unknown_fields=True):
+    cursor: _Count
+    if_cursor: _Count | None = None
+
+
+# -- routers and watch sessions
+
+
+class RouterBody(msgspec.Struct, forbid_unknown_fields=True):
+    source: BoxName
+    dest: BoxName
+    preserve_node: bool = True
+    preserve_tag: bool = True
+    create_dest: bool = True
+    filter: str | list[str] | None = None
+    allow_cycle: bool = False
+    from_seq: _Count | None = None
+
+
+class WatchStart(msgspec.Struct, forbid_unknown_fields=True):
+    from_seq: _Count | None = None
+    tail: bool = False
+
+
+class WatchOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    node: str | list[str] | None = None
+    limit: _Count = WATCH_LIMIT_DEFAULT
+    max_batch_bytes: _Count = WATCH_BYTES_DEFAULT
+    heartbeat_ms: _Count = HEARTBEAT_MS_DEFAULT
+    include_meta: bool = True
+    include_tags: bool = False
+    include_data: bool = True
+    consistency: Literal["eventual", "strong"] = "eventual"
+
+
+class WatchBody(WatchOptions, forbid_unknown_fields=True, kw_only=True):
+    """What to watch (§7.1)."""
+
+    boxes: Annotated[
+        dict[BoxName, WatchStart],
+        Meta(extra_json_schema={"minProperties": 1, "maxProperties": WATCHED_BOXES_MAX}),
+    ]
+    cursor: str | dict[str, int] | None = None

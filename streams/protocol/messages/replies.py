@@ -1,0 +1,338 @@
+"""The JSON replies of `/v0`, one struct each: processes encode it, OpenAPI describes it, clients decode it.
+
+`server_replies.py` has those about the server itself.
+
+Rules of both files
+- A field without a default is always there. A field with a default may be absent, and then it has the
+  default: the OpenAPI document says so, and `omit_defaults` makes encoders leave it out.
+- Bounds and patterns describe (`extra_json_schema`); nothing here validates, so that a client can read what a
+  newer server says. Fields that it does not know are passed over.
+- `performance` is in every reply and in no struct: a gateway adds it when it answers.
+- Replies to an append, a read and a claim are written by hand (`requests.py`), because most of them is stored
+  bytes; their structs describe and decode.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, field
+
+from streams.protocol.model.boxes import BoxConfig
+from streams.protocol.model.names import ROUTER_NAME_PATTERN, BoxName
+
+
+def one_of(*words: str) -> Meta:
+    """Describe a text that is one of these words."""
+    return Meta(extra_json_schema={"enum": list(words)})
+
+
+Seq = Annotated[int, Meta(extra_json_schema={"minimum": 0})]
+Count = Seq
+Millis = Seq
+RouterName = Annotated[str, Meta(extra_json_schema={"pattern": f"^{ROUTER_NAME_PATTERN}$"})]
+Kind = Annotated[str, one_of("log", "queue", "stream")]
+Durability = Annotated[str, one_of("memory", "disk", "fsync", "object")]
+Warnings = Annotated[
+    list[str], Meta(description="What the server ignored.", extra_json_schema={"maxItems": 8})
+]
+
+
+# -- boxes
+
+
+class BoxPut(msgspec.Struct, frozen=True):
+    box: BoxName
+    created: bool
+    config: BoxConfig
+
+
+class QueueTotals(msgspec.Struct, frozen=True):
+    """Jobs of a queue."""
+
+    ready: Count
+    in_flight: Count
+    delayed: Count
+    dead_lettered: Count
+
+
+class BoxState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    box: BoxName
+    type: Kind
+    head_seq: Seq
+    earliest_seq: Seq
+    next_seq: Seq
+    generation: Seq
+    count: Count
+    bytes: Count
+    config: BoxConfig
+    effective_priority: float
+    last_write_ts: Millis | None
+    last_read_ts: Millis | None
+    fencing_token: str | None = None
+    #: None for a log.
+    queue: QueueTotals | None = None
+
+
+class ListedBox(msgspec.Struct, frozen=True):
+    """A box as a list shows it."""
+
+    box: BoxName
+    type: Kind
+    head_seq: Seq
+    earliest_seq: Seq
+    count: Count
+    bytes: Count
+    durable: bool
+    durability: Durability
+    effective_priority: float
+
+
+class BoxPage(msgspec.Struct, frozen=True, omit_defaults=True):
+    boxes: list[ListedBox]
+    next_cursor: str | None = None
+
+
+class BoxGone(msgspec.Struct, frozen=True):
+    """A shard says the origins of routers (`routers.py`): a gateway removes these, and shows their names."""
+
+    box: BoxName
+    deleted: bool
+    routers_removed: list[RouterName]
+
+
+class FenceSet(msgspec.Struct, frozen=True):
+    box: BoxName
+    token: str
+
+
+# -- records
+
+
+class Appended(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What became of a write: its records have the seqs from `first_seq` to `last_seq`. `deduped` says that
+    an earlier attempt with the same key had written them."""
+
+    box: BoxName
+    first_seq: Seq
+    last_seq: Seq
+    head_seq: Seq
+    count: Count
+    created: bool
+    deduped: bool
+    seqs: list[Seq] | None = None
+
+
+class Record(msgspec.Struct, frozen=True):
+    """A record as it is read back (§0.5). `data` is left out only where the request asked for that."""
+
+    seq: Seq = field(name="$seq")
+    ts: Millis = field(name="$ts")
+    data: Any = None
+    tag: str | None = field(name="$tag", default=None)
+    node: str | None = field(name="$node", default=None)
+    meta: dict[str, Any] = {}
+
+
+class Tombstone(msgspec.Struct, frozen=True):
+    """Records that a reader would have been shown and that are lost: to a cap (`cap`), an age (`ttl`), both
+    (`mixed`), a box made anew (`recreated`), a crash (`crash`), or before a router copied them
+    (`source_trim`)."""
+
+    gap_from: int
+    gap_to: int
+    reason: str
+    missed_estimate: int
+    earliest_seq: int
+    head_seq: int
+
+
+class RecordPage(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of records. `next_from_seq` is where to go on; `caught_up` says that there is no more now."""
+
+    box: BoxName
+    records: list[Record]
+    next_from_seq: Seq
+    generation: Seq
+    head_seq: Seq
+    earliest_seq: Seq
+    caught_up: bool
+    lag: Count
+    warnings: Warnings = []
+
+
+class Diff(RecordPage, frozen=True, kw_only=True):
+    tombstone: Tombstone | None
+
+
+class OneRecord(msgspec.Struct, frozen=True):
+    box: BoxName
+    record: Record
+
+
+class Tail(msgspec.Struct, frozen=True):
+    """Where a box ends: `last_ts` is the time of its last record."""
+
+    box: BoxName
+    head_seq: Seq
+    next_seq: Seq
+    last_ts: Millis | None
+
+
+class RecordsDeleted(msgspec.Struct, frozen=True):
+    box: BoxName
+    deleted: Count
+    earliest_seq: Seq
+    head_seq: Seq
+    count: Count
+    bytes: Count
+
+
+# -- queues
+
+
+class Job(msgspec.Struct, frozen=True):
+    """A job under a lease: its worker's until `deadline`, unless it is extended. `lease_id` proves it."""
+
+    seq: Seq = field(name="$seq")
+    ts: Millis = field(name="$ts")
+    lease_id: str
+    deadline: Millis
+    deliveries: Annotated[int, Meta(extra_json_schema={"minimum": 1})]
+    data: Any = None
+    tag: str | None = field(name="$tag", default=None)
+    node: str | None = field(name="$node", default=None)
+    meta: dict[str, Any] = {}
+
+
+class Claimed(msgspec.Struct, frozen=True):
+    box: BoxName
+    claimed: list[Job]
+    count: Count
+    ready: Count
+    warnings: Warnings = []
+
+
+class Acked(msgspec.Struct, frozen=True):
+    """`skipped` are seqs that are not the worker's any more."""
+
+    box: BoxName
+    acked: Count
+    skipped: list[Seq]
+    ready: Count
+    in_flight: Count
+
+
+class Nacked(msgspec.Struct, frozen=True):
+    """`skipped` are seqs that are not the worker's any more."""
+
+    box: BoxName
+    nacked: Count
+    skipped: list[Seq]
+    ready: Count
+    in_flight: Count
+
+
+class Extended(msgspec.Struct, frozen=True):
+    """`skipped` are seqs that are not the worker's any more; `deadlines` are by seq."""
+
+    box: BoxName
+    extended: Count
+    skipped: list[Seq]
+    deadlines: dict[str, Millis]
+
+
+class Requeued(msgspec.Struct, frozen=True, rename={"from_box": "from"}):
+    box: BoxName
+    from_box: BoxName
+    requeued: Count
+    pending: Count
+
+
+# -- groups
+
+
+class GroupState(msgspec.Struct, frozen=True):
+    box: BoxName
+    group: BoxName
+    cursor: Seq
+    lag: Count
+    updated_ts: Millis
+
+
+class GroupShown(GroupState, frozen=True):
+    """A group that was asked for by name."""
+
+
+class GroupPut(GroupState, frozen=True):
+    created: bool
+
+
+class GroupPage(msgspec.Struct, frozen=True, omit_defaults=True):
+    box: BoxName
+    groups: list[GroupState]
+    next_cursor: str | None = None
+
+
+class GroupGone(msgspec.Struct, frozen=True):
+    box: BoxName
+    group: BoxName
+    deleted: bool
+
+
+# -- routers
+
+
+class Router(msgspec.Struct, frozen=True, kw_only=True):
+    """A router's definition."""
+
+    router: RouterName
+    source: BoxName
+    dest: BoxName
+    preserve_node: bool
+    preserve_tag: bool
+    create_dest: bool
+    filter: list[str] | None
+    allow_cycle: bool
+
+
+class RouterPut(Router, frozen=True, kw_only=True):
+    created: bool
+
+
+class RouterState(Router, frozen=True, kw_only=True):
+    """A router's definition, and how far it is."""
+
+    forwarded_total: Count
+    position: Seq
+    lag: Count
+    state: Annotated[str, one_of("ok", "blocked")]
+    last_error: str | None
+
+
+class RouterPage(msgspec.Struct, frozen=True, omit_defaults=True):
+    routers: list[Router]
+    next_cursor: str | None = None
+
+
+class RouterGone(msgspec.Struct, frozen=True):
+    router: RouterName
+    deleted: bool
+
+
+# -- watch sessions
+
+
+class WatchedBox(msgspec.Struct, frozen=True):
+    from_seq: Seq
+    head_seq: Seq
+    earliest_seq: Seq
+
+
+class WatchMade(msgspec.Struct, frozen=True, omit_defaults=True):
+    wid: str
+    stream_url: str
+    session_ttl_ms: Millis
+    boxes: dict[str, WatchedBox]
+    warnings: Warnings = []
