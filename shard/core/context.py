@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from sortedcontainers import SortedDict
 
-from shard.core import changes
+from shard.core import changes, features
 from shard.core.boxes.box import RESERVE_SEQS, Box, stand_in
 from shard.core.boxes.key_expiry import KeyExpiry
 from shard.core.boxes.unsealed import Unsealed
@@ -36,19 +36,6 @@ from streams.protocol.messages.commands import Command, Reply
 from streams.protocol.messages.streams import AppendStream
 from streams.protocol.model.boxes import BoxConfig, BoxPatch, merge
 from streams.protocol.telemetry.reports import TallyReport
-
-if TYPE_CHECKING:
-    from shard.core.boxes.appliers import BoxAppliers
-    from shard.core.limits.usage import Usage
-    from shard.core.objects.replication import Uploading
-    from shard.core.queues.jobs import Jobs
-    from shard.core.queues.record_moves import Moves
-    from shard.core.routers.forwarding import Forwarding
-    from shard.core.routers.registry import Routers
-    from shard.core.s2.basins import Basins
-    from shard.core.s2.streams import Streams
-    from shard.core.transactions.state import Txns
-    from shard.core.watch.sessions import Sessions
 
 #: A disk box that has not been written to for this long gives back the seqs it has reserved, so that a power
 #: cut does not make it tell of a loss that cannot have happened.
@@ -69,18 +56,18 @@ AnyBoxChange = TypeVar("AnyBoxChange", bound=BoxChange)
 
 
 class Context(Kernel):
-    #: Features that others call.
-    box_appliers: BoxAppliers
-    jobs: Jobs
-    moves: Moves
-    forwarding: Forwarding
-    routers: Routers
-    txns: Txns
-    basins: Basins
-    streams: Streams
-    sessions: Sessions
-    uploading: Uploading
-    usage: Usage
+    #: Features that others call, by what they call (`features.py`).
+    box_appliers: features.BoxChanges
+    jobs: features.JobRestating
+    moves: features.RecordMoving
+    forwarding: features.RouterEnds
+    routers: features.RouterRegistry
+    txns: features.HeldRows
+    basins: features.BasinRegistry
+    streams: features.StreamExpiry
+    sessions: features.WatchSessions
+    uploading: features.ObjectUploads
+    usage: features.KeyUse
 
     def __init__(
         self, *, shard: int, boxes_max: int, bytes_max: int, due_records: int, due_bytes: int

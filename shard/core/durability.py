@@ -48,12 +48,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
+from shard.core.boxes.box import Box
 from streams.protocol.messages.forwards import CARRIER
-
-if TYPE_CHECKING:
-    from shard.core.boxes.box import Box
 
 
 class Stage(Enum):

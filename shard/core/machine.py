@@ -25,7 +25,7 @@ from typing import NamedTuple
 from shard.core import changes
 from shard.core.boxes.appliers import BoxAppliers
 from shard.core.boxes.box import Box
-from shard.core.boxes.groups import GroupHandlers
+from shard.core.boxes.group_handlers import GroupHandlers
 from shard.core.boxes.handlers import BoxHandlers
 from shard.core.boxes.scanning import Scanning
 from shard.core.boxes.sealed import NotLoaded, Segment
@@ -75,6 +75,18 @@ class Wanted(NamedTuple):
 
 
 class Machine(Context):
+    box_appliers: BoxAppliers
+    jobs: Jobs
+    moves: Moves
+    forwarding: Forwarding
+    routers: Routers
+    txns: Txns
+    basins: Basins
+    streams: Streams
+    sessions: Sessions
+    uploading: Uploading
+    usage: Usage
+
     def __init__(
         self,
         *,
@@ -118,9 +130,9 @@ class Machine(Context):
         self.forwarding = Forwarding(self)
         self.routers = Routers(self, routers_max)
         self.jobs = Jobs(self)
-        self.moves = Moves(self)
+        self.moves = Moves(self, self.forwarding.outboxes)
         self.txns = Txns(self, bytes_max=txn_bytes_max, ttl_ms=txn_ttl_ms)
-        self._committing = Committing(self)
+        self._committing = Committing(self, self.txns)
         self.basins = Basins(self)
         self.tokens = Tokens(self)
         self.streams = Streams(self)

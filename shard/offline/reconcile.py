@@ -32,7 +32,7 @@ from shard.core.boxes.log import Log
 from shard.core.boxes.sealed import NotLoaded
 from shard.core.changes import Change
 from shard.core.machine import Machine
-from shard.core.queues.record_moves import Letter, Line, letters_in, line_of
+from shard.core.queues.move_lines import Letter, Line, letters_in, line_of
 from shard.core.routers.copy_sources import NOT_KNOWN, Origin
 from shard.core.routers.router_outbox import RouterOutbox, wanted_runs
 from shard.storage.segments.store import Name, SegmentStore

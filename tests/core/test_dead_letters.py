@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shard.core import changes
-from shard.core.queues import record_moves as moves
+from shard.core.queues import move_lines as moves
 from streams.protocol.errors import BoxNotFound, NotAQueue
 from streams.protocol.messages import queues
 from streams.protocol.messages.forwards import CARRIER, Untie, Untied

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shard.core.boxes import groups as groups_module
+from shard.core.boxes import group_handlers as groups_module
 from streams.protocol.errors import GroupNotFound, InvalidRequest, SeqMismatch, Throttled
 from streams.protocol.messages import commands, queues
 from tests.support.machines import Driver, seqs_of

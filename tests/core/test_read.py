@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shard.core.boxes import box as box_module
+from shard.core.boxes import pages as pages_module
 from streams.protocol.errors import BoxNotFound, InvalidRequest, NotFound
 from streams.protocol.messages import commands
 from streams.protocol.messages.commands import Match, Tombstone
@@ -142,7 +142,7 @@ def test_filters_work_together(driver: Driver) -> None:
 def test_a_read_that_skips_a_lot_answers_with_what_it_has(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(box_module, "EXAMINE_MAX", 4)
+    monkeypatch.setattr(pages_module, "EXAMINE_MAX", 4)
     driver.append(*({"data": index, "tag": "t" if index == 9 else ""} for index in range(6)))
     driver.append(*({"data": index, "tag": "t"} for index in range(4)))
     driver.append({"data": 1, "tag": "t"})
@@ -158,7 +158,7 @@ def test_a_read_that_skips_a_lot_answers_with_what_it_has(
 def test_a_read_that_has_seen_enough_stops_between_two_stretches(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(box_module, "EXAMINE_MAX", 2)
+    monkeypatch.setattr(pages_module, "EXAMINE_MAX", 2)
     driver.append(*({"data": index, "tag": "x" if index == 2 else "y"} for index in range(5)))
     driver.delete(tag="x")
     page = driver.read()

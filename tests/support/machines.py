@@ -22,7 +22,6 @@ from shard.core.boxes.sealed import NotLoaded, Segment, TagsNotLoaded, Unfinishe
 from shard.core.boxes.upkeep import SealPolicy, plan_rewrite
 from shard.core.changes import BatchAppended, BatchKept, Change, SegmentFacts, ShardState
 from shard.core.machine import Machine, Made, Missing, Outcome
-from shard.core.queues import record_moves as moves
 from shard.core.transactions.chunks import ChunksNotLoaded
 from shard.core.transactions.unrendered import NotRendered, UnrenderedRows
 from shard.recovery.commit_renderer import render_chunks
@@ -459,7 +458,7 @@ def facts_of(machine: Machine) -> dict[str, Any]:
             "origins": list(box.origins.items()),
             "live": live_texts(machine, name),
             "groups": box.groups.facts(),
-            "moves": moves.facts_of(box),
+            "moves": [line.facts() for line in box.moves.values()],
         }
         if box.queue is not None:
             leases_kept = box.config.leases_durable or machine.stopped_clean

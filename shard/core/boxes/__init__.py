@@ -3,7 +3,7 @@
 Commands enter in three files:
 
 handlers        create, configure, list, delete a box; append, read, follow, delete records; fence; sessions
-groups          cursors that a box keeps for its readers
+group_handlers  cursors that a box keeps for its readers (`groups.py`)
 scanning        reads of bulk clients: scans, states of many boxes, positions of times
 
 A change of a box is applied in `appliers.py`, which calls the box itself:
@@ -12,6 +12,8 @@ validation      whether a change of a box can be applied, before anything is cha
 appliers        changes of boxes; what they mean for the whole shard
 box             one box: config, caps, TTL, idempotency keys, fence, reads
 log             its positions: which seqs exist, are live, are visible
+pages           what one read shows, within its limits
+idempotency_keys  keys of appends, oldest first
 tail, sealed    batches in memory whole; batches whose payload is in a segment
 tags, deletion  which records have a tag; a delete by tag, in steps
 

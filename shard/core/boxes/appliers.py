@@ -82,7 +82,7 @@ class BoxAppliers:
             return
         context.keys_kept -= len(box.keys)
         for outbox in (*box.outboxes.values(), *box.moves.values()):
-            context.forwarding.outboxes.close(outbox)
+            context.forwarding.close(outbox)
         box.restated(change.facts)
         context.keys_kept += len(box.keys)
         context.key_expiry.watch(box)

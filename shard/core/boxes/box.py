@@ -10,8 +10,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -21,10 +20,12 @@ from shard.core import changes
 from shard.core.boxes import priority
 from shard.core.boxes.deletion import Deletion
 from shard.core.boxes.groups import Groups
+from shard.core.boxes.idempotency_keys import Key, Keys
 from shard.core.boxes.log import Hole, Log, SizedSeqs
+from shard.core.boxes.pages import Page, fill_runs
 from shard.core.boxes.sealed import Segment
 from shard.core.boxes.tags import Tags
-from shard.core.queues import record_moves
+from shard.core.queues.move_lines import Line
 from shard.core.queues.queue import Queue, QueueCopy
 from shard.core.routers.copy_sources import Origin
 from shard.core.routers.outbox import Outbox
@@ -34,65 +35,16 @@ from shard.core.transactions.unrendered import UnrenderedRows
 from streams.protocol.errors import BoxFull, FencingTokenMismatch, InvalidRequest, RecordTooLarge, SeqMismatch
 from streams.protocol.messages.commands import Append, DeleteRecords, Diff, Match, Records, Scan, Tombstone
 from streams.protocol.model.boxes import BoxConfig
-from streams.protocol.model.records import Batch, render, resolve_times
+from streams.protocol.model.records import render, resolve_times
 from streams.protocol.wire.scans import RunWriter, Scanned, ScanPageHead
 
 #: Seqs reserved ahead of use in a disk box. At a million records a second a reservation is asked for about
 #: every 65 ms, more than the sync interval of 50 ms, so it is durable before it is needed.
 RESERVE_SEQS = 131_072
 
-#: Records one read may look at before it answers with what it has. Filters skip records; this bounds how
-#: long one read can hold the shard (about 5 ms).
-EXAMINE_MAX = 20_000
-
 #: Lapsed idempotency keys that one append drops. It adds one at most, so this keeps up with any load; what a
 #: pause has left is dropped by ticks (`key_expiry.py`).
 APPEND_KEYS_MAX = 64
-
-
-class Key(NamedTuple):
-    """What an idempotency key was answered with, and when. As a snapshot has it, so that a list of a million
-    is copied in a few milliseconds."""
-
-    key: str
-    first_seq: int
-    last_seq: int
-    at_ms: int
-    lsn: int
-
-
-#: The order of no keys: shared, because most boxes have none and an empty deque is 0.6 kB.
-_NO_ORDER: deque[Key] = deque()
-
-
-class Keys(dict[str, Key]):
-    """Idempotency keys, in the order in which they were first used.
-
-    The oldest go first, for which a dict alone is slow: it looks past all that have gone since it was last
-    resized, 0.3 ms at a million keys. So their order is kept beside it.
-    """
-
-    __slots__ = ("_order",)
-
-    def __init__(self, entries: Iterable[Key] = ()) -> None:
-        super().__init__()
-        #: Entries of keys that are gone, or were used again, may be among them.
-        self._order = _NO_ORDER
-        for entry in entries:
-            self.note(entry)
-
-    def note(self, entry: Key) -> None:
-        self.pop(entry.key, None)  # a lapsed one may stand here
-        self[entry.key] = entry
-        if self._order is _NO_ORDER:
-            self._order = deque()
-        self._order.append(entry)
-
-    def oldest(self) -> Key | None:
-        order = self._order
-        while order and self.get(order[0].key) is not order[0]:
-            order.popleft()
-        return order[0] if order else None
 
 
 @lru_cache(maxsize=1024)
@@ -156,7 +108,7 @@ class Box:
         #: What it is beside, when it is a stream.
         self.stream: StreamState | None = None
         #: Records that move to other boxes, by where they go and whether they are dead letters.
-        self.moves: dict[tuple[str, bool], record_moves.Line] = {}
+        self.moves: dict[tuple[str, bool], Line] = {}
         self.fencing_token = ""
         self.keys = Keys()
         self.reserved_seq = reserved_seq
@@ -344,6 +296,18 @@ class Box:
             self.deletion = Deletion(command, match, self.log.head_seq)
         return self.deletion
 
+    def new_line(self, dest: str, *, is_dead: bool, position: int = 0) -> Line:
+        """A line of moves to another box, which it has none to yet."""
+        line = self.moves[dest, is_dead] = Line(
+            source=self.name,
+            generation=self.generation,
+            log=self.log,
+            dest=dest,
+            is_dead=is_dead,
+            position=position,
+        )
+        return line
+
     def end_deletion(self) -> None:
         """Drops what was found for a deletion by tag, which is done or given up."""
         self.deletion = None
@@ -370,7 +334,7 @@ class Box:
         """What a reader at this cursor gets now (v0 §4). Expired records have been evicted already.
         `upto` is given when this reader may see less than is visible."""
         opened = self._open(command, self.log.visible_seq if upto is None else upto)
-        page = _Page(command, nodes_filtered=self.config.dedupe_node)
+        page = Page(command, nodes_filtered=self.config.dedupe_node)
         reached = page.fill(self.log, opened.from_seq + 1, opened.upto_seq)
         return Records(
             box=self.name,
@@ -413,7 +377,7 @@ class Box:
         opened = self._open(command, self.log.visible_seq)
         upto_seq = min(opened.upto_seq, command.to_seq or opened.upto_seq)
         runs = RunWriter(command.columns)
-        reached = _fill_runs(runs, self.log, opened.from_seq + 1, upto_seq, command.max_bytes)
+        reached = fill_runs(runs, self.log, opened.from_seq + 1, upto_seq, command.max_bytes)
         gap = opened.tombstone
         head = ScanPageHead(
             max(opened.from_seq, reached),
@@ -606,7 +570,7 @@ class Box:
             if self.queue is None or not is_told or not with_queue
             else self.queue.facts(leases_kept=leases_kept or self.config.leases_durable),
             groups=self.groups.facts() if is_told else [],
-            moves=record_moves.facts_of(self) if is_told else [],
+            moves=[line.facts() for line in self.moves.values()] if is_told else [],
             trims=[(hole.first_seq, hole.missed) for hole in log.holes if hole.missed],
             origins=[(name, *origin.kept(is_memory=not is_told)) for name, origin in self.origins.items()],
             outboxes=[
@@ -678,7 +642,12 @@ class Box:
             if facts.queue is not None:
                 self.queue.restore(facts.queue)
         self.moves = {}
-        record_moves.restore(self, facts.moves)
+        for each in facts.moves:
+            self.new_line(each.dest, is_dead=each.is_dead, position=each.position).restore(each)
+            if self.queue is not None:
+                for seq, deliveries, _ in each.moves:
+                    if seq:
+                        self.queue.moving(seq, deliveries)
         self.stream = None if facts.stream is None else StreamState.from_facts(facts.stream)
 
 
@@ -701,131 +670,3 @@ class _Opened(NamedTuple):
     head_seq: int
     earliest_seq: int
     tombstone: Tombstone | None
-
-
-def _fill_runs(runs: RunWriter, log: Log, from_seq: int, upto_seq: int, bytes_max: int) -> int:
-    """Takes live records from `from_seq` on, one at least. Returns the last seq that was looked at."""
-    left = bytes_max
-    is_first = True
-    for span in log.spans(from_seq):
-        if span.first_seq > upto_seq:
-            break
-        first = max(0, from_seq - span.first_seq)
-        last = min(span.count - 1, upto_seq - span.first_seq)
-        for run_first, run_last in log.runs(span, first, last):
-            if not is_first and isinstance(span, UnrenderedRows):
-                return span.first_seq - 1  # what there is leaves now
-            batch = span.payload
-            top = batch.index_within_bytes(run_first, run_last, left)
-            if top < run_first and is_first:
-                top = run_first
-            if top >= run_first:
-                runs.add(batch, run_first, top)
-                left = max(0, left - batch.size(run_first, top))
-                is_first = False
-            if top < run_last:
-                return span.first_seq + top
-    return upto_seq
-
-
-class _Page:
-    """Collects the stretches of records that one read shows, within its limits."""
-
-    __slots__ = ("_bytes_left", "_command", "_matches", "_nodes", "_parts", "_records_left", "examined")
-
-    def __init__(self, command: Diff, *, nodes_filtered: bool) -> None:
-        self._command = command
-        self._records_left = command.limit
-        self._bytes_left = command.max_bytes
-        self._nodes = command.nodes if nodes_filtered else frozenset()
-        self._matches = command.match
-        self._parts: list[bytes | memoryview] = []
-        self.examined = 0
-
-    def text(self) -> bytes:
-        return b",".join(self._parts)
-
-    def fill(self, log: Log, from_seq: int, upto_seq: int) -> int:
-        """Takes records from `from_seq` on. Returns the last seq examined."""
-        reached = from_seq - 1
-        for batch in log.spans(from_seq):
-            if batch.first_seq > upto_seq:
-                break
-            first = max(0, from_seq - batch.first_seq)
-            last = min(batch.count - 1, upto_seq - batch.first_seq)
-            if self.examined and isinstance(batch, UnrenderedRows):
-                return max(reached, batch.first_seq - 1)  # what there is leaves now
-            for run_first, run_last in log.runs(batch, first, last):
-                shown_to = self._take(batch.payload, run_first, run_last)
-                if shown_to < run_last:
-                    return max(reached, batch.first_seq + shown_to)
-                reached = batch.first_seq + run_last
-            reached = batch.first_seq + last
-            if self._records_left == 0 or self.examined >= EXAMINE_MAX:
-                return reached
-        return upto_seq if upto_seq > reached else reached
-
-    def _take(self, batch: Batch, first: int, last: int) -> int:
-        """Shows what it can of a live stretch. Returns the last index examined."""
-        allowed = EXAMINE_MAX - self.examined
-        if allowed <= 0:
-            return first - 1
-        last = min(last, first + allowed - 1)
-        for run_first, run_last in self._wanted(batch, first, last):
-            if self._records_left == 0:
-                return run_first - 1
-            top = min(run_last, run_first + self._records_left - 1)
-            top = batch.index_within_bytes(run_first, top, self._bytes_left)
-            if top < run_first:
-                if self._parts:
-                    self._records_left = 0
-                    return run_first - 1
-                top = run_first  # at least one record is always returned
-            self._show(batch, run_first, top)
-            if top < run_last:
-                self._records_left = 0
-                self.examined += top - first + 1
-                return top
-        self.examined += last - first + 1
-        return last
-
-    def _show(self, batch: Batch, first: int, last: int) -> None:
-        command = self._command
-        self._parts.append(
-            batch.text_as(
-                first,
-                last,
-                tags=command.include_tags,
-                meta=command.include_meta,
-                data=command.include_data,
-            )
-        )
-        self._records_left -= last - first + 1
-        self._bytes_left = max(0, self._bytes_left - batch.size(first, last))
-
-    def _wanted(self, batch: Batch, first: int, last: int) -> list[tuple[int, int]]:
-        """The parts of a stretch that pass the filters."""
-        nodes = batch.node_list() if self._nodes else None
-        if nodes is not None and len(nodes) == 1 and nodes[0] in self._nodes:
-            return []
-        own = self._nodes if nodes is not None and len(nodes) > 1 else None
-        match = self._matches
-        if own is None and match is None:
-            return [(first, last)]
-        tags = batch.tag_list() if match is not None else None
-        if match is not None and tags is None:
-            return []
-        runs: list[tuple[int, int]] = []
-        start = -1
-        for index in range(first, last + 1):
-            wanted = (own is None or nodes is None or nodes[index] not in own) and (
-                match is None or tags is None or match.accepts(tags[index])
-            )
-            if wanted and start < 0:
-                start = index
-            elif not wanted and start >= 0:
-                runs.append((start, index - 1))
-                start = -1
-        if start >= 0:
-            runs.append((start, last))
-        return runs

@@ -21,23 +21,29 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 from pyroaring import BitMap64
 
 from shard.core import changes
+from shard.core.boxes.log import Log, Span
 from shard.core.boxes.sealed import Segment, TagsNotLoaded
 from shard.core.boxes.tags import Tags
 from streams.protocol.messages.commands import DeleteRecords, Match
-
-if TYPE_CHECKING:
-    from shard.core.boxes.box import Box
-    from shard.core.boxes.log import Span
 
 #: Records of the segments whose tag indexes are looked up at a time: 2 MB if all of them match.
 LOOKUP_RECORDS = 200_000
 #: Batches and records with a match that one step takes from segments, and unsealed records: 5 to 10 ms each.
 STEP_BATCHES, STEP_RECORDS, STEP_UNSEALED = 5_000, 50_000, 20_000
+
+
+class SearchedBox(Protocol):
+    """What a deletion by tag needs of its box."""
+
+    generation: int
+    log: Log
+    tags: Tags
+    found_tags: dict[tuple[int, Match], tuple[Sequence[int], Sequence[int]]]
 
 
 class _Found(NamedTuple):
@@ -86,7 +92,7 @@ class Deletion:
     def __repr__(self) -> str:
         return f"<Deletion {self.match}, {len(self._found)} segments searched>"
 
-    def step(self, box: Box, now_ms: int) -> changes.RecordsDeleted | None:
+    def step(self, box: SearchedBox, now_ms: int) -> changes.RecordsDeleted | None:
         """Looks for what matches. Returns the change when all of it is known, and None before."""
         segments = [segment for segment in box.log.segments if segment.first_seq < self.end_seq]
         left = [segment for segment in segments if not self._is_known(segment)]
@@ -105,7 +111,7 @@ class Deletion:
 
     # -- segments
 
-    def _search_sealed(self, box: Box, segments: Sequence[Segment]) -> bool:
+    def _search_sealed(self, box: SearchedBox, segments: Sequence[Segment]) -> bool:
         """Searches some segments, one at least. Returns True if that was all of them."""
         some: list[Segment] = []
         records = 0
@@ -127,7 +133,7 @@ class Deletion:
             matches += len(found.seqs)
         return len(some) == len(segments)
 
-    def _search(self, box: Box, segment: Segment) -> _Found:
+    def _search(self, box: SearchedBox, segment: Segment) -> _Found:
         seqs, sizes = box.found_tags.pop((segment.serial, self.match))
         live = self._still_wanted(BitMap64(seqs), box)
         if not live:
@@ -144,7 +150,7 @@ class Deletion:
             first = end
         return _Found(segment.touched, live, by_batch, sum(sizes))
 
-    def _still_wanted(self, seqs: BitMap64, box: Box) -> BitMap64:
+    def _still_wanted(self, seqs: BitMap64, box: SearchedBox) -> BitMap64:
         """Those of the seqs that are not deleted, as far as the floor and the bitmap of deletes say."""
         live = seqs - box.log.deleted
         live.remove_range(0, box.log.earliest_seq)
@@ -154,7 +160,7 @@ class Deletion:
 
     # -- the tail
 
-    def _search_unsealed(self, box: Box) -> bool:
+    def _search_unsealed(self, box: SearchedBox) -> bool:
         """Searches a part of the tail. Returns True if that was the rest. Batches that are sealed meanwhile
         are found in their segment."""
         if box.tags.is_stale(box.log.count):
@@ -178,7 +184,7 @@ class Deletion:
             self._to_measure.reverse()
         return self._position is None
 
-    def _measure_unsealed(self, box: Box) -> bool:
+    def _measure_unsealed(self, box: SearchedBox) -> bool:
         """Measures a part of what was found in the tail. Returns True if that was the rest."""
         some = self._to_measure[-STEP_UNSEALED:]
         del self._to_measure[-STEP_UNSEALED:]
@@ -192,7 +198,7 @@ class Deletion:
                 self._sizes[base] = (span.dead, len(seqs), size)
         return not self._to_measure
 
-    def _in_tail(self, box: Box, seqs: BitMap64) -> Iterator[tuple[Span, array[int]]]:
+    def _in_tail(self, box: SearchedBox, seqs: BitMap64) -> Iterator[tuple[Span, array[int]]]:
         """Batches of the tail that hold some of the seqs, and those that they hold."""
         log = box.log
         wanted = self._still_wanted(seqs, box).to_array()
@@ -208,7 +214,7 @@ class Deletion:
 
     # -- the change
 
-    def _plan(self, box: Box, segments: Sequence[Segment], now_ms: int) -> changes.RecordsDeleted:
+    def _plan(self, box: SearchedBox, segments: Sequence[Segment], now_ms: int) -> changes.RecordsDeleted:
         """The deletion of everything that was found and is live."""
         seqs = BitMap64()
         tail_sizes: list[int] = []

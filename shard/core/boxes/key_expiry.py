@@ -21,10 +21,8 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from shard.core.boxes.box import Box
+from shard.core.boxes.box import Box
 
 STEP_BOXES, STEP_KEYS = 256, 2_000
 

@@ -18,7 +18,8 @@ from msgspec.structs import replace
 from pyroaring import BitMap64
 
 from shard.core import changes
-from shard.core.boxes.box import Box, Keys
+from shard.core.boxes.box import Box
+from shard.core.boxes.idempotency_keys import Keys
 from shard.core.boxes.log import Hole, Log
 from shard.core.boxes.sealed import Segment
 from shard.core.boxes.tail import Tail

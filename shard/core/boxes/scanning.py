@@ -7,16 +7,13 @@ Rules of the file
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+from shard.core.boxes.box import Box
 from shard.core.boxes.sealed import NotLoaded
+from shard.core.context import Context
 from shard.core.outcome import Made, Outcome, reply_after
 from streams.protocol.messages import bulk
 from streams.protocol.messages.commands import Scan
-
-if TYPE_CHECKING:
-    from shard.core.boxes.box import Box
-    from shard.core.context import Context
 
 
 class Scanning:

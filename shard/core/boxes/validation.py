@@ -9,18 +9,15 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from pyroaring import BitMap64
 
 from shard.core import changes
+from shard.core.boxes.box import Box
+from shard.core.boxes.log import Log
 from shard.core.boxes.sealed import Segment
 from shard.core.kernel import DoesNotApply
 from shard.core.transactions.unrendered import UnrenderedRows
-
-if TYPE_CHECKING:
-    from shard.core.boxes.box import Box
-    from shard.core.boxes.log import Log
 
 
 def appended(change: changes.BatchAppended, box: Box) -> None:

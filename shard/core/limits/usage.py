@@ -23,16 +23,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from shard.core.boxes.box import Box
 from shard.core.changes import Change, TxnCommitted
+from shard.core.context import Context
 from streams.protocol.access.grants import Grant
 from streams.protocol.access.key_limits import STORED, Limits, Use, exceeded
 from streams.protocol.access.keys import Key
-
-if TYPE_CHECKING:
-    from shard.core.boxes.box import Box
-    from shard.core.context import Context
 
 
 class Account:

@@ -31,18 +31,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from shard.core import changes
+from shard.core.boxes.box import Box
+from shard.core.changes import Change, ShardState
+from shard.core.context import Context
 from shard.core.outcome import Made, Outcome
 from streams.protocol.errors import ColdStoreUnavailable, StreamsError, Throttled
 from streams.protocol.messages.bulk import TxnCommit
 from streams.protocol.messages.commands import Append, Command, PutBox
-
-if TYPE_CHECKING:
-    from shard.core.boxes.box import Box
-    from shard.core.changes import Change, ShardState
-    from shard.core.context import Context
 
 #: Changes that wait for the store. Each costs some 200 bytes beside the batch, which is in memory anyway.
 PENDING_MAX = 200_000

@@ -14,24 +14,21 @@ Rules of the file
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 from pyroaring import BitMap64
 
 from shard.core import changes
 from shard.core.boxes import validation
+from shard.core.boxes.box import Box
+from shard.core.context import Context
 from shard.core.kernel import DoesNotApply
+from shard.core.outcome import Made, Outcome
 from shard.core.queues.queue import Queue
 from streams.protocol.errors import NotAQueue
 from streams.protocol.messages import queues
 from streams.protocol.messages.forwards import CARRIER
 from streams.protocol.model.records import Batch
-
-if TYPE_CHECKING:
-    from shard.core.boxes.box import Box
-    from shard.core.context import Context
-    from shard.core.outcome import Made, Outcome
 
 #: Jobs that one pass gives out, however many claims it serves: about 15 ms.
 PASS_JOBS_MAX = 5_000

@@ -33,27 +33,23 @@ Rules of the file
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from shard.core import changes
 from shard.core.boxes import validation
+from shard.core.boxes.box import Box
+from shard.core.context import Context
 from shard.core.durability import Answer
 from shard.core.kernel import DoesNotApply
 from shard.core.outcome import Made, Outcome, reply_after
-from shard.core.queues.record_moves import Line
+from shard.core.queues.move_lines import Line
 from shard.core.routers import copy_sources
 from shard.core.routers.copy_sources import Origin
-from shard.core.routers.outbox import Outboxes
+from shard.core.routers.outbox import Outbox, Outboxes
 from shard.core.routers.router_outbox import RouterOutbox
 from streams.protocol.errors import BoxNotFound, FencingTokenMismatch, RouterNotFound
 from streams.protocol.messages import forwards
 from streams.protocol.messages.forwards import CARRIER, Forwarded, ForwardHead
 from streams.protocol.messages.routers import router_of
 from streams.protocol.model.records import columns_of, render
-
-if TYPE_CHECKING:
-    from shard.core.boxes.box import Box
-    from shard.core.context import Context
 
 
 class Forwarding:
@@ -276,6 +272,10 @@ class Forwarding:
         """The origins of all routers that are tied to this box."""
         ends = [*box.outboxes, *box.origins]
         return sorted({origin for origin in ends if router_of(origin) is not None})
+
+    def close(self, outbox: Outbox) -> None:
+        """Nothing leaves this outbox any more."""
+        self.outboxes.close(outbox)
 
     def box_deleted(self, box: Box, lsn: int) -> None:
         for outbox in box.outboxes.values():

@@ -18,19 +18,16 @@ from __future__ import annotations
 
 from collections import deque
 from graphlib import TopologicalSorter
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 from sortedcontainers import SortedDict
 
 from shard.core import changes
+from shard.core.context import Context
 from shard.core.outcome import Made, Outcome
 from streams.protocol.errors import RouterCycle, StreamsError, Throttled
 from streams.protocol.messages import routers as protocol
 from streams.protocol.messages.routers import Route, Router
-
-if TYPE_CHECKING:
-    from shard.core.context import Context
 
 
 class Routers:

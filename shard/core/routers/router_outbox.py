@@ -10,6 +10,7 @@ Rules of the file
 from __future__ import annotations
 
 from shard.core.boxes.log import Log, Span
+from shard.core.boxes.pages import runs_of
 from shard.core.boxes.sealed import NotLoaded
 from shard.core.routers.outbox import EXAMINE_MAX, PARCEL_BYTES_MAX, Load, Outbox
 from streams.protocol.messages.forwards import HOPS_MAX, ForwardHead
@@ -181,19 +182,6 @@ def matching_runs(match: Match | None, batch: Batch, runs: list[tuple[int, int]]
     tags = batch.tag_list()
     if tags is None:
         return []
-    return [part for run in runs for part in _matching(tags, match, *run)]
-
-
-def _matching(tags: list[str], match: Match, first: int, last: int) -> list[tuple[int, int]]:
-    runs: list[tuple[int, int]] = []
-    start = -1
-    for index in range(first, last + 1):
-        wanted = match.accepts(tags[index])
-        if wanted and start < 0:
-            start = index
-        elif not wanted and start >= 0:
-            runs.append((start, index - 1))
-            start = -1
-    if start >= 0:
-        runs.append((start, last))
-    return runs
+    return [
+        part for first, last in runs for part in runs_of(map(match.accepts, tags[first : last + 1]), first)
+    ]

@@ -12,12 +12,13 @@ Rules of the file
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec.structs import replace
 from sortedcontainers import SortedDict
 
 from shard.core import changes
+from shard.core.context import Context
 from shard.core.outcome import Made, Outcome
 from streams.protocol.errors import (
     BasinDeletionPending,
@@ -29,9 +30,6 @@ from streams.protocol.errors import (
 )
 from streams.protocol.messages import streams as protocol
 from streams.protocol.messages.streams import Basin
-
-if TYPE_CHECKING:
-    from shard.core.context import Context
 
 #: A basin costs about a kilobyte here, and all of them are in every snapshot of the first shard.
 BASINS_MAX = 10_000

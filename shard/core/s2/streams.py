@@ -12,13 +12,13 @@ Rules of the file
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from shard.core import changes
 from shard.core.boxes import validation
 from shard.core.boxes.box import Box
+from shard.core.context import Context
 from shard.core.outcome import Made, Outcome, reply_after
 from shard.core.s2.stream import StreamState
 from streams.protocol.errors import (
@@ -38,9 +38,6 @@ from streams.protocol.messages.commands import ReadStream
 from streams.protocol.messages.streams import DEFAULTS, Stream
 from streams.protocol.model import sequenced
 from streams.protocol.model.records import Batch, render_binary, resolve_times
-
-if TYPE_CHECKING:
-    from shard.core.context import Context
 
 #: Boxes one page of a list looks at: a millisecond. Most of them may be no streams.
 _LISTED_MAX = 5_000

@@ -11,18 +11,15 @@ Rules of the file
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from sortedcontainers import SortedDict
 
 from shard.core import changes
+from shard.core.context import Context
 from shard.core.outcome import Made, Outcome
 from streams.protocol.errors import AccessTokenNotFound, ResourceAlreadyExists, StreamsError, Throttled
 from streams.protocol.messages import streams as protocol
 from streams.protocol.messages.streams import AccessToken
-
-if TYPE_CHECKING:
-    from shard.core.context import Context
 
 #: A token costs about a kilobyte here, and all of them are in every snapshot of the first shard.
 TOKENS_MAX = 10_000

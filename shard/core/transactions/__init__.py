@@ -3,6 +3,7 @@
 handlers        commands enter here: put, commit, abort, list; what expires
 state           held rows, commits that are not rendered, the mark of each writer; appliers of their changes
 validation      whether the rows that a change needs are held, before anything is changed
+epochs          one open transaction: its parcels, and what their rows add up to
 chunks          one message of held rows: where the log has it, and what a commit must know
 commits         a commit that is decided, rendered in steps
 unrendered      rows of a commit in a box before they are rendered

@@ -22,15 +22,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from shard.core import changes
 from shard.core.boxes.box import Box, stand_in
 from shard.core.boxes.sealed import UNFINISHED, NotLoaded, TagsNotLoaded
+from shard.core.context import Context
 from shard.core.outcome import Made, Outcome, reply_after
 from shard.core.transactions.chunks import Chunk, ChunksNotLoaded, Piece, Times, cost_of, memory_of
 from shard.core.transactions.commits import Commit, Start, Step, Target, render_step
-from shard.core.transactions.state import MARKS_MAX, REPLACED_MAX, Epoch, Mark, Txns
+from shard.core.transactions.epochs import Epoch
+from shard.core.transactions.state import MARKS_MAX, REPLACED_MAX, Mark, Txns
 from streams.protocol.access.grants import ADMIN
 from streams.protocol.errors import (
     BatchTooLarge,
@@ -46,9 +48,6 @@ from streams.protocol.errors import (
 from streams.protocol.messages import bulk, forwards
 from streams.protocol.model.names import shown
 from streams.protocol.model.records import Batch
-
-if TYPE_CHECKING:
-    from shard.core.context import Context
 
 #: Bytes of a record that all records have, but for the digits of its seq and time.
 _RECORD_BYTES = len(b'{"$seq":,"$ts":,"data":}')
@@ -69,8 +68,9 @@ class _Planned(NamedTuple):
 
 
 class Committing:
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, txns: Txns) -> None:
         self._context = context
+        self._txns = txns
         context.on_command(bulk.TxnPut, self._put)
         context.on_command(bulk.TxnCommit, self._commit)
         context.on_command(bulk.TxnAbort, self._abort)
@@ -79,7 +79,7 @@ class Committing:
     # -- putting
 
     def _put(self, command: bulk.TxnPut, now_ms: int, made: Made) -> Outcome:
-        txns, txn = self._context.txns, command.txn
+        txns, txn = self._txns, command.txn
         marks, refusal = self._known(txn, command.caller, made)
         if refusal is not None:
             return refusal
@@ -149,14 +149,14 @@ class Committing:
 
     def _owner_after(self, txn: bulk.Txn, caller: bulk.Caller) -> str:
         """The key that the writer belongs to once this caller has put or committed something."""
-        owners = self._context.txns.owners_of(txn.writer)
+        owners = self._txns.owners_of(txn.writer)
         return min(owners) if owners and not txn.reset else caller.key_id
 
     def _refuse_stranger(self, txn: bulk.Txn, caller: bulk.Caller, made: Made) -> Outcome | None:
         """A refusal if the writer belongs to another key. A key that may do everything takes it over with
         `reset`."""
         grant = caller.grant
-        if grant is None or not self._context.txns.owners_of(txn.writer) - {caller.key_id}:
+        if grant is None or not self._txns.owners_of(txn.writer) - {caller.key_id}:
             return None
         if txn.reset and grant.scopes & ADMIN and not grant.prefixes:
             return None
@@ -172,12 +172,12 @@ class Committing:
         refusal = self._refuse_stranger(txn, caller, made)
         if refusal is not None:
             return [], refusal
-        marks = self._context.txns.marks.get(txn.writer, ())
+        marks = self._txns.marks.get(txn.writer, ())
         if not txn.reset:
             for mark in marks:
                 if mark.query != txn.query:
                     return [], self._conflict(txn, mark.query, mark.epoch, mark.lsn, made)
-            for number, epoch in self._context.txns.held_by_others(txn.writer, txn.query).items():
+            for number, epoch in self._txns.held_by_others(txn.writer, txn.query).items():
                 if epoch.takes_over:
                     return [], self._conflict(txn, epoch.query, number, self._context.lsn, made)
         return [mark for mark in marks if mark.query == txn.query], None
@@ -199,7 +199,7 @@ class Committing:
 
     def _check_bounds(self, txn: bulk.Txn, epoch: Epoch | None, boxes: int, account: str) -> None:
         """What is known of held rows must fit into memory. The rows themselves are bounded by the disk."""
-        txns = self._context.txns
+        txns = self._txns
         more = memory_of(boxes)
         is_over = txns.memory + more > txns.bytes_max
         # One key leaves half of it to others.
@@ -222,7 +222,7 @@ class Committing:
 
     def _check_marks(self, txn: bulk.Txn) -> None:
         """Refuses a writer for whose mark there is no room. That of one that is used once always has some."""
-        txns = self._context.txns
+        txns = self._txns
         if not txn.once and txn.writer not in txns.marks and txns.marks_kept >= MARKS_MAX:
             raise Throttled(
                 f"this shard knows {txns.marks_kept} transaction writers, which is its limit; use the name "
@@ -252,7 +252,7 @@ class Committing:
 
     def _forget_loaded(self, command: bulk.TxnCommit) -> None:
         """Rows that were loaded for a commit are not needed any more."""
-        epoch = self._context.txns.find(command.txn.writer, command.txn.epoch)
+        epoch = self._txns.find(command.txn.writer, command.txn.epoch)
         for chunk in epoch.chunks() if epoch is not None else ():
             if chunk.held is not None and not chunk.is_counted:
                 chunk.forget()
@@ -267,7 +267,7 @@ class Committing:
             return self._when_durable(bulk.Committed(True, 0, []), done.lsn, made)
         self._check_marks(txn)
         parcels = [parcel for parcel, chunks in command.parcels if chunks]
-        held = context.txns.find(txn.writer, txn.epoch)
+        held = self._txns.find(txn.writer, txn.epoch)
         if held is not None and txn.attempt in held.replaced:
             return self._replaced(txn, made)
         epoch = self._required(command)
@@ -305,7 +305,7 @@ class Committing:
         if not eager:
             return []
         chunks = [chunk for chunk in epoch.ordered(parcels) if not eager.isdisjoint(chunk.boxes)]
-        size, most = sum(chunk.bytes for chunk in chunks), self._context.txns.bytes_max
+        size, most = sum(chunk.bytes for chunk in chunks), self._txns.bytes_max
         if size > most:
             raise BatchTooLarge(
                 f"epoch {command.txn.epoch} of {shown(command.txn.writer)} has {size} bytes with rows for "
@@ -318,13 +318,13 @@ class Committing:
     def _drop_later_others(self, txn: bulk.Txn, made: Made) -> None:
         """Drops later epochs that other queries hold: with the mark of this commit they are refused, and what
         is left of them must not be taken for rows of this query when it comes to these epochs."""
-        for number in self._context.txns.held_by_others(txn.writer, txn.query):
+        for number in self._txns.held_by_others(txn.writer, txn.query):
             if number > txn.epoch:
                 self._context.log(changes.TxnDropped(txn.writer, number), made)
 
     def _required(self, command: bulk.TxnCommit) -> Epoch:
         """What is held, if it is all that is named; that may be nothing."""
-        epoch = self._context.txns.find(command.txn.writer, command.txn.epoch) or Epoch(command.txn.query)
+        epoch = self._txns.find(command.txn.writer, command.txn.epoch) or Epoch(command.txn.query)
         for parcel, count in command.parcels:
             chunks = epoch.parcels.get(parcel, {})
             if sorted(chunks) != list(range(count)):
@@ -408,7 +408,7 @@ class Committing:
             context.reserve(box, part.first_seq + sum(part.counts) - 1, made)
             stored.append((box, part))
         memory_batches = _render_in_memory(in_memory, list(epoch.ordered(parcels)), now_ms)
-        is_small = context.txns.is_small(epoch)
+        is_small = self._txns.is_small(epoch)
         self._drop_later_others(txn, made)
         parts = [part for _, part in stored]
         owner = self._owner_after(txn, command.caller)
@@ -423,7 +423,7 @@ class Committing:
             context.arm_timer(box)
         waits_for = lsn
         objects = [box.name for box, _ in stored if box.is_object]
-        commit = context.txns.commits.get(lsn)
+        commit = self._txns.commits.get(lsn)
         if commit is not None and objects:
             self._render_now(commit, objects, made)
             waits_for = context.lsn
@@ -458,12 +458,12 @@ class Committing:
                 context.stage(changes.BatchKept(generation, batch), box, made)
 
     def end_step(self, commit: Commit, chunks: int, made: Made) -> None:
-        if commit.lsn in self._context.txns.commits:
+        if commit.lsn in self._txns.commits:
             self._context.log(changes.TxnRendered(commit.lsn, chunks), made)
 
     def _once_after(self, txn: bulk.Txn) -> bool:
         """Whether the mark may expire: not if the writer had one that does not."""
-        return txn.once and all(mark.once for mark in self._context.txns.marks.get(txn.writer, ()))
+        return txn.once and all(mark.once for mark in self._txns.marks.get(txn.writer, ()))
 
     def _append_in_memory(
         self,
@@ -487,7 +487,7 @@ class Committing:
     # -- dropping
 
     def _abort(self, command: bulk.TxnAbort, now_ms: int, made: Made) -> Outcome:
-        txns, txn = self._context.txns, command.txn
+        txns, txn = self._txns, command.txn
         if command.forgets:
             return self._forget(command, made)
         epoch = txns.find(txn.writer, txn.epoch)
@@ -508,7 +508,7 @@ class Committing:
 
     def _forget(self, command: bulk.TxnAbort, made: Made) -> Outcome:
         """Drops all that is held for the writer, and its mark."""
-        txns, writer, caller = self._context.txns, command.txn.writer, command.caller
+        txns, writer, caller = self._txns, command.txn.writer, command.caller
         known = txns.of_writer(writer)
         if not _is_admin_of_all(caller):
             refusal = self._refuse_stranger(command.txn, caller, made)
@@ -526,7 +526,7 @@ class Committing:
     def tick(self, now_ms: int, made: Made) -> None:
         """Drops what nobody has put to for too long."""
         for _ in range(_EXPIRED_MAX):
-            expired = self._context.txns.expired(now_ms)
+            expired = self._txns.expired(now_ms)
             if expired is None:
                 return
             self._context.log(changes.TxnDropped(*expired), made)
@@ -534,7 +534,7 @@ class Committing:
     # -- telling
 
     def _list(self, command: bulk.TxnList, now_ms: int, made: Made) -> Outcome:
-        txns, caller = self._context.txns, command.caller
+        txns, caller = self._txns, command.caller
         held = [
             bulk.Held(
                 writer,

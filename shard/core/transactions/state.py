@@ -23,24 +23,21 @@ Invariants (`check`)
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from shard.core import changes
+from shard.core.context import Context
 from shard.core.transactions import validation
-from shard.core.transactions.chunks import Chunk, Piece
+from shard.core.transactions.chunks import Chunk
 from shard.core.transactions.commits import Commit, Target
+from shard.core.transactions.epochs import Epoch, add_pieces
 from shard.core.transactions.unrendered import UnrenderedRows
 from streams.protocol.model.slots import slot_of
 from streams.protocol.wire.packed import Rows
-
-if TYPE_CHECKING:
-    from shard.core.boxes.box import Box
-    from shard.core.context import Context
 
 #: A transaction up to this size keeps its rows in memory, and its commit renders them at once: about four
 #: milliseconds. All of them together keep at most `LOADED_MAX`.
@@ -75,79 +72,6 @@ class Mark(NamedTuple):
     def covers(self, box: str) -> bool:
         slot = slot_of(box)
         return not self.slots or bool(self.slots[slot >> 3] >> (slot & 7) & 1)
-
-
-class Epoch:
-    """What is held of one transaction."""
-
-    __slots__ = (
-        "attempt",
-        "bytes",
-        "loaded_bytes",
-        "owner",
-        "parcels",
-        "put_ms",
-        "query",
-        "records",
-        "replaced",
-        "takes_over",
-        "totals",
-    )
-
-    def __init__(self, query: str, owner: str | None = None) -> None:
-        self.query = query
-        #: As in `changes.TxnHeld`.
-        self.owner = owner
-        #: The attempt whose rows are held, and those that it has replaced.
-        self.attempt = ""
-        self.replaced: list[str] = []
-        self.parcels: dict[str, dict[int, Chunk]] = {}
-        #: What its chunks take in the log, how many rows they have, and what of them is in memory.
-        self.bytes = 0
-        self.records = 0
-        self.loaded_bytes = 0
-        #: All rows of each box; None when some are gone and it is to be worked out anew.
-        self.totals: dict[str, Piece] | None = {}
-        #: When the last chunk came.
-        self.put_ms = 0
-        #: Whether its query took the writer over from another one.
-        self.takes_over = False
-
-    def __repr__(self) -> str:
-        return f"<Epoch of {self.query!r}, {len(self.parcels)} parcels>"
-
-    def chunks(self) -> Iterator[Chunk]:
-        for parcel in self.parcels.values():
-            yield from parcel.values()
-
-    def create_of(self, box: str) -> bool | None:
-        """Whether the rows of a box may create it, as whoever put the first of them said."""
-        return next(chunk.create for chunk in self.chunks() if box in chunk.boxes)
-
-    def totals_of(self, parcels: Sequence[str]) -> dict[str, Piece]:
-        """All rows of each box in these parcels. Those of all parcels are known, mostly; so a commit takes no
-        time for each chunk."""
-        is_all = len(parcels) == len(self.parcels)
-        if is_all and self.totals is not None:
-            return self.totals
-        found: dict[str, Piece] = {}
-        for chunk in self.ordered(parcels):
-            _add_pieces(found, chunk)
-        if is_all:
-            self.totals = found
-        return found
-
-    def ordered(self, parcels: Sequence[str]) -> Iterator[Chunk]:
-        for name in parcels:
-            chunks = self.parcels[name]
-            for number in sorted(chunks):
-                yield chunks[number]
-
-
-def _add_pieces(totals: dict[str, Piece], chunk: Chunk) -> None:
-    for piece in chunk.pieces():
-        before = totals.get(piece.box)
-        totals[piece.box] = piece if before is None else before.joined(piece)
 
 
 class Txns:
@@ -186,8 +110,8 @@ class Txns:
         self._awaited: dict[int, tuple[Commit, int]] = {}
         context.on_change(changes.TxnHeld, self._apply_held)
         context.on_change(changes.TxnKept, self._apply_held)
-        context.on_change(changes.TxnCommitted, self._apply_committed, partial(validation.committed, self))
-        context.on_change(changes.TxnDropped, self._apply_dropped, partial(validation.dropped, self))
+        context.on_change(changes.TxnCommitted, self._apply_committed, self._require_held)
+        context.on_change(changes.TxnDropped, self._apply_dropped, self._require_parcels)
         context.on_change(changes.TxnForgotten, self._apply_forgotten)
         context.on_change(changes.TxnRendered, self._apply_rendered)
 
@@ -198,9 +122,6 @@ class Txns:
 
     def find(self, writer: str, epoch: int) -> Epoch | None:
         return self.epochs.get((writer, epoch))
-
-    def box_of(self, generation: int) -> Box | None:
-        return self._context.generations.get(generation)
 
     def bytes_of(self, owner: str) -> int:
         """What is held for the open transactions of a key."""
@@ -355,7 +276,7 @@ class Txns:
         epoch.bytes += chunk.bytes
         epoch.records += chunk.records
         if epoch.totals is not None:
-            _add_pieces(epoch.totals, chunk)
+            add_pieces(epoch.totals, chunk)
         self._count(epoch.owner, chunk, 1)
         self._keep_rows(epoch, chunk)
         if old is None:
@@ -372,6 +293,14 @@ class Txns:
         mark = Mark(change.epoch, change.query, change.at_ms, lsn=lsn, owner=change.owner, once=change.once)
         self.note_mark(change.writer, mark)
         self._forget_marks(change.at_ms)
+
+    def _require_held(self, change: changes.TxnCommitted) -> None:
+        if change.parts:
+            epoch = self.find(change.writer, change.epoch)
+            validation.committed(change, epoch, self._context.generations)
+
+    def _require_parcels(self, change: changes.TxnDropped) -> None:
+        validation.parcels_held(change, self.find(change.writer, change.epoch))
 
     def _begin(self, change: changes.TxnCommitted, lsn: int) -> None:
         """Gives the rows of a commit their places."""

@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from shard.core import changes
+from shard.core.boxes.box import Box
 from shard.core.boxes.validation import require_behind
 from shard.core.kernel import DoesNotApply
-
-if TYPE_CHECKING:
-    from shard.core.transactions.state import Epoch, Txns
+from shard.core.transactions.epochs import Epoch
 
 
-def committed(txns: Txns, change: changes.TxnCommitted) -> None:
+def committed(change: changes.TxnCommitted, epoch: Epoch | None, boxes: Mapping[int, Box]) -> None:
     """Raises `DoesNotApply` unless every row of a commit is held, and its place in a box is free."""
-    if not change.parts:
-        return
-    totals = _epoch_of(txns, change).totals_of(change.parcels)
+    totals = parcels_held(change, epoch).totals_of(change.parcels)
     for part in change.parts:
-        box = txns.box_of(part.generation)
+        box = boxes.get(part.generation)
         held = totals.get(part.box)
         if box is None or held is None or held.records != sum(part.counts):
             raise DoesNotApply(f"a commit has {sum(part.counts)} rows for {part.box}, and {held} is held")
         require_behind(box.log, part.first_seq, times_of(part, change.at_ms)[0])
 
 
-def dropped(txns: Txns, change: changes.TxnDropped) -> None:
-    _epoch_of(txns, change)
-
-
-def _epoch_of(txns: Txns, change: changes.TxnCommitted | changes.TxnDropped) -> Epoch:
-    epoch = txns.find(change.writer, change.epoch)
+def parcels_held(change: changes.TxnCommitted | changes.TxnDropped, epoch: Epoch | None) -> Epoch:
+    """The epoch, if it has the parcels that the change names."""
     if epoch is None or not all(parcel in epoch.parcels for parcel in change.parcels):
         raise DoesNotApply(f"rows of {change.writer}, epoch {change.epoch}, are not held")
     return epoch
