@@ -71,7 +71,7 @@ def test_a_list_does_not_wait_for_payloads() -> None:
     sealed(driver)
     driver.now_ms = 1_060
     (listed,) = driver.ask(commands.ListBoxes()).boxes
-    assert listed["count"] == 2
+    assert listed.count == 2
 
 
 def test_sealed_records_are_read_like_others() -> None:
