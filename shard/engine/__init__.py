@@ -10,7 +10,7 @@ delivery          commands that are held back, and what serves them again:
   waiting_claims    claims that wait for a job
 ticker            calls the engine when something is due; timekeeper has the clocks
 pressure          backpressure, and the disk's space; disk_space says what a full disk still does
-committer         writes the log in groups, in threads of its own
+committer         writes the log in groups, in threads of its own; log_files makes and drops its files
 fetcher, cache    payloads that are not in memory
 background        the tasks beside the commands:
   snapshots         state on disk, old log released

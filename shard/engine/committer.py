@@ -18,10 +18,10 @@ Rules of the file:
      and the files thread says when it cannot make the next file (`lacks_spare`), long before that.
 
 Invariants:
-  report-order   lsns reported by one callback only grow; a durable lsn was reported as logged before, unless
+  REPORT_ORDER   lsns reported by one callback only grow; a durable lsn was reported as logged before, unless
                  no frame up to it had `logged_matters`.
-  report-after   an lsn is reported as logged after its `append`, as durable after its `sync`, returned.
-  bounded-group  a group takes no more once it has `group_bytes_max` or `group_frames_max`; it holds at least
+  REPORT_AFTER   an lsn is reported as logged after its `append`, as durable after its `sync`, returned.
+  BOUNDED_GROUP  a group takes no more once it has `group_bytes_max` or `group_frames_max`; it holds at least
                  one submission, whole.
 """
 
@@ -30,11 +30,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
 from time import monotonic_ns
 from typing import Protocol
 
-from shard.storage.files import NO_SPACE
+from shard.engine.log_files import LogFiles
 from shard.storage.wal import FrameParts, Wal
 from streams.protocol.telemetry.histogram import Histogram
 
@@ -44,8 +45,6 @@ GROUP_BYTES_MAX = 8 << 20
 GROUP_FRAMES_MAX = 1024
 #: How often a commit that has no room on the disk is tried again.
 _FULL_WAIT_S = 0.25
-#: A file that lasts for less than this is not followed by one full of zeros.
-_FAST_FILE_NS = 2_000_000_000
 
 #: What the engine's own thread may write at once: a copy of some 50 µs into the page cache. More is left to
 #: the commit thread, which writes beside the engine and not in its place. A hop there and back costs the
@@ -83,18 +82,18 @@ class CommitterStatistics:
     durable_lsn: int
 
 
-class _Poke:
+class _WakeUp:
     """Makes the commit thread look at its clock: something was written that it must sync in time."""
 
 
-_POKE = _Poke()
+_WAKE_UP = _WakeUp()
 
 
-class _Border:
+class _GroupBoundary:
     """A place in the backlog that no group reaches over."""
 
 
-_BORDER = _Border()
+_GROUP_BOUNDARY = _GroupBoundary()
 
 
 class _Flush:
@@ -105,6 +104,9 @@ class _Flush:
     def __init__(self, *, ends: bool) -> None:
         self.done = threading.Event()
         self.ends = ends
+
+
+_Item = _Submission | _Flush | _WakeUp | _GroupBoundary | BaseException
 
 
 class Committer:
@@ -127,10 +129,8 @@ class Committer:
         self._on_logged = on_logged
         self._on_durable = on_durable
         self._on_failed = on_failed
-        #: Called when `lacks_spare` or `is_stuck` has changed.
+        #: Called when `is_stuck` or `files.lacks_spare` has changed.
         self._on_space = on_space
-        #: True while the next log file cannot be made, because the disk is full. Set by the files thread.
-        self.lacks_spare = False
         #: True while the commit thread waits for room on the disk. Set by the commit thread.
         self.is_stuck = False
         self._gives_up = threading.Event()
@@ -141,32 +141,27 @@ class Committer:
         self._group_frames_max = group_frames_max
         self._unsynced_bytes_max = unsynced_bytes_max
         #: A failure in here was met by the files thread and is handed on by the commit thread.
-        self._backlog: SimpleQueue[_Submission | _Flush | _Poke | _Border | BaseException] = SimpleQueue()
-        #: Held by whoever is at the log. Only `append_now` ever finds it taken, and then it does not wait.
+        self._backlog: SimpleQueue[_Item] = SimpleQueue()
+        #: Held by the thread that uses the log. `append_now` finds it taken at times, and does not wait.
         self._turn = threading.Lock()
-        #: A number asks to release all files up to it, a negative one to drop that file, which was kept; True
-        #: asks for a spare to be ready, None ends the thread.
-        self._file_work: SimpleQueue[int | bool | None] = SimpleQueue()
+        self.files = LogFiles(wal, on_space=partial(post, on_space), on_failed=self._backlog.put)
         self._commit_thread = threading.Thread(target=self._run, name="wal-commit", daemon=True)
-        self._files_thread = threading.Thread(target=self._run_files, name="wal-files", daemon=True)
         #: True asks for a sync, None ends the thread.
         self._sync_work: SimpleQueue[bool | None] = SimpleQueue()
         self._sync_thread = threading.Thread(target=self._run_syncs, name="wal-sync", daemon=True)
-        #: Whether the sync thread is at it. Set by the commit thread, cleared by the other.
+        #: True while the sync thread runs a sync. Set by the commit thread, cleared by the other.
         self._is_syncing = False
         self._failure: BaseException | None = None
         #: What was taken out of the backlog and is not dealt with; it must not be lost when a write fails.
         self._held: _Flush | BaseException | None = None
         self._oldest_unsynced_ns = 0
-        # Written by the files thread alone.
-        self._prepared_ns = -_FAST_FILE_NS - 1
         # Written by the engine's thread alone.
         self._submitted = 0
         self._submitted_bytes = 0
         # Written by the commit thread alone.
         self._written = 0
         self._taken_bytes = 0
-        # Written by whoever has the turn.
+        # Written by the thread that holds the lock.
         self._durable_bytes = 0
         self._frames = 0
         self._groups = 0
@@ -198,8 +193,7 @@ class Committer:
         return self._groups + self._fsyncs + self._looks_for_room
 
     def start(self) -> None:
-        self._file_work.put(True)
-        self._files_thread.start()
+        self.files.start()
         self._sync_thread.start()
         self._commit_thread.start()
 
@@ -218,7 +212,7 @@ class Committer:
     def end_group(self) -> None:
         """What was submitted is written and synced without what will be: that is much, and nobody waits for
         it."""
-        self._backlog.put(_BORDER)
+        self._backlog.put(_GROUP_BOUNDARY)
 
     def append_now(self, frames: Sequence[FrameParts]) -> bool:
         """Write frames that nobody waits to be synced, at once and in the calling thread, if the commit
@@ -244,7 +238,7 @@ class Committer:
             if not self._try_append(frames):
                 return False
             if was_synced:
-                self._backlog.put(_POKE)
+                self._backlog.put(_WAKE_UP)
         except BaseException as failure:
             self._failure = failure
             self._post(self._on_failed, failure)
@@ -256,18 +250,6 @@ class Committer:
     def room_bytes(self) -> int:
         """What can be logged for certain beyond what was submitted, whatever becomes of the disk's space."""
         return self._wal.room_bytes - self.backlog_bytes
-
-    def prepare(self) -> None:
-        """Try to have the next log file ready, in the background, if it is not."""
-        self._file_work.put(True)
-
-    def release(self, number: int) -> None:
-        """Drop all log files up to this number, in the background. May be asked twice."""
-        self._file_work.put(number)
-
-    def drop_kept(self, number: int) -> None:
-        """Drop a log file that was released and kept, in the background. May be asked twice."""
-        self._file_work.put(-number)
 
     def statistics(self) -> CommitterStatistics:
         return CommitterStatistics(
@@ -291,9 +273,8 @@ class Committer:
         """Flush, close the log and end the threads. Blocks; `CommitFailed` if there was a failure."""
         if self._commit_thread.is_alive():
             self._gives_up.set()
-            self._file_work.put(None)
             self._sync_work.put(None)
-            self._files_thread.join()
+            self.files.stop()
             self._sync_thread.join()
             try:
                 self._pass_through(ends=True)
@@ -337,11 +318,11 @@ class Committer:
             if isinstance(item, tuple):
                 with self._turn:
                     self._commit_group(item)
-            elif not isinstance(item, _Poke | _Border):
+            elif not isinstance(item, _WakeUp | _GroupBoundary):
                 self._held = item
 
     def _settle_held(self, item: _Flush | BaseException) -> bool:
-        """Do what is not a submission; whether it was the end."""
+        """Do a flush, or raise a failure of another thread. Returns True if it was the last."""
         if isinstance(item, BaseException):
             raise item
         self._sync()
@@ -354,7 +335,7 @@ class Committer:
     def _wait_s(self) -> float | None:
         """How long there is to wait for more, before something must be synced or may be marked."""
         if self._is_syncing:
-            return None  # its end is told by a poke
+            return None  # a wake-up follows its end
         if self._oldest_unsynced_ns:
             return max(0, self._oldest_unsynced_ns + self._sync_interval_ns - monotonic_ns()) / 1e9
         if self._wal.mark_due:
@@ -376,9 +357,9 @@ class Committer:
             group = list(frames)
             while size < self._group_bytes_max and len(group) < self._group_frames_max and backlog.qsize():
                 item = backlog.get_nowait()
-                if isinstance(item, _Poke):
+                if isinstance(item, _WakeUp):
                     continue
-                if isinstance(item, _Border):
+                if isinstance(item, _GroupBoundary):
                     break
                 if not isinstance(item, tuple):
                     self._held = item
@@ -408,7 +389,7 @@ class Committer:
             self.is_stuck = False
             self._post(self._on_space)
         if wal.rotations != rotations:
-            self._file_work.put(True)
+            self.files.prepare()
 
     def _try_append(self, group: Sequence[FrameParts]) -> bool:
         """Append without waiting. False if the disk has no room; then the commit thread may wait for it."""
@@ -487,42 +468,4 @@ class Committer:
                 if self._wal.end_sync(syncing):
                     self._report_durable(started_ns)
         self._is_syncing = False
-        self._backlog.put(_POKE)
-
-    # The files thread.
-
-    def _run_files(self) -> None:
-        try:
-            while (work := self._file_work.get()) is not None:
-                if work is True:
-                    self._prepare_next()
-                else:
-                    self._release(work)
-        except BaseException as failure:
-            self._backlog.put(failure)
-
-    def _prepare_next(self) -> None:
-        # A file that was full so soon was written in large groups, where the price of a sync hardly counts
-        # and that of writing every byte twice does.
-        now_ns = monotonic_ns()
-        zeros = now_ns - self._prepared_ns > _FAST_FILE_NS
-        self._prepared_ns = now_ns
-        lacked_spare = self.lacks_spare
-        try:
-            self._wal.prepare_next(zeros=zeros)
-            self.lacks_spare = False
-        except OSError as error:
-            # A full disk is not yet a failure: the current file has room, and the engine stops in time.
-            if error.errno not in NO_SPACE:
-                raise
-            self.lacks_spare = True
-        if self.lacks_spare != lacked_spare:
-            self._post(self._on_space)
-
-    def _release(self, through: int) -> None:
-        if through < 0:
-            self._wal.drop_kept(-through)
-            return
-        for file in self._wal.files()[:-1]:
-            if file.number <= through:
-                self._wal.release(file.number)
+        self._backlog.put(_WAKE_UP)

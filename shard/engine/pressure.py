@@ -107,7 +107,7 @@ class SpaceWatch:
         """Settle the level, and act on a change."""
         was_full = self._disk_space.level == Level.FULL
         has_changed = self._disk_space.judge(
-            lacks_spare=self._committer.lacks_spare,
+            lacks_spare=self._committer.files.lacks_spare,
             is_stuck=self._committer.is_stuck,
             room_bytes=lambda: self._committer.room_bytes,
             file_bytes=self._file_bytes,
@@ -128,6 +128,6 @@ class SpaceWatch:
                 await self.changed.wait()
             self.changed = trio.Event()
             await self.look()
-            if self._committer.lacks_spare and self._disk_space.may_allocate:
-                self._committer.prepare()
+            if self._committer.files.lacks_spare and self._disk_space.may_allocate:
+                self._committer.files.prepare()
             self.judge()

@@ -196,13 +196,13 @@ class SnapshotKeeper:
     def _release(self) -> None:
         for kept in self._wal.kept_files():
             if not self._retention.keeps(kept.first_lsn, kept.last_lsn):
-                self._committer.drop_kept(kept.number)
+                self._committer.files.drop_kept(kept.number)
         self.sweep()
         *older, newest = self._wal.files()
         through = self._retention.released(older)
         assert through < newest.number, "NEWEST_STAYS"
         if through:
-            self._committer.release(through)
+            self._committer.files.release(through)
 
     def sweep(self) -> None:
         """Have segments dropped that no snapshot names."""

@@ -34,7 +34,8 @@ from shard.storage.segments.index import digest_of
 from shard.storage.segments.store import Name, SegmentStore
 from shard.storage.snapshot import Snapshots
 from shard.storage.wal import FILE_BYTES
-from shard.transfer.backup import Backup, BackupShard, BadSignature, Pause, Target, check_sha256
+from shard.transfer.backup import BadSignature, Pause, Target, check_sha256
+from shard.transfer.backup_manifest import Backup, BackupShard
 from shard.transfer.boxes import ShardBuilder, end_life, parts_of, read_shard, servers_of
 from shard.transfer.marks import MarkMerge, owners_of
 from streams.protocol.model.records import Batch

@@ -2,7 +2,7 @@
 
     object/00000003-002-1700000000000/                    a chain: its number, its shard, its server
         log/<first lsn>-<last lsn>-<life>.frames          changes, one object for each group
-        backups/<lsn>.json, backup-shards/…, backup-segments/…    bases, as in `shard/transfer/backup.py`
+        backups/<lsn>.json, backup-shards/…, backup-segments/…    bases: `transfer/backup_manifest.py`
 
 An object is a header and frames, one after the other:
 

@@ -71,16 +71,16 @@ class FileSource:
             self._disk.close(handle)
 
 
-class ReadAhead:
-    """A source that reads a large step at a time, for one who goes through it from start to end."""
+class WrappedSource:
+    """A source that reads another one in its own way: subclasses say which."""
+
+    __slots__ = ("_source",)
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        self._start = 0
-        self._step = b""
 
     def __repr__(self) -> str:
-        return f"<ReadAhead of {self.name}: {len(self._step)} bytes from {self._start}>"
+        return f"<{type(self).__name__} of {self._source!r}>"
 
     @property
     def name(self) -> str:
@@ -88,6 +88,20 @@ class ReadAhead:
 
     def size(self) -> int:
         return self._source.size()
+
+
+class ReadAhead(WrappedSource):
+    """A source that reads a large step at a time, for one who goes through it from start to end."""
+
+    __slots__ = ("_start", "_step")
+
+    def __init__(self, source: Source) -> None:
+        super().__init__(source)
+        self._start = 0
+        self._step = b""
+
+    def __repr__(self) -> str:
+        return f"<ReadAhead of {self.name}: {len(self._step)} bytes from {self._start}>"
 
     def read(self, offset: int, length: int) -> bytes:
         at = offset - self._start

@@ -2,7 +2,7 @@
 
 boxes         a folder as boxes, and boxes as a folder
 exports       the state of a running shard, held still while it is read; move_hold keeps moves out of it
-backup        what a backup is made of, taking one, listing and pruning them
+backup        taking a backup, listing and pruning them; backup_manifest is what one is made of
 chains        the chains of an object store
 marks         marks of transactions when boxes change their shard
 """

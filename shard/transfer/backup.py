@@ -1,14 +1,6 @@
-"""Backups: what they are made of, taking one, listing and pruning them. `offline/restore.py` puts one back.
+"""Backups: taking one, listing and pruning them. `offline/restore.py` puts one back.
 
-In the target, a folder or an object store:
-
-    backups/<id>.json                     what the backup holds; written last: it *is* the backup
-    backups/<id>.sig                      its ed25519 signature, if it was taken with a key
-    backup-shards/<id>/shard-00/wal/…     the folder of each shard, as `boxes.py` builds it: everything
-    backup-shards/<id>/shard-00/snapshot/…        but what is in segments
-    backup-segments/7/<first seq>-<serial>-<digest>.seg   shared by all backups that need it
-
-An id is the time in UTC and four random digits: `20261116T163512042Z-9f3a`. Ids sort by time.
+A backup is a manifest and the objects that it names, in a folder or an object store (`backup_manifest.py`).
 
 A segment never changes, and its object's name holds a digest of its content. So a backup copies only segments
 that no backup had before, and backups of servers whose histories parted never mistake one for another.
@@ -18,24 +10,19 @@ when their records are gone, and a backup must outlive that.
 
 Rules of the file
 - What is copied is verified on its way out of its file, and read back from the target before it is counted.
-- A backup whose JSON is not there does not exist. What was left of one that was cut short is written over, or
-  removed by `prune`.
-- Of a manifest only what we could have written is accepted (`_check`): its names become paths and objects.
-- A signed manifest has the SHA-256 of every object. xxh3_64 finds damage, not a forger.
+- A backup whose manifest is not there does not exist. What was left of one that was cut short is written
+  over, or removed by `prune`.
 - One server backs up into one target. `prune` knows of no other.
 """
 
 from __future__ import annotations
 
 import hashlib
-import re
-import secrets
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
-from xxhash import xxh3_64, xxh3_64_hexdigest
+from xxhash import xxh3_64
 
 from shard.core.changes import ShardState
 from shard.storage import frames, segments
@@ -45,17 +32,22 @@ from shard.storage.segments.index import SegmentIndex, digest_of
 from shard.storage.segments.store import Name, SegmentStore
 from shard.storage.snapshot import Snapshots
 from shard.storage.sources import Source
-from streams.protocol.model.slots import SLOTS
+from shard.transfer import backup_manifest
+from shard.transfer.backup_manifest import (
+    FORMAT,
+    FORMAT_SIGNED,
+    ID,
+    MANIFESTS,
+    SEGMENTS,
+    SHARDS,
+    Backup,
+    BackupShard,
+    Stored,
+    StoredSegment,
+    new_id,
+    object_of,
+)
 
-#: Of a manifest without SHA-256s, and of one with them.
-FORMAT, FORMAT_SIGNED = 1, 2
-
-_ID = re.compile(r"[0-9]{8}T[0-9]{9}Z-[0-9a-f]{4}|[0-9]{20}")
-_FILE = re.compile(r"wal/[0-9]{12}\.wal|snapshot/[0-9]{20}\.snap")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-_SHARDS_MAX = 256
-
-_MANIFESTS, _SHARDS, _SEGMENTS = "backups/", "backup-shards/", "backup-segments/"
 _READ_BYTES = 8 << 20
 
 #: Called with the bytes that were just copied: to sleep there bounds the rate.
@@ -76,70 +68,6 @@ class Signer(NamedTuple):
 
 class BadSignature(Exception):
     """A backup is not signed with the key that was asked for. Nothing was read or written."""
-
-
-class Stored(msgspec.Struct, frozen=True, array_like=True):
-    """An object: its name in the target, and what it must be like."""
-
-    name: str
-    size: int
-    checksum: int
-    #: Empty in a backup that is not signed.
-    sha256: str = ""
-
-
-class StoredSegment(msgspec.Struct, frozen=True, array_like=True):
-    generation: int
-    first_seq: int
-    serial: int
-    size: int
-    digest: int
-    #: Empty in a backup that is not signed.
-    sha256: str = ""
-
-    @property
-    def name(self) -> Name:
-        return Name(self.generation, self.first_seq, self.serial)
-
-    @property
-    def object(self) -> str:
-        """Its name below the root of the target."""
-        stem = self.name.file.removesuffix(".seg")
-        return f"{_SEGMENTS}{stem}-{self.digest:016x}.seg"
-
-
-class BackupShard(msgspec.Struct, frozen=True):
-    lsn: int
-    boxes: int
-    #: By path in the shard's folder.
-    files: dict[str, Stored]
-    segments: list[StoredSegment]
-
-
-class Backup(msgspec.Struct, frozen=True, kw_only=True):
-    """One backup, all of it."""
-
-    format: int = FORMAT
-    id: str
-    taken_ms: int
-    #: The map of slots when it was taken, as in the manifest of a data directory.
-    slots: list[tuple[int, int, int]]
-    shards: list[BackupShard]
-
-    @property
-    def boxes(self) -> int:
-        return sum(shard.boxes for shard in self.shards)
-
-    @property
-    def size(self) -> int:
-        """Bytes that it needs, those it shares with others included."""
-        files = sum(stored.size for shard in self.shards for stored in shard.files.values())
-        return files + sum(segment.size for shard in self.shards for segment in shard.segments)
-
-    def encode(self) -> bytes:
-        """A line of JSON and a line with its checksum."""
-        line = msgspec.json.encode(self)
-        return line + b"\n" + xxh3_64_hexdigest(line).encode() + b"\n"
 
 
 class ShardSource(NamedTuple):
@@ -176,10 +104,10 @@ class Target:
 
     def ids(self) -> list[str]:
         """Of all backups, the oldest first."""
-        prefix = self._root + _MANIFESTS
+        prefix = self._root + MANIFESTS
         names = self.store.names(prefix)
         ids = [name.removeprefix(prefix).removesuffix(".json") for name in names if name.endswith(".json")]
-        return [id for id in ids if _ID.fullmatch(id)]
+        return [id for id in ids if ID.fullmatch(id)]
 
     def load(self, id: str) -> Backup:
         """Raises `ColdMissing`, `BadSignature`, or `Corrupt` if it is not what we could have written."""
@@ -195,16 +123,7 @@ class Target:
                 raise BadSignature(f"backup {id} is not signed") from None
             if not verify(content, signature):
                 raise BadSignature(f"backup {id} is not signed with this key, or was changed since")
-        line, _, rest = content.partition(b"\n")
-        if rest != xxh3_64_hexdigest(line).encode() + b"\n":
-            raise Corrupt(name, 0, "it does not match its checksum")
-        try:
-            _check_format(msgspec.json.decode(line, type=_AnyFormat).format)
-            found = msgspec.json.decode(line, type=Backup)
-            _check(found, id, self._root)
-        except ValueError as error:
-            raise Corrupt(name, 0, str(error)) from None
-        return found
+        return backup_manifest.decode(content, name=name, id=id, root=self._root)
 
     def _content(self, name: str) -> bytes:
         size = self.store.size(name)
@@ -213,10 +132,10 @@ class Target:
         return self.store.read(name, 0, size)
 
     def _manifest(self, id: str) -> str:
-        return f"{self._root}{_MANIFESTS}{id}.json"
+        return f"{self._root}{MANIFESTS}{id}.json"
 
     def _signature(self, id: str) -> str:
-        return f"{self._root}{_MANIFESTS}{id}.sig"
+        return f"{self._root}{MANIFESTS}{id}.sig"
 
     # -- taking
 
@@ -230,9 +149,9 @@ class Target:
         pause: Pause = segments.no_pause,
         expect: Expect = lambda size: None,
     ) -> Taken:
-        """Copies what is not there yet. It is a backup when this returns, and none if it raises."""
+        """Copies objects that the target lacks. It is a backup when this returns, and none if it raises."""
         taken_ms = min(shard.taken_ms for shard in shards)
-        id = id or _new_id(taken_ms)
+        id = id or new_id(taken_ms)
         states = [_state_of(self._disk, shard.folder) for shard in shards]
         needed = [self._needed(shard, state) for shard, state in zip(shards, states, strict=True)]
         known = self._known(signer)
@@ -346,7 +265,7 @@ class Target:
         copied: dict[str, Stored] = {}
         for path in self._files_of(folder):
             file = path.removeprefix(f"{folder}/")
-            name = _object_of(self._root, id, number, file)
+            name = object_of(self._root, id, number, file)
             size, checksum = measure(self._disk, path)
             self.store.put(name, path, size=size, checksum=checksum)
             self.store.verify(name, size=size, checksum=checksum)
@@ -388,10 +307,10 @@ class Target:
                 needed.update(stored.name for stored in shard.files.values())
         for id in gone:
             self.store.delete(self._manifest(id))
-        for name in list(self.store.names(self._root + _MANIFESTS)):
+        for name in list(self.store.names(self._root + MANIFESTS)):
             if name.endswith(".sig") and name not in map(self._signature, kept):
                 self.store.delete(name)
-        for prefix in (_SHARDS, _SEGMENTS):
+        for prefix in (SHARDS, SEGMENTS):
             for name in list(self.store.names(self._root + prefix)):
                 if name not in needed:
                     self.store.delete(name)
@@ -474,72 +393,7 @@ def _signed(segment: StoredSegment, sha256: hashlib._Hash | None) -> StoredSegme
     return segment if sha256 is None else msgspec.structs.replace(segment, sha256=sha256.hexdigest())
 
 
-def _object_of(root: str, id: str, number: int, path: str) -> str:
-    """The name of the object that holds a file of a shard's folder."""
-    return f"{root}{_SHARDS}{id}/shard-{number:02d}/{path}"
-
-
-class _AnyFormat(msgspec.Struct):
-    format: int
-
-
-def _check_format(format: int) -> None:
-    if format not in (FORMAT, FORMAT_SIGNED):
-        raise ValueError(f"the backup is of format {format}, known are {FORMAT} and {FORMAT_SIGNED}")
-
-
-def _check(backup: Backup, id: str, root: str) -> None:
-    """Raises `ValueError` if a manifest says anything that we could not have written. Its names become paths
-    in the data directory, so this is a closed grammar and not a search for `..`."""
-    if backup.id != id or not _ID.fullmatch(id):
-        raise ValueError(f"it says that it is the backup {backup.id!r}")
-    if not 1 <= len(backup.shards) <= _SHARDS_MAX:
-        raise ValueError(f"it has {len(backup.shards)} shards")
-    # A base of a chain holds one shard, and the map of all.
-    _check_slots(backup.slots, shards=_SHARDS_MAX if root else len(backup.shards))
-    for number, shard in enumerate(backup.shards):
-        for path, stored in shard.files.items():
-            if not _FILE.fullmatch(path):
-                raise ValueError(f"{path!r} is not the name of a file in a backup")
-            if stored.name != _object_of(root, id, number, path):
-                raise ValueError(f"{stored.name!r} is not the object of {path} of shard {number}")
-            _check_numbers(stored.size, stored.checksum)
-            _check_sha256(backup.format, stored.sha256)
-        for segment in shard.segments:
-            _check_numbers(
-                segment.generation, segment.first_seq, segment.serial, segment.size, segment.digest
-            )
-            _check_sha256(backup.format, segment.sha256)
-
-
-def _check_numbers(*numbers: int) -> None:
-    if not all(0 <= number < 1 << 64 for number in numbers):
-        raise ValueError(f"{min(numbers)} or {max(numbers)} is no size, seq or checksum")
-
-
-def _check_sha256(format: int, text: str) -> None:
-    is_right = _SHA256.fullmatch(text) is not None if format == FORMAT_SIGNED else not text
-    if not is_right:
-        raise ValueError(f"{text[:80]!r} is not a SHA-256 in a backup of format {format}")
-
-
-def _check_slots(runs: list[tuple[int, int, int]], *, shards: int) -> None:
-    """Each slot has one owner."""
-    after = 0
-    for start, end, shard in runs:
-        if start != after or not start < end <= SLOTS or not 0 <= shard < shards:
-            raise ValueError(f"the slots {start} to {end} of shard {shard} do not follow slot {after}")
-        after = end
-    if after != SLOTS:
-        raise ValueError(f"{after} of {SLOTS} slots have an owner")
-
-
 def _state_of(disk: DiskLike, folder: str) -> ShardState:
     loaded = Snapshots(disk, f"{folder}/snapshot").load_newest()
     assert loaded is not None, "an export has a snapshot"
     return frames.decode_state(loaded.content)
-
-
-def _new_id(taken_ms: int) -> str:
-    moment = time.strftime("%Y%m%dT%H%M%S", time.gmtime(taken_ms // 1000))
-    return f"{moment}{taken_ms % 1000:03d}Z-{secrets.token_hex(2)}"

@@ -23,7 +23,8 @@ from shard.storage import object_log
 from shard.storage.cold import ColdStore
 from shard.storage.files import DiskLike
 from shard.storage.object_log import ChainName, LogName
-from shard.transfer.backup import Backup, Target
+from shard.transfer.backup import Target
+from shard.transfer.backup_manifest import Backup
 from shard.transfer.marks import owners_of
 from streams.protocol.model.slots import SLOTS
 

@@ -15,7 +15,8 @@ from streams.cli.verbs import example
 from streams.config import Config, ConfigError, load
 
 if TYPE_CHECKING:
-    from shard.transfer.backup import Backup, Target, Verify
+    from shard.transfer.backup import Target, Verify
+    from shard.transfer.backup_manifest import Backup
 
 
 @example("streams backup backups", "streams backup backups --list")

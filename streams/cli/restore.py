@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from gateway.supervise.manifest import Manifest
     from shard.offline.restore import Restored
     from shard.storage.files import ConfinedDisk
-    from shard.transfer.backup import Backup, Target, Verify
+    from shard.transfer.backup import Target, Verify
+    from shard.transfer.backup_manifest import Backup
     from shard.transfer.chains import Told
     from streams.config import Config
 

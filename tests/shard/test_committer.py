@@ -383,8 +383,8 @@ def test_old_files_are_released_in_the_background_and_reused(desk: Callable[...,
         one.committer.flush()
     files = one.wal.files()
     assert len(files) > 5
-    one.committer.release(files[-2].number)
-    one.committer.release(files[-3].number)
+    one.committer.files.release(files[-2].number)
+    one.committer.files.release(files[-3].number)
     one.committer.stop()
     assert one.wal.files() == files[-1:]
     assert "failed" not in dict(one.rest())
@@ -525,10 +525,10 @@ def test_the_next_file_that_cannot_be_made_is_told_before_the_current_one_is_ful
         threading.Event().wait(0.001)
     disk.is_full = True
     one.wal._spares._ready.clear()
-    one.committer.prepare()
-    assert told.wait(PATIENCE_S) and one.committer.lacks_spare
+    one.committer.files.prepare()
+    assert told.wait(PATIENCE_S) and one.committer.files.lacks_spare
     assert one.wal.has_room(1, 1000)
     told.clear()
     disk.is_full = False
-    one.committer.prepare()
-    assert told.wait(PATIENCE_S) and not one.committer.lacks_spare
+    one.committer.files.prepare()
+    assert told.wait(PATIENCE_S) and not one.committer.files.lacks_spare

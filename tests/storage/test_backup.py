@@ -19,7 +19,8 @@ from shard.offline.restore import Restored, Restoring, choose
 from shard.storage.cold import ColdDamaged, ColdError, ColdMissing, FolderCold
 from shard.storage.files import Corrupt, Disk, DiskLike, remove_tree
 from shard.storage.segments.store import Name, SegmentStore
-from shard.transfer.backup import Backup, ShardSource, Target
+from shard.transfer.backup import ShardSource, Target
+from shard.transfer.backup_manifest import Backup
 from shard.transfer.boxes import end_life, parts_of, read_shard
 from shard.transfer.exports import write_export
 from streams.protocol.model.slots import SLOTS

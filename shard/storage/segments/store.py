@@ -44,7 +44,7 @@ from shard.storage.files import Corrupt, DiskLike
 from shard.storage.segments import index as segment_index
 from shard.storage.segments import reader, tags, writer
 from shard.storage.segments.index import SegmentIndex, segment_name, stub_name
-from shard.storage.sources import FileSource, Source
+from shard.storage.sources import FileSource, Source, WrappedSource
 from streams.protocol.messages.commands import Match
 from streams.protocol.model.records import Batch
 
@@ -189,7 +189,7 @@ class SegmentStore:
     def source_of(self, name: Name) -> Source:
         """Where its bytes are now. If the file moves to the cold store meanwhile, this source is gone."""
         with self._translated():
-            return _Told(self._source(name), self._translated)
+            return _TranslatedSource(self._source(name), self._translated)
 
     def source_in_cold(self, name: Name, size: int | None = None) -> Source:
         """The copy in the cold store, whether or not there is a file or a stub here. Without its size, the
@@ -204,7 +204,7 @@ class SegmentStore:
                 if found is None:
                     raise Corrupt(self._cold_name(name.file), 0, "there is nothing under this name")
                 size = found
-            return _Told(self._cold_source(cold, name, size), self._translated)
+            return _TranslatedSource(self._cold_source(cold, name, size), self._translated)
 
     def open(self, generation: int, facts: SegmentFacts) -> Segment:
         """What is kept in memory of a segment, read from its file or its stub."""
@@ -324,31 +324,21 @@ class SegmentStore:
             raise Corrupt(error.name, 0, error.reason) from error
 
 
-class _EitherSource:
+class _EitherSource(WrappedSource):
     """A segment in the cold store, under its name or else under the one it has from before servers had a
     number there."""
 
-    __slots__ = ("_first", "_note", "_second")
+    __slots__ = ("_note", "_second")
 
     def __init__(self, first: Source, second: Source, note: Callable[[], None]) -> None:
-        self._first = first
+        """`note` is called when it is the second."""
+        super().__init__(first)
         self._second = second
-        #: Called when it is the second.
         self._note = note
-
-    def __repr__(self) -> str:
-        return f"<_EitherSource {self._first!r} or {self._second!r}>"
-
-    @property
-    def name(self) -> str:
-        return self._first.name
-
-    def size(self) -> int:
-        return self._first.size()
 
     def read(self, offset: int, length: int) -> bytes:
         try:
-            return self._first.read(offset, length)
+            return self._source.read(offset, length)
         except ColdMissing as missing:
             try:
                 found = self._second.read(offset, length)
@@ -358,24 +348,14 @@ class _EitherSource:
         return found
 
 
-class _Told:
+class _TranslatedSource(WrappedSource):
     """A source whose errors are those of this file."""
 
-    __slots__ = ("_source", "_translated")
+    __slots__ = ("_translated",)
 
     def __init__(self, source: Source, translated: Callable[[], AbstractContextManager[None]]) -> None:
-        self._source = source
+        super().__init__(source)
         self._translated = translated
-
-    def __repr__(self) -> str:
-        return f"<_Told {self._source!r}>"
-
-    @property
-    def name(self) -> str:
-        return self._source.name
-
-    def size(self) -> int:
-        return self._source.size()
 
     def read(self, offset: int, length: int) -> bytes:
         with self._translated():

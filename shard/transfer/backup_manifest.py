@@ -1,0 +1,180 @@
+"""The manifest of a backup: what it holds, its bytes, and the names of its objects. Pure.
+
+    backups/<id>.json                     what the backup holds; written last: it *is* the backup
+    backups/<id>.sig                      its ed25519 signature, if it was taken with a key
+    backup-shards/<id>/shard-00/wal/…     the folder of each shard, as `boxes.py` builds it: everything
+    backup-shards/<id>/shard-00/snapshot/…        but what is in segments
+    backup-segments/7/<first seq>-<serial>-<digest>.seg   shared by all backups that need it
+
+An id is the time in UTC and four random digits: `20261116T163512042Z-9f3a`. Ids sort by time.
+
+Rules of the file
+- Of a manifest only what we could have written is accepted (`decode`): its names become paths and objects.
+- A signed manifest has the SHA-256 of every object. xxh3_64 finds damage, not a forger.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+
+import msgspec
+from xxhash import xxh3_64_hexdigest
+
+from shard.storage.files import Corrupt
+from shard.storage.segments.store import Name
+from streams.protocol.model.slots import SLOTS
+
+#: Of a manifest without SHA-256s, and of one with them.
+FORMAT, FORMAT_SIGNED = 1, 2
+
+ID = re.compile(r"[0-9]{8}T[0-9]{9}Z-[0-9a-f]{4}|[0-9]{20}")
+_FILE = re.compile(r"wal/[0-9]{12}\.wal|snapshot/[0-9]{20}\.snap")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_SHARDS_MAX = 256
+
+MANIFESTS, SHARDS, SEGMENTS = "backups/", "backup-shards/", "backup-segments/"
+
+
+class Stored(msgspec.Struct, frozen=True, array_like=True):
+    """An object: its name in the target, and what it must be like."""
+
+    name: str
+    size: int
+    checksum: int
+    #: Empty in a backup that is not signed.
+    sha256: str = ""
+
+
+class StoredSegment(msgspec.Struct, frozen=True, array_like=True):
+    generation: int
+    first_seq: int
+    serial: int
+    size: int
+    digest: int
+    #: Empty in a backup that is not signed.
+    sha256: str = ""
+
+    @property
+    def name(self) -> Name:
+        return Name(self.generation, self.first_seq, self.serial)
+
+    @property
+    def object(self) -> str:
+        """Its name below the root of the target."""
+        stem = self.name.file.removesuffix(".seg")
+        return f"{SEGMENTS}{stem}-{self.digest:016x}.seg"
+
+
+class BackupShard(msgspec.Struct, frozen=True):
+    lsn: int
+    boxes: int
+    #: By path in the shard's folder.
+    files: dict[str, Stored]
+    segments: list[StoredSegment]
+
+
+class Backup(msgspec.Struct, frozen=True, kw_only=True):
+    """One backup, all of it."""
+
+    format: int = FORMAT
+    id: str
+    taken_ms: int
+    #: The map of slots when it was taken, as in the manifest of a data directory.
+    slots: list[tuple[int, int, int]]
+    shards: list[BackupShard]
+
+    @property
+    def boxes(self) -> int:
+        return sum(shard.boxes for shard in self.shards)
+
+    @property
+    def size(self) -> int:
+        """Bytes that it needs, those it shares with others included."""
+        files = sum(stored.size for shard in self.shards for stored in shard.files.values())
+        return files + sum(segment.size for shard in self.shards for segment in shard.segments)
+
+    def encode(self) -> bytes:
+        """A line of JSON and a line with its checksum."""
+        line = msgspec.json.encode(self)
+        return line + b"\n" + xxh3_64_hexdigest(line).encode() + b"\n"
+
+
+def decode(content: bytes, *, name: str, id: str, root: str) -> Backup:
+    """The backup in the object `name`. Raises `Corrupt` if it is not what we could have written."""
+    line, _, rest = content.partition(b"\n")
+    if rest != xxh3_64_hexdigest(line).encode() + b"\n":
+        raise Corrupt(name, 0, "it does not match its checksum")
+    try:
+        _check_format(msgspec.json.decode(line, type=_AnyFormat).format)
+        found = msgspec.json.decode(line, type=Backup)
+        _check(found, id, root)
+    except ValueError as error:
+        raise Corrupt(name, 0, str(error)) from None
+    return found
+
+
+def new_id(taken_ms: int) -> str:
+    moment = time.strftime("%Y%m%dT%H%M%S", time.gmtime(taken_ms // 1000))
+    return f"{moment}{taken_ms % 1000:03d}Z-{secrets.token_hex(2)}"
+
+
+def object_of(root: str, id: str, number: int, path: str) -> str:
+    """The name of the object that holds a file of a shard's folder."""
+    return f"{root}{SHARDS}{id}/shard-{number:02d}/{path}"
+
+
+class _AnyFormat(msgspec.Struct):
+    format: int
+
+
+def _check_format(format: int) -> None:
+    if format not in (FORMAT, FORMAT_SIGNED):
+        raise ValueError(f"the backup is of format {format}, known are {FORMAT} and {FORMAT_SIGNED}")
+
+
+def _check(backup: Backup, id: str, root: str) -> None:
+    """Raises `ValueError` if a manifest says anything that we could not have written. Its names become paths
+    in the data directory, so this is a closed grammar and not a search for `..`."""
+    if backup.id != id or not ID.fullmatch(id):
+        raise ValueError(f"it says that it is the backup {backup.id!r}")
+    if not 1 <= len(backup.shards) <= _SHARDS_MAX:
+        raise ValueError(f"it has {len(backup.shards)} shards")
+    # A base of a chain holds one shard, and the map of all.
+    _check_slots(backup.slots, shards=_SHARDS_MAX if root else len(backup.shards))
+    for number, shard in enumerate(backup.shards):
+        for path, stored in shard.files.items():
+            if not _FILE.fullmatch(path):
+                raise ValueError(f"{path!r} is not the name of a file in a backup")
+            if stored.name != object_of(root, id, number, path):
+                raise ValueError(f"{stored.name!r} is not the object of {path} of shard {number}")
+            _check_numbers(stored.size, stored.checksum)
+            _check_sha256(backup.format, stored.sha256)
+        for segment in shard.segments:
+            _check_numbers(
+                segment.generation, segment.first_seq, segment.serial, segment.size, segment.digest
+            )
+            _check_sha256(backup.format, segment.sha256)
+
+
+def _check_numbers(*numbers: int) -> None:
+    if not all(0 <= number < 1 << 64 for number in numbers):
+        raise ValueError(f"{min(numbers)} or {max(numbers)} is no size, seq or checksum")
+
+
+def _check_sha256(format: int, text: str) -> None:
+    is_right = _SHA256.fullmatch(text) is not None if format == FORMAT_SIGNED else not text
+    if not is_right:
+        raise ValueError(f"{text[:80]!r} is not a SHA-256 in a backup of format {format}")
+
+
+def _check_slots(runs: list[tuple[int, int, int]], *, shards: int) -> None:
+    """Each slot has one owner."""
+    after = 0
+    for start, end, shard in runs:
+        if start != after or not start < end <= SLOTS or not 0 <= shard < shards:
+            raise ValueError(f"the slots {start} to {end} of shard {shard} do not follow slot {after}")
+        after = end
+    if after != SLOTS:
+        raise ValueError(f"{after} of {SLOTS} slots have an owner")
