@@ -31,7 +31,8 @@ differ when the log is replayed. Every applier sees the same changes in the same
 nothing is changed. That happens where a log has lost frames, and `shard/offline/repair.py` goes on; live it
 would be a bug.
 
-*State* is of two kinds. Logged state is changed by appliers alone and rebuilt by replay. Volatile state
+*State* is of two kinds. Logged state is changed by appliers alone, rebuilt by replay, and written into
+snapshots by its feature (`on_snapshot`). Volatile state
 (timers, queues of waiting replies, counters) is lost with the process, and rebuilt or begun anew by `start`.
 
 *Time* comes in as an argument. There is no clock, file, socket, randomness or lock in the core.
@@ -53,7 +54,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar, cast
 
 from shard.core.boxes.sealed import NotLoaded, TagsNotLoaded
-from shard.core.changes import Change
+from shard.core.changes import Change, ShardState
 from shard.core.outcome import Made, Outcome
 from streams.protocol.errors import StreamsError
 from streams.protocol.messages.commands import Command
@@ -80,6 +81,7 @@ class Kernel:
         self.before_apply: list[Observer] = []
         self.after_apply: list[Observer] = []
         self._checks: list[Callable[[], None]] = []
+        self._snapshots: list[tuple[Callable[[ShardState], None], Callable[[ShardState], None]]] = []
 
     # -- registration
 
@@ -104,6 +106,20 @@ class Kernel:
         """Has changes of these kinds shown to `observe` before they are applied. Others pay nothing."""
         for kind in kinds:
             self._appliers[kind] = _observed(observe, self._appliers[kind])
+
+    def on_snapshot(self, take: Callable[[ShardState], None], restore: Callable[[ShardState], None]) -> None:
+        """Registers what writes the logged state of a feature into a snapshot, and what takes it back."""
+        self._snapshots.append((take, restore))
+
+    def fill_snapshot(self, state: ShardState) -> None:
+        """Has every feature write its logged state into a snapshot. Shares nothing with it."""
+        for take, _ in self._snapshots:
+            take(state)
+
+    def restore_snapshot(self, state: ShardState) -> None:
+        """Has every feature take its state back, in the order in which they registered."""
+        for _, restore in self._snapshots:
+            restore(state)
 
     def on_check(self, check: Callable[[], None]) -> None:
         """Registers a method of a feature that asserts its named invariants."""

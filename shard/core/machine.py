@@ -121,6 +121,7 @@ class Machine(Context):
         self.on_check(self.check_timers)
         self.sessions = Sessions(sessions_max)
         self.on_check(self.sessions.check)
+        self.on_snapshot(self.sessions.take_snapshot, self.sessions.restore)
         #: What keys with limits use here.
         self.usage = Usage(self)
         self.box_appliers = BoxAppliers(self)
@@ -377,18 +378,11 @@ class Machine(Context):
             last_generation=self.last_generation,
             not_recreated=list(self.not_recreated),
             boxes=[],
-            routers=list(self.routers.routers.values()),
-            last_router_number=self.routers.last_number,
-            held=[] if with_batches else self.txns.held_lsns(),
-            marks=self.txns.mark_facts(),
-            commits=[] if with_batches else self.txns.commit_facts(),
-            basins=list(self.basins.basins.values()),
-            last_basin_number=self.basins.last_number,
-            sessions=self.sessions.facts() if self.stopped_clean else [],
-            tokens=list(self.tokens.tokens.values()),
             at_ms=self.last_ms,
-            **self.uploading.facts(self.lsn),
         )
+        self.fill_snapshot(state)
+        if with_batches:  # it stands without the log, and these rows are only there
+            state.held, state.commits = [], []
         boxes = self.generations
         if keep is not None:
             boxes = {generation: box for generation, box in boxes.items() if keep(box)}
@@ -407,13 +401,6 @@ class Machine(Context):
         self.last_generation = state.last_generation
         self.last_ms = state.at_ms
         self.not_recreated = dict.fromkeys(state.not_recreated)
-        for router in state.routers:
-            self.routers.take_over(router)
-        self.routers.last_number = state.last_router_number
-        self.sessions.take_over(state.sessions)
-        self.basins.restore(state.basins, state.last_basin_number)
-        self.tokens.restore(state.tokens)
-        self.txns.restore(state.marks, state.commits)
         wanted = Wanted({}, [], set(state.held))
         for facts in state.boxes:
             box = Box.from_facts(facts)
@@ -426,7 +413,7 @@ class Machine(Context):
                     wanted.batches[lsn] = box
             wanted.segments.extend((box, segment) for segment in facts.segments)
             self.durability.note_reservation(box, state.lsn)
-        self.uploading.restore(state, self.boxes.values())
+        self.restore_snapshot(state)
         return wanted
 
     def hydrated(self) -> None:

@@ -193,7 +193,9 @@ def test_a_session_lapses_while_the_server_is_stopped() -> None:
 
 def test_a_session_of_a_server_whose_keys_had_no_ids_is_dropped() -> None:
     sessions = Sessions(0)
-    sessions.take_over([("wid_1", 1, b"{}", 5000, "ab" * 32), ("wid_2", 1, b"{}", 5000, "key-1")])
+    snapshot = Machine().snapshot()
+    snapshot.sessions = [("wid_1", 1, b"{}", 5000, "ab" * 32), ("wid_2", 1, b"{}", 5000, "key-1")]
+    sessions.restore(snapshot)
     assert "wid_1" not in sessions and "wid_2" in sessions
     assert sessions.count_of("key-1") == 1
 

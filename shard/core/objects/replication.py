@@ -30,8 +30,7 @@ favour of a base at twice that, or at `PENDING_MAX`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from shard.core import changes
 from shard.core.boxes.box import Box
@@ -102,6 +101,7 @@ class Uploading:
     ) -> None:
         self._context = context
         context.on_check(self.check)
+        context.on_snapshot(self._take_snapshot, self._restore)
         #: Whether there is a store.
         self.is_enabled = is_enabled
         #: Whether an answer about a register (of basins, tokens, routers) waits for the store too.
@@ -309,22 +309,19 @@ class Uploading:
 
     # -- lives
 
-    def facts(self, lsn: int) -> dict[str, Any]:
-        """What a snapshot as of `lsn` says of it."""
-        return {
-            "chain": self.chain,
-            "uploaded_lsn": self.settled_lsn(lsn) if self.is_on else 0,
-            "uploaded_tail_lsn": self.tail_lsn,
-            "follows": list(self.follows),
-        }
+    def _take_snapshot(self, state: ShardState) -> None:
+        state.chain = self.chain
+        state.uploaded_lsn = self.settled_lsn(state.lsn) if self.is_on else 0
+        state.uploaded_tail_lsn = self.tail_lsn
+        state.follows = list(self.follows)
 
-    def restore(self, state: ShardState, boxes: Iterable[Box]) -> None:
+    def _restore(self, state: ShardState) -> None:
         """Takes over a snapshot, when its boxes are there. What of them is not known to be in the store is
         taken to rest on all that the snapshot holds."""
         self.chain, self.follows = state.chain, list(state.follows)
         self.lsn, self.tail_lsn = state.uploaded_lsn, state.uploaded_tail_lsn
         self._restored_lsn = state.lsn
-        objects = [box for box in boxes if box.is_object]
+        objects = [box for box in self._context.boxes.values() if box.is_object]
         if self.chain or self.follows or objects:
             self._turn_on()
         if self.lsn >= state.lsn:

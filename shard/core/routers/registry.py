@@ -23,6 +23,7 @@ from msgspec.structs import replace
 from sortedcontainers import SortedDict
 
 from shard.core import changes
+from shard.core.changes import ShardState
 from shard.core.context import Context
 from shard.core.outcome import Made, Outcome
 from streams.protocol.errors import RouterCycle, StreamsError, Throttled
@@ -34,6 +35,7 @@ class Routers:
     def __init__(self, context: Context, routers_max: int) -> None:
         self._context = context
         context.on_check(self.check)
+        context.on_snapshot(self._take_snapshot, self._restore)
         self._max = routers_max
         self.routers: SortedDict[str, Router] = SortedDict()
         self.last_number = 0
@@ -156,7 +158,7 @@ class Routers:
     def _apply_registered(self, change: changes.RouterRegistered, lsn: int) -> None:
         router = change.router
         self._forget(router.name)
-        self.take_over(router)
+        self._add(router)
         self.last_number = max(self.last_number, router.number, router.route.revision)
         self.lsn = lsn
 
@@ -164,7 +166,16 @@ class Routers:
         self._forget(change.name)
         self.lsn = lsn
 
-    def take_over(self, router: Router) -> None:
+    def _take_snapshot(self, state: ShardState) -> None:
+        state.routers = list(self.routers.values())
+        state.last_router_number = self.last_number
+
+    def _restore(self, state: ShardState) -> None:
+        for router in state.routers:
+            self._add(router)
+        self.last_number = state.last_router_number
+
+    def _add(self, router: Router) -> None:
         self.routers[router.name] = router
         ways = self._dests.setdefault(router.route.source, {})
         ways[router.route.dest] = ways.get(router.route.dest, 0) + 1

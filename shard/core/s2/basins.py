@@ -11,13 +11,14 @@ Rules of the file
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from msgspec.structs import replace
 from sortedcontainers import SortedDict
 
 from shard.core import changes
+from shard.core.changes import ShardState
 from shard.core.context import Context
 from shard.core.outcome import Made, Outcome
 from streams.protocol.errors import (
@@ -39,6 +40,7 @@ class Basins:
     def __init__(self, context: Context) -> None:
         self._context = context
         context.on_check(self.check)
+        context.on_snapshot(self._take_snapshot, self._restore)
         self.basins: SortedDict[str, Basin] = SortedDict()
         self.last_number = 0
         #: The last change of the register.
@@ -177,11 +179,14 @@ class Basins:
         self.basins.pop(change.name, None)
         self.lsn = lsn
 
-    def restore(self, basins: Iterable[Basin], last_number: int) -> None:
-        """Takes over what a snapshot says."""
-        for basin in basins:
+    def _take_snapshot(self, state: ShardState) -> None:
+        state.basins = list(self.basins.values())
+        state.last_basin_number = self.last_number
+
+    def _restore(self, state: ShardState) -> None:
+        for basin in state.basins:
             self.basins[basin.name] = basin
-        self.last_number = last_number
+        self.last_number = state.last_basin_number
 
     def check(self) -> None:
         """Asserts BASINS: each basin has its own number, and none above the last one given. For tests."""

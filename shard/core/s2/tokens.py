@@ -10,11 +10,10 @@ Rules of the file
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from sortedcontainers import SortedDict
 
 from shard.core import changes
+from shard.core.changes import ShardState
 from shard.core.context import Context
 from shard.core.outcome import Made, Outcome
 from streams.protocol.errors import AccessTokenNotFound, ResourceAlreadyExists, StreamsError, Throttled
@@ -29,6 +28,7 @@ class Tokens:
     def __init__(self, context: Context) -> None:
         self._context = context
         context.on_check(self.check)
+        context.on_snapshot(self._take_snapshot, self._restore)
         self.tokens: SortedDict[str, AccessToken] = SortedDict()
         self._by_digest: dict[str, AccessToken] = {}
         #: The last change of the register.
@@ -112,9 +112,11 @@ class Tokens:
         if token is not None:
             del self._by_digest[token.digest]
 
-    def restore(self, tokens: Iterable[AccessToken]) -> None:
-        """Takes over what a snapshot says."""
-        for token in tokens:
+    def _take_snapshot(self, state: ShardState) -> None:
+        state.tokens = list(self.tokens.values())
+
+    def _restore(self, state: ShardState) -> None:
+        for token in state.tokens:
             self._take(token)
 
     def check(self) -> None:

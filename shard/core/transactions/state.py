@@ -80,6 +80,7 @@ class Txns:
     def __init__(self, context: Context, *, bytes_max: int, ttl_ms: int) -> None:
         self._context = context
         context.on_check(self.check)
+        context.on_snapshot(self._take_snapshot, self._restore)
         self.bytes_max, self.ttl_ms = bytes_max, ttl_ms
         #: What the chunks of open epochs take in the log.
         self.bytes = 0
@@ -447,14 +448,6 @@ class Txns:
 
     # -- snapshots
 
-    def held_lsns(self) -> list[int]:
-        """Where the log has what is held, for open epochs and for commits."""
-        of_commits = [chunk.lsn for commit in self.commits.values() for chunk in commit.chunks]
-        return [*self._by_lsn, *of_commits]
-
-    def commit_facts(self) -> list[changes.CommitFacts]:
-        return [commit.facts() for commit in self.commits.values()]
-
     def mark_facts(self) -> list[changes.MarkFacts]:
         return [
             changes.MarkFacts(writer, mark.epoch, mark.query, mark.at_ms, mark.slots, mark.owner, mark.once)
@@ -462,15 +455,19 @@ class Txns:
             for mark in marks
         ]
 
-    def restore(
-        self, marks: Sequence[changes.MarkFacts], commits: Sequence[changes.CommitFacts] = ()
-    ) -> None:
+    def _take_snapshot(self, state: changes.ShardState) -> None:
+        of_commits = [chunk.lsn for commit in self.commits.values() for chunk in commit.chunks]
+        state.held = [*self._by_lsn, *of_commits]
+        state.marks = self.mark_facts()
+        state.commits = [commit.facts() for commit in self.commits.values()]
+
+    def _restore(self, state: changes.ShardState) -> None:
         """Takes over marks and commits; chunks come back one by one, through `give_back`."""
-        for facts in commits:
+        for facts in state.commits:
             commit = self.commits[facts.lsn] = Commit.from_facts(facts)
             for at, lsn in enumerate(facts.chunks):
                 self._awaited[lsn] = (commit, at)
-        for fact in marks:
+        for fact in state.marks:
             mark = Mark(fact.epoch, fact.query, fact.at_ms, fact.slots, owner=fact.owner, once=fact.once)
             self._keep_mark(fact.writer, (*self.marks.get(fact.writer, ()), mark))
 

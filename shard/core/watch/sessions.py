@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 
-from shard.core.changes import SessionFacts
+from shard.core.changes import SessionFacts, ShardState
 from streams.protocol.errors import (
     Forbidden,
     NotFound,
@@ -100,8 +100,12 @@ class Sessions:
             (wid, each.epoch, each.state, each.gone_ms, each.owner) for wid, each in self._sessions.items()
         ]
 
-    def take_over(self, facts: list[SessionFacts]) -> None:
-        for wid, epoch, state, gone_ms, owner in facts:
+    def take_snapshot(self, state: ShardState) -> None:
+        """A shard that stops in order takes its sessions along. Otherwise gateways put them back."""
+        state.sessions = self.facts() if state.stopped_clean else []
+
+    def restore(self, snapshot: ShardState) -> None:
+        for wid, epoch, state, gone_ms, owner in snapshot.sessions:
             if len(owner) == _DIGEST_CHARS:  # from a server whose keys had no ids: nobody could open it
                 continue
             self._touch(wid, _Session(epoch, b"", 0, owner), state, gone_ms)
