@@ -10,6 +10,7 @@ contexts, contexts_file               servers by name
 verbs, output                         what all verbs share; the only printer
 shardlinks, shardfolders, pacing      sockets and folders of shards, and how fast they are read
 signing                               keys of backups
+pipeline_options, pipeline_session    options of the jobs of Spark, and the session that runs them
 
 Exit codes: 0 done, 1 a bug of ours, 2 refused, 3 busy, 4 uncertain, 5 nothing to show, 6 data is damaged.
 """

@@ -2,172 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar, cast
-
 import click
 
 from streams.cli import output
-from streams.cli.verbs import Target, connected, example
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-#: Between two looks at how far Spark is.
-_LOOK_EVERY_S = 0.5
-
-
-@dataclass(frozen=True)
-class Engine:
-    """Which Spark does the work, and how it is set."""
-
-    master: str | None
-    remote: str | None
-    cores: int | None
-    conf: tuple[str, ...]
-    packages: tuple[str, ...]
-
-    def settings(self) -> dict[str, str]:
-        found = dict(each.split("=", 1) for each in self.conf if "=" in each)
-        if len(found) != len(self.conf):
-            raise output.Refusal("--conf needs a name and a value: --conf spark.executor.memory=4g")
-        if self.packages:
-            if self.remote is not None:
-                raise output.Refusal("--packages goes without --remote: packages are those of the server")
-            known = [found["spark.jars.packages"]] if "spark.jars.packages" in found else []
-            found["spark.jars.packages"] = ",".join([*known, *self.packages])
-        return found
-
-
-def _spark_options(function: F) -> F:
-    """Options that every job has, as one argument `engine`."""
-    options = (
-        click.option("--master", metavar="URL", help="Spark cluster: spark://…, yarn, k8s://…, local[4]."),
-        click.option("--remote", metavar="URL", help="Spark Connect server: sc://host."),
-        click.option(
-            "--cores", type=click.IntRange(1), help="Cores of this machine to use; all, if not said."
-        ),
-        click.option("--conf", multiple=True, metavar="NAME=VALUE", help="Setting of Spark."),
-        click.option(
-            "--packages",
-            multiple=True,
-            metavar="GROUP:NAME:VERSION",
-            help="Package that Spark loads, for example org.apache.hadoop:hadoop-aws:3.5.0 for s3a://.",
-        ),
-    )
-
-    @wraps(function)
-    def gathered(
-        *args: Any,
-        master: str | None,
-        remote: str | None,
-        cores: int | None,
-        conf: tuple[str, ...],
-        packages: tuple[str, ...],
-        **more: Any,
-    ) -> Any:
-        return function(*args, engine=Engine(master, remote, cores, conf, packages), **more)
-
-    found: Any = gathered
-    for option in reversed(options):
-        found = option(found)
-    return cast(F, found)
-
-
-def _boxes(function: F) -> F:
-    """BOXES, or a prefix of their names."""
-    found: Any = click.option(
-        "--prefix", metavar="TEXT", help="Instead of BOXES: all whose names start with this."
-    )(function)
-    return cast(F, click.argument("boxes", nargs=-1)(found))
-
-
-def _check_boxes(boxes: tuple[str, ...], prefix: str | None) -> None:
-    if bool(boxes) == (prefix is not None):
-        raise output.Refusal("give BOXES or --prefix, one of them")
-
-
-_dry_run = click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
-_name = click.option("--name", required=True, help="Of the job; under it, a later run goes on.")
-_gaps = click.option(
-    "--skip-gaps", is_flag=True, help="Go on when records are lost; without it, the job refuses."
+from streams.cli.pipeline_options import (
+    Boxes,
+    Engine,
+    boxes_option,
+    dry_run_option,
+    folder_path,
+    gaps_option,
+    moment,
+    name_option,
+    spark_options,
 )
-
-
-@contextmanager
-def _session(title: str, target: Target, engine: Engine) -> Iterator[SparkSession]:
-    """A session, and a bar that shows how many of Spark's tasks are done; none for a program (`--json`)."""
-    from pyspark.sql import SparkSession
-
-    from streams.spark.sessions import session
-
-    remote = engine.remote
-    is_ours = remote is not None or SparkSession.getActiveSession() is None
-    spark = session(
-        engine.cores,
-        master=engine.master,
-        remote=remote,
-        app=f"streams pipeline {title}",
-        config=engine.settings(),
-    )
-    ended = threading.Event()
-    try:
-        with output.progress(title, None) if not target.as_json else nullcontext(_untold) as step:
-            watcher = threading.Thread(target=_watch, args=(spark, step, ended), daemon=True)
-            if remote is None:
-                watcher.start()
-            try:
-                yield spark
-            finally:
-                ended.set()
-                if remote is None:
-                    watcher.join()
-    finally:
-        if is_ours:
-            spark.stop()
-
-
-def _untold(done: int) -> None:
-    """Nobody looks."""
-
-
-def _watch(spark: SparkSession, step: output.Progress, ended: threading.Event) -> None:
-    tracker = spark.sparkContext.statusTracker()
-    #: By stage. One that is over between two looks is looked at once more: as many as the job has stages.
-    done: dict[int, int] = {}
-    while not ended.wait(_LOOK_EVERY_S):
-        for stage in {*done, *tracker.getActiveStageIds()}:
-            info = tracker.getStageInfo(stage)
-            if info is not None:
-                done[stage] = info.numCompletedTasks
-        step(sum(done.values()))
-
-
-def _path(text: str) -> str:
-    """From this folder, as a person means it: the JVM may stand in another one."""
-    return text if "://" in text else os.path.abspath(text)
-
-
-def _moment(text: str | None, option: str) -> int | None:
-    from streams.spark.option_table import moment_ms
-
-    try:
-        return None if text is None else moment_ms(text)
-    except ValueError as error:
-        raise output.Refusal(f"{option}: {text!r} {error}") from None
-
-
-def _show(result: Any, target: Target) -> None:
-    import msgspec
-
-    output.show_facts(msgspec.to_builtins(result), as_json=target.as_json)
+from streams.cli.pipeline_session import show_result, spark_session
+from streams.cli.verbs import Target, connected, example
 
 
 @click.group("pipeline")
@@ -180,20 +30,19 @@ def command() -> None:
 
 @example("streams pipeline archive orders --to archive --name orders")
 @command.command("archive", short_help="Boxes to Parquet, then optionally trim.")
-@_boxes
+@boxes_option
 @click.option("--to", "path", required=True, metavar="PATH", help="Folder, or URL that Spark can write to.")
-@_name
+@name_option
 @click.option(
     "--trim", is_flag=True, help="Then delete what was archived from the boxes, after comparing both."
 )
-@_gaps
-@_dry_run
-@_spark_options
+@gaps_option
+@dry_run_option
+@spark_options
 @connected
 def archive(
     target: Target,
-    boxes: tuple[str, ...],
-    prefix: str | None,
+    boxes: Boxes,
     path: str,
     name: str,
     trim: bool,
@@ -204,22 +53,19 @@ def archive(
     """Put what is new in BOXES since the last run into Parquet files, by box and day."""
     from streams.spark.jobs.archive import archive as job
 
-    _check_boxes(boxes, prefix)
-    at = target.resolved()
-    with _session("archive", target, engine) as spark:
+    with spark_session("archive", target, engine) as (spark, server):
         result = job(
             spark,
-            boxes,
-            _path(path),
+            boxes.names,
+            folder_path(path),
             name=name,
-            prefix=prefix,
-            url=at.url,
-            key=at.key or None,
+            prefix=boxes.prefix,
+            **server,
             trim=trim,
             on_gap="emit" if skip_gaps else "fail",
             dry_run=dry_run,
         )
-    _show(result, target)
+    show_result(result, target)
 
 
 @example(
@@ -231,8 +77,8 @@ def archive(
 @click.argument("boxes", nargs=-1)
 @click.option("--to", "path", required=True, metavar="PATH", help="Folder, or URL that Spark can write to.")
 @click.option("--format", default="parquet", show_default=True, help="parquet, json, csv or orc.")
-@_dry_run
-@_spark_options
+@dry_run_option
+@spark_options
 @connected
 def read_all(
     target: Target,
@@ -249,19 +95,17 @@ def read_all(
     """
     from streams.spark.jobs.archive import export_all as job
 
-    at = target.resolved()
-    with _session("read-all", target, engine) as spark:
+    with spark_session("read-all", target, engine) as (spark, server):
         result = job(
             spark,
             name,
-            _path(path),
+            folder_path(path),
             boxes,
             format=format,
-            url=at.url,
-            key=at.key or None,
+            **server,
             dry_run=dry_run,
         )
-    _show(result, target)
+    show_result(result, target)
 
 
 @example("streams pipeline backfill orders.ndjson --box copy --name orders")
@@ -273,9 +117,9 @@ def read_all(
 @click.option("--data", metavar="SQL", help="What the record is; the whole row as JSON, if not said.")
 @click.option("--tag", metavar="SQL", help="Its tag.")
 @click.option("--ts", metavar="SQL", help="Its time; the box must take client times.")
-@_name
-@_dry_run
-@_spark_options
+@name_option
+@dry_run_option
+@spark_options
 @connected
 def backfill(
     target: Target,
@@ -293,11 +137,10 @@ def backfill(
     """Append the rows of the files at PATH, each once."""
     from streams.spark.jobs.backfill import backfill as job
 
-    at = target.resolved()
-    with _session("backfill", target, engine) as spark:
+    with spark_session("backfill", target, engine) as (spark, server):
         result = job(
             spark,
-            _path(path),
+            folder_path(path),
             name=name,
             box=box,
             box_column=box_column,
@@ -305,16 +148,15 @@ def backfill(
             data=data,
             tag=tag,
             ts=ts,
-            url=at.url,
-            key=at.key or None,
+            **server,
             dry_run=dry_run,
         )
-    _show(result, target)
+    show_result(result, target)
 
 
 @example("streams pipeline replay orders --to copy --name kitchen --where \"tag = 'kitchen'\"")
 @command.command("replay", short_help="Boxes to boxes, with a filter.")
-@_boxes
+@boxes_option
 @click.option("--to", required=True, metavar="BOX", help="Copy to this box.")
 @click.option(
     "--where", metavar="SQL", help="Only these: a condition on box, seq, ts, data, tag, node, meta."
@@ -325,15 +167,14 @@ def backfill(
 @click.option("--until-time", metavar="TIME", help="Or the time before which records are copied.")
 @click.option("--keep-ts", is_flag=True, help="Copies keep their times; the box must take client times.")
 @click.option("--with-source", is_flag=True, help="Meta of a copy says where it is from.")
-@_name
-@_gaps
-@_dry_run
-@_spark_options
+@name_option
+@gaps_option
+@dry_run_option
+@spark_options
 @connected
 def replay(
     target: Target,
-    boxes: tuple[str, ...],
-    prefix: str | None,
+    boxes: Boxes,
     to: str,
     where: str | None,
     from_seq: int | None,
@@ -350,35 +191,32 @@ def replay(
     """Copy what BOXES hold, and at the next run what has come since, each record once."""
     from streams.spark.jobs.replay import replay as job
 
-    _check_boxes(boxes, prefix)
-    at = target.resolved()
-    with _session("replay", target, engine) as spark:
+    with spark_session("replay", target, engine) as (spark, server):
         result = job(
             spark,
-            boxes,
+            boxes.names,
             to,
             name=name,
-            prefix=prefix,
-            url=at.url,
-            key=at.key or None,
+            prefix=boxes.prefix,
+            **server,
             where=where,
             from_seq=from_seq,
-            from_ts=_moment(from_time, "--from-time"),
+            from_ts=moment(from_time, "--from-time"),
             to_seq=to_seq,
-            to_ts=_moment(until_time, "--until-time"),
+            to_ts=moment(until_time, "--until-time"),
             keep_ts=keep_ts,
             with_source=with_source,
             on_gap="skip" if skip_gaps else "fail",
             dry_run=dry_run,
         )
-    _show(result, target)
+    show_result(result, target)
 
 
 @example(
     "streams pipeline rollup orders --to orders.hourly --window '1 hour' --sum n='count(*)' --checkpoint c"
 )
 @command.command("rollup", short_help="Windows of boxes into a box.")
-@_boxes
+@boxes_option
 @click.option("--to", required=True, metavar="BOX", help="Write to this box, a record for each window.")
 @click.option("--window", required=True, help="Its length: '5 minutes', '1 hour'.")
 @click.option("--sum", "sums", multiple=True, required=True, metavar="NAME=SQL", help="What is counted.")
@@ -387,14 +225,13 @@ def replay(
 @click.option("--late", metavar="TIME", help="Give windows up that are older than this.")
 @click.option("--closed-only", is_flag=True, help="Write a window once, when it is over; needs --late.")
 @click.option("--checkpoint", required=True, metavar="PATH", help="Where Spark keeps how far it is.")
-@_gaps
-@_dry_run
-@_spark_options
+@gaps_option
+@dry_run_option
+@spark_options
 @connected
 def rollup(
     target: Target,
-    boxes: tuple[str, ...],
-    prefix: str | None,
+    boxes: Boxes,
     to: str,
     window: str,
     sums: tuple[str, ...],
@@ -413,14 +250,12 @@ def rollup(
     named = dict(each.split("=", 1) for each in sums if "=" in each)
     if len(named) != len(sums):
         raise output.Refusal("--sum needs a name and an expression: --sum orders='count(*)'")
-    _check_boxes(boxes, prefix)
-    at = target.resolved()
-    with _session("rollup", target, engine) as spark:
+    with spark_session("rollup", target, engine) as (spark, server):
         result = job(
             spark,
-            boxes,
+            boxes.names,
             to,
-            checkpoint=_path(checkpoint),
+            checkpoint=folder_path(checkpoint),
             window=window,
             aggregates=named,
             by=by,
@@ -428,12 +263,11 @@ def rollup(
             late=late,
             closed_only=closed_only,
             on_gap="skip" if skip_gaps else "fail",
-            prefix=prefix,
-            url=at.url,
-            key=at.key or None,
+            prefix=boxes.prefix,
+            **server,
             dry_run=dry_run,
         )
-    _show(result, target)
+    show_result(result, target)
 
 
 @example("streams pipeline snapshot orders")
@@ -441,9 +275,9 @@ def rollup(
 @click.argument("box")
 @click.option("--trim", is_flag=True, help="Then delete from the box what the snapshot covers.")
 @click.option("--keep-null", is_flag=True, help="A record whose data is null does not take its key away.")
-@_gaps
-@_dry_run
-@_spark_options
+@gaps_option
+@dry_run_option
+@spark_options
 @connected
 def snapshot(
     target: Target,
@@ -457,19 +291,17 @@ def snapshot(
     """Fold BOX by tag into BOX.snap, which then says from where to follow."""
     from streams.spark.jobs.snapshot import snapshot as job
 
-    at = target.resolved()
-    with _session("snapshot", target, engine) as spark:
+    with spark_session("snapshot", target, engine) as (spark, server):
         result = job(
             spark,
             box,
-            url=at.url,
-            key=at.key or None,
+            **server,
             trim=trim,
             drop_null=not keep_null,
             on_gap="skip" if skip_gaps else "fail",
             dry_run=dry_run,
         )
-    _show(result, target)
+    show_result(result, target)
 
 
 @example(
@@ -481,17 +313,16 @@ def snapshot(
 @click.option(
     "--all", "everything", is_flag=True, help="Merge any two files; without it, where there are many."
 )
-@_dry_run
-@_spark_options
+@dry_run_option
+@spark_options
 @connected
 def compact(target: Target, name: str, everything: bool, dry_run: bool, engine: Engine) -> None:
     """Merge the small files of the archive NAME. `archive` does it by itself after every 16 runs."""
     from streams.spark.jobs.archive_upkeep import compact as job
 
-    at = target.resolved()
-    with _session("compact", target, engine) as spark:
-        result = job(spark, name, url=at.url, key=at.key or None, everything=everything, dry_run=dry_run)
-    _show(result, target)
+    with spark_session("compact", target, engine) as (spark, server):
+        result = job(spark, name, **server, everything=everything, dry_run=dry_run)
+    show_result(result, target)
 
 
 @example(
@@ -509,30 +340,28 @@ def compact(target: Target, name: str, everything: bool, dry_run: bool, engine: 
     metavar="HOURS",
     help="Keep what is younger: a run or a query may be using it.",
 )
-@_dry_run
-@_spark_options
+@dry_run_option
+@spark_options
 @connected
 def vacuum(target: Target, name: str, hours: float, dry_run: bool, engine: Engine) -> None:
     """Delete what stopped runs and merged files have left beside the archive NAME."""
     from streams.spark.jobs.archive_upkeep import vacuum as job
 
-    at = target.resolved()
-    with _session("vacuum", target, engine) as spark:
-        result = job(spark, name, url=at.url, key=at.key or None, older_than_s=hours * 3600, dry_run=dry_run)
-    _show(result, target)
+    with spark_session("vacuum", target, engine) as (spark, server):
+        result = job(spark, name, **server, older_than_s=hours * 3600, dry_run=dry_run)
+    show_result(result, target)
 
 
 @example("streams pipeline audit orders")
 @command.command("audit", short_help="Prove that nothing is missing or doubled.")
-@_boxes
+@boxes_option
 @click.option("--archive", metavar="NAME", help="Also everything in this archive.")
 @click.option("--against", metavar="BOX", help="And whether that box holds the same records.")
-@_spark_options
+@spark_options
 @connected
 def audit(
     target: Target,
-    boxes: tuple[str, ...],
-    prefix: str | None,
+    boxes: Boxes,
     archive: str | None,
     against: str | None,
     engine: Engine,
@@ -540,11 +369,7 @@ def audit(
     """Look at every record of BOXES. The exit code is 6 when something is found."""
     from streams.spark.jobs.audit import audit as job
 
-    _check_boxes(boxes, prefix)
-    at = target.resolved()
-    with _session("audit", target, engine) as spark:
-        result = job(
-            spark, boxes, prefix=prefix, archive=archive, against=against, url=at.url, key=at.key or None
-        )
-    _show(result, target)
+    with spark_session("audit", target, engine) as (spark, server):
+        result = job(spark, boxes.names, prefix=boxes.prefix, archive=archive, against=against, **server)
+    show_result(result, target)
     return output.EXIT_DONE if result.ok else output.EXIT_DAMAGED

@@ -13,7 +13,7 @@ Importing this needs no Spark: what is listed here is loaded when it is first us
     sink                              transactions; Spark's writers
     checkpoints                       a planned micro-batch, cut anew
     sessions, java, home, autoload    a Spark that works as it is
-    lag, expressions                  how far a query is; placement as SQL
+    lag, listeners, expressions       how far a query is; placement as SQL
     jobs                              archive, backfill, replay, rollup, snapshot, audit
 """
 

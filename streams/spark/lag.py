@@ -10,20 +10,16 @@ import json
 import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pyspark.sql.streaming.listener import (
-    QueryProgressEvent,
-    QueryStartedEvent,
-    QueryTerminatedEvent,
-    StreamingQueryListener,
-)
+from pyspark.sql.streaming.listener import QueryProgressEvent
 
 from streams.client._sync.client import Client
 from streams.client.retry import Retry
 from streams.direct import Shards
 from streams.protocol.errors import StreamsError
 from streams.spark import offsets
+from streams.spark.listeners import QuietListener
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,7 +30,7 @@ _REPORTS_AT_ONCE = 16
 _log = logging.getLogger("streams.spark")
 
 
-class Lag(StreamingQueryListener):
+class Lag(QuietListener):
     """Commits the cursors of queries to a group of each box, and keeps how far each box is behind."""
 
     def __init__(
@@ -56,21 +52,12 @@ class Lag(StreamingQueryListener):
         of, to = self._query or "all queries", self._group or "their own"
         return f"<Lag of {of} as group {to}, {len(self.records_behind)} boxes>"
 
-    def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        pass
-
-    def onQueryIdle(self, event: Any) -> None:
-        pass
-
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         progress = event.progress
         if self._query is not None and self._query not in (progress.name, str(progress.id)):
             return
         for source in progress.sources:
             self._tell(source.endOffset, source.latestOffset)
-
-    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        pass
 
     def _tell(self, end: str | None, latest: str | None) -> None:
         at, _ = _offset(end)

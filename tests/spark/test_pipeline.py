@@ -22,7 +22,7 @@ from pyspark.errors import PySparkException
 import streams
 from streams.cli import cli, run
 from streams.cli.output import Refusal
-from streams.cli.pipeline import Engine
+from streams.cli.pipeline_options import Engine
 from streams.cli.verbs import examples_of
 from streams.spark import jobs
 from streams.spark.jobs.plainly import StoreNotInstalled

@@ -7,7 +7,8 @@ goes on after the last group that was written, and groups that were not begun ar
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -78,54 +79,72 @@ def backfill(
         raise JobRefused("give either a box, or an expression for it (box_column)")
     site = Site(url, key)
     writer = f"job:backfill:{name}"
-
-    def rows(files: list[str]) -> DataFrame:
-        return prepare(
-            _read(spark, files, format, options or {}),
-            data=data or ("data" if format == "json" else None),
-            box=box_column,
-            tag=tag,
-            ts=ts,
-        )
-
+    columns = {
+        "data": data or ("data" if format == "json" else None),
+        "box": box_column,
+        "tag": tag,
+        "ts": ts,
+    }
+    source = _Source(spark, format, options or {}, columns)
     with site.client() as client, site.shards() as shards:
-        ledger = Ledger(client, LEDGER + name)
-        steps = Steps(ledger, shards, writer, is_dry=dry_run)
-        begun = [*steps.done, *([steps.unfinished] if steps.unfinished is not None else [])]
-        taken = {file for plan in begun for file in plan["files"]}
-        before = len(steps.done)
+        steps = Steps(Ledger(client, LEDGER + name), shards, writer, is_dry=dry_run)
+        begun, before = len(steps.begun), len(steps.done)
+        taken = {file for plan in steps.begun for file in plan["files"]}
         new = [each for each in _files(spark, path, format) if each[0] not in taken]
         groups = _groups(new, files_per_group, group_bytes)
         if dry_run:
             todo = [file for file, _ in new]
-            counted = rows(todo).count() if todo else 0
-            bad = _bad(spark, todo) if todo and format == "json" else []
-            return Backfill(name, len(todo), counted, len(begun) + len(groups), before, bad, is_dry=True)
+            counted = source.rows(todo).count() if todo else 0
+            return Backfill(
+                name, len(todo), counted, begun + len(groups), before, source.bad_lines(todo), is_dry=True
+            )
+        to: dict[str, Any] = {"box": box} if box is not None else {}
+        write = partial(site.write, writer=writer, node=node, **to)
         records = files_done = 0
-        more: dict[str, Any] = {"box": box} if box is not None else {}
-
-        def run(plan: dict[str, Any]) -> None:
-            nonlocal records, files_done
-            write = partial(site.write, rows(plan["files"]), writer=writer, node=node, **more)
-            try:
-                records += steps.run(plan, write)
-            except InvalidRequest as error:
-                bad = _bad(spark, plan["files"]) if format == "json" else []
-                if not bad:
-                    raise
-                shown = "; ".join(f"{file}, line {line}: {text!r}" for file, line, text in bad)
-                raise JobRefused(
-                    f"lines that are not JSON in UTF-8 ({shown}). Nothing of this group of files was "
-                    f"written; "
-                    f"repair them and start again, or use a dry run to see the bad lines of all files"
-                ) from error
+        for plan in _plans(steps, groups):
+            records += _write_group(source, steps, plan, write)
             files_done += len(plan["files"])
-
-        if steps.unfinished is not None:
-            run(steps.unfinished)
-        for files in groups:
-            run(steps.plan({"files": files}))
     return Backfill(name, files_done, records, len(steps.done), before)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Reads files as the rows that are written."""
+
+    spark: SparkSession
+    format: str
+    options: Mapping[str, str]
+    #: data, box, tag and ts as SQL expressions.
+    columns: Mapping[str, str | None]
+
+    def rows(self, files: list[str]) -> DataFrame:
+        return prepare(_read(self.spark, files, self.format, self.options), **self.columns)
+
+    def bad_lines(self, files: Sequence[str]) -> list[tuple[str, int, str]]:
+        return _bad(self.spark, files) if files and self.format == "json" else []
+
+
+def _plans(steps: Steps, groups: Sequence[list[str]]) -> Iterator[dict[str, Any]]:
+    """The step that was begun, then the new ones, each planned when the one before it is done."""
+    if steps.unfinished is not None:
+        yield steps.unfinished
+    for files in groups:
+        yield steps.plan({"files": files})
+
+
+def _write_group(source: _Source, steps: Steps, plan: dict[str, Any], write: Callable[..., int]) -> int:
+    """How many records were written. `JobRefused` names lines that cannot be records."""
+    try:
+        return steps.run(plan, partial(write, source.rows(plan["files"])))
+    except InvalidRequest as error:
+        bad = source.bad_lines(plan["files"])
+        if not bad:
+            raise
+        shown = "; ".join(f"{file}, line {line}: {text!r}" for file, line, text in bad)
+        raise JobRefused(
+            f"lines that are not JSON in UTF-8 ({shown}). Nothing of this group of files was written; "
+            f"repair them and start again, or use a dry run to see the bad lines of all files"
+        ) from error
 
 
 def _groups(files: Sequence[tuple[str, int]], files_max: int, bytes_max: int) -> list[list[str]]:

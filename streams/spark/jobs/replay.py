@@ -7,14 +7,15 @@ server is halved at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from pyspark.sql import functions as sql
 
-from streams.direct import Shards
+from streams.direct import BoxPosition, Shards
 from streams.protocol.errors import BatchTooLarge
 from streams.spark import offsets
 from streams.spark.jobs.plainly import plainly
@@ -77,25 +78,10 @@ def replay(
     site = Site(url, key)
     writer = f"job:replay:{name}"
     with site.client() as client, site.shards() as shards:
-        ledger = Ledger(client, LEDGER + name)
-        steps = Steps(ledger, shards, writer, is_dry=dry_run)
-        boxes = chosen(shards, boxes, prefix, besides=to)
-        known = states(shards, boxes)
-        heads = {box: Place(state.generation, state.head_seq) for box, state in known.items()}
-        start: Offset = {
-            box: Place(state.generation, state.earliest_seq - 1 if from_seq is None else from_seq)
-            for box, state in known.items()
-        }
-        if from_ts is not None:
-            found = shards.locate(dict.fromkeys(boxes, from_ts))
-            start = {box: Place(gen, seq - 1) for box, (gen, seq) in found.items()}
-        examined = records = taken = 0
-        planned = [*steps.done, *([steps.unfinished] if steps.unfinished is not None else [])]
-        for entry in planned:
-            start |= offsets.load(entry["end"])
-        for box, state in known.items():
-            start[box] = Place(state.generation, continued(box, state, start[box], on_gap))
-        heads = _ends(shards, heads, start, to_seq, to_ts)
+        steps = Steps(Ledger(client, LEDGER + name), shards, writer, is_dry=dry_run)
+        known = states(shards, chosen(shards, boxes, prefix, besides=to))
+        start = _start(shards, known, from_seq, from_ts, steps, on_gap)
+        heads = _ends(shards, known, start, to_seq, to_ts)
         sizes = {box: Head.of(state) for box, state in known.items()}
 
         def limit() -> int:
@@ -104,52 +90,97 @@ def replay(
         if dry_run:
             waiting = sum(offsets.pending(start, heads).values())
             return Replay(name, waiting, 0, -(-waiting // limit()), _cursors(start), is_dry=True)
-
-        def run(entry: dict[str, Any]) -> None:
-            nonlocal examined, records, taken
-            begin, end = offsets.load(entry["start"]), offsets.load(entry["end"])
-            # A box that was created again since the step was planned has nothing of the step any more; the
-            # run has come this far only if that is allowed.
-            end = {box: place for box, place in end.items() if box in known and heads[box].gen == place.gen}
-            if not end:
-                steps.run(entry, lambda **_: 0)
-                return
-            rows = site.frame(
-                spark,
-                {box: begin[box].seq for box in end},
-                {box: place.seq for box, place in end.items()},
-                on_gap=on_gap,
-            )
-            sent = _shaped(rows, where, transform, to=to, keep_ts=keep_ts, with_source=with_source)
-            more: dict[str, Any] = {"box": to} if to is not None else {}
-            records += steps.run(entry, partial(site.write, sent, writer=writer, node=node, **more))
-            examined += sum(offsets.pending(begin, end).values())
-            taken += 1
-
+        more: dict[str, Any] = {"box": to} if to is not None else {}
+        copier = _Copier(
+            steps,
+            heads,
+            read=partial(site.frame, spark, on_gap=on_gap),
+            shape=partial(
+                _shaped, where=where, transform=transform, to=to, keep_ts=keep_ts, with_source=with_source
+            ),
+            write=partial(site.write, writer=writer, node=node, **more),
+        )
         if steps.unfinished is not None:
-            run(steps.unfinished)
+            copier.run(steps.unfinished)
         while offsets.pending(start, heads):
             end = offsets.admit(start, heads, limit())
             try:
-                run(steps.plan({"start": offsets.dump(start), "end": offsets.dump(end)}))
+                copier.run(steps.plan({"start": offsets.dump(start), "end": offsets.dump(end)}))
             except BatchTooLarge:
                 if sum(offsets.pending(start, end).values()) == 1:
                     raise
                 step_bytes //= 2
                 continue
             start = end
-    return Replay(name, examined, records, taken, _cursors(start))
+    return Replay(name, copier.examined, copier.records, copier.steps_run, _cursors(start))
 
 
-def _ends(shards: Shards, heads: Offset, start: Offset, to_seq: int | None, to_ts: int | None) -> Offset:
+@dataclass
+class _Copier:
+    """Carries out planned steps, and counts what was read and written."""
+
+    steps: Steps
+    heads: Offset
+    read: Callable[[Mapping[str, int], Mapping[str, int]], DataFrame]
+    shape: Callable[[DataFrame], DataFrame]
+    write: Callable[..., int]
+    examined: int = 0
+    records: int = 0
+    steps_run: int = 0
+
+    def run(self, plan: dict[str, Any]) -> None:
+        begin, end = offsets.load(plan["start"]), offsets.load(plan["end"])
+        # A box that was created again since the step was planned has nothing of the step any more; the run
+        # has come this far only if that is allowed.
+        heads = self.heads
+        end = {box: place for box, place in end.items() if box in heads and heads[box].gen == place.gen}
+        if not end:
+            self.steps.run(plan, lambda **_: 0)
+            return
+        rows = self.read({box: begin[box].seq for box in end}, {box: place.seq for box, place in end.items()})
+        self.records += self.steps.run(plan, partial(self.write, self.shape(rows)))
+        self.examined += sum(offsets.pending(begin, end).values())
+        self.steps_run += 1
+
+
+def _start(
+    shards: Shards,
+    known: Mapping[str, BoxPosition],
+    from_seq: int | None,
+    from_ts: int | None,
+    steps: Steps,
+    on_gap: str,
+) -> Offset:
+    """Where this run begins: after the last step of earlier runs, and without any where the caller says."""
+    start: Offset = {
+        box: Place(state.generation, state.earliest_seq - 1 if from_seq is None else from_seq)
+        for box, state in known.items()
+    }
+    if from_ts is not None:
+        found = shards.locate(dict.fromkeys(known, from_ts))
+        start = {box: Place(gen, seq - 1) for box, (gen, seq) in found.items()}
+    for plan in steps.begun:
+        start |= offsets.load(plan["end"])
+    for box, state in known.items():
+        start[box] = Place(state.generation, continued(box, state, start[box], on_gap))
+    return start
+
+
+def _ends(
+    shards: Shards,
+    known: Mapping[str, BoxPosition],
+    start: Offset,
+    to_seq: int | None,
+    to_ts: int | None,
+) -> Offset:
     """Where this run ends, which is never before where it begins."""
-    upto = {box: place.seq for box, place in heads.items()}
+    upto = {box: state.head_seq for box, state in known.items()}
     if to_seq is not None:
         upto = {box: min(seq, to_seq) for box, seq in upto.items()}
     if to_ts is not None:
-        for box, (_, seq) in shards.locate(dict.fromkeys(heads, to_ts)).items():
+        for box, (_, seq) in shards.locate(dict.fromkeys(known, to_ts)).items():
             upto[box] = min(upto[box], seq - 1)
-    return {box: Place(place.gen, max(start[box].seq, upto[box])) for box, place in heads.items()}
+    return {box: Place(state.generation, max(start[box].seq, upto[box])) for box, state in known.items()}
 
 
 def _cursors(start: Offset) -> dict[str, int]:
@@ -158,9 +189,9 @@ def _cursors(start: Offset) -> dict[str, int]:
 
 def _shaped(
     rows: DataFrame,
+    *,
     where: str | None,
     transform: Callable[[DataFrame], DataFrame] | None,
-    *,
     to: str | None,
     keep_ts: bool,
     with_source: bool,

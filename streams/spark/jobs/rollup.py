@@ -10,21 +10,17 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 from pyspark.errors import AnalysisException
 from pyspark.sql import functions as sql
-from pyspark.sql.streaming.listener import (
-    QueryProgressEvent,
-    QueryStartedEvent,
-    QueryTerminatedEvent,
-    StreamingQueryListener,
-)
+from pyspark.sql.streaming.listener import QueryProgressEvent, QueryTerminatedEvent
 
 from streams.spark import offsets
 from streams.spark.jobs.plainly import plainly
 from streams.spark.jobs.site import JobRefused, Site, named, states
+from streams.spark.listeners import QuietListener
 from streams.spark.offsets import Place
 
 if TYPE_CHECKING:
@@ -101,6 +97,14 @@ def rollup(
     else:
         rows = reader.load(",".join(boxes))
     counted = _counted(rows, window, aggregates, by, time, late)
+    mode = "append" if closed_only else "update"
+    return _run(spark, counted, site, to, checkpoint=checkpoint, mode=mode)
+
+
+def _run(
+    spark: SparkSession, counted: DataFrame, site: Site, to: str, *, checkpoint: str, mode: str
+) -> Rollup:
+    """Runs the query until it has taken all there is, and adds up what it has done."""
     counted = counted.observe(_SENT, sql.count(sql.lit(1)).alias("rows"))
     writer: list[str] = []
 
@@ -117,7 +121,7 @@ def rollup(
     try:
         query = (
             counted.writeStream.foreachBatch(write)
-            .outputMode("append" if closed_only else "update")
+            .outputMode(mode)
             .option("checkpointLocation", checkpoint)
             .trigger(availableNow=True)
             .start()
@@ -130,7 +134,7 @@ def rollup(
     return Rollup(to, progress.examined[run], progress.sent[run], progress.batches[run])
 
 
-class _Progress(StreamingQueryListener):
+class _Progress(QuietListener):
     """Adds up all micro-batches of each run of a query. `recentProgress` has the last hundred only."""
 
     def __init__(self) -> None:
@@ -139,12 +143,6 @@ class _Progress(StreamingQueryListener):
         self.batches: Counter[str] = Counter()
         self._ended: set[str] = set()
         self._changed = threading.Condition()
-
-    def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        pass
-
-    def onQueryIdle(self, event: Any) -> None:
-        pass
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         progress = event.progress

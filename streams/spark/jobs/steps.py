@@ -52,6 +52,11 @@ class Steps:
     def __repr__(self) -> str:
         return f"<Steps of {self._writer}, {len(self.done)} done, next {self._next} cut {self._cut}>"
 
+    @property
+    def begun(self) -> list[dict[str, Any]]:
+        """Plans that cannot be changed any more: of steps that are done, and of the unfinished one."""
+        return self.done if self.unfinished is None else [*self.done, self.unfinished]
+
     def _load(self) -> None:
         plans: dict[int, list[dict[str, Any]]] = {}
         cuts: dict[int, int] = {}
