@@ -239,7 +239,7 @@ REQUEST_LIMITS: Final = (
         "10,000 groups and origins of a box; a million idempotency keys and 100,000 writers of a shard",
         (
             "shard.core.context:Context",
-            "shard.core.boxes.groups:GroupHandlers",
+            "shard.core.boxes.group_handlers:GroupHandlers",
             "shard.core.boxes.handlers:BoxHandlers",
             "shard.core.limits.quota:Quota",
             "shard.core.routers.copy_sources:check_room",

@@ -15,7 +15,8 @@ speaks HTTP/1.1, and gives everything else to Hypercorn with the bytes that it h
 these members: `tests/gateway/test_app.py`, `tests/gateway/test_floods.py` and
 `tests/gateway/test_h2_data.py`.
 
-edge, lobby, edge_connection, edge_incoming, edge_sink    HTTP/1.1; h1 is its bytes
+edge, lobby, edge_connection    HTTP/1.1; h1 is its bytes
+edge_socket, edge_input, edge_output, edge_incoming, edge_sink    the parts of one connection
 body_memory                                               the memory of a body that comes in several reads
 hypercorn                                                 all else
 edge_rules                                                what both hold every request to

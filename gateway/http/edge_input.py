@@ -1,0 +1,286 @@
+"""The input of one HTTP/1.1 connection: heads and bodies of its requests, one after the other.
+
+We wait before we read, because here a wait is the rule; but not before the rest of a body whose beginning has
+come. Where more is ready than one turn of the event loop should do, a connection waits for its turn
+(`admission/request_scheduler.py`) before it reads.
+
+Bounds: what came behind a request waits in `pending`, which one read bounds; all else that a client has
+pipelined waits in the kernel's buffer. Bodies are charged to their owner (`admission/memory.py`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import trio
+from trio.lowlevel import wait_readable
+
+from gateway.admission.memory import EVERYONE, STRANGERS, Charge
+from gateway.admission.request_scheduler import PIECE_BYTES, REQUEST_COST
+from gateway.http.body_memory import BodyMemory
+from gateway.http.edge_rules import CHUNKED, check_body_length
+from gateway.http.edge_socket import RECEIVE_BYTES, EdgeSocket, Expired
+from gateway.http.h1 import HEAD_END, ChunkedBody, Head, check_partial_head_untrusted
+from gateway.requests.request import BodyBroken, Buffer
+from streams.protocol.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from gateway.http.edge import Front
+
+#: Bodies up to this size that came in one read with their head are not charged: on all 10,000 connections
+#: together they are 40 MB.
+SMALL_BODY_BYTES = 4 * 1024
+#: What a stream's peer may send ahead while the stream runs; past it we stop reading and so stop watching.
+STREAM_PENDING_BYTES_MAX = RECEIVE_BYTES
+
+
+class EdgeInput:
+    __slots__ = (
+        "_front",
+        "_wire",
+        "charge",
+        "cost",
+        "is_idle",
+        "is_urgent",
+        "pending",
+        "waited_s",
+    )
+
+    def __init__(self, wire: EdgeSocket, front: Front) -> None:
+        self._wire = wire
+        self._front = front
+        #: The memory of the body that is being read or handled.
+        self.charge: Charge | None = None
+        #: What has come behind the request that is served.
+        self.pending = b""
+        #: How expensive the last request was, and whether it said that it is urgent. The next one takes its
+        #: turn as if it were the same.
+        self.cost = REQUEST_COST
+        self.is_urgent = False
+        #: How long the request that is served has waited for its turn.
+        self.waited_s = 0.0
+        self.is_idle = True
+
+    def __repr__(self) -> str:
+        return f"<EdgeInput {'idle' if self.is_idle else 'busy'}, {len(self.pending)} B pending>"
+
+    def note_request(self, head: Head, body: Buffer) -> None:
+        """The next request takes its turn as if it were this one. A long body was paid for as it came."""
+        is_paid = head.length != CHUNKED and len(body) > PIECE_BYTES
+        self.cost = REQUEST_COST + 2 * (PIECE_BYTES if is_paid else len(body))
+
+    def take_waited_s(self) -> float:
+        waited_s, self.waited_s = self.waited_s, 0.0
+        return waited_s
+
+    async def receive_idle(self, *, is_first: bool) -> bytes:
+        """The first bytes of the next request; b"" when there will be none."""
+        wire, scheduler = self._wire, self._front.scheduler
+        sock = wire.raw
+        self._wire.deadline = self._front.idle_deadline_s
+        self.is_idle = True
+        must_wait = not is_first  # The first bytes of a connection are there (`lobby.py`).
+        while not self._front.is_draining:
+            try:
+                if scheduler.is_crowded and not self.is_urgent and must_wait:
+                    self.waited_s = await scheduler.wait_readable(sock, self._wire.owner, self.cost)
+                else:
+                    if must_wait:
+                        await wait_readable(sock)
+                    must_wait = True
+                    if not scheduler.try_take(self.cost):
+                        self.waited_s = await scheduler.take_to_read(sock, self._wire.owner, self.cost)
+                data = wire.receive_now()
+                self.is_idle = False
+                return data
+            except BlockingIOError:
+                continue
+            except trio.ClosedResourceError:
+                break
+        # Time to go, but a request that has arrived is still served.
+        self.is_idle = False
+        try:
+            return wire.receive_now()
+        except BlockingIOError:
+            return b""
+
+    async def receive_or_break(self) -> bytes:
+        """Reads more of a body that is handled as it arrives."""
+        try:
+            data = await self._wire.receive()
+        except (OSError, Expired):
+            data = b""
+        if not data:
+            raise BodyBroken("the request ended in the middle of its body")
+        return data
+
+    def cut_head(self, data: bytes) -> bytes:
+        """The head at the start of `data`, CRLF CRLF included, or b"" when it is not whole. What follows it
+        becomes `pending`."""
+        if data.startswith(b"\r\n"):
+            data = data[2:]  # One empty line before a request is forgiven, as RFC 9112 asks.
+        end = data.find(HEAD_END) + 4
+        if end < 4:
+            return b""
+        self.pending = data[end:]
+        return data[:end]
+
+    async def read_slow_head(self, data: bytes) -> bytes:
+        """The head that starts with `data`, or b"" when nothing of one ever comes."""
+        if not data:
+            return b""
+        limits = self._front.limits
+        self.pending = b""
+        self._wire.deadline = trio.current_time() + limits.head_timeout_s
+        partial = bytearray(data)
+        is_line_forgiven = False
+        looked = 0
+        while True:
+            if not is_line_forgiven and partial.startswith(b"\r\n"):
+                is_line_forgiven = True
+                del partial[:2]
+            end = partial.find(HEAD_END, looked) + 4
+            if end >= 4:
+                self.pending = bytes(partial[end:])
+                return bytes(partial[:end])
+            if partial:
+                check_partial_head_untrusted(partial, limits)
+            looked = max(0, len(partial) - 3)
+            try:
+                data = await self._wire.receive()
+            except Expired:
+                raise InvalidRequest(
+                    f"the request head did not arrive within {limits.head_timeout_s:g} s"
+                ) from None
+            if not data:
+                if not partial:
+                    return b""
+                raise InvalidRequest("the request ended in the middle of its head")
+            partial += data
+
+    def cut_body(self, head: Head) -> bytes | None:
+        """The body, when it came together with its head. One that is not small is charged to the clients
+        without a key until its handler knows whose it is."""
+        length = head.length
+        if length == 0:
+            return b""
+        if length == CHUNKED:
+            return None
+        front = self._front
+        check_body_length(length, front.limits)
+        pending = self.pending
+        if len(pending) < length:
+            return None
+        if length > SMALL_BODY_BYTES:
+            charge = front.bodies.open(EVERYONE if front.admit is None else STRANGERS)
+            if not charge.try_grow(length):
+                return None  # It is charged to its owner, who may have room.
+            self.charge = charge
+        self.pending = pending[length:]
+        return pending[:length]
+
+    async def read_body(self, head: Head, charge: Charge) -> Buffer:
+        """Reads a body that did not come with its head. `charge` is that of its owner."""
+        self.charge = charge
+        charge.watch(self._wire.wake)
+        body: Buffer
+        if head.length == CHUNKED:
+            body = await self._read_chunked_body(charge)
+        else:
+            body = await self._read_long_body(charge, head.length)
+        charge.unwatch()
+        return body
+
+    async def _read_long_body(self, charge: Charge, length: int) -> Buffer:
+        """Straight from the kernel into its place, however long, a piece at a time between which others have
+        their turn."""
+        data, self.pending = self.pending, b""
+        if len(data) >= length:  # It came whole in one read.
+            charge.grow(length)
+            self.pending = data[length:]
+            return data[:length]
+        scheduler = self._front.scheduler
+        body = BodyMemory(charge, length, data)
+        started_s = trio.current_time()
+        unpaid = 0
+        must_wait = not data  # What follows the beginning of a body is there already, as a rule.
+        while body.have < length:
+            if must_wait:
+                self._set_body_deadline(started_s, body.have)
+                await self._wait_body(charge)
+            must_wait = True
+            try:
+                count = self._wire.raw.recv_into(body.space())
+            except BlockingIOError:
+                continue
+            if count == 0:
+                raise InvalidRequest("the request ended in the middle of its body")
+            body.have += count
+            charge.moved(count)
+            unpaid += count
+            if unpaid >= PIECE_BYTES:
+                if not scheduler.try_take(unpaid):
+                    await scheduler.take(charge.owner, unpaid)
+                must_wait = count < PIECE_BYTES or charge.is_ended
+                unpaid = 0
+        return body.take_whole()
+
+    async def _wait_body(self, charge: Charge) -> None:
+        """Waits until more of a body has come."""
+        if not charge.is_ended:
+            try:
+                await wait_readable(self._wire.raw)
+            except trio.ClosedResourceError:
+                if not charge.is_ended:
+                    raise self._too_slow() from None
+        if charge.is_ended:
+            raise self._front.bodies.refusal(charge.owner, is_stalled=True)
+
+    async def _read_chunked_body(self, charge: Charge) -> bytearray:
+        chunked = ChunkedBody(self._front.limits)
+        data = self.pending
+        started_s = trio.current_time()
+        while True:
+            if data:
+                chunked.feed_untrusted(data)
+                while chunked.is_behind:
+                    await trio.lowlevel.checkpoint()
+                    chunked.feed_untrusted(b"")
+                charge.grow(len(chunked.body) - charge.size)
+            if chunked.done:
+                self.pending = chunked.rest
+                return chunked.body
+            self._set_body_deadline(started_s, charge.size)
+            await self._wait_body(charge)
+            try:
+                data = self._wire.receive_now()
+            except BlockingIOError:
+                data = b""
+                continue
+            if not data:
+                raise InvalidRequest("the request ended in the middle of its body")
+            charge.moved(len(data))
+
+    def _set_body_deadline(self, started_s: float, have: int) -> None:
+        limits = self._front.limits
+        self._wire.deadline = started_s + limits.body_timeout_s + have / limits.rate_bytes_per_s_min
+
+    def _too_slow(self) -> InvalidRequest:
+        limits = self._front.limits
+        return InvalidRequest(
+            f"the request body came too slowly: {limits.body_timeout_s:g} s are given, and one more for "
+            f"every {limits.rate_bytes_per_s_min} bytes"
+        )
+
+    async def watch_peer(self, stream_scope: trio.CancelScope) -> None:
+        """Ends a stream when its peer closes. A peer that has only shut down its sending side counts as gone:
+        the two look the same until we write, and a quiet stream may not write for a long time."""
+        while len(self.pending) < STREAM_PENDING_BYTES_MAX:
+            try:
+                data = await self._wire.receive()
+            except (OSError, Expired):
+                data = b""
+            if not data:
+                stream_scope.cancel()
+                return
+            self.pending += data
