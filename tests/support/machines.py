@@ -460,6 +460,8 @@ def facts_of(machine: Machine) -> dict[str, Any]:
             "groups": box.groups.facts(),
             "moves": [line.facts() for line in box.moves.values()],
         }
+        if box.stream is not None:
+            boxes[name]["stream"] = box.stream.facts()
         if box.queue is not None:
             leases_kept = box.config.leases_durable or machine.stopped_clean
             boxes[name]["queue"] = box.queue.facts(leases_kept=leases_kept)
@@ -474,6 +476,10 @@ def facts_of(machine: Machine) -> dict[str, Any]:
         "boxes": boxes,
         "held": held_of(machine),
         "marks": machine.txns.mark_facts(),
+        "commits": [commit.facts() for commit in machine.txns.commits.values()],
+        "basins": (list(machine.basins.basins.values()), machine.basins.last_number),
+        "tokens": list(machine.tokens.tokens.values()),
+        "uploads": (machine.uploading.chain, machine.uploading.lsn, machine.uploading.tail_lsn),
     }
 
 
