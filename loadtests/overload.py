@@ -1,6 +1,6 @@
 """`make overload`: twice the load that the machine takes, and what becomes of the server.
 
-    peak ──► twice the peak ──► the same beside urgent appends ──► both again ──► recovered? ──► peak
+    peak ──► twice the peak ──► the same beside urgent appends ──► recovered? ──► peak ──► all again
 
 Eight boxes of low priority are written to in batches of 100. The peak is what `PEAK_CLIENTS` clients get that
 send as soon as they are answered. Then `CLIENTS` clients want twice that. A client has one request at a time
@@ -243,7 +243,11 @@ def run(server: Server, seconds: float, clients: int) -> Run:
     call(server, "PUT", "/v0/boxes/high", {"priority": 1000})
     part_s = seconds / (2 * PARTS)
     peak_s = min(6.0, part_s)
-    peaks = [result_of(flood(server, rate=0, seconds=peak_s, clients=PEAK_CLIENTS))]
+
+    def peak() -> dict[str, Any]:
+        return result_of(flood(server, rate=0, seconds=peak_s, clients=PEAK_CLIENTS))
+
+    peaks = [peak()]
     rate = 2 * rate_of(peaks[0])
     alone, beside = [], []
     idle, busy = Times([], []), Times([], [])
@@ -268,12 +272,11 @@ def run(server: Server, seconds: float, clients: int) -> Run:
                 raise SystemExit(f"the high-priority writer was refused: {high.failure}")
             idle.add(high, before_s, before_s + idle_s)
             busy.add(high, busy_from_s, busy_from_s + part_s - 2)
-    # The machine may have become slower or faster meanwhile.
-    peaks.append(result_of(flood(server, rate=0, seconds=peak_s, clients=PEAK_CLIENTS)))
+            peaks.append(peak())  # the machine may have become slower or faster meanwhile
     stored = [call(server, "GET", f"/v0/boxes/low-{n}/tail")["head_seq"] for n in range(LOW_BOXES)]
     acked = sum(each["taken_in_all"] for each in (*peaks, *alone, *beside))
     return Run(
-        peak=sum(map(rate_of, peaks)) / 2,
+        peak=sum(map(rate_of, peaks)) / len(peaks),
         alone=added(alone),
         beside=added(beside),
         cpu=cpu,
