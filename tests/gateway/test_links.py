@@ -107,15 +107,20 @@ async def test_requests_to_a_shard_that_hangs_fail_until_it_answers_again(
         assert link.is_up
 
 
+def append_to_stopped(link: Link, shard: HangingShard) -> list[object]:
+    """Stop the shard, and send a request that fills its socket and one behind it. Returns their answers."""
+    shard.is_stopped = True
+    answers: list[object] = []
+    for size in (1 << 20, 10):
+        link.post(wire.OP_APPEND, b"", bytes(size), answers.append)
+    return answers
+
+
 async def test_of_a_request_that_a_hanging_shard_may_still_get_the_outcome_is_unknown(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """The rest of the first request, and the second one, wait for room in the socket of the stopped shard."""
     async with hanging_shard(tmp_path) as (link, shard, _):
-        shard.is_stopped = True
-        answers: list[object] = []
-        for size in (1 << 20, 10):
-            link.post(wire.OP_APPEND, b"", bytes(size), answers.append)
+        answers = append_to_stopped(link, shard)
         await trio.sleep(2 * STALLED_S)
         assert not link.is_up
         assert [type(answer) for answer in answers] == [OutcomeUnknown, OutcomeUnknown]
@@ -129,10 +134,7 @@ async def test_of_a_request_that_was_not_sent_nothing_was_done_when_the_link_end
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
     async with hanging_shard(tmp_path) as (link, shard, _):
-        shard.is_stopped = True
-        answers: list[object] = []
-        for size in (1 << 20, 10):
-            link.post(wire.OP_APPEND, b"", bytes(size), answers.append)
+        answers = append_to_stopped(link, shard)
         await trio.testing.wait_all_tasks_blocked()
         await shard.close()
         await trio.testing.wait_all_tasks_blocked()
