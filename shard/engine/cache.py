@@ -39,7 +39,7 @@ class PayloadCache:
         self.bytes += size
 
     def shrink(self) -> None:
-        """Forgets until what is left fits."""
+        """Forgets payloads until the rest fits."""
         entries = self._entries
         spared = len(entries)  # nobody gets a third chance in one go
         while self.bytes > self.bytes_max:

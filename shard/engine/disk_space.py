@@ -270,7 +270,7 @@ class DiskSpace:
         )
 
     def full(self) -> DiskFull:
-        """What a command is told that must be logged, at level full."""
+        """The refusal of a command that must be logged, at level full."""
         message = "the disk of the server is full: nothing that must be written is served, reads go on"
         return self._refused(f"{message}; free space on it, then try again")
 

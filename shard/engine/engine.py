@@ -164,6 +164,7 @@ class Engine:
             end_turn=self._end_turn,
             post=self._post,
         )
+        self._refetch = self.delivery.refetch
         self.backpressure = Backpressure(self._committer, machine.unsealed, settings.cache_bytes)
         files = ShardFiles(disk, wal, snapshots, store, export_folder, place)
         self._background = Background(
@@ -304,7 +305,7 @@ class Engine:
             if refusal is not None:
                 self._refuse(command, ticket, refusal)
                 return
-        if self.delivery.refetch.holds_writes and self.delivery.refetch.hold_back(command, ticket):
+        if self._refetch.behind and self._refetch.hold_back(command, ticket):
             return
         if self.machine.uploading.is_on and not isinstance(command, READS):
             refusal = self.machine.uploading.refuses(command)
@@ -324,7 +325,7 @@ class Engine:
         now_ms = self._now_ms()
         outcome = self._execution.handle(command, payloads, now_ms)
         if outcome.needs:
-            self.delivery.refetch.fetch(command, ticket, outcome.needs[0], payloads)
+            self._refetch.fetch(command, ticket, outcome.needs[0], payloads)
         elif outcome.reply is None:
             self.delivery.park(command, ticket, outcome, now_ms)
         else:

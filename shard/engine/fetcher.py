@@ -7,8 +7,8 @@ Whoever needs a payload that somebody else is fetching waits for that one. Neigh
 many as the reader is likely to want next.
 
 What was brought in for a command may have been forgotten again when it needs one thing more: a cache can be
-smaller than what one command looks at. So whoever waits is handed the payloads, and keeps them until it is
-answered (`PayloadCache.add_all` puts them back).
+smaller than what one command looks at. So a waiting command is handed the payloads, and keeps them until it
+is answered (`PayloadCache.add_all` puts them back).
 
 Bounds: requests that wait are at most as many as are in flight, which the links bound; one read brings in at
 most `bytes_max` (or one batch), and a command holds on to no more than it looks at: a reader to about twice
@@ -45,7 +45,7 @@ _HOT_THREADS = 2
 #: They mostly wait for the network.
 _COLD_THREADS = 4
 
-#: What is brought in for whoever needs one batch and says no more.
+#: What is fetched for a command that needs one batch and says no more.
 READ_BYTES = 256 * 1024
 
 #: Payloads and their places.
@@ -76,7 +76,7 @@ class Fetcher:
         on_failed: Callable[[BaseException], None],
         faults: Faults | None = None,
     ) -> None:
-        """`on_failed` is told of what can only be a bug: who waits for that thread would wait for ever."""
+        """`on_failed` gets errors that can only be bugs: commands would wait for that thread for ever."""
         self._machine = machine
         self._store = store
         self._cache = cache
@@ -222,7 +222,7 @@ class Fetcher:
 
     def _as_error(self, segments: Sequence[Segment], trouble: Exception) -> StreamsError | None:
         """None when there is no trouble after all: a segment has made place for another one meanwhile, or is
-        gone with its box, and whoever asks again will see."""
+        gone with its box, and the command sees that when it is handled again."""
         for segment in segments:
             box = self._machine.generations.get(segment.generation)
             if box is None or segment not in box.log.segments:

@@ -62,24 +62,19 @@ class Refetch:
         self._submit = submit
         self._end_turn = end_turn
         #: By box: writes behind one that waits for the fetcher, in the order in which they came.
-        self._behind: dict[str, deque[tuple[Command, Ticket]]] = {}
+        self.behind: dict[str, deque[tuple[Command, Ticket]]] = {}
         #: By "is it in the cold store": bytes that reads have asked for, and reads that may not ask yet.
         self._fetching_bytes = [0, 0]
         self._until_fetched: tuple[deque[tuple[Command, Ticket]], ...] = (deque(), deque())
 
     def __repr__(self) -> str:
-        return f"<Refetch {self._fetching_bytes} B under way, writes to {len(self._behind)} boxes>"
-
-    @property
-    def holds_writes(self) -> bool:
-        """True while a write waits for the fetcher."""
-        return bool(self._behind)
+        return f"<Refetch {self._fetching_bytes} B under way, writes to {len(self.behind)} boxes>"
 
     def hold_back(self, command: Command, ticket: Ticket) -> bool:
         """Queue a write behind an earlier one to its box that waits. False if there is none."""
-        if isinstance(command, READS) or box_of(command) not in self._behind:
+        if isinstance(command, READS) or box_of(command) not in self.behind:
             return False
-        self._behind[box_of(command)].append((command, ticket))
+        self.behind[box_of(command)].append((command, ticket))
         return True
 
     def fetch(self, command: Command, ticket: Ticket, missing: Missing, payloads: Brought) -> None:
@@ -95,8 +90,8 @@ class Refetch:
             self._fetching_bytes[is_cold] += wanted
             done = partial(self._read_again, command, ticket, payloads, is_cold, wanted)
         else:
-            assert box_of(command) not in self._behind, "ONE_WRITE_FETCHES"
-            self._behind[box_of(command)] = deque()
+            assert box_of(command) not in self.behind, "ONE_WRITE_FETCHES"
+            self.behind[box_of(command)] = deque()
             done = partial(self._write_again, command, ticket, payloads)
         self._execution.fetch(missing, command, done)
 
@@ -153,10 +148,10 @@ class Refetch:
         self, command: Command, ticket: Ticket, payloads: Brought, error: StreamsError | None, more: Brought
     ) -> None:
         box = box_of(command)
-        behind = self._behind.pop(box)
+        behind = self.behind.pop(box)
         self._again(command, ticket, payloads, error, more)
-        while behind and box not in self._behind:
+        while behind and box not in self.behind:
             self._submit(*behind.popleft())
         if behind:  # one of them has to wait in its turn, and the rest stays behind it
-            self._behind[box].extend(behind)
+            self.behind[box].extend(behind)
         self._end_turn()

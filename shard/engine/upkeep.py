@@ -14,7 +14,7 @@ nor one of the two snapshots names; until then its number may be given again, an
 Rules of the file
 - A file goes only when the change that made it superfluous is durable: until then a crash could bring back a
   machine that needs it.
-- A segment that turns out to be damaged is left as it is, and told; the rest of the shard goes on.
+- A segment that turns out to be damaged is left as it is, and reported; the rest of the shard goes on.
 """
 
 from __future__ import annotations
@@ -236,7 +236,7 @@ class Upkeep:
         of_snapshots, self._named = self._named, None
         named = of_snapshots | self.pinned_for_base
         cold: set[Name] = set()
-        # Meanwhile others only ever let go of segments, so what is there at the end was met on the way.
+        # Meanwhile others only ever let go of segments, so all segments of the end were met on the way.
         for number, box in enumerate(list(self._machine.generations.values()), 1):
             for segment in box.log.segments:
                 named.add(Name.of(segment))
@@ -359,7 +359,7 @@ class Upkeep:
         await self._rest(segment.total_bytes)
 
     def _put_aside(self, box: Box, damage: Corrupt) -> None:
-        """Nothing is done about a damaged box until it changes; who reads what is damaged is told."""
+        """Nothing is done about a damaged box until it changes; a reader of damaged records gets an error."""
         log.error("a segment is damaged", box=box.name, path=damage.path, reason=str(damage))
         self._faults.note_damage("segment", damage.path, damage.reason, box.name)
         machine = self._machine

@@ -3,17 +3,17 @@
     machine.uploading ─► group, at most one each `flush_ms` ─► put, again and again until it is there ─► moved
                       ─► a base: all object boxes of this moment ─► put, verified ─► moved ─► older things go
 
-One object is on its way at a time, so what is there is always a beginning of what should be: a put that
+One object is on its way at a time, so the store always has a prefix of what it should have: a put that
 failed is repeated, under the same name with the same bytes, until it has succeeded, and meanwhile more
 gathers. A base that is taken because there are many objects is put beside further groups; one that is needed
 is waited for.
 
 Rules of the file
 - Only what is durable here is put there: after a crash the log has it again, under the same lsns, and what
-  was not told to have arrived is put again. Whoever reads the store takes each lsn once
+  was not confirmed is put again. A reader of the store takes each lsn once
   (`transfer/chains.py`).
 - A name is never put with other bytes: names of groups hold the lsns and the life of the shard.
-- The store being away is not a failure of the shard: writers of object boxes wait, then are told to come
+- The store being away is not a failure of the shard: writers of object boxes wait, then are asked to come
   later.
 
 Bounds: `OBJECT_BYTES_MAX` an object; what gathers is bounded by `Uploading`.
@@ -113,7 +113,7 @@ class Uploads:
         self._bytes = 0
         self._is_compacting = False
         self._is_away = False
-        #: Of this life, for whoever looks on.
+        #: Counters since start. Metrics only: no decision depends on them.
         self._objects_put = self._bytes_put = self._bases_put = self._failures = 0
 
     def __repr__(self) -> str:
@@ -216,7 +216,7 @@ class Uploads:
         )
 
     async def _try(self, work: Callable[[], object], what: str) -> bool:
-        """Whether the store has done it. Trouble is told when it begins and when it ends."""
+        """Return True if the store has done it. Trouble is logged when it begins and when it ends."""
         try:
             # An end of the shard does not wait: whatever becomes of it, it may be done again.
             await trio.to_thread.run_sync(work, abandon_on_cancel=True)

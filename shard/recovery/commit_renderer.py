@@ -3,7 +3,7 @@
     core/transactions/commits.py ──► chunks read and rendered, in a thread ──► BatchKept …, TxnRendered
 
 Commits take turns, a step each, so that a large one does not hold up the others. A step is a few megabytes;
-what it comes to is logged in slices, between which the shard serves others.
+its result is logged in slices, between which the shard serves others.
 
 Bounds: one step is in memory at a time. A step waits while the log is behind or the disk has no space. It
 waits while unsealed batches take more memory than they should, too; but not for ever, because batches behind

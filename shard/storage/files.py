@@ -263,8 +263,8 @@ class Disk:
 
 
 class ExaminedDisk(Disk):
-    """For those who look for damage: what the disk cannot give back is `Corrupt`, with its place. Whoever
-    serves is told the `OSError`, and may have more luck in another life."""
+    """A disk for tools that look for damage: bytes that it cannot give back are `Corrupt`, with their place.
+    A shard that serves gets the `OSError`."""
 
     def __init__(self) -> None:
         self._paths: dict[int, str] = {}

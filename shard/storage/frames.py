@@ -326,8 +326,8 @@ _decode_state = msgspec.msgpack.Decoder(ShardState).decode
 
 
 def encode_state(state: ShardState, pause: Callable[[], None] = lambda: None) -> list[bytes]:
-    """A version and one msgpack map, in pieces. `pause` is called between them, for the good of whoever
-    shares the interpreter with this: a hundred thousand boxes take an eighth of a second."""
+    """A version and one msgpack map, in pieces. `pause` is called between them, for the good of other
+    threads of this interpreter: a hundred thousand boxes take an eighth of a second."""
     plain = [name for name in state.__struct_fields__ if name != "boxes"]
     piece = bytearray([_STATE_VERSION]) + _MAP_HEAD.pack(0xDE, len(plain) + 1)
     for name in plain:

@@ -6,12 +6,12 @@
 its checksum does, and its seed is the file's number, so what is found behind damage was written there, by us.
 
 Rules of the file
-- A gap is told only where something is missing: a frame behind it has a later lsn than the next one, or a
+- A gap is reported only where something is missing: a frame behind it has a later lsn than the next one, or a
   marker or a later file proves that there was more. What was not synced and is torn is no gap.
 - What may have stood in a gap is a guess (`Gap.guess`), never a frame.
 - A frame whose head is damaged is whole if another head makes its checksum right: of a frame between two
   others all but kind and padding is known. So is one with a flipped bit in its checksum or its front, if the
-  bit makes the checksum right. It is told. No more is tried: each try reads the frame.
+  bit makes the checksum right. It is reported. No more is tried: each try reads the frame.
 - What the disk cannot give back is as good as zeros: the frames around it count.
 """
 
@@ -298,7 +298,7 @@ def _with_front(view: memoryview, offset: int, number: int, lsn: int, length: in
 
 def _heads(view: memoryview, offset: int, lsn: int, until: int | None) -> Iterator[tuple[int, int]]:
     """(length, kind) of every head that the frame may have had: all that end where it does, or else all that
-    differ in one bit from what is there."""
+    differ in one bit from the bytes there."""
     start = offset + FRAME_HEAD.size
     if until is None:
         head = int.from_bytes(view[offset:start], "little")

@@ -74,7 +74,7 @@ def parts_of(machine: Machine, keep: Callable[[Box], bool] | None = None) -> Par
 
 
 def begin_parts(machine: Machine, keep: Callable[[Box], bool] | None = None) -> Capture:
-    """The same in steps, while the machine goes on."""
+    """Begin to capture boxes with their batches, in steps, while the machine goes on."""
     return machine.begin_snapshot(keep, with_batches=True)
 
 
@@ -301,7 +301,7 @@ class ShardBuilder:
 
     def add_marks(self, marks: Iterable[MarkFacts]) -> None:
         """Which epochs of transactions were committed. What is held for others stays behind: their commits
-        will be told so, and whoever wrote them writes them again."""
+        are refused, and their writers write them again."""
         self._marks += marks
 
     def finish(self, *, last_generation: int, boot_id: str, now_ms: int) -> None:

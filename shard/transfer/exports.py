@@ -11,7 +11,7 @@ last one to let go: `begin` and `renew` say so with `holds_moves`.
 Whoever asks reads folder and segment files itself, in another process: what is sealed is not copied here.
 
 Rules of the file
-- One export at a time; another id is told to wait. The same id again is told the same again.
+- One export at a time; another id has to wait. The same id again gets the same answer again.
 - The answer to `end`, and to a `begin` that fails, comes after the export is over. A client that has this
   answer can begin its next export at once.
 - The folder is nobody's truth: what an earlier life left of it is removed before the next is made, and a disk
@@ -209,7 +209,7 @@ class Exports:
     def _remove_folder(self) -> None:
         try:
             remove_tree(self._disk, self._folder)
-        except OSError as error:  # it takes room and does no harm; whoever needs the place tries again
+        except OSError as error:  # it takes room and does no harm; the next export there tries again
             log.warning("the folder of an export could not be removed", reason=str(error))
 
     def _release(self) -> None:

@@ -2,7 +2,7 @@
 
 A mark says of a shard that a writer's epoch was committed there. When shards come together that agree, so
 does the new one. When they do not (a job died between two commits), the new shard must still know which of
-its boxes have the epoch: then a mark stands for the slots that the old shard had, and the next commit of the
+its boxes have the epoch: then a mark represents the slots that the old shard had, and the next commit of the
 writer leaves out rows for boxes in slots that have them already.
 """
 
