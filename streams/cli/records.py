@@ -102,7 +102,7 @@ def append(
         appended = client.box(box).append_batch(
             entries, idempotency_key=idempotency_key, match_seq=match_seq, fencing_token=fencing_token
         )
-    output.show_facts(msgspec.structs.asdict(appended), as_json=target.as_json)
+    output.show_facts(msgspec.to_builtins(appended), as_json=target.as_json)
 
 
 def _checked(text: str) -> bytes:

@@ -84,7 +84,6 @@ def show(target: Target, router: str) -> None:
 
     with target.client() as client:
         fields = msgspec.structs.asdict(client.router(router))
-    del fields["created"]
     output.show_facts(fields, as_json=target.as_json)
 
 
