@@ -5,6 +5,7 @@
     errors       what can go wrong between a client and a server, beside the server's own errors
     options      what can be given by name, as types
     retry        whether and when to repeat a request; pure
+    attempts     the attempts at one request, and what is raised after the last
     working      what a worker's handler may say; pure
     framing      a state as records of its box, and back; pure
     stores       snapshots outside of a box: a folder or an object store

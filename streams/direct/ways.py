@@ -12,7 +12,6 @@ that is sent from here may be.
 from __future__ import annotations
 
 import os
-import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -21,10 +20,11 @@ from typing import Self, TypedDict, TypeVar
 from urllib.parse import urlsplit
 
 from streams.client._sync.client import Client
-from streams.client.errors import AnswerLost, Unreachable
+from streams.client.attempts import Attempts
+from streams.client.errors import Unreachable
 from streams.client.retry import Retry
 from streams.direct.links import Link, Moved
-from streams.protocol.errors import Busy, StreamsError, Uncertain
+from streams.protocol.errors import Busy, StreamsError
 from streams.protocol.messages.server_replies import Placement
 from streams.protocol.model.slots import slot_of
 from streams.protocol.wire import framing as wire
@@ -175,31 +175,17 @@ class Ways:
     def attempt(self, ask: Callable[[], T], retry: Retry | None = None, *, follows: bool = True) -> T:
         """Asks until there is an answer, as the HTTP client does. What is asked may be repeated. Unless it
         `follows` boxes that have moved, the caller is told of that at once."""
-        retry = retry or self.retry
-        began_s = time.monotonic()
-        number = 0
-        was_uncertain = False
+        attempts = Attempts(retry or self.retry)
         while True:
             try:
                 return ask()
             except StreamsError as error:
-                was_uncertain = was_uncertain or isinstance(error, Uncertain)
                 if isinstance(error, Moved | Unreachable):
                     self.forget()
                 if isinstance(error, Moved) and not follows:
-                    if was_uncertain:
-                        raise AnswerLost(f"an attempt got no answer, and then: {error.message}") from error
+                    attempts.check_last(error)
                     raise
-                pause_s = retry.pause_s(
-                    error,
-                    attempt=number,
-                    spent_s=time.monotonic() - began_s,
-                    is_repeatable=True,
-                    luck=random.random(),
-                )
+                pause_s = attempts.pause_s(error)
                 if pause_s is None:
-                    if was_uncertain and isinstance(error, Busy):
-                        raise AnswerLost(f"an attempt got no answer, and then: {error.message}") from error
                     raise
-            number += 1
             time.sleep(pause_s)

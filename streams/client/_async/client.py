@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
-import time
 from collections.abc import AsyncIterator, Mapping
 from types import TracebackType
 from typing import Any, TypeVar
@@ -16,11 +14,12 @@ from streams.client import answers
 from streams.client._async.box import AsyncBox
 from streams.client._async.queue import AsyncQueue
 from streams.client._async.watch import AsyncWatch
+from streams.client.attempts import Attempts
 from streams.client.concurrency import asleep
-from streams.client.errors import AnswerLost, NotAnAnswer, error_of
+from streams.client.errors import NotAnAnswer, error_of
 from streams.client.retry import Retry
 from streams.client.transport import ANSWER_S, AsyncTransport
-from streams.protocol.errors import BoxNotFound, Busy, StreamsError, Uncertain
+from streams.protocol.errors import BoxNotFound, StreamsError
 from streams.protocol.messages import replies, server_replies
 from streams.protocol.model.names import check_router_name
 
@@ -210,30 +209,15 @@ class AsyncClient:
         is_urgent: bool = False,
         retry: Retry | None = None,
     ) -> bytes:
-        """The same with bytes. Repeats what may be repeated; what it raises at last is true of all attempts:
-        an error that says "nothing happened" is told as uncertain when an earlier attempt was."""
-        policy = retry or self.retry
-        began_s = time.monotonic()
-        attempt = 0
-        was_uncertain = False
+        """As `call`, with bytes. Repeats what may be repeated; what it raises is true of all attempts."""
+        attempts = Attempts(retry or self.retry, is_repeatable=is_repeatable)
         while True:
             try:
                 return await self._attempt(method, path, body, is_urgent=is_urgent)
             except StreamsError as error:
-                was_uncertain = was_uncertain or isinstance(error, Uncertain)
-                pause_s = policy.pause_s(
-                    error,
-                    attempt=attempt,
-                    spent_s=time.monotonic() - began_s,
-                    is_repeatable=is_repeatable,
-                    luck=random.random(),
-                )
+                pause_s = attempts.pause_s(error)
                 if pause_s is None:
-                    if was_uncertain and isinstance(error, Busy):
-                        message = f"an attempt got no answer, and then: {error.message}"
-                        raise AnswerLost(message, **error.detail) from error
                     raise
-            attempt += 1
             await asleep(pause_s)
 
     async def _attempt(self, method: str, path: str, body: bytes | None, *, is_urgent: bool) -> bytes:

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import os
-import random
-import time
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, TypeVar
@@ -17,11 +15,12 @@ from streams.client import answers
 from streams.client._sync.box import Box
 from streams.client._sync.queue import Queue
 from streams.client._sync.watch import Watch
+from streams.client.attempts import Attempts
 from streams.client.concurrency import sleep
-from streams.client.errors import AnswerLost, NotAnAnswer, error_of
+from streams.client.errors import NotAnAnswer, error_of
 from streams.client.retry import Retry
 from streams.client.transport import ANSWER_S, Transport
-from streams.protocol.errors import BoxNotFound, Busy, StreamsError, Uncertain
+from streams.protocol.errors import BoxNotFound, StreamsError
 from streams.protocol.messages import replies, server_replies
 from streams.protocol.model.names import check_router_name
 
@@ -209,30 +208,15 @@ class Client:
         is_urgent: bool = False,
         retry: Retry | None = None,
     ) -> bytes:
-        """The same with bytes. Repeats what may be repeated; what it raises at last is true of all attempts:
-        an error that says "nothing happened" is told as uncertain when an earlier attempt was."""
-        policy = retry or self.retry
-        began_s = time.monotonic()
-        attempt = 0
-        was_uncertain = False
+        """As `call`, with bytes. Repeats what may be repeated; what it raises is true of all attempts."""
+        attempts = Attempts(retry or self.retry, is_repeatable=is_repeatable)
         while True:
             try:
                 return self._attempt(method, path, body, is_urgent=is_urgent)
             except StreamsError as error:
-                was_uncertain = was_uncertain or isinstance(error, Uncertain)
-                pause_s = policy.pause_s(
-                    error,
-                    attempt=attempt,
-                    spent_s=time.monotonic() - began_s,
-                    is_repeatable=is_repeatable,
-                    luck=random.random(),
-                )
+                pause_s = attempts.pause_s(error)
                 if pause_s is None:
-                    if was_uncertain and isinstance(error, Busy):
-                        message = f"an attempt got no answer, and then: {error.message}"
-                        raise AnswerLost(message, **error.detail) from error
                     raise
-            attempt += 1
             sleep(pause_s)
 
     def _attempt(self, method: str, path: str, body: bytes | None, *, is_urgent: bool) -> bytes:
