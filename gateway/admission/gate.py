@@ -75,7 +75,7 @@ class _Window:
         return self._has_room() and not self._queue
 
     def _has_room(self) -> bool:
-        """True if one more may be in flight: however large it is, it is never alone in waiting."""
+        """True if one more, of any size, may be in flight. If none is in flight, it never waits."""
         return self.bytes_used < self._bytes_max and self.in_flight < self.count_max
 
     def go_in(self, size: int) -> None:

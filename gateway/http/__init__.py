@@ -7,6 +7,18 @@
 task for each request, a queue for each body and answer, a head that is parsed anew each time. So the edge
 speaks HTTP/1.1, and gives everything else to Hypercorn with the bytes that it has read.
 
+**The life of a request**
+
+    accept (edge) ──► lobby: no task until the first byte ──► edge_connection: one task a connection
+        read the head (edge_input, h1) ──► its body (body_memory) ──► handler(Request) ──► Response
+            ──► its parts (edge_output): sent at once, and the rest as the client takes it
+            ──► a live answer (SSE, sessions): runs with a sink (edge_sink) until it ends
+        an HTTP/2 preface or an Upgrade ──► the socket and the bytes read so far go to hypercorn
+
+Turns are those of `RequestScheduler` (`gateway/admission/request_scheduler.py`), deadlines those of
+`Front._sweep`. Memory is charged as `gateway/admission/memory.py` says. A full-duplex request is handled
+while its body comes (edge_incoming). h1 is heads and chunks as bytes, without sockets.
+
 **The handler** of every request, whichever front it came through, is `Api.handle` in `gateway/api/routes.py`.
 `gateway/__main__.py` passes it in. WebSockets go to `Sockets.serve` in `gateway/api/sockets.py`.
 

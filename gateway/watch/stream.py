@@ -1,4 +1,4 @@
-"""One watcher: reads its backlog box by box in turns, follows the live feeds, beats, and bears no grudge.
+"""Serves one watcher: first the backlog, box by box in turns, then the live feeds; with heartbeats.
 
 Most of a stream's life is spent asleep: feeds write into its sink from their own task. It wakes for backlog,
 for a peer that has fallen behind, and for heartbeats.

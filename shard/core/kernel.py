@@ -15,14 +15,20 @@ A shard is a state machine. The engine hands it a command with the time, and log
 *Handlers* decide. They look at state and never change what is rebuilt from the log, except through `log`. A
 handler raises `StreamsError` to refuse.
 
-*Handled again.* A command that cannot be finished now changes nothing, or a part, and says what it needs
-(`Outcome.needs`, of type `Missing`). The engine gets it and handles the same command again. Five reasons:
+*Handled again.* A command that cannot be finished now returns `Outcome.needs`, of type `Missing`, and is
+handled again when the engine has what it needs. What it has logged by then (an expiry, the one change of
+a long delete) is complete in itself. Five reasons; the first three are raised, and caught in `handle`:
 
     NotLoaded         the payload of a sealed batch: fetched from its segment (`boxes/sealed.py`)
+    NotRendered       a NotLoaded. Rows of a commit: waits until they are rendered
+                      (`transactions/unrendered.py`)
     TagsNotLoaded     records of sealed batches by tag: looked up in tag indexes (`boxes/sealed.py`)
-    NotRendered       rows of a commit: waits until they are rendered (`transactions/unrendered.py`)
+
+The other two are returned by handlers:
+
     ChunksNotLoaded   held rows that a commit needs whole: read from the log (`transactions/chunks.py`)
-    Unfinished        nothing is missing; other commands get their turn in between (`boxes/sealed.py`)
+    Unfinished        nothing is to be fetched; other commands, or the log, get their turn in between
+                      (`boxes/sealed.py`)
 
 *Appliers* mutate. A change is a fact, worked out in full: an applier asks no question whose answer could
 differ when the log is replayed. Every applier sees the same changes in the same order, live and in recovery.

@@ -1,4 +1,4 @@
-"""The machine of one shard: all features over one kernel, their lives, their timers and their snapshots.
+"""The machine of one shard, `Machine(Context(Kernel))`: all features, their lives, timers and snapshots.
 
     handle(command, now_ms) ──► Outcome(changes to log, reply, what the reply waits for, boxes to wake)
     apply(change, lsn)      the only code that mutates; handle uses it, recovery replays through it

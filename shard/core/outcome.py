@@ -24,11 +24,10 @@ class Outcome(NamedTuple):
     """What a command comes to.
 
     `waits_for_lsn` is 0 when the reply may go at once; otherwise it goes when that lsn is logged, or durable
-    if `until_durable`, or in the object store if `until_uploaded`, when it is durable too. `reply` is None
-    when a read has nothing yet and the caller may wait (`wait_ms`); it is not to be asked again before
-    `not_before_ms`. Or it is None because something that is not in memory has to be fetched: `needs` says
-    what. Then the same command is to be handled again; nothing of it has been done, or a part (`Unfinished`),
-    whose changes are here. Changes after
+    if `until_durable`, or stored if `until_uploaded`, when it is durable too. `reply` is None when a read has
+    nothing yet and the caller may wait (`wait_ms`); it is not to be asked again before `not_before_ms`. Or it
+    is None because the command cannot be finished now: `needs` says why. Then the same command is handled
+    again. What it has logged by then is in `changes`, and is complete in itself (`kernel.py`). Changes after
     `waits_for_lsn` need not be in the log when the reply goes if it has `afterthoughts`.
     """
 

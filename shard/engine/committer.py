@@ -3,7 +3,7 @@
     engine --submit--> backlog --> [wal-commit thread] append, then sync if someone waits or it is time
     engine <---post--- on_logged(lsn, append_ms), on_durable(lsn, fsync_ms), on_failed(error)
                                    [wal-sync thread]  syncs that nobody waits for, beside further appends
-                                   [wal-files thread] zeros for the next file, release of old ones
+                                   [wal-files thread] the next file, release of old ones (`log_files.py`)
     engine --append_now--> log     a small group, in the engine's own thread while the commit thread is idle
 
 While one group is being written the next one gathers in the backlog, so groups grow with the load and a sync

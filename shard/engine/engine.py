@@ -22,7 +22,7 @@ this thread makes, because a hop to another one would cost more. All else goes t
 them: one write and, if a reply waits for durability, one fsync for all. So groups grow with the load. Frames
 for which no reply waits are synced `sync_interval_ms` later, by the sync thread, beside further writes.
 
-*A reply* names the lsn that it rests on, and the stage: logged, durable or uploaded (`core/durability.py`
+*A reply* names the lsn that it rests on, and the stage: logged, durable or stored (`core/durability.py`
 decides). It is parked in the order of lsns, and goes when the committer reports that lsn. A reply that rests
 on nothing new goes at once.
 
@@ -33,7 +33,7 @@ on nothing new goes at once.
     a claim that gets no job             a job, the end of a window, or its deadline   waiting_claims
     a command that needs a payload       the fetcher; then it is handled again         refetch
     a write behind such a write          that write: a box keeps the order             refetch
-    a page                               room in its connection                        replies
+    a page                               room in its connection (`DeferredAnswers`)    replies
     a server                             the committer, if it has much to write        pressure
     a task (snapshot, upload, upkeep)    an lsn to be durable                          durable_waits
 
@@ -41,7 +41,7 @@ on nothing new goes at once.
 
     the event loop               this file, its parts, the machine, the servers. It waits for no disk, except
                                  for a write of at most 128 KiB into the page cache (`append_now`)
-    wal-commit, -sync, -files    write, sync, make and drop log files (`committer.py`)
+    wal-commit, -sync, -files    write, sync, make and drop log files (`committer.py`, `log_files.py`)
     segment-read-0 to -5         read segments of this disk and of the cold store (`fetcher.py`)
     workers of trio              write a snapshot or a segment, upload, look at the free space
 

@@ -3,7 +3,7 @@
     Outcome ─► waits for no lsn        sent now
             ─► until logged ─────────► sent by `on_logged` or `on_durable` of its lsn
             ─► until durable ────────► sent by `on_durable` of its lsn
-            ─► until uploaded ───────► sent when the object store has its lsn
+            ─► until stored ─────────► sent when the object store has its lsn
 
 `core/durability.py` says what a reply waits for. Here it only waits.
 

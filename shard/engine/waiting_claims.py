@@ -7,7 +7,8 @@
 A window opens with the first claim, or with the first job that comes while claims wait, and gathers whatever
 comes until it closes. `WaitingClaims` is the queue; `ClaimDelivery` serves it.
 
-A lease must be logged, so on a full disk claims wait on, and are refused when their time is up.
+A claim may have to log something (a durable lease, a count of deliveries, a dead letter). So on a full disk
+claims wait on, and are refused when their time is up.
 
 Bounds: claims are requests in flight, which links and fronts bound; times that are out of date are never much
 more than those that are not. One pass serves at most `COHORT_MAX` claims, and a window that has gathered as
@@ -262,7 +263,7 @@ class ClaimDelivery:
         """Serve those that wait for jobs of this box, in their order, until one of them gets none. When they
         have got as many jobs as one pass gives out, others come first."""
         jobs = 0
-        while self._disk_space.level != Level.FULL:  # else they wait on; a lease must be logged
+        while self._disk_space.level != Level.FULL:  # else they wait on: a claim may log
             waiting = self.waiting.woken(box, _wait_ms(), self._deferred.has_room)
             if self.waiting.were_passed_over:
                 self._deferred.add_box(box)
@@ -285,7 +286,7 @@ class ClaimDelivery:
                 self._deferred.add_box(box)
             if is_over and not has_room(waiting[0].ticket):
                 self._refuse(box, waiting, Throttled(_NO_ROOM))
-            elif self._disk_space.level == Level.FULL:  # a lease must be logged; others wait on
+            elif self._disk_space.level == Level.FULL:  # a claim may log; others wait on
                 if is_over:
                     self._refuse(box, waiting, self._disk_space.full())
             elif waiting:

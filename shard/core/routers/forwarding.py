@@ -9,13 +9,17 @@ one box: a router's, or the dead letters of a queue. This file joins its two hal
 A *tie* is one end of a router at a box. At the source it is an *outbox* in `box.outboxes` (`outbox.py`,
 `router_outbox.py`): what the destination is known to have, and what is on the way. At the destination it is a
 *pinned* entry in `box.origins` (`copy_sources.py`): the position up to which it has everything. `Tie` and
-`Untie` come from `gateway/shards/registrar.py`. Dead letters have no ties: their first parcel binds the
-origin.
+`Untie` come from `gateway/shards/registrar.py`. Dead letters have no ties: their first parcel creates the
+origin (`bind`).
+
+A *parcel* is a stretch of the source's records: those with `after` < position <= `upto`. It is appended only
+if the origin stands at `after`, and the same change sets the origin to `upto`. So a repeat changes nothing.
 
 The source:
 
     an append is shown ─► `Context._on_shown` ─► `note` ─► `Outboxes.note`: may an outbox send?
-    if so, the outcome wakes CARRIER ─► the engine asks the waiting `Collect` again ─► `_collect`: parcels
+    if so, CARRIER is among the names that the engine wakes (`Durability._show` returns it; of a memory box
+    it is in the outcome) ─► the engine handles the waiting `Collect` again ─► `_collect`: parcels
     `Carried`: what became of a parcel ─► `_carried`: the outbox moves on, tries again, or plans anew
 
 The destination:
