@@ -16,7 +16,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,8 @@ from gateway.shards.placement import Placement
 from gateway.watch.service import Watch
 from streams.testing import Server, running_server
 from tests.gateway.edge_harness import running_front
-from tests.support.browser import chromium
-from tests.support.crashing import PATIENCE_S, Client, Writer, box_on, eventually
+from tests.support.browser import headless_chromium
+from tests.support.crashing import PATIENCE_S, Client, Writer, at_work, box_on, eventually
 from tests.support.sse import Parser
 
 SHARDS = 2
@@ -157,13 +157,7 @@ def browser(server: Server, stream_url: str, account: Account, folder: Path) -> 
     threading.Thread(target=pages.serve_forever, daemon=True).start()
     process = subprocess.Popen(
         [
-            chromium(),
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--disable-dev-shm-usage",
-            "--no-proxy-server",
-            f"--user-data-dir={folder}",
+            *headless_chromium(folder),
             "--remote-debugging-port=0",
             f"http://127.0.0.1:{pages.server_port}/",
         ],
@@ -185,16 +179,8 @@ def watch(client: Client, boxes: list[str]) -> str:
     return str(made["stream_url"])
 
 
-@contextmanager
-def written_to(server: Server, boxes: list[str]) -> Iterator[list[Writer]]:
-    writers = [Writer(box, server.port, box) for box in boxes]
-    for writer in writers:
-        writer.start()
-    try:
-        yield writers
-    finally:
-        for writer in writers:
-            writer.stop()
+def written_to(server: Server, boxes: list[str]) -> AbstractContextManager[list[Writer]]:
+    return at_work(Writer(box, server.port, box) for box in boxes)
 
 
 def heads(client: Client, boxes: list[str]) -> dict[str, int]:

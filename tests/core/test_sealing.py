@@ -179,29 +179,30 @@ def test_a_dead_begin_of_a_later_segment_is_still_known_after_two_restarts() -> 
         state = driver.machine.snapshot()
 
 
-def test_what_dies_while_a_segment_is_written_is_dead_in_it() -> None:
+def sealed_while_records_die() -> tuple[Driver, changes.SegmentSealed]:
+    """The change that puts a segment in the place of all batches, some of which have died meanwhile."""
     driver = filled()
     box = driver.machine.boxes["b"]
     batches = box.log.sealable(durable_lsn=driver.machine.durable_lsn, bytes_max=1 << 30)
     segment = machines.SHELF.write(box.generation, 1, batches)
     driver.delete(5)
     driver.delete(tag="t1")
+    return driver, changes.SegmentSealed(box.generation, 1, segment.to_bytes())
+
+
+def test_what_dies_while_a_segment_is_written_is_dead_in_it() -> None:
+    driver, sealed = sealed_while_records_die()
     driver.delete(tag="t0")
     driver.delete(tag="t2")  # by now every batch is dead
-    driver.commit(changes.SegmentSealed(box.generation, 1, segment.to_bytes()))
+    driver.commit(sealed)
     assert driver.read(0).records == b"" and list(driver.machine.segments()) == []
     assert facts_of(driver.reborn().machine) == facts_of(driver.machine)
 
 
 def test_what_dies_partly_while_a_segment_is_written_is_dead_in_part() -> None:
-    driver = filled()
-    box = driver.machine.boxes["b"]
-    batches = box.log.sealable(durable_lsn=driver.machine.durable_lsn, bytes_max=1 << 30)
-    segment = machines.SHELF.write(box.generation, 1, batches)
-    driver.delete(5)
-    driver.delete(tag="t1")
+    driver, sealed = sealed_while_records_die()
     driver.delete(10)
-    driver.commit(changes.SegmentSealed(box.generation, 1, segment.to_bytes()))
+    driver.commit(sealed)
     assert driver.seqs() == [10, 12, 13, 15, 16, 18]
     assert facts_of(driver.reborn().machine) == facts_of(driver.machine)
 

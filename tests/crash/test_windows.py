@@ -257,13 +257,17 @@ def test_segments_of_a_box_in_memory_are_not_written_anew(life: Life) -> None:
     assert after.machine.boxes["box"].is_memory and texts(after, "box") == {}
 
 
-def test_a_box_that_goes_to_memory_while_it_is_sealed_stays_out_of_the_log(life: Life) -> None:
+def go_to_memory_while_sealed(life: Life) -> None:
     put(life, "box", durability="fsync")
     for text in "abcdefgh":
         append(life, "box", text)
     commit(life)
     assert life.do_upkeep(), "a segment is about to be written"
     put(life, "box", durability="memory")
+
+
+def test_a_box_that_goes_to_memory_while_it_is_sealed_stays_out_of_the_log(life: Life) -> None:
+    go_to_memory_while_sealed(life)
     life.submit(commands.DeleteRecords("box", before_seq=5))
     upkept(life)
     assert life.upkeep.sealed == 0
@@ -273,12 +277,7 @@ def test_a_box_that_goes_to_memory_while_it_is_sealed_stays_out_of_the_log(life:
 
 
 def test_a_box_that_went_to_memory_and_back_while_it_was_sealed_loses_nothing(life: Life) -> None:
-    put(life, "box", durability="fsync")
-    for text in "abcdefgh":
-        append(life, "box", text)
-    commit(life)
-    assert life.do_upkeep(), "a segment is about to be written"
-    put(life, "box", durability="memory")
+    go_to_memory_while_sealed(life)
     life.submit(commands.DeleteRecords("box", before_seq=3))
     append(life, "box", "i")
     put(life, "box", durability="fsync")

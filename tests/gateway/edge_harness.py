@@ -45,6 +45,23 @@ class Recorder:
         return [f"{request.method} {request.path}" for request in self.requests]
 
 
+class EndlessAnswer:
+    """Answers with a body that never ends; `cleaned` is set when the body is closed."""
+
+    def __init__(self) -> None:
+        self.cleaned = trio.Event()
+
+    async def __call__(self, request: Request) -> Response:
+        return Response(200, stream=self._body())
+
+    async def _body(self) -> AsyncIterator[bytes]:
+        try:
+            while True:
+                yield bytes(1_000_000)
+        finally:
+            self.cleaned.set()
+
+
 @dataclass
 class Running:
     port: int

@@ -33,6 +33,7 @@ from gateway.requests.request import SESSION_TYPE, Request, Response
 from tests.gateway.edge_harness import (
     OUR_REQUEST_ID,
     PATIENCE_S,
+    EndlessAnswer,
     Recorder,
     Running,
     head_and,
@@ -43,6 +44,7 @@ from tests.gateway.edge_harness import (
     running_front,
     talk,
 )
+from tests.gateway.h2_client import H2Wire
 
 
 @dataclass(frozen=True)
@@ -308,18 +310,7 @@ async def test_a_stream_ends_and_cleans_up_when_its_client_goes_away(way):
 
 
 async def test_a_stream_whose_reader_stalls_is_cut_off(way):
-    cleaned = trio.Event()
-
-    async def endless():
-        try:
-            while True:
-                yield bytes(1_000_000)
-        finally:
-            cleaned.set()
-
-    async def handler(request: Request) -> Response:
-        return Response(200, stream=endless())
-
+    handler = EndlessAnswer()
     limits = FrontLimits(write_timeout_s=0.05, rate_bytes_per_s_min=1_000_000_000)
     async with running_front(handler, front=way.front, limits=limits) as running:
         if way.http2:
@@ -331,7 +322,7 @@ async def test_a_stream_whose_reader_stalls_is_cut_off(way):
             stream = await running.connect()
             await stream.send_all(head_and(line="GET / HTTP/1.1"))
         with trio.fail_after(PATIENCE_S):
-            await cleaned.wait()
+            await handler.cleaned.wait()
         await stream.aclose()
 
 
@@ -415,13 +406,8 @@ async def test_drain_closes_an_idle_connection(way):
 # From the edge to Hypercorn.
 
 
-class H2Client:
+class H2Client(H2Wire):
     """HTTP/2 by hand: what httpx will not do."""
-
-    def __init__(self, stream: trio.SocketStream) -> None:
-        self.stream = stream
-        self.connection = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding=None))
-        self.events: list[h2.events.Event] = []
 
     @classmethod
     async def connect(cls, running: Running) -> H2Client:
@@ -429,9 +415,6 @@ class H2Client:
         client.connection.initiate_connection()
         await client.flush()
         return client
-
-    async def flush(self) -> None:
-        await self.stream.send_all(self.connection.data_to_send())
 
     async def request(
         self, method: str, path: str, headers: list[tuple[str, str]], *, stream_id: int = 1, ends: bool = True
@@ -441,29 +424,13 @@ class H2Client:
         await self.flush()
 
     async def receive(self) -> bool:
-        with trio.fail_after(PATIENCE_S):
-            try:
-                data = await self.stream.receive_some(65536)
-            except trio.BrokenResourceError:
-                return False
-        if not data:
-            return False
-        self.events += self.connection.receive_data(data)
-        await self.flush()
-        return True
-
-    async def status_of(self, stream_id: int) -> bytes:
-        while True:
-            for event in self.events:
-                if isinstance(event, h2.events.ResponseReceived) and event.stream_id == stream_id:
-                    return dict(event.headers)[b":status"]
-            assert await self.receive(), f"closed without an answer, after {self.events}"
+        is_open = await super().receive()
+        if is_open:
+            await self.flush()
+        return is_open
 
     async def body_of(self, stream_id: int) -> bytes:
-        while not any(
-            isinstance(event, h2.events.StreamEnded) and event.stream_id == stream_id for event in self.events
-        ):
-            assert await self.receive()
+        await self.ended(stream_id)
         return b"".join(
             event.data
             for event in self.events

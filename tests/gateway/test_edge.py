@@ -21,6 +21,7 @@ from streams.protocol.errors import Throttled, Unauthorized
 from tests.gateway.edge_harness import (
     OUR_REQUEST_ID,
     PATIENCE_S,
+    EndlessAnswer,
     Recorder,
     Running,
     head_and,
@@ -696,23 +697,12 @@ async def test_the_kernel_holds_little_for_a_reader_who_takes_nothing(front):
 
 
 async def test_a_stream_whose_reader_stalls_is_cut_off():
-    cleaned = trio.Event()
-
-    async def endless():
-        try:
-            while True:
-                yield bytes(1_000_000)
-        finally:
-            cleaned.set()
-
-    async def handler(request: Request) -> Response:
-        return Response(200, stream=endless())
-
+    handler = EndlessAnswer()
     limits = FrontLimits(write_timeout_s=0.05, rate_bytes_per_s_min=1_000_000_000)
     async with running_front(handler, limits=limits) as running, await running.connect() as stream:
         await stream.send_all(GET)
         with trio.fail_after(PATIENCE_S):
-            await cleaned.wait()
+            await handler.cleaned.wait()
 
 
 async def test_a_stream_may_be_quiet_for_longer_than_any_deadline():

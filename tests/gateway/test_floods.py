@@ -32,6 +32,7 @@ from gateway.requests.request import SESSION_TYPE, Request, Response, Socket
 from streams.protocol.access.keys import Key
 from streams.protocol.errors import Unauthorized
 from tests.gateway.edge_harness import PATIENCE_S, Running, read_to_end, running_front
+from tests.gateway.h2_client import H2Wire
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SettingsFrame(0).serialize()
 #: More than any budget: a front that hands on all of it has no budget.
@@ -85,17 +86,12 @@ def keyed_front(handler: Handler | None = None):
     return running_front(handler or Handler(), admit=admit, socket_handler=serve_socket)
 
 
-class H2Peer:
+class H2Peer(H2Wire):
     """An HTTP/2 client that also sends what no library would."""
 
     def __init__(self, stream: trio.SocketStream) -> None:
-        self.stream = stream
-        self.connection = h2.connection.H2Connection()
+        super().__init__(stream)
         self.connection.initiate_connection()
-        self.events: list[h2.events.Event] = []
-
-    async def flush(self) -> None:
-        await self.stream.send_all(self.connection.data_to_send())
 
     async def request(self, path: str, *, ends: bool = True, **headers: str) -> int:
         stream_id = self.connection.get_next_available_stream_id()
@@ -107,29 +103,6 @@ class H2Peer:
         )
         await self.flush()
         return stream_id
-
-    async def receive(self) -> bool:
-        with trio.fail_after(PATIENCE_S):
-            try:
-                data = await self.stream.receive_some(65536)
-            except trio.BrokenResourceError:
-                return False
-        new = self.connection.receive_data(data) if data else []
-        self.events += new
-        return bool(data)
-
-    async def status_of(self, stream_id: int) -> bytes:
-        while True:
-            for event in self.events:
-                if isinstance(event, h2.events.ResponseReceived) and event.stream_id == stream_id:
-                    return dict(event.headers)[b":status"]
-            assert await self.receive(), f"closed without an answer, after {self.events}"
-
-    async def ended(self, stream_id: int) -> None:
-        while not any(
-            isinstance(event, h2.events.StreamEnded) and event.stream_id == stream_id for event in self.events
-        ):
-            assert await self.receive()
 
     async def error_code(self) -> int | None:
         """The error with which the server said goodbye; None if it only closed."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from shard.core.changes import ShardState
 from shard.core.machine import Machine
 from shard.recovery.recovery import Progress, Recovered, recover
 from shard.storage import frames
@@ -80,9 +81,8 @@ def test_a_snapshot_and_the_rest_of_the_log_bring_everything_back(
     assert (report.snapshot_lsn, report.frames_applied) == (middle, len(driver.log) - middle)
 
 
-def test_a_snapshot_at_the_end_needs_only_the_live_batches(place: tuple[DiskLike, str]) -> None:
-    driver = random_history(7, 150)
-    driver.stop()
+def snapshotted(place: tuple[DiskLike, str], driver: Driver) -> tuple[ShardState, Wal]:
+    """Writes the log and a snapshot at its end; the log is open."""
     written(place, driver.log)
     state = driver.machine.snapshot()
     disk, root = place
@@ -91,6 +91,13 @@ def test_a_snapshot_at_the_end_needs_only_the_live_batches(place: tuple[DiskLike
     for _ in wal.scan(snapshot_lsn=state.lsn):
         pass
     wal.settle()
+    return state, wal
+
+
+def test_a_snapshot_at_the_end_needs_only_the_live_batches(place: tuple[DiskLike, str]) -> None:
+    driver = random_history(7, 150)
+    driver.stop()
+    state, wal = snapshotted(place, driver)
     for file in wal.files()[:-1]:
         if file.last_lsn >= state.needs_lsn:
             break
@@ -106,14 +113,7 @@ def test_a_snapshot_whose_batches_are_missing_is_refused(place: tuple[DiskLike, 
     driver.append(*["x" * 1000] * 3)
     for _ in range(20):
         driver.append("y" * 1000, box="c")
-    written(place, driver.log)
-    state = driver.machine.snapshot()
-    disk, root = place
-    Snapshots(disk, f"{root}/snapshot").write(state.lsn, frames.encode_state(state))
-    wal = Wal(disk, f"{root}/wal", file_bytes=FILE_BYTES)
-    for _ in wal.scan(snapshot_lsn=state.lsn):
-        pass
-    wal.settle()
+    _, wal = snapshotted(place, driver)
     wal.release(wal.files()[0].number)
     wal.close()
     with pytest.raises(Corrupt, match="which the snapshot needs, is missing"):

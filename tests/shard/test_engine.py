@@ -27,26 +27,22 @@ from shard.core.machine import Machine
 from shard.core.queues import jobs as jobs_module
 from shard.engine import waiting_claims
 from shard.engine.engine import Engine
-from shard.engine.settings import EngineSettings
 from shard.engine.timekeeper import Timekeeper
-from shard.recovery.recovery import Recovered, recover
 from shard.storage import frames, segments
 from shard.storage.cold import FolderCold
 from shard.storage.files import Disk
 from shard.storage.retention import names_in
 from shard.storage.segments.store import Name, SegmentStore, Unreachable
 from shard.storage.snapshot import Snapshots
-from shard.storage.wal import Wal
-from streams.protocol.errors import ColdStoreUnavailable, DataDamaged, StreamsError
+from streams.protocol.errors import ColdStoreUnavailable, DataDamaged
 from streams.protocol.messages import commands
-from streams.protocol.messages.commands import Command, Reply
+from streams.protocol.messages.commands import Command
 from streams.protocol.messages.queues import Claim
 from streams.protocol.model.boxes import BoxPatch
 from streams.protocol.model.records import Batch
+from tests.support.engine_desk import PATIENCE_S, EngineDesk, Ticket, recovered_engine
 from tests.support.machines import Driver, columns, records_of, seqs_of
 
-#: An answer that takes this long is not late, it is missing.
-PATIENCE_S = 30.0
 #: Nothing is sealed but on request: by age, which the test's clock decides.
 NEVER_MS = 10**12
 
@@ -110,48 +106,14 @@ class GatedStore(SegmentStore):
         return super().write(generation, serial, batches, pause)
 
 
-class Ticket:
-    """Somebody who waits for a reply; `order` is shared, so that it tells who was answered first."""
-
-    def __init__(self, order: list[Ticket]) -> None:
-        self._order = order
-        self._came = trio.Event()
-        self._reply: Reply | StreamsError | None = None
-
-    def answer(self, reply: Reply | StreamsError, fsync_ms: float, wal_append_ms: float) -> None:
-        assert self._reply is None, "answered twice"
-        self._reply = reply
-        self._order.append(self)
-        self._came.set()
-
-    @property
-    def is_answered(self) -> bool:
-        return self._reply is not None
-
-    async def reply(self) -> Any:
-        with trio.fail_after(PATIENCE_S):
-            await self._came.wait()
-        return self._reply
-
-
-class Desk:
-    """An engine and those who ask it."""
+class Desk(EngineDesk):
+    """An engine, its machine, its store and its clock."""
 
     def __init__(self, engine: Engine, machine: Machine, store: GatedStore, clock: list[int]) -> None:
-        self.engine = engine
+        super().__init__(engine)
         self.machine = machine
         self.store = store
         self.clock = clock
-        self.order: list[Ticket] = []
-
-    def send(self, command: Command) -> Ticket:
-        ticket = Ticket(self.order)
-        self.engine.submit(command, ticket)
-        self.engine.flush()
-        return ticket
-
-    async def ask(self, command: Command) -> Any:
-        return await self.send(command).reply()
 
     async def put(self, box: str = "b", **config: Any) -> None:
         reply = await self.ask(commands.PutBox(box, BoxPatch(**{"durability": "fsync", **config})))
@@ -172,12 +134,6 @@ class Desk:
         self.clock[0] += 2 * NEVER_MS
         await self.until(lambda: not self.machine.boxes[box].log.tail.records)
         self.clock[0] -= 2 * NEVER_MS
-
-    async def until(self, is_so: Callable[[], bool]) -> None:
-        """For what tells nobody when it happens."""
-        with trio.fail_after(PATIENCE_S):
-            while not is_so():  # noqa: ASYNC110 (there is no event to wait for)
-                await trio.sleep(0.002)
 
     def forget(self) -> None:
         """Every sealed payload leaves memory."""
@@ -212,21 +168,14 @@ def open_desk(tmp_path: Path) -> Open:
         store = GatedStore(tmp_path / "segments", cold)
         seal = settings.setdefault("seal", SealPolicy(10_000, 1 << 26, NEVER_MS))
         machine = Machine(due_records=seal.records, due_bytes=seal.bytes)
-        wal = Wal(disk, f"{tmp_path}/wal", file_bytes=1 << 20)
-        snapshots = Snapshots(disk, f"{tmp_path}/snapshot")
-        *_, found = recover(machine, wal, snapshots, store.open)
-        assert isinstance(found, Recovered)
         clock = [1_000_000]
-        engine = Engine(
+        engine = recovered_engine(
+            tmp_path,
+            disk,
             machine,
-            wal,
-            snapshots,
             store,
+            settings={"upkeep_bytes_per_s": 0, "snapshot_interval_ms": 10**8, **settings},
             now_ms=lambda: clock[0],
-            settings=EngineSettings(**{"upkeep_bytes_per_s": 0, "snapshot_interval_ms": 10**8, **settings}),
-            disk=disk,
-            export_folder=f"{tmp_path}/export",
-            needs_lsn=found.needs_lsn,
         )
         desk = Desk(engine, machine, store, clock)
         async with trio.open_nursery() as nursery:
@@ -360,20 +309,26 @@ async def test_a_long_poll_that_was_taken_back_is_never_answered(open_desk: Open
         assert not desk.engine.delivery.forget(stays) and len(desk.engine.delivery.reads.waiting) == 0
 
 
+async def long_poll_at_the_disk(desk: Desk) -> Ticket:
+    """A long poll for a rare tag, of 5 s, that was woken by another record and waits for the disk."""
+    await desk.put()
+    await desk.append(*({"data": at, "tag": "dull"} for at in range(10)))
+    await desk.seal()
+    desk.forget()
+    waiting = desk.send(commands.Diff(box="b", wait_ms=5_000, match=commands.Match("rare")))
+    await desk.until(lambda: desk.engine.delivery.reads.waiting.has("b"))
+    desk.forget()
+    desk.store.reading.shut()
+    await desk.append({"data": "no", "tag": "dull"})
+    await desk.store.reading.wait_reached()
+    return waiting
+
+
 async def test_a_long_poll_that_is_taken_back_while_it_waits_for_the_disk_is_never_answered(
     open_desk: Open,
 ) -> None:
     async with open_desk() as desk:
-        await desk.put()
-        await desk.append(*({"data": at, "tag": "dull"} for at in range(10)))
-        await desk.seal()
-        desk.forget()
-        waiting = desk.send(commands.Diff(box="b", wait_ms=5_000, match=commands.Match("rare")))
-        await desk.until(lambda: desk.engine.delivery.reads.waiting.has("b"))
-        desk.forget()
-        desk.store.reading.shut()
-        await desk.append({"data": "no", "tag": "dull"})
-        await desk.store.reading.wait_reached()
+        waiting = await long_poll_at_the_disk(desk)
         assert desk.engine.delivery.forget(waiting)
         desk.store.reading.open()
         await desk.append({"data": "yes", "tag": "rare"})
@@ -399,17 +354,7 @@ async def test_a_long_poll_whose_time_is_up_while_it_waits_for_the_disk_is_answe
     open_desk: Open,
 ) -> None:
     async with open_desk() as desk:
-        await desk.put()
-        await desk.append(*({"data": at, "tag": "dull"} for at in range(10)))
-        await desk.seal()
-        desk.forget()
-        poll = commands.Diff(box="b", wait_ms=5_000, match=commands.Match("rare"))
-        waiting = desk.send(poll)
-        await desk.until(lambda: desk.engine.delivery.reads.waiting.has("b"))
-        desk.forget()
-        desk.store.reading.shut()
-        await desk.append({"data": "no", "tag": "dull"})
-        await desk.store.reading.wait_reached()
+        waiting = await long_poll_at_the_disk(desk)
         desk.clock[0] += 6_000
         desk.engine._ticker.wake()
         await desk.until(lambda: desk.engine.delivery.reads.waiting.next_s is None)

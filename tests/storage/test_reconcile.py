@@ -406,13 +406,18 @@ def test_copies_of_records_that_came_after_the_source_was_captured_are_cut_and_n
     assert world.recount("to") == expected
 
 
-def test_copies_of_which_it_is_not_known_where_they_came_from_are_reported(world: World, shards: int) -> None:
+def copy_from_two_boxes(world: World) -> None:
+    """Box `to` has one copy of each of two boxes."""
     world.first.put("other", durability="fsync")
     world.add_router()
     world.add_router("second", source="other")
     add(world, 1)
     add(world, "a", box="other")
     world.carry()
+
+
+def test_copies_of_which_it_is_not_known_where_they_came_from_are_reported(world: World, shards: int) -> None:
+    copy_from_two_boxes(world)
     add(world, 2, 3)
     until_ms = world.now_ms
     world.wait()
@@ -430,12 +435,7 @@ def test_copies_of_which_it_is_not_known_where_they_came_from_are_reported(world
 def test_a_copy_that_was_deleted_at_the_start_of_the_cut_hides_no_missing_copy_of_another_router(
     world: World, shards: int
 ) -> None:
-    world.first.put("other", durability="fsync")
-    world.add_router()
-    world.add_router("second", source="other")
-    add(world, 1)
-    add(world, "a", box="other")
-    world.carry()
+    copy_from_two_boxes(world)
     add(world, 2)
     until_ms = world.now_ms
     world.wait()

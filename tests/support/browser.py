@@ -35,6 +35,19 @@ def chromium() -> str:
     return found
 
 
+def headless_chromium(folder: Path) -> list[str]:
+    """The command that starts Chromium; `folder` is for what it keeps."""
+    return [
+        chromium(),
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--no-proxy-server",
+        f"--user-data-dir={folder}",
+    ]
+
+
 class Page:
     def __init__(self, to_browser: int, from_browser: int) -> None:
         self._to = to_browser
@@ -116,14 +129,8 @@ def page(folder: Path) -> Iterator[Page]:
     own_read, its_write = os.pipe()
     its_read, own_write = os.pipe()
     program = [
-        chromium(),
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-dev-shm-usage",
-        "--no-proxy-server",
+        *headless_chromium(folder),
         "--window-size=1280,900",
-        f"--user-data-dir={folder}",
         "--remote-debugging-pipe",
     ]
     # It talks on 3 and 4.

@@ -10,7 +10,8 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 from gateway.shards.placement import even
@@ -170,6 +171,19 @@ class Writer(threading.Thread):
         assert not self.is_alive()
         if self.failure is not None:
             raise self.failure
+
+
+@contextmanager
+def at_work(new: Iterable[Writer]) -> Iterator[list[Writer]]:
+    """Starts these writers. They are stopped at the end, and must not have failed."""
+    writers = list(new)
+    for writer in writers:
+        writer.start()
+    try:
+        yield writers
+    finally:
+        for writer in writers:
+            writer.stop()
 
 
 def check_box(client: Client, box: str, writers: list[Writer]) -> None:

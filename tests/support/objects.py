@@ -16,26 +16,20 @@ import trio
 
 from shard.core.machine import Machine
 from shard.engine.engine import Engine
-from shard.engine.settings import EngineSettings
 from shard.engine.uploads import Place
 from shard.offline.restore import Restored
 from shard.offline.restore_objects import RestoredObjects, RestoringObjects, find
-from shard.recovery.recovery import recover
 from shard.storage.cold import ColdStore, ColdUnavailable
 from shard.storage.files import Buffer, Disk
 from shard.storage.segments.store import SegmentStore
-from shard.storage.snapshot import Snapshots
-from shard.storage.wal import Wal
 from shard.transfer.boxes import read_shard
 from streams.protocol.errors import StreamsError
 from streams.protocol.messages import commands
-from streams.protocol.messages.commands import Command, Reply
+from streams.protocol.messages.commands import Command
 from streams.protocol.model.boxes import BoxPatch
 from streams.protocol.model.slots import SLOTS
+from tests.support.engine_desk import PATIENCE_S, EngineDesk, Ticket, recovered_engine
 from tests.support.machines import columns
-
-#: An answer that takes this long is not late, it is missing.
-PATIENCE_S = 60.0
 
 T = TypeVar("T")
 
@@ -115,34 +109,12 @@ class FaultyStore:
             raise ColdUnavailable(name, "a test says so")
 
 
-class Ticket:
-    def __init__(self) -> None:
-        self._came = trio.Event()
-        self.found: Reply | StreamsError | None = None
-
-    def answer(self, reply: Reply | StreamsError, fsync_ms: float, wal_append_ms: float) -> None:
-        assert self.found is None, "answered twice"
-        self.found = reply
-        self._came.set()
-
-    async def reply(self) -> Any:
-        with trio.fail_after(PATIENCE_S):
-            await self._came.wait()
-        return self.found
-
-
-class Life:
+class Life(EngineDesk):
     """One life of a shard with object boxes."""
 
     def __init__(self, engine: Engine, machine: Machine) -> None:
-        self.engine = engine
+        super().__init__(engine)
         self.machine = machine
-
-    def send(self, command: Command) -> Ticket:
-        ticket = Ticket()
-        self.engine.submit(command, ticket)
-        self.engine.flush()
-        return ticket
 
     async def ask(self, command: Command) -> Any:
         """The reply; raises what it is refused with."""
@@ -159,12 +131,6 @@ class Life:
 
     async def append(self, *records: Any, box: str = "b", **more: Any) -> Any:
         return await self.ask(commands.Append(box=box, columns=columns(*records), **more))
-
-    async def until(self, is_so: Callable[[], bool]) -> None:
-        """For what tells nobody when it happens."""
-        with trio.fail_after(PATIENCE_S):
-            while not is_so():  # noqa: ASYNC110 (there is no event to wait for)
-                await trio.sleep(0.002)
 
 
 @asynccontextmanager
@@ -183,27 +149,18 @@ async def living(
     disk.mkdir(str(directory))
     segments = SegmentStore(disk, f"{directory}/segments", store)
     made = Machine(has_store=store is not None, **(machine or {}))
-    wal = Wal(disk, f"{directory}/wal", file_bytes=1 << 20)
-    snapshots = Snapshots(disk, f"{directory}/snapshot")
-    *_, found = recover(made, wal, snapshots, segments.open)
-    clock = [1_000_000]
     where = None
     if store is not None:
         slots = [(0, SLOTS, 0)]
         more = {"flush_ms": 1, "slots": slots, "shard": 0, **place}
         where = Place(store, server=server, folder=f"{directory}/object-base", **more)
-    engine = Engine(
+    engine = recovered_engine(
+        directory,
+        disk,
         made,
-        wal,
-        snapshots,
         segments,
-        now_ms=lambda: clock[0],
-        settings=EngineSettings(
-            **{"upkeep_bytes_per_s": 0, "snapshot_interval_ms": 10**8, **(settings or {})}
-        ),
-        disk=disk,
-        export_folder=f"{directory}/export",
-        needs_lsn=found.needs_lsn,  # type: ignore[union-attr]
+        settings={"upkeep_bytes_per_s": 0, "snapshot_interval_ms": 10**8, **(settings or {})},
+        now_ms=lambda: 1_000_000,
         place=where,
     )
     async with trio.open_nursery() as nursery:

@@ -14,23 +14,18 @@ import trio
 
 from shard.core.machine import Machine
 from shard.engine.engine import Engine
-from shard.engine.settings import EngineSettings
-from shard.recovery.recovery import Recovered, recover
 from shard.server.peers import Peers
 from shard.server.server import Server
 from shard.storage.files import Disk
 from shard.storage.segments.store import SegmentStore
-from shard.storage.snapshot import Snapshots
-from shard.storage.wal import Wal
 from streams.protocol.access.keys import entries_of_list, parse_ring
 from streams.protocol.wire import framing as wire
 from streams.protocol.wire.appends import RecordLimits
+from tests.support.engine_desk import PATIENCE_S, recovered_engine, until
 
 SECRET = "a-secret-of-some-length"
 OTHER_SECRET = "another-secret-of-some-length"
 PLACEMENT = json.dumps({"slots": [[0, 4096, 0]]})
-#: An answer that takes this long is missing.
-PATIENCE_S = 30.0
 
 
 class WireClient:
@@ -116,10 +111,7 @@ class ServedShard:
         return WireClient(sock, receive_bytes)
 
     async def until(self, is_so: Callable[[], bool]) -> None:
-        """For what tells nobody when it happens."""
-        with trio.fail_after(PATIENCE_S):
-            while not is_so():  # noqa: ASYNC110 (there is no event to wait for)
-                await trio.sleep(0.002)
+        await until(is_so)
 
 
 @asynccontextmanager
@@ -129,20 +121,8 @@ async def served_shard(folder: Path, **settings: object) -> AsyncIterator[Served
     keys.write_bytes(parse_ring(entries_of_list(f"{SECRET},{OTHER_SECRET}"))[0].to_json())
     store = SegmentStore(disk, f"{folder}/segments", None)
     machine = Machine()
-    wal = Wal(disk, f"{folder}/wal", file_bytes=1 << 20)
-    snapshots = Snapshots(disk, f"{folder}/snapshot")
-    *_, found = recover(machine, wal, snapshots, store.open)
-    assert isinstance(found, Recovered)
-    engine = Engine(
-        machine,
-        wal,
-        snapshots,
-        store,
-        now_ms=lambda: time.time_ns() // 1_000_000,
-        settings=EngineSettings(**settings),  # type: ignore[arg-type]
-        disk=disk,
-        export_folder=f"{folder}/export",
-        needs_lsn=found.needs_lsn,
+    engine = recovered_engine(
+        folder, disk, machine, store, settings=settings, now_ms=lambda: time.time_ns() // 1_000_000
     )
     peers = Peers(shard=0, keys_file=str(keys), placement=PLACEMENT, body_bytes_max=1 << 24)
     with socket.socket(socket.AF_UNIX) as unix, socket.create_server(("127.0.0.1", 0)) as tcp:
