@@ -146,9 +146,10 @@ class Ticket:
 
 
 class Desk:
-    def __init__(self, engine: Engine, disk: FillableDisk) -> None:
+    def __init__(self, engine: Engine, disk: FillableDisk, wal: Wal) -> None:
         self.engine = engine
         self.disk = disk
+        self.wal = wal
 
     def send(self, command: Command) -> Ticket:
         ticket = Ticket()
@@ -196,7 +197,7 @@ async def opened(folder: Path, disk: FillableDisk, **settings: Any) -> AsyncIter
     )
     async with trio.open_nursery() as nursery:
         await nursery.start(lambda task_status: engine.run(boot_id="boot", task_status=task_status))
-        yield Desk(engine, disk)
+        yield Desk(engine, disk, wal)
         nursery.cancel_scope.cancel()
     assert engine.failure is None
     await engine.stop()
@@ -281,6 +282,7 @@ async def test_a_log_that_fills_up_on_a_full_disk_loses_no_ack(tmp_path: Path) -
     async with opened(tmp_path, disk) as desk:
         await desk.append("b", 0)
         await desk.append("c", 0)
+        await desk.until(lambda: desk.wal.has_spare)  # so that two files of the log fill up
         disk.is_full = True
         acked, fences = 1, 0
         while isinstance(await desk.append("b", "x" * 1000), commands.Appended):
