@@ -24,6 +24,7 @@ from shard.core.boxes.upkeep import SealPolicy
 from shard.core.machine import Machine
 from shard.engine.disk_space import ADDS, LOGGED, UNLOGGED, DiskSpace, Level
 from shard.engine.engine import Engine
+from shard.engine.log_files import LogFiles
 from shard.engine.settings import EngineSettings
 from shard.recovery.recovery import Recovered, recover
 from shard.storage.files import Disk, Space
@@ -277,7 +278,11 @@ async def test_a_snapshot_and_a_segment_that_have_no_space_are_tried_again(
 
 async def test_a_log_that_fills_up_on_a_full_disk_loses_no_ack(tmp_path: Path) -> None:
     """The disk is full between two looks: what is logged takes the room there is, first records, then fences,
-    until both are answered 507; then all goes on."""
+    until both are answered 507; then all goes on.
+
+    The thread that makes log files finds the disk full when the first file is; it is waited for there. Were
+    the second file full before it had its turn, the last record would be answered when there is room again
+    (`test_what_met_a_full_log_is_answered_when_there_is_room`)."""
     disk = FillableDisk()
     async with opened(tmp_path, disk) as desk:
         await desk.append("b", 0)
@@ -287,6 +292,8 @@ async def test_a_log_that_fills_up_on_a_full_disk_loses_no_ack(tmp_path: Path) -
         acked, fences = 1, 0
         while isinstance(await desk.append("b", "x" * 1000), commands.Appended):
             acked += 1
+            if not desk.wal.has_spare:
+                await desk.until(lambda: desk.engine.disk_space.level == Level.LOW)
         while isinstance(await desk.ask(commands.SetFence("c", f"{fences:030d}")), commands.FenceSet):
             fences += 1  # each another one: a fence that is set already is not logged
         assert isinstance(await desk.append("b", 1), DiskFull)
@@ -297,6 +304,31 @@ async def test_a_log_that_fills_up_on_a_full_disk_loses_no_ack(tmp_path: Path) -
     async with opened(tmp_path, disk) as desk:
         assert desk.engine.machine.boxes["b"].log.head_seq == acked + 1 > 40
         assert fences > 0
+
+
+async def test_what_met_a_full_log_is_answered_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log fills up before anyone has seen that there is no next file: what is at hand waits, the rest is
+    refused, and nothing is lost or written twice."""
+    disk = FillableDisk()
+    async with opened(tmp_path, disk) as desk:
+        await desk.append("b", 0)
+        await desk.until(lambda: desk.wal.has_spare)
+        with monkeypatch.context() as patch:
+            patch.setattr(LogFiles, "prepare", lambda files: None)  # its thread has no turn
+            disk.is_full = True
+            sent: list[Ticket] = []
+            while not sent or sent[-1].is_answered:
+                sent.append(desk.send(commands.Append(box="b", columns=columns("x" * 1000))))
+                await desk.until(lambda: sent[-1].is_answered or desk.engine.disk_space.level == Level.FULL)
+        assert isinstance(await desk.append("b", 1), DiskFull)
+        disk.is_full = False
+        assert isinstance(await sent[-1].reply(), commands.Appended)
+        await desk.until(lambda: desk.engine.disk_space.level == Level.OK)
+        assert isinstance(await desk.append("b", 2), commands.Appended)
+    async with opened(tmp_path, disk) as desk:
+        assert desk.engine.machine.boxes["b"].log.head_seq == len(sent) + 2 > 100
 
 
 async def test_a_start_on_a_disk_without_any_room_serves_reads(tmp_path: Path) -> None:
