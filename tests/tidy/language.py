@@ -1,11 +1,11 @@
 """Wording that makes a reader stop, in names, docstrings and comments of product code.
 
-`python -m tests.tidy.language [PATH…]` lists every place with its line, so that a folder can be worked through.
+`python -m tests.tidy.language [PATH…]` lists every place with its line.
 
 - **dialect**: words that this tree uses in a private sense, and docstrings that begin with "The same".
-- **clauses**: sentences that begin with "What …" or "Who …" and are no questions. Name the thing or the actor.
-- **participles**: names that are one past participle (`found`, `_held`, `Claimed`). Classes are nouns, functions
-  are verbs, booleans are questions, a list has the name of its items.
+- **clauses**: sentences that begin with "What …" or "Who …" and are no questions. Name the thing.
+- **participles**: names that are one past participle (`found`, `_held`, `Claimed`). Classes are nouns,
+  functions are verbs, booleans are questions, a list has the name of its items.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import re
 import sys
 import tokenize
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,13 +28,80 @@ _clause = re.compile(
     r"(?:^|(?<=[.;:] )|(?<=^- ))(?:What|Who|Whose|All who|Those who)\b[^.?]*\??", re.IGNORECASE
 )
 _irregular = frozenset(
-    """made held told brought given kept found left met sent taken seen gone lost done known shown written begun
-    drawn built driven fallen felt forgotten frozen grown heard hidden laid led lent meant paid proven risen said
-    sold spoken spent stolen struck taught thought thrown torn understood woken won worn broken chosen""".split()
+    (
+        "made",
+        "held",
+        "told",
+        "brought",
+        "given",
+        "kept",
+        "found",
+        "left",
+        "met",
+        "sent",
+        "taken",
+        "seen",
+        "gone",
+        "lost",
+        "done",
+        "known",
+        "shown",
+        "written",
+        "begun",
+        "drawn",
+        "built",
+        "driven",
+        "fallen",
+        "felt",
+        "forgotten",
+        "frozen",
+        "grown",
+        "heard",
+        "hidden",
+        "laid",
+        "led",
+        "lent",
+        "meant",
+        "paid",
+        "proven",
+        "risen",
+        "said",
+        "sold",
+        "spoken",
+        "spent",
+        "stolen",
+        "struck",
+        "taught",
+        "thought",
+        "thrown",
+        "torn",
+        "understood",
+        "woken",
+        "won",
+        "worn",
+        "broken",
+        "chosen",
+    )
 )
 #: Nouns, adjectives and verbs that end as participles do.
 _no_participles = frozenset(
-    "need feed seed speed bed red embed exceed proceed succeed shed breed indeed hundred weed".split()
+    (
+        "need",
+        "feed",
+        "seed",
+        "speed",
+        "bed",
+        "red",
+        "embed",
+        "exceed",
+        "proceed",
+        "succeed",
+        "shed",
+        "breed",
+        "indeed",
+        "hundred",
+        "weed",
+    )
 )
 
 
@@ -43,8 +111,13 @@ class Place(NamedTuple):
     text: str
 
 
-def places(source: str) -> Iterator[Place]:
+@cache
+def places(source: str) -> tuple[Place, ...]:
     """Every place of a file that reads badly."""
+    return tuple(_places(source))
+
+
+def _places(source: str) -> Iterator[Place]:
     tree = ast.parse(source)
     for line, text in _texts(source, tree):
         whole = " ".join(text.split())
