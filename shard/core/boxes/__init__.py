@@ -12,7 +12,8 @@ validation      whether a change of a box can be applied, before anything is cha
 appliers        changes of boxes; what they mean for the whole shard
 box             one box: config, caps, TTL, idempotency keys, fence, reads
 log             its positions: which seqs exist, are live, are visible
-pages           what one read shows, within its limits
+live_runs       walks live records within the limits of a reader
+pages           pages of reads and scans
 idempotency_keys  keys of appends, oldest first
 tail, sealed    batches in memory whole; batches whose payload is in a segment
 tags, deletion  which records have a tag; a delete by tag, in steps

@@ -21,8 +21,9 @@ from shard.core.boxes import priority
 from shard.core.boxes.deletion import Deletion
 from shard.core.boxes.groups import Groups
 from shard.core.boxes.idempotency_keys import Key, Keys
+from shard.core.boxes.live_runs import walk_live_runs
 from shard.core.boxes.log import Hole, Log, SizedSeqs
-from shard.core.boxes.pages import Page, fill_runs
+from shard.core.boxes.pages import Page, ScanRuns
 from shard.core.boxes.sealed import Segment
 from shard.core.boxes.tags import Tags
 from shard.core.queues.move_lines import Line
@@ -335,7 +336,7 @@ class Box:
         `upto` is given when this reader may see less than is visible."""
         opened = self._open(command, self.log.visible_seq if upto is None else upto)
         page = Page(command, nodes_filtered=self.config.dedupe_node)
-        reached = page.fill(self.log, opened.from_seq + 1, opened.upto_seq)
+        reached = walk_live_runs(page, self.log, opened.from_seq + 1, opened.upto_seq)
         return Records(
             box=self.name,
             records=page.text(),
@@ -377,7 +378,7 @@ class Box:
         opened = self._open(command, self.log.visible_seq)
         upto_seq = min(opened.upto_seq, command.to_seq or opened.upto_seq)
         runs = RunWriter(command.columns)
-        reached = fill_runs(runs, self.log, opened.from_seq + 1, upto_seq, command.max_bytes)
+        reached = walk_live_runs(ScanRuns(runs, command.max_bytes), self.log, opened.from_seq + 1, upto_seq)
         gap = opened.tombstone
         head = ScanPageHead(
             max(opened.from_seq, reached),

@@ -1,10 +1,11 @@
-"""Pages of one box: the stretches of live records that one read shows, within its limits."""
+"""Pages of one box: the live runs that one read shows, within its limits (`live_runs.py` walks them)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from shard.core.boxes.log import Log
+from shard.core.boxes.live_runs import RunCollector
+from shard.core.boxes.log import Span
 from shard.core.transactions.unrendered import UnrenderedRows
 from streams.protocol.messages.commands import Diff
 from streams.protocol.model.records import Batch
@@ -31,33 +32,33 @@ def runs_of(wanted: Iterable[bool], first: int) -> list[tuple[int, int]]:
     return runs
 
 
-def fill_runs(runs: RunWriter, log: Log, from_seq: int, upto_seq: int, bytes_max: int) -> int:
-    """Takes live records from `from_seq` on, one at least. Returns the last seq that was looked at."""
-    left = bytes_max
-    is_first = True
-    for span in log.spans(from_seq):
-        if span.first_seq > upto_seq:
-            break
-        first = max(0, from_seq - span.first_seq)
-        last = min(span.count - 1, upto_seq - span.first_seq)
-        for run_first, run_last in log.runs(span, first, last):
-            if not is_first and isinstance(span, UnrenderedRows):
-                return span.first_seq - 1  # what there is leaves now
-            batch = span.payload
-            top = batch.index_within_bytes(run_first, run_last, left)
-            if top < run_first and is_first:
-                top = run_first
-            if top >= run_first:
-                runs.add(batch, run_first, top)
-                left = max(0, left - batch.size(run_first, top))
-                is_first = False
-            if top < run_last:
-                return span.first_seq + top
-    return upto_seq
+class ScanRuns(RunCollector):
+    """Collects runs for a bulk client, by bytes and without filters; one record at least."""
+
+    __slots__ = ("_bytes_left", "_is_first", "_runs")
+
+    def __init__(self, runs: RunWriter, bytes_max: int) -> None:
+        self._runs = runs
+        self._bytes_left = bytes_max
+        self._is_first = True
+
+    def stops_before(self, span: Span) -> bool:
+        # Rows of a commit are rendered first; a page that has something is sent without them.
+        return not self._is_first and isinstance(span, UnrenderedRows)
+
+    def take(self, batch: Batch, first: int, last: int) -> int:
+        top = batch.index_within_bytes(first, last, self._bytes_left)
+        if top < first and self._is_first:
+            top = first
+        if top >= first:
+            self._runs.add(batch, first, top)
+            self._bytes_left = max(0, self._bytes_left - batch.size(first, top))
+            self._is_first = False
+        return top
 
 
-class Page:
-    """Collects the stretches of records that one read shows, within its limits."""
+class Page(RunCollector):
+    """Collects the runs that one read shows, within its limits."""
 
     __slots__ = ("_bytes_left", "_command", "_matches", "_nodes", "_parts", "_records_left", "examined")
 
@@ -73,28 +74,15 @@ class Page:
     def text(self) -> bytes:
         return b",".join(self._parts)
 
-    def fill(self, log: Log, from_seq: int, upto_seq: int) -> int:
-        """Takes records from `from_seq` on. Returns the last seq examined."""
-        reached = from_seq - 1
-        for batch in log.spans(from_seq):
-            if batch.first_seq > upto_seq:
-                break
-            first = max(0, from_seq - batch.first_seq)
-            last = min(batch.count - 1, upto_seq - batch.first_seq)
-            if self.examined and isinstance(batch, UnrenderedRows):
-                return max(reached, batch.first_seq - 1)  # what there is leaves now
-            for run_first, run_last in log.runs(batch, first, last):
-                shown_to = self._take(batch.payload, run_first, run_last)
-                if shown_to < run_last:
-                    return max(reached, batch.first_seq + shown_to)
-                reached = batch.first_seq + run_last
-            reached = batch.first_seq + last
-            if self._records_left == 0 or self.examined >= EXAMINE_MAX:
-                return reached
-        return upto_seq if upto_seq > reached else reached
+    @property
+    def is_full(self) -> bool:
+        return self._records_left == 0 or self.examined >= EXAMINE_MAX
 
-    def _take(self, batch: Batch, first: int, last: int) -> int:
-        """Shows what it can of a live stretch. Returns the last index examined."""
+    def stops_before(self, span: Span) -> bool:
+        # Rows of a commit are rendered first; a page that has something is sent without them.
+        return self.examined > 0 and isinstance(span, UnrenderedRows)
+
+    def take(self, batch: Batch, first: int, last: int) -> int:
         allowed = EXAMINE_MAX - self.examined
         if allowed <= 0:
             return first - 1

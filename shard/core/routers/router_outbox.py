@@ -9,6 +9,7 @@ Rules of the file
 
 from __future__ import annotations
 
+from shard.core.boxes.live_runs import RunCollector, walk_live_runs
 from shard.core.boxes.log import Log, Span
 from shard.core.boxes.pages import runs_of
 from shard.core.boxes.sealed import NotLoaded
@@ -63,8 +64,8 @@ class RouterOutbox(Outbox):
         floor = min(log.evict_floor, visible_seq + 1)
         lost = max(0, floor - after - 1)
         start = max(after, floor - 1)
-        picker = _Picker(log, self.route, records_max)
-        reached = picker.pick(start, visible_seq)
+        picker = _Picker(self.route, records_max)
+        reached = walk_live_runs(picker, log, start + 1, visible_seq)
         hole = log.hole_after(start)
         while hole is not None and hole.last_seq <= reached:
             lost += hole.missed_after(start)
@@ -80,12 +81,11 @@ class RouterOutbox(Outbox):
         )
 
 
-class _Picker:
-    """Collects the stretches of records that one parcel holds, within its bounds."""
+class _Picker(RunCollector):
+    """Collects the runs that one parcel holds, within its limits."""
 
     __slots__ = (
         "_bytes_left",
-        "_log",
         "_match",
         "_parts",
         "_records_left",
@@ -95,8 +95,7 @@ class _Picker:
         "hops",
     )
 
-    def __init__(self, log: Log, route: Route, records_max: int) -> None:
-        self._log = log
+    def __init__(self, route: Route, records_max: int) -> None:
         self._match = route.filter
         self._records_left = records_max
         self._bytes_left = PARCEL_BYTES_MAX
@@ -114,60 +113,43 @@ class _Picker:
             return None
         return b"\0".join(self._tags)
 
-    def pick(self, after: int, upto_seq: int) -> int:
-        """Takes what follows `after`. Returns the last seq that is dealt with."""
-        log = self._log
-        for span in log.spans(after + 1):
-            if span.first_seq > upto_seq:
-                break
-            if self._is_full:
-                return span.first_seq - 1
-            if span.dead < span.count:
-                try:
-                    batch = span.payload
-                except NotLoaded:
-                    if not self.count:
-                        raise
-                    return span.first_seq - 1  # what there is leaves now
-                if self.count and batch.hops != self.hops:
-                    return span.first_seq - 1
-                if batch.hops < HOPS_MAX:
-                    self.hops = batch.hops
-                    taken_to = self._take(batch, span, max(0, after + 1 - batch.first_seq))
-                    if taken_to < batch.last_seq:
-                        return taken_to
-            self.examined += span.count
-        return max(after, upto_seq)
-
     @property
-    def _is_full(self) -> bool:
+    def is_full(self) -> bool:
         return self._records_left <= 0 or self._bytes_left <= 0 or self.examined >= EXAMINE_MAX
 
-    def _take(self, batch: Batch, span: Span, first: int) -> int:
-        """Takes what fits of a batch. Returns the last seq that is dealt with."""
-        for run_first, run_last in self._wanted(batch, span, first):
-            if self._is_full:
-                return batch.first_seq + run_first - 1
-            last = min(run_last, run_first + self._records_left - 1)
-            last = batch.index_within_bytes(run_first, last, self._bytes_left)
-            if last < run_first:
+    def stops_before(self, span: Span) -> bool:
+        if span.dead < span.count and self.count:
+            try:
+                if span.payload.hops != self.hops:
+                    return True
+            except NotLoaded:
+                return True  # the records at hand are sent now
+        self.examined += span.count
+        return False
+
+    def take(self, batch: Batch, first: int, last: int) -> int:
+        if batch.hops >= HOPS_MAX:
+            return last
+        self.hops = batch.hops
+        for run_first, run_last in matching_runs(self._match, batch, [(first, last)]):
+            if self.is_full:
+                return run_first - 1
+            top = min(run_last, run_first + self._records_left - 1)
+            top = batch.index_within_bytes(run_first, top, self._bytes_left)
+            if top < run_first:
                 if self.count:
                     self._bytes_left = 0
-                    return batch.first_seq + run_first - 1
-                last = run_first  # a parcel has at least one record, however large
-            self._parts.append(batch.text(run_first, last))
+                    return run_first - 1
+                top = run_first  # a parcel has at least one record, however large
+            self._parts.append(batch.text(run_first, top))
             if self._tags is not None:
-                self._tags.append(batch.tags_of(run_first, last))
-            self.count += last - run_first + 1
-            self._records_left -= last - run_first + 1
-            self._bytes_left -= batch.size(run_first, last)
-            if last < run_last:
-                return batch.first_seq + last
-        return batch.last_seq
-
-    def _wanted(self, batch: Batch, span: Span, first: int) -> list[tuple[int, int]]:
-        """The live stretches of a batch that pass the filter."""
-        return matching_runs(self._match, batch, self._log.runs(span, first, batch.count - 1))
+                self._tags.append(batch.tags_of(run_first, top))
+            self.count += top - run_first + 1
+            self._records_left -= top - run_first + 1
+            self._bytes_left -= batch.size(run_first, top)
+            if top < run_last:
+                return top
+        return last
 
 
 def wanted_runs(route: Route, batch: Batch, runs: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -11,13 +11,12 @@ Rules of the file
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from msgspec.structs import replace
 
 from shard.core import changes
 from shard.core.boxes import validation
 from shard.core.boxes.box import Box
+from shard.core.boxes.live_runs import RunCollector, walk_live_runs
 from shard.core.context import Context
 from shard.core.outcome import Made, Outcome, reply_after
 from shard.core.s2.stream import StreamState
@@ -346,10 +345,10 @@ def _start(box: Box, command: ReadStream, cipher: protocol.Cipher | None) -> int
     return start
 
 
-class _Page:
-    """Collects the stretches of records that one read gets, within its limits, which are exact."""
+class _Page(RunCollector):
+    """Collects the runs that one read gets, within its limits, which are exact."""
 
-    __slots__ = ("_bytes_left", "_unmetered", "_until", "is_full", "left", "parts")
+    __slots__ = ("_bytes_left", "_is_full", "_reached", "_unmetered", "_until", "left", "parts")
 
     def __init__(self, command: ReadStream) -> None:
         #: How many more records it may take.
@@ -359,33 +358,24 @@ class _Page:
         self._unmetered: list[tuple[int, bytes | memoryview]] = []
         self._until = command.until
         self.parts: list[bytes | memoryview] = []
-        #: Whether a limit is what it stopped at.
-        self.is_full = not self.left or not self._bytes_left
+        self._is_full = not self.left or not self._bytes_left
+        #: The number of the next record.
+        self._reached = 0
+
+    @property
+    def is_full(self) -> bool:
+        """True if it has stopped at a limit."""
+        return self._is_full
 
     def fill(self, box: Box, start: int) -> int:
         """Takes records from this number on. Returns the number of the next."""
-        log = box.log
-        reached, upto_seq = start, log.visible_seq
-        for batch, first, last in self._stretches(box, start + 1, upto_seq):
-            taken = self._take(batch, first, last)
-            if taken >= first:
-                reached = batch.first_seq + taken
-            if self.is_full:
-                return reached
-        return max(reached, upto_seq) if not self.is_full else reached
+        self._reached = start
+        upto_seq = box.log.visible_seq
+        if not self.is_full:
+            walk_live_runs(self, box.log, start + 1, upto_seq)
+        return self._reached if self.is_full else max(self._reached, upto_seq)
 
-    def _stretches(self, box: Box, from_seq: int, upto_seq: int) -> Iterator[tuple[Batch, int, int]]:
-        log = box.log
-        for span in log.spans(from_seq):
-            if self.is_full or span.first_seq > upto_seq:
-                return
-            first = max(0, from_seq - span.first_seq)
-            last = min(span.count - 1, upto_seq - span.first_seq)
-            for run_first, run_last in log.runs(span, first, last):
-                yield span.payload, run_first, run_last
-
-    def _take(self, batch: Batch, first: int, last: int) -> int:
-        """Takes what it can of a live stretch. Returns the last index taken, or `first - 1`."""
+    def take(self, batch: Batch, first: int, last: int) -> int:
         top = min(last, first + self.left - 1)
         if self._until is not None:
             top = min(top, batch.index_from_ts(self._until) - 1)
@@ -394,7 +384,8 @@ class _Page:
         if top >= first:
             self.parts.append(batch.text(first, top))
             self.left -= top - first + 1
-        self.is_full = top < last or not self.left
+            self._reached = batch.first_seq + top
+        self._is_full = top < last or not self.left
         return top
 
     def _within_bytes(self, batch: Batch, first: int, last: int) -> int:
