@@ -13,9 +13,9 @@ is sent in pieces, and each piece is a turn that costs its bytes. So a key that 
 them.
 
 Urgent requests go first, but may take at most `URGENT_PART` of a turn while others wait: the flag is a
-request for low latency, not a way to stop everybody else. While urgent requests are expected, a gateway also
-offers its core to other processes after each turn. On a machine without a free core an urgent request changes
-processes four times, and a busy process keeps its core for a tick of the kernel's clock, often 4 ms.
+request for low latency, not a way to stop everybody else. On a machine without a free core an urgent request
+changes processes four times, and a busy process keeps its core for a tick of the kernel's clock, often 4 ms.
+To offer the core after each turn (`sched_yield`) made that no shorter.
 
 **Waiting without waking.** While there is a crowd (`is_crowded`), a connection does not wait for its socket
 by itself: its socket is in an epoll set of this scheduler, which looks at the head for the urgent flag and
@@ -27,7 +27,6 @@ Bounds: one waiting task for each connection, and the front bounds those.
 
 from __future__ import annotations
 
-import os
 import select
 import socket
 from collections.abc import Callable
@@ -45,8 +44,8 @@ REQUEST_COST = 16 * 1024
 TURN_COST = 64 * REQUEST_COST
 #: The same while there is a crowd, several owners wait, or urgent requests are expected. A request waits for
 #: two or three turns on its way in and out, and a turn costs 50 µs by itself: shorter turns are more even and
-#: no slower. With half of this, urgent appends are no faster, and all others get a tenth less.
-SHORT_TURN_COST = 16 * REQUEST_COST
+#: no slower. With half of this, urgent appends are no faster, and all others get somewhat less.
+SHORT_TURN_COST = 32 * REQUEST_COST
 #: The part of a turn that urgent requests may take while others wait.
 URGENT_PART = 0.75
 #: How long after an urgent request the next one is expected.
@@ -217,8 +216,6 @@ class RequestScheduler:
         while True:
             while self._urgent or self._others:
                 self._give(self._turn_cost)
-                if self._expects_urgent:
-                    os.sched_yield()
                 await trio.lowlevel.checkpoint()
             self._left = self._turn_cost
             self._urgent_left = self._left * URGENT_PART

@@ -13,7 +13,6 @@ waits, while it has no room for a page. No connection is read from while the log
 
 from __future__ import annotations
 
-import os
 import socket
 from functools import partial
 from time import monotonic_ns
@@ -59,10 +58,6 @@ _FLUSH_MESSAGES = 32
 _FLUSH_BYTES = 64 * 1024
 #: Messages after which the thread of the log gets what it has to write, which is a hop there and back more.
 _HOP_MESSAGES = 8
-#: How long after an urgent append the next one is expected, and after how many bytes of other messages the
-#: urgent link is looked at meanwhile: about a batch of 100 records, a fifth of a millisecond.
-_URGENT_NS = 250_000_000
-_URGENT_LOOK_BYTES = 12 * 1024
 
 _SKIPS = b"disable_backpressure"
 _PLAIN_READ = wire.head_encoder.encode(wire.ReplyHead())
@@ -160,21 +155,16 @@ class Connection:
     async def _handle_all(self, messages: list[wire.Message]) -> None:
         """What one wake-up has brought. When that is much, others get their turn in between."""
         server = self._server
-        number = size = looked = 0
-        looks_often = not self._is_urgent and self.woken_ns < server.urgent_until_ns
+        number = size = 0
         for message in messages:
             self._handle(message)
             number += 1
             size += len(message.body)
             if message is messages[-1]:
                 break
-            if looks_often and size - looked >= _URGENT_LOOK_BYTES:
-                looked = size
-                os.sched_yield()  # as `RequestScheduler` does
-                await trio.lowlevel.checkpoint()
             if (number >= _HOP_MESSAGES or size >= _FLUSH_BYTES) and self._is_enough(number, size):
                 server.flush_all()
-                number = size = looked = 0
+                number = size = 0
                 await trio.lowlevel.checkpoint()
         server.flush_all()
 
@@ -187,15 +177,13 @@ class Connection:
 
     def _handle(self, message: wire.Message) -> None:
         server = self._server
-        if message.op == wire.OP_APPEND and self._peer is None:
-            if self._is_urgent:
-                server.urgent_until_ns = self.woken_ns + _URGENT_NS
-            if server.takes_writes and server.engine is not None:
-                ticket = Ticket(self, message.op, message.id)
-                command = self._command_of(message, server.engine, ticket)
-                if command is not None:
-                    server.engine.submit(command, ticket)
-                return
+        is_append = message.op == wire.OP_APPEND and self._peer is None
+        if is_append and server.takes_writes and server.engine is not None:
+            ticket = Ticket(self, message.op, message.id)
+            command = self._command_of(message, server.engine, ticket)
+            if command is not None:
+                server.engine.submit(command, ticket)
+            return
         if message.op in wire.PAGE_OPS and (self._deferred or not self.has_room):
             self._defer(message)
             return

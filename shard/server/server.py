@@ -77,8 +77,6 @@ class Server:
         self.times = AnswerTimes()
         self.recent_acks = RecentTimes(self.times.acks)
         self.pressure = ShardPressure(thresholds or Thresholds(), self.recent_acks)
-        #: Until when another urgent append is expected.
-        self.urgent_until_ns = 0
 
     def __repr__(self) -> str:
         return f"<Server {len(self._connections)} connections, {'ready' if self.engine else 'replaying'}>"

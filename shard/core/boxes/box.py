@@ -422,8 +422,7 @@ class Box:
 
     def appended(self, change: changes.BatchAppended, lsn: int) -> int:
         """How many records had to go to stay within the caps."""
-        batch = change.batch
-        lost = 0
+        batch, lost = change.batch, 0
         batch.lsn = lsn
         if not self.log.tail.records:
             self.unsealed_since_ms = change.at_ms
