@@ -23,7 +23,7 @@ import streams
 import streams.spark as ss
 from streams.spark import jobs
 from streams.spark.jobs.archive_files import LEDGER, box_folder, read_files
-from streams.spark.jobs.site import summary
+from streams.spark.jobs.job_context import summary
 from streams.testing import running_server
 
 T = TypeVar("T")

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import streams.spark as ss
 from streams.spark import jobs
-from streams.spark.home import spark_home
+from streams.spark.spark_home import spark_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,7 +12,8 @@ Importing this needs no Spark: what is listed here is loaded when it is first us
     reads, source                     which records, from which shards; Spark's reader
     sink                              transactions; Spark's writers
     checkpoints                       a planned micro-batch, cut anew
-    sessions, java, home, autoload    a Spark that works as it is
+    sessions, java, spark_home        local sessions that need no setup
+    autoload                          registers the format where pip installed us
     lag, listeners, expressions       how far a query is; placement as SQL
     jobs                              archive, backfill, replay, rollup, snapshot, audit
 """

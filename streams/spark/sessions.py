@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from streams.protocol.errors import Refused
-from streams.spark.home import spark_home
 from streams.spark.java import java_home
+from streams.spark.spark_home import spark_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

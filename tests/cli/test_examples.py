@@ -28,7 +28,7 @@ from streams.direct import Moved, Shards, Txn, pack
 from streams.protocol.errors import BY_CODE
 from streams.spark.gaps import GapError
 from streams.spark.java import JavaNotFound
-from streams.spark.jobs.site import JobRefused
+from streams.spark.jobs.job_context import JobRefused
 from streams.spark.sessions import SparkNotInstalled
 from streams.spark.sink import PartialCommit
 from streams.testing import Server, running_server

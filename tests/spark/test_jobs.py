@@ -24,8 +24,8 @@ from streams.protocol.messages.bulk import TxnState
 from streams.spark import jobs
 from streams.spark.gaps import GapError
 from streams.spark.jobs import archive_files, archive_upkeep
-from streams.spark.jobs.plainly import our_error
-from streams.spark.jobs.site import JobRefused, Ledger, Site
+from streams.spark.jobs.job_context import JobContext, JobRefused, Ledger
+from streams.spark.jobs.spark_errors import our_error
 from streams.testing import Server
 
 if TYPE_CHECKING:
@@ -244,7 +244,7 @@ def test_a_backfill_takes_each_file_once_and_names_bad_lines_before(
     assert bad == [("3.json", 3, '{"n": '), ("3.json", 4, '{"n": "\N{REPLACEMENT CHARACTER}"}')]
     assert not client.box(name).exists()
 
-    real: Any = Site.write
+    real: Any = JobContext.write
     written: list[Any] = []
 
     def once(self: Any, rows: Any, **more: Any) -> int:
@@ -254,7 +254,7 @@ def test_a_backfill_takes_each_file_once_and_names_bad_lines_before(
         return int(real(self, rows, **more))
 
     with monkeypatch.context() as patched:
-        patched.setattr(Site, "write", once)
+        patched.setattr(JobContext, "write", once)
         with pytest.raises(Killed):
             run()
     assert client.box(name).state().count == 20
@@ -333,7 +333,7 @@ def test_a_replay_copies_what_is_wanted_once_and_goes_on(
 
     assert run(dry_run=True).examined == 40 and not client.box(target).exists()
     with monkeypatch.context() as patched:
-        patched.setattr(Site, "write", stop)
+        patched.setattr(JobContext, "write", stop)
         with pytest.raises(Killed):
             run()
     filled(client, source, 40, 44)

@@ -25,7 +25,7 @@ from streams.cli.output import Refusal
 from streams.cli.pipeline_options import Engine
 from streams.cli.verbs import examples_of
 from streams.spark import jobs
-from streams.spark.jobs.plainly import StoreNotInstalled
+from streams.spark.jobs.spark_errors import StoreNotInstalled
 from streams.testing import Server, running_server
 from tests.support.cli_page import commands
 from tests.support.commands import in_process

@@ -13,7 +13,7 @@ import streams
 from streams.direct import Shards, Txn
 from streams.spark import sink
 from streams.spark.jobs import steps as module
-from streams.spark.jobs.site import JobRefused, Ledger
+from streams.spark.jobs.job_context import JobRefused, Ledger
 from streams.spark.jobs.steps import Steps
 from streams.spark.options import WRITE, writing
 from streams.spark.sink import AlreadyCommitted

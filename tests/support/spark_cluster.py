@@ -32,8 +32,8 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 import streams
 import streams.spark as ss
-from streams.spark.home import spark_home
 from streams.spark.java import java_home
+from streams.spark.spark_home import spark_home
 from streams.testing import Server, running_server
 
 if TYPE_CHECKING:

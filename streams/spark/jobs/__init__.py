@@ -9,7 +9,8 @@
     audit      prove that nothing is missing or doubled
 
     archive_files, archive_upkeep, files    files of an archive; their upkeep; files of any store
-    site, steps, plainly                    what every job needs; its steps; errors through Spark
+    job_context, steps                      server, frames and ledger of a job; its steps
+    spark_errors                            our errors out of Spark's
 
 Each goes on where it was stopped and writes each record once, also when it is run again: what it has planned
 stands in a box of its own (its *ledger*), and rows are written in transactions named after the job.

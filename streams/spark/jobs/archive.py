@@ -29,8 +29,17 @@ from streams.spark.jobs.archive_files import (
     staging,
     write,
 )
-from streams.spark.jobs.plainly import plainly
-from streams.spark.jobs.site import SCHEMA, JobRefused, Ledger, Site, chosen, continued, states, summary
+from streams.spark.jobs.job_context import (
+    SCHEMA,
+    JobContext,
+    JobRefused,
+    Ledger,
+    box_positions,
+    resume_seq,
+    select_boxes,
+    summary,
+)
+from streams.spark.jobs.spark_errors import spark_job
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -64,7 +73,7 @@ class Archive(msgspec.Struct, frozen=True):
     is_dry: bool = False
 
 
-@plainly
+@spark_job
 def archive(
     spark: SparkSession,
     boxes: Sequence[str],
@@ -82,19 +91,19 @@ def archive(
     Parquet files below `path`, by box and day. `trim` then deletes from the boxes everything that is
     archived, after both sides have been read once more and compared: also what earlier runs have archived
     and not deleted."""
-    site = Site(url, key)
+    site = JobContext(url, key)
     path = (path if "://" in path else os.path.abspath(path)).rstrip("/")
     with site.client() as client, site.shards() as shards:
-        boxes = chosen(shards, boxes, prefix)
+        boxes = select_boxes(shards, boxes, prefix)
         ledger = Ledger(client, LEDGER + name)
         if not dry_run:
             migrate(spark, ledger)
             publish(spark, ledger)
-        known = states(shards, boxes)
+        known = box_positions(shards, boxes)
         places = cursors(ledger)
         start, end = {}, {}
         for box, state in known.items():
-            after = continued(box, state, places[box], on_gap) if box in places else state.earliest_seq - 1
+            after = resume_seq(box, state, places[box], on_gap) if box in places else state.earliest_seq - 1
             if after < state.head_seq:
                 start[box], end[box] = after, state.head_seq
         if dry_run:
@@ -115,7 +124,7 @@ def archive(
 
 def _archive(
     spark: SparkSession,
-    site: Site,
+    site: JobContext,
     ledger: Ledger,
     known: Mapping[str, BoxPosition],
     path: str,
@@ -155,7 +164,7 @@ def _archive(
 
 def _trim(
     spark: SparkSession,
-    site: Site,
+    site: JobContext,
     client: Client,
     ledger: Ledger,
     known: Mapping[str, BoxPosition],
@@ -231,21 +240,23 @@ def read_all(
     """Archive and boxes as one: files up to where the archive goes, the boxes from there. No record twice,
     and a record that is lost between the two fails the query. Of a box that was deleted since, only what is
     archived."""
-    site = Site(url, key)
+    site = JobContext(url, key)
     with site.client() as client, site.shards() as shards:
         for _ in range(_LOOKS_MAX):
             ledger = Ledger(client, LEDGER + name)
             places = cursors(ledger)
             wanted = list(boxes) or sorted(places)
             there = {each.box for each in shards.states(boxes=wanted)}
-            known = states(shards, [box for box in wanted if box in there or box not in places], least=0)
+            known = box_positions(
+                shards, [box for box in wanted if box in there or box not in places], least=0
+            )
             archived = cold(spark, ledger, wanted)
             if ledger.is_unchanged():
                 break  # the files were listed while the ledger said the same
         else:
             raise JobRefused(f"the archive {name} is being written all the time; try again")
         start = {
-            box: continued(box, state, places[box], "fail") if box in places else state.earliest_seq - 1
+            box: resume_seq(box, state, places[box], "fail") if box in places else state.earliest_seq - 1
             for box, state in known.items()
         }
         end = {box: state.head_seq for box, state in known.items()}
@@ -255,7 +266,7 @@ def read_all(
     return live if archived is None else archived.unionByName(live)
 
 
-@plainly
+@spark_job
 def export_all(
     spark: SparkSession,
     name: str,

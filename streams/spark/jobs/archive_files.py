@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as sql
 
 from streams.spark.jobs.files import delete_folders, list_files, move_files
-from streams.spark.jobs.site import SCHEMA, Ledger
+from streams.spark.jobs.job_context import SCHEMA, Ledger
 from streams.spark.offsets import Place
 
 if TYPE_CHECKING:

@@ -30,8 +30,8 @@ from streams.spark.jobs.archive_files import (
     write,
 )
 from streams.spark.jobs.files import File, delete_folders, list_files
-from streams.spark.jobs.plainly import plainly
-from streams.spark.jobs.site import JobRefused, Ledger, Site, summary
+from streams.spark.jobs.job_context import JobContext, JobRefused, Ledger, summary
+from streams.spark.jobs.spark_errors import spark_job
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -62,7 +62,7 @@ class Vacuum(msgspec.Struct, frozen=True):
     is_dry: bool = False
 
 
-@plainly
+@spark_job
 def compact(
     spark: SparkSession,
     name: str,
@@ -73,7 +73,7 @@ def compact(
     dry_run: bool = False,
 ) -> Compaction:
     """Merges the small files of an archive where there are many; with `everything`, any two of a folder."""
-    with Site(url, key).client() as client:
+    with JobContext(url, key).client() as client:
         ledger = _ledger(client, name)
         if not dry_run:
             migrate(spark, ledger)
@@ -90,7 +90,7 @@ def compact(
     return Compaction(name, folders, before, after, is_dry=dry_run)
 
 
-@plainly
+@spark_job
 def vacuum(
     spark: SparkSession,
     name: str,
@@ -102,7 +102,7 @@ def vacuum(
 ) -> Vacuum:
     """Deletes files that were merged, and files of runs that were stopped before they counted. Files of runs
     that began less than `older_than_s` ago are kept."""
-    with Site(url, key).client() as client:
+    with JobContext(url, key).client() as client:
         ledger = _ledger(client, name)
         if not dry_run:
             publish(spark, ledger)

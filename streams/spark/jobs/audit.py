@@ -15,8 +15,15 @@ from pyspark.sql import functions as sql
 
 from streams.spark.jobs.archive import unarchived
 from streams.spark.jobs.archive_files import LEDGER, cold, ranges
-from streams.spark.jobs.plainly import plainly
-from streams.spark.jobs.site import JobRefused, Ledger, Site, chosen, states, summary
+from streams.spark.jobs.job_context import (
+    JobContext,
+    JobRefused,
+    Ledger,
+    box_positions,
+    select_boxes,
+    summary,
+)
+from streams.spark.jobs.spark_errors import spark_job
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -44,7 +51,7 @@ class Audit(msgspec.Struct, frozen=True):
     findings: list[str]
 
 
-@plainly
+@spark_job
 def audit(
     spark: SparkSession,
     boxes: Sequence[str] = (),
@@ -57,13 +64,13 @@ def audit(
 ) -> Audit:
     """Looks at every record of `boxes`; with `archive`, also at every record of the archive of that name;
     with `against`, whether the one box holds the same records (data, tag) as often as the other box."""
-    site = Site(url, key)
+    site = JobContext(url, key)
     with site.client() as client, site.shards() as shards:
-        boxes = chosen(shards, boxes, prefix)
+        boxes = select_boxes(shards, boxes, prefix)
         if against is not None and len(boxes) != 1:
             raise JobRefused("against compares one box with another")
-        known = states(shards, boxes)
-        other = states(shards, [against]) if against is not None else {}
+        known = box_positions(shards, boxes)
+        other = box_positions(shards, [against]) if against is not None else {}
         ledger = Ledger(client, LEDGER + archive) if archive is not None else None
     if ledger is not None and not ledger.entries:
         raise JobRefused(f"there is no archive {archive}; its ledger would be the box {LEDGER}{archive}")

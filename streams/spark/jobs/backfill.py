@@ -18,8 +18,8 @@ from pyspark.sql import functions as sql
 
 from streams.protocol.errors import InvalidRequest
 from streams.spark.expressions import prepare
-from streams.spark.jobs.plainly import plainly
-from streams.spark.jobs.site import JobRefused, Ledger, Site
+from streams.spark.jobs.job_context import JobContext, JobRefused, Ledger
+from streams.spark.jobs.spark_errors import spark_job
 from streams.spark.jobs.steps import STEP_BYTES, Steps
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Backfill(msgspec.Struct, frozen=True):
     is_dry: bool = False
 
 
-@plainly
+@spark_job
 def backfill(
     spark: SparkSession,
     path: str,
@@ -77,7 +77,7 @@ def backfill(
         raise JobRefused(f"format {format}: must be one of {', '.join(_FORMATS)}")
     if (box is None) == (box_column is None):
         raise JobRefused("give either a box, or an expression for it (box_column)")
-    site = Site(url, key)
+    site = JobContext(url, key)
     writer = f"job:backfill:{name}"
     columns = {
         "data": data or ("data" if format == "json" else None),

@@ -18,8 +18,8 @@ from pyspark.sql import functions as sql
 from streams.direct import BoxPosition, Shards
 from streams.protocol.errors import BatchTooLarge
 from streams.spark import offsets
-from streams.spark.jobs.plainly import plainly
-from streams.spark.jobs.site import Ledger, Site, chosen, continued, states
+from streams.spark.jobs.job_context import JobContext, Ledger, box_positions, resume_seq, select_boxes
+from streams.spark.jobs.spark_errors import spark_job
 from streams.spark.jobs.steps import STEP_BYTES, Steps
 from streams.spark.offsets import Head, Offset, Place
 
@@ -42,7 +42,7 @@ class Replay(msgspec.Struct, frozen=True):
     is_dry: bool = False
 
 
-@plainly
+@spark_job
 def replay(
     spark: SparkSession,
     boxes: Sequence[str] = (),
@@ -75,11 +75,11 @@ def replay(
     the source can leave them out. The first run begins after `from_seq`, at the time `from_ts`, or at the
     beginning; a run ends with record `to_seq`, before the time `to_ts`, or where the boxes are now.
     """
-    site = Site(url, key)
+    site = JobContext(url, key)
     writer = f"job:replay:{name}"
     with site.client() as client, site.shards() as shards:
         steps = Steps(Ledger(client, LEDGER + name), shards, writer, is_dry=dry_run)
-        known = states(shards, chosen(shards, boxes, prefix, besides=to))
+        known = box_positions(shards, select_boxes(shards, boxes, prefix, besides=to))
         start = _start(shards, known, from_seq, from_ts, steps, on_gap)
         heads = _ends(shards, known, start, to_seq, to_ts)
         sizes = {box: Head.of(state) for box, state in known.items()}
@@ -162,7 +162,7 @@ def _start(
     for plan in steps.begun:
         start |= offsets.load(plan["end"])
     for box, state in known.items():
-        start[box] = Place(state.generation, continued(box, state, start[box], on_gap))
+        start[box] = Place(state.generation, resume_seq(box, state, start[box], on_gap))
     return start
 
 

@@ -18,8 +18,8 @@ from pyspark.sql import functions as sql
 from pyspark.sql.streaming.listener import QueryProgressEvent, QueryTerminatedEvent
 
 from streams.spark import offsets
-from streams.spark.jobs.plainly import plainly
-from streams.spark.jobs.site import JobRefused, Site, named, states
+from streams.spark.jobs.job_context import JobContext, JobRefused, box_positions, boxes_with_prefix
+from streams.spark.jobs.spark_errors import spark_job
 from streams.spark.listeners import QuietListener
 from streams.spark.offsets import Place
 
@@ -42,7 +42,7 @@ class Rollup(msgspec.Struct, frozen=True):
     is_dry: bool = False
 
 
-@plainly
+@spark_job
 def rollup(
     spark: SparkSession,
     boxes: Sequence[str] = (),
@@ -74,12 +74,12 @@ def rollup(
         raise JobRefused("closed_only needs late: when is a window over?")
     if not aggregates:
         raise JobRefused("no aggregate is given; for example orders=count(*)")
-    site = Site(url, key)
+    site = JobContext(url, key)
     if not to or bool(boxes) == (prefix is not None):
         raise JobRefused("give boxes or a prefix of their names, and the box to write to")
     if dry_run:
         with site.shards() as shards:
-            known = states(shards, boxes or named(shards, prefix, besides=to))
+            known = box_positions(shards, boxes or boxes_with_prefix(shards, prefix, besides=to))
         heads = {box: Place(state.generation, state.head_seq) for box, state in known.items()}
         first = {box: Place(state.generation, state.earliest_seq - 1) for box, state in known.items()}
         waiting = offsets.pending(first | _reached(spark, checkpoint), heads)
@@ -102,7 +102,7 @@ def rollup(
 
 
 def _run(
-    spark: SparkSession, counted: DataFrame, site: Site, to: str, *, checkpoint: str, mode: str
+    spark: SparkSession, counted: DataFrame, site: JobContext, to: str, *, checkpoint: str, mode: str
 ) -> Rollup:
     """Runs the query until it has taken all there is, and adds up what it has done."""
     counted = counted.observe(_SENT, sql.count(sql.lit(1)).alias("rows"))

@@ -17,8 +17,8 @@ from streams.client._sync.client import Client
 from streams.client.answers import Entry, Record
 from streams.direct import Shards
 from streams.protocol.errors import SeqMismatch
-from streams.spark.jobs.plainly import plainly
-from streams.spark.jobs.site import SCHEMA, JobRefused, Site, continued, states
+from streams.spark.jobs.job_context import SCHEMA, JobContext, JobRefused, box_positions, resume_seq
+from streams.spark.jobs.spark_errors import spark_job
 from streams.spark.offsets import Place
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class _Footer(msgspec.Struct, frozen=True):
     last_seq: int
 
 
-@plainly
+@spark_job
 def snapshot(
     spark: SparkSession,
     box: str,
@@ -62,9 +62,9 @@ def snapshot(
     """Folds what has come since the last snapshot into it: of each tag the newest record stays, and with
     `drop_null` one whose data is `null` takes its key away. `trim` then deletes from the box what the
     snapshot covers; its records have been read back by then, and are what was written."""
-    site = Site(url, key)
+    site = JobContext(url, key)
     with site.client() as client, site.shards() as shards:
-        state = states(shards, [box])[box]
+        state = box_positions(shards, [box])[box]
         writer = f"job:snapshot:{box}:{state.generation}"
         if dry_run:
             footer = last_footer(client, box)
@@ -72,7 +72,7 @@ def snapshot(
             footer = _finished(client, shards, box, state.generation, writer)
         after = state.earliest_seq - 1
         if footer is not None:
-            after = continued(box, state, Place(footer.gen, footer.cursor), on_gap)
+            after = resume_seq(box, state, Place(footer.gen, footer.cursor), on_gap)
         cursor = state.head_seq
         if dry_run:
             return Snapshot(box, cursor, state.generation, footer.keys if footer else 0, 0, is_dry=True)
@@ -93,11 +93,11 @@ def snapshot(
     return Snapshot(box, cursor, state.generation, footer.keys if footer is not None else 0, trimmed)
 
 
-def _put(site: Site, kept: Box, folded: DataFrame, writer: str, upto: Place) -> _Footer:
+def _put(site: JobContext, kept: Box, folded: DataFrame, writer: str, upto: Place) -> _Footer:
     """Writes the next snapshot, reads it back, and ends it."""
     before = kept.position().head_seq
     # The cursor is the epoch: it grows from snapshot to snapshot.
-    sent = site.write_seen(
+    sent = site.write_observed(
         folded,
         {"fingerprint": _fingerprint()},
         writer=writer,
@@ -125,7 +125,7 @@ def _folded(rows: DataFrame, drop_null: bool) -> DataFrame:
     return newest.filter("data != 'null'") if drop_null else newest
 
 
-def _earlier(site: Site, spark: SparkSession, box: str, footer: _Footer) -> DataFrame:
+def _earlier(site: JobContext, spark: SparkSession, box: str, footer: _Footer) -> DataFrame:
     """The snapshot before, as records that are older than any of the box."""
     if not footer.keys:
         return spark.createDataFrame([], SCHEMA).select("tag", "data", "seq")
@@ -175,7 +175,7 @@ def read_snapshot(
     spark: SparkSession, box: str, *, url: str | None = None, key: str | None = None
 ) -> tuple[DataFrame, int]:
     """The last snapshot as (tag, data), and the seq of the box to follow from."""
-    site = Site(url, key)
+    site = JobContext(url, key)
     with site.client() as client:
         footer: Any = last_footer(client, box)
     if footer is None:

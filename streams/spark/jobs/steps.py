@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from streams.direct import Shards, Txn
-from streams.spark.jobs.site import JobRefused, Ledger
+from streams.spark.jobs.job_context import JobRefused, Ledger
 from streams.spark.sink import AlreadyCommitted
 
 #: Version 0.1 forgot the last epoch of a writer after 90 days. A plan that is older cannot be looked up.

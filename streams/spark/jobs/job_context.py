@@ -20,7 +20,7 @@ from streams.client.retry import Retry
 from streams.direct import BoxPosition, Shards
 from streams.protocol.errors import BoxNotFound, Refused, SeqMismatch
 from streams.spark.gaps import Gap, GapError
-from streams.spark.jobs.plainly import unwrapped
+from streams.spark.jobs.spark_errors import unwrap_errors
 from streams.spark.offsets import Place
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class JobRefused(Refused):
 
 
 @dataclass(frozen=True)
-class Site:
+class JobContext:
     """A server, and how a job reaches it."""
 
     url: str | None = None
@@ -79,9 +79,9 @@ class Site:
 
     def write(self, rows: DataFrame, *, writer: str, epoch: int, **options: object) -> int:
         """Each row once for this writer and epoch, however often it is run. How many rows were sent."""
-        return int(self.write_seen(rows, {}, writer=writer, epoch=epoch, **options)["rows"])
+        return int(self.write_observed(rows, {}, writer=writer, epoch=epoch, **options)["rows"])
 
-    def write_seen(
+    def write_observed(
         self, rows: DataFrame, seen: Mapping[str, Column], *, writer: str, epoch: int, **options: object
     ) -> dict[str, Any]:
         """The same, and what else is to be known of the rows that were sent."""
@@ -92,12 +92,12 @@ class Site:
         sink = sink.options(**self.options()).option("txnAppId", writer).option("txnVersion", str(epoch))
         for name, value in options.items():
             sink = sink.option(name, str(value))
-        with unwrapped():
+        with unwrap_errors():
             sink.mode("append").save()
         return noted.get
 
 
-def states(shards: Shards, boxes: Sequence[str], *, least: int = 1) -> dict[str, BoxPosition]:
+def box_positions(shards: Shards, boxes: Sequence[str], *, least: int = 1) -> dict[str, BoxPosition]:
     """Of all of these boxes; `BoxNotFound` names those that are not there."""
     if len(boxes) < least:
         raise JobRefused("no box is named")
@@ -108,7 +108,7 @@ def states(shards: Shards, boxes: Sequence[str], *, least: int = 1) -> dict[str,
     return found
 
 
-def named(shards: Shards, prefix: str | None, *, besides: str | None = None) -> list[str]:
+def boxes_with_prefix(shards: Shards, prefix: str | None, *, besides: str | None = None) -> list[str]:
     """Boxes whose names start with `prefix`, without the ones that jobs keep for themselves."""
     found = [each.box for each in shards.states(prefix=prefix or "") if each.box != besides]
     mine = [box for box in found if not box.startswith(LEDGERS)]
@@ -117,7 +117,7 @@ def named(shards: Shards, prefix: str | None, *, besides: str | None = None) -> 
     return mine
 
 
-def chosen(
+def select_boxes(
     shards: Shards, boxes: Sequence[str], prefix: str | None, *, besides: str | None = None
 ) -> list[str]:
     """The boxes of a job: those that are named, or those with a prefix."""
@@ -125,10 +125,10 @@ def chosen(
         return list(boxes)
     if boxes:
         raise JobRefused("give boxes or a prefix of their names, not both")
-    return named(shards, prefix, besides=besides)
+    return boxes_with_prefix(shards, prefix, besides=besides)
 
 
-def continued(box: str, state: BoxPosition, place: Place, on_gap: str) -> int:
+def resume_seq(box: str, state: BoxPosition, place: Place, on_gap: str) -> int:
     """Where to go on after `place`: a box that was made anew is loss, and then begins at 0."""
     if state.generation == place.gen:
         return place.seq

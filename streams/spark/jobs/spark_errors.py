@@ -55,7 +55,7 @@ def our_error(text: str) -> StreamsError | None:
 
 
 @contextmanager
-def unwrapped() -> Iterator[None]:
+def unwrap_errors() -> Iterator[None]:
     """Raises our own error where Spark raises one that has it in its text."""
     try:
         yield
@@ -102,12 +102,12 @@ def hadoop_version() -> str:
     return names[0].removeprefix("hadoop-client-api-") if names else "VERSION_OF_HADOOP"
 
 
-def plainly(job: Callable[P, T]) -> Callable[P, T]:
+def spark_job(job: Callable[P, T]) -> Callable[P, T]:
     """Wraps a job, whose first argument is the session: it runs in any thread, and raises our own errors."""
 
     @wraps(job)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
-        with unwrapped():
+        with unwrap_errors():
             activate(cast("SparkSession", args[0] if args else kwargs["spark"]))
             return job(*args, **kwargs)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from streams.spark.home import spark_home
+from streams.spark.spark_home import spark_home
 
 
 def test_workers_of_a_home_of_links_import_what_pip_has_compiled(
