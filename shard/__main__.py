@@ -26,8 +26,14 @@ from shard.engine.committer import CommitFailed
 from shard.engine.engine import Engine
 from shard.engine.settings import EngineSettings
 from shard.engine.timekeeper import Timekeeper
-from shard.recovery.lives import clear_failure, forget_cached, has_failed, life_of, note_failure
-from shard.recovery.recovery import Progress, Recovered, recover
+from shard.recovery.page_cache import (
+    clear_failure,
+    evict_page_cache,
+    has_failed,
+    page_cache_id,
+    record_failure,
+)
+from shard.recovery.recovery import Progress, RecoverySummary, recover
 from shard.server.heartbeat import Heartbeat
 from shard.server.peers import Peers
 from shard.server.reporting import Answer, Reporter
@@ -44,7 +50,7 @@ from streams.protocol.telemetry.reports import ShardReport
 from streams.protocol.wire.appends import RecordLimits
 
 if TYPE_CHECKING:
-    from shard.engine.uploads import Place
+    from shard.engine.object_uploader import UploadTarget
     from shard.storage.cold import ColdStore
 
 log = structlog.get_logger()
@@ -116,11 +122,11 @@ def open_cold_store(arguments: ChildArgs, disk: Disk, faults: Faults) -> ColdSto
     return ObservedCold(owned, faults)
 
 
-def place_of(arguments: ChildArgs, store: ColdStore, folder: str) -> Place:
+def upload_target_of(arguments: ChildArgs, store: ColdStore, folder: str) -> UploadTarget:
     """Where boxes of class object are kept beside this disk."""
-    from shard.engine.uploads import Place  # as above
+    from shard.engine.object_uploader import UploadTarget  # as above
 
-    return Place(
+    return UploadTarget(
         store,
         server=arguments.server,
         shard=arguments.index,
@@ -155,7 +161,7 @@ class Shard:
         self._has_failed = arguments.is_after_failure or has_failed(disk, directory)
         if self._has_failed:
             log.warning("the last life ended because the disk failed; reserved seqs are skipped")
-            forget_cached(f"{directory}/wal")
+            evict_page_cache(f"{directory}/wal")
         # A shard's share of the server's limit, rounded up: boxes spread evenly over slots.
         boxes_max = -(-config.max_boxes // config.shards) if config.max_boxes else 0
         sessions_max = -(-config.max_watch_sessions // config.shards) if config.max_watch_sessions else 0
@@ -180,7 +186,9 @@ class Shard:
         cold = open_cold_store(arguments, disk, self._faults)
         self._store = SegmentStore(disk, f"{directory}/segments", cold, server=arguments.server)
         self._base_folder = f"{directory}/object-base"
-        self._place = place_of(arguments, cold, self._base_folder) if cold is not None else None
+        self._upload_target = (
+            upload_target_of(arguments, cold, self._base_folder) if cold is not None else None
+        )
         if arguments.ready_fd >= 0:
             os.set_blocking(arguments.ready_fd, False)  # a supervisor that reads nothing must not stop us
         listener, *tcp = [socket.socket(fileno=fd) for fd in arguments.listen_fds]
@@ -245,7 +253,7 @@ class Shard:
             return code
         raise AssertionError("the nursery returns above")
 
-    async def _recover(self, stopping: trio.Event) -> Recovered | None:
+    async def _recover(self, stopping: trio.Event) -> RecoverySummary | None:
         began, told = trio.current_time(), 0.0
         # Recovery makes next to no cyclic garbage, and the collector would walk all boxes again and again.
         # `_serve` collects once and turns it on.
@@ -276,7 +284,7 @@ class Shard:
                 return step
         raise AssertionError("recovery ends with what it found")
 
-    async def _serve(self, found: Recovered, stopping: trio.Event) -> int:
+    async def _serve(self, found: RecoverySummary, stopping: trio.Event) -> int:
         timekeeper = Timekeeper()
         engine = Engine(
             self._machine,
@@ -289,7 +297,7 @@ class Shard:
             disk=self._disk,
             export_folder=self._export_folder,
             needs_lsn=found.needs_lsn,
-            place=self._place,
+            upload_target=self._upload_target,
             faults=self._faults,
         )
         self._store.remove_leftovers()
@@ -300,7 +308,7 @@ class Shard:
         gc.set_threshold(100_000, 50, 100)
         gc.enable()
         async with trio.open_nursery() as nursery:
-            life, survived = life_of(self._directory), not self._has_failed
+            life, survived = page_cache_id(self._directory), not self._has_failed
             await nursery.start(partial(engine.run, boot_id=life, cache_survived=survived))
             if engine.failure is None:
                 clear_failure(self._disk, self._directory)
@@ -338,7 +346,7 @@ class Shard:
     def _failed(self, error: BaseException) -> int:
         self._tell(f"error the log could not be written: {error}")
         log.error("the log could not be written; this shard ends", error=repr(error))
-        note_failure(self._disk, self._directory)
+        record_failure(self._disk, self._directory)
         return EXIT_FAILED
 
     async def _watch_signals(self, stopping: trio.Event) -> None:

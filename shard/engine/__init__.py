@@ -15,7 +15,7 @@ fetcher, cache    payloads that are not in memory
 background        the tasks beside the commands:
   snapshots         state on disk, old log released
   upkeep            seals, compacts, drops files; compaction says which records are superseded
-  uploads           what object boxes need in the object store
+  object_uploader   copies changes of object boxes to the object store
 durable_waits     tasks that wait for the log
 settings          the settings that an engine is given
 """

@@ -4,7 +4,7 @@
     upkeep      seals, compacts, moves, drops segments        upkeep.py
     snapshots   state on disk, old log released               snapshots.py
     exports     a state held still for a backup               transfer/exports.py
-    uploads     what object boxes need in the object store    uploads.py; only with an object store
+    uploader    copies changes of object boxes to the store   object_uploader.py; only with an object store
 
 They share the machine with the commands, in one thread: each takes small steps between turns. They log
 through `Ports.log_outcome` and never answer a client.
@@ -23,10 +23,10 @@ import trio
 from shard.core.machine import Machine, Outcome
 from shard.engine.cache import PayloadCache
 from shard.engine.committer import Committer
+from shard.engine.object_uploader import ObjectUploader, UploadTarget
 from shard.engine.settings import EngineSettings
 from shard.engine.snapshots import SnapshotKeeper
 from shard.engine.upkeep import Upkeep
-from shard.engine.uploads import Place, Uploads
 from shard.recovery.commit_renderer import CommitRenderer, chunk_reader
 from shard.storage.faults import Faults
 from shard.storage.files import Corrupt, DiskLike
@@ -44,8 +44,8 @@ class ShardFiles(NamedTuple):
     snapshots: Snapshots
     store: SegmentStore
     export_folder: str
-    #: Where object boxes are kept beside this disk, if there is such a place.
-    place: Place | None
+    #: The object store that gets a copy of object boxes, if the server has one.
+    upload_target: UploadTarget | None
 
 
 class Logger(Protocol):
@@ -121,7 +121,9 @@ class Background:
             on_failed=ports.on_failed,
         )
         self.exports = self._new_exports(files, settings, ports)
-        self.uploads = self._new_uploads(files.place, files, settings, ports) if files.place else None
+        self.uploader = (
+            self._new_uploader(files.upload_target, files, settings, ports) if files.upload_target else None
+        )
 
     def __repr__(self) -> str:
         return f"<Background {self.renderer!r}, {self.upkeep!r}, {self.snapshots!r}>"
@@ -141,12 +143,12 @@ class Background:
             bytes_per_s=settings.upkeep_bytes_per_s,
         )
 
-    def _new_uploads(
-        self, place: Place, files: ShardFiles, settings: EngineSettings, ports: Ports
-    ) -> Uploads:
-        return Uploads(
+    def _new_uploader(
+        self, target: UploadTarget, files: ShardFiles, settings: EngineSettings, ports: Ports
+    ) -> ObjectUploader:
+        return ObjectUploader(
             self._machine,
-            place,
+            target,
             files.disk,
             files.store,
             now_ms=ports.now_ms,
@@ -163,15 +165,15 @@ class Background:
         nursery.start_soon(self._run_renderer)
         self.renderer.wake()
         nursery.start_soon(self.exports.run)
-        if self.uploads is not None:
-            nursery.start_soon(self.uploads.run)
+        if self.uploader is not None:
+            nursery.start_soon(self.uploader.run)
 
     def on_durable(self) -> None:
         """More of the log is durable: each task may have work."""
         if self._machine.txns.commits:
             self.renderer.wake()
-        if self.uploads is not None and self._machine.uploading.is_on:
-            self.uploads.wake()
+        if self.uploader is not None and self._machine.uploading.is_on:
+            self.uploader.wake()
         self.upkeep.wake()
         self.snapshots.on_durable()
 

@@ -1,9 +1,9 @@
 """Keyed compaction (`compact: "tag"`): which records are superseded by a newer one with the same tag.
 
-It goes from the newest segment to the oldest and remembers the tags it has met, so it needs memory for the
-tags of one box and no more. It runs in a thread, on what `Survey` copied from the machine; what it finds
-stays true whatever happens meanwhile, because records only ever become superseded, and what dies meanwhile
-is left out when the deletion is planned.
+It reads segments from the newest to the oldest and remembers the tags that it has seen, so it needs memory
+for the tags of one box and no more. It runs in a thread, on `CompactionInput`, which is copied from the
+machine. Its result stays valid while the box changes: a superseded record stays superseded, and
+`Box.plan_deletes` leaves out records that are deleted by then.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from streams.protocol.model.records import Batch
 _CHUNK_RECORDS = 5_000
 
 
-class Survey(NamedTuple):
+class CompactionInput(NamedTuple):
     """What compaction looks at: durable and visible, so that no record goes whose successor could vanish."""
 
     generation: int
@@ -32,16 +32,16 @@ class Survey(NamedTuple):
     deleted: BitMap64
 
 
-class Superseded(NamedTuple):
+class SupersededSeqs(NamedTuple):
     """Seqs to delete, and the bytes of each."""
 
     seqs: BitMap64
     sized: SizedSeqs
 
 
-def survey(box: Box, *, durable_lsn: int) -> Survey:
+def survey(box: Box, *, durable_lsn: int) -> CompactionInput:
     log = box.log
-    return Survey(
+    return CompactionInput(
         box.generation,
         log.sealable(durable_lsn=durable_lsn, bytes_max=1 << 62),
         list(map(Name.of, log.segments)),
@@ -50,7 +50,7 @@ def survey(box: Box, *, durable_lsn: int) -> Survey:
     )
 
 
-def find_superseded(given: Survey, store: SegmentStore) -> Iterator[Superseded]:
+def find_superseded(given: CompactionInput, store: SegmentStore) -> Iterator[SupersededSeqs]:
     """Newest first, in pieces of `_CHUNK_RECORDS` or so."""
     met: set[str] = set()
     size_of: dict[int, int] = {}
@@ -69,14 +69,16 @@ def find_superseded(given: Survey, store: SegmentStore) -> Iterator[Superseded]:
                 newly_met.add(tag)
             size_of.update(live)
             if len(size_of) >= _CHUNK_RECORDS:
-                yield Superseded(BitMap64(size_of), SizedSeqs.of(size_of))
+                yield SupersededSeqs(BitMap64(size_of), SizedSeqs.of(size_of))
                 size_of = {}
         met |= newly_met
     if size_of:
-        yield Superseded(BitMap64(size_of), SizedSeqs.of(size_of))
+        yield SupersededSeqs(BitMap64(size_of), SizedSeqs.of(size_of))
 
 
-def _groups(given: Survey, store: SegmentStore) -> Iterator[Iterator[tuple[str, list[int], list[int]]]]:
+def _groups(
+    given: CompactionInput, store: SegmentStore
+) -> Iterator[Iterator[tuple[str, list[int], list[int]]]]:
     """Tags with their seqs, ascending, and bytes; a group for the tail and one for each segment."""
     tail: dict[str, tuple[list[int], list[int]]] = {}
     for batch in given.tail:

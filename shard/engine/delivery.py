@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from shard.core.machine import Outcome
 from shard.engine.disk_space import DiskSpace
 from shard.engine.execution import Execution
-from shard.engine.fetcher import Brought
+from shard.engine.fetcher import FetchedPayloads
 from shard.engine.refetch import Refetch
 from shard.engine.replies import DeferredAnswers, Ticket
 from shard.engine.ticker import Ticker
@@ -34,7 +34,7 @@ class Delivery:
         disk_space: DiskSpace,
         ticker: Ticker,
         *,
-        handle: Callable[[Command, Ticket, Brought], None],
+        handle: Callable[[Command, Ticket, FetchedPayloads], None],
         submit: Callable[[Command, Ticket], None],
         end_turn: Callable[[], None],
         post: Callable[..., object],

@@ -86,14 +86,14 @@ from shard.engine.delivery import Delivery
 from shard.engine.disk_space import DiskSpace, Level
 from shard.engine.durable_waits import DurableWaits, wait_for_any
 from shard.engine.execution import Execution
-from shard.engine.fetcher import Brought, Fetcher
+from shard.engine.fetcher import FetchedPayloads, Fetcher
+from shard.engine.object_uploader import UploadTarget
 from shard.engine.pressure import Backpressure, SpaceWatch
 from shard.engine.refetch import READS, box_of
 from shard.engine.replies import ParkedReplies, Ticket
 from shard.engine.settings import EngineSettings
 from shard.engine.staging import Staging
 from shard.engine.ticker import Ticker
-from shard.engine.uploads import Place
 from shard.recovery.commit_renderer import chunk_reader
 from shard.storage.faults import Faults
 from shard.storage.files import DiskLike, parent_of
@@ -127,13 +127,13 @@ class Engine:
         disk: DiskLike,
         export_folder: str,
         needs_lsn: int = 0,
-        place: Place | None = None,
+        upload_target: UploadTarget | None = None,
         observe_clock: Callable[[], None] = lambda: None,
         faults: Faults | None = None,
     ) -> None:
         """`now_ms` reads the time of the core, and `observe_clock`, called about once a second, has it follow
-        the system clock (`timekeeper.py`). `place` is where object boxes are kept beside this disk, if there
-        is such a place."""
+        the system clock (`timekeeper.py`). `upload_target` is the object store that gets a copy of object
+        boxes, if the server has one."""
         self.machine = machine
         self._wal = wal
         self._now_ms = now_ms
@@ -166,7 +166,7 @@ class Engine:
         )
         self._refetch = self.delivery.refetch
         self.backpressure = Backpressure(self._committer, machine.unsealed, settings.cache_bytes)
-        files = ShardFiles(disk, wal, snapshots, store, export_folder, place)
+        files = ShardFiles(disk, wal, snapshots, store, export_folder, upload_target)
         self._background = Background(
             machine, files, self._committer, self._cache, settings, self._ports(needs_lsn)
         )
@@ -267,9 +267,9 @@ class Engine:
             except CommitFailed as error:
                 log.warning("stopped on a full disk; commands that waited are lost", error=str(error))
             return
-        uploads = self._background.uploads
-        if uploads is not None and await self._waits.wait(self.machine.lsn):
-            await uploads.finish()
+        uploader = self._background.uploader
+        if uploader is not None and await self._waits.wait(self.machine.lsn):
+            await uploader.finish()
         outcome = self.machine.stop(self._now_ms())
         self.staging.log(outcome, sync=True)
         self.flush()
@@ -320,7 +320,7 @@ class Engine:
             self.machine.streams.break_chain(command.chain)
         ticket.answer(why, 0.0, 0.0)
 
-    def _handle(self, command: Command, ticket: Ticket, payloads: Brought) -> None:
+    def _handle(self, command: Command, ticket: Ticket, payloads: FetchedPayloads) -> None:
         """`payloads`: what was fetched for this command so far."""
         now_ms = self._now_ms()
         outcome = self._execution.handle(command, payloads, now_ms)
@@ -443,8 +443,8 @@ class Engine:
         return self._committer.is_working, self._committer.work_done
 
     def objects_report(self) -> ObjectsReport:
-        uploads = self._background.uploads
-        return ObjectsReport() if uploads is None else uploads.report()
+        uploader = self._background.uploader
+        return ObjectsReport() if uploader is None else uploader.report()
 
     @property
     def snapshot_age_s(self) -> float:
@@ -461,5 +461,5 @@ class Engine:
         return self._committer.backlog_bytes
 
 
-def _ignore(error: StreamsError | None, payloads: Brought) -> None:
+def _ignore(error: StreamsError | None, payloads: FetchedPayloads) -> None:
     """For what is fetched ahead of need: the command that needs it meets the error."""

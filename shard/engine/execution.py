@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from shard.core.machine import Machine, Missing, Outcome
 from shard.engine.cache import PayloadCache
-from shard.engine.fetcher import READ_BYTES, Brought, Done, Fetcher
+from shard.engine.fetcher import READ_BYTES, FetchedPayloads, Fetcher, OnFetched
 from shard.engine.replies import ParkedReplies
 from shard.engine.staging import Staging
 from streams.protocol.messages.commands import Command, Diff
@@ -36,7 +36,7 @@ class Execution:
     def __repr__(self) -> str:
         return f"<Execution on {self.machine!r}>"
 
-    def handle(self, command: Command, payloads: Brought, now_ms: int) -> Outcome:
+    def handle(self, command: Command, payloads: FetchedPayloads, now_ms: int) -> Outcome:
         """Handle a command. `payloads` is what was fetched for it so far: the cache may have forgotten it."""
         if payloads:
             self._cache.add_all(payloads)
@@ -45,7 +45,7 @@ class Execution:
             self._log(outcome, sync=outcome.until_durable)
         return outcome
 
-    def fetch(self, missing: Missing, command: Command | None, done: Done) -> None:
+    def fetch(self, missing: Missing, command: Command | None, done: OnFetched) -> None:
         """Have something fetched that is not in memory; `done` is called in this thread."""
         wanted = command.max_bytes if isinstance(command, Diff) else 0
         self._fetcher.fetch(missing, max(READ_BYTES, wanted), done)

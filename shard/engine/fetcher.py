@@ -49,9 +49,9 @@ _COLD_THREADS = 4
 READ_BYTES = 256 * 1024
 
 #: Payloads and their places.
-Brought = list[tuple[Segment, int, Batch]]
+FetchedPayloads = list[tuple[Segment, int, Batch]]
 
-Done = Callable[[StreamsError | None, Brought], None]
+OnFetched = Callable[[StreamsError | None, FetchedPayloads], None]
 
 
 def is_in_cold_store(missing: Missing) -> bool:
@@ -84,9 +84,9 @@ class Fetcher:
         self._post = post
         self._on_failed = on_failed
         self._faults = faults or Faults()
-        self._waiting: dict[tuple[Name, int], list[Done]] = {}
+        self._waiting: dict[tuple[Name, int], list[OnFetched]] = {}
         #: By generation: those that wait for rows of a commit to be rendered.
-        self._unrendered: dict[int, list[Done]] = {}
+        self._unrendered: dict[int, list[OnFetched]] = {}
         self._hot: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._cold: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
@@ -109,7 +109,7 @@ class Fetcher:
         for number in range(len(self._threads)):
             (self._hot if number < _HOT_THREADS else self._cold).put(None)
 
-    def fetch(self, missing: Missing, bytes_max: int, done: Done) -> None:
+    def fetch(self, missing: Missing, bytes_max: int, done: OnFetched) -> None:
         """Calls `done` in this thread when it is there, or with the error that says why it is not. For what
         is only unfinished that is when others have had their turn."""
         if isinstance(missing, Unfinished):
@@ -150,7 +150,7 @@ class Fetcher:
 
     # -- in a thread
 
-    def _load(self, chunks: Sequence[Chunk], done: Done) -> None:
+    def _load(self, chunks: Sequence[Chunk], done: OnFetched) -> None:
         try:
             loaded = [self._read_chunk(chunk.lsn) for chunk in chunks]
         except Corrupt as damage:
@@ -175,7 +175,7 @@ class Fetcher:
             return
         self._post(self._loaded, segment, at, batches)
 
-    def _find(self, segments: Sequence[Segment], match: Match, done: Done) -> None:
+    def _find(self, segments: Sequence[Segment], match: Match, done: OnFetched) -> None:
         found: list[tuple[Segment, tuple[Sequence[int], Sequence[int]]]] = []
         try:
             for segment in segments:
@@ -187,7 +187,7 @@ class Fetcher:
 
     # -- in the engine's thread again
 
-    def _chunks_loaded(self, chunks: Sequence[Chunk], loaded: Sequence[TxnHeld], done: Done) -> None:
+    def _chunks_loaded(self, chunks: Sequence[Chunk], loaded: Sequence[TxnHeld], done: OnFetched) -> None:
         for chunk, change in zip(chunks, loaded, strict=True):
             chunk.load(change.packed, change.body)
         done(None, [])
@@ -202,12 +202,12 @@ class Fetcher:
     def _not_loaded(self, segment: Segment, at: int, trouble: Exception) -> None:
         self._tell(Name.of(segment), at, self._as_error([segment], trouble), [])
 
-    def _tell(self, name: Name, at: int, error: StreamsError | None, brought: Brought) -> None:
+    def _tell(self, name: Name, at: int, error: StreamsError | None, brought: FetchedPayloads) -> None:
         for done in self._waiting.pop((name, at)):
             done(error, brought)
 
     def _found(
-        self, found: list[tuple[Segment, tuple[Sequence[int], Sequence[int]]]], match: Match, done: Done
+        self, found: list[tuple[Segment, tuple[Sequence[int], Sequence[int]]]], match: Match, done: OnFetched
     ) -> None:
         self.reads += 1
         for segment, tagged in found:
@@ -217,7 +217,7 @@ class Fetcher:
         done(None, [])
         self._cache.shrink()
 
-    def _not_found(self, segments: Sequence[Segment], trouble: Exception, done: Done) -> None:
+    def _not_found(self, segments: Sequence[Segment], trouble: Exception, done: OnFetched) -> None:
         done(self._as_error(segments, trouble), [])
 
     def _as_error(self, segments: Sequence[Segment], trouble: Exception) -> StreamsError | None:

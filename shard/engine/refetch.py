@@ -24,7 +24,7 @@ from functools import partial
 from shard.core.machine import Missing
 from shard.core.transactions.unrendered import NotRendered
 from shard.engine.execution import Execution
-from shard.engine.fetcher import READ_BYTES, Brought, Done, is_in_cold_store
+from shard.engine.fetcher import READ_BYTES, FetchedPayloads, OnFetched, is_in_cold_store
 from shard.engine.replies import DeferredAnswers, Ticket
 from streams.protocol.errors import StreamsError
 from streams.protocol.messages.bulk import Locate, States
@@ -50,7 +50,7 @@ class Refetch:
         execution: Execution,
         deferred: DeferredAnswers,
         *,
-        handle: Callable[[Command, Ticket, Brought], None],
+        handle: Callable[[Command, Ticket, FetchedPayloads], None],
         submit: Callable[[Command, Ticket], None],
         end_turn: Callable[[], None],
     ) -> None:
@@ -77,10 +77,10 @@ class Refetch:
         self.behind[box_of(command)].append((command, ticket))
         return True
 
-    def fetch(self, command: Command, ticket: Ticket, missing: Missing, payloads: Brought) -> None:
+    def fetch(self, command: Command, ticket: Ticket, missing: Missing, payloads: FetchedPayloads) -> None:
         """Have something fetched that a command needs, then handle the command again."""
         if isinstance(command, READS) and isinstance(missing, NotRendered):
-            done: Done = partial(self._rendered_again, command, ticket, payloads)
+            done: OnFetched = partial(self._rendered_again, command, ticket, payloads)
         elif isinstance(command, READS):
             is_cold = is_in_cold_store(missing)
             wanted = max(READ_BYTES, command.max_bytes if isinstance(command, Diff) else 0)
@@ -103,7 +103,12 @@ class Refetch:
             self._deferred.add_read(command, ticket)
 
     def _again(
-        self, command: Command, ticket: Ticket, payloads: Brought, error: StreamsError | None, more: Brought
+        self,
+        command: Command,
+        ticket: Ticket,
+        payloads: FetchedPayloads,
+        error: StreamsError | None,
+        more: FetchedPayloads,
     ) -> None:
         if error is not None:
             self._execution.machine.give_up(command)
@@ -112,7 +117,12 @@ class Refetch:
             self._handle(command, ticket, payloads + more)
 
     def _again_if_room(
-        self, command: Command, ticket: Ticket, payloads: Brought, error: StreamsError | None, more: Brought
+        self,
+        command: Command,
+        ticket: Ticket,
+        payloads: FetchedPayloads,
+        error: StreamsError | None,
+        more: FetchedPayloads,
     ) -> None:
         if error is None and not self._deferred.has_room(ticket):
             self._deferred.add_read(command, ticket)
@@ -120,7 +130,12 @@ class Refetch:
             self._again(command, ticket, payloads, error, more)
 
     def _rendered_again(
-        self, command: Command, ticket: Ticket, payloads: Brought, error: StreamsError | None, more: Brought
+        self,
+        command: Command,
+        ticket: Ticket,
+        payloads: FetchedPayloads,
+        error: StreamsError | None,
+        more: FetchedPayloads,
     ) -> None:
         """More rows are rendered of those that a read wants. It waited for no fetch, so it counts as none."""
         self._again_if_room(command, ticket, payloads, error, more)
@@ -130,11 +145,11 @@ class Refetch:
         self,
         command: Command,
         ticket: Ticket,
-        payloads: Brought,
+        payloads: FetchedPayloads,
         is_cold: bool,
         wanted: int,
         error: StreamsError | None,
-        more: Brought,
+        more: FetchedPayloads,
     ) -> None:
         self._fetching_bytes[is_cold] -= wanted
         assert self._fetching_bytes[is_cold] >= 0, "FETCHED_BYTES"
@@ -145,7 +160,12 @@ class Refetch:
         self._end_turn()
 
     def _write_again(
-        self, command: Command, ticket: Ticket, payloads: Brought, error: StreamsError | None, more: Brought
+        self,
+        command: Command,
+        ticket: Ticket,
+        payloads: FetchedPayloads,
+        error: StreamsError | None,
+        more: FetchedPayloads,
     ) -> None:
         box = box_of(command)
         behind = self.behind.pop(box)

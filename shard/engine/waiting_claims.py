@@ -31,7 +31,7 @@ import trio
 from shard.core.queues.jobs import PASS_JOBS_MAX
 from shard.engine.disk_space import DiskSpace, Level
 from shard.engine.execution import Execution
-from shard.engine.fetcher import Brought
+from shard.engine.fetcher import FetchedPayloads
 from shard.engine.replies import DeferredAnswers, Ticket
 from streams.protocol.errors import StreamsError, Throttled
 from streams.protocol.messages.queues import Claim, Claimed, ClaimedTogether, ClaimTogether
@@ -302,7 +302,12 @@ class ClaimDelivery:
             each.ticket.answer(error, 0.0, 0.0)
 
     def _serve(
-        self, box: str, waiting: list[Waiting[Ticket]], *, is_over: bool, payloads: Brought | None = None
+        self,
+        box: str,
+        waiting: list[Waiting[Ticket]],
+        *,
+        is_over: bool,
+        payloads: FetchedPayloads | None = None,
     ) -> _Served:
         """Claim for all of them in one pass. Those that get no answer wait on."""
         payloads = payloads or []
@@ -331,9 +336,9 @@ class ClaimDelivery:
         box: str,
         waiting: list[Waiting[Ticket]],
         is_over: bool,
-        payloads: Brought,
+        payloads: FetchedPayloads,
         error: StreamsError | None,
-        more: Brought,
+        more: FetchedPayloads,
     ) -> None:
         """A pass has what it needed from disk, or it is not to be had."""
         waiting = [each for each in waiting if not each.is_done]

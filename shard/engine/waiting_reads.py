@@ -32,7 +32,7 @@ import trio
 
 from shard.core.boxes.priority import HELD_UP_TO, Pacing
 from shard.engine.execution import Execution
-from shard.engine.fetcher import Brought
+from shard.engine.fetcher import FetchedPayloads
 from shard.engine.replies import DeferredAnswers, Ticket
 from streams.protocol.errors import StreamsError
 from streams.protocol.messages.commands import Diff, Follow
@@ -250,7 +250,7 @@ class ReadDelivery:
 
     # -- one read
 
-    def _try(self, read: _Read, command: _Polled, payloads: Brought) -> bool:
+    def _try(self, read: _Read, command: _Polled, payloads: FetchedPayloads) -> bool:
         """Handle a read again. False if it has to wait on; True if it is over, or waits for the fetcher."""
         if read.done:
             return True
@@ -272,9 +272,9 @@ class ReadDelivery:
         self,
         read: _Read,
         command: _Polled,
-        payloads: Brought,
+        payloads: FetchedPayloads,
         error: StreamsError | None,
-        more: Brought,
+        more: FetchedPayloads,
     ) -> None:
         """A read that waited for a record has what it needs from disk."""
         if read.done:

@@ -56,7 +56,7 @@ from shard.core.transactions.unrendered import UnrenderedRows
 from shard.offline.lost_ranges import lost_ranges, uncovered
 from shard.offline.reconcile import Corrections, Made, Reconciler
 from shard.offline.verify import name_of
-from shard.recovery.lives import has_failed
+from shard.recovery.page_cache import has_failed
 from shard.storage import frames, segments
 from shard.storage.files import Corrupt, DiskLike
 from shard.storage.salvage import Gap, salvage

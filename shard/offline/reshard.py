@@ -27,7 +27,7 @@ import msgspec
 
 from shard.core.changes import BoxFacts
 from shard.core.machine import Machine
-from shard.recovery.lives import has_failed, life_of
+from shard.recovery.page_cache import has_failed, page_cache_id
 from shard.storage import segments
 from shard.storage.files import Corrupt, Disk, DiskLike
 from shard.storage.segments.store import Name
@@ -239,7 +239,7 @@ def main() -> int:
 
     plan = msgspec.json.decode(arguments.plan, type=Plan)
     try:
-        life = life_of(plan.data_dir)
+        life = page_cache_id(plan.data_dir)
         moved = reshard(Disk(), plan, boot_id=life, now_ms=now_ms(), report=report)
     except Corrupt as damage:
         tell(f"error {damage}")

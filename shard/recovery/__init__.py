@@ -1,6 +1,6 @@
-"""A shard's state out of its files, through `apply` alone.
+"""Rebuilds a shard's state from its files, through `apply` alone.
 
-recovery          snapshot and log become a machine
-commit_renderer   the rows of commits that were not carried out when the log ended, and of all later ones
-lives             whether the page cache has survived since the last life
+recovery          builds the machine from the newest snapshot and the log
+commit_renderer   renders the rows of commits: of those that the log left incomplete, and of all later ones
+page_cache        detects whether the page cache has survived since the previous run
 """

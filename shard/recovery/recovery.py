@@ -11,9 +11,9 @@
     machine.recovered     ──► all of it may be seen; object boxes wait for the store
 
 It is a generator so that its caller can answer "not ready yet, this far" between two steps. The caller is
-`shard/__main__.py`. It goes on with `lives.py` (has the page cache survived?) and `Engine.run`, which begins
-a life of the shard (`Machine.start`) and has `commit_renderer.py` render the remaining rows of commits.
-`docs/explanation/durability.md` says what that means for users.
+`shard/__main__.py`. It goes on with `page_cache.py` (has the page cache survived?) and `Engine.run`, which
+logs the start of the shard (`Machine.start`) and has `commit_renderer.py` render the remaining rows of
+commits. `docs/explanation/durability.md` says what that means for users.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Progress(NamedTuple):
         return min(1.0, self.done_bytes / self.total_bytes) if self.total_bytes else 0.0
 
 
-class Recovered(NamedTuple):
+class RecoverySummary(NamedTuple):
     """What recovery found, for the log of the shard."""
 
     snapshot_lsn: int
@@ -62,7 +62,7 @@ class Recovered(NamedTuple):
 
 def recover(
     machine: Machine, wal: Wal, snapshots: Snapshots, open_segment: OpenSegment, *, settles: bool = True
-) -> Iterator[Progress | Recovered]:
+) -> Iterator[Progress | RecoverySummary]:
     """Yields how far it is, and at last what it found. The log is open for writing afterwards, unless it is
     not to be settled: then nothing was written, and nothing can be."""
     loaded = snapshots.load_newest()
@@ -121,7 +121,7 @@ def recover(
         wal.settle()
     machine.recovered(machine.lsn)
     skipped = loaded.skipped if loaded is not None else []
-    yield Recovered(snapshot_lsn, needs_lsn, machine.lsn, applied, read_bytes, skipped)
+    yield RecoverySummary(snapshot_lsn, needs_lsn, machine.lsn, applied, read_bytes, skipped)
 
 
 def _give_back(machine: Machine, wal: Wal, frame: Frame) -> None:

@@ -58,7 +58,7 @@ _HEAD_BYTES_MAX = 64 * 1024
 _KEEP_ALIVE_IDLE_S, _KEEP_ALIVE_EVERY_S, _KEEP_ALIVE_TIMES = 30, 10, 3
 
 
-class Moved(Busy):
+class BoxMoved(Busy):
     """Another shard owns this box; read the map again (`GET /v0/placement`)."""
 
     code = "moved"
@@ -247,7 +247,7 @@ class Peer:
     def _check_owned(self, boxes: Sequence[str]) -> None:
         for box in boxes:
             if not self._peers.owns(box):
-                raise Moved(box=box)
+                raise BoxMoved(box=box)
 
     def note_silent(self) -> None:
         """It has said no hello in time, and is about to be closed."""

@@ -32,7 +32,7 @@ from shard.core.capture import Capture
 from shard.core.changes import BatchKept, BoxFacts, Change, MarkFacts, ShardState, ShardStopped
 from shard.core.machine import Machine
 from shard.recovery.commit_renderer import chunk_reader, finish_commits
-from shard.recovery.recovery import OpenSegment, Recovered, recover
+from shard.recovery.recovery import OpenSegment, RecoverySummary, recover
 from shard.storage import frames, segments
 from shard.storage.files import Corrupt, DiskLike, parent_of
 from shard.storage.segments.store import Name, SegmentStore
@@ -102,7 +102,7 @@ def read_shard(
     wal = Wal(disk, f"{directory}/wal")
     opens = open_segment or SegmentStore(disk, f"{directory}/segments").open
     for step in recover(machine, wal, Snapshots(disk, f"{directory}/snapshot"), opens, settles=False):
-        if not isinstance(step, Recovered):
+        if not isinstance(step, RecoverySummary):
             report(step.ratio)
     finish_commits(machine, chunk_reader(wal))
     return machine

@@ -184,7 +184,7 @@ class _Repair:
     def _build(self, intent: Manifest, damaged: list[int], targets: dict[int, str]) -> dict[int, Repaired]:
         from shard.offline.clock import now_ms
         from shard.offline.repair import CannotRepair, repair_shard
-        from shard.recovery.lives import life_of
+        from shard.recovery.page_cache import page_cache_id
         from shard.storage.files import ExaminedDisk
         from streams.cli.shardfolders import cold_store
 
@@ -197,7 +197,7 @@ class _Repair:
                     source,
                     str(self._directory.path / targets[shard]),
                     shard=shard,
-                    boot_id=life_of(source),
+                    boot_id=page_cache_id(source),
                     now_ms=now_ms(),
                     cold=cold_store(self._config.cold_dir),
                     looks_at_cold=self._with_cold,

@@ -150,7 +150,7 @@ def _restore_objects(
 ) -> None:
     from shard.offline.clock import now_ms
     from shard.offline.restore_objects import RestoringObjects, shards_of
-    from shard.recovery.lives import life_of
+    from shard.recovery.page_cache import page_cache_id
     from streams import progress
 
     if not told:
@@ -167,7 +167,7 @@ def _restore_objects(
                 folders=list(manifest.directories),
                 slots=list(manifest.placement.slots),
                 file_bytes=config.wal_file_bytes,
-                boot_id=life_of(str(directory.path)),
+                boot_id=page_cache_id(str(directory.path)),
                 now_ms=now_ms(),
                 report=report,
             ).restore()
@@ -250,7 +250,7 @@ def _restore(
 ) -> Restored:
     from shard.offline.clock import now_ms
     from shard.offline.restore import Restoring
-    from shard.recovery.lives import life_of
+    from shard.recovery.page_cache import page_cache_id
     from shard.transfer.backup import Target
     from streams import progress
 
@@ -266,7 +266,7 @@ def _restore(
             slots=list(manifest.placement.slots),
             until_ms=until_ms,
             file_bytes=config.wal_file_bytes,
-            boot_id=life_of(str(directory.path)),
+            boot_id=page_cache_id(str(directory.path)),
             now_ms=now_ms(),
             report=report,
         ).run()

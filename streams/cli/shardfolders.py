@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gateway.supervise.data_dir import CannotServe, DataDir
 from gateway.supervise.manifest import Manifest
-from shard.recovery.lives import has_failed, life_of
+from shard.recovery.page_cache import has_failed, page_cache_id
 from shard.storage.files import Corrupt, Disk, ExaminedDisk, remove_tree
 from shard.storage.segments.store import SegmentStore
 from shard.transfer.backup import ShardSource
@@ -98,7 +98,7 @@ def _offline(directory: DataDir, manifest: Manifest, config: Config) -> Iterator
             source = str(directory.path / name)
             machine = read_shard(disk, source, shard=number)
             survived = not has_failed(disk, source)
-            end_life(machine, boot_id=life_of(source), now_ms=now_ms(), cache_survived=survived)
+            end_life(machine, boot_id=page_cache_id(source), now_ms=now_ms(), cache_survived=survived)
             remove_tree(disk, folder)
             write_export(disk, folder, parts_of(machine), now_ms=now_ms(), file_bytes=config.wal_file_bytes)
             store = store_of(directory.path / name, config.cold_dir, manifest)

@@ -37,10 +37,10 @@ from shard.core.changes import RecordsEvicted, SeqsReserved
 from shard.core.machine import Machine, Made, Missing, Outcome
 from shard.core.transactions.unrendered import NotRendered, UnrenderedRows
 from shard.engine.cache import PayloadCache
-from shard.engine.fetcher import Brought, Fetcher
+from shard.engine.fetcher import FetchedPayloads, Fetcher
 from shard.engine.upkeep import Upkeep
 from shard.recovery.commit_renderer import chunk_reader, render_chunks
-from shard.recovery.recovery import Recovered, recover
+from shard.recovery.recovery import RecoverySummary, recover
 from shard.storage import frames
 from shard.storage.cold import FolderCold
 from shard.storage.retention import Retention, names_in
@@ -248,7 +248,7 @@ class Life:
     def _handle(self, command: commands.Command, now_ms: int) -> Outcome:
         """Again and again, until the machine has all that it needs from segments."""
         made: Made = []
-        held: Brought = []
+        held: FetchedPayloads = []
         while True:
             self.cache.add_all(held)
             outcome = self.machine.handle(command, now_ms)
@@ -265,10 +265,10 @@ class Life:
                 outcome = outcome._replace(reply=error)
             return outcome._replace(changes=made)
 
-    def _fetch(self, missing: Missing, held: Brought) -> StreamsError | None:
+    def _fetch(self, missing: Missing, held: FetchedPayloads) -> StreamsError | None:
         came: list[StreamsError | None] = []
 
-        def done(error: StreamsError | None, brought: Brought) -> None:
+        def done(error: StreamsError | None, brought: FetchedPayloads) -> None:
             came.append(error)
             held.extend(brought)
 
@@ -477,13 +477,13 @@ def new_disk() -> FaultDisk:
     return FaultDisk("/data", "/cold")
 
 
-def recovered(disk: FaultDisk) -> tuple[Machine, Wal, Snapshots, SegmentStore, Recovered]:
+def recovered(disk: FaultDisk) -> tuple[Machine, Wal, Snapshots, SegmentStore, RecoverySummary]:
     machine = Machine(due_records=SEAL.records, due_bytes=SEAL.bytes)
     wal = Wal(disk, "/data/wal", file_bytes=FILE_BYTES, reserves=True)
     snapshots = Snapshots(disk, "/data/snapshot")
     store = SegmentStore(disk, "/data/segments", FolderCold("/cold", disk))
     *_, found = recover(machine, wal, snapshots, store.open)
-    assert isinstance(found, Recovered)
+    assert isinstance(found, RecoverySummary)
     assert found.skipped_snapshots == [], "a crash never damages a snapshot"
     return machine, wal, snapshots, store, found
 

@@ -192,7 +192,7 @@ def upload(rng: random.Random, driver: Driver, store: Store, *, is_told: bool = 
         return
     is_base = bool(uploading.needs_base_lsn) or (bool(uploading.chain) and rng.random() < 0.15)
     if is_base and any(box.is_object and box.log.tail.has_unrendered for box in machine.boxes.values()):
-        driver.render()  # a base waits for the rows of commits (`shard/engine/uploads.py`)
+        driver.render()  # a base waits for the rows of commits (`shard/engine/object_uploader.py`)
     if is_base:
         driver.sync()
         lsn: int | None = store.put_base(machine)

@@ -12,7 +12,7 @@ import pytest
 
 from shard.core.changes import ShardState
 from shard.core.machine import Machine
-from shard.recovery.recovery import Progress, Recovered, recover
+from shard.recovery.recovery import Progress, RecoverySummary, recover
 from shard.storage import frames
 from shard.storage.files import Corrupt, Disk, DiskLike
 from shard.storage.segments.store import SegmentStore
@@ -43,7 +43,7 @@ def written(place: tuple[DiskLike, str], log: list[Frame]) -> None:
     wal.close()
 
 
-def found(place: tuple[DiskLike, str]) -> tuple[Machine, Recovered]:
+def found(place: tuple[DiskLike, str]) -> tuple[Machine, RecoverySummary]:
     disk, root = place
     machine = Machine()
     wal = Wal(disk, f"{root}/wal", file_bytes=FILE_BYTES)
@@ -51,7 +51,7 @@ def found(place: tuple[DiskLike, str]) -> tuple[Machine, Recovered]:
         machine, wal, Snapshots(disk, f"{root}/snapshot"), SegmentStore(disk, f"{root}/segments").open
     )
     assert all(isinstance(step, Progress) and 0 <= step.ratio <= 1 for step in steps)
-    assert isinstance(last, Recovered)
+    assert isinstance(last, RecoverySummary)
     wal.close()
     machine.check()
     return machine, last

@@ -26,7 +26,7 @@ from shard.engine.disk_space import ADDS, LOGGED, UNLOGGED, DiskSpace, Level
 from shard.engine.engine import Engine
 from shard.engine.log_files import LogFiles
 from shard.engine.settings import EngineSettings
-from shard.recovery.recovery import Recovered, recover
+from shard.recovery.recovery import RecoverySummary, recover
 from shard.storage.files import Disk, Space
 from shard.storage.segments.store import SegmentStore
 from shard.storage.snapshot import Snapshots
@@ -182,7 +182,7 @@ async def opened(folder: Path, disk: FillableDisk, **settings: Any) -> AsyncIter
     wal = Wal(disk, f"{folder}/wal", file_bytes=1 << 16, reserves=True)
     snapshots = Snapshots(disk, f"{folder}/snapshot")
     *_, found = recover(machine, wal, snapshots, store.open)
-    assert isinstance(found, Recovered)
+    assert isinstance(found, RecoverySummary)
     engine = Engine(
         machine,
         wal,

@@ -10,7 +10,7 @@ import trio
 from shard.core.machine import Machine
 from shard.engine.engine import Engine
 from shard.engine.settings import EngineSettings
-from shard.recovery.recovery import Recovered, recover
+from shard.recovery.recovery import RecoverySummary, recover
 from shard.storage.files import DiskLike
 from shard.storage.segments.store import SegmentStore
 from shard.storage.snapshot import Snapshots
@@ -37,7 +37,7 @@ def recovered_engine(
     wal = Wal(disk, f"{folder}/wal", **{"file_bytes": 1 << 20, **(wal_options or {})})
     snapshots = Snapshots(disk, f"{folder}/snapshot")
     *_, found = recover(machine, wal, snapshots, store.open)
-    assert isinstance(found, Recovered)
+    assert isinstance(found, RecoverySummary)
     return Engine(
         machine,
         wal,

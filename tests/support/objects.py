@@ -16,7 +16,7 @@ import trio
 
 from shard.core.machine import Machine
 from shard.engine.engine import Engine
-from shard.engine.uploads import Place
+from shard.engine.object_uploader import UploadTarget
 from shard.offline.restore import Restored
 from shard.offline.restore_objects import RestoredObjects, RestoringObjects, find
 from shard.storage.cold import ColdStore, ColdUnavailable
@@ -153,7 +153,7 @@ async def living(
     if store is not None:
         slots = [(0, SLOTS, 0)]
         more = {"flush_ms": 1, "slots": slots, "shard": 0, **place}
-        where = Place(store, server=server, folder=f"{directory}/object-base", **more)
+        where = UploadTarget(store, server=server, folder=f"{directory}/object-base", **more)
     engine = recovered_engine(
         directory,
         disk,
@@ -161,7 +161,7 @@ async def living(
         segments,
         settings={"upkeep_bytes_per_s": 0, "snapshot_interval_ms": 10**8, **(settings or {})},
         now_ms=lambda: 1_000_000,
-        place=where,
+        upload_target=where,
     )
     async with trio.open_nursery() as nursery:
         await nursery.start(lambda task_status: engine.run(boot_id="boot", task_status=task_status))

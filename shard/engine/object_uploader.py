@@ -64,7 +64,7 @@ _REFUSED_S = 30.0
 _FINISH_S = 5.0
 
 
-class Place(NamedTuple):
+class UploadTarget(NamedTuple):
     """The store, and who writes to it."""
 
     store: ColdStore
@@ -80,11 +80,11 @@ class Place(NamedTuple):
     compact_objects: int = COMPACT_OBJECTS
 
 
-class Uploads:
+class ObjectUploader:
     def __init__(
         self,
         machine: Machine,
-        place: Place,
+        target: UploadTarget,
         disk: DiskLike,
         segments: SegmentStore,
         *,
@@ -97,7 +97,7 @@ class Uploads:
     ) -> None:
         self._machine = machine
         self._uploading = machine.uploading
-        self._place = place
+        self._target = target
         self._disk = disk
         self._segments = segments
         self._now_ms = now_ms
@@ -117,7 +117,7 @@ class Uploads:
         self._objects_put = self._bytes_put = self._bases_put = self._failures = 0
 
     def __repr__(self) -> str:
-        return f"<Uploads of shard {self._place.shard}: {self._objects} objects since the last base>"
+        return f"<ObjectUploader of shard {self._target.shard}: {self._objects} objects since the last base>"
 
     def report(self) -> ObjectsReport:
         return ObjectsReport(
@@ -164,7 +164,7 @@ class Uploads:
         found: list[chains.Found] = []
         backoff_s = _BACKOFF_S
         while chain is not None and not await self._try(
-            lambda: found.extend(chains.survey(self._place.store, chain.root)), "a look at what is there"
+            lambda: found.extend(chains.survey(self._target.store, chain.root)), "a look at what is there"
         ):
             await trio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, _BACKOFF_S_MAX)
@@ -180,7 +180,7 @@ class Uploads:
 
     async def _put_group(self) -> None:
         await trio.sleep_until(self._next_put)
-        self._next_put = trio.current_time() + self._place.flush_ms / 1000
+        self._next_put = trio.current_time() + self._target.flush_ms / 1000
         group = self._uploading.group(OBJECT_BYTES_MAX)
         if not group:
             return
@@ -190,7 +190,7 @@ class Uploads:
         name = chain.root + log_name.text
         content = self._encoded(name, group, log_name)
         put = partial(
-            self._place.store.put,
+            self._target.store.put,
             name,
             [content],
             size=len(content),
@@ -237,8 +237,8 @@ class Uploads:
 
     @property
     def _is_due(self) -> bool:
-        place = self._place
-        return self._objects >= place.compact_objects or self._bytes >= place.compact_bytes
+        target = self._target
+        return self._objects >= target.compact_objects or self._bytes >= target.compact_bytes
 
     async def _compact(self) -> None:
         try:
@@ -278,7 +278,7 @@ class Uploads:
                     del parts
                     self._on_uploaded(self._uploading.moved(chain.text, lsn, is_base=True))
                     follows = list(self._uploading.follows)
-                    tidy = partial(chains.tidy, self._place.store, self._disk, chain, follows=follows)
+                    tidy = partial(chains.tidy, self._target.store, self._disk, chain, follows=follows)
                     await self._try(tidy, "the removal of what is not needed any more")
                     return True
             await trio.sleep(_REFUSED_S if self._uploading.refusal else backoff_s)
@@ -293,16 +293,16 @@ class Uploads:
     async def _chain(self) -> ChainName | None:
         """The chain that is being written, or a new one; None when the store is away, or another's. So it is
         asked before anything is put together for it."""
-        place, found = self._place, list[chains.Found]()
+        target, found = self._target, list[chains.Found]()
         chain = ChainName.parse(self._uploading.chain)
         if chain is not None:
-            probe = partial(place.store.size, f"{chain.root}backups/{object_log.base_id(0)}.json")
+            probe = partial(target.store.size, f"{chain.root}backups/{object_log.base_id(0)}.json")
             return chain if await self._try(probe, "a look at what is there") else None
-        if not await self._try(lambda: found.extend(chains.survey(place.store)), "a look at what is there"):
+        if not await self._try(lambda: found.extend(chains.survey(target.store)), "a look at what is there"):
             return None
         try:
             name = chains.next_name(
-                found, shard=place.shard, server=place.server, follows=self._uploading.follows
+                found, shard=target.shard, server=target.server, follows=self._uploading.follows
             )
         except chains.ForeignChains as error:
             if not self._uploading.refusal:
@@ -314,16 +314,16 @@ class Uploads:
 
     def _write_base(self, chain: ChainName, parts: Parts) -> None:
         """In a thread."""
-        folder, taken_ms = self._place.folder, self._now_ms()
+        folder, taken_ms = self._target.folder, self._now_ms()
         # What is in the store is in the store: nothing of it is to be hidden from those who restore it.
         for at, facts in enumerate(parts.state.boxes):
             parts.state.boxes[at] = _all_shown(facts)
         remove_tree(self._disk, folder)
         try:
             write_export(self._disk, folder, parts, now_ms=taken_ms, file_bytes=self._file_bytes)
-            target = chains.target_of(self._place.store, self._disk, chain)
+            target = chains.target_of(self._target.store, self._disk, chain)
             source = ShardSource(folder, self._segments, taken_ms)
-            target.take([source], self._place.slots, id=object_log.base_id(parts.state.lsn))
+            target.take([source], self._target.slots, id=object_log.base_id(parts.state.lsn))
         finally:
             remove_tree(self._disk, folder)
 

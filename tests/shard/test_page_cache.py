@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from shard.recovery import lives
-from shard.recovery.lives import life_of
+from shard.recovery import page_cache
+from shard.recovery.page_cache import page_cache_id
 from shard.storage.files import Disk
 
 
@@ -29,26 +29,26 @@ def test_a_life_is_another_one_when_its_file_system_was_mounted_anew(tmp_path: P
     system = tmp_path / "sys"
     made = mounted(system, tmp_path)
     (tmp_path / "inner").mkdir()
-    before = life_of(str(tmp_path), system=str(system))
-    assert before == life_of(str(tmp_path / "inner"), system=str(system)), "one page cache"
+    before = page_cache_id(str(tmp_path), system=str(system))
+    assert before == page_cache_id(str(tmp_path / "inner"), system=str(system)), "one page cache"
     made.rename(tmp_path / "gone")  # so that its inode is not given again
     made.mkdir()
-    assert life_of(str(tmp_path), system=str(system)) != before
+    assert page_cache_id(str(tmp_path), system=str(system)) != before
 
 
 def test_a_life_is_the_same_one_as_long_as_nothing_was_mounted(tmp_path: Path) -> None:
-    assert life_of(str(tmp_path)) == life_of(str(tmp_path))
+    assert page_cache_id(str(tmp_path)) == page_cache_id(str(tmp_path))
     nowhere = str(tmp_path / "no-such-system")  # as with file systems that /sys/fs does not have
-    assert life_of(str(tmp_path), system=nowhere) == life_of(str(tmp_path), system=nowhere)
-    assert life_of("/proc", system=nowhere) != life_of(str(tmp_path), system=nowhere)
+    assert page_cache_id(str(tmp_path), system=nowhere) == page_cache_id(str(tmp_path), system=nowhere)
+    assert page_cache_id("/proc", system=nowhere) != page_cache_id(str(tmp_path), system=nowhere)
 
 
 def test_a_failure_is_known_until_the_next_life_has_begun(tmp_path: Path) -> None:
     disk, folder = Disk(), str(tmp_path)
-    lives.clear_failure(disk, folder)
-    assert not lives.has_failed(disk, folder)
-    lives.note_failure(disk, folder)
-    assert lives.has_failed(disk, folder)
-    lives.clear_failure(disk, folder)
-    assert not lives.has_failed(disk, folder)
-    lives.note_failure(disk, f"{folder}/missing")  # the disk fails at this too
+    page_cache.clear_failure(disk, folder)
+    assert not page_cache.has_failed(disk, folder)
+    page_cache.record_failure(disk, folder)
+    assert page_cache.has_failed(disk, folder)
+    page_cache.clear_failure(disk, folder)
+    assert not page_cache.has_failed(disk, folder)
+    page_cache.record_failure(disk, f"{folder}/missing")  # the disk fails at this too
