@@ -14,6 +14,6 @@ supervise/    the process tree, the data directory, the key file; a process of i
 reporting     what a gateway says about itself
 """
 
-from streams.lean import load_structlog
+from streams.startup_imports import load_structlog
 
 load_structlog()

@@ -91,8 +91,8 @@ def append_body(seed: int, batch: int, *, record_bytes: int = 0, data_bytes: int
 
 def columns_message(box: str, seed: int, batch: int, **sizes: int) -> tuple[bytes, bytes]:
     """The same records as packed columns: head and body of a message to a shard."""
-    from streams.protocol.wire import framing as wire
-    from streams.protocol.wire.packed import pack
+    from streams.protocol import wire
+    from streams.protocol.payloads.packed import pack
 
     dice = random.Random(seed)
     rows = [record_parts(dice, **sizes) for _ in range(batch)]
@@ -425,7 +425,7 @@ class _Pipe:
     """One connection to a shard, with messages in flight."""
 
     def __init__(self, path: str, boxes: list[str], plan: dict[str, Any]) -> None:
-        from streams.protocol.wire import framing as wire
+        from streams.protocol import wire
 
         self.wire = wire
         self.sock = connect_unix(path)

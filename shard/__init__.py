@@ -13,6 +13,6 @@ A message enters at `server/server.py`, becomes a command in `streams/protocol/m
 `engine/engine.py` and `core/kernel.py`. `docs/explanation/paths.md` follows it line by line.
 """
 
-from streams.lean import load_structlog
+from streams.startup_imports import load_structlog
 
 load_structlog()

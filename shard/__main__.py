@@ -46,8 +46,8 @@ from shard.storage.wal import Wal
 from streams import logs, process
 from streams.config import COLD_STORE_FAILED, ChildArgs, Config, ConfigError
 from streams.protocol.access.keys import KeyRing
+from streams.protocol.payloads.appends import RecordLimits
 from streams.protocol.telemetry.reports import ShardReport
-from streams.protocol.wire.appends import RecordLimits
 
 if TYPE_CHECKING:
     from shard.engine.object_uploader import UploadTarget

@@ -10,7 +10,7 @@ What is listed here is what users import. It is loaded when it is first used: a 
 client/     the Python client                  protocol/   what clients, gateways and shards agree on
 direct/     the wire of shards, without HTTP   spark/      boxes in Spark
 cli/        the `streams` command              testing, pytest_plugin    a real server for tests
-config      the one table of settings          logs, process, progress, unsent, lean    shared by processes
+config      the one table of settings          logs, process, progress, unsent, startup_imports: shared code
 """
 
 from __future__ import annotations

@@ -20,13 +20,13 @@ import trio
 from gateway.admission.limits import StreamSlots
 from gateway.shards.dispatch import Dispatch
 from gateway.shards.links import Link
+from streams.protocol import wire
 from streams.protocol.access.grants import ALL, words
 from streams.protocol.access.key_limits import STORED, ExchangeUse, Use, decode_use
 from streams.protocol.access.keys import Key, KeyRing
 from streams.protocol.access.rates import RequestRates
 from streams.protocol.errors import StreamsError
 from streams.protocol.telemetry import reports
-from streams.protocol.wire import framing as wire
 
 log = structlog.get_logger()
 

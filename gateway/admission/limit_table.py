@@ -204,7 +204,7 @@ REQUEST_LIMITS: Final = (
     RequestLimit(
         "records and sizes of a write",
         "",
-        ("streams.protocol.wire.appends:RecordLimits",),
+        ("streams.protocol.payloads.appends:RecordLimits",),
         ("refuses",),
         ("batch_too_large", "record_too_large", "invalid_request"),
         settings=(

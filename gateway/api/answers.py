@@ -11,7 +11,7 @@ import msgspec
 import orjson
 
 from gateway.requests.request import Request, Response
-from streams.protocol.wire import framing as wire
+from streams.protocol import wire
 
 _decode_head = wire.reply_head_decoder.decode
 _encode = msgspec.json.Encoder().encode

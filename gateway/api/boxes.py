@@ -9,9 +9,9 @@ from gateway.requests.content import is_ndjson, uncompressed
 from gateway.requests.request import Request, Response
 from gateway.shards.dispatch import Dispatch
 from gateway.shards.registrar import Registrar
+from streams.protocol import wire
 from streams.protocol.messages.replies import BoxGone
 from streams.protocol.messages.routers import router_of
-from streams.protocol.wire import framing as wire
 
 _decode_gone = msgspec.json.Decoder(BoxGone).decode
 

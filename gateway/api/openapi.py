@@ -24,7 +24,7 @@ from gateway.requests.errors import RETRY_AFTER_S, STATUS_OF
 from streams.protocol.access.grants import READ, words
 from streams.protocol.messages import bodies, replies, server_replies
 from streams.protocol.model.names import BOX_NAME_PATTERN, ROUTER_NAME_PATTERN
-from streams.protocol.wire.appends import SEQ_MAX
+from streams.protocol.payloads.appends import SEQ_MAX
 
 _JSON = "application/json"
 _REF = "#/components/schemas/{name}"

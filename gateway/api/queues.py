@@ -14,11 +14,11 @@ from gateway.requests import sse
 from gateway.requests.content import control_body, is_ndjson
 from gateway.requests.request import Request, Response
 from gateway.shards.dispatch import Dispatch
+from streams.protocol import wire
 from streams.protocol.errors import InvalidRequest
 from streams.protocol.messages.queue_requests import decode_requeue
 from streams.protocol.messages.queues import MovesAwaited, RequeuePlanned
 from streams.protocol.messages.replies import Requeued
-from streams.protocol.wire import framing as wire
 
 #: How long a requeue waits until all of it has arrived. It goes on after that.
 _REQUEUE_WAIT_MS = 10_000

@@ -8,10 +8,10 @@ from gateway.requests.content import is_ndjson, uncompressed
 from gateway.requests.request import Request, Response
 from gateway.requests.urgency import is_urgent
 from gateway.shards.dispatch import Dispatch
+from streams.protocol import wire
 from streams.protocol.errors import InvalidRequest
 from streams.protocol.messages.query import Query
 from streams.protocol.model.names import shown
-from streams.protocol.wire import framing as wire
 
 
 class Records:

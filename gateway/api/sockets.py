@@ -38,13 +38,13 @@ from gateway.shards.dispatch import Dispatch
 from gateway.watch.plan import Plan
 from gateway.watch.service import Watch, merge_of, starts_shown
 from gateway.watch.stream import Stream
+from streams.protocol import wire
 from streams.protocol.access.grants import READ, WRITE
 from streams.protocol.access.keys import Key
 from streams.protocol.access.rates import RequestRates
 from streams.protocol.errors import InvalidRequest, StreamsError
 from streams.protocol.messages.bodies import WATCHED_BOXES_MAX
-from streams.protocol.wire import framing as wire
-from streams.protocol.wire.appends import decode_json
+from streams.protocol.payloads.appends import decode_json
 
 log = structlog.get_logger()
 

@@ -21,9 +21,9 @@ from gateway.requests.content import is_ndjson, uncompressed
 from gateway.requests.request import Buffer, Request, Response
 from gateway.shards.dispatch import Dispatch
 from gateway.watch.plan import WATCH_FIELDS, Plan, plan_of_body
+from streams.protocol import wire
 from streams.protocol.errors import InvalidRequest
 from streams.protocol.messages.bodies import ClaimBody, DiffBody
-from streams.protocol.wire import framing as wire
 
 _FIELDS = {
     wire.OP_DIFF: frozenset(DiffBody.__struct_encode_fields__),

@@ -16,9 +16,9 @@ from gateway.admission.gate import PageWindow
 from gateway.admission.memory import MemoryBudget
 from gateway.requests.request import Buffer, Request
 from gateway.shards.dispatch import Dispatch
+from streams.protocol import wire
 from streams.protocol.errors import OutcomeUnknown, StreamsError
 from streams.protocol.messages.requests import DIFF_BYTES_DEFAULT, DIFF_BYTES_MAX
-from streams.protocol.wire import framing as wire
 
 _WAITS = b"wait_ms"
 #: A question that has no answer after this long waits in the shard for something to come.

@@ -24,9 +24,9 @@ from gateway.requests.request import Response, Sink, Stalled
 from gateway.requests.unread import Unread
 from gateway.shards.dispatch import Dispatch
 from gateway.watch.service import Watch
+from streams.protocol import wire
 from streams.protocol.access.keys import Key
 from streams.protocol.errors import StreamsError
-from streams.protocol.wire import framing as wire
 
 #: A claim of a stream waits this long; a comment is sent when it found nothing, so that the line stays open.
 HEARTBEAT_MS = 15_000

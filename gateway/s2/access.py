@@ -28,8 +28,8 @@ from gateway.s2.calls import Calls
 from streams.protocol.access.grants import Grant
 from streams.protocol.access.keys import Key
 from streams.protocol.errors import Busy, StreamsError
-from streams.protocol.messages import streams
-from streams.protocol.messages.streams import EVERY_NAME, AccessToken, NameSet, box_of
+from streams.protocol.messages import s2
+from streams.protocol.messages.s2 import EVERY_NAME, AccessToken, NameSet, box_of
 
 READ, WRITE = "read", "write"
 
@@ -201,7 +201,7 @@ class Doorkeeper:
         self._calls = calls
         self._admit = admit
         #: Digest -> (what the register said, until when that counts).
-        self._kept: dict[str, tuple[streams.TokenFound, float]] = {}
+        self._kept: dict[str, tuple[s2.TokenFound, float]] = {}
 
     def __repr__(self) -> str:
         return f"<Doorkeeper with {len(self._kept)} tokens at hand>"
@@ -226,13 +226,13 @@ class Doorkeeper:
         except StreamsError:
             return True
 
-    async def _find(self, digest: str) -> streams.TokenFound:
+    async def _find(self, digest: str) -> s2.TokenFound:
         now_s = time.monotonic()
         kept = self._kept.get(digest)
         if kept is not None and now_s < kept[1]:
             return kept[0]
         try:
-            found = await self._calls.ask(0, streams.FindToken(digest), streams.TokenFound)
+            found = await self._calls.ask(0, s2.FindToken(digest), s2.TokenFound)
         except Busy:
             if kept is not None:
                 return kept[0]

@@ -29,7 +29,7 @@ from gateway.s2.ciphers import Sealing
 from gateway.s2.messages import Input
 from gateway.s2.sessions import STALL_S, UNSENT_BYTES_MAX, Draining, failure_of
 from streams.protocol.errors import StreamsError
-from streams.protocol.messages.streams import Cipher
+from streams.protocol.messages.s2 import Cipher
 
 _INPUTS_MAX = 64
 _INPUT_BYTES_MAX = 8 * 1024 * 1024

@@ -20,6 +20,7 @@ from gateway.s2.inflight import Inflight
 from gateway.s2.messages import Input
 from gateway.shards.dispatch import Dispatch
 from gateway.shards.links import Link
+from streams.protocol import wire
 from streams.protocol.errors import (
     BasinDeletionPending,
     BasinNotFound,
@@ -28,9 +29,8 @@ from streams.protocol.errors import (
     StreamNotFound,
     StreamsError,
 )
-from streams.protocol.messages import stream_requests, streams
-from streams.protocol.messages.streams import Cipher, ReadHead, Spec, StreamAppended, StreamRecords
-from streams.protocol.wire import framing as wire
+from streams.protocol.messages import s2, s2_requests
+from streams.protocol.messages.s2 import Cipher, ReadHead, Spec, StreamAppended, StreamRecords
 
 _R = TypeVar("_R")
 _encode = msgspec.msgpack.Encoder().encode
@@ -89,7 +89,7 @@ class PendingRead:
         assert self._answer is not None
         if isinstance(self._answer, StreamsError):
             raise self._answer
-        return stream_requests.decode_records(self._answer.body)
+        return s2_requests.decode_records(self._answer.body)
 
     def close(self) -> None:
         if self._answer is None:
@@ -119,19 +119,19 @@ class Calls:
 
     # -- asking
 
-    async def ask(self, shard: int, command: streams.Asked, reply: type[_R]) -> _R:
+    async def ask(self, shard: int, command: s2.Asked, reply: type[_R]) -> _R:
         link = self._dispatch.links[shard]
         message = await link.call(wire.OP_ASK_STREAMS, _encode(command), b"")
         return msgspec.msgpack.decode(message.body, type=reply)
 
-    async def ask_register(self, command: streams.BasinAsked, reply: type[_R]) -> _R:
+    async def ask_register(self, command: s2.BasinAsked, reply: type[_R]) -> _R:
         return await self.ask(0, command, reply)
 
-    async def ask_owner(self, box: str, command: streams.StreamAsked, reply: type[_R]) -> _R:
+    async def ask_owner(self, box: str, command: s2.StreamAsked, reply: type[_R]) -> _R:
         return await self.ask(self._dispatch.placement.shard_of(box), command, reply)
 
-    async def basin(self, name: str) -> streams.Basin:
-        found = (await self.ask_register(streams.GetBasin(name), streams.BasinFound)).basin
+    async def basin(self, name: str) -> s2.Basin:
+        found = (await self.ask_register(s2.GetBasin(name), s2.BasinFound)).basin
         if found is None:
             raise BasinNotFound(f"basin {name} does not exist", basin=name)
         return found
@@ -234,14 +234,14 @@ class Calls:
 
     async def read(self, head: ReadHead) -> StreamRecords:
         message = await self._call(wire.OP_READ_STREAM, head.box, _encode(head), b"")
-        return stream_requests.decode_records(message.body)
+        return s2_requests.decode_records(message.body)
 
     def begin_read(self, head: ReadHead) -> PendingRead:
         """Asks for a page that is awaited later. Its caller closes it."""
         return PendingRead(self._dispatch.links[self._dispatch.placement.shard_of(head.box)], head)
 
-    async def tail(self, box: str) -> streams.StreamTail:
-        return await self.ask_owner(box, streams.GetStreamTail(box), streams.StreamTail)
+    async def tail(self, box: str) -> s2.StreamTail:
+        return await self.ask_owner(box, s2.GetStreamTail(box), s2.StreamTail)
 
     # -- streams that are not there
 
@@ -271,7 +271,7 @@ class Calls:
 
     async def put_stream(
         self,
-        basin: streams.Basin,
+        basin: s2.Basin,
         stream: str,
         asked: Spec,
         *,
@@ -279,11 +279,11 @@ class Calls:
         ensures: bool = False,
         may_update: bool = True,
         account: str = "",
-    ) -> streams.StreamPut:
+    ) -> s2.StreamPut:
         if basin.deleted_ms:
             raise BasinDeletionPending(f"basin {basin.name} is being deleted", basin=basin.name)
-        box = streams.box_of(basin.name, stream)
-        command = streams.PutStream(
+        box = s2.box_of(basin.name, stream)
+        command = s2.PutStream(
             box=box,
             basin_number=basin.number,
             asked=asked,
@@ -294,4 +294,4 @@ class Calls:
             may_update=may_update,
             account=account,
         )
-        return await self.ask_owner(box, command, streams.StreamPut)
+        return await self.ask_owner(box, command, s2.StreamPut)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 
 from gateway.requests.s2_errors import S2Error
 from gateway.s2.messages import Input
-from streams.protocol.messages.streams import Cipher
+from streams.protocol.messages.s2 import Cipher
 from streams.protocol.model import sequenced
 from streams.protocol.model.sequenced import Record
 

@@ -14,7 +14,7 @@ from msgspec import UNSET, UnsetType
 
 from gateway.requests.s2_errors import S2Error
 from gateway.s2.fields import U64_MAX, bad_json
-from streams.protocol.messages.streams import (
+from streams.protocol.messages.s2 import (
     Basin,
     BasinConfig,
     BasinPatch,

@@ -13,8 +13,8 @@ from gateway.s2 import configs, fields
 from gateway.s2.access import Permit
 from gateway.s2.calls import Calls
 from streams.protocol.errors import InvalidRequest, PayloadTooLarge
-from streams.protocol.messages import streams
-from streams.protocol.messages.streams import box_of
+from streams.protocol.messages import s2
+from streams.protocol.messages.s2 import box_of
 
 BODY_BYTES_MAX = 2 * 1024 * 1024
 
@@ -43,7 +43,7 @@ def answer(facts: Any, status: int = 200, result: str = "") -> Response:
     return response
 
 
-def _provisioned(shown: dict[str, Any], result: streams.Result, *, ensures: bool) -> Response:
+def _provisioned(shown: dict[str, Any], result: s2.Result, *, ensures: bool) -> Response:
     """A repeat of a creation is answered as the creation was."""
     return answer(shown, 200 if ensures and result != "created" else 201, result)
 
@@ -59,8 +59,8 @@ class Basins:
         names = permit.basins.narrow(prefix)
         if names.is_empty:
             return answer({"basins": [], "has_more": False})
-        command = streams.ListBasins(names.common_prefix, after, limit)
-        page = await self._calls.ask_register(command, streams.BasinPage)
+        command = s2.ListBasins(names.common_prefix, after, limit)
+        page = await self._calls.ask_register(command, s2.BasinPage)
         shown = [
             configs.shown_basin(each)
             for each in page.basins
@@ -95,7 +95,7 @@ class Basins:
     ) -> Response:
         config = (body or configs.BasinBody()).config()
         may_update = permit.allows("reconfigure-basin", name)
-        command = streams.PutBasin(
+        command = s2.PutBasin(
             name=name,
             config=config,
             token=token,
@@ -103,7 +103,7 @@ class Basins:
             may_update=may_update,
             account=account,
         )
-        put = await self._calls.ask_register(command, streams.BasinPut)
+        put = await self._calls.ask_register(command, s2.BasinPut)
         return _provisioned(configs.shown_basin(put.basin), put.result, ensures=ensures)
 
     async def get(self, request: Request, permit: Permit, basin: str) -> Response:
@@ -116,14 +116,14 @@ class Basins:
         fields.basin_name(basin, "bad_path")
         patch = configs.decoded(await json_body(request), configs.BasinBody).patch()
         permit.check("reconfigure-basin", basin)
-        found = await self._calls.ask_register(streams.PatchBasin(basin, patch), streams.BasinFound)
+        found = await self._calls.ask_register(s2.PatchBasin(basin, patch), s2.BasinFound)
         assert found.basin is not None
         return answer(configs.shown_basin_config(found.basin.config))
 
     async def delete(self, request: Request, permit: Permit, basin: str) -> Response:
         fields.basin_name(basin, "bad_path")
         permit.check("delete-basin", basin)
-        await self._calls.ask_register(streams.DeleteBasin(basin), streams.BasinFound)
+        await self._calls.ask_register(s2.DeleteBasin(basin), s2.BasinFound)
         self._calls.basin_deleted.set()
         return Response(202)
 
@@ -143,7 +143,7 @@ class Streams:
             return answer({"streams": [], "has_more": False})
         prefix = names.common_prefix
         after = permit.prefix + after if after else ""
-        found: dict[str, streams.Stream] = {}
+        found: dict[str, s2.Stream] = {}
         more = False
         for shard in range(self._calls.shards):
             part, part_more = await self._listed(shard, box_of(basin, prefix), box_of(basin, after), limit)
@@ -159,12 +159,12 @@ class Streams:
 
     async def _listed(
         self, shard: int, prefix: str, after: str, limit: int
-    ) -> tuple[dict[str, streams.Stream], bool]:
+    ) -> tuple[dict[str, s2.Stream], bool]:
         """Up to `limit` streams of one shard, and whether it has more."""
-        found: dict[str, streams.Stream] = {}
+        found: dict[str, s2.Stream] = {}
         while True:
-            command = streams.ListStreams(prefix, after, limit - len(found))
-            page = await self._calls.ask(shard, command, streams.StreamPage)
+            command = s2.ListStreams(prefix, after, limit - len(found))
+            page = await self._calls.ask(shard, command, s2.StreamPage)
             found.update(page.streams)
             after = page.after
             if not after or len(found) >= limit:
@@ -217,20 +217,20 @@ class Streams:
 
     async def get(self, request: Request, permit: Permit, stream: str) -> Response:
         box = self._box(request, permit, "get-stream-config", stream)
-        found = await self._calls.ask_owner(box, streams.GetStream(box), streams.StreamFound)
+        found = await self._calls.ask_owner(box, s2.GetStream(box), s2.StreamFound)
         return answer(configs.shown_stream_config(found.stream.spec))
 
     async def reconfigure(self, request: Request, permit: Permit, stream: str) -> Response:
         box = self._box(request, permit, "reconfigure-stream", stream)
         patch = configs.decoded(await json_body(request), configs.StreamBody).patch()
         basin = await self._calls.basin(fields.basin_of(request.headers))
-        command = streams.PatchStream(box, patch, basin.config.defaults)
-        found = await self._calls.ask_owner(box, command, streams.StreamFound)
+        command = s2.PatchStream(box, patch, basin.config.defaults)
+        found = await self._calls.ask_owner(box, command, s2.StreamFound)
         return answer(configs.shown_stream_config(found.stream.spec))
 
     async def delete(self, request: Request, permit: Permit, stream: str) -> Response:
         box = self._box(request, permit, "delete-stream", stream)
-        await self._calls.ask_owner(box, streams.DeleteStream(box), streams.StreamFound)
+        await self._calls.ask_owner(box, s2.DeleteStream(box), s2.StreamFound)
         return Response(202)
 
     @staticmethod

@@ -35,8 +35,8 @@ from gateway.s2.usage import Usage
 from gateway.shards.dispatch import Dispatch
 from gateway.watch.service import Watch
 from streams.protocol.errors import StreamsError
-from streams.protocol.messages import streams
-from streams.protocol.messages.streams import box_of
+from streams.protocol.messages import s2
+from streams.protocol.messages.s2 import box_of
 
 _REVOKED = S2Error("authn", "the key or token of this session is not valid any more")
 
@@ -226,7 +226,7 @@ class S2:
         key = ciphers.check_header(request.headers)
         spec = stream_config(request.headers)
         box = box_of(basin, stream)
-        asked = partial(self._calls.ask_owner, box, streams.GetStream(box), streams.StreamFound)
+        asked = partial(self._calls.ask_owner, box, s2.GetStream(box), s2.StreamFound)
         account = request.account
         found = await self._calls.making(basin, stream, spec, is_append=True, call=asked, account=account)
         cipher = found.stream.cipher

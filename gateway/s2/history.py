@@ -21,9 +21,9 @@ import trio
 
 from gateway.s2.counting import MINUTES_MAX, Entry, Minute, Sums, Tally
 from gateway.shards.dispatch import Dispatch
+from streams.protocol import wire
 from streams.protocol.errors import BoxNotFound, StreamsError
 from streams.protocol.model.boxes import BoxPatch
-from streams.protocol.wire import framing as wire
 
 log = structlog.get_logger()
 

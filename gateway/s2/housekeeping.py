@@ -15,7 +15,7 @@ import trio
 
 from gateway.s2.calls import Calls
 from streams.protocol.errors import StreamNotFound, StreamsError
-from streams.protocol.messages import streams
+from streams.protocol.messages import s2
 
 log = structlog.get_logger()
 
@@ -54,12 +54,12 @@ class Housekeeping:
                 with trio.move_on_after(_EVERY_S):
                     await self._calls.basin_deleted.wait()
 
-    async def _basins(self, *, deleted: bool) -> list[streams.Basin]:
-        found: list[streams.Basin] = []
+    async def _basins(self, *, deleted: bool) -> list[s2.Basin]:
+        found: list[s2.Basin] = []
         after = ""
         while True:
-            command = streams.ListBasins("", after, _PAGE, deleted)
-            page = await self._calls.ask_register(command, streams.BasinPage)
+            command = s2.ListBasins("", after, _PAGE, deleted)
+            page = await self._calls.ask_register(command, s2.BasinPage)
             found += page.basins
             if not page.more:
                 return found
@@ -76,9 +76,7 @@ class Housekeeping:
                     if not stream.deleted_ms:
                         await self._delete(box, stream)
             if not left:
-                await self._calls.ask_register(
-                    streams.DropBasin(basin.name, basin.number), streams.BasinFound
-                )
+                await self._calls.ask_register(s2.DropBasin(basin.name, basin.number), s2.BasinFound)
             is_busy = is_busy or bool(left)
         return is_busy
 
@@ -92,20 +90,20 @@ class Housekeeping:
                 log.info("a stream without a basin is deleted", stream=box)
                 await self._delete(box, stream)
 
-    async def _streams(self, shard: int, prefix: str) -> list[tuple[str, streams.Stream]]:
-        found: list[tuple[str, streams.Stream]] = []
+    async def _streams(self, shard: int, prefix: str) -> list[tuple[str, s2.Stream]]:
+        found: list[tuple[str, s2.Stream]] = []
         after = ""
         while True:
-            command = streams.ListStreams(prefix, after, _PAGE)
-            page = await self._calls.ask(shard, command, streams.StreamPage)
+            command = s2.ListStreams(prefix, after, _PAGE)
+            page = await self._calls.ask(shard, command, s2.StreamPage)
             found += page.streams
             after = page.after
             if not after:
                 return found
 
-    async def _delete(self, box: str, stream: streams.Stream) -> None:
+    async def _delete(self, box: str, stream: s2.Stream) -> None:
         try:
-            command = streams.DeleteStream(box, stream.basin_number)
-            await self._calls.ask_owner(box, command, streams.StreamFound)
+            command = s2.DeleteStream(box, stream.basin_number)
+            await self._calls.ask_owner(box, command, s2.StreamFound)
         except StreamNotFound:
             pass

@@ -18,7 +18,7 @@ import orjson
 from gateway.requests.request import Buffer
 from gateway.requests.s2_errors import S2Error
 from gateway.s2.fields import TIME_MAX, U64_MAX, bad_json
-from streams.protocol.messages.streams import (
+from streams.protocol.messages.s2 import (
     BATCH_METERED_MAX,
     BATCH_RECORDS_MAX,
     STREAM_TOKEN_BYTES_MAX,

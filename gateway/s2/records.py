@@ -16,7 +16,7 @@ from gateway.s2.access import Permit
 from gateway.s2.calls import Calls
 from gateway.s2.control import answer, json_body, plain_body
 from streams.protocol.errors import PositionUnwritten
-from streams.protocol.messages.streams import (
+from streams.protocol.messages.s2 import (
     BATCH_METERED_MAX,
     BATCH_RECORDS_MAX,
     Cipher,

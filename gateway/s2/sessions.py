@@ -25,7 +25,7 @@ from gateway.s2.access import Permit
 from gateway.s2.calls import Calls, PendingRead
 from gateway.s2.records import SLICE_MS, Asked, after, error_event, opened, ping_event, tail_of
 from streams.protocol.errors import StreamsError
-from streams.protocol.messages.streams import (
+from streams.protocol.messages.s2 import (
     BATCH_METERED_MAX,
     BATCH_RECORDS_MAX,
     ReadHead,

@@ -19,8 +19,8 @@ from gateway.s2 import configs, fields
 from gateway.s2.access import OPERATIONS, READ, WRITE, Permit, digest_of
 from gateway.s2.calls import Calls
 from gateway.s2.control import answer, json_body
-from streams.protocol.messages import streams
-from streams.protocol.messages.streams import AccessToken, NameSet
+from streams.protocol.messages import s2
+from streams.protocol.messages.s2 import AccessToken, NameSet
 from streams.protocol.model.names import shown
 
 _ID_BYTES_MAX = 96
@@ -214,7 +214,7 @@ class Tokens:
         token = token_of(configs.decoded(await json_body(request), _Issue), digest_of(secret))
         permit.check("issue-access-token")
         token = permit.limited(token)
-        await self._calls.ask(0, streams.IssueToken(token), streams.TokenFound)
+        await self._calls.ask(0, s2.IssueToken(token), s2.TokenFound)
         return answer({"access_token": secret}, 201)
 
     async def list(self, request: Request, permit: Permit) -> Response:
@@ -224,8 +224,8 @@ class Tokens:
         names = permit.tokens.narrow(query.text("prefix") or "")
         if names.is_empty:
             return answer({"access_tokens": [], "has_more": False})
-        command = streams.ListTokens(names.common_prefix, query.text("start_after") or "", limit)
-        page = await self._calls.ask(0, command, streams.TokenPage)
+        command = s2.ListTokens(names.common_prefix, query.text("start_after") or "", limit)
+        page = await self._calls.ask(0, command, s2.TokenPage)
         shown = [shown_token(token) for token in page.tokens if names.holds(token.id)]
         return answer({"access_tokens": shown, "has_more": page.more and not names.exact})
 
@@ -233,5 +233,5 @@ class Tokens:
         token_id(id, "bad_path")
         permit.check("revoke-access-token")
         permit.check_token_id(id)
-        await self._calls.ask(0, streams.RevokeToken(id), streams.TokenFound)
+        await self._calls.ask(0, s2.RevokeToken(id), s2.TokenFound)
         return Response(204)

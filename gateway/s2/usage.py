@@ -18,8 +18,8 @@ from gateway.s2.access import OPERATIONS, Permit
 from gateway.s2.calls import Calls
 from gateway.s2.control import answer
 from gateway.s2.counting import ACCOUNT, APPEND_BYTES, INTERVALS_S, READ_BYTES, Sums
-from streams.protocol.messages import streams
-from streams.protocol.messages.streams import box_of
+from streams.protocol.messages import s2
+from streams.protocol.messages.s2 import box_of
 
 _ACCOUNT = ("active-basins", "account-ops", "estimated-billable-usage")
 _BASIN = ("storage", "append-ops", "read-ops", "read-throughput", "append-throughput", "basin-ops")
@@ -100,7 +100,7 @@ class Usage:
         names: list[str] = []
         after, more = "", asked.has_now
         while more:
-            page = await self._calls.ask_register(streams.ListBasins("", after), streams.BasinPage)
+            page = await self._calls.ask_register(s2.ListBasins("", after), s2.BasinPage)
             names += [basin.name for basin in page.basins if not basin.deleted_ms]
             after, more = page.basins[-1].name if page.basins else "", page.more
         seen = [name for name in names if permit.sees_basin(name)]
@@ -119,8 +119,8 @@ class Usage:
         for shard in range(self._calls.shards) if asked.has_now else ():
             after = ""
             while True:
-                command = streams.GetUsage(box_of(basin, ""), after)
-                usage = await self._calls.ask(shard, command, streams.StreamUsage)
+                command = s2.GetUsage(box_of(basin, ""), after)
+                usage = await self._calls.ask(shard, command, s2.StreamUsage)
                 size += usage.bytes
                 after = usage.after
                 if not after:
@@ -135,8 +135,8 @@ class Usage:
         permit.check("stream-metrics", basin, stream)
         asked.check_interval(_STREAM_STORAGE_INTERVAL)
         box = box_of(basin, stream)
-        await self._calls.ask_owner(box, streams.GetStream(box), streams.StreamFound)
-        usage = await self._calls.ask_owner(box, streams.GetUsage(box, "", True), streams.StreamUsage)
+        await self._calls.ask_owner(box, s2.GetStream(box), s2.StreamFound)
+        usage = await self._calls.ask_owner(box, s2.GetUsage(box, "", True), s2.StreamUsage)
         return _storage(asked, now_s, usage.bytes)
 
     async def _counted(self, asked: _Asked, basin: str) -> Response:

@@ -21,10 +21,10 @@ import trio
 
 from gateway.shards.dispatch import Dispatch
 from gateway.shards.links import Link
+from streams.protocol import wire
 from streams.protocol.errors import StreamsError
 from streams.protocol.messages import forwards
 from streams.protocol.messages.forwards import Carried, Collect, Parcel
-from streams.protocol.wire import framing as wire
 
 log = structlog.get_logger()
 

@@ -30,6 +30,7 @@ from gateway.requests.request import Buffer
 from gateway.shards.links import Link
 from gateway.shards.placement import Placement
 from gateway.shards.process_states import REASONS
+from streams.protocol import wire
 from streams.protocol.access.grants import Grant
 from streams.protocol.errors import InvalidRequest, ShardUnavailable, StreamsError
 from streams.protocol.messages import commands, queues
@@ -38,7 +39,6 @@ from streams.protocol.messages.replies import BoxPage, GroupPage, ListedBox
 from streams.protocol.messages.requests import PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX
 from streams.protocol.model.names import shown
 from streams.protocol.telemetry.pressure import Thresholds
-from streams.protocol.wire import framing as wire
 
 _encode_head = wire.head_encoder.encode
 _decode_boxes = msgspec.json.Decoder(commands.BoxPage).decode

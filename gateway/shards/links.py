@@ -29,6 +29,7 @@ from trio.lowlevel import current_task, wait_task_rescheduled
 from gateway.requests.request import Buffer
 from gateway.shards.process_states import StatesReader
 from gateway.shards.unix_sockets import connectable_path
+from streams.protocol import wire
 from streams.protocol.errors import (
     BY_CODE,
     OutcomeUnknown,
@@ -38,7 +39,6 @@ from streams.protocol.errors import (
     Throttled,
 )
 from streams.protocol.messages.requests import failure_decoder
-from streams.protocol.wire import framing as wire
 from streams.unsent import UnsentBuffers
 
 log = structlog.get_logger()

@@ -16,10 +16,10 @@ import trio
 from gateway.admission.request_scheduler import RequestScheduler
 from gateway.shards.dispatch import Dispatch
 from gateway.shards.links import Link
+from streams.protocol import wire
 from streams.protocol.errors import StreamsError
 from streams.protocol.telemetry import pressure
 from streams.protocol.telemetry.reports import PressureReport
-from streams.protocol.wire import framing as wire
 
 #: A probe costs both sides a tenth of a millisecond.
 _PROBE_S = 0.05

@@ -23,10 +23,10 @@ import structlog
 import trio
 
 from gateway.shards.dispatch import Dispatch
+from streams.protocol import wire
 from streams.protocol.errors import Refused, StreamsError, Throttled
 from streams.protocol.messages import forwards, routers
 from streams.protocol.messages.routers import Route, Router
-from streams.protocol.wire import framing as wire
 
 log = structlog.get_logger()
 

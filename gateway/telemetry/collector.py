@@ -21,10 +21,10 @@ from gateway.shards.links import Link
 from gateway.shards.process_states import StatesReader
 from gateway.supervise.backup_note import read_note
 from gateway.telemetry.server_reports import Reports, reports_of
+from streams.protocol import wire
 from streams.protocol.errors import StreamsError
 from streams.protocol.telemetry import reports
 from streams.protocol.telemetry.reports import GatewayReport, ShardReport
-from streams.protocol.wire import framing as wire
 
 log = structlog.get_logger()
 

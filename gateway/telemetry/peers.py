@@ -16,8 +16,8 @@ import structlog
 import trio
 
 from gateway.shards.unix_sockets import listen_unix
+from streams.protocol import wire
 from streams.protocol.telemetry.reports import GatewayReport
-from streams.protocol.wire import framing as wire
 
 log = structlog.get_logger()
 

@@ -23,7 +23,7 @@ import orjson
 from gateway.watch.page import Place
 from streams.protocol.errors import InvalidRequest
 from streams.protocol.model.names import shown
-from streams.protocol.wire.appends import SEQ_MAX
+from streams.protocol.payloads.appends import SEQ_MAX
 
 #: Two bits each: 24 bits. A generation is a time in milliseconds, made larger if need be: two lives of a box
 #: have the same bits if they began a multiple of 4.66 hours apart to the millisecond.

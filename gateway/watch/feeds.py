@@ -28,9 +28,9 @@ import trio
 from gateway.shards.dispatch import Dispatch
 from gateway.watch.merge import Track
 from gateway.watch.page import Encoding, Page, Place
+from streams.protocol import wire
 from streams.protocol.errors import BoxNotFound, Busy, StreamsError, Uncertain
 from streams.protocol.telemetry.histogram import Histogram
-from streams.protocol.wire import framing as wire
 
 log = structlog.get_logger()
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from streams.protocol.wire import framing as wire
+from streams.protocol import wire
 
 
 class Place(NamedTuple):

@@ -18,7 +18,7 @@ from streams.protocol.messages.bodies import (
 from streams.protocol.messages.query import Query
 from streams.protocol.messages.requests import DIFF_LIMIT_MAX, NODES_MAX
 from streams.protocol.model.names import check_readable_name, check_text
-from streams.protocol.wire.appends import check_seq, decode_json
+from streams.protocol.payloads.appends import check_seq, decode_json
 
 _BYTES_FOR_ZERO, _BYTES_MAX = 1024 * 1024, 8 * 1024 * 1024
 _HEARTBEAT_MS_MIN, _HEARTBEAT_MS_MAX = 1_000, 60_000

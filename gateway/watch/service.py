@@ -36,6 +36,7 @@ from gateway.watch.page import ANOTHER_LIFE, Encoding, Place
 from gateway.watch.plan import Plan
 from gateway.watch.sessions import SavedTrack, Session, SessionState, SessionStore
 from gateway.watch.stream import STALL_S, SseWording, Stream, Wording
+from streams.protocol import wire
 from streams.protocol.access.keys import Key, KeyRing
 from streams.protocol.errors import (
     BoxNotFound,
@@ -47,7 +48,6 @@ from streams.protocol.errors import (
     Uncertain,
 )
 from streams.protocol.messages.replies import WatchedBox
-from streams.protocol.wire import framing as wire
 
 log = structlog.get_logger()
 

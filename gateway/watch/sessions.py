@@ -23,8 +23,8 @@ import msgspec
 from gateway.shards.dispatch import Dispatch
 from gateway.watch.merge import Merge, Track
 from gateway.watch.page import Encoding, Place
+from streams.protocol import wire
 from streams.protocol.errors import Busy, NotFound, SeqMismatch, ShardUnavailable, StreamsError
-from streams.protocol.wire import framing as wire
 
 SESSION_TTL_MS = 300_000
 _WID_BYTES = 18  # 144 random bits, 24 characters

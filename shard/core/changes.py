@@ -14,10 +14,10 @@ import msgspec
 from pyroaring import BitMap64
 
 from streams.protocol.messages.routers import Route, Router
-from streams.protocol.messages.streams import AccessToken, Basin, Stream
+from streams.protocol.messages.s2 import AccessToken, Basin, Stream
 from streams.protocol.model.boxes import BoxConfig
 from streams.protocol.model.records import Batch
-from streams.protocol.wire.packed import PackedHead
+from streams.protocol.payloads.packed import PackedHead
 
 
 class BoxCreated(msgspec.Struct, frozen=True):
@@ -323,7 +323,7 @@ class TxnHeld(msgspec.Struct, frozen=True, gc=False):
     chunk: int
     at_ms: int
     packed: PackedHead
-    #: The columns themselves (`streams/protocol/wire/packed.py`).
+    #: The columns themselves (`streams/protocol/payloads/packed.py`).
     body: bytes
     #: Id of the key that it belongs to; empty for a process of the server's own user; None when the log was
     #: written before transactions had owners.

@@ -33,7 +33,7 @@ from shard.core.transactions.unrendered import NotRendered
 from streams.protocol.errors import BoxNotFound, InvalidRequest, StreamsError, Throttled
 from streams.protocol.messages import commands, forwards
 from streams.protocol.messages.commands import Command, Reply
-from streams.protocol.messages.streams import AppendStream
+from streams.protocol.messages.s2 import AppendStream
 from streams.protocol.model.boxes import BoxConfig, BoxPatch, merge
 from streams.protocol.telemetry.reports import TallyReport
 

@@ -34,7 +34,7 @@ from shard.core.queues.move_lines import is_move
 from shard.storage.files import DiskLike
 from streams.protocol.access import key_limits
 from streams.protocol.errors import DiskFull
-from streams.protocol.messages import bulk, commands, forwards, queues, routers, streams
+from streams.protocol.messages import bulk, commands, forwards, queues, routers, s2
 from streams.protocol.telemetry.reports import DiskReport
 
 log = structlog.get_logger()
@@ -81,7 +81,7 @@ def _copies(command: forwards.Forward, box: Box | None) -> bool:
     return not is_move(command.head.origin) and _adds_records(command, box)
 
 
-def _appends_to_stream(command: streams.AppendStream, box: Box | None) -> bool:
+def _appends_to_stream(command: s2.AppendStream, box: Box | None) -> bool:
     """A record that trims or fences its stream is let in, alone."""
     only_commands = len(command.trims) + (command.fence is not None) >= len(command.tails)
     return not only_commands and _adds_records(command, box)
@@ -97,10 +97,10 @@ ADDS: Mapping[type, Callable[[Any, Box | None], bool]] = {
     queues.PlanRequeue: _always,
     queues.CommitGroup: _makes_group,
     bulk.TxnPut: _always,
-    streams.AppendStream: _appends_to_stream,
-    streams.PutStream: _always,
-    streams.PutBasin: _always,
-    streams.IssueToken: _always,
+    s2.AppendStream: _appends_to_stream,
+    s2.PutStream: _always,
+    s2.PutBasin: _always,
+    s2.IssueToken: _always,
 }
 
 #: Commands that change little and make room, or let work that is under way come to its end.
@@ -121,12 +121,12 @@ LOGGED = frozenset(
         queues.DeleteGroup,
         bulk.TxnCommit,
         bulk.TxnAbort,
-        streams.PatchBasin,
-        streams.DeleteBasin,
-        streams.DropBasin,
-        streams.PatchStream,
-        streams.DeleteStream,
-        streams.RevokeToken,
+        s2.PatchBasin,
+        s2.DeleteBasin,
+        s2.DropBasin,
+        s2.PatchStream,
+        s2.DeleteStream,
+        s2.RevokeToken,
     )
 )
 
@@ -159,14 +159,14 @@ UNLOGGED = frozenset(
         bulk.Locate,
         bulk.States,
         bulk.TxnList,
-        streams.GetStream,
-        streams.ListStreams,
-        streams.GetStreamTail,
-        streams.GetUsage,
-        streams.GetBasin,
-        streams.ListBasins,
-        streams.ListTokens,
-        streams.FindToken,
+        s2.GetStream,
+        s2.ListStreams,
+        s2.GetStreamTail,
+        s2.GetUsage,
+        s2.GetBasin,
+        s2.ListBasins,
+        s2.ListTokens,
+        s2.FindToken,
     )
 )
 

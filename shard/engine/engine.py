@@ -104,7 +104,7 @@ from streams.protocol.errors import StreamsError
 from streams.protocol.messages.bulk import TxnCommit
 from streams.protocol.messages.commands import Command
 from streams.protocol.messages.queues import ReleaseHolder
-from streams.protocol.messages.streams import AppendStream
+from streams.protocol.messages.s2 import AppendStream
 from streams.protocol.telemetry.reports import ObjectsReport
 
 log = structlog.get_logger()

@@ -37,7 +37,7 @@ from shard.core.routers.copy_sources import NOT_KNOWN, Origin
 from shard.core.routers.router_outbox import RouterOutbox, wanted_runs
 from shard.storage.segments.store import Name, SegmentStore
 from streams.protocol.messages.routers import Router, router_of
-from streams.protocol.messages.streams import Basin, BasinConfig
+from streams.protocol.messages.s2 import Basin, BasinConfig
 from streams.protocol.model.records import Batch
 
 T = TypeVar("T")

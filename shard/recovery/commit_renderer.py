@@ -23,7 +23,7 @@ from shard.core.transactions.commits import Commit, Step, render_step
 from shard.storage.frames import decode
 from shard.storage.wal import Wal
 from streams.protocol.model.records import Batch
-from streams.protocol.wire.packed import unpack_again
+from streams.protocol.payloads.packed import unpack_again
 
 #: What one step reads. With 64 boxes a batch gets some 2,000 records of 128 bytes.
 STEP_BYTES = 16 << 20

@@ -34,15 +34,15 @@ from shard.server.tickets import (
     Ticket,
     WaitingTicket,
 )
+from streams.protocol import wire
 from streams.protocol.errors import InvalidRequest, NotReady, ShuttingDown, StreamsError, Throttled
 from streams.protocol.messages import bulk_requests, requests
 from streams.protocol.messages.bulk import LOCAL, Caller
 from streams.protocol.messages.commands import Append, Command
-from streams.protocol.messages.streams import AppendStream
+from streams.protocol.messages.s2 import AppendStream
+from streams.protocol.payloads.appends import RecordLimits
 from streams.protocol.telemetry.pressure import THROTTLING
 from streams.protocol.telemetry.reports import ShardReport
-from streams.protocol.wire import framing as wire
-from streams.protocol.wire.appends import RecordLimits
 
 if TYPE_CHECKING:
     from shard.server.server import Server

@@ -5,7 +5,7 @@ Bounds: `REQUESTS_MAX` requests, and `BYTES_MAX` of them.
 
 from __future__ import annotations
 
-from streams.protocol.wire import framing as wire
+from streams.protocol import wire
 
 #: As many requests as a gateway has in flight on one link.
 REQUESTS_MAX = 20_000

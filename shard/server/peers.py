@@ -25,6 +25,7 @@ from time import monotonic
 import msgspec
 import structlog
 
+from streams.protocol import wire
 from streams.protocol.access.keys import Key, KeyRing
 from streams.protocol.access.rates import RequestRates
 from streams.protocol.errors import Busy, Throttled, Unauthorized
@@ -33,8 +34,7 @@ from streams.protocol.messages.commands import Append, Command
 from streams.protocol.messages.op_access import boxes_of, check_boxes, check_op
 from streams.protocol.messages.requests import decode_command
 from streams.protocol.model.slots import slot_of
-from streams.protocol.wire import framing as wire
-from streams.protocol.wire.appends import RecordLimits
+from streams.protocol.payloads.appends import RecordLimits
 
 log = structlog.get_logger()
 

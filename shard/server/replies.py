@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from shard.server.answer_pool import AnswerPool
-from streams.protocol.wire import framing as wire
+from streams.protocol import wire
 from streams.unsent import UnsentBuffers
 
 if TYPE_CHECKING:

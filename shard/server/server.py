@@ -30,9 +30,9 @@ from shard.server.recent_times import RecentTimes
 from shard.server.replies import Replies
 from shard.server.tickets import Ticket
 from streams.protocol.access.keys import Key
+from streams.protocol.payloads.appends import RecordLimits
 from streams.protocol.telemetry.pressure import THROTTLING, Thresholds
 from streams.protocol.telemetry.reports import ShardReport
-from streams.protocol.wire.appends import RecordLimits
 
 log = structlog.get_logger()
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from streams.protocol import wire
 from streams.protocol.errors import BoxNotFound, NotAQueue, StreamsError
 from streams.protocol.messages import requests
 from streams.protocol.messages.bulk import BoxResult, ColumnsPut
 from streams.protocol.messages.commands import Append, Appended, Page, Records, Reply
-from streams.protocol.wire import framing as wire
-from streams.protocol.wire.scans import Scanned
+from streams.protocol.payloads.scans import Scanned
 
 if TYPE_CHECKING:
     from shard.server.connection import Connection

@@ -40,7 +40,7 @@ from shard.storage.snapshot import Snapshots
 from shard.storage.sources import FileSource
 from shard.storage.wal import FILE_BYTES, FrameParts, Wal
 from streams.protocol.messages.routers import Router
-from streams.protocol.messages.streams import AccessToken, Basin
+from streams.protocol.messages.s2 import AccessToken, Basin
 from streams.protocol.model.records import Batch
 
 #: Frames are written to the log in groups of about this: one system call each, and little held twice.

@@ -36,9 +36,9 @@ from shard.storage.files import DiskLike, remove_tree
 from shard.storage.retention import Pins, names_in
 from shard.transfer.boxes import Parts, ShardBuilder, begin_parts, end_parts, servers_of
 from shard.transfer.move_hold import MoveHold
+from streams.protocol import wire
 from streams.protocol.errors import InvalidRequest, NotFound, ShuttingDown, StreamsError, Throttled
 from streams.protocol.model.names import shown
-from streams.protocol.wire import framing as wire
 
 log = structlog.get_logger()
 

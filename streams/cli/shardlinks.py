@@ -12,8 +12,8 @@ from typing import Any, Final
 import msgspec
 
 from gateway.shards.unix_sockets import connectable_path
+from streams.protocol import wire
 from streams.protocol.errors import BY_CODE, Busy, Refused, ShardUnavailable, StreamsError
-from streams.protocol.wire import framing as wire
 
 #: A shard writes down what is not in segments before it answers: up to half a gigabyte.
 _TIMEOUT_S: Final = 600.0

@@ -15,7 +15,7 @@ from streams.direct.runs import Run, ScanPage
 from streams.direct.shards import Shards
 from streams.direct.writer import ShardWriter
 from streams.protocol.messages.bulk import BoxPosition, BoxResult, Committed, Held, Mark, Put, Txn, TxnState
-from streams.protocol.wire.packed import Packed, pack
+from streams.protocol.payloads.packed import Packed, pack
 
 __all__ = [
     "BoxPosition",

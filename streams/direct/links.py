@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from typing import Final
 
 from streams.client.errors import AnswerLost, Unreachable, class_of
+from streams.protocol import wire
 from streams.protocol.errors import Busy, Refused, StreamsError, Uncertain
 from streams.protocol.messages.requests import failure_decoder
-from streams.protocol.wire import framing as wire
-from streams.protocol.wire.packed import Buffer
+from streams.protocol.payloads.packed import Buffer
 
 CONNECT_S: Final = 5.0
 #: As a gateway waits.

@@ -17,10 +17,10 @@ import msgspec
 
 from streams.direct.links import Link
 from streams.direct.shards import Shards, encode_put
+from streams.protocol import wire
 from streams.protocol.errors import Busy, Uncertain
 from streams.protocol.messages.bulk import Put, Txn
-from streams.protocol.wire import framing as wire
-from streams.protocol.wire.packed import Packed
+from streams.protocol.payloads.packed import Packed
 
 
 class _OnTheWay(NamedTuple):

@@ -9,7 +9,7 @@ from operator import add
 import msgspec
 
 from streams.client.answers import Tombstone
-from streams.protocol.wire.scans import RunHead, scan_page_head_decoder
+from streams.protocol.payloads.scans import RunHead, scan_page_head_decoder
 
 
 class Run(RunHead, gc=False):

@@ -16,13 +16,13 @@ import msgspec
 from streams.client.retry import Retry
 from streams.direct.runs import ScanPage, read_page
 from streams.direct.ways import Access, Closing, Ways
+from streams.protocol import wire
 from streams.protocol.messages import bulk
 from streams.protocol.messages.bulk import BoxPosition, BoxResult, Committed, Put, Txn, TxnState
 from streams.protocol.messages.server_replies import Placement
 from streams.protocol.model.names import check_readable_name
-from streams.protocol.wire import framing as wire
-from streams.protocol.wire import scans
-from streams.protocol.wire.packed import Buffer, Packed
+from streams.protocol.payloads import scans
+from streams.protocol.payloads.packed import Buffer, Packed
 
 T = TypeVar("T")
 

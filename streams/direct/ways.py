@@ -24,11 +24,11 @@ from streams.client.attempts import Attempts
 from streams.client.errors import Unreachable
 from streams.client.retry import Retry
 from streams.direct.links import Link, Moved
+from streams.protocol import wire
 from streams.protocol.errors import Busy, StreamsError
 from streams.protocol.messages.server_replies import Placement
 from streams.protocol.model.slots import slot_of
-from streams.protocol.wire import framing as wire
-from streams.protocol.wire.packed import Buffer
+from streams.protocol.payloads.packed import Buffer
 
 T = TypeVar("T")
 

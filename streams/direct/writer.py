@@ -19,12 +19,12 @@ from streams.client.options import ProducerBounds, WriteFields
 from streams.client.retry import Retry
 from streams.direct.shards import Shards
 from streams.direct.ways import Access, Closing
+from streams.protocol import wire
 from streams.protocol.errors import BoxNotFound
 from streams.protocol.messages.bulk import BoxResult
 from streams.protocol.messages.replies import Appended, BoxState
 from streams.protocol.model.names import check_box_name
-from streams.protocol.wire import framing as wire
-from streams.protocol.wire.packed import Packed
+from streams.protocol.payloads.packed import Packed
 
 
 class ShardWriter(Closing):

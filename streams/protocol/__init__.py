@@ -1,8 +1,9 @@
-"""What a client, a gateway and a shard agree on. Pure. Each folder imports only those below it.
+"""The protocol of clients, gateways and shards. Pure. Each folder imports only those below it.
 
 messages     commands and replies: what they say, how a request is read, how a reply is written
-telemetry    what processes report of themselves, and how they measure it
-wire         bytes between processes: framing, packed columns, scans, the JSON of an append
+telemetry    reports of processes about themselves, and how they measure
+wire         messages on a connection: header, head, body; the number of each op
+payloads     bodies of messages: the JSON of an append, packed columns, scans
 access       keys, what they allow, and their limits
 model        names, boxes, records and batches
 errors       every error, by what the client does about it

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from streams.direct import Run
 from streams.protocol.errors import InvalidRequest
 from streams.protocol.model.names import check_box_name
-from streams.protocol.wire.packed import Buffer, Packed
+from streams.protocol.payloads.packed import Buffer, Packed
 from streams.spark.gaps import Gap
 
 #: Records of one box in one message: the limit of an append.

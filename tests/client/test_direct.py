@@ -19,11 +19,11 @@ from streams.client.errors import AnswerLost, Unreachable
 from streams.client.retry import NEVER, Retry
 from streams.direct import Moved, pack
 from streams.direct import Shards as BulkShards
+from streams.protocol import wire
 from streams.protocol.errors import BoxNotFound, InvalidRequest, SeqMismatch
 from streams.protocol.messages.requests import encode_failure
 from streams.protocol.messages.server_replies import Placement
 from streams.protocol.model.slots import SLOTS, slot_of
-from streams.protocol.wire import framing as wire
 from streams.testing import Server, running_server
 from tests.support.crashing import eventually
 

@@ -22,15 +22,15 @@ from streams.client.errors import Unreachable
 from streams.client.retry import Retry
 from streams.config import ConfigError, check_may_serve, load
 from streams.direct import Shards, ShardWriter
+from streams.protocol import wire
 from streams.protocol.access.grants import ALL, READ, WRITE, Grant, words
 from streams.protocol.errors import Forbidden, Unauthorized
 from streams.protocol.messages import bulk, op_access
 from streams.protocol.messages.requests import failure_decoder
 from streams.protocol.messages.server_replies import Placement
 from streams.protocol.model.slots import slot_of
-from streams.protocol.wire import framing as wire
-from streams.protocol.wire.packed import pack
-from streams.protocol.wire.scans import ScanHead
+from streams.protocol.payloads.packed import pack
+from streams.protocol.payloads.scans import ScanHead
 from streams.testing import Server, running_server
 from tests.support.crashing import eventually
 

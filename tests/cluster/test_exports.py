@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from streams.cli.shardlinks import Exported, ShardLink
+from streams.protocol import wire
 from streams.protocol.errors import Busy, NotFound, ShardUnavailable
-from streams.protocol.wire import framing as wire
 from streams.testing import Server, running_server
 from tests.support.crashing import Client, eventually
 from tests.support.sealed import wait_for_segments

@@ -31,10 +31,10 @@ from shard.storage.files import Disk
 from shard.storage.segments.store import SegmentStore
 from shard.storage.snapshot import Snapshots
 from shard.storage.wal import Wal
+from streams.protocol import wire
 from streams.protocol.errors import OutcomeUnknown, ShardUnavailable
 from streams.protocol.messages.commands import Append
-from streams.protocol.wire import framing as wire
-from streams.protocol.wire.appends import RecordLimits, parse_append
+from streams.protocol.payloads.appends import RecordLimits, parse_append
 from streams.testing import Server, running_server
 from tests.support.crashing import Client, Writer, box_on, check_box, eventually
 

@@ -16,9 +16,9 @@ import msgspec
 import pytest
 
 from gateway.shards.unix_sockets import connectable_path
+from streams.protocol import wire
 from streams.protocol.messages import forwards, routers
 from streams.protocol.messages.routers import Route
-from streams.protocol.wire import framing as wire
 from streams.testing import Server, running_server
 from tests.support.crashing import Client, Lost, box_on, eventually
 

@@ -23,7 +23,7 @@ import pytest
 
 from loadtests.generator import connect_unix
 from loadtests.machine import resident_bytes
-from streams.protocol.wire import framing as wire
+from streams.protocol import wire
 from streams.testing import Server, running_server
 from tests.cluster.test_damage import log_lines
 from tests.support.crashing import Client, eventually

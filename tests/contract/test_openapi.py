@@ -30,7 +30,7 @@ from gateway.api.openapi import document
 from gateway.api.operations import _LINES, EVENT_STREAM, OPERATIONS
 from gateway.requests.errors import ELSEWHERE, STATUS_OF
 from streams.protocol.messages.bodies import NewRecord
-from streams.protocol.wire.appends import _FullRecord
+from streams.protocol.payloads.appends import _FullRecord
 from tests.contract.conftest import NO_TLS
 from tests.contract.test_auth import routes
 

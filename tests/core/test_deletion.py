@@ -23,7 +23,7 @@ from shard.core.boxes.upkeep import SealPolicy
 from shard.core.outcome import Outcome
 from streams.protocol.errors import BoxNotFound
 from streams.protocol.messages import bulk, commands, queues
-from streams.protocol.wire.packed import pack
+from streams.protocol.payloads.packed import pack
 from tests.support import machines
 from tests.support.machines import Driver, facts_of, live_texts, put_of, sampled
 

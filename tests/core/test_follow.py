@@ -12,8 +12,8 @@ from shard.core.watch.pages import durable_seq
 from streams.protocol.errors import BoxNotFound, InvalidRequest
 from streams.protocol.messages import commands, requests
 from streams.protocol.messages.commands import Follow, Page
-from streams.protocol.wire.appends import RecordLimits
-from streams.protocol.wire.framing import OP_FOLLOW, FollowHead, head_encoder
+from streams.protocol.payloads.appends import RecordLimits
+from streams.protocol.wire import OP_FOLLOW, FollowHead, head_encoder
 from tests.support.machines import Driver, seqs_of
 
 WAIT_MS = 1_000

@@ -16,6 +16,7 @@ from shard.core.routers import copy_sources as origins
 from shard.core.routers import outbox
 from shard.core.routers.outbox import Load, Outbox
 from shard.core.routers.router_outbox import RouterOutbox
+from streams.protocol import wire
 from streams.protocol.errors import (
     BoxFull,
     BoxNotFound,
@@ -28,8 +29,7 @@ from streams.protocol.messages import commands, forwards
 from streams.protocol.messages.forwards import Carried, Collect, Forward, Forwarded, ForwardHead
 from streams.protocol.messages.requests import decode_command
 from streams.protocol.model.matches import Match
-from streams.protocol.wire import framing as wire
-from streams.protocol.wire.appends import RecordLimits
+from streams.protocol.payloads.appends import RecordLimits
 from tests.support.carrying import ORIGIN, bring, carry_all, collect, copies, forward_of, tie
 from tests.support.machines import Driver, patch, records_of
 

@@ -8,7 +8,7 @@ from shard.core.boxes import pages as pages_module
 from streams.protocol.errors import BoxNotFound, InvalidRequest, NotFound
 from streams.protocol.messages import commands
 from streams.protocol.messages.commands import Match, Tombstone
-from streams.protocol.wire.appends import RecordLimits, parse_append
+from streams.protocol.payloads.appends import RecordLimits, parse_append
 from tests.support.machines import Driver, records_of, seqs_of
 
 

@@ -10,7 +10,7 @@ import pytest
 from shard.core.machine import Machine
 from streams.protocol.errors import BoxNotFound, FencingTokenMismatch
 from streams.protocol.messages import bulk, commands, queues
-from streams.protocol.wire.packed import pack
+from streams.protocol.payloads.packed import pack
 from tests.support.machines import Driver, facts_of, put_of, records_of
 
 

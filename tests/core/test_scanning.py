@@ -12,10 +12,10 @@ import pytest
 
 from streams.direct.runs import Run, ScanPage, read_page
 from streams.protocol.errors import BoxNotFound
-from streams.protocol.messages import bulk, commands, streams
+from streams.protocol.messages import bulk, commands, s2
 from streams.protocol.model import sequenced
-from streams.protocol.wire import scans
-from streams.protocol.wire.scans import Scanned
+from streams.protocol.payloads import scans
+from streams.protocol.payloads.scans import Scanned
 from tests.support.machines import SWEEP_FACTOR, Driver, random_history, records_of
 
 
@@ -221,13 +221,11 @@ def test_a_page_of_a_scan_has_one_record_at_least(driver: Driver) -> None:
 def test_records_of_a_stream_are_scanned_as_diffs_show_them(driver: Driver, max_bytes: int) -> None:
     """Whatever their bytes look like: one batch says `"meta":`, and is long and regular otherwise."""
     box = "the-basin/a/stream"
-    driver.ask(
-        streams.PutStream(box=box, basin_number=1, asked=streams.Spec(), defaults=streams.Spec(), cipher=None)
-    )
+    driver.ask(s2.PutStream(box=box, basin_number=1, asked=s2.Spec(), defaults=s2.Spec(), cipher=None))
     tails = [sequenced.tail_of([], b'{"$seq":1,"meta":%d}' % number) for number in range(40)]
     tails[7] = sequenced.tail_of([(b"h", b"\xff")], b"\0")
     for given in (tails, tails[:1], [b""]):
-        driver.ask(streams.AppendStream(box=box, tails=given))
+        driver.ask(s2.AppendStream(box=box, tails=given))
     scanned, gaps = scan_all(driver, box, max_bytes)
     assert (scanned, gaps) == read_all(driver, box)
     assert len(scanned) == 42

@@ -8,11 +8,11 @@ import pytest
 from shard.core.machine import Machine
 from shard.core.watch import sessions as module
 from shard.core.watch.sessions import Sessions
+from streams.protocol import wire
 from streams.protocol.errors import Forbidden, NotFound, SeqMismatch, ShardUnavailable, Throttled
 from streams.protocol.messages import requests
 from streams.protocol.messages.commands import KeepSession, PutSession, SessionKept, TakeSession
-from streams.protocol.wire import framing as wire
-from streams.protocol.wire.appends import RecordLimits
+from streams.protocol.payloads.appends import RecordLimits
 from tests.support.machines import Driver
 
 TTL_MS = 100

@@ -26,9 +26,9 @@ from streams.protocol.errors import (
     StreamNotFound,
     Throttled,
 )
-from streams.protocol.messages import commands, streams
+from streams.protocol.messages import commands, s2
 from streams.protocol.messages.commands import ReadStream
-from streams.protocol.messages.streams import Spec, SpecPatch
+from streams.protocol.messages.s2 import Spec, SpecPatch
 from streams.protocol.model import sequenced
 from tests.support.machines import Driver
 
@@ -36,27 +36,27 @@ BOX = "the-basin/a/stream"
 NOW = 1_700_000_000_000
 
 
-def put(driver: Driver, box: str = BOX, **options: Any) -> streams.StreamPut:
+def put(driver: Driver, box: str = BOX, **options: Any) -> s2.StreamPut:
     fields: dict[str, Any] = {"basin_number": 1, "asked": Spec(), "defaults": Spec(), **options}
-    reply = driver.ask(streams.PutStream(box=box, **fields))
-    assert isinstance(reply, streams.StreamPut)
+    reply = driver.ask(s2.PutStream(box=box, **fields))
+    assert isinstance(reply, s2.StreamPut)
     return reply
 
 
-def write(*bodies: bytes, box: str = BOX, **options: Any) -> streams.AppendStream:
-    return streams.AppendStream(box=box, tails=[sequenced.tail_of([], body) for body in bodies], **options)
+def write(*bodies: bytes, box: str = BOX, **options: Any) -> s2.AppendStream:
+    return s2.AppendStream(box=box, tails=[sequenced.tail_of([], body) for body in bodies], **options)
 
 
-def append(driver: Driver, *bodies: bytes, **options: Any) -> streams.StreamAppended:
+def append(driver: Driver, *bodies: bytes, **options: Any) -> s2.StreamAppended:
     reply = driver.ask(write(*bodies, **options))
-    assert isinstance(reply, streams.StreamAppended)
+    assert isinstance(reply, s2.StreamAppended)
     return reply
 
 
-def read(driver: Driver, from_seq: int = 0, **options: Any) -> streams.StreamRecords:
+def read(driver: Driver, from_seq: int = 0, **options: Any) -> s2.StreamRecords:
     fields: dict[str, Any] = {"limit": 1000, "may_follow": True, **options}
     reply = driver.ask(ReadStream(box=BOX, from_seq=from_seq, **fields))
-    assert isinstance(reply, streams.StreamRecords)
+    assert isinstance(reply, s2.StreamRecords)
     return reply
 
 
@@ -65,7 +65,7 @@ def numbers(driver: Driver, from_seq: int = 0, **options: Any) -> list[int]:
 
 
 def tail(driver: Driver) -> tuple[int, int]:
-    found = driver.ask(streams.GetStreamTail(BOX))
+    found = driver.ask(s2.GetStreamTail(BOX))
     return found.seq_num, found.timestamp
 
 
@@ -90,9 +90,9 @@ def restarted(driver: Driver) -> list[Driver]:
 def test_numbers_begin_at_0_and_the_tail_is_the_next_one(driver: Driver) -> None:
     assert tail(driver) == (0, 0)
     ack = append(driver, b"a", b"b")
-    assert ack == streams.StreamAppended(0, NOW, 2, NOW)
+    assert ack == s2.StreamAppended(0, NOW, 2, NOW)
     driver.now_ms += 5
-    assert append(driver, b"c") == streams.StreamAppended(2, NOW + 5, 3, NOW + 5)
+    assert append(driver, b"c") == s2.StreamAppended(2, NOW + 5, 3, NOW + 5)
     assert tail(driver) == (3, NOW + 5)
     found = list(sequenced.records_of(read(driver).records))
     assert [(record.seq_num, record.timestamp, record.body) for record in found] == [
@@ -112,7 +112,7 @@ def test_an_ack_and_what_is_read_wait_for_the_disk(driver: Driver) -> None:
 
 def read_nothing(driver: Driver) -> bool:
     outcome = driver.do(ReadStream(box=BOX, may_follow=True))
-    assert isinstance(outcome.reply, streams.StreamRecords)
+    assert isinstance(outcome.reply, s2.StreamRecords)
     return not outcome.reply.records and outcome.reply.tail_seq_num == 0
 
 
@@ -127,12 +127,12 @@ def test_times_follow_the_mode_and_never_go_back(driver: Driver) -> None:
     assert append(driver, b"a", b"b", times=[5, None]).end_ts == NOW
     assert append(driver, b"c", times=[7]).end_ts == NOW
     assert append(driver, b"d", times=[NOW + 99]).end_ts == NOW
-    driver.ask(streams.PatchStream(BOX, SpecPatch(uncapped=True), Spec()))
+    driver.ask(s2.PatchStream(BOX, SpecPatch(uncapped=True), Spec()))
     assert append(driver, b"e", times=[NOW + 99]).end_ts == NOW + 99
-    driver.ask(streams.PatchStream(BOX, SpecPatch(mode="client-require"), Spec()))
+    driver.ask(s2.PatchStream(BOX, SpecPatch(mode="client-require"), Spec()))
     with pytest.raises(InvalidRequest, match="timestamp"):
         append(driver, b"f")
-    driver.ask(streams.PatchStream(BOX, SpecPatch(mode="arrival"), Spec()))
+    driver.ask(s2.PatchStream(BOX, SpecPatch(mode="arrival"), Spec()))
     assert append(driver, b"g", times=[1]).end_ts == NOW + 99
 
 
@@ -241,7 +241,7 @@ def test_limits_are_exact_in_metered_bytes_over_many_batches(driver: Driver) -> 
 
 
 def test_limits_are_exact_where_times_are_small(driver: Driver) -> None:
-    driver.ask(streams.PatchStream(BOX, SpecPatch(mode="client-require"), Spec()))
+    driver.ask(s2.PatchStream(BOX, SpecPatch(mode="client-require"), Spec()))
     append(driver, b"", b"", b"", times=[0, 0, 1])
     assert numbers(driver, max_bytes=16) == [0, 1]
 
@@ -324,7 +324,7 @@ def test_a_reader_learns_of_a_trim_when_it_is_durable_and_not_before(driver: Dri
     append(driver, b"a", b"b")
     driver.machine.handle(write(b"t", trims=((0, 2),)), driver.now_ms)
     outcome = driver.machine.handle(ReadStream(box=BOX, limit=10, may_follow=True), driver.now_ms)
-    assert isinstance(outcome.reply, streams.StreamRecords) and not outcome.reply.records
+    assert isinstance(outcome.reply, s2.StreamRecords) and not outcome.reply.records
     assert outcome.waits_for_lsn > driver.machine.durable_lsn, "a power cut now would bring the records back"
     driver.sync()
     outcome = driver.machine.handle(ReadStream(box=BOX, limit=10, may_follow=True), driver.now_ms)
@@ -332,7 +332,7 @@ def test_a_reader_learns_of_a_trim_when_it_is_durable_and_not_before(driver: Dri
 
 
 def test_records_expire_by_when_they_were_written(driver: Driver) -> None:
-    driver.ask(streams.PatchStream(BOX, SpecPatch(age_secs=10, uncapped=True), Spec()))
+    driver.ask(s2.PatchStream(BOX, SpecPatch(age_secs=10, uncapped=True), Spec()))
     append(driver, b"a", times=[5])  # old by its own word, and new
     driver.now_ms += 6_000
     append(driver, b"b", times=[NOW + 10**9])
@@ -348,7 +348,7 @@ def test_records_expire_by_when_they_were_written(driver: Driver) -> None:
 
 
 def test_records_that_are_sealed_expire_too(driver: Driver) -> None:
-    driver.ask(streams.PatchStream(BOX, SpecPatch(age_secs=10), Spec()))
+    driver.ask(s2.PatchStream(BOX, SpecPatch(age_secs=10), Spec()))
     append(driver, b"a", b"b")
     driver.seal(BOX)
     driver.forget()
@@ -358,7 +358,7 @@ def test_records_that_are_sealed_expire_too(driver: Driver) -> None:
 
 
 def test_records_are_kept_for_ever_where_the_config_says_so(driver: Driver) -> None:
-    driver.ask(streams.PatchStream(BOX, SpecPatch(age_secs=0), Spec()))
+    driver.ask(s2.PatchStream(BOX, SpecPatch(age_secs=0), Spec()))
     append(driver, b"a")
     driver.now_ms += 10**12
     driver.tick()
@@ -367,20 +367,20 @@ def test_records_are_kept_for_ever_where_the_config_says_so(driver: Driver) -> N
 
 def test_marks_of_time_stay_few(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_module, "_MARKS_MAX", 8)
-    driver.ask(streams.PatchStream(BOX, SpecPatch(age_secs=0), Spec()))
+    driver.ask(s2.PatchStream(BOX, SpecPatch(age_secs=0), Spec()))
     for index in range(40):
         append(driver, b"a")
         driver.now_ms += 30_000 if index != 20 else -90_000  # a clock that is set back does no harm
     box = driver.machine.boxes[BOX]
     assert box.stream is not None and 2 <= len(box.stream.last_seqs) <= 8
     driver.now_ms = NOW + 10**7
-    driver.ask(streams.PatchStream(BOX, SpecPatch(age_secs=1), Spec()))
+    driver.ask(s2.PatchStream(BOX, SpecPatch(age_secs=1), Spec()))
     driver.tick()
     assert numbers(driver) == []
 
 
 def test_an_empty_stream_is_deleted_when_its_config_says_so(driver: Driver) -> None:
-    driver.ask(streams.PatchStream(BOX, SpecPatch(age_secs=10, min_age_secs=5), Spec()))
+    driver.ask(s2.PatchStream(BOX, SpecPatch(age_secs=10, min_age_secs=5), Spec()))
     append(driver, b"a")
     driver.now_ms += 10_001
     driver.tick()
@@ -392,7 +392,7 @@ def test_an_empty_stream_is_deleted_when_its_config_says_so(driver: Driver) -> N
 
 
 def test_a_stream_that_is_cut_off_goes_on_from_there(driver: Driver) -> None:
-    driver.ask(streams.PatchStream(BOX, SpecPatch(age_secs=1000), Spec()))
+    driver.ask(s2.PatchStream(BOX, SpecPatch(age_secs=1000), Spec()))
     for _ in range(4):
         append(driver, b"a", b"b")
         driver.now_ms += 10_000
@@ -406,7 +406,7 @@ def test_a_stream_that_is_cut_off_goes_on_from_there(driver: Driver) -> None:
         assert max([*box.stream.last_seqs, 0]) <= seq
         assert all(trim.seq <= seq + 1 for trim in box.stream.trims)
     reply = driver.machine.handle(write(b"c"), driver.now_ms).reply
-    assert isinstance(reply, streams.StreamAppended) and reply.start_seq_num == 5
+    assert isinstance(reply, s2.StreamAppended) and reply.start_seq_num == 5
     box.stream.check(box.log.earliest_seq)
 
 
@@ -435,41 +435,41 @@ def test_ensuring_compares_what_the_config_comes_to(driver: Driver) -> None:
     assert put(driver, ensures=True, asked=Spec(age_secs=5), may_update=False).result == "noop"
     with pytest.raises(Forbidden):
         put(driver, ensures=True, asked=Spec(age_secs=6), may_update=False)
-    assert driver.ask(streams.GetStream(BOX)).stream.spec.age_secs == 5
+    assert driver.ask(s2.GetStream(BOX)).stream.spec.age_secs == 5
 
 
 def test_what_a_patch_takes_back_is_the_default_again(driver: Driver) -> None:
     defaults = Spec(age_secs=99)
-    changed = driver.ask(streams.PatchStream(BOX, SpecPatch(age_secs=5, uncapped=True), defaults))
+    changed = driver.ask(s2.PatchStream(BOX, SpecPatch(age_secs=5, uncapped=True), defaults))
     assert (changed.stream.spec.age_secs, changed.stream.spec.uncapped) == (5, True)
-    back = driver.ask(streams.PatchStream(BOX, SpecPatch(age_secs=None), defaults))
+    back = driver.ask(s2.PatchStream(BOX, SpecPatch(age_secs=None), defaults))
     assert (back.stream.spec.age_secs, back.stream.spec.uncapped) == (99, True)
-    assert driver.do(streams.PatchStream(BOX, SpecPatch(), defaults)).changes == []
+    assert driver.do(s2.PatchStream(BOX, SpecPatch(), defaults)).changes == []
 
 
 def test_a_stream_is_seen_as_deleted_before_it_is_gone(driver: Driver) -> None:
     append(driver, b"a", fence="x")
-    outcome = driver.do(streams.DeleteStream(BOX))
+    outcome = driver.do(s2.DeleteStream(BOX))
     assert outcome.wakes == (BOX,)
     driver.sync()
-    again = driver.ask(streams.DeleteStream(BOX))
+    again = driver.ask(s2.DeleteStream(BOX))
     assert again.stream.deleted_ms == NOW
-    asked: list[streams.StreamAsked | streams.AppendStream | ReadStream] = [
-        streams.GetStream(BOX),
-        streams.GetStreamTail(BOX),
-        streams.PatchStream(BOX, SpecPatch(), Spec()),
-        streams.PutStream(box=BOX, basin_number=1, asked=Spec(), defaults=Spec(), ensures=True),
+    asked: list[s2.StreamAsked | s2.AppendStream | ReadStream] = [
+        s2.GetStream(BOX),
+        s2.GetStreamTail(BOX),
+        s2.PatchStream(BOX, SpecPatch(), Spec()),
+        s2.PutStream(box=BOX, basin_number=1, asked=Spec(), defaults=Spec(), ensures=True),
         write(b"b"),
         ReadStream(box=BOX),
     ]
     for command in asked:
         with pytest.raises(StreamDeletionPending):
             driver.ask(command)
-    assert [name for name, _ in driver.ask(streams.ListStreams("the-basin/")).streams] == [BOX]
+    assert [name for name, _ in driver.ask(s2.ListStreams("the-basin/")).streams] == [BOX]
     for survivor in restarted(driver):
         survivor.now_ms += 99  # it is gone within 100 ms
         survivor.tick()
-        for command in (*asked[:3], *asked[4:], streams.DeleteStream(BOX)):
+        for command in (*asked[:3], *asked[4:], s2.DeleteStream(BOX)):
             with pytest.raises(StreamNotFound):
                 survivor.ask(command)
         put(survivor)
@@ -479,11 +479,11 @@ def test_a_stream_is_seen_as_deleted_before_it_is_gone(driver: Driver) -> None:
 def test_a_remnant_of_another_basin_is_not_taken_for_a_stream_of_this_one(driver: Driver) -> None:
     with pytest.raises(StreamDeletionPending):
         put(driver, basin_number=2, ensures=True)
-    driver.ask(streams.DeleteStream(BOX, 2))
-    assert driver.ask(streams.GetStream(BOX)).stream.deleted_ms == 0
-    driver.ask(streams.DeleteStream(BOX, 1))
+    driver.ask(s2.DeleteStream(BOX, 2))
+    assert driver.ask(s2.GetStream(BOX)).stream.deleted_ms == 0
+    driver.ask(s2.DeleteStream(BOX, 1))
     with pytest.raises(StreamDeletionPending):
-        driver.ask(streams.GetStream(BOX))
+        driver.ask(s2.GetStream(BOX))
 
 
 def test_streams_count_as_boxes_where_there_is_a_limit() -> None:
@@ -508,18 +508,18 @@ def test_a_list_has_streams_alone_in_order_and_says_how_far_it_looked(
     found: list[str] = []
     after = ""
     for _ in range(10):
-        page = driver.ask(streams.ListStreams("", after, 2))
+        page = driver.ask(s2.ListStreams("", after, 2))
         found += [name for name, _ in page.streams]
         after = page.after
         if not after:
             break
     assert found == [BOX, *names, "zzz-basin/a"]
-    inside = driver.ask(streams.ListStreams("the-basin/", "the-basin/b"))
+    inside = driver.ask(s2.ListStreams("the-basin/", "the-basin/b"))
     assert ([name for name, _ in inside.streams], inside.after) == (names[1:], "")
     with pytest.raises(StreamNotFound):
-        driver.ask(streams.GetStream("the-box-1"))
+        driver.ask(s2.GetStream("the-box-1"))
     with pytest.raises(StreamNotFound):
-        driver.ask(streams.DeleteStream("the-box-1"))
+        driver.ask(s2.DeleteStream("the-box-1"))
 
 
 def test_usage_is_that_of_what_can_be_read(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -536,8 +536,8 @@ def test_usage_is_that_of_what_can_be_read(driver: Driver, monkeypatch: pytest.M
     def usage(prefix: str) -> tuple[int, int, int]:
         after, total = "", (0, 0, 0)
         while True:
-            outcome = driver.do(streams.GetUsage(prefix, after))
-            assert isinstance(outcome.reply, streams.StreamUsage) and outcome.waits_for_lsn == 0
+            outcome = driver.do(s2.GetUsage(prefix, after))
+            assert isinstance(outcome.reply, s2.StreamUsage) and outcome.waits_for_lsn == 0
             found = outcome.reply
             total = (total[0] + found.streams, total[1] + found.records, total[2] + found.bytes)
             after = found.after
@@ -547,7 +547,7 @@ def test_usage_is_that_of_what_can_be_read(driver: Driver, monkeypatch: pytest.M
     assert usage("the-basin/") == (3, 3, sum(sizes))
     assert usage("") == (4, 3, sum(sizes))
     assert usage("nobody/") == (0, 0, 0)
-    assert driver.do(streams.GetUsage(BOX, "", True)).reply == streams.StreamUsage(1, 2, sizes[0])
+    assert driver.do(s2.GetUsage(BOX, "", True)).reply == s2.StreamUsage(1, 2, sizes[0])
 
 
 # -- the view of /v0
@@ -555,7 +555,7 @@ def test_usage_is_that_of_what_can_be_read(driver: Driver, monkeypatch: pytest.M
 
 def test_a_stream_reads_as_a_box_with_base64_in_it(driver: Driver) -> None:
     tails = [sequenced.tail_of([(b"k", b"\xff")], b"hi"), sequenced.sealed_tail(b"???", size=12)]
-    driver.ask(streams.AppendStream(box=BOX, tails=tails))
+    driver.ask(s2.AppendStream(box=BOX, tails=tails))
     found = driver.read(box=BOX)
     assert found.records == (
         b'{"$seq":1,"$ts":%d,"meta":{"headers":[["aw==","/w=="]]},"data":"aGk="},'
@@ -575,7 +575,7 @@ def test_trims_ages_and_deletions_are_in_time_after_a_restart_with_a_clock_that_
     append(driver, b"a", b"b")
     append(driver, b"c", trims=((0, 1),))
     put(driver, "the-basin/gone")
-    driver.ask(streams.DeleteStream("the-basin/gone"))
+    driver.ask(s2.DeleteStream("the-basin/gone"))
     for again in (driver.reborn(), driver.reborn(state=driver.machine.snapshot())):
         again.now_ms -= 3_600_000
         again.start("boot")

@@ -8,8 +8,8 @@ import pytest
 
 from shard.core.s2 import tokens as tokens_module
 from streams.protocol.errors import AccessTokenNotFound, ResourceAlreadyExists, Throttled
-from streams.protocol.messages import streams
-from streams.protocol.messages.streams import AccessToken, NameSet
+from streams.protocol.messages import s2
+from streams.protocol.messages.s2 import AccessToken, NameSet
 from tests.support.machines import Driver
 
 
@@ -22,18 +22,18 @@ def driver() -> Driver:
 
 def issue(driver: Driver, id: str, **fields: Any) -> AccessToken:
     token = AccessToken(id=id, **{"digest": f"digest of {id}", **fields})
-    driver.ask(streams.IssueToken(token))
+    driver.ask(s2.IssueToken(token))
     return token
 
 
-def found(driver: Driver, id: str) -> streams.TokenFound:
-    reply = driver.ask(streams.FindToken(f"digest of {id}"))
-    assert isinstance(reply, streams.TokenFound)
+def found(driver: Driver, id: str) -> s2.TokenFound:
+    reply = driver.ask(s2.FindToken(f"digest of {id}"))
+    assert isinstance(reply, s2.TokenFound)
     return reply
 
 
 def listed(driver: Driver, *asked: Any) -> tuple[list[str], bool]:
-    page = driver.ask(streams.ListTokens(*asked))
+    page = driver.ask(s2.ListTokens(*asked))
     return [token.id for token in page.tokens], page.more
 
 
@@ -47,10 +47,10 @@ def test_a_token_is_found_by_its_digest_until_it_is_revoked(driver: Driver) -> N
         driver.reborn(state=driver.machine.snapshot()),
     ):
         assert found(survivor, "a").token == token
-        assert survivor.ask(streams.RevokeToken("a")).token == token
-        assert found(survivor, "a") == streams.TokenFound(None, False)
+        assert survivor.ask(s2.RevokeToken("a")).token == token
+        assert found(survivor, "a") == s2.TokenFound(None, False)
         with pytest.raises(AccessTokenNotFound):
-            survivor.ask(streams.RevokeToken("a"))
+            survivor.ask(s2.RevokeToken("a"))
 
 
 def test_a_token_that_has_expired_is_not_there(driver: Driver) -> None:
@@ -58,10 +58,10 @@ def test_a_token_that_has_expired_is_not_there(driver: Driver) -> None:
     driver.now_ms = 1_999
     assert found(driver, "a").token is not None
     driver.now_ms = 2_000
-    assert found(driver, "a") == streams.TokenFound(None, True)
+    assert found(driver, "a") == s2.TokenFound(None, True)
     assert listed(driver) == ([], False)
     with pytest.raises(AccessTokenNotFound):
-        driver.ask(streams.RevokeToken("a"))
+        driver.ask(s2.RevokeToken("a"))
     issue(driver, "a", digest="another")
     assert listed(driver) == (["a"], False)
     assert found(driver, "a").is_known is False
@@ -90,9 +90,9 @@ def test_there_is_a_limit_that_expired_tokens_do_not_count_for(
 
 def test_an_answer_waits_for_the_last_change_of_the_register(driver: Driver) -> None:
     token = AccessToken(id="a", digest="d")
-    outcome = driver.do(streams.IssueToken(token))
+    outcome = driver.do(s2.IssueToken(token))
     assert outcome.until_durable and outcome.waits_for_lsn == driver.machine.lsn
-    for command in (streams.FindToken("d"), streams.ListTokens(), streams.IssueToken(token)):
+    for command in (s2.FindToken("d"), s2.ListTokens(), s2.IssueToken(token)):
         assert driver.do(command).waits_for_lsn == outcome.waits_for_lsn
 
 

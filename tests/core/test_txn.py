@@ -32,7 +32,7 @@ from streams.protocol.errors import (
 )
 from streams.protocol.messages import bulk, commands, forwards
 from streams.protocol.messages.routers import Route
-from streams.protocol.wire.packed import pack
+from streams.protocol.payloads.packed import pack
 from tests.support.machines import Driver, facts_of, put_of, records_of
 
 T1 = bulk.Txn("w", 1, "q")

@@ -14,7 +14,7 @@ from shard.core import changes
 from shard.core.machine import Machine
 from streams.protocol.errors import InvalidRequest, Throttled
 from streams.protocol.messages import bulk, commands, queues
-from streams.protocol.wire.packed import pack
+from streams.protocol.payloads.packed import pack
 from tests.support.machines import Driver, patch, put_of, seqs_of
 
 CHAIN = "00000001-000-1"

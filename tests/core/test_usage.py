@@ -17,8 +17,8 @@ from streams.protocol.access.grants import ALL, Grant
 from streams.protocol.access.key_limits import ExchangeUse, Limits, Use
 from streams.protocol.access.keys import Key
 from streams.protocol.errors import Throttled
-from streams.protocol.messages import bulk, commands, forwards, queues, routers, streams
-from streams.protocol.wire.packed import pack
+from streams.protocol.messages import bulk, commands, forwards, queues, routers, s2
+from streams.protocol.payloads.packed import pack
 from tests.support.machines import Driver, columns, patch, put_of, random_command, random_history
 
 
@@ -87,11 +87,11 @@ def test_streams_and_basins_of_the_s2_api_count_as_boxes() -> None:
     driver = with_keys(key_of("a", "tenant-a", boxes=2), key_of("b", "tenant-b/", boxes=2))
 
     def basin(name: str, account: str) -> Any:
-        return streams.PutBasin(name=name, config=streams.BasinConfig(), account=account)
+        return s2.PutBasin(name=name, config=s2.BasinConfig(), account=account)
 
     def stream(box: str, account: str) -> Any:
-        spec = streams.Spec()
-        return streams.PutStream(box=box, basin_number=1, asked=spec, defaults=spec, account=account)
+        spec = s2.Spec()
+        return s2.PutStream(box=box, basin_number=1, asked=spec, defaults=spec, account=account)
 
     driver.ask(basin("tenant-a1", "a"))
     driver.ask(stream("tenant-a1/s", "a"))
@@ -118,21 +118,21 @@ def test_bytes_of_a_key_are_limited_and_come_back_with_what_is_deleted() -> None
 
 
 def test_appends_to_streams_are_held_to_the_bytes_of_the_key_and_of_the_server() -> None:
-    spec = streams.Spec()
-    put = streams.PutStream(box="tenant-a/s", basin_number=1, asked=spec, defaults=spec)
+    spec = s2.Spec()
+    put = s2.PutStream(box="tenant-a/s", basin_number=1, asked=spec, defaults=spec)
     tail = b"\x22\x64" + b"x" * 100
 
     driver = with_keys(key_of("a", "tenant-a/", stored_bytes=300))
     driver.ask(put)
     for _ in range(2):
-        driver.ask(streams.AppendStream(box="tenant-a/s", tails=[tail], account="a"))
-    refused(driver, "stored_bytes_per_key", streams.AppendStream(box="tenant-a/s", tails=[tail], account="a"))
+        driver.ask(s2.AppendStream(box="tenant-a/s", tails=[tail], account="a"))
+    refused(driver, "stored_bytes_per_key", s2.AppendStream(box="tenant-a/s", tails=[tail], account="a"))
 
     driver = with_keys(driver=started(Machine(bytes_max=300)))
     driver.ask(put)
     for _ in range(2):
-        driver.ask(streams.AppendStream(box="tenant-a/s", tails=[tail]))
-    refused(driver, "total_bytes", streams.AppendStream(box="tenant-a/s", tails=[tail]))
+        driver.ask(s2.AppendStream(box="tenant-a/s", tails=[tail]))
+    refused(driver, "total_bytes", s2.AppendStream(box="tenant-a/s", tails=[tail]))
 
 
 def test_a_commit_is_held_to_the_bytes_of_the_server_and_asking_first_does_not_count() -> None:

@@ -50,7 +50,7 @@ from shard.storage.wal import HEADER_BYTES, FrameParts, Wal
 from streams.protocol.errors import ColdStoreUnavailable, DataDamaged, StreamsError
 from streams.protocol.messages import commands
 from streams.protocol.model.records import Batch, Columns
-from streams.protocol.wire.appends import RecordLimits, parse_append
+from streams.protocol.payloads.appends import RecordLimits, parse_append
 from tests.crash.promises import LEVEL_OF, BoxBook, Level, Promises
 from tests.support.faultdisk import FaultDisk
 

@@ -18,7 +18,7 @@ from shard.core.transactions import commits
 from shard.core.transactions import state as txn
 from streams.protocol.messages import bulk, commands
 from streams.protocol.model.boxes import BoxPatch
-from streams.protocol.wire.packed import pack
+from streams.protocol.payloads.packed import pack
 from tests.crash.life import Life, World, new_disk, read_all
 from tests.crash.promises import Level
 from tests.support.faultdisk import MOMENTS, Crashed, FaultDisk, sweep

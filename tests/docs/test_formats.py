@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from streams.protocol.messages.streams import AppendHead, ReadHead
-from streams.protocol.wire.framing import FollowHead, ReplyHead, RequestHead
+from streams.protocol.messages.s2 import AppendHead, ReadHead
+from streams.protocol.wire import FollowHead, ReplyHead, RequestHead
 
 PAGE = (Path(__file__).parents[2] / "docs" / "explanation" / "formats.md").read_text()
 HEADS: dict[str, type[msgspec.Struct]] = {

@@ -25,10 +25,10 @@ from gateway.shards.dispatch import Dispatch
 from gateway.shards.links import Link, OnAnswer
 from gateway.shards.placement import even
 from gateway.shards.pressure import GatewayPressure
+from streams.protocol import wire
 from streams.protocol.errors import ShardUnavailable, Throttled
 from streams.protocol.telemetry import pressure
 from streams.protocol.telemetry.pressure import LIMIT_MIN, Thresholds
-from streams.protocol.wire import framing as wire
 
 LIMITS = Thresholds(pace_lag_ms=10, throttle_lag_ms=200)
 

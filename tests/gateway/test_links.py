@@ -13,8 +13,8 @@ import trio
 import trio.testing
 
 from gateway.shards.links import STALLED_S, Link
+from streams.protocol import wire
 from streams.protocol.errors import OutcomeUnknown, ShardUnavailable
-from streams.protocol.wire import framing as wire
 from tests.gateway.edge_harness import PATIENCE_S
 
 

@@ -20,8 +20,8 @@ from gateway.admission.memory import (
 from gateway.api.waiting import page_bytes_max
 from gateway.requests.queued_sink import QueuedSink
 from gateway.requests.unread import SharedCharge, Unread
+from streams.protocol import wire
 from streams.protocol.errors import Throttled
-from streams.protocol.wire import framing as wire
 
 
 def budget_of(bytes_max: int) -> MemoryBudget:

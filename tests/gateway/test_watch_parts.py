@@ -25,9 +25,9 @@ from gateway.watch.merge import Merge, Track
 from gateway.watch.page import ANOTHER_LIFE, Encoding, Page, Place
 from gateway.watch.plan import plan_of_body
 from gateway.watch.service import PlainBody, SessionBody, Watch
+from streams.protocol import wire
 from streams.protocol.errors import InvalidRequest, ShardUnavailable
 from streams.protocol.messages import commands
-from streams.protocol.wire import framing as wire
 from tests.support.machines import columns, patch
 from tests.support.memory_shards import MemoryShard, dispatch_to
 from tests.support.sse import Event, Parser

@@ -21,11 +21,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from shard.core import changes
 from shard.core.machine import Outcome
+from streams.protocol import wire
 from streams.protocol.errors import StreamsError
 from streams.protocol.messages import commands
 from streams.protocol.messages.requests import decode_command, encode_reply
-from streams.protocol.wire import framing as wire
-from streams.protocol.wire.appends import RecordLimits
+from streams.protocol.payloads.appends import RecordLimits
 from tests.support.machines import Driver, patch, sampled
 from tests.support.model import Model, ModelBox, Refusal, size_of, text_of
 

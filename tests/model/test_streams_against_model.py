@@ -14,9 +14,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from shard.core.s2.stream import TRIM_LAG_MS
 from streams.protocol.errors import FencingTokenMismatch, PositionUnwritten, SeqMismatch
-from streams.protocol.messages import streams
+from streams.protocol.messages import s2
 from streams.protocol.messages.commands import ReadStream
-from streams.protocol.messages.streams import Spec, SpecPatch
+from streams.protocol.messages.s2 import Spec, SpecPatch
 from streams.protocol.model import sequenced
 from tests.support.machines import Driver, sampled
 
@@ -38,7 +38,7 @@ class Streams(RuleBasedStateMachine):
         self.driver = Driver(now_ms=NOW)
         self.driver.start("boot")
         spec = Spec(age_secs=AGE_S, uncapped=True)
-        self.driver.ask(streams.PutStream(box=BOX, basin_number=1, asked=spec, defaults=Spec()))
+        self.driver.ask(s2.PutStream(box=BOX, basin_number=1, asked=spec, defaults=Spec()))
         self.records: list[Written] = []
         self.token = ""
         #: Numbers below which new readers get nothing.
@@ -85,7 +85,7 @@ class Streams(RuleBasedStateMachine):
         given = None
         if times is not None:
             given = [None if each is None else now_ms + each for each in times[: len(bodies)]]
-        command = streams.AppendStream(
+        command = s2.AppendStream(
             box=BOX,
             tails=[sequenced.tail_of([], body) for body in bodies],
             times=given,
@@ -101,7 +101,7 @@ class Streams(RuleBasedStateMachine):
         if match == "wrong":
             assert isinstance(reply, SeqMismatch) and reply.detail["next_seq"] == first
             return
-        assert isinstance(reply, streams.StreamAppended), reply
+        assert isinstance(reply, s2.StreamAppended), reply
         for at, body in enumerate(bodies):
             asked = given[at] if given is not None else None
             timestamp = max(self.last_ts(), now_ms if asked is None else asked)
@@ -137,13 +137,13 @@ class Streams(RuleBasedStateMachine):
     def power_cut_before_the_ack(self, body: bytes) -> None:
         """What was not synced was not acked, and nobody has seen it: it never was."""
         lsn = self.driver.machine.lsn
-        self.driver.do(streams.AppendStream(box=BOX, tails=[sequenced.tail_of([], body)], fence="lost"))
+        self.driver.do(s2.AppendStream(box=BOX, tails=[sequenced.tail_of([], body)], fence="lost"))
         self.driver = self.driver.after_power_cut(lsn)
 
     @rule(age=st.booleans())
     def configure(self, age: bool) -> None:
         patch = SpecPatch(age_secs=AGE_S) if age else SpecPatch(storage_class="standard")
-        self.driver.ask(streams.PatchStream(BOX, patch, Spec()))
+        self.driver.ask(s2.PatchStream(BOX, patch, Spec()))
 
     # -- reading
 
@@ -202,7 +202,7 @@ class Streams(RuleBasedStateMachine):
     def the_tail_is_that_of_a_list(self) -> None:
         if not hasattr(self, "driver"):
             return
-        tail = self.driver.ask(streams.GetStreamTail(BOX))
+        tail = self.driver.ask(s2.GetStreamTail(BOX))
         assert (tail.seq_num, tail.timestamp) == (len(self.records), self.last_ts())
 
 

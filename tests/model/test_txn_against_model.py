@@ -19,7 +19,7 @@ from shard.core.transactions import state as txn
 from shard.core.transactions.unrendered import NotRendered
 from streams.protocol.errors import NotFound, WriterConflict
 from streams.protocol.messages import bulk, commands
-from streams.protocol.wire.packed import pack
+from streams.protocol.payloads.packed import pack
 from tests.support.machines import Driver, facts_of, put_of, records_of, recovered, sampled
 
 BOXES = ["a", "b", "c"]

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streams.protocol import wire
 from streams.protocol.access.grants import ADMIN, ALL, DELETE, READ, WRITE, Grant
 from streams.protocol.access.key_limits import Limits
 from streams.protocol.access.keys import (
@@ -25,7 +26,6 @@ from streams.protocol.access.keys import (
 )
 from streams.protocol.errors import Forbidden
 from streams.protocol.messages import op_access
-from streams.protocol.wire import framing as wire
 
 SECRET = "hunter2-hunter2-hunter2"
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from streams.protocol.errors import BatchTooLarge, InvalidRequest, RecordTooLarge, StreamsError
 from streams.protocol.messages import bulk_requests
 from streams.protocol.model.records import Columns, render
-from streams.protocol.wire import packed
-from streams.protocol.wire.appends import RecordLimits, parse_append
-from streams.protocol.wire.packed import Packed, joined, pack, unpack, unpack_again
+from streams.protocol.payloads import packed
+from streams.protocol.payloads.appends import RecordLimits, parse_append
+from streams.protocol.payloads.packed import Packed, joined, pack, unpack, unpack_again
 from tests.support.machines import sampled
 
 LIMITS = RecordLimits(

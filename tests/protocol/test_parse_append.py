@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from streams.protocol.errors import BatchTooLarge, InvalidRequest, RecordTooLarge, StreamsError
 from streams.protocol.model.boxes import BoxPatch
 from streams.protocol.model.records import render
-from streams.protocol.wire.appends import ParsedAppend, RecordLimits, parse_append, parse_append_lines
+from streams.protocol.payloads.appends import ParsedAppend, RecordLimits, parse_append, parse_append_lines
 from tests.support.machines import sampled
 
 LIMITS = RecordLimits()

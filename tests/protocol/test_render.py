@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from streams.protocol.errors import InvalidRequest
 from streams.protocol.model.records import Batch, render, resolve_times
-from streams.protocol.wire.appends import RecordLimits, parse_append
+from streams.protocol.payloads.appends import RecordLimits, parse_append
 from tests.support.machines import sampled
 from tests.support.model import text_of
 

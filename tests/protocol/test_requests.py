@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from streams.protocol import wire
 from streams.protocol.errors import BoxFull, InvalidRequest, StreamsError
 from streams.protocol.messages import commands
 from streams.protocol.messages.commands import Match
@@ -23,8 +24,7 @@ from streams.protocol.messages.requests import (
     status_of,
 )
 from streams.protocol.model.boxes import BoxConfig, BoxPatch, Timestamping
-from streams.protocol.wire import framing as wire
-from streams.protocol.wire.appends import RecordLimits
+from streams.protocol.payloads.appends import RecordLimits
 
 ONE = b'{"records":[{"data":1}]}'
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streams.protocol.wire import framing as wire
-from streams.protocol.wire.framing import HEADER, HEADER_BYTES, Message, Receiver, WireError, frame
+from streams.protocol import wire
+from streams.protocol.wire import HEADER, HEADER_BYTES, Message, Receiver, WireError, frame
 from tests.support.machines import sampled
 
 READ_BYTES = 256 * 1024

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.requests.s2_errors import S2Error
 from gateway.s2 import configs
-from streams.protocol.messages.streams import DEFAULTS, Basin, BasinConfig, Spec, Stream
+from streams.protocol.messages.s2 import DEFAULTS, Basin, BasinConfig, Spec, Stream
 
 
 def body(**fields: Any) -> configs.StreamBody:

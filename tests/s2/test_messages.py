@@ -19,7 +19,7 @@ from gateway.requests.s2_errors import STATUS_OF, S2Error, translated
 from gateway.s2 import frames, messages
 from gateway.s2.messages import Given, Input
 from streams.protocol import errors
-from streams.protocol.messages.streams import StreamAppended
+from streams.protocol.messages.s2 import StreamAppended
 from streams.protocol.model import sequenced
 from tests.support.machines import sampled
 

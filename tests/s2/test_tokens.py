@@ -11,8 +11,8 @@ from gateway.requests.s2_errors import S2Error
 from gateway.s2.access import OPERATIONS, Doorkeeper, KeyPermit, digest_of
 from gateway.s2.tokens import _Operation
 from streams.protocol.errors import NotReady
-from streams.protocol.messages import streams
-from streams.protocol.messages.streams import AccessToken
+from streams.protocol.messages import s2
+from streams.protocol.messages.s2 import AccessToken
 from streams.testing import Server
 from tests.s2.conftest import Client
 
@@ -288,10 +288,10 @@ class _Register:
         self.token = token
         self.is_away = False
 
-    async def ask(self, shard: int, command: object, reply: object) -> streams.TokenFound:
+    async def ask(self, shard: int, command: object, reply: object) -> s2.TokenFound:
         if self.is_away:
             raise NotReady("shard 0 is starting")
-        return streams.TokenFound(self.token)
+        return s2.TokenFound(self.token)
 
 
 async def test_a_token_expires_while_its_register_is_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from gateway.s2.history import History
 from gateway.s2.records import Records
 from gateway.shards.dispatch import Dispatch
 from gateway.shards.placement import even
-from streams.protocol.messages.streams import ReadHead, StreamRecords
+from streams.protocol.messages.s2 import ReadHead, StreamRecords
 
 NOTHING = StreamRecords(
     records=b"", count=0, next_seq_num=0, tail_seq_num=0, tail_ts=0, generation=1, cipher=None, is_full=False

@@ -19,8 +19,8 @@ import shard.server.deferred_pages
 import shard.server.replies
 import shard.server.server
 from shard.server.answer_pool import AnswerLimits
+from streams.protocol import wire
 from streams.protocol.messages.requests import failure_decoder
-from streams.protocol.wire import framing as wire
 from tests.support.served_shard import ServedShard, WireClient, served_shard
 
 PAGE_BYTES = 256 * 1024

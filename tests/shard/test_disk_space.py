@@ -32,7 +32,7 @@ from shard.storage.segments.store import SegmentStore
 from shard.storage.snapshot import Snapshots
 from shard.storage.wal import Wal
 from streams.protocol.errors import DiskFull, InvalidRequest, StreamsError
-from streams.protocol.messages import commands, forwards, queues, streams
+from streams.protocol.messages import commands, forwards, queues, s2
 from streams.protocol.messages.commands import Command, Reply
 from streams.protocol.model.boxes import BoxPatch
 from tests.support.faultdisk import FaultDisk
@@ -230,10 +230,10 @@ async def test_routers_wait_and_dead_letters_arrive_when_space_is_low(tmp_path: 
 
 async def test_inputs_of_a_session_behind_one_that_was_refused_are_refused_too(tmp_path: Path) -> None:
     async with opened(tmp_path, FillableDisk()) as desk:
-        spec = streams.Spec()
-        await desk.ask(streams.PutStream(box="basin-of-s2/s", basin_number=1, asked=spec, defaults=spec))
+        spec = s2.Spec()
+        await desk.ask(s2.PutStream(box="basin-of-s2/s", basin_number=1, asked=spec, defaults=spec))
         first, second = (
-            streams.AppendStream(box="basin-of-s2/s", tails=[b"x"], chain="session") for _ in range(2)
+            s2.AppendStream(box="basin-of-s2/s", tails=[b"x"], chain="session") for _ in range(2)
         )
         await desk.at(Level.LOW, free=100)
         assert isinstance(await desk.ask(first), DiskFull)

@@ -19,9 +19,9 @@ from shard.storage.files import Disk, DiskLike
 from shard.storage.retention import Pins
 from shard.storage.segments.store import Name, SegmentStore
 from shard.transfer.exports import LEASE_S, Exports
+from streams.protocol import wire
 from streams.protocol.errors import StreamsError
 from streams.protocol.messages import commands
-from streams.protocol.wire import framing as wire
 from tests.support import machines
 from tests.support.faultdisk import FaultDisk
 from tests.support.folders import FILE_BYTES, contents, contents_of

@@ -23,9 +23,9 @@ from structlog.testing import capture_logs
 import shard.server.peers
 from shard.server.peers import HELLO_S, Peers
 from shard.server.server import Server
+from streams.protocol import wire
 from streams.protocol.access.keys import entries_of_list, parse_ring
-from streams.protocol.wire import framing as wire
-from streams.protocol.wire.appends import RecordLimits
+from streams.protocol.payloads.appends import RecordLimits
 
 SECRET = "a-secret-of-some-length"
 OTHER_SECRET = "another-secret-of-some-length"

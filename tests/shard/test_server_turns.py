@@ -13,8 +13,8 @@ import trio
 import trio.testing
 
 from shard.server.server import Server
-from streams.protocol.wire import framing as wire
-from streams.protocol.wire.appends import RecordLimits
+from streams.protocol import wire
+from streams.protocol.payloads.appends import RecordLimits
 
 CROWD = 500
 

@@ -25,7 +25,7 @@ from shard.transfer.exports import write_export
 from streams.cli.signing import load_verifier
 from streams.protocol.messages import bulk, commands
 from streams.protocol.model.slots import SLOTS
-from streams.protocol.wire.packed import pack
+from streams.protocol.payloads.packed import pack
 from tests.support.folders import FILE_BYTES, contents, write_folder
 from tests.support.machines import Driver, held_of, put_of
 

@@ -24,10 +24,10 @@ from shard.storage.segments.store import Name, SegmentStore
 from shard.transfer.backup import ShardSource, Target
 from shard.transfer.boxes import parts_of, read_shard
 from shard.transfer.exports import write_export
-from streams.protocol.messages import forwards, queues, routers, streams
+from streams.protocol.messages import forwards, queues, routers, s2
 from streams.protocol.messages.forwards import Untie
 from streams.protocol.messages.routers import Route
-from streams.protocol.messages.streams import BasinConfig, Spec
+from streams.protocol.messages.s2 import BasinConfig, Spec
 from streams.protocol.model.matches import Match
 from streams.protocol.model.slots import SLOTS
 from tests.support.carrying import bring, collect
@@ -644,15 +644,15 @@ def test_jobs_that_had_left_before_their_queue_was_captured_are_reported(world: 
 
 
 def put_stream(driver: Driver, name: str, number: int) -> None:
-    driver.ask(streams.PutStream(box=name, basin_number=number, asked=Spec(), defaults=Spec(), ensures=True))
+    driver.ask(s2.PutStream(box=name, basin_number=number, asked=Spec(), defaults=Spec(), ensures=True))
 
 
 def test_a_stream_whose_basin_was_made_after_the_register_was_captured_keeps_it(
     world: World, shards: int
 ) -> None:
-    world.first.ask(streams.PutBasin(name="early", config=BasinConfig()))
+    world.first.ask(s2.PutBasin(name="early", config=BasinConfig()))
     world.capture(0)
-    number = world.first.ask(streams.PutBasin(name="made", config=BasinConfig())).basin.number
+    number = world.first.ask(s2.PutBasin(name="made", config=BasinConfig())).basin.number
     put_stream(world.second, "made/one", number)
     put_stream(world.second, "early/one", 1)
     world.restore(shards)
@@ -662,10 +662,10 @@ def test_a_stream_whose_basin_was_made_after_the_register_was_captured_keeps_it(
 
 
 def test_a_basin_that_is_younger_than_the_time_never_was(world: World) -> None:
-    world.first.ask(streams.PutBasin(name="old", config=BasinConfig()))
+    world.first.ask(s2.PutBasin(name="old", config=BasinConfig()))
     until_ms = world.now_ms
     world.wait()
-    number = world.first.ask(streams.PutBasin(name="young", config=BasinConfig())).basin.number
+    number = world.first.ask(s2.PutBasin(name="young", config=BasinConfig())).basin.number
     put_stream(world.second, "young/one", number)
     world.restore(until_ms=until_ms)
     assert list(world.shards[0].machine.basins.basins) == ["old"]

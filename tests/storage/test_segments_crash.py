@@ -29,7 +29,7 @@ from shard.storage.segments import (
     writer,
 )
 from streams.protocol.model.records import Batch, render
-from streams.protocol.wire.appends import RecordLimits, parse_append
+from streams.protocol.payloads.appends import RecordLimits, parse_append
 from tests.support.faultdisk import MOMENTS, Crashed, FaultDisk, sweep
 
 DIRECTORY = "/data/segments"

@@ -13,7 +13,7 @@ from shard.storage.segments.store import SegmentStore
 from shard.transfer.boxes import parts_of, read_shard
 from shard.transfer.exports import write_export
 from streams.protocol.messages import bulk
-from streams.protocol.wire.packed import pack
+from streams.protocol.payloads.packed import pack
 from tests.support.faultdisk import FaultDisk
 from tests.support.folders import FILE_BYTES, contents_of, write_folder
 from tests.support.machines import Driver, put_of

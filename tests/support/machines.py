@@ -35,8 +35,8 @@ from streams.protocol.messages.commands import Command
 from streams.protocol.messages.routers import Route
 from streams.protocol.model.boxes import BoxPatch
 from streams.protocol.model.records import Batch, Columns
-from streams.protocol.wire.appends import RecordLimits, parse_append
-from streams.protocol.wire.packed import Packed, pack, unpack_again
+from streams.protocol.payloads.appends import RecordLimits, parse_append
+from streams.protocol.payloads.packed import Packed, pack, unpack_again
 
 #: `STREAMS_SWEEP=full` looks twenty times as far.
 SWEEP_FACTOR = 20 if os.environ.get("STREAMS_SWEEP") == "full" else 1

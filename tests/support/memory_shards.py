@@ -13,10 +13,10 @@ from gateway.shards.dispatch import Dispatch
 from gateway.shards.links import Link
 from gateway.shards.placement import even
 from shard.core.machine import Machine, Outcome
+from streams.protocol import wire
 from streams.protocol.errors import ShardUnavailable, StreamsError
 from streams.protocol.messages import commands, requests
-from streams.protocol.wire import framing as wire
-from streams.protocol.wire.appends import RecordLimits
+from streams.protocol.payloads.appends import RecordLimits
 from tests.support.machines import Driver
 
 

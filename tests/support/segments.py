@@ -13,7 +13,7 @@ from shard.storage.files import DiskLike
 from shard.storage.segments import FileSource, SegmentIndex, Source, read_batches, write_segment
 from streams.protocol.messages.commands import Match
 from streams.protocol.model.records import Batch, render
-from streams.protocol.wire.appends import RecordLimits, parse_append
+from streams.protocol.payloads.appends import RecordLimits, parse_append
 
 DIRECTORY = "/data/segments"
 GOLDEN = Path(__file__).parent.parent / "storage" / "golden"

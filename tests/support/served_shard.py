@@ -18,9 +18,9 @@ from shard.server.peers import Peers
 from shard.server.server import Server
 from shard.storage.files import Disk
 from shard.storage.segments.store import SegmentStore
+from streams.protocol import wire
 from streams.protocol.access.keys import entries_of_list, parse_ring
-from streams.protocol.wire import framing as wire
-from streams.protocol.wire.appends import RecordLimits
+from streams.protocol.payloads.appends import RecordLimits
 from tests.support.engine_desk import PATIENCE_S, recovered_engine, until
 
 SECRET = "a-secret-of-some-length"

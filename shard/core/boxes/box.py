@@ -37,7 +37,7 @@ from streams.protocol.errors import BoxFull, FencingTokenMismatch, InvalidReques
 from streams.protocol.messages.commands import Append, DeleteRecords, Diff, Match, Records, Scan, Tombstone
 from streams.protocol.model.boxes import BoxConfig
 from streams.protocol.model.records import render, resolve_times
-from streams.protocol.wire.scans import RunWriter, Scanned, ScanPageHead
+from streams.protocol.payloads.scans import RunWriter, Scanned, ScanPageHead
 
 #: Seqs reserved ahead of use in a disk box. At a million records a second a reservation is asked for about
 #: every 65 ms, more than the sync interval of 50 ms, so it is durable before it is needed.

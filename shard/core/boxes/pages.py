@@ -9,7 +9,7 @@ from shard.core.boxes.log import Span
 from shard.core.transactions.unrendered import UnrenderedRows
 from streams.protocol.messages.commands import Diff
 from streams.protocol.model.records import Batch
-from streams.protocol.wire.scans import RunWriter
+from streams.protocol.payloads.scans import RunWriter
 
 #: Records one read may look at before it answers with what it has. Filters skip records; this bounds how
 #: long one read can hold the shard (about 5 ms).

@@ -29,8 +29,8 @@ from streams.protocol.errors import (
     StreamsError,
     Throttled,
 )
-from streams.protocol.messages import streams as protocol
-from streams.protocol.messages.streams import Basin
+from streams.protocol.messages import s2
+from streams.protocol.messages.s2 import Basin
 
 #: A basin costs about a kilobyte here, and all of them are in every snapshot of the first shard.
 BASINS_MAX = 10_000
@@ -45,12 +45,12 @@ class Basins:
         self.last_number = 0
         #: The last change of the register.
         self.lsn = 0
-        context.on_command(protocol.PutBasin, self._refusing(self._put))
-        context.on_command(protocol.PatchBasin, self._refusing(self._patch))
-        context.on_command(protocol.GetBasin, self._get)
-        context.on_command(protocol.ListBasins, self._list)
-        context.on_command(protocol.DeleteBasin, self._refusing(self._delete))
-        context.on_command(protocol.DropBasin, self._drop)
+        context.on_command(s2.PutBasin, self._refusing(self._put))
+        context.on_command(s2.PatchBasin, self._refusing(self._patch))
+        context.on_command(s2.GetBasin, self._get)
+        context.on_command(s2.ListBasins, self._list)
+        context.on_command(s2.DeleteBasin, self._refusing(self._delete))
+        context.on_command(s2.DropBasin, self._drop)
         context.on_change(changes.BasinRegistered, self._apply_registered)
         context.on_change(changes.BasinDropped, self._apply_dropped)
 
@@ -90,7 +90,7 @@ class Basins:
             raise BasinNotFound(f"basin {name} does not exist", basin=name)
         return basin
 
-    def _put(self, command: protocol.PutBasin, now_ms: int, made: Made) -> Outcome:
+    def _put(self, command: s2.PutBasin, now_ms: int, made: Made) -> Outcome:
         known: Basin | None = self.basins.get(command.name)
         if known is None:
             if len(self.basins) >= BASINS_MAX:
@@ -110,7 +110,7 @@ class Basins:
             raise BasinDeletionPending(f"basin {command.name} is being deleted", basin=command.name)
         if command.ensures:
             if known.config == command.config:
-                return self._answer(made, protocol.BasinPut(known, "noop"))
+                return self._answer(made, s2.BasinPut(known, "noop"))
             if not command.may_update:
                 raise Forbidden(
                     f"basin {command.name} exists with another config, which the caller may not change"
@@ -118,13 +118,13 @@ class Basins:
             return self._register(replace(known, config=command.config), "updated", made)
         if not command.token or (command.token, command.config) != (known.token, known.asked):
             raise ResourceAlreadyExists(f"basin {command.name} already exists", basin=command.name)
-        return self._answer(made, protocol.BasinPut(known, "noop"))
+        return self._answer(made, s2.BasinPut(known, "noop"))
 
-    def _register(self, basin: Basin, result: protocol.Result, made: Made) -> Outcome:
+    def _register(self, basin: Basin, result: s2.Result, made: Made) -> Outcome:
         self._context.log(changes.BasinRegistered(basin), made)
-        return self._answer(made, protocol.BasinPut(basin, result))
+        return self._answer(made, s2.BasinPut(basin, result))
 
-    def _patch(self, command: protocol.PatchBasin, now_ms: int, made: Made) -> Outcome:
+    def _patch(self, command: s2.PatchBasin, now_ms: int, made: Made) -> Outcome:
         basin = self._require(command.name)
         if basin.deleted_ms:
             raise BasinDeletionPending(f"basin {basin.name} is being deleted", basin=basin.name)
@@ -132,12 +132,12 @@ class Basins:
         if config != basin.config:
             basin = replace(basin, config=config)
             self._context.log(changes.BasinRegistered(basin), made)
-        return self._answer(made, protocol.BasinFound(basin))
+        return self._answer(made, s2.BasinFound(basin))
 
-    def _get(self, command: protocol.GetBasin, now_ms: int, made: Made) -> Outcome:
-        return self._answer(made, protocol.BasinFound(self.basins.get(command.name)))
+    def _get(self, command: s2.GetBasin, now_ms: int, made: Made) -> Outcome:
+        return self._answer(made, s2.BasinFound(self.basins.get(command.name)))
 
-    def _list(self, command: protocol.ListBasins, now_ms: int, made: Made) -> Outcome:
+    def _list(self, command: s2.ListBasins, now_ms: int, made: Made) -> Outcome:
         page: list[Basin] = []
         more = False
         for name in self.basins.irange(minimum=max(command.prefix, command.after)):
@@ -149,23 +149,23 @@ class Basins:
             basin = self.basins[name]
             if name > command.after and (basin.deleted_ms or not command.deleted):
                 page.append(basin)
-        return self._answer(made, protocol.BasinPage(page, more))
+        return self._answer(made, s2.BasinPage(page, more))
 
-    def _delete(self, command: protocol.DeleteBasin, now_ms: int, made: Made) -> Outcome:
+    def _delete(self, command: s2.DeleteBasin, now_ms: int, made: Made) -> Outcome:
         basin = self._require(command.name)
         if not basin.deleted_ms:
             basin = replace(basin, deleted_ms=now_ms)
             self._context.log(changes.BasinRegistered(basin), made)
-        return self._answer(made, protocol.BasinFound(basin))
+        return self._answer(made, s2.BasinFound(basin))
 
-    def _drop(self, command: protocol.DropBasin, now_ms: int, made: Made) -> Outcome:
+    def _drop(self, command: s2.DropBasin, now_ms: int, made: Made) -> Outcome:
         basin: Basin | None = self.basins.get(command.name)
         if basin is None or basin.number != command.number or not basin.deleted_ms:
-            return self._answer(made, protocol.BasinFound(None))
+            return self._answer(made, s2.BasinFound(None))
         self._context.log(changes.BasinDropped(command.name), made)
-        return self._answer(made, protocol.BasinFound(basin))
+        return self._answer(made, s2.BasinFound(basin))
 
-    def _answer(self, made: Made, reply: protocol.Reply | StreamsError) -> Outcome:
+    def _answer(self, made: Made, reply: s2.Reply | StreamsError) -> Outcome:
         return self._context.when_registered(reply, self.lsn, made)
 
     # -- applying

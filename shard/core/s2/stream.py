@@ -22,7 +22,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from shard.core.changes import StreamAppended, StreamFacts
-from streams.protocol.messages.streams import Stream, in_ms
+from streams.protocol.messages.s2 import Stream, in_ms
 
 #: How long readers that follow a stream still get trimmed records. They are a page behind at most, or slow.
 TRIM_LAG_MS = 2_000

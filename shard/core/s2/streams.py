@@ -32,9 +32,9 @@ from streams.protocol.errors import (
     StreamNotFound,
     StreamsError,
 )
-from streams.protocol.messages import streams as protocol
+from streams.protocol.messages import s2
 from streams.protocol.messages.commands import ReadStream
-from streams.protocol.messages.streams import DEFAULTS, Stream
+from streams.protocol.messages.s2 import DEFAULTS, Stream
 from streams.protocol.model import sequenced
 from streams.protocol.model.records import Batch, render_binary, resolve_times
 
@@ -54,15 +54,15 @@ class Streams:
         self._context = context
         #: Sessions of which an input has failed. What they sent before they heard of it is refused.
         self._broken: dict[str, None] = {}
-        context.on_command(protocol.AppendStream, self._append)
+        context.on_command(s2.AppendStream, self._append)
         context.on_command(ReadStream, self._read)
-        context.on_command(protocol.PutStream, self._put)
-        context.on_command(protocol.PatchStream, self._patch)
-        context.on_command(protocol.GetStream, self._get)
-        context.on_command(protocol.ListStreams, self._list)
-        context.on_command(protocol.DeleteStream, self._delete)
-        context.on_command(protocol.GetStreamTail, self._get_tail)
-        context.on_command(protocol.GetUsage, self._get_usage)
+        context.on_command(s2.PutStream, self._put)
+        context.on_command(s2.PatchStream, self._patch)
+        context.on_command(s2.GetStream, self._get)
+        context.on_command(s2.ListStreams, self._list)
+        context.on_command(s2.DeleteStream, self._delete)
+        context.on_command(s2.GetStreamTail, self._get_tail)
+        context.on_command(s2.GetUsage, self._get_usage)
         context.on_change(changes.StreamCreated, self._apply_created, context.box_appliers.require_new)
         context.on_box_change(changes.StreamStated, self._apply_stated, validation.is_stream)
         context.on_box_change(changes.StreamAppended, self._apply_appended, _require_stream)
@@ -103,7 +103,7 @@ class Streams:
 
     # -- being there
 
-    def _put(self, command: protocol.PutStream, now_ms: int, made: Made) -> Outcome:
+    def _put(self, command: s2.PutStream, now_ms: int, made: Made) -> Outcome:
         spec = command.asked.over(command.defaults).over(DEFAULTS)
         box = self._context.boxes.get(command.box)
         if box is None:
@@ -122,12 +122,12 @@ class Streams:
             created = changes.StreamCreated(generation, command.box, config, now_ms, 0, stream=stream)
             lsn = self._context.log(created, made)
             wait = self._context.durability.wait_for_config(lsn, config.durability)
-            return reply_after(wait, made, protocol.StreamPut(stream, "created"))
+            return reply_after(wait, made, s2.StreamPut(stream, "created"))
         assert box.stream is not None, "no other box has such a name"
         stream = box.stream.stream
         if stream.deleted_ms or stream.basin_number != command.basin_number:
             raise StreamDeletionPending(f"stream {command.box} is being deleted", stream=command.box)
-        result: protocol.Result = "noop"
+        result: s2.Result = "noop"
         if command.ensures:
             if stream.spec != spec:
                 if not command.may_update:
@@ -138,26 +138,26 @@ class Streams:
                 result = "updated"
         elif not command.token or (command.token, command.asked) != (stream.token, stream.asked):
             raise ResourceAlreadyExists(f"stream {command.box} already exists", stream=command.box)
-        return self._context.answer(box, protocol.StreamPut(stream, result), made, box.config_lsn)
+        return self._context.answer(box, s2.StreamPut(stream, result), made, box.config_lsn)
 
-    def _patch(self, command: protocol.PatchStream, now_ms: int, made: Made) -> Outcome:
+    def _patch(self, command: s2.PatchStream, now_ms: int, made: Made) -> Outcome:
         box, state = self._found(command.box, now_ms, made)
         spec = command.patch.applied(state.stream.spec).over(command.defaults).over(DEFAULTS)
         stream = state.stream
         if spec != stream.spec:
             stream = self._state(box, replace(stream, spec=spec), made)
-        return self._context.answer(box, protocol.StreamFound(stream), made, box.config_lsn)
+        return self._context.answer(box, s2.StreamFound(stream), made, box.config_lsn)
 
     def _state(self, box: Box, stream: Stream, made: Made) -> Stream:
         config = replace(stream.spec.box_config, durability=box.config.durability)
         self._context.log(changes.StreamStated(box.generation, config, stream), made)
         return stream
 
-    def _get(self, command: protocol.GetStream, now_ms: int, made: Made) -> Outcome:
+    def _get(self, command: s2.GetStream, now_ms: int, made: Made) -> Outcome:
         box, state = self._require(command.box)
-        return self._context.answer(box, protocol.StreamFound(state.stream), made, box.config_lsn)
+        return self._context.answer(box, s2.StreamFound(state.stream), made, box.config_lsn)
 
-    def _delete(self, command: protocol.DeleteStream, now_ms: int, made: Made) -> Outcome:
+    def _delete(self, command: s2.DeleteStream, now_ms: int, made: Made) -> Outcome:
         box = self._context.boxes.get(command.box)
         if box is None or box.stream is None:
             raise StreamNotFound(f"stream {command.box} does not exist", stream=command.box)
@@ -165,10 +165,10 @@ class Streams:
         is_meant = command.basin_number in (0, stream.basin_number)
         if is_meant and not stream.deleted_ms:
             stream = self._state(box, replace(stream, deleted_ms=now_ms), made)
-        answer = self._context.answer(box, protocol.StreamFound(stream), made, box.config_lsn)
+        answer = self._context.answer(box, s2.StreamFound(stream), made, box.config_lsn)
         return answer._replace(wakes=(box.name,))  # those that follow it are told
 
-    def _list(self, command: protocol.ListStreams, now_ms: int, made: Made) -> Outcome:
+    def _list(self, command: s2.ListStreams, now_ms: int, made: Made) -> Outcome:
         context = self._context
         page: list[tuple[str, Stream]] = []
         reached = command.after
@@ -178,15 +178,15 @@ class Streams:
                 break
             if len(page) == command.limit or looked == _LISTED_MAX:
                 wait = context.durability.wait_for_list(listed)
-                return reply_after(wait, made, protocol.StreamPage(page, reached))
+                return reply_after(wait, made, s2.StreamPage(page, reached))
             reached = name
             box = context.boxes[name]
             if name > command.after and box.stream is not None:
                 listed.append((box, box.config_lsn))
                 page.append((name, box.stream.stream))
-        return reply_after(context.durability.wait_for_list(listed), made, protocol.StreamPage(page))
+        return reply_after(context.durability.wait_for_list(listed), made, s2.StreamPage(page))
 
-    def _get_usage(self, command: protocol.GetUsage, now_ms: int, made: Made) -> Outcome:
+    def _get_usage(self, command: s2.GetUsage, now_ms: int, made: Made) -> Outcome:
         """Of what readers may have, so it waits for nothing."""
         boxes = self._context.boxes
         count = records = size = 0
@@ -195,17 +195,17 @@ class Streams:
             if not name.startswith(command.prefix) or (command.is_exact and name != command.prefix):
                 break
             if looked == _LISTED_MAX:
-                return Outcome(made, protocol.StreamUsage(count, records, size, reached))
+                return Outcome(made, s2.StreamUsage(count, records, size, reached))
             reached = name
             box = boxes[name]
             if name > command.after and box.stream is not None:
                 box_records, box_size = box.log.visible_totals()
                 count, records, size = count + 1, records + box_records, size + box_size
-        return Outcome(made, protocol.StreamUsage(count, records, size))
+        return Outcome(made, s2.StreamUsage(count, records, size))
 
     # -- records
 
-    def _append(self, command: protocol.AppendStream, now_ms: int, made: Made) -> Outcome:
+    def _append(self, command: s2.AppendStream, now_ms: int, made: Made) -> Outcome:
         if not command.chain:
             return self._append_one(command, now_ms, made)
         if command.chain in self._broken:
@@ -222,7 +222,7 @@ class Streams:
         if len(self._broken) > _BROKEN_MAX:
             del self._broken[next(iter(self._broken))]
 
-    def _append_one(self, command: protocol.AppendStream, now_ms: int, made: Made) -> Outcome:
+    def _append_one(self, command: s2.AppendStream, now_ms: int, made: Made) -> Outcome:
         box, state = self._found(command.box, now_ms, made)
         log, config = box.log, box.config
         if command.cipher != state.stream.cipher:
@@ -252,12 +252,12 @@ class Streams:
             default=0,
         )
         change = changes.StreamAppended(box.generation, batch, now_ms, fence=command.fence, trim_seq=trim_seq)
-        answer = protocol.StreamAppended(log.head_seq, batch.first_ts, batch.last_seq, batch.last_ts)
+        answer = s2.StreamAppended(log.head_seq, batch.first_ts, batch.last_seq, batch.last_ts)
         return self._context.append_batch(command, box, change, False, made)._replace(reply=answer)
 
-    def _get_tail(self, command: protocol.GetStreamTail, now_ms: int, made: Made) -> Outcome:
+    def _get_tail(self, command: s2.GetStreamTail, now_ms: int, made: Made) -> Outcome:
         box, _ = self._found(command.box, now_ms, made)
-        tail = protocol.StreamTail(box.log.visible_seq, box.log.visible_ts)
+        tail = s2.StreamTail(box.log.visible_seq, box.log.visible_ts)
         return self._context.answer(box, tail, made, box.floor_lsn)
 
     def _read(self, command: ReadStream, now_ms: int, made: Made) -> Outcome:
@@ -276,7 +276,7 @@ class Streams:
         if command.wait_ms and not page.parts and not page.is_full:
             return Outcome(made, None)
         box.last_read_ms = now_ms
-        reply = protocol.StreamRecords(
+        reply = s2.StreamRecords(
             records=sequenced.SEPARATOR.join(page.parts),
             count=command.limit - page.left,
             next_seq_num=reached,
@@ -320,7 +320,7 @@ def _require_stream(change: changes.StreamAppended, box: Box) -> None:
     validation.appended(change, box)
 
 
-def _start(box: Box, command: ReadStream, cipher: protocol.Cipher | None) -> int:
+def _start(box: Box, command: ReadStream, cipher: s2.Cipher | None) -> int:
     """The number at which the reader begins (s2 §11). Raises when there is nothing there yet."""
     log = box.log
     tail, tail_ts = log.visible_seq, log.visible_ts

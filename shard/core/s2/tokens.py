@@ -17,8 +17,8 @@ from shard.core.changes import ShardState
 from shard.core.context import Context
 from shard.core.outcome import Made, Outcome
 from streams.protocol.errors import AccessTokenNotFound, ResourceAlreadyExists, StreamsError, Throttled
-from streams.protocol.messages import streams as protocol
-from streams.protocol.messages.streams import AccessToken
+from streams.protocol.messages import s2
+from streams.protocol.messages.s2 import AccessToken
 
 #: A token costs about a kilobyte here, and all of them are in every snapshot of the first shard.
 TOKENS_MAX = 10_000
@@ -33,10 +33,10 @@ class Tokens:
         self._by_digest: dict[str, AccessToken] = {}
         #: The last change of the register.
         self.lsn = 0
-        context.on_command(protocol.IssueToken, self._issue)
-        context.on_command(protocol.RevokeToken, self._revoke)
-        context.on_command(protocol.ListTokens, self._list)
-        context.on_command(protocol.FindToken, self._find)
+        context.on_command(s2.IssueToken, self._issue)
+        context.on_command(s2.RevokeToken, self._revoke)
+        context.on_command(s2.ListTokens, self._list)
+        context.on_command(s2.FindToken, self._find)
         context.on_change(changes.TokenIssued, self._apply_issued)
         context.on_change(changes.TokenRevoked, self._apply_revoked)
 
@@ -45,7 +45,7 @@ class Tokens:
 
     # -- deciding
 
-    def _issue(self, command: protocol.IssueToken, now_ms: int, made: Made) -> Outcome:
+    def _issue(self, command: s2.IssueToken, now_ms: int, made: Made) -> Outcome:
         token = command.token
         known: AccessToken | None = self.tokens.get(token.id)
         if known is not None and _is_valid(known, now_ms):
@@ -56,20 +56,20 @@ class Tokens:
                 full = f"there are {len(self.tokens)} access tokens already; revoke some"
                 return self._answer(made, Throttled(full, limit="access_tokens"))
         self._context.log(changes.TokenIssued(token), made)
-        return self._answer(made, protocol.TokenFound(token))
+        return self._answer(made, s2.TokenFound(token))
 
     def _drop_expired(self, now_ms: int, made: Made) -> None:
         for token in [token for token in self.tokens.values() if not _is_valid(token, now_ms)]:
             self._context.log(changes.TokenRevoked(token.id), made)
 
-    def _revoke(self, command: protocol.RevokeToken, now_ms: int, made: Made) -> Outcome:
+    def _revoke(self, command: s2.RevokeToken, now_ms: int, made: Made) -> Outcome:
         known: AccessToken | None = self.tokens.get(command.id)
         if known is None or not _is_valid(known, now_ms):
             return self._answer(made, AccessTokenNotFound(f"access token {command.id} does not exist"))
         self._context.log(changes.TokenRevoked(command.id), made)
-        return self._answer(made, protocol.TokenFound(known))
+        return self._answer(made, s2.TokenFound(known))
 
-    def _list(self, command: protocol.ListTokens, now_ms: int, made: Made) -> Outcome:
+    def _list(self, command: s2.ListTokens, now_ms: int, made: Made) -> Outcome:
         page: list[AccessToken] = []
         more = False
         for id in self.tokens.irange(minimum=max(command.prefix, command.after)):
@@ -82,14 +82,14 @@ class Tokens:
                 more = True
                 break
             page.append(token)
-        return self._answer(made, protocol.TokenPage(page, more))
+        return self._answer(made, s2.TokenPage(page, more))
 
-    def _find(self, command: protocol.FindToken, now_ms: int, made: Made) -> Outcome:
+    def _find(self, command: s2.FindToken, now_ms: int, made: Made) -> Outcome:
         token = self._by_digest.get(command.digest)
         is_valid = token is not None and _is_valid(token, now_ms)
-        return self._answer(made, protocol.TokenFound(token if is_valid else None, token is not None))
+        return self._answer(made, s2.TokenFound(token if is_valid else None, token is not None))
 
-    def _answer(self, made: Made, reply: protocol.Reply | StreamsError) -> Outcome:
+    def _answer(self, made: Made, reply: s2.Reply | StreamsError) -> Outcome:
         return self._context.when_registered(reply, self.lsn, made)
 
     # -- applying

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from sys import intern
 from typing import NamedTuple
 
-from streams.protocol.wire.packed import PackedHead, Rows, sizes_of, unpack_again
+from streams.protocol.payloads.packed import PackedHead, Rows, sizes_of, unpack_again
 
 #: What a chunk takes in memory without its rows, and what each box does that it names: measured, rounded up.
 _CHUNK_MEMORY, _PIECE_MEMORY = 600, 40

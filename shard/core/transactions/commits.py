@@ -22,7 +22,7 @@ from shard.core import changes
 from shard.core.transactions.chunks import Chunk, Piece
 from shard.core.transactions.unrendered import UnrenderedRows
 from streams.protocol.model.records import Batch, Columns, render, resolve_times
-from streams.protocol.wire.packed import Rows, joined
+from streams.protocol.payloads.packed import Rows, joined
 
 #: Rows of several chunks become one batch until it has this many records or bytes: few batches read faster,
 #: and none is so large that reading a little of it costs much.

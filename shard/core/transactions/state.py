@@ -37,7 +37,7 @@ from shard.core.transactions.commits import Commit, Target
 from shard.core.transactions.epochs import Epoch, add_pieces
 from shard.core.transactions.unrendered import UnrenderedRows
 from streams.protocol.model.slots import slot_of
-from streams.protocol.wire.packed import Rows
+from streams.protocol.payloads.packed import Rows
 
 #: A transaction up to this size keeps its rows in memory, and its commit renders them at once: about four
 #: milliseconds. All of them together keep at most `LOADED_MAX`.

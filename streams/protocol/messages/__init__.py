@@ -1,8 +1,8 @@
-"""Commands and replies: what they say, how a request is read, how a reply is written.
+"""Commands and replies: their fields, how a request is decoded, how a reply is encoded.
 
-commands, queues, routers, forwards, streams, bulk    the commands of each feature, and their replies
-requests, query                                       bytes to commands and replies to bytes
-queue_requests, stream_requests, bulk_requests        the same for queues, the S2 API and bulk clients
-op_access                                             which scopes each op needs
-bodies, replies, server_replies                       JSON of `/v0`: one struct for each body and each reply
+commands, queues, routers, forwards, s2, bulk    the commands of each feature, and their replies
+requests, query                                  bytes to commands and replies to bytes
+queue_requests, s2_requests, bulk_requests       bytes to commands of queues, of S2 and of bulk clients
+op_access                                        the scopes that each op needs
+bodies, replies, server_replies                  JSON of `/v0`: one struct for each body and each reply
 """

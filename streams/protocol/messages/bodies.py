@@ -14,7 +14,7 @@ from msgspec import Meta
 from streams.protocol.messages.queues import SEQS_MAX
 from streams.protocol.model.boxes import NON_NEGATIVE_MAX
 from streams.protocol.model.names import BoxName
-from streams.protocol.wire.appends import AppendOptions
+from streams.protocol.payloads.appends import AppendOptions
 
 WATCHED_BOXES_MAX = 256
 WATCH_LIMIT_DEFAULT, WATCH_BYTES_DEFAULT, HEARTBEAT_MS_DEFAULT = 256, 256 * 1024, 15_000
@@ -31,7 +31,7 @@ _Node = Annotated[str, Meta(extra_json_schema={"minLength": 1})]
 
 
 class NewRecord(msgspec.Struct, forbid_unknown_fields=True):
-    """A record as a writer sends it (§3). `wire/appends.py` reads it; `data` and `meta` stay bytes there."""
+    """A record as a writer sends it (§3). `payloads/appends.py` keeps `data` and `meta` as bytes."""
 
     data: Any
     tag: str | None = None

@@ -1,7 +1,7 @@
-"""What bulk clients ask of a shard and what they are told: states, positions by time, transactions.
+"""Commands and replies of bulk clients: states of boxes, positions by time, transactions.
 
-On the wire every one of these is a msgpack array, field by field; what is packed (`wire/packed.py`) or stored
-(`wire/scans.py`) travels in the body. Frozen, without behaviour.
+On the wire each of these is a msgpack array of its fields. Packed rows (`payloads/packed.py`) and stored
+records (`payloads/scans.py`) travel in the body. Frozen structs without behaviour.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from streams.protocol.access.grants import Grant
-from streams.protocol.wire.packed import PackedHead, Rows
+from streams.protocol.payloads.packed import PackedHead, Rows
 
 #: Positions asked for, or states given, in one message.
 LOCATE_MAX = 10_000

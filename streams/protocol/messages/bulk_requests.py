@@ -11,13 +11,13 @@ from typing import Any
 
 import msgspec
 
+from streams.protocol import wire
 from streams.protocol.errors import InvalidRequest
 from streams.protocol.messages import bulk, commands
 from streams.protocol.model.names import check_readable_name, check_text
-from streams.protocol.wire import framing as wire
-from streams.protocol.wire import scans
-from streams.protocol.wire.appends import RecordLimits, check_idempotency_key, check_seq
-from streams.protocol.wire.packed import PackedHead, unpack
+from streams.protocol.payloads import scans
+from streams.protocol.payloads.appends import RecordLimits, check_idempotency_key, check_seq
+from streams.protocol.payloads.packed import PackedHead, unpack
 
 _packed_head = msgspec.msgpack.Decoder(PackedHead).decode
 _put_head = msgspec.msgpack.Decoder(bulk.TxnPutHead).decode

@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from streams.protocol.access.key_limits import AccountsUse, ExchangeUse
-from streams.protocol.messages import forwards, streams
+from streams.protocol.messages import forwards, s2
 from streams.protocol.messages.bulk import BulkCommand, BulkReply
 from streams.protocol.messages.queues import GroupCommand, GroupReply, QueueCommand, QueueReply
 from streams.protocol.messages.replies import BoxGone as BoxGone
@@ -23,7 +23,7 @@ from streams.protocol.messages.replies import Tombstone as Tombstone
 from streams.protocol.model.boxes import BoxPatch
 from streams.protocol.model.matches import Match as Match
 from streams.protocol.model.records import Columns
-from streams.protocol.wire import scans
+from streams.protocol.payloads import scans
 
 
 class PutBox(msgspec.Struct, frozen=True):
@@ -93,7 +93,7 @@ class Follow(Diff, frozen=True, kw_only=True):
 
 
 class Scan(Diff, frozen=True, kw_only=True):
-    """A read of stored records as buffers (`wire/scans.py`), by bytes alone. `to_seq` 0 is the head."""
+    """A read of stored records as buffers (`payloads/scans.py`), by bytes alone. `to_seq` 0 is the head."""
 
     to_seq: int = 0
     columns: int = scans.ALL
@@ -185,7 +185,7 @@ Command = (
     | BulkCommand
     | forwards.Command
     | SessionCommand
-    | streams.Command
+    | s2.Command
     | ExchangeUse
 )
 
@@ -255,6 +255,6 @@ Reply = (
     | scans.Scanned
     | forwards.Reply
     | SessionKept
-    | streams.Reply
+    | s2.Reply
     | AccountsUse
 )

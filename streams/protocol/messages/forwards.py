@@ -19,11 +19,11 @@ from typing import TypeVar
 
 import msgspec
 
+from streams.protocol import wire
 from streams.protocol.errors import InvalidRequest
 from streams.protocol.messages import routers
 from streams.protocol.messages.routers import Route
 from streams.protocol.model.boxes import BoxPatch
-from streams.protocol.wire import framing as wire
 
 _T = TypeVar("_T")
 

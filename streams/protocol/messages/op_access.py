@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from streams.protocol import wire
 from streams.protocol.access.grants import ADMIN, DELETE, READ, WRITE, Grant
 from streams.protocol.errors import Forbidden
 from streams.protocol.messages import bulk
-from streams.protocol.wire import framing as wire
 
 
 class Need(NamedTuple):

@@ -6,7 +6,7 @@ from urllib.parse import parse_qsl
 
 from streams.protocol.errors import InvalidRequest
 from streams.protocol.model.names import shown
-from streams.protocol.wire.appends import SEQ_MAX
+from streams.protocol.payloads.appends import SEQ_MAX
 
 
 class Query:

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from streams.protocol import wire
 from streams.protocol.errors import InvalidRequest
 from streams.protocol.messages import queues
 from streams.protocol.messages.bodies import AckBody, ClaimBody, CommitBody, ExtendBody, NackBody, RequeueBody
@@ -22,8 +23,7 @@ from streams.protocol.messages.queues import (
     QueueCommand,
 )
 from streams.protocol.model.names import check_box_name, check_group_name, check_text
-from streams.protocol.wire import framing as wire
-from streams.protocol.wire.appends import RecordLimits, check_seq, decode_json
+from streams.protocol.payloads.appends import RecordLimits, check_seq, decode_json
 
 WAIT_MS_MAX = 30_000
 PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX = 100, 1000

@@ -12,11 +12,12 @@ from typing import Any
 import msgspec
 import orjson
 
+from streams.protocol import wire
 from streams.protocol.access.grants import check_append, check_patch
 from streams.protocol.access.key_limits import AccountsUse, ExchangeUse
 from streams.protocol.access.keys import Key
 from streams.protocol.errors import InvalidRequest, StreamsError
-from streams.protocol.messages import bulk_requests, commands, forwards, queue_requests, stream_requests
+from streams.protocol.messages import bulk_requests, commands, forwards, queue_requests, s2_requests
 from streams.protocol.messages.bodies import DeleteBody, DiffBody, FenceBody, RouterBody
 from streams.protocol.messages.commands import Command, Match, Reply
 from streams.protocol.messages.query import Query
@@ -31,8 +32,7 @@ from streams.protocol.model.names import (
     check_text,
     shown,
 )
-from streams.protocol.wire import framing as wire
-from streams.protocol.wire.appends import (
+from streams.protocol.payloads.appends import (
     RecordLimits,
     check_idempotency_key,
     check_seq,
@@ -353,8 +353,8 @@ def decode_command(
             return forwards.DECODERS[op](head, body)
         if op in bulk_requests.DECODERS:
             return bulk_requests.decode(op, head, body, limits)
-        if op in stream_requests.DECODERS:
-            return stream_requests.DECODERS[op](head, body)
+        if op in s2_requests.DECODERS:
+            return s2_requests.DECODERS[op](head, body)
         if op == wire.OP_EXCHANGE_USE:
             return _exchange_use(head)
         raise InvalidRequest(f"op {op} is not known here")
@@ -500,7 +500,7 @@ _ENCODERS: dict[type[Any], Callable[[Any], bytes]] = {
     **dict.fromkeys(bulk_requests.REPLIES, bulk_requests.encode),
     commands.SessionKept: _session,
     AccountsUse: msgspec.msgpack.encode,
-    **stream_requests.ENCODERS,
+    **s2_requests.ENCODERS,
 }
 
 

@@ -35,7 +35,7 @@ from msgspec import Raw
 from streams.protocol.errors import BatchTooLarge, InvalidRequest, RecordTooLarge
 from streams.protocol.model.names import check_box_name, check_text, shown
 from streams.protocol.model.records import Columns
-from streams.protocol.wire.appends import MILLIS_MAX, RecordLimits, check_meta
+from streams.protocol.payloads.appends import MILLIS_MAX, RecordLimits, check_meta
 
 #: Boxes in one message. Each becomes a write of its own; this bounds how long one message holds a shard.
 BOXES_MAX = 10_000

@@ -1,7 +1,7 @@
-"""What is said of streams and basins as bytes between processes of one server.
+"""Encodes and decodes commands of the S2 API between a gateway and the shards of one server.
 
-What a shard is asked with op 102 is one of `streams.Asked`, as msgpack; its answers are msgpack too. Appends
-(op 100) and reads (op 101) have heads of their own and raw bodies.
+Op 102 carries one of `s2.Asked` as msgpack, and its replies are msgpack too. Appends (op 100) and reads
+(op 101) have heads of their own and raw bodies.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from streams.protocol import wire
 from streams.protocol.errors import InvalidRequest
 from streams.protocol.messages.commands import ReadStream
-from streams.protocol.messages.streams import (
+from streams.protocol.messages.s2 import (
     BATCH_METERED_MAX,
     BATCH_RECORDS_MAX,
     AppendHead,
@@ -35,7 +36,6 @@ from streams.protocol.messages.streams import (
     TokenFound,
     TokenPage,
 )
-from streams.protocol.wire import framing as wire
 
 _T = TypeVar("_T")
 

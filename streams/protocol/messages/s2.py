@@ -4,7 +4,7 @@ A **stream** is a box of type `stream`, with binary records (`model/sequenced.py
 `basin/stream`: a slash stands in no other box's name. A **basin** is an entry in the register of the first
 shard (`shard/core/s2/basins.py`): a config for its streams, and a number that no other basin has had.
 
-How it travels is in `stream_requests.py`.
+How it travels is in `s2_requests.py`.
 """
 
 from __future__ import annotations
