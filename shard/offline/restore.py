@@ -27,7 +27,9 @@ from shard.core.boxes.offline_edits import cut_after, live_runs
 from shard.core.boxes.sealed import Segment
 from shard.core.changes import BoxFacts, SegmentFacts, SeqsLost, SeqsReserved
 from shard.core.machine import Machine
-from shard.offline.reconcile import Cut, Reconciler, loading, survey
+from shard.offline.box_cuts import Cut, survey
+from shard.offline.payload_loading import loading
+from shard.offline.reconcile import Reconciler
 from shard.storage import frames, segments
 from shard.storage.files import Corrupt, DiskLike, remove_tree
 from shard.storage.segments.index import digest_of

@@ -21,7 +21,7 @@ from shard.core.boxes.box import Box
 from shard.core.boxes.offline_edits import fitted
 from shard.core.changes import BoxFacts, Change, UploadsMoved
 from shard.core.machine import Machine
-from shard.offline.reconcile import loading
+from shard.offline.payload_loading import loading
 from shard.offline.restore import Report, Restored, Restoring, scratch_of
 from shard.storage import object_log
 from shard.storage.cold import ColdDamaged, ColdMissing, ColdStore

@@ -1,0 +1,138 @@
+"""Records what a restore to a point in time cuts off the end of a box, for the boxes that depend on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from pyroaring import BitMap64
+
+from shard.core.boxes.box import Box
+from shard.core.boxes.log import Log
+from shard.core.queues.move_lines import Letter, letters_in, line_of
+from shard.core.routers.router_outbox import RouterOutbox, wanted_runs
+from shard.offline.payload_loading import loading
+from shard.storage.segments.store import Name, SegmentStore
+from streams.protocol.messages.routers import router_of
+from streams.protocol.model.records import Batch
+
+
+class Cut(NamedTuple):
+    """What a restore up to a time has cut off the end of a box, as far as it concerns other boxes."""
+
+    #: Records that routers had brought.
+    copies: int = 0
+    #: Whether nothing in there was gone already. If not, the other numbers are too low.
+    is_whole: bool = True
+    #: By the origin of each router that copies from here: the seqs that it would have copied.
+    wanted: Mapping[str, BitMap64] = MappingProxyType({})
+    #: Dead letters that came later than the time and were kept: they may be all that is left of a job.
+    letters: tuple[Letter, ...] = ()
+    #: Seqs of those, and of jobs that came back from being dead letters.
+    kept: BitMap64 = BitMap64()
+    #: Of a box with `compact: "tag"`: how many keys may be gone with it, because compaction has dropped the
+    #: records that they had before.
+    keys: int = 0
+    #: The head before the cut; 0 = nothing was cut.
+    head_seq: int = 0
+
+
+def survey(box: Box, seq: int, store: SegmentStore) -> Cut:
+    """What lies behind `seq` in a box from which everything there is about to be cut off."""
+    outboxes = [outbox for outbox in box.outboxes.values() if isinstance(outbox, RouterOutbox)]
+    lines = [line_of(origin) for origin in box.origins if router_of(origin) is None]
+    takes_letters = any(line is not None and line.is_dead for line in lines)
+    takes_jobs = any(line is not None and not line.is_dead for line in lines)
+    routers = sum(router_of(origin) is not None for origin in box.origins)
+    log = box.log
+    keys = _count_keys(box, seq, store) if box.config.compact == "tag" else 0
+    if not (outboxes or box.origins):
+        return Cut(keys=keys)
+    wanted = {outbox.origin: BitMap64() for outbox in outboxes}
+    kept, letters = BitMap64(), list[Letter]()
+    copies = 0
+    next_seq = seq + 1
+    # A cut begins at a live record. Copies of several routers that were deleted in front of it may be later
+    # than the time, too; those of one router are all earlier in its source than what is cut.
+    is_whole = routers < 2 or not _is_deleted(log, seq)
+    for batch in _batches_after(log, seq, store):
+        first = max(0, seq + 1 - batch.first_seq)
+        is_whole &= not is_gap(log, next_seq, batch.first_seq)
+        next_seq = batch.last_seq + 1
+        runs = log.runs(batch, first, batch.count - 1)
+        is_whole &= sum(last - start + 1 for start, last in runs) == batch.count - first
+        for outbox in outboxes:
+            for start, last in wanted_runs(outbox.route, batch, runs):
+                wanted[outbox.origin].add_range(batch.first_seq + start, batch.first_seq + last + 1)
+        if not batch.hops:
+            continue
+        found = letters_in(batch, runs) if takes_letters else []
+        letters += found
+        kept.update(letter.seq for letter in found)
+        if takes_jobs and not routers:
+            for start, last in runs:
+                kept.add_range(batch.first_seq + start, batch.first_seq + last + 1)
+        elif len(found) < batch.count - first:
+            copies += batch.count - first - len(found)
+    is_whole &= not is_gap(log, next_seq, log.head_seq + 1)
+    return Cut(copies, is_whole, wanted, tuple(letters), kept, keys, log.head_seq)
+
+
+def _count_keys(box: Box, seq: int, store: SegmentStore) -> int:
+    """How many tags at most had a record at or before `seq` that is gone, and have one behind it.
+
+    What was written first behind `seq` cannot be told from that. So it is no more than there are records
+    missing at or before it.
+    """
+    log = box.log
+    missing = seq - loading(store, lambda: log.live_before(seq + 1))[0]
+    if not missing:
+        return 0
+    behind: set[str] = set()
+    for batch in _batches_after(log, seq, store):
+        tags = batch.tag_list()
+        if tags is not None:
+            for first, last in log.runs(batch, max(0, seq + 1 - batch.first_seq), batch.count - 1):
+                behind.update(tags[first : last + 1])
+    behind.discard("")
+    for segment in log.segments:
+        if segment.first_seq <= seq:
+            for tag, seqs, _ in store.walk_tags(Name.of(segment)):
+                if tag in behind and any(each <= seq and log.is_live(each) for each in seqs):
+                    behind.discard(tag)
+    for batch in log.tail:
+        tags = batch.tag_list() if batch.first_seq <= seq and batch.dead < batch.count else None
+        if tags is not None:
+            for first, last in log.runs(batch, 0, min(batch.count - 1, seq - batch.first_seq)):
+                behind.difference_update(tags[first : last + 1])
+    return min(missing, len(behind))
+
+
+def _batches_after(log: Log, seq: int, store: SegmentStore) -> Iterator[Batch]:
+    """Batches that reach beyond `seq`, one at a time: of a long time they would not fit into memory."""
+    for segment in log.segments:
+        if segment.last_seq > seq:
+            for at in range(segment.from_seq(seq + 1), len(segment)):
+                (batch,) = store.read(Name.of(segment), at, bytes_max=1)
+                batch.dead = segment.dead(at)
+                yield batch
+    for batch in log.tail.batches[log.tail.from_seq(seq + 1) :]:
+        if batch.dead < batch.count:
+            yield batch
+
+
+def _is_deleted(log: Log, seq: int) -> bool:
+    """Return True if the record is gone and readers see no tombstone for it."""
+    is_evicted = seq < max(log.cap_floor, log.ttl_floor)
+    return seq > 0 and not is_evicted and not log.is_live(seq) and is_gap(log, seq, seq + 1)
+
+
+def is_gap(log: Log, next_seq: int, seq: int) -> bool:
+    """Whether records were lost between two batches. A hole that readers are told of is none."""
+    while next_seq < seq:
+        hole = log.hole_after(next_seq - 1)
+        if hole is None or hole.first_seq > next_seq:
+            return True
+        next_seq = hole.last_seq + 1
+    return False

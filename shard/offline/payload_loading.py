@@ -1,0 +1,21 @@
+"""Loads the payloads that a read of sealed records is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from shard.core.boxes.sealed import NotLoaded
+from shard.storage.segments.store import Name, SegmentStore
+
+T = TypeVar("T")
+
+
+def loading(store: SegmentStore, ask: Callable[[], T]) -> T:
+    """Asks again with what it was missing, until it misses nothing."""
+    while True:
+        try:
+            return ask()
+        except NotLoaded as missing:
+            segment, at = missing.segment, missing.at
+            segment.load(at, store.read(Name.of(segment), at, bytes_max=1)[0])

@@ -1,0 +1,259 @@
+"""Repairs the segments of a damaged shard: verifies every byte, and rewrites those with damage.
+
+Rules of the file
+- The damaged folder is only read. A segment that is rewritten goes into the new folder, under a new serial.
+- A cold store that does not answer proves nothing about its content: the repair is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator
+
+import msgspec
+
+from shard.core.boxes import offline_edits
+from shard.core.boxes.box import Box
+from shard.core.boxes.sealed import Segment
+from shard.core.changes import BoxFacts, SegmentFacts
+from shard.core.machine import Machine
+from shard.offline.repair_findings import CannotRepair, Findings, Loss
+from shard.offline.verify import name_of
+from shard.storage import segments
+from shard.storage.files import Corrupt, DiskLike
+from shard.storage.segments.index import SegmentIndex
+from shard.storage.segments.store import Name, SegmentStore, Unreachable, segment_of
+from shard.storage.sources import FileSource, Source
+from streams.protocol.model.records import Batch
+
+
+class SegmentRepair:
+    def __init__(
+        self, disk: DiskLike, source: str, store: SegmentStore, findings: Findings, *, looks_at_cold: bool
+    ) -> None:
+        self._disk = disk
+        self._segments = f"{source}/segments"
+        self._store = store
+        self._findings = findings
+        self._looks_at_cold = looks_at_cold
+        #: By generation and serial: which batches of a segment cannot be read.
+        self._lost: dict[int, dict[int, set[int]]] = {}
+        self._indexes: dict[Name, SegmentIndex | None] = {}
+        #: Segments that were written anew, into the new folder.
+        self._new: set[Name] = set()
+        #: Segments in the cold store whose stub is to be written anew: their indexes.
+        self.stubs: dict[Name, SegmentIndex] = {}
+        #: Stubs that nothing names any more: they make the server drop the copies in the cold store.
+        self.dropped_stubs: list[str] = []
+
+    def __repr__(self) -> str:
+        return f"<SegmentRepair {self._segments}: {len(self._lost)} boxes with damage>"
+
+    # -- indexes and stubs
+
+    def index(self, name: Name) -> SegmentIndex | None:
+        if name not in self._indexes:
+            self._indexes[name] = self._read_index(name)
+        return self._indexes[name]
+
+    def _read_index(self, name: Name) -> SegmentIndex | None:
+        """From the file, or else from the stub. A file whose index is damaged has to be written anew."""
+        path = f"{self._segments}/{name.file}"
+        try:
+            return segments.open_segment(FileSource(self._disk, path))
+        except FileNotFoundError:
+            reason = "the segment is missing"
+        except Corrupt as damage:
+            reason = damage.reason
+        used = "the index of its stub was used"
+        try:
+            index = segments.open_stub(FileSource(self._disk, f"{self._segments}/{name.stub}"))
+        except FileNotFoundError:
+            self._findings.notes.append(f"{path}: {reason}")
+            return None
+        except Corrupt as damage:
+            reason = f"{reason}; its stub: {damage.reason}"
+            found = self._index_in_cold(name, reason)
+            if found is None:
+                return None
+            index, used = found, "the index of its copy in the cold store was used"
+            if not self._disk.exists(path):
+                self.stubs[name] = index
+                self._findings.notes.append(
+                    f"{damage.path}: {damage.reason}; written anew from the cold store"
+                )
+        if self._disk.exists(path):
+            self._lost.setdefault(name.generation, {}).setdefault(name.serial, set())
+            self._findings.notes.append(f"{path}: {reason}; {used}")
+        return index
+
+    def _index_in_cold(self, name: Name, reason: str) -> SegmentIndex | None:
+        """The index of the copy in the cold store; None if the store has no copy whose index is whole."""
+        try:
+            return segments.open_segment(self._store.source_in_cold(name))
+        except Unreachable as trouble:
+            raise CannotRepair(
+                f"{self._segments}/{name.file}: {reason}. Its copy in the cold store may be whole, and "
+                f"cannot be read ({trouble}). Repeat this when the store answers, and name it with "
+                "--cold-dir. If it is gone for good, name an empty folder in its place"
+            ) from trouble
+        except Corrupt as damage:
+            self._findings.notes.append(
+                f"{self._segments}/{name.file}: {reason}; in the cold store: {damage.reason}"
+            )
+            return None
+
+    def attach(self, named: list[tuple[Box, SegmentFacts]]) -> Iterator[tuple[int, int]]:
+        """Gives back segments that can be opened. Yields (generation, serial) of the others."""
+        for box, facts in named:
+            name = Name(box.generation, facts.first_seq, facts.serial)
+            index = self.index(name)
+            if index is None:
+                self._give_up(name)
+                yield box.generation, facts.serial
+                continue
+            segment = segment_of(index)
+            segment.is_cold = not self._disk.exists(f"{self._segments}/{name.file}")
+            box.log.attach(segment, facts.dead)
+
+    def newest_holding(self, generation: int, sealed_seq: int, seq: int, before_seq: int) -> Segment | None:
+        """The newest segment file of a box that holds `seq`, and nothing up to `sealed_seq` or from
+        `before_seq` on."""
+        found: Segment | None = None
+        for file in segments.list_segments(self._disk, self._segments):
+            name = name_of(file)
+            if name.generation == generation and sealed_seq < name.first_seq <= seq:
+                index = self.index(name)
+                if index is not None and seq <= index.last_seq < before_seq:
+                    candidate = segment_of(index)
+                    found = candidate if found is None or candidate.serial > found.serial else found
+        return found
+
+    def add_unnamed_stubs(self, machine: Machine, missing: set[tuple[int, int]]) -> None:
+        """Takes along the stubs of copies that were waiting to be dropped. Their numbers are not given again:
+        a segment that is written anew must not get the name of such a stub."""
+        named = {Name.of(segment) for segment in machine.segments()}
+        for stub in segments.list_stubs(self._disk, self._segments):
+            name = name_of(stub)
+            if name in named or name in self.stubs or (name.generation, name.serial) in missing:
+                continue
+            self.dropped_stubs.append(stub)
+            box = machine.generations.get(name.generation)
+            if box is not None:
+                box.last_serial = max(box.last_serial, name.serial)
+
+    # -- damage
+
+    def mend(self, boxes: Iterable[Box], wounded: Container[int], target: SegmentStore) -> None:
+        """Looks at every byte of every segment, and writes those anew into which there is damage."""
+        for box in boxes:
+            for segment in list(box.log.segments):
+                self._look_at(box, segment)
+            lost = self._lost.get(box.generation, {})
+            if lost or box.generation in wounded:
+                why = "a batch of a segment is damaged"
+                before = {segment.serial: Name.of(segment) for segment in box.log.segments}
+                holes = offline_edits.remeasure(box.log, self._read, lost)
+                self._findings.losses += [
+                    Loss(box.name, box.generation, first, last, why) for first, last in holes
+                ]
+                for serial in before.keys() - {segment.serial for segment in box.log.segments}:
+                    self._give_up(before[serial])  # nothing in it is both whole and live
+                for segment in [each for each in box.log.segments if each.serial in lost]:
+                    self._write_anew(box, segment, target)
+                box.log.show(box.log.head_seq, box.log.last_ts)
+                if box.is_disk:  # CEILING: the frame that reserved them may be among the damaged ones
+                    box.reserved_seq = max(box.reserved_seq, box.log.head_seq)
+
+    def _look_at(self, box: Box, segment: Segment) -> None:
+        name = Name.of(segment)
+        path = f"{self._segments}/{name.file}"
+        if not self._disk.exists(path):
+            if not self._disk.exists(f"{self._segments}/{name.stub}"):
+                self._findings.notes.append(f"{path}: the segment is missing")
+                self._note_lost(segment, set(range(len(segment))))
+                return
+            if not self._looks_at_cold:
+                return
+        index = self.index(name)
+        if index is None:
+            self._note_lost(segment, set(range(len(segment))))
+            return
+        try:
+            source = self._source_of(name, index)
+            if next(segments.verify_segment(source), None) is None:
+                return
+            bad = set(self._bad_batches(source, index))
+        except Unreachable as trouble:
+            raise CannotRepair(f"{trouble}; repeat this when it answers") from trouble
+        if not bad:
+            self._findings.notes.append(
+                f"{path}: everything but the records was damaged; it was written anew"
+            )
+        self._note_lost(segment, bad)
+
+    def _bad_batches(self, source: Source, index: SegmentIndex) -> Iterator[int]:
+        """Which batches cannot be read; of those in a row that fail for one reason the first is noted."""
+        said = ""
+        for at in range(len(index)):
+            try:
+                segments.read_batches(source, index, at, at)
+            except Corrupt as damage:
+                if damage.reason != said:
+                    self._findings.notes.append(f"{source.name} at byte {damage.offset}: {damage.reason}")
+                said = damage.reason
+                yield at
+
+    def _source_of(self, name: Name, index: SegmentIndex) -> Source:
+        """The file, or the copy in the cold store."""
+        path = f"{self._segments}/{name.file}"
+        if self._disk.exists(path):
+            return FileSource(self._disk, path)
+        return self._store.source_in_cold(name, index.file_bytes)
+
+    def _note_lost(self, segment: Segment, ats: set[int]) -> None:
+        self._lost.setdefault(segment.generation, {})[segment.serial] = ats
+
+    def _read(self, segment: Segment, at: int) -> Batch:
+        name = Name.of(segment)
+        index = self.index(name)
+        assert index is not None, "what cannot be opened is lost as a whole"
+        try:
+            return segments.read_batches(self._source_of(name, index), index, at, at)[0]
+        except Unreachable as trouble:
+            raise CannotRepair(f"{trouble}; it is needed to tell what is live there") from trouble
+
+    def _give_up(self, name: Name) -> None:
+        """Has the server drop the copy of a segment of which nothing is left, if the cold store has one."""
+        file, stub = f"{self._segments}/{name.file}", f"{self._segments}/{name.stub}"
+        if name in self.stubs or self._disk.exists(file) or not self._disk.exists(stub):
+            return  # the stub is written anew, or the copy was not looked at, or there is none
+        try:
+            self._store.source_in_cold(name)
+        except (Unreachable, Corrupt):
+            return
+        self.dropped_stubs.append(name.stub)
+
+    def _write_anew(self, box: Box, segment: Segment, target: SegmentStore) -> None:
+        def live() -> Iterator[Batch]:
+            for at, runs in offline_edits.live_runs(box.log, segment).items():
+                batch = self._read(segment, at)
+                for first, last in runs:
+                    yield batch.part(first, last)
+
+        box.last_serial += 1
+        stand_in = target.write(box.generation, box.last_serial, live())
+        self._new.add(Name.of(stand_in))
+        offline_edits.replace_segment(box.log, segment, stand_in)
+        name = Name.of(segment)
+        if name not in self.stubs and self._disk.exists(f"{self._segments}/{name.stub}"):
+            self.dropped_stubs.append(name.stub)
+
+    def brought(self, facts: BoxFacts) -> BoxFacts:
+        """The facts with those segments alone whose files, or stubs, are whole in the damaged folder."""
+        old = [
+            each
+            for each in facts.segments
+            if (name := Name(facts.generation, each.first_seq, each.serial)) not in self._new
+            and name not in self.stubs
+        ]
+        return msgspec.structs.replace(facts, segments=old)
