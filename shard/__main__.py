@@ -111,7 +111,7 @@ def open_cold_store(arguments: ChildArgs, disk: Disk, faults: Faults) -> ColdSto
         return None
     from shard.offline.claim_cold import owner_of  # brings obstore along, which takes a while to import
     from shard.storage.cold import ColdConfigError, open_cold
-    from shard.storage.cold.observed import ObservedCold
+    from shard.storage.cold.fault_recorder import FaultRecordingCold
     from shard.storage.cold.ownership import OwnedCold
 
     try:
@@ -119,7 +119,7 @@ def open_cold_store(arguments: ChildArgs, disk: Disk, faults: Faults) -> ColdSto
     except ColdConfigError as error:
         raise ColdStoreMissing(f"{COLD_STORE_FAILED}: {error}") from None
     owned = OwnedCold(store, owner_of(arguments.server, str(config.data_dir)))
-    return ObservedCold(owned, faults)
+    return FaultRecordingCold(owned, faults)
 
 
 def upload_target_of(arguments: ChildArgs, store: ColdStore, folder: str) -> UploadTarget:

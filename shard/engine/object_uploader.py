@@ -11,7 +11,7 @@ is waited for.
 Rules of the file
 - Only what is durable here is put there: after a crash the log has it again, under the same lsns, and what
   was not confirmed is put again. A reader of the store takes each lsn once
-  (`transfer/chains.py`).
+  (`transfer/object_chains.py`).
 - A name is never put with other bytes: names of groups hold the lsns and the life of the shard.
 - The store being away is not a failure of the shard: writers of object boxes wait, then are asked to come
   later.
@@ -39,7 +39,7 @@ from shard.storage.cold import ColdError, ColdStore
 from shard.storage.files import Corrupt, DiskLike, remove_tree
 from shard.storage.object_log import ChainName, LogName
 from shard.storage.segments.store import Name, SegmentStore, Unreachable
-from shard.transfer import chains
+from shard.transfer import object_chains
 from shard.transfer.backup import ShardSource
 from shard.transfer.boxes import Parts, parts_of
 from shard.transfer.exports import write_export
@@ -161,10 +161,11 @@ class ObjectUploader:
         is another store than theirs, and then nothing of it is worth anything without a base. Also counts
         what they have left, or lives that are short would add up to a log that is never folded up."""
         chain = ChainName.parse(self._uploading.chain)
-        found: list[chains.Found] = []
+        found: list[object_chains.Found] = []
         backoff_s = _BACKOFF_S
         while chain is not None and not await self._try(
-            lambda: found.extend(chains.survey(self._target.store, chain.root)), "a look at what is there"
+            lambda: found.extend(object_chains.survey(self._target.store, chain.root)),
+            "a look at what is there",
         ):
             await trio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, _BACKOFF_S_MAX)
@@ -278,7 +279,7 @@ class ObjectUploader:
                     del parts
                     self._on_uploaded(self._uploading.moved(chain.text, lsn, is_base=True))
                     follows = list(self._uploading.follows)
-                    tidy = partial(chains.tidy, self._target.store, self._disk, chain, follows=follows)
+                    tidy = partial(object_chains.tidy, self._target.store, self._disk, chain, follows=follows)
                     await self._try(tidy, "the removal of what is not needed any more")
                     return True
             await trio.sleep(_REFUSED_S if self._uploading.refusal else backoff_s)
@@ -293,18 +294,20 @@ class ObjectUploader:
     async def _chain(self) -> ChainName | None:
         """The chain that is being written, or a new one; None when the store is away, or another's. So it is
         asked before anything is put together for it."""
-        target, found = self._target, list[chains.Found]()
+        target, found = self._target, list[object_chains.Found]()
         chain = ChainName.parse(self._uploading.chain)
         if chain is not None:
             probe = partial(target.store.size, f"{chain.root}backups/{object_log.base_id(0)}.json")
             return chain if await self._try(probe, "a look at what is there") else None
-        if not await self._try(lambda: found.extend(chains.survey(target.store)), "a look at what is there"):
+        if not await self._try(
+            lambda: found.extend(object_chains.survey(target.store)), "a look at what is there"
+        ):
             return None
         try:
-            name = chains.next_name(
+            name = object_chains.next_name(
                 found, shard=target.shard, server=target.server, follows=self._uploading.follows
             )
-        except chains.ForeignChains as error:
+        except object_chains.ForeignChains as error:
             if not self._uploading.refusal:
                 log.error("the object store cannot be used for object boxes", reason=str(error))
             self._uploading.refusal = str(error)
@@ -321,7 +324,7 @@ class ObjectUploader:
         remove_tree(self._disk, folder)
         try:
             write_export(self._disk, folder, parts, now_ms=taken_ms, file_bytes=self._file_bytes)
-            target = chains.target_of(self._target.store, self._disk, chain)
+            target = object_chains.target_of(self._target.store, self._disk, chain)
             source = ShardSource(folder, self._segments, taken_ms)
             target.take([source], self._target.slots, id=object_log.base_id(parts.state.lsn))
         finally:

@@ -41,7 +41,7 @@ from shard.transfer.boxes import (
     read_shard,
     servers_of,
 )
-from shard.transfer.marks import MarkMerge, owners_of
+from shard.transfer.transaction_marks import MarkMerge, owners_of
 from streams.protocol.model.slots import SLOTS, slot_of
 
 EXIT_FAILED, EXIT_REFUSED, EXIT_CORRUPT = 1, 2, 3

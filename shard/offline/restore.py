@@ -39,7 +39,7 @@ from shard.storage.wal import FILE_BYTES
 from shard.transfer.backup import BadSignature, Pause, Target, check_sha256
 from shard.transfer.backup_manifest import Backup, BackupShard
 from shard.transfer.boxes import ShardBuilder, end_life, parts_of, read_shard, servers_of
-from shard.transfer.marks import MarkMerge, owners_of
+from shard.transfer.transaction_marks import MarkMerge, owners_of
 from streams.protocol.model.records import Batch
 from streams.protocol.model.slots import slot_of
 

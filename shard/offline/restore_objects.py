@@ -28,8 +28,8 @@ from shard.storage.cold import ColdDamaged, ColdMissing, ColdStore
 from shard.storage.files import Corrupt, DiskLike, remove_tree
 from shard.storage.object_log import LogName, ObjectLog
 from shard.storage.wal import FILE_BYTES
-from shard.transfer import chains
-from shard.transfer.chains import Told
+from shard.transfer import object_chains
+from shard.transfer.object_chains import Told
 from streams.protocol.model.slots import slot_of
 
 #: Objects that are fetched at once: each takes a round trip, and they are small.
@@ -46,8 +46,8 @@ class RestoredObjects(NamedTuple):
 
 def find(store: ColdStore, disk: DiskLike) -> list[Told]:
     """The chains that count. Raises `Corrupt` if the base of one is damaged."""
-    told = chains.tell(store, disk, chains.survey(store))
-    gone = chains.superseded(told)
+    told = object_chains.tell(store, disk, object_chains.survey(store))
+    gone = object_chains.superseded(told)
     return [each for each in told if each not in gone]
 
 
@@ -104,12 +104,12 @@ class RestoringObjects(Restoring):
         self._store = store
         self._told = told
         #: Of each slot, the chain that tells what is in it.
-        self._tellers = chains.owners_among(told)
+        self._tellers = object_chains.owners_among(told)
         self._place = 0
         self._objects = self._left_out = 0
         super().__init__(
             disk,
-            chains.target_of(store, disk, told[-1].found.name),
+            object_chains.target_of(store, disk, told[-1].found.name),
             told[-1].base,
             data_dir=data_dir,
             folders=folders,
@@ -130,7 +130,7 @@ class RestoringObjects(Restoring):
             builder.add_follows({each.found.name.server for each in self._told})
         for place, each in enumerate(self._told):
             self._place = place
-            self._target = chains.target_of(self._store, self._disk, each.found.name)
+            self._target = object_chains.target_of(self._store, self._disk, each.found.name)
             self._backup = each.base
             scratch = f"{self._data_dir}/{scratch_of(place)}"
             (shard,) = each.base.shards

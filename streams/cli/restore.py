@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shard.storage.files import ConfinedDisk
     from shard.transfer.backup import Target, Verify
     from shard.transfer.backup_manifest import Backup
-    from shard.transfer.chains import Told
+    from shard.transfer.object_chains import Told
     from streams.config import Config
 
 

@@ -4,7 +4,7 @@ base        what all kinds share: errors, names, measured sources
 folder      a folder, by way of the disk
 objects     an object store, by way of obstore
 locations   which of the two a location means
-observed    counts failures
+fault_recorder    counts failures
 ownership   one data directory owns a store, and others do not change it
 
 Rules of all of them:

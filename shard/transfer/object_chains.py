@@ -25,7 +25,7 @@ from shard.storage.files import DiskLike
 from shard.storage.object_log import ChainName, LogName
 from shard.transfer.backup import Target
 from shard.transfer.backup_manifest import Backup
-from shard.transfer.marks import owners_of
+from shard.transfer.transaction_marks import owners_of
 from streams.protocol.model.slots import SLOTS
 
 

@@ -14,13 +14,13 @@ from shard.storage.faults import Faults, Operation
 from shard.storage.files import Buffer
 
 
-class ObservedCold:
+class FaultRecordingCold:
     def __init__(self, store: ColdStore, faults: Faults) -> None:
         self._store = store
         self._faults = faults
 
     def __repr__(self) -> str:
-        return f"<ObservedCold {self._store!r}>"
+        return f"<FaultRecordingCold {self._store!r}>"
 
     def put(self, name: str, source: str | Iterable[Buffer], *, size: int, checksum: int) -> None:
         with self._observed("write"):

@@ -8,7 +8,7 @@ import pytest
 
 from shard.core.changes import MarkFacts
 from shard.core.transactions.state import Mark
-from shard.transfer.marks import MarkMerge, owners_of
+from shard.transfer.transaction_marks import MarkMerge, owners_of
 from streams.protocol.model.slots import SLOTS, slot_of
 
 BOXES = [f"box-{number}" for number in range(60)]
