@@ -12,7 +12,7 @@ from shard.core.boxes.box import Box
 from shard.core.boxes.log import Log
 from shard.core.queues.move_lines import Letter, letters_in, line_of
 from shard.core.routers.router_outbox import RouterOutbox, wanted_runs
-from shard.offline.payload_loading import loading
+from shard.offline.payload_loading import load_missing
 from shard.storage.segments.store import Name, SegmentStore
 from streams.protocol.messages.routers import router_of
 from streams.protocol.model.records import Batch
@@ -26,11 +26,11 @@ class Cut(NamedTuple):
     #: Whether nothing in there was gone already. If not, the other numbers are too low.
     is_whole: bool = True
     #: By the origin of each router that copies from here: the seqs that it would have copied.
-    wanted: Mapping[str, BitMap64] = MappingProxyType({})
+    copied_seqs: Mapping[str, BitMap64] = MappingProxyType({})
     #: Dead letters that came later than the time and were kept: they may be all that is left of a job.
     letters: tuple[Letter, ...] = ()
     #: Seqs of those, and of jobs that came back from being dead letters.
-    kept: BitMap64 = BitMap64()
+    retained_seqs: BitMap64 = BitMap64()
     #: Of a box with `compact: "tag"`: how many keys may be gone with it, because compaction has dropped the
     #: records that they had before.
     keys: int = 0
@@ -38,7 +38,7 @@ class Cut(NamedTuple):
     head_seq: int = 0
 
 
-def survey(box: Box, seq: int, store: SegmentStore) -> Cut:
+def survey_cut(box: Box, seq: int, store: SegmentStore) -> Cut:
     """What lies behind `seq` in a box from which everything there is about to be cut off."""
     outboxes = [outbox for outbox in box.outboxes.values() if isinstance(outbox, RouterOutbox)]
     lines = [line_of(origin) for origin in box.origins if router_of(origin) is None]
@@ -49,8 +49,8 @@ def survey(box: Box, seq: int, store: SegmentStore) -> Cut:
     keys = _count_keys(box, seq, store) if box.config.compact == "tag" else 0
     if not (outboxes or box.origins):
         return Cut(keys=keys)
-    wanted = {outbox.origin: BitMap64() for outbox in outboxes}
-    kept, letters = BitMap64(), list[Letter]()
+    copied_seqs = {outbox.origin: BitMap64() for outbox in outboxes}
+    retained_seqs, letters = BitMap64(), list[Letter]()
     copies = 0
     next_seq = seq + 1
     # A cut begins at a live record. Copies of several routers that were deleted in front of it may be later
@@ -64,19 +64,19 @@ def survey(box: Box, seq: int, store: SegmentStore) -> Cut:
         is_whole &= sum(last - start + 1 for start, last in runs) == batch.count - first
         for outbox in outboxes:
             for start, last in wanted_runs(outbox.route, batch, runs):
-                wanted[outbox.origin].add_range(batch.first_seq + start, batch.first_seq + last + 1)
+                copied_seqs[outbox.origin].add_range(batch.first_seq + start, batch.first_seq + last + 1)
         if not batch.hops:
             continue
-        found = letters_in(batch, runs) if takes_letters else []
-        letters += found
-        kept.update(letter.seq for letter in found)
+        batch_letters = letters_in(batch, runs) if takes_letters else []
+        letters += batch_letters
+        retained_seqs.update(letter.seq for letter in batch_letters)
         if takes_jobs and not routers:
             for start, last in runs:
-                kept.add_range(batch.first_seq + start, batch.first_seq + last + 1)
-        elif len(found) < batch.count - first:
-            copies += batch.count - first - len(found)
+                retained_seqs.add_range(batch.first_seq + start, batch.first_seq + last + 1)
+        elif len(batch_letters) < batch.count - first:
+            copies += batch.count - first - len(batch_letters)
     is_whole &= not is_gap(log, next_seq, log.head_seq + 1)
-    return Cut(copies, is_whole, wanted, tuple(letters), kept, keys, log.head_seq)
+    return Cut(copies, is_whole, copied_seqs, tuple(letters), retained_seqs, keys, log.head_seq)
 
 
 def _count_keys(box: Box, seq: int, store: SegmentStore) -> int:
@@ -86,7 +86,7 @@ def _count_keys(box: Box, seq: int, store: SegmentStore) -> int:
     missing at or before it.
     """
     log = box.log
-    missing = seq - loading(store, lambda: log.live_before(seq + 1))[0]
+    missing = seq - load_missing(store, lambda: log.live_before(seq + 1))[0]
     if not missing:
         return 0
     behind: set[str] = set()

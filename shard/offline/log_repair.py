@@ -23,7 +23,7 @@ from shard.core.machine import Machine
 from shard.core.transactions.commits import render_step
 from shard.core.transactions.state import Mark
 from shard.core.transactions.unrendered import UnrenderedRows
-from shard.offline.lost_ranges import lost_ranges, uncovered
+from shard.offline.lost_ranges import find_lost, find_uncovered
 from shard.offline.repair_findings import CannotRepair, Findings, Loss
 from shard.offline.segment_repair import SegmentRepair
 from shard.storage import frames
@@ -49,13 +49,13 @@ class LogRepair:
         self.machine = Machine(shard=shard)
         self.machine.txns.keeps_rows = True
         #: Boxes of which something is lost, or whose numbers may not be right: to be measured again.
-        self.wounded: dict[int, Box] = {}
+        self.suspect_boxes: dict[int, Box] = {}
         #: False if a change behind the snapshot is missing, so that the machine may not know every segment.
         self._knows_all_segments = True
         #: Boxes that may have lost records behind their head: by generation, in how many bytes.
-        self._suspects: dict[int, int] = {}
+        self._possible_losses: dict[int, int] = {}
         #: The lsns of what the snapshot says is held for transactions.
-        self._held: set[int] = set()
+        self._chunk_lsns: set[int] = set()
 
     def __repr__(self) -> str:
         return f"<LogRepair {self._source}: {self.machine!r}, {self._findings!r}>"
@@ -66,39 +66,39 @@ class LogRepair:
         state = self._newest_state()
         snapshot_lsn = state.lsn if state is not None else 0
         facts_of = {facts.generation: facts for facts in state.boxes} if state is not None else {}
-        wanted: dict[int, Box] = {}
-        missing: set[tuple[int, int]] = set()
+        batch_boxes: dict[int, Box] = {}
+        missing_segments: set[tuple[int, int]] = set()
         if state is not None:
-            named = self.machine.restore(state)
-            wanted = dict(named.batches)
-            self._held = named.held
-            missing = set(self._segments.attach(named.segments))
-        self._hydrate_kept()
-        hydrating = True
-        for found in salvage(self._disk, f"{self._source}/wal"):
-            if isinstance(found, Frame) and found.lsn <= snapshot_lsn:
-                self._hydrate(wanted, found)
+            references = self.machine.restore(state)
+            batch_boxes = dict(references.batches)
+            self._chunk_lsns = references.held
+            missing_segments = set(self._segments.attach(references.segments))
+        self._hydrate_retained()
+        is_hydrating = True
+        for item in salvage(self._disk, f"{self._source}/wal"):
+            if isinstance(item, Frame) and item.lsn <= snapshot_lsn:
+                self._hydrate(batch_boxes, item)
                 continue
-            if hydrating and (isinstance(found, Frame) or found.first_lsn > snapshot_lsn):
-                hydrating = False
-                self._settle(facts_of, wanted, missing)
-            if isinstance(found, Gap):
-                self._findings.notes.append(f"{found.path} at byte {found.offset}: {found.reason}")
-                if found.last_lsn > snapshot_lsn:
-                    self._pass_over(found)
+            if is_hydrating and (isinstance(item, Frame) or item.first_lsn > snapshot_lsn):
+                is_hydrating = False
+                self._settle(facts_of, batch_boxes, missing_segments)
+            if isinstance(item, Gap):
+                self._findings.notes.append(f"{item.path} at byte {item.offset}: {item.reason}")
+                if item.last_lsn > snapshot_lsn:
+                    self._skip_gap(item)
             else:
-                self._apply(found)
-        if hydrating:
-            self._settle(facts_of, wanted, missing)
+                self._apply(item)
+        if is_hydrating:
+            self._settle(facts_of, batch_boxes, missing_segments)
         self._lose_unrendered()
         self._skip_seqs()
         self.machine.recovered(self.machine.lsn)
         if self._knows_all_segments:
-            self._segments.add_unnamed_stubs(self.machine, missing)
+            self._segments.collect_unnamed_stubs(self.machine, missing_segments)
 
     def _newest_state(self) -> ShardState | None:
         try:
-            loaded = Snapshots(self._disk, f"{self._source}/snapshot").load_newest()
+            snapshot = Snapshots(self._disk, f"{self._source}/snapshot").load_newest()
         except Corrupt as damage:
             first = next(iter(salvage(self._disk, f"{self._source}/wal")), None)
             if isinstance(first, Frame) and first.lsn == 1:
@@ -109,16 +109,16 @@ class LogRepair:
             raise CannotRepair(
                 f"{damage}: no snapshot of this shard is whole, and its log does not reach back to the begin"
             ) from damage
-        if loaded is None:
+        if snapshot is None:
             return None
         self._findings.notes += [
-            f"{path}: the snapshot is damaged, the one before it was used" for path in loaded.skipped
+            f"{path}: the snapshot is damaged, the one before it was used" for path in snapshot.skipped
         ]
-        return frames.decode_state(loaded.content)
+        return frames.decode_state(snapshot.content)
 
-    def _hydrate(self, wanted: dict[int, Box], frame: Frame) -> None:
-        box = wanted.pop(frame.lsn, None)
-        if frame.lsn in self._held:  # one that is damaged is missed when its transaction is committed
+    def _hydrate(self, batch_boxes: dict[int, Box], frame: Frame) -> None:
+        box = batch_boxes.pop(frame.lsn, None)
+        if frame.lsn in self._chunk_lsns:  # one that is damaged is missed when its transaction is committed
             chunk = frames.decode(frame.kind, frame.version, frame.content)
             assert isinstance(chunk, changes.TxnHeld)
             self.machine.txns.give_back(chunk, frame.lsn)
@@ -128,11 +128,11 @@ class LogRepair:
             change.batch.lsn = frame.lsn
             box.log.hydrate(change.batch)
 
-    def _hydrate_kept(self) -> None:
+    def _hydrate_retained(self) -> None:
         """Gives back chunks from files of the log that were kept for them."""
-        kept = Wal(self._disk, f"{self._source}/wal").scan_kept()
+        retained_frames = Wal(self._disk, f"{self._source}/wal").scan_kept()
         try:
-            for frame in kept:
+            for frame in retained_frames:
                 self._hydrate({}, frame)
         except Corrupt as damage:
             self._findings.notes.append(
@@ -140,46 +140,51 @@ class LogRepair:
             )
 
     def _settle(
-        self, facts_of: dict[int, BoxFacts], wanted: dict[int, Box], missing: set[tuple[int, int]]
+        self,
+        facts_of: dict[int, BoxFacts],
+        batch_boxes: dict[int, Box],
+        missing_segments: set[tuple[int, int]],
     ) -> None:
         """All that the snapshot names and that is whole has been given back."""
-        for generation in {box.generation for box in wanted.values()} | {each for each, _ in missing}:
+        for generation in {box.generation for box in batch_boxes.values()} | {
+            each for each, _ in missing_segments
+        }:
             box, facts = self.machine.generations[generation], facts_of[generation]
-            serials = {serial for each, serial in missing if each == generation}
-            self._lose(box, lost_ranges(box, facts, serials), "a segment or a frame of the log is damaged")
+            serials = {serial for each, serial in missing_segments if each == generation}
+            self._lose(box, find_lost(box, facts, serials), "a segment or a frame of the log is damaged")
             offline_edits.recount(box.log)
         self.machine.hydrated()
         self._render_commits()
 
     # -- behind the snapshot
 
-    def _pass_over(self, gap: Gap) -> None:
+    def _skip_gap(self, gap: Gap) -> None:
         """Frames are missing. Whatever they changed, what the next ones say is not to be relied on."""
         self._knows_all_segments = False
-        self.wounded.update(self.machine.generations)
+        self.suspect_boxes.update(self.machine.generations)
         guess = gap.guess if gap.first_lsn == gap.last_lsn else None
         if guess is None:
             self._suspect(self.machine.generations, gap.bytes)
-        elif guess.kind in frames.GIVES_SEQS:
-            self._lose_claimed(frames.claimed(guess.kind, guess.content), gap.bytes)
+        elif guess.kind in frames.ASSIGNS_SEQS:
+            self._lose_batch(frames.read_claim(guess.kind, guess.content), gap.bytes)
         self.machine.lsn = gap.last_lsn
 
-    def _lose_claimed(self, claimed: frames.Claimed | None, size: int) -> None:
+    def _lose_batch(self, claim: frames.BatchClaim | None, size: int) -> None:
         """One frame is damaged, and holds a batch, or gives seqs in another way. A flipped bit in its front
         has been put right (`storage/salvage.py`), so a generation there is believed; how many records there
         were only if the batch fits where its box stands and says so twice."""
-        own = None if claimed is None else self.machine.generations.get(claimed.generation)
-        if claimed is None or own is None:
+        own = None if claim is None else self.machine.generations.get(claim.generation)
+        if claim is None or own is None:
             self._suspect(self.machine.generations, size)
-        elif claimed.is_kept and claimed.begins_at <= own.log.head_seq:
+        elif claim.is_kept and claim.begins_at <= own.log.head_seq:
             pass  # it is there from before, or was to be stored (`_make_way`)
         elif (
-            claimed.begins_at == own.log.head_seq + 1
-            and claimed.is_count_sure
-            and claimed.records <= size // _RECORD_BYTES_MIN
+            claim.begins_at == own.log.head_seq + 1
+            and claim.is_count_sure
+            and claim.records <= size // _RECORD_BYTES_MIN
         ):
-            self._lose_next(own, claimed.records)
-        elif claimed.begins_at == own.log.head_seq + 1 or claimed.is_generation_sure:
+            self._lose_next(own, claim.records)
+        elif claim.begins_at == own.log.head_seq + 1 or claim.is_generation_sure:
             self._suspect({own.generation: own}, size)
         else:
             self._suspect(self.machine.generations, size)
@@ -193,7 +198,7 @@ class LogRepair:
         """Records of these boxes may have been among so many bytes that are damaged, until a later batch of
         the box tells where it stood."""
         for generation in generations:
-            self._suspects[generation] = max(size, self._suspects.get(generation, 0))
+            self._possible_losses[generation] = max(size, self._possible_losses.get(generation, 0))
 
     def _apply(self, frame: Frame) -> None:
         try:
@@ -201,13 +206,13 @@ class LogRepair:
         except frames.UnknownFrame as error:
             raise CannotRepair(f"{self._source}/wal: {error}; use the version that wrote it") from error
         try:
-            change = self._make_way(change)
+            change = self._adjust(change)
             self.machine.lsn = frame.lsn - 1
             self.machine.apply(change, frame.lsn)
             if isinstance(change, changes.TxnCommitted):
                 self._render_commits()
         except DoesNotApply:
-            self._apply_what_can_be(change)
+            self._apply_partly(change)
         self.machine.lsn = frame.lsn
 
     def _require(self, generation: int) -> Box:
@@ -216,7 +221,7 @@ class LogRepair:
             raise DoesNotApply(f"there is no box of generation {generation}")
         return box
 
-    def _make_way(self, change: Change) -> Change:
+    def _adjust(self, change: Change) -> Change:
         """Says what missing frames must have said. Returns what the change is, now that they are missing."""
         if isinstance(change, changes.BoxCreated):
             old = self.machine.boxes.get(change.name)
@@ -226,7 +231,7 @@ class LogRepair:
             self._lose_before(change.generation, _begins_at(change))
         elif isinstance(change, BatchKept):
             box = self._require(change.generation)
-            self._pass_unrendered(box, change.batch.first_seq)
+            self._lose_unrendered_before(box, change.batch.first_seq)
             is_new = change.batch.first_seq > box.log.head_seq  # by a transaction of which a frame is missing
             if is_new or (box.is_memory and not box.log.awaited):  # or it was to be stored: see below
                 self._lose_before(change.generation, change.batch.first_seq)
@@ -234,7 +239,7 @@ class LogRepair:
         elif isinstance(change, changes.BoxConfigured):
             box = self._require(change.generation)
             if box.log.awaited:  # what it had in memory was stored, and not all of that is whole
-                self._lose(box, uncovered(box), "a frame of the log is damaged")
+                self._lose(box, find_uncovered(box), "a frame of the log is damaged")
                 offline_edits.recount(box.log)
         elif isinstance(change, changes.SeqsLost):
             self._lose_before(change.generation, change.first_seq)
@@ -257,7 +262,7 @@ class LogRepair:
                 batches = list(render_step(step, [chunk.taken_apart() for chunk in step.chunks]))
                 self.machine.keep_rendered(commit, batches, len(step.chunks))
 
-    def _pass_unrendered(self, box: Box, first_seq: int) -> None:
+    def _lose_unrendered_before(self, box: Box, first_seq: int) -> None:
         """The rows of a commit before the batch that is found next are lost."""
         at = box.log.tail.at(first_seq)
         rows = None if at is None else box.log.tail.batches[at]
@@ -277,7 +282,7 @@ class LogRepair:
 
     def _lose_before(self, generation: int, first_seq: int) -> None:
         """Between the head of a box and its next batch there is nothing, unless that is lost."""
-        self._suspects.pop(generation, None)
+        self._possible_losses.pop(generation, None)
         box = self._require(generation)
         head_seq = box.log.head_seq
         if first_seq > head_seq + 1:
@@ -291,17 +296,17 @@ class LogRepair:
         log = box.log
         first_seq = Segment.from_bytes(change.generation, change.serial, change.columns).first_seq
         while (oldest := log.tail.oldest) is not None and oldest.first_seq < first_seq:
-            found = self._segments.newest_holding(
+            segment = self._segments.newest_segment_with(
                 change.generation, log.sealed_seq, oldest.first_seq, first_seq
             )
-            if found is None:
+            if segment is None:
                 older = [batch for batch in log.tail if batch.first_seq < first_seq]
                 self._lose(box, [(each.first_seq, each.last_seq) for each in older], "its segment is missing")
                 return
-            sealed = changes.SegmentSealed(change.generation, found.serial, found.to_bytes())
-            self.machine.apply(sealed, 0)
+            earlier_seal = changes.SegmentSealed(change.generation, segment.serial, segment.to_bytes())
+            self.machine.apply(earlier_seal, 0)
 
-    def _apply_what_can_be(self, change: Change) -> None:
+    def _apply_partly(self, change: Change) -> None:
         """What it takes away is gone, even if how much that is cannot be told yet. The rest is left out."""
         self._knows_all_segments = False
         if isinstance(change, changes.TxnCommitted):
@@ -320,7 +325,7 @@ class LogRepair:
                 self._findings.losses.append(Loss("", generation, batch.first_seq, batch.last_seq, why))
             return
         log = box.log
-        self.wounded[generation] = box
+        self.suspect_boxes[generation] = box
         if isinstance(change, changes.RecordsDeleted) and change.seqs:
             log.add_deleted(log.live_of(change.seqs))
         if isinstance(change, changes.RecordsDeleted | changes.RecordsEvicted):
@@ -333,18 +338,18 @@ class LogRepair:
     def _drop_before(self, box: Box | None, before_seq: int) -> None:
         """Records before this seq were deleted or evicted by a change that cannot be applied as a whole."""
         if box is not None and before_seq:
-            self.wounded[box.generation] = box
+            self.suspect_boxes[box.generation] = box
             box.log.earliest_seq = max(box.log.earliest_seq, min(before_seq, box.log.head_seq + 1))
 
     def _skip_seqs(self) -> None:
         """Boxes of which nothing came behind a gap may have lost records in it."""
-        for generation, size in self._suspects.items():
+        for generation, size in self._possible_losses.items():
             box = self.machine.generations.get(generation)
-            skipped = min(_SEQS_SKIPPED_MAX, size // _RECORD_BYTES_MIN)
-            if box is None or box.is_memory or not skipped:
+            seq_count = min(_SEQS_SKIPPED_MAX, size // _RECORD_BYTES_MIN)
+            if box is None or box.is_memory or not seq_count:
                 continue
             head_seq = box.log.head_seq
-            last_seq = head_seq + skipped
+            last_seq = head_seq + seq_count
             if box.is_disk:  # up to here its seqs may have been given, and lost once before
                 last_seq = max(last_seq, box.reserved_seq)
             why = "a frame of the log is damaged, and may have been of this box"
@@ -352,7 +357,7 @@ class LogRepair:
             box.log.head_seq = last_seq
 
     def _lose(self, box: Box, ranges: list[tuple[int, int]], why: str) -> None:
-        self.wounded[box.generation] = box
+        self.suspect_boxes[box.generation] = box
         offline_edits.add_holes(box.log, ranges)
         self._findings.losses += [Loss(box.name, box.generation, first, last, why) for first, last in ranges]
 

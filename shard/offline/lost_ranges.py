@@ -8,7 +8,7 @@ from shard.core.boxes.box import Box
 from shard.core.changes import BoxFacts
 
 
-def uncovered(box: Box) -> list[tuple[int, int]]:
+def find_uncovered(box: Box) -> list[tuple[int, int]]:
     """Seqs that are in no batch. Some of them may have been dead; which, nobody knows any more."""
     ranges: list[tuple[int, int]] = []
     next_seq = box.log.earliest_seq
@@ -21,7 +21,7 @@ def uncovered(box: Box) -> list[tuple[int, int]]:
     return ranges
 
 
-def lost_ranges(box: Box, facts: BoxFacts, serials: set[int]) -> list[tuple[int, int]]:
+def find_lost(box: Box, facts: BoxFacts, serials: set[int]) -> list[tuple[int, int]]:
     """Between which seqs the batches were that could not be given back: what the snapshot named, in order,
     and the seqs of its neighbours that are there."""
     present = {batch.lsn: batch for batch in box.log.tail.batches}
@@ -30,8 +30,10 @@ def lost_ranges(box: Box, facts: BoxFacts, serials: set[int]) -> list[tuple[int,
     places: list[tuple[int, int]] = []
     for each in facts.segments:
         segment = there.get(each.serial)
-        lost = each.serial in serials or segment is None
-        places.append((each.first_seq, 0) if lost or segment is None else (each.first_seq, segment.last_seq))
+        is_lost = each.serial in serials or segment is None
+        places.append(
+            (each.first_seq, 0) if is_lost or segment is None else (each.first_seq, segment.last_seq)
+        )
     for lsn in array("Q", facts.batches):
         batch = present.get(lsn)
         places.append((0, 0) if batch is None else (batch.first_seq, batch.last_seq))

@@ -11,11 +11,11 @@ from shard.storage.segments.store import Name, SegmentStore
 T = TypeVar("T")
 
 
-def loading(store: SegmentStore, ask: Callable[[], T]) -> T:
+def load_missing(store: SegmentStore, read: Callable[[], T]) -> T:
     """Asks again with what it was missing, until it misses nothing."""
     while True:
         try:
-            return ask()
+            return read()
         except NotLoaded as missing:
             segment, at = missing.segment, missing.at
             segment.load(at, store.read(Name.of(segment), at, bytes_max=1)[0])

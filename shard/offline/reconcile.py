@@ -33,14 +33,14 @@ from shard.core.queues.move_lines import Letter, Line, letters_in, line_of
 from shard.core.routers.copy_sources import NOT_KNOWN, Origin
 from shard.core.routers.router_outbox import RouterOutbox, wanted_runs
 from shard.offline.box_cuts import Cut, is_gap
-from shard.offline.payload_loading import loading
+from shard.offline.payload_loading import load_missing
 from shard.storage.segments.store import SegmentStore
 from streams.protocol.messages.routers import Router, router_of
 from streams.protocol.messages.s2 import Basin, BasinConfig
 
 T = TypeVar("T")
 
-Made = list[tuple[int, Change]]
+ShardChanges = list[tuple[int, Change]]
 
 
 class Corrections(NamedTuple):
@@ -50,14 +50,14 @@ class Corrections(NamedTuple):
     missing_copies: int = 0
 
 
-class _Copies(NamedTuple):
+class _RouterPair(NamedTuple):
     """A router with both its ends."""
 
     router: Router
     source: Box
     outbox: RouterOutbox
     dest: Box
-    known: Origin
+    origin_state: Origin
 
 
 class Reconciler:
@@ -70,7 +70,7 @@ class Reconciler:
         owner_of: Callable[[str], int],
         *,
         cuts: dict[int, Cut],
-        younger: set[str],
+        later_boxes: set[str],
         until_ms: int | None,
         now_ms: int,
     ) -> None:
@@ -79,37 +79,37 @@ class Reconciler:
         self._stores = stores
         self._owner_of = owner_of
         self._cuts = cuts
-        self._younger = younger
+        self._later_boxes = later_boxes
         self._until_ms = until_ms
         self._now_ms = now_ms
-        self._found = Corrections()
-        self.made: list[Made] = [[] for _ in machines]
+        self._corrections = Corrections()
+        self.changes_by_shard: list[ShardChanges] = [[] for _ in machines]
 
     def __repr__(self) -> str:
-        return f"<Reconciler of {len(self._machines)} shards: {self._found}>"
+        return f"<Reconciler of {len(self._machines)} shards: {self._corrections}>"
 
     def run(self) -> Corrections:
         self._settle_basins()
-        self._untie_remnants()
-        pairs = [pair for router in self._registered() for pair in self._paired(router)]
+        self._detach_unregistered()
+        pairs = [pair for router in self._routers() for pair in self._pair_ends(router)]
         if self._until_ms is None:
             self._raise_heads(pairs)
             for pair in pairs:
-                self._move(pair, pair.known.position)
+                self._move(pair, pair.origin_state.position)
         else:
-            by_dest: dict[int, list[_Copies]] = {}
+            by_dest: dict[int, list[_RouterPair]] = {}
             for pair in pairs:
                 by_dest.setdefault(pair.dest.generation, []).append(pair)
             for mine in by_dest.values():
                 self._move_after_cut(mine)
-        self._drop_younger_letters()
+        self._drop_later_letters()
         for machine in self._machines:
             for box in list(machine.boxes.values()):
                 for origin in list(box.origins):
                     self._settle_line(box, origin)
                 for line in list(box.moves.values()):
                     self._settle_unknown_line(box, line)
-        return self._found
+        return self._corrections
 
     # -- helpers
 
@@ -121,7 +121,7 @@ class Reconciler:
         machine = self._machines[shard]
         lsn = machine.lsn + 1
         machine.apply(change, lsn)
-        self.made[shard].append((lsn, change))
+        self.changes_by_shard[shard].append((lsn, change))
 
     def _change(self, box: Box, change: Change) -> None:
         self._apply(self._owner_of(box.name), change)
@@ -129,15 +129,17 @@ class Reconciler:
     def _store(self, box: Box) -> SegmentStore:
         return self._stores[self._owner_of(box.name)]
 
-    def _loaded(self, box: Box, ask: Callable[[], T]) -> T:
-        return loading(self._store(box), ask)
+    def _load(self, box: Box, ask: Callable[[], T]) -> T:
+        return load_missing(self._store(box), ask)
 
     def _report_missing(self, box: Box, count: int) -> None:
         """Tells the readers of a box that so many copies never came."""
         seq = box.log.head_seq + 1
         self._reserve(box, seq)
         self._change(box, changes.SeqsLost(box.generation, seq, seq, count))
-        self._found = self._found._replace(missing_copies=self._found.missing_copies + count)
+        self._corrections = self._corrections._replace(
+            missing_copies=self._corrections.missing_copies + count
+        )
 
     def _reserve(self, box: Box, seq: int) -> None:
         if box.is_disk and box.reserved_seq < seq:
@@ -157,8 +159,8 @@ class Reconciler:
                     continue
                 number, name = box.stream.stream.basin_number, box.name.partition("/")[0]
                 numbers.add(number)
-                known: Basin | None = register.basins.get(name)
-                if number > last_number and (known is None or known.number < number):
+                registered_basin: Basin | None = register.basins.get(name)
+                if number > last_number and (registered_basin is None or registered_basin.number < number):
                     basin = Basin(name=name, number=number, config=BasinConfig(), created_ms=box.created_ms)
                     self._apply(0, changes.BasinRegistered(basin))
         if self._until_ms is not None:
@@ -166,102 +168,104 @@ class Reconciler:
                 if basin.created_ms > self._until_ms and basin.number not in numbers:
                     self._apply(0, changes.BasinDropped(basin.name))
 
-    def _registered(self) -> list[Router]:
+    def _routers(self) -> list[Router]:
         return list(self._machines[0].routers.routers.values())
 
-    def _untie_remnants(self) -> None:
+    def _detach_unregistered(self) -> None:
         """Ends of routers that are not registered go, so that their numbers can be given to others."""
-        registered = {router.origin for router in self._registered()}
+        origins = {router.origin for router in self._routers()}
         for machine in self._machines:
             for box in list(machine.boxes.values()):
                 for origin in list(box.outboxes):
-                    if router_of(origin) is not None and origin not in registered:
+                    if router_of(origin) is not None and origin not in origins:
                         self._change(box, changes.OutboxUntied(box.generation, origin))
                 for origin in list(box.origins):
-                    if router_of(origin) is not None and origin not in registered:
+                    if router_of(origin) is not None and origin not in origins:
                         self._change(box, changes.OriginDropped(box.generation, origin))
 
     # -- routers
 
-    def _paired(self, router: Router) -> list[_Copies]:
+    def _pair_ends(self, router: Router) -> list[_RouterPair]:
         """Both ends of a router, the one that is missing made from the other. Empty where there is nothing to
         compare. A router that has lost a box is dropped when the server starts."""
         source, dest = self._box(router.route.source), self._box(router.route.dest)
         if source is None or dest is None:
             return []
         origin, route = router.origin, router.route
-        outbox, known = source.outboxes.get(origin), dest.origins.get(origin)
+        outbox, origin_state = source.outboxes.get(origin), dest.origins.get(origin)
         head_seq = source.log.head_seq
-        if outbox is None and known is None:
+        if outbox is None and origin_state is None:
             if router.is_tied:  # both boxes were captured before it was made: it begins at the head
                 self._apply(0, changes.RouterRegistered(replace(router, is_tied=False, from_seq=None)))
             return []
         if outbox is None:
-            assert known is not None
-            is_same_life = known.life == source.generation and known.position != NOT_KNOWN
-            position = known.position if is_same_life else 0
+            assert origin_state is not None
+            is_same_life = origin_state.life == source.generation and origin_state.position != NOT_KNOWN
+            position = origin_state.position if is_same_life else 0
             self._raise_head(source, position)
-            tied = changes.OutboxTied(source.generation, origin, route, position, known.total)
-            self._change(source, tied)
+            attach = changes.OutboxTied(source.generation, origin, route, position, origin_state.total)
+            self._change(source, attach)
             outbox = source.outboxes[origin]
         assert isinstance(outbox, RouterOutbox)
-        if known is None:
+        if origin_state is None:
             # The destination was captured before it was tied: it has none of the copies that were made since.
             position = min(outbox.saved_position, head_seq)
-            moved = changes.OriginMoved(dest.generation, origin, source.generation, position, pinned=True)
-            self._change(dest, moved)
+            move = changes.OriginMoved(dest.generation, origin, source.generation, position, pinned=True)
+            self._change(dest, move)
             if outbox.saved_total and not dest.is_memory:
                 self._report_missing(dest, outbox.saved_total)
-            known = dest.origins[origin]
-        if not dest.is_memory and known.life > source.generation:
+            origin_state = dest.origins[origin]
+        if not dest.is_memory and origin_state.life > source.generation:
             # It knows a later life of the source, which never was.
             position = min(outbox.saved_position, head_seq)
-            moved = changes.OriginMoved(
-                dest.generation, origin, source.generation, position, known.lost + 1, pinned=True
+            move = changes.OriginMoved(
+                dest.generation, origin, source.generation, position, origin_state.lost + 1, pinned=True
             )
-            self._change(dest, moved)
-            known = dest.origins[origin]
+            self._change(dest, move)
+            origin_state = dest.origins[origin]
         if source.is_memory:
             return []
-        if dest.is_memory or known.life != source.generation or known.position == NOT_KNOWN:
+        if dest.is_memory or origin_state.life != source.generation or origin_state.position == NOT_KNOWN:
             self._move_outbox(source, outbox, min(outbox.saved_position, head_seq), outbox.saved_total)
             return []
-        return [_Copies(router, source, outbox, dest, known)]
+        return [_RouterPair(router, source, outbox, dest, origin_state)]
 
-    def _raise_heads(self, pairs: Sequence[_Copies]) -> None:
+    def _raise_heads(self, pairs: Sequence[_RouterPair]) -> None:
         """No source gives a seq that some destination has seen."""
         for pair in pairs:
-            self._raise_head(pair.source, pair.known.position)
+            self._raise_head(pair.source, pair.origin_state.position)
 
     def _raise_head(self, box: Box, seq: int) -> None:
         head_seq = box.log.head_seq
         if seq > head_seq and not box.is_memory:
             self._reserve(box, seq)
             self._change(box, changes.SeqsLost(box.generation, head_seq + 1, seq))
-            self._found = self._found._replace(skipped_seqs=self._found.skipped_seqs + seq - head_seq)
+            self._corrections = self._corrections._replace(
+                skipped_seqs=self._corrections.skipped_seqs + seq - head_seq
+            )
 
-    def _move(self, pair: _Copies, position: int) -> None:
+    def _move(self, pair: _RouterPair, position: int) -> None:
         """Puts both ends of a router at the same position. What lies behind it is sent at the next start."""
-        known = pair.known
-        if known.position != position:
+        origin_state = pair.origin_state
+        if origin_state.position != position:
             self._change(
                 pair.dest,
                 changes.OriginMoved(
                     pair.dest.generation,
                     pair.router.origin,
-                    known.life,
+                    origin_state.life,
                     position,
-                    known.lost,
-                    pinned=known.pinned,
+                    origin_state.lost,
+                    pinned=origin_state.pinned,
                 ),
             )
-        self._move_outbox(pair.source, pair.outbox, position, known.total)
+        self._move_outbox(pair.source, pair.outbox, position, origin_state.total)
 
     def _move_outbox(self, source: Box, outbox: RouterOutbox, position: int, total: int) -> None:
         if (outbox.saved_position, outbox.saved_total) != (position, total) and not source.is_memory:
             self._change(source, changes.OutboxMoved(source.generation, outbox.origin, position, total))
 
-    def _move_after_cut(self, pairs: Sequence[_Copies]) -> None:
+    def _move_after_cut(self, pairs: Sequence[_RouterPair]) -> None:
         """Positions of all routers into one box, from whose end a cut may have taken copies.
 
         Copies that were cut came from records that were cut as well, but for those that were on their way at
@@ -269,24 +273,24 @@ class Reconciler:
         """
         dest = pairs[0].dest
         cut = self._cuts.get(dest.generation, Cut())
-        tops = [min(pair.known.position, pair.source.log.head_seq) for pair in pairs]
+        tops = [min(pair.origin_state.position, pair.source.log.head_seq) for pair in pairs]
         missing = cut.copies
         is_sure = cut.is_whole and not any(map(self._is_uncounted, dest.origins))
         for pair in pairs:
             source_cut = self._cuts.get(pair.source.generation, Cut())
             is_sure &= source_cut.is_whole
-            if pair.router.origin in source_cut.wanted:
-                wanted = source_cut.wanted[pair.router.origin]
-                missing -= wanted.range_cardinality(0, pair.known.position + 1)
+            if pair.router.origin in source_cut.copied_seqs:
+                cut_seqs = source_cut.copied_seqs[pair.router.origin]
+                missing -= cut_seqs.range_cardinality(0, pair.origin_state.position + 1)
             # Of records that came after the source was captured only the copies were there, and are cut.
             head_seq = source_cut.head_seq or pair.source.log.head_seq
-            unseen = max(0, pair.known.position - head_seq)
+            unseen = max(0, pair.origin_state.position - head_seq)
             is_sure &= not unseen or pair.router.route.filter is None
             missing -= unseen
         if missing > 0 and is_sure and len(pairs) == 1:
-            found = self._before_last(pairs[0], tops[0], missing)
-            if found is not None:
-                tops, missing = [found], 0
+            position = self._position_before_last(pairs[0], tops[0], missing)
+            if position is not None:
+                tops, missing = [position], 0
         if missing > 0 or not cut.is_whole:
             self._report_missing(dest, max(1, missing))
         for pair, top in zip(pairs, tops, strict=True):
@@ -297,7 +301,7 @@ class Reconciler:
         line = line_of(origin)
         return line is not None and not line.is_dead
 
-    def _before_last(self, pair: _Copies, top: int, count: int) -> int | None:
+    def _position_before_last(self, pair: _RouterPair, top: int, count: int) -> int | None:
         """The seq of the source behind which lie `count` records, up to `top`, that the router copies. None
         if some of those may be gone."""
         log, route = pair.source.log, pair.router.route
@@ -309,7 +313,7 @@ class Reconciler:
             if not is_whole or sum(b - a + 1 for a, b in runs) != last - span.first_seq + 1:
                 return None
             next_seq = span.first_seq
-            batch = self._loaded(pair.source, lambda span=span: span.payload)  # type: ignore[misc]
+            batch = self._load(pair.source, lambda span=span: span.payload)  # type: ignore[misc]
             for start, end in reversed(wanted_runs(route, batch, runs)):
                 if end - start + 1 >= count:
                     return span.first_seq + end - count
@@ -318,57 +322,53 @@ class Reconciler:
 
     # -- dead letters, and jobs that came back
 
-    def _drop_younger_letters(self) -> None:
+    def _drop_later_letters(self) -> None:
         """A letter that was kept beyond the time stays if its job was there at that time."""
         for machine in self._machines:
             for box in list(machine.boxes.values()):
                 letters = self._cuts.get(box.generation, Cut()).letters
-                gone = BitMap64(
-                    letter.seq
-                    for letter in letters
-                    if self._is_younger(letter) and box.log.is_live(letter.seq)
+                seqs = BitMap64(
+                    letter.seq for letter in letters if self._is_later(letter) and box.log.is_live(letter.seq)
                 )
-                if gone:
-                    sizes = self._loaded(box, lambda box=box, gone=gone: box.log.measure_seqs(gone))  # type: ignore[misc]
-                    self._change(box, changes.RecordsDeleted(box.generation, 0, 0, gone, sizes, self._now_ms))
+                if seqs:
+                    sizes = self._load(box, lambda box=box, seqs=seqs: box.log.measure_seqs(seqs))  # type: ignore[misc]
+                    self._change(box, changes.RecordsDeleted(box.generation, 0, 0, seqs, sizes, self._now_ms))
 
-    def _is_younger(self, letter: Letter) -> bool:
+    def _is_later(self, letter: Letter) -> bool:
         queue = self._box(letter.queue)
         if queue is None:
-            return letter.queue in self._younger
+            return letter.queue in self._later_boxes
         return letter.src_seq > queue.log.head_seq
 
     def _settle_line(self, dest: Box, origin: str) -> None:
         """Compares a line of moves with what its destination knows of it."""
-        found, known = line_of(origin), dest.origins[origin]
-        if found is None or known.position == NOT_KNOWN or dest.is_memory:
+        line_name, origin_state = line_of(origin), dest.origins[origin]
+        if line_name is None or origin_state.position == NOT_KNOWN or dest.is_memory:
             return
-        source = self._machines[self._owner_of(found.box)].generations.get(found.generation)
+        source = self._machines[self._owner_of(line_name.box)].generations.get(line_name.generation)
         if source is None or source.is_memory:
             return
-        line = source.moves.get((dest.name, found.is_dead))
+        line = source.moves.get((dest.name, line_name.is_dead))
         last = line.last if line is not None else 0
-        done = line.saved_position if line is not None else 0
-        if known.position > last:
+        done_position = line.saved_position if line is not None else 0
+        if origin_state.position > last:
             # The destination has what its source has not planned yet. The source plans it now, and is told at
             # the next start that it has arrived.
-            seqs = self._arrived(source, dest, known.position - last) if found.is_dead else []
-            padding = known.position - last - len(seqs)
-            sizes = self._loaded(
-                source, lambda: [source.log.measure_seqs(BitMap64([seq]))[0] for seq in seqs]
-            )
-            planned = changes.MovesPlanned(
+            seqs = self._arrived_jobs(source, dest, origin_state.position - last) if line_name.is_dead else []
+            padding = origin_state.position - last - len(seqs)
+            sizes = self._load(source, lambda: [source.log.measure_seqs(BitMap64([seq]))[0] for seq in seqs])
+            plan = changes.MovesPlanned(
                 source.generation,
                 dest.name,
-                found.is_dead,
+                line_name.is_dead,
                 [0] * padding + seqs,
                 [0] * (padding + len(seqs)),
                 [0] * padding + sizes,
             )
-            self._change(source, planned)
-        elif known.position < done:
+            self._change(source, plan)
+        elif origin_state.position < done_position:
             # The source has let go of records that never came here.
-            self._lose_moves(dest, origin, known, done, source.generation)
+            self._lose_moves(dest, origin, origin_state, done_position, source.generation)
 
     def _settle_unknown_line(self, source: Box, line: Line) -> None:
         """A destination that does not know a line yet, and whose source has let go of what it sent there."""
@@ -376,28 +376,30 @@ class Reconciler:
         if source.is_memory or not line.saved_position or dest is None or dest.is_memory:
             return
         if line.origin not in dest.origins:
-            known = Origin(source.generation, 0)
-            self._lose_moves(dest, line.origin, known, line.saved_position, source.generation)
+            origin_state = Origin(source.generation, 0)
+            self._lose_moves(dest, line.origin, origin_state, line.saved_position, source.generation)
 
-    def _lose_moves(self, dest: Box, origin: str, known: Origin, position: int, life: int) -> None:
-        moved = changes.OriginMoved(dest.generation, origin, life, position, known.lost, pinned=known.pinned)
-        self._change(dest, moved)
-        self._report_missing(dest, position - known.position)
+    def _lose_moves(self, dest: Box, origin: str, origin_state: Origin, position: int, life: int) -> None:
+        move = changes.OriginMoved(
+            dest.generation, origin, life, position, origin_state.lost, pinned=origin_state.pinned
+        )
+        self._change(dest, move)
+        self._report_missing(dest, position - origin_state.position)
 
-    def _arrived(self, source: Box, dest: Box, count: int) -> list[int]:
+    def _arrived_jobs(self, source: Box, dest: Box, count: int) -> list[int]:
         """Jobs of a queue that are the newest `count` letters in `dest`, and still jobs."""
         moving = {move.seq for line in source.moves.values() for move in line.moves.values()}
-        found: list[int] = []
-        seen = 0
+        job_seqs: list[int] = []
+        letter_count = 0
         for span in dest.log.spans_back(dest.log.head_seq + 1):
-            batch = self._loaded(dest, lambda span=span: span.payload)  # type: ignore[misc]
+            batch = self._load(dest, lambda span=span: span.payload)  # type: ignore[misc]
             for letter in reversed(letters_in(batch, dest.log.runs(span, 0, span.count - 1))):
                 if letter.queue != source.name:
                     continue
-                seen += 1
+                letter_count += 1
                 is_job = source.log.is_live(letter.src_seq) and letter.src_seq not in moving
                 if is_job and batch.ts(letter.seq - batch.first_seq) >= source.created_ms:
-                    found.append(letter.src_seq)
-                if seen >= count:
-                    return found[::-1]
-        return found[::-1]
+                    job_seqs.append(letter.src_seq)
+                if letter_count >= count:
+                    return job_seqs[::-1]
+        return job_seqs[::-1]

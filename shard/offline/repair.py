@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shard.core.boxes import offline_edits
 from shard.offline.log_repair import LogRepair
-from shard.offline.reconcile import Corrections, Made, Reconciler
+from shard.offline.reconcile import Corrections, Reconciler, ShardChanges
 from shard.offline.repair_findings import CannotRepair, Findings, Loss
 from shard.offline.segment_repair import SegmentRepair
 from shard.recovery.page_cache import has_failed
@@ -50,10 +50,10 @@ from shard.transfer.boxes import ShardBuilder, end_life, parts_of, read_shard, s
 if TYPE_CHECKING:
     from shard.storage.cold import ColdStore
 
-__all__ = ["CannotRepair", "Loss", "Repaired", "compare_shards", "repair_shard"]
+__all__ = ["CannotRepair", "Loss", "RepairResult", "compare_shards", "repair_shard"]
 
 
-class Repaired(NamedTuple):
+class RepairResult(NamedTuple):
     losses: list[Loss]
     #: What was done beside that, for people.
     notes: list[str]
@@ -70,32 +70,34 @@ def repair_shard(
     boot_id: str,
     now_ms: int,
     cold: ColdStore | None = None,
-    looks_at_cold: bool = False,
+    verifies_cold: bool = False,
     server: str = "",
     file_bytes: int = FILE_BYTES,
-) -> Repaired:
+) -> RepairResult:
     """Builds `target`, a folder that is not there yet, from what is whole in `source`. `server` is the number
     of the data directory, under which `cold` has its segments. With `looks_at_cold` every byte of them is
     read, too."""
     store = SegmentStore(disk, f"{source}/segments", cold, server=server)
     findings = Findings()
-    segment_repair = SegmentRepair(disk, source, store, findings, looks_at_cold=looks_at_cold)
+    segment_repair = SegmentRepair(disk, source, store, findings, verifies_cold=verifies_cold)
     log_repair = LogRepair(disk, source, shard, segment_repair, findings)
     log_repair.recover()
     machine = log_repair.machine
     builder = ShardBuilder(disk, target, file_bytes=file_bytes)
-    segment_repair.mend(machine.boxes.values(), log_repair.wounded, SegmentStore(disk, builder.segments))
+    segment_repair.rewrite_damaged(
+        machine.boxes.values(), log_repair.suspect_boxes, SegmentStore(disk, builder.segments)
+    )
     for box in machine.boxes.values():
         offline_edits.settle_rest(box)
-    survived = not has_failed(disk, source)
-    end_life(machine, boot_id=boot_id, now_ms=now_ms, cache_survived=survived)
+    cache_survived = not has_failed(disk, source)
+    end_life(machine, boot_id=boot_id, now_ms=now_ms, cache_survived=cache_survived)
     parts = parts_of(machine)
     for facts in parts.state.boxes:
-        builder.bring(f"{source}/segments", segment_repair.brought(facts))
+        builder.bring(f"{source}/segments", segment_repair.keep_intact_segments(facts))
         builder.add(facts, parts.batches_of(facts))
-    for index in segment_repair.stubs.values():
+    for index in segment_repair.stubs_to_write.values():
         segments.write_stub(disk, builder.segments, index)
-    for stub in segment_repair.dropped_stubs:
+    for stub in segment_repair.stubs_to_drop:
         builder.bring_stub(f"{source}/segments", stub)
     builder.add_not_recreated(parts.state.not_recreated)
     builder.add_routers(parts.state)
@@ -104,7 +106,7 @@ def repair_shard(
     builder.finish(last_generation=machine.last_generation, boot_id=boot_id, now_ms=now_ms)
     builder.check()
     records = sum(facts.live_count for facts in parts.state.boxes)
-    return Repaired(findings.losses, findings.notes, len(parts.state.boxes), records)
+    return RepairResult(findings.losses, findings.notes, len(parts.state.boxes), records)
 
 
 def compare_shards(
@@ -114,12 +116,14 @@ def compare_shards(
     owner_of: Callable[[str], int],
     *,
     now_ms: int,
-) -> tuple[Corrections, list[Made]]:
+) -> tuple[Corrections, list[ShardChanges]]:
     """Finds out what the shards do not agree about. Returns the changes of each that make them agree; nothing
     is written."""
     machines = [
         read_shard(disk, folder, shard=shard, open_segment=store.open)
         for shard, (folder, store) in enumerate(zip(folders, stores, strict=True))
     ]
-    reconciler = Reconciler(machines, stores, owner_of, cuts={}, younger=set(), until_ms=None, now_ms=now_ms)
-    return reconciler.run(), reconciler.made
+    reconciler = Reconciler(
+        machines, stores, owner_of, cuts={}, later_boxes=set(), until_ms=None, now_ms=now_ms
+    )
+    return reconciler.run(), reconciler.changes_by_shard

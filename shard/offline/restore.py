@@ -27,8 +27,8 @@ from shard.core.boxes.offline_edits import cut_after, live_runs
 from shard.core.boxes.sealed import Segment
 from shard.core.changes import BoxFacts, SegmentFacts, SeqsLost, SeqsReserved
 from shard.core.machine import Machine
-from shard.offline.box_cuts import Cut, survey
-from shard.offline.payload_loading import loading
+from shard.offline.box_cuts import Cut, survey_cut
+from shard.offline.payload_loading import load_missing
 from shard.offline.reconcile import Reconciler
 from shard.storage import frames, segments
 from shard.storage.files import Corrupt, DiskLike, remove_tree
@@ -118,7 +118,7 @@ class Restoring:
         self._marks = MarkMerge(owners_of(backup.slots) if owners is None else owners, slots)
         #: By generation, and boxes that are younger than the time.
         self._cuts: dict[int, Cut] = {}
-        self._younger: set[str] = set()
+        self._later_boxes: set[str] = set()
         self._done_bytes = 0
         self._found = Restored(0, 0, 0, 0)
 
@@ -150,12 +150,12 @@ class Restoring:
             self._stores,
             lambda name: self._slots[slot_of(name)],
             cuts=self._cuts,
-            younger=self._younger,
+            later_boxes=self._later_boxes,
             until_ms=self._until_ms,
             now_ms=self._now_ms,
         )
         self._found = self._found._replace(**reconciler.run()._asdict())
-        for builder, made in zip(self._builders, reconciler.made, strict=True):
+        for builder, made in zip(self._builders, reconciler.changes_by_shard, strict=True):
             if made:
                 builder.amend(made, now_ms=self._now_ms)
 
@@ -259,7 +259,7 @@ class Restoring:
                 self._cuts[box.generation] = found = cut_box(box, self._until_ms, store, machine)
                 cut += before - box.log.count
                 keys += found.keys
-        self._younger |= dropped
+        self._later_boxes |= dropped
         self._found = self._found._replace(
             cut_records=self._found.cut_records + cut,
             cut_boxes=self._found.cut_boxes + len(dropped),
@@ -272,13 +272,13 @@ def cut_box(box: Box, until_ms: int, store: SegmentStore, machine: Machine) -> C
     """Records of the box with a later `$ts` never were, but for those that are all that is left of a job.
     Returns what that means for other boxes."""
     log = box.log
-    until_seq = max(loading(store, lambda: log.first_seq_at(until_ms + 1)) - 1, log.earliest_seq - 1)
+    until_seq = max(load_missing(store, lambda: log.first_seq_at(until_ms + 1)) - 1, log.earliest_seq - 1)
     if until_seq >= log.head_seq:
         return Cut()
-    found = survey(box, until_seq, store)
-    seq = found.kept.max() if found.kept else until_seq
+    found = survey_cut(box, until_seq, store)
+    seq = found.retained_seqs.max() if found.retained_seqs else until_seq
     last = log.last_live_before(seq + 1)
-    last_ts = loading(store, lambda: log.ts_of(last)) if last else min(log.last_ts, until_ms)
+    last_ts = load_missing(store, lambda: log.ts_of(last)) if last else min(log.last_ts, until_ms)
     stand_in: Segment | None = None
     for segment in log.segments:
         if segment.first_seq <= seq < segment.last_seq:
@@ -287,13 +287,13 @@ def cut_box(box: Box, until_ms: int, store: SegmentStore, machine: Machine) -> C
                 box.last_serial += 1
                 stand_in = store.write(box.generation, box.last_serial, live_batches(store, segment, runs))
     cut_after(box, seq, last_ts=last_ts, stand_in=stand_in)
-    if found.kept:
+    if found.retained_seqs:
         for key in [key for key, entry in box.keys.items() if entry.last_seq > until_seq]:
             del box.keys[key]
         younger = BitMap64()
         younger.add_range(until_seq + 1, seq + 1)
-        younger -= found.kept
-        change = loading(store, lambda: box.plan_deletes(younger, SizedSeqs.of({}), until_ms))
+        younger -= found.retained_seqs
+        change = load_missing(store, lambda: box.plan_deletes(younger, SizedSeqs.of({}), until_ms))
         if change.seqs:
             machine.apply(change, machine.lsn + 1)
     if found.keys:

@@ -21,7 +21,7 @@ from shard.core.boxes.box import Box
 from shard.core.boxes.offline_edits import fitted
 from shard.core.changes import BoxFacts, Change, UploadsMoved
 from shard.core.machine import Machine
-from shard.offline.payload_loading import loading
+from shard.offline.payload_loading import load_missing
 from shard.offline.restore import Report, Restored, Restoring, scratch_of
 from shard.storage import object_log
 from shard.storage.cold import ColdDamaged, ColdMissing, ColdStore
@@ -158,7 +158,7 @@ class RestoringObjects(Restoring):
 
         def fit(change: Change, box: Box) -> Change:
             store = self._stores[self._slots[slot_of(box.name)]]
-            return loading(store, lambda: fitted(change, box))
+            return load_missing(store, lambda: fitted(change, box))
 
         _, taken, left_out = replay(machine, base_lsn, self._fetch_logs(told.found.name.root, wanted), fit)
         self._objects += taken

@@ -28,25 +28,25 @@ from streams.protocol.model.records import Batch
 
 class SegmentRepair:
     def __init__(
-        self, disk: DiskLike, source: str, store: SegmentStore, findings: Findings, *, looks_at_cold: bool
+        self, disk: DiskLike, source: str, store: SegmentStore, findings: Findings, *, verifies_cold: bool
     ) -> None:
         self._disk = disk
         self._segments = f"{source}/segments"
         self._store = store
         self._findings = findings
-        self._looks_at_cold = looks_at_cold
+        self._verifies_cold = verifies_cold
         #: By generation and serial: which batches of a segment cannot be read.
-        self._lost: dict[int, dict[int, set[int]]] = {}
+        self._damaged_batches: dict[int, dict[int, set[int]]] = {}
         self._indexes: dict[Name, SegmentIndex | None] = {}
         #: Segments that were written anew, into the new folder.
-        self._new: set[Name] = set()
+        self._rewritten_segments: set[Name] = set()
         #: Segments in the cold store whose stub is to be written anew: their indexes.
-        self.stubs: dict[Name, SegmentIndex] = {}
+        self.stubs_to_write: dict[Name, SegmentIndex] = {}
         #: Stubs that nothing names any more: they make the server drop the copies in the cold store.
-        self.dropped_stubs: list[str] = []
+        self.stubs_to_drop: list[str] = []
 
     def __repr__(self) -> str:
-        return f"<SegmentRepair {self._segments}: {len(self._lost)} boxes with damage>"
+        return f"<SegmentRepair {self._segments}: {len(self._damaged_batches)} boxes with damage>"
 
     # -- indexes and stubs
 
@@ -64,7 +64,7 @@ class SegmentRepair:
             reason = "the segment is missing"
         except Corrupt as damage:
             reason = damage.reason
-        used = "the index of its stub was used"
+        index_origin = "the index of its stub was used"
         try:
             index = segments.open_stub(FileSource(self._disk, f"{self._segments}/{name.stub}"))
         except FileNotFoundError:
@@ -72,18 +72,18 @@ class SegmentRepair:
             return None
         except Corrupt as damage:
             reason = f"{reason}; its stub: {damage.reason}"
-            found = self._index_in_cold(name, reason)
-            if found is None:
+            cold_index = self._index_in_cold(name, reason)
+            if cold_index is None:
                 return None
-            index, used = found, "the index of its copy in the cold store was used"
+            index, index_origin = cold_index, "the index of its copy in the cold store was used"
             if not self._disk.exists(path):
-                self.stubs[name] = index
+                self.stubs_to_write[name] = index
                 self._findings.notes.append(
                     f"{damage.path}: {damage.reason}; written anew from the cold store"
                 )
         if self._disk.exists(path):
-            self._lost.setdefault(name.generation, {}).setdefault(name.serial, set())
-            self._findings.notes.append(f"{path}: {reason}; {used}")
+            self._damaged_batches.setdefault(name.generation, {}).setdefault(name.serial, set())
+            self._findings.notes.append(f"{path}: {reason}; {index_origin}")
         return index
 
     def _index_in_cold(self, name: Name, reason: str) -> SegmentIndex | None:
@@ -102,9 +102,9 @@ class SegmentRepair:
             )
             return None
 
-    def attach(self, named: list[tuple[Box, SegmentFacts]]) -> Iterator[tuple[int, int]]:
+    def attach(self, segment_facts: list[tuple[Box, SegmentFacts]]) -> Iterator[tuple[int, int]]:
         """Gives back segments that can be opened. Yields (generation, serial) of the others."""
-        for box, facts in named:
+        for box, facts in segment_facts:
             name = Name(box.generation, facts.first_seq, facts.serial)
             index = self.index(name)
             if index is None:
@@ -115,68 +115,76 @@ class SegmentRepair:
             segment.is_cold = not self._disk.exists(f"{self._segments}/{name.file}")
             box.log.attach(segment, facts.dead)
 
-    def newest_holding(self, generation: int, sealed_seq: int, seq: int, before_seq: int) -> Segment | None:
+    def newest_segment_with(
+        self, generation: int, sealed_seq: int, seq: int, before_seq: int
+    ) -> Segment | None:
         """The newest segment file of a box that holds `seq`, and nothing up to `sealed_seq` or from
         `before_seq` on."""
-        found: Segment | None = None
+        newest: Segment | None = None
         for file in segments.list_segments(self._disk, self._segments):
             name = name_of(file)
             if name.generation == generation and sealed_seq < name.first_seq <= seq:
                 index = self.index(name)
                 if index is not None and seq <= index.last_seq < before_seq:
                     candidate = segment_of(index)
-                    found = candidate if found is None or candidate.serial > found.serial else found
-        return found
+                    newest = candidate if newest is None or candidate.serial > newest.serial else newest
+        return newest
 
-    def add_unnamed_stubs(self, machine: Machine, missing: set[tuple[int, int]]) -> None:
+    def collect_unnamed_stubs(self, machine: Machine, missing_segments: set[tuple[int, int]]) -> None:
         """Takes along the stubs of copies that were waiting to be dropped. Their numbers are not given again:
         a segment that is written anew must not get the name of such a stub."""
-        named = {Name.of(segment) for segment in machine.segments()}
+        segment_names = {Name.of(segment) for segment in machine.segments()}
         for stub in segments.list_stubs(self._disk, self._segments):
             name = name_of(stub)
-            if name in named or name in self.stubs or (name.generation, name.serial) in missing:
+            if (
+                name in segment_names
+                or name in self.stubs_to_write
+                or (name.generation, name.serial) in missing_segments
+            ):
                 continue
-            self.dropped_stubs.append(stub)
+            self.stubs_to_drop.append(stub)
             box = machine.generations.get(name.generation)
             if box is not None:
                 box.last_serial = max(box.last_serial, name.serial)
 
     # -- damage
 
-    def mend(self, boxes: Iterable[Box], wounded: Container[int], target: SegmentStore) -> None:
+    def rewrite_damaged(
+        self, boxes: Iterable[Box], suspect_boxes: Container[int], target: SegmentStore
+    ) -> None:
         """Looks at every byte of every segment, and writes those anew into which there is damage."""
         for box in boxes:
             for segment in list(box.log.segments):
-                self._look_at(box, segment)
-            lost = self._lost.get(box.generation, {})
-            if lost or box.generation in wounded:
+                self._examine(box, segment)
+            damaged_batches = self._damaged_batches.get(box.generation, {})
+            if damaged_batches or box.generation in suspect_boxes:
                 why = "a batch of a segment is damaged"
                 before = {segment.serial: Name.of(segment) for segment in box.log.segments}
-                holes = offline_edits.remeasure(box.log, self._read, lost)
+                holes = offline_edits.remeasure(box.log, self._read, damaged_batches)
                 self._findings.losses += [
                     Loss(box.name, box.generation, first, last, why) for first, last in holes
                 ]
                 for serial in before.keys() - {segment.serial for segment in box.log.segments}:
                     self._give_up(before[serial])  # nothing in it is both whole and live
-                for segment in [each for each in box.log.segments if each.serial in lost]:
-                    self._write_anew(box, segment, target)
+                for segment in [each for each in box.log.segments if each.serial in damaged_batches]:
+                    self._rewrite(box, segment, target)
                 box.log.show(box.log.head_seq, box.log.last_ts)
                 if box.is_disk:  # CEILING: the frame that reserved them may be among the damaged ones
                     box.reserved_seq = max(box.reserved_seq, box.log.head_seq)
 
-    def _look_at(self, box: Box, segment: Segment) -> None:
+    def _examine(self, box: Box, segment: Segment) -> None:
         name = Name.of(segment)
         path = f"{self._segments}/{name.file}"
         if not self._disk.exists(path):
             if not self._disk.exists(f"{self._segments}/{name.stub}"):
                 self._findings.notes.append(f"{path}: the segment is missing")
-                self._note_lost(segment, set(range(len(segment))))
+                self._note_damage(segment, set(range(len(segment))))
                 return
-            if not self._looks_at_cold:
+            if not self._verifies_cold:
                 return
         index = self.index(name)
         if index is None:
-            self._note_lost(segment, set(range(len(segment))))
+            self._note_damage(segment, set(range(len(segment))))
             return
         try:
             source = self._source_of(name, index)
@@ -189,18 +197,18 @@ class SegmentRepair:
             self._findings.notes.append(
                 f"{path}: everything but the records was damaged; it was written anew"
             )
-        self._note_lost(segment, bad)
+        self._note_damage(segment, bad)
 
     def _bad_batches(self, source: Source, index: SegmentIndex) -> Iterator[int]:
         """Which batches cannot be read; of those in a row that fail for one reason the first is noted."""
-        said = ""
+        last_reason = ""
         for at in range(len(index)):
             try:
                 segments.read_batches(source, index, at, at)
             except Corrupt as damage:
-                if damage.reason != said:
+                if damage.reason != last_reason:
                     self._findings.notes.append(f"{source.name} at byte {damage.offset}: {damage.reason}")
-                said = damage.reason
+                last_reason = damage.reason
                 yield at
 
     def _source_of(self, name: Name, index: SegmentIndex) -> Source:
@@ -210,8 +218,8 @@ class SegmentRepair:
             return FileSource(self._disk, path)
         return self._store.source_in_cold(name, index.file_bytes)
 
-    def _note_lost(self, segment: Segment, ats: set[int]) -> None:
-        self._lost.setdefault(segment.generation, {})[segment.serial] = ats
+    def _note_damage(self, segment: Segment, ats: set[int]) -> None:
+        self._damaged_batches.setdefault(segment.generation, {})[segment.serial] = ats
 
     def _read(self, segment: Segment, at: int) -> Batch:
         name = Name.of(segment)
@@ -225,15 +233,15 @@ class SegmentRepair:
     def _give_up(self, name: Name) -> None:
         """Has the server drop the copy of a segment of which nothing is left, if the cold store has one."""
         file, stub = f"{self._segments}/{name.file}", f"{self._segments}/{name.stub}"
-        if name in self.stubs or self._disk.exists(file) or not self._disk.exists(stub):
+        if name in self.stubs_to_write or self._disk.exists(file) or not self._disk.exists(stub):
             return  # the stub is written anew, or the copy was not looked at, or there is none
         try:
             self._store.source_in_cold(name)
         except (Unreachable, Corrupt):
             return
-        self.dropped_stubs.append(name.stub)
+        self.stubs_to_drop.append(name.stub)
 
-    def _write_anew(self, box: Box, segment: Segment, target: SegmentStore) -> None:
+    def _rewrite(self, box: Box, segment: Segment, target: SegmentStore) -> None:
         def live() -> Iterator[Batch]:
             for at, runs in offline_edits.live_runs(box.log, segment).items():
                 batch = self._read(segment, at)
@@ -241,19 +249,19 @@ class SegmentRepair:
                     yield batch.part(first, last)
 
         box.last_serial += 1
-        stand_in = target.write(box.generation, box.last_serial, live())
-        self._new.add(Name.of(stand_in))
-        offline_edits.replace_segment(box.log, segment, stand_in)
+        replacement = target.write(box.generation, box.last_serial, live())
+        self._rewritten_segments.add(Name.of(replacement))
+        offline_edits.replace_segment(box.log, segment, replacement)
         name = Name.of(segment)
-        if name not in self.stubs and self._disk.exists(f"{self._segments}/{name.stub}"):
-            self.dropped_stubs.append(name.stub)
+        if name not in self.stubs_to_write and self._disk.exists(f"{self._segments}/{name.stub}"):
+            self.stubs_to_drop.append(name.stub)
 
-    def brought(self, facts: BoxFacts) -> BoxFacts:
+    def keep_intact_segments(self, facts: BoxFacts) -> BoxFacts:
         """The facts with those segments alone whose files, or stubs, are whole in the damaged folder."""
         old = [
             each
             for each in facts.segments
-            if (name := Name(facts.generation, each.first_seq, each.serial)) not in self._new
-            and name not in self.stubs
+            if (name := Name(facts.generation, each.first_seq, each.serial)) not in self._rewritten_segments
+            and name not in self.stubs_to_write
         ]
         return msgspec.structs.replace(facts, segments=old)

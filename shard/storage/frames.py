@@ -105,7 +105,7 @@ _KEPT = _KINDS[changes.BatchKept]
 _HELD = {_KINDS[change]: change for change in (changes.TxnHeld, changes.TxnKept)}
 
 #: Kinds that give seqs to records, or take seqs that are not to be given.
-GIVES_SEQS = frozenset(
+ASSIGNS_SEQS = frozenset(
     _KINDS[change]
     for change in (
         changes.BatchAppended,
@@ -231,7 +231,7 @@ def _decode_deleted(kind: int, content: memoryview) -> changes.RecordsDeleted:
     return changes.RecordsDeleted(generation, before_seq, cut_bytes, seqs, sizes, at_ms, groups)
 
 
-class Claimed(NamedTuple):
+class BatchClaim(NamedTuple):
     """The batch that a damaged frame seems to hold: any of its numbers may be the one that is damaged."""
 
     generation: int
@@ -246,7 +246,7 @@ class Claimed(NamedTuple):
     is_kept: bool
 
 
-def claimed(kind: int, content: memoryview) -> Claimed | None:
+def read_claim(kind: int, content: memoryview) -> BatchClaim | None:
     """Read from a damaged frame whose batch it holds; None if its kind holds none, or it is too short."""
     at = behind_loss = 0
     try:
@@ -265,7 +265,7 @@ def claimed(kind: int, content: memoryview) -> Claimed | None:
         first_seq, records, is_sure = Batch.peek(content[at:])
     except struct.error:
         return None
-    return Claimed(
+    return BatchClaim(
         generation,
         begins_at=first_seq - behind_loss,
         records=records,

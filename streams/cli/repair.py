@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from gateway.supervise.data_dir import DataDir
     from gateway.supervise.manifest import Manifest
-    from shard.offline.repair import Repaired
+    from shard.offline.repair import RepairResult
     from shard.offline.verify import Problem
     from streams.config import Config
 
@@ -137,7 +137,7 @@ class _Repair:
         return {shard: folder(shard, manifest.placement.version + 1) for shard in shards}
 
     def _make_agree(
-        self, intent: Manifest, repaired: dict[int, Repaired], candidates: dict[int, str]
+        self, intent: Manifest, repaired: dict[int, RepairResult], candidates: dict[int, str]
     ) -> None:
         """Corrects what the shards do not agree about any more. A whole one is built anew for that, so that
         all of it counts at once."""
@@ -181,7 +181,9 @@ class _Repair:
             note = f"{found.missing_copies} copies are missing; readers get a tombstone"
             repaired[min(repaired)].notes.append(note)
 
-    def _build(self, intent: Manifest, damaged: list[int], targets: dict[int, str]) -> dict[int, Repaired]:
+    def _build(
+        self, intent: Manifest, damaged: list[int], targets: dict[int, str]
+    ) -> dict[int, RepairResult]:
         from shard.offline.clock import now_ms
         from shard.offline.repair import CannotRepair, repair_shard
         from shard.recovery.page_cache import page_cache_id
@@ -200,7 +202,7 @@ class _Repair:
                     boot_id=page_cache_id(source),
                     now_ms=now_ms(),
                     cold=cold_store(self._config.cold_dir),
-                    looks_at_cold=self._with_cold,
+                    verifies_cold=self._with_cold,
                     server=intent.server,
                     file_bytes=self._config.wal_file_bytes,
                 )
@@ -210,7 +212,7 @@ class _Repair:
                 ) from error
         return repaired
 
-    def _agreed(self, repaired: dict[int, Repaired]) -> bool:
+    def _agreed(self, repaired: dict[int, RepairResult]) -> bool:
         losses = [loss for each in repaired.values() for loss in each.losses]
         if self._yes or not losses:
             return True
@@ -242,7 +244,7 @@ class _Repair:
 
     # -- telling
 
-    def _show_losses(self, repaired: dict[int, Repaired], *, is_talk: bool = False) -> None:
+    def _show_losses(self, repaired: dict[int, RepairResult], *, is_talk: bool = False) -> None:
         rows = [
             [loss.box or f"(generation {loss.generation})", f"{loss.first_seq}..{loss.last_seq}", loss.why]
             for each in repaired.values()
@@ -254,7 +256,7 @@ class _Repair:
         self,
         manifest: Manifest,
         problems: list[Problem],
-        repaired: dict[int, Repaired],
+        repaired: dict[int, RepairResult],
         aside: str,
     ) -> int:
         facts: dict[str, Any] = {

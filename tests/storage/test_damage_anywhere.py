@@ -25,7 +25,7 @@ from shard.core.changes import (
     RecordsDeleted,
     RecordsEvicted,
 )
-from shard.offline.repair import CannotRepair, Loss, Repaired, repair_shard
+from shard.offline.repair import CannotRepair, Loss, RepairResult, repair_shard
 from shard.offline.verify import Scope, Verified, verify_shard
 from shard.storage import frames
 from shard.storage.files import Corrupt, remove_tree
@@ -92,7 +92,7 @@ def verified(disk: FaultDisk, directory: str = ONE) -> Verified:
     return verify_shard(disk, Scope(directory, directory, store, lambda slot: True))
 
 
-def repaired(disk: FaultDisk) -> Repaired:
+def repaired(disk: FaultDisk) -> RepairResult:
     remove_tree(disk, NEW)
     return repair_shard(disk, ONE, NEW, shard=0, boot_id="boot", now_ms=10**6, file_bytes=FILE_BYTES)
 

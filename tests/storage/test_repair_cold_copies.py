@@ -85,7 +85,7 @@ def repaired(shard: Path, cold: Path, disk: Disk = DISK) -> tuple[list[tuple[int
         boot_id="boot",
         now_ms=5_000,
         cold=FolderCold(str(cold), disk),
-        looks_at_cold=True,
+        verifies_cold=True,
         server="7",
     )
     return [(loss.first_seq, loss.last_seq) for loss in done.losses], target

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shard.offline.repair import Repaired, repair_shard
+from shard.offline.repair import RepairResult, repair_shard
 from shard.storage.segments.store import SegmentStore
 from shard.transfer.boxes import parts_of, read_shard
 from shard.transfer.exports import write_export
@@ -53,7 +53,7 @@ def damaged(driver: Driver, *lsns: int, snapshots: tuple[float, ...] = ()) -> Fa
     return disk
 
 
-def repaired(disk: FaultDisk) -> tuple[Repaired, dict[str, Any], Any]:
+def repaired(disk: FaultDisk) -> tuple[RepairResult, dict[str, Any], Any]:
     found = repair_shard(disk, ONE, NEW, shard=0, boot_id="boot", now_ms=10**6, file_bytes=FILE_BYTES)
     machine = read_shard(disk, NEW)
     return found, contents_of(machine, SegmentStore(disk, f"{NEW}/segments")), machine.txns.marks
