@@ -5,8 +5,8 @@
     position: all that must be there is, up to here     moved ──┴── UploadsMoved ◄──────┘
 
 What is in the store is a *chain*: a base, which is all object boxes as of one lsn, and after it the changes
-that concern them, in the order of the log. `engine/object_uploader.py` uploads both; `transfer/object_chains.py`
-reads them back.
+that concern them, in the order of the log. `engine/object_uploader.py` uploads both, and
+`transfer/object_chains.py` reads them back.
 
 A change is pending from the moment it is applied until it is told that it is in the store. So is what a crash
 left: recovery applies the same changes, and `UploadsMoved` in the log says which of them had arrived. Where
