@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gateway.admission.memory import MemoryBudget
 from gateway.http.edge import Front
-from gateway.s2.inflight import Inflight
+from gateway.s2.append_window import AppendWindow
 from gateway.shards.dispatch import Dispatch
 from gateway.shards.pressure import GatewayPressure
 from gateway.watch.service import Watch
@@ -20,7 +20,7 @@ class SelfReport:
         dispatch: Dispatch,
         watch: Watch,
         pressure: GatewayPressure,
-        inflight: Inflight,
+        inflight: AppendWindow,
         budgets: dict[str, MemoryBudget],
     ) -> None:
         self._gateway = gateway

@@ -1,7 +1,7 @@
-"""Who asks, and what they may do.
+"""Authentication and authorization of requests.
 
-auth          the key of a request
-rules         what each address asks of a key
-key_use       what keys use of their limits, on all shards together
+auth          finds the key of a request
+rules         the scopes and names that each route requires of a key
+key_use       usage of keys against their limits, over all shards
 origins       which host names are answered, and which web pages may use the server
 """

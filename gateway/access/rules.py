@@ -93,7 +93,7 @@ RULES: Final[dict[str, Rule]] = {
     "GET /v0/routers": Rule(scopes=READ, is_filtered=True),
     "POST /v0/watch": Rule(scopes=READ, names_body=("boxes.*",)),
     "GET /v0/watch/{wid}": Rule(scopes=READ, takes_token=True, is_bound=True),
-    # What a socket asks for is checked command by command (`api/sockets.py`).
+    # What a socket asks for is checked command by command (`api/websockets.py`).
     "GET /v0/ws": _ANY,
     "GET /v0/whoami": _ANY,
     # Whoever writes to shards directly needs the map, whatever else the key allows.

@@ -12,8 +12,8 @@ An **owner** is a key; or `STRANGERS`, all clients that have not shown a key; or
     STRANGERS    a sixteenth of the budget: a stranger's body is never waited for
     EVERYONE     the whole budget
 
-**Stalled clients.** A charge that waits for its client says when bytes have moved (`moved`). When somebody
-finds no room, charges that have moved fewer than `PROGRESS_BYTES` for `STALLED_S` are ended: those of the
+**Stalled clients.** A charge that waits for its client notes each byte that moves (`note_progress`). When an
+owner finds no room, charges that moved fewer than `PROGRESS_BYTES` in `STALLED_S` are ended: those of the
 same owner first, then those of the owners that hold most, never those of an owner that holds less. Of one
 owner, the charge that has been still for the longest is the first.
 
@@ -142,7 +142,7 @@ class Charge:
         self._moved_bytes = 0
         self._budget.watched[self] = None
 
-    def moved(self, count: int) -> None:
+    def note_progress(self, count: int) -> None:
         """The client has sent or taken so many bytes."""
         self._moved_bytes += count
         if self._moved_bytes >= PROGRESS_BYTES and self in self._budget.watched:

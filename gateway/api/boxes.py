@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gateway.api.answers import from_reply, from_shard
+from gateway.api.responses import from_reply, from_shard
 from gateway.requests.content import is_ndjson, uncompressed
 from gateway.requests.request import Request, Response
 from gateway.shards.dispatch import Dispatch

@@ -7,9 +7,9 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from gateway.api import tolerance
-from gateway.api.answers import from_reply
-from gateway.api.work import WorkStreams
+from gateway.api import unknown_fields
+from gateway.api.job_streams import JobStreams
+from gateway.api.responses import from_reply
 from gateway.requests import sse
 from gateway.requests.content import control_body, is_ndjson
 from gateway.requests.request import Request, Response
@@ -28,7 +28,7 @@ _decode_awaited = msgspec.json.Decoder(MovesAwaited).decode
 
 
 class Queues:
-    def __init__(self, dispatch: Dispatch, body_bytes_max: int, work: WorkStreams) -> None:
+    def __init__(self, dispatch: Dispatch, body_bytes_max: int, work: JobStreams) -> None:
         self._dispatch = dispatch
         self._body_bytes_max = body_bytes_max
         self._work = work
@@ -71,4 +71,4 @@ class Queues:
         return from_reply(request, Requeued(box, source, planned.planned, pending))
 
     async def _forward(self, op: int, request: Request, box: str) -> Response:
-        return await tolerance.forward_json(self._dispatch, op, request, box, self._body_bytes_max)
+        return await unknown_fields.forward_json(self._dispatch, op, request, box, self._body_bytes_max)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gateway.api import tolerance
-from gateway.api.answers import from_shard
+from gateway.api import unknown_fields
+from gateway.api.responses import from_shard
 from gateway.requests.content import is_ndjson, uncompressed
 from gateway.requests.request import Request, Response
 from gateway.requests.urgency import is_urgent
@@ -40,7 +40,7 @@ class Records:
         return await self._forward(wire.OP_DELETE_RECORDS, request, box)
 
     async def _forward(self, op: int, request: Request, box: str) -> Response:
-        return await tolerance.forward_json(self._dispatch, op, request, box, self._body_bytes_max)
+        return await unknown_fields.forward_json(self._dispatch, op, request, box, self._body_bytes_max)
 
     async def one(self, request: Request, box: str, rest: str) -> Response:
         Query(request.query).done()

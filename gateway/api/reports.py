@@ -8,7 +8,7 @@ import trio
 
 from gateway.access.auth import Guard
 from gateway.access.key_use import KeyUse
-from gateway.api.answers import from_facts
+from gateway.api.responses import from_facts
 from gateway.requests.request import NO_STORE, Request, Response
 from gateway.telemetry.collector import Collector
 from gateway.telemetry.exposition import as_facts, as_text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gateway.api.answers import from_reply
+from gateway.api.responses import from_reply
 from gateway.requests.content import control_body, is_ndjson
 from gateway.requests.request import Request, Response
 from gateway.shards.dispatch import cursor_of, name_of

@@ -17,10 +17,10 @@ from gateway.access.auth import Guard
 from gateway.access.key_use import KeyUse
 from gateway.access.origins import Origins
 from gateway.access.rules import RULES, Rule, route_of
-from gateway.api.addresses import addresses_of
-from gateway.api.ops import Ops
 from gateway.api.reports import ReportPages
-from gateway.api.sockets import Sockets
+from gateway.api.route_table import build_route_table
+from gateway.api.server_info import ServerInfo
+from gateway.api.websockets import WebSockets
 from gateway.http.edge_rules import loggable_path, request_id_of
 from gateway.requests.content import compress
 from gateway.requests.errors import response_for
@@ -38,7 +38,7 @@ log = structlog.get_logger("gateway.access")
 AnyHandler = Callable[..., Awaitable[Response]]
 
 
-class Routed(NamedTuple):
+class Endpoint(NamedTuple):
     """The handler of a route, the rule that a key must pass before it, and the times of its requests."""
 
     handler: AnyHandler
@@ -77,8 +77,8 @@ class Api:
     ) -> None:
         key_use = key_use or KeyUse(dispatch, watch.slots)
         self._route_times = {} if route_times is None else route_times
-        #: It asks for keys, hosts and origins itself, and refuses in its own words (`gateway/s2/access.py`).
-        self._under_s2 = Routed(
+        #: It asks for keys, hosts and origins itself, and refuses in its own words (`gateway/s2/permits.py`).
+        self._under_s2 = Endpoint(
             s2.handle,
             Rule(is_open=True, is_for_anyone=True),
             self._route_times.setdefault(S2_ROUTE, Histogram()),
@@ -91,10 +91,10 @@ class Api:
         #: Requests answered, by status.
         self._answered = {} if answered is None else answered
         self._logs_access = logs_access
-        self.sockets = Sockets(watch, dispatch, self._origins, guard)
-        found = addresses_of(
+        self.sockets = WebSockets(watch, dispatch, self._origins, guard)
+        found = build_route_table(
             dispatch,
-            Ops(dispatch, version=version, sockets=sockets, addresses=addresses, key_use=key_use),
+            ServerInfo(dispatch, version=version, sockets=sockets, addresses=addresses, key_use=key_use),
             body_bytes_max=body_bytes_max,
             version=version,
             draining=draining,
@@ -109,13 +109,13 @@ class Api:
         self._under_watch = self._ruled(f"{_WATCH_PREFIX}{{wid}}", found.under_watch)
         self._plain = {path: self._ruled(path, methods) for path, methods in found.plain.items()}
 
-    def _ruled(self, template: str, methods: Mapping[str, AnyHandler]) -> dict[str, Routed]:
-        ruled: dict[str, Routed] = {}
+    def _ruled(self, template: str, methods: Mapping[str, AnyHandler]) -> dict[str, Endpoint]:
+        ruled: dict[str, Endpoint] = {}
         for method, handler in methods.items():
             route = route_of(method, template)
             self.routes.append(route)
             times = self._route_times.setdefault(route, Histogram())
-            ruled[method] = Routed(handler, RULES[route], times)
+            ruled[method] = Endpoint(handler, RULES[route], times)
         return ruled
 
     async def admit_body(self, path: str, headers: dict[str, str], query: str) -> str:
@@ -207,7 +207,7 @@ class Api:
         finally:
             guard.in_flight.give(key)
 
-    def _find(self, request: Request) -> tuple[Routed, tuple[str, ...]]:
+    def _find(self, request: Request) -> tuple[Endpoint, tuple[str, ...]]:
         """Who answers, with the rule that comes first, and the names in the path that the handler takes. No
         handler is called but through here, so none is without its rule."""
         path = request.path
@@ -234,7 +234,7 @@ class Api:
         raise NotFound(f"{shown(path)}: there is nothing at this address", path=path[:256])
 
     @staticmethod
-    def _pick(methods: Mapping[str, Routed], request: Request) -> Routed:
+    def _pick(methods: Mapping[str, Endpoint], request: Request) -> Endpoint:
         handler = methods.get("GET" if request.method == "HEAD" else request.method)
         if handler is None:
             allow = sorted({*methods, *(["HEAD"] if "GET" in methods else [])})

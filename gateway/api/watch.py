@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gateway.api import tolerance
-from gateway.api.answers import from_reply
+from gateway.api import unknown_fields
+from gateway.api.responses import from_reply
 from gateway.requests import sse
 from gateway.requests.content import control_body, is_ndjson
 from gateway.requests.request import Request, Response, Sink
@@ -28,8 +28,8 @@ class Watches:
         query.done()
         is_ndjson(request, allowed=False)
         body = await control_body(request, self._body_bytes_max)
-        strict = tolerance.wants_strict(request.headers)
-        plan, warnings = tolerance.plan_watch(body, self._watch.node_bytes_max, strict=strict)
+        strict = unknown_fields.wants_strict(request.headers)
+        plan, warnings = unknown_fields.plan_watch(body, self._watch.node_bytes_max, strict=strict)
         for name in plan.starts:
             request.require_name(name, "boxes")
         views = await self._watch.look_at(plan, lenient=lenient)

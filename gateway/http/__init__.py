@@ -20,7 +20,7 @@ Turns are those of `RequestScheduler` (`gateway/admission/request_scheduler.py`)
 while its body comes (edge_incoming). h1 is heads and chunks as bytes, without sockets.
 
 **The handler** of every request, whichever front it came through, is `Api.handle` in `gateway/api/routes.py`.
-`gateway/__main__.py` passes it in. WebSockets go to `Sockets.serve` in `gateway/api/sockets.py`.
+`gateway/__main__.py` passes it in. WebSockets go to `WebSockets.serve` in `gateway/api/websockets.py`.
 
 **What is changed of Hypercorn, h2 and wsproto** that has no setting: `hypercorn/adjustments.py` lists it, and
 `hypercorn/h2_data.py`. `pyproject.toml` bounds the versions, and tests fail when an upgrade changes one of

@@ -216,7 +216,7 @@ class EdgeInput:
             if count == 0:
                 raise InvalidRequest("the request ended in the middle of its body")
             body.have += count
-            charge.moved(count)
+            charge.note_progress(count)
             unpaid += count
             if unpaid >= PIECE_BYTES:
                 if not scheduler.try_take(unpaid):
@@ -259,7 +259,7 @@ class EdgeInput:
                 continue
             if not data:
                 raise InvalidRequest("the request ended in the middle of its body")
-            charge.moved(len(data))
+            charge.note_progress(len(data))
 
     def _set_body_deadline(self, started_s: float, have: int) -> None:
         limits = self._front.limits

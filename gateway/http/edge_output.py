@@ -22,7 +22,7 @@ from gateway.http.edge_rules import bug, close_body, has_no_body
 from gateway.http.edge_sink import JOIN_BYTES_MAX, EdgeSink
 from gateway.http.edge_socket import EdgeSocket, Expired
 from gateway.http.h1 import LAST_CHUNK, Head
-from gateway.requests.request import Buffer, Live, Request, Response, Stalled
+from gateway.requests.request import Buffer, ClientStalled, Live, Request, Response
 from streams.unsent import BUFFERS_MAX, UnsentBuffers
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class EdgeOutput:
             except trio.ClosedResourceError:
                 raise Expired from None
             if charge is not None:
-                charge.moved(sent)
+                charge.note_progress(sent)
 
     async def finish(self, request: Request, parts: Sequence[Buffer], sent: int) -> None:
         """Sends what `send_nowait` has left of an answer."""
@@ -155,7 +155,7 @@ class EdgeOutput:
             await live.run(sink)
             sink.put_end()
             await sink.wait_sent(self._front.limits.linger_s)
-        except Stalled:
+        except ClientStalled:
             return False
         except Exception as error:
             bug(request, error)  # Logged. The client learns of it by the missing last chunk.

@@ -13,7 +13,7 @@ import socket
 import trio
 from trio.lowlevel import wait_writable
 
-from gateway.requests.request import Progress, Stalled
+from gateway.requests.request import ClientStalled, Progress
 from streams.unsent import UnsentBuffers
 
 #: Up to here, copying a piece into its chunk costs less than handing the kernel three buffers.
@@ -73,7 +73,7 @@ class EdgeSink:
             return True
         moved = self._unsent.sent_bytes - before
         if moved and self.charge is not None:
-            self.charge.moved(moved)
+            self.charge.note_progress(moved)
         return moved > 0
 
     async def wait_sent(self, stall_s: float) -> None:
@@ -90,7 +90,7 @@ class EdgeSink:
                 if self._send():
                     scope.deadline = trio.current_time() + stall_s
         if scope.cancelled_caught:
-            raise Stalled
+            raise ClientStalled
 
     def put_end(self) -> None:
         """Ends a chunked body."""

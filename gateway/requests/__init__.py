@@ -1,8 +1,8 @@
-"""A request and its response, as handlers see them, whichever front they came through.
+"""A request and its response, as handlers see them, independent of the front that received it.
 
-request, content      a request, its body and its types
-errors, s2_errors     from an error to a response of `/v0` or `/v1`
-urgency               whether a request is urgent
-sse, unread           live answers: their text, and what their clients have not taken yet
-queued_sink           where a live answer waits for the task that sends it
+request, content      a request, its body, content types and compression
+errors, s2_errors     map an error to a response of `/v0` or `/v1`
+urgency               decides whether a request is urgent
+sse, unsent_charge    live responses: their text, and the memory of bytes that clients have not read yet
+queued_sink           buffers a live response for the task that sends it
 """

@@ -9,7 +9,7 @@ from collections import deque
 
 import trio
 
-from gateway.requests.request import Progress, Stalled
+from gateway.requests.request import ClientStalled, Progress
 
 
 class QueuedSink:
@@ -53,7 +53,7 @@ class QueuedSink:
     def note_sent(self, count: int) -> None:
         self.unsent_bytes -= count
         if self.charge is not None:
-            self.charge.moved(count)
+            self.charge.note_progress(count)
         self._moved.set()
         self._moved = trio.Event()
 
@@ -64,4 +64,4 @@ class QueuedSink:
             with trio.move_on_after(stall_s) as scope:
                 await self._moved.wait()
             if scope.cancelled_caught:
-                raise Stalled
+                raise ClientStalled

@@ -138,21 +138,21 @@ class BodyBroken(Exception):
     """A body that is read as it arrives broke its framing, or ended too early. What came before it counts."""
 
 
-class Stalled(Exception):
+class ClientStalled(Exception):
     """The peer of a live answer has taken nothing for as long as was allowed."""
 
 
 class Progress(Protocol):
     """Hears how many bytes a client has taken."""
 
-    def moved(self, count: int) -> None: ...
+    def note_progress(self, count: int) -> None: ...
 
 
 class Sink(Protocol):
     """Where a live answer goes. `put` never waits: what the peer does not take at once is kept, so whoever
     puts looks at `unsent_bytes` first and bounds it."""
 
-    #: Set while somebody waits for what is unsent to be sent (`gateway/requests/unread.py`).
+    #: Set while somebody waits for what is unsent to be sent (`gateway/requests/unsent_charge.py`).
     charge: Progress | None
 
     @property
@@ -163,8 +163,10 @@ class Sink(Protocol):
         gone; the front then cancels `Live.run`."""
 
     async def wait_sent(self, stall_s: float) -> None:
-        """Returns when nothing is unsent; always a checkpoint. Raises `Stalled` after `stall_s` in which
-        nothing moved."""
+        """Wait until every byte is sent; always a checkpoint.
+
+        Raises `ClientStalled` if the client reads nothing for `stall_s` seconds.
+        """
 
 
 class Live(Protocol):

@@ -1,15 +1,14 @@
 """The S2 API (`/v1`) over the same dispatch: basins, streams, records, sessions.
 
-endpoints       every address of `/v1` and what answers there; errors, CORS. `S2.handle` is called by
-                `gateway/api/routes.py`
+endpoints       every route of `/v1` and its handler; errors, CORS. `gateway/api/routes.py` calls `S2.handle`
 control         basins and streams: list, create, ensure, configure, delete
-records         append, read, check tail: one request, one answer
-append_session  inputs in, acks out, in their order: three tasks a session
-sessions        read sessions, as s2s frames or server-sent events; what all sessions share
-inflight        the bytes of appends that are on their way to shards, all sessions together
-housekeeping    empties basins that are being deleted, deletes remnants
-counting, history   what was done, by basin and minute (pure), and the box that keeps it
-tokens, access, usage, locations   access tokens, who may do what, metrics, the one location
-calls           what shards are asked, and making streams that are not there
-messages, configs, frames, fields, ciphers   pure: bytes and JSON to facts and back
+records         append, read, check tail: one request, one response
+append_session  receives inputs and sends acks in the same order: three tasks per session
+sessions        read sessions, as s2s frames or server-sent events; code that all sessions share
+append_window   bounds the bytes of appends in flight to shards, over all sessions
+housekeeping    empties basins that are being deleted, deletes orphan streams
+usage_counters, usage_history   operations and bytes per basin and minute (pure), and the box that stores them
+tokens, permits, usage, locations   access tokens, permissions, metrics, the one location
+shard_calls     requests to shards; creates missing streams on demand
+messages, configs, frames, fields, ciphers   pure: encoding and decoding of bytes and JSON
 """

@@ -8,8 +8,8 @@ the queue. The first failure is the last frame: the inputs behind it were refuse
 withdrawn.
 
 Bounds: at most `_INPUTS_MAX` inputs and `_INPUT_BYTES_MAX` bytes are on the way, and nothing is read from the
-client beyond that; all sessions together have what `inflight.py` says. A frame that is not whole, and the
-decompressed one that waits to go on its way, are charged to the budget of bodies.
+client beyond that. `append_window.py` bounds all sessions together. A partial frame, and a decompressed frame
+that waits to be sent, are charged to the budget of bodies.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import trio
 
 from gateway.admission.memory import Charge
-from gateway.requests.request import BodyBroken, Sink, Stalled
+from gateway.requests.request import BodyBroken, ClientStalled, Sink
 from gateway.requests.s2_errors import S2Error
 from gateway.s2 import frames, messages
-from gateway.s2.calls import Calls, PostedAppend
 from gateway.s2.ciphers import Sealing
 from gateway.s2.messages import Input
 from gateway.s2.sessions import STALL_S, UNSENT_BYTES_MAX, Draining, failure_of
+from gateway.s2.shard_calls import PostedAppend, ShardCalls
 from streams.protocol.errors import StreamsError
 from streams.protocol.messages.s2 import Cipher
 
@@ -40,7 +40,7 @@ class AppendSession:
 
     def __init__(
         self,
-        calls: Calls,
+        calls: ShardCalls,
         box: str,
         cipher: Cipher | None,
         key: str,
@@ -81,14 +81,14 @@ class AppendSession:
             self._charge.close()
 
     async def run(self, sink: Sink) -> None:
-        stalled: Stalled | None = None
+        stalled: ClientStalled | None = None
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._keep_reading)
                 nursery.start_soon(self._end_in_time)
                 try:
                     await self._keep_acking(sink)
-                except Stalled as error:  # raised here, it would come out as a group
+                except ClientStalled as error:  # raised here, it would come out as a group
                     stalled = error
                 nursery.cancel_scope.cancel()
         finally:

@@ -10,8 +10,8 @@ from gateway.requests.content import uncompressed
 from gateway.requests.request import Request, Response
 from gateway.requests.s2_errors import S2Error
 from gateway.s2 import configs, fields
-from gateway.s2.access import Permit
-from gateway.s2.calls import Calls
+from gateway.s2.permits import Permit
+from gateway.s2.shard_calls import ShardCalls
 from streams.protocol.errors import InvalidRequest, PayloadTooLarge
 from streams.protocol.messages import s2
 from streams.protocol.messages.s2 import box_of
@@ -49,7 +49,7 @@ def _provisioned(shown: dict[str, Any], result: s2.Result, *, ensures: bool) -> 
 
 
 class Basins:
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, calls: ShardCalls) -> None:
         self._calls = calls
 
     async def list(self, request: Request, permit: Permit) -> Response:
@@ -129,7 +129,7 @@ class Basins:
 
 
 class Streams:
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, calls: ShardCalls) -> None:
         self._calls = calls
 
     async def list(self, request: Request, permit: Permit) -> Response:

@@ -18,20 +18,20 @@ from gateway.http.edge_rules import request_id_of
 from gateway.requests.request import Live, RefusedEarly, Request, Response
 from gateway.requests.s2_errors import S2Error, translated
 from gateway.s2 import ciphers, fields, frames
-from gateway.s2.access import OPERATIONS, Admit, Doorkeeper, KeyPermit, Permit
 from gateway.s2.append_session import AppendSession
-from gateway.s2.calls import Calls
+from gateway.s2.append_window import AppendWindow
 from gateway.s2.control import Basins, Streams
-from gateway.s2.counting import ACCOUNT
-from gateway.s2.history import History
 from gateway.s2.housekeeping import Housekeeping
-from gateway.s2.inflight import Inflight
 from gateway.s2.locations import Locations
 from gateway.s2.messages import Input
+from gateway.s2.permits import OPERATIONS, Admit, Authenticator, KeyPermit, Permit
 from gateway.s2.records import Asked, Records, check_commands, first_page, stream_config
 from gateway.s2.sessions import Draining, EventWording, FrameWording, Held, ReadSession
+from gateway.s2.shard_calls import ShardCalls
 from gateway.s2.tokens import Tokens
 from gateway.s2.usage import Usage
+from gateway.s2.usage_counters import ACCOUNT
+from gateway.s2.usage_history import UsageHistory
 from gateway.shards.dispatch import Dispatch
 from gateway.watch.service import Watch
 from streams.protocol.errors import StreamsError
@@ -59,8 +59,8 @@ class S2:
         self._origins = origins or Origins(has_keys=admit is not None)
         self._watch = watch
         self._in_flight = in_flight or InFlight()
-        self._calls = Calls(dispatch)
-        self._doorkeeper = Doorkeeper(self._calls, admit)
+        self._calls = ShardCalls(dispatch)
+        self._doorkeeper = Authenticator(self._calls, admit)
         self._tokens = Tokens(self._calls)
         self._usage = Usage(self._calls)
         self._locations = Locations()
@@ -73,11 +73,11 @@ class S2:
         return f"<S2 {self._calls!r}>"
 
     @property
-    def inflight(self) -> Inflight:
+    def inflight(self) -> AppendWindow:
         return self._calls.inflight
 
     @property
-    def history(self) -> History:
+    def history(self) -> UsageHistory:
         return self._calls.history
 
     @property

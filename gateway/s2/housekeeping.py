@@ -13,7 +13,7 @@ from __future__ import annotations
 import structlog
 import trio
 
-from gateway.s2.calls import Calls
+from gateway.s2.shard_calls import ShardCalls
 from streams.protocol.errors import StreamNotFound, StreamsError
 from streams.protocol.messages import s2
 
@@ -29,7 +29,7 @@ _PAGE = 1000
 
 
 class Housekeeping:
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, calls: ShardCalls) -> None:
         self._calls = calls
 
     def __repr__(self) -> str:

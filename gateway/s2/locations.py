@@ -5,8 +5,8 @@ from __future__ import annotations
 from gateway.requests.request import Request, Response
 from gateway.requests.s2_errors import S2Error
 from gateway.s2 import configs
-from gateway.s2.access import Permit
 from gateway.s2.control import answer, json_body
+from gateway.s2.permits import Permit
 
 _HERE = {
     "name": configs.LOCATION,

@@ -12,9 +12,9 @@ import orjson
 from gateway.requests.request import Buffer, Request, Response
 from gateway.requests.s2_errors import S2Error
 from gateway.s2 import ciphers, configs, fields, messages
-from gateway.s2.access import Permit
-from gateway.s2.calls import Calls
 from gateway.s2.control import answer, json_body, plain_body
+from gateway.s2.permits import Permit
+from gateway.s2.shard_calls import ShardCalls
 from streams.protocol.errors import PositionUnwritten
 from streams.protocol.messages.s2 import (
     BATCH_METERED_MAX,
@@ -160,7 +160,7 @@ def stream_config(headers: Mapping[str, str]) -> Spec | None:
 
 
 class Records:
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, calls: ShardCalls) -> None:
         self._calls = calls
 
     async def append(self, request: Request, permit: Permit, basin: str, stream: str) -> Response:
@@ -235,7 +235,7 @@ def check_commands(permit: Permit, given: messages.Input, basin: str, stream: st
 
 
 async def first_page(
-    calls: Calls, basin: str, stream: str, spec: Spec | None, head: ReadHead, key: str, account: str
+    calls: ShardCalls, basin: str, stream: str, spec: Spec | None, head: ReadHead, key: str, account: str
 ) -> StreamRecords:
     """The first page of a read: the start is found and judged, and so is the key."""
     try:

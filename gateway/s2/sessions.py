@@ -17,13 +17,13 @@ import trio
 
 from gateway.admission.limits import Slot
 from gateway.admission.memory import EVERYONE
-from gateway.requests.request import BodyBroken, Buffer, Live, Sink, Stalled
+from gateway.requests.request import BodyBroken, Buffer, ClientStalled, Live, Sink
 from gateway.requests.s2_errors import S2Error, translated
-from gateway.requests.unread import Unread
+from gateway.requests.unsent_charge import UnsentCharge
 from gateway.s2 import frames, messages
-from gateway.s2.access import Permit
-from gateway.s2.calls import Calls, PendingRead
+from gateway.s2.permits import Permit
 from gateway.s2.records import SLICE_MS, Asked, after, error_event, opened, ping_event, tail_of
+from gateway.s2.shard_calls import PendingRead, ShardCalls
 from streams.protocol.errors import StreamsError
 from streams.protocol.messages.s2 import (
     BATCH_METERED_MAX,
@@ -76,7 +76,7 @@ class Held:
         self._slot.give()
 
     async def run(self, sink: Sink) -> None:
-        stalled: Stalled | None = None
+        stalled: ClientStalled | None = None
         is_void = False
         async with trio.open_nursery() as nursery:
 
@@ -93,7 +93,7 @@ class Held:
             self._slot.on_revoked(revoked)
             try:
                 await self._session.run(sink)
-            except Stalled as error:  # raised here, it would come out as a group
+            except ClientStalled as error:  # raised here, it would come out as a group
                 stalled = error
             nursery.cancel_scope.cancel()
         if stalled is not None:
@@ -168,7 +168,7 @@ class ReadSession:
 
     def __init__(
         self,
-        calls: Calls,
+        calls: ShardCalls,
         asked: Asked,
         head: ReadHead,
         first: StreamRecords,
@@ -207,7 +207,7 @@ class ReadSession:
         return self._draining.is_set and not (self._asked.is_bounded and self._asked.wait_s)
 
     async def run(self, sink: Sink) -> None:
-        unread = Unread(self._calls.answers, self._owner, sink)
+        unread = UnsentCharge(self._calls.answers, self._owner, sink)
         try:
             while not await self._told(sink, unread):
                 self._page = await self._next(sink, unread)
@@ -219,7 +219,7 @@ class ReadSession:
                 self._ahead.close()
             unread.close()
 
-    async def _told(self, sink: Sink, unread: Unread) -> bool:
+    async def _told(self, sink: Sink, unread: UnsentCharge) -> bool:
         """Tells the page. Whether it was the last one."""
         page, wording = self._page, self._wording
         tail = tail_of(page)
@@ -266,7 +266,7 @@ class ReadSession:
         # cases the next one has nothing in it.
         return page.is_full and not page.records
 
-    async def _next(self, sink: Sink, unread: Unread) -> StreamRecords:
+    async def _next(self, sink: Sink, unread: UnsentCharge) -> StreamRecords:
         """The next page; an empty one after a while in which nothing came."""
         if self._ahead is not None:
             ahead, self._ahead = self._ahead, None
@@ -301,7 +301,7 @@ class ReadSession:
             wait_ms=wait_ms,
         )
 
-    def _fetch_ahead(self, unread: Unread) -> None:
+    def _fetch_ahead(self, unread: UnsentCharge) -> None:
         """Asks for the next page, if there is room for it now."""
         head = self._next_head(0)
         if unread.try_reserve(head.max_bytes):

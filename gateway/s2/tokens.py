@@ -16,9 +16,9 @@ from msgspec import UNSET, UnsetType
 from gateway.requests.request import Request, Response
 from gateway.requests.s2_errors import S2Error
 from gateway.s2 import configs, fields
-from gateway.s2.access import OPERATIONS, READ, WRITE, Permit, digest_of
-from gateway.s2.calls import Calls
 from gateway.s2.control import answer, json_body
+from gateway.s2.permits import OPERATIONS, READ, WRITE, Permit, digest_of
+from gateway.s2.shard_calls import ShardCalls
 from streams.protocol.messages import s2
 from streams.protocol.messages.s2 import AccessToken, NameSet
 from streams.protocol.model.names import shown
@@ -206,7 +206,7 @@ def _shown_group(asked: dict[str, bool | None] | None) -> dict[str, bool]:
 
 
 class Tokens:
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, calls: ShardCalls) -> None:
         self._calls = calls
 
     async def issue(self, request: Request, permit: Permit) -> Response:

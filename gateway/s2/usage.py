@@ -14,10 +14,10 @@ import msgspec
 from gateway.requests.request import Request, Response
 from gateway.requests.s2_errors import S2Error
 from gateway.s2 import fields
-from gateway.s2.access import OPERATIONS, Permit
-from gateway.s2.calls import Calls
 from gateway.s2.control import answer
-from gateway.s2.counting import ACCOUNT, APPEND_BYTES, INTERVALS_S, READ_BYTES, Sums
+from gateway.s2.permits import OPERATIONS, Permit
+from gateway.s2.shard_calls import ShardCalls
+from gateway.s2.usage_counters import ACCOUNT, APPEND_BYTES, INTERVALS_S, READ_BYTES, Sums
 from streams.protocol.messages import s2
 from streams.protocol.messages.s2 import box_of
 
@@ -83,7 +83,7 @@ class _Asked:
 
 
 class Usage:
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, calls: ShardCalls) -> None:
         self._calls = calls
 
     async def account(self, request: Request, permit: Permit) -> Response:

@@ -9,6 +9,6 @@ feeds     one live read a box and encoding, shared by everyone who watches it
 stream    one watcher: backlog, then live, heartbeats, slow readers
 sessions  streams that can be found again, kept by the shards
 
-Requests come in through `gateway/api/watch.py` (server-sent events) and `gateway/api/sockets.py` (WebSocket).
+Requests come in through `gateway/api/watch.py` (server-sent events) and `gateway/api/websockets.py`.
 In the shard, `shard/core/watch/pages.py` makes the pages and `shard/engine/waiting_reads.py` has reads wait.
 """

@@ -1,6 +1,6 @@
 """What all streams of a gateway share: feeds, sessions, slots of connections, and their common end.
 
-    api/watch.py, api/sockets.py ──► Watch.look_at ──► the boxes as they are now: heads, generations
+    api/watch.py, api/websockets.py ──► Watch.look_at ──► the boxes as they are now: heads, generations
                                      Watch.opened ──► PlainBody: a stream without a session
                                      Watch.create_session, open_session ──► SessionBody: one that is kept
     a front runs the body ──► `stream.py` writes into its sink, fed by `feeds.py`

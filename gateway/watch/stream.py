@@ -23,8 +23,8 @@ import trio
 from gateway.admission.memory import EVERYONE
 from gateway.requests import sse
 from gateway.requests.errors import STATUS_OF
-from gateway.requests.request import Sink, Stalled
-from gateway.requests.unread import Unread
+from gateway.requests.request import ClientStalled, Sink
+from gateway.requests.unsent_charge import UnsentCharge
 from gateway.watch.feeds import Feeds
 from gateway.watch.merge import Event, Merge, Track
 from gateway.watch.page import Encoding, Page
@@ -88,7 +88,7 @@ class Stream:
         """`turn` is shared by all who share a sink."""
         self.merge = merge
         self._owner = owner
-        self._unread: Unread | None = None
+        self._unread: UnsentCharge | None = None
         self._feeds = feeds
         self._encoding = encoding
         self._wording = wording
@@ -176,11 +176,11 @@ class Stream:
     async def run(self, sink: Sink) -> None:
         """Until `end`, a stall, or the peer's leaving (then it is cancelled)."""
         self._sink = sink
-        self._unread = Unread(self._feeds.answers, self._owner, sink)
+        self._unread = UnsentCharge(self._feeds.answers, self._owner, sink)
         self._put_at_s = trio.current_time()
         try:
             await self._serve(sink)
-        except Stalled:
+        except ClientStalled:
             message = f"nothing was read for {self._stall_s:g} s; connect again to go on"
             self._put(self._wording.error(408, "stalled", message, []))
         finally:
@@ -221,7 +221,7 @@ class Stream:
         if trio.current_time() >= self._put_at_s + self._heartbeat_s:
             self._put(self._wording.heartbeat())
 
-    async def _read(self, track: Track, unread: Unread) -> None:
+    async def _read(self, track: Track, unread: UnsentCharge) -> None:
         """One page of a box's backlog; at its end the track goes over to the feed."""
         page: Page | None = None
         try:

@@ -19,8 +19,8 @@ from gateway.admission.gate import (
     PageWindow,
 )
 from gateway.admission.request_scheduler import RequestScheduler
-from gateway.s2.calls import Calls, PostedAppend
 from gateway.s2.messages import Given, Input
+from gateway.s2.shard_calls import PostedAppend, ShardCalls
 from gateway.shards.dispatch import Dispatch
 from gateway.shards.links import Link, OnAnswer
 from gateway.shards.placement import even
@@ -313,7 +313,7 @@ async def test_an_append_to_a_stream_takes_its_turn_and_keeps_its_place(
     link = Link(0, "nowhere")
     dispatch = Dispatch(even(1), [link], LIMITS)
     gate = dispatch.gates[0] = narrow()
-    calls = Calls(dispatch)
+    calls = ShardCalls(dispatch)
     sent: list[int] = []
     answers: list[OnAnswer] = []
 

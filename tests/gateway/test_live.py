@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from gateway.http.edge import FrontLimits, FrontName
-from gateway.requests.request import Request, Response, Sink, Stalled
+from gateway.requests.request import ClientStalled, Request, Response, Sink
 from tests.gateway.edge_harness import (
     PATIENCE_S,
     head_and,
@@ -42,7 +42,7 @@ class Body:
             sink.put(b"x" * 1_000_000)
             try:
                 await sink.wait_sent(self.stall_s)
-            except Stalled:
+            except ClientStalled:
                 self.stalled = True
                 return
         await self.finish.wait()

@@ -17,9 +17,9 @@ from gateway.admission.memory import (
     MemoryBudget,
     answer_budget,
 )
-from gateway.api.waiting import page_bytes_max
+from gateway.api.long_polls import page_bytes_max
 from gateway.requests.queued_sink import QueuedSink
-from gateway.requests.unread import SharedCharge, Unread
+from gateway.requests.unsent_charge import SharedCharge, UnsentCharge
 from streams.protocol import wire
 from streams.protocol.errors import Throttled
 
@@ -104,7 +104,7 @@ async def test_stalled_clients_are_ended_oldest_first_and_only_when_there_is_no_
     budget, ended = budget_of(1000), []
     charges = [watched(budget, EVERYONE, 300, ended) for _ in range(3)]
     await trio.sleep(STALLED_S)
-    charges[0].moved(PROGRESS_BYTES)
+    charges[0].note_progress(PROGRESS_BYTES)
     hold(budget, EVERYONE, 100, kept)
     assert not ended
     hold(budget, EVERYONE, 200, kept)
@@ -205,7 +205,7 @@ async def test_answers_that_nobody_asked_room_for_stop_the_shards_until_they_are
 
 async def test_bytes_that_many_clients_share_are_charged_once_until_the_last_has_them(answers: MemoryBudget):
     sinks = [QueuedSink() for _ in range(3)]
-    unread = [Unread(answers, EVERYONE, sink) for sink in sinks]
+    unread = [UnsentCharge(answers, EVERYONE, sink) for sink in sinks]
     shared: SharedCharge | None = None
     for sink, each in zip(sinks, unread, strict=True):
         sink.put(bytes(100_000))

@@ -16,9 +16,9 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.api.sockets import SocketConnection
 from gateway.api.watch import Watches
-from gateway.requests.request import Request, Stalled
+from gateway.api.websockets import WebSocketConnection
+from gateway.requests.request import ClientStalled, Request
 from gateway.shards.links import Link
 from gateway.watch import cursors, feeds
 from gateway.watch.merge import Merge, Track
@@ -163,7 +163,7 @@ class Peer:
             with trio.move_on_after(stall_s) as scope:
                 await self._moved.wait()
             if scope.cancelled_caught:
-                raise Stalled
+                raise ClientStalled
 
 
 class Stage:
@@ -425,7 +425,7 @@ async def test_a_socket_of_many_boxes_that_is_not_read_costs_no_more_than_one(au
         for box in boxes:
             made.append("x" * 1000, box=box)
         socket = UnreadSocket({"op": "subscribe", "boxes": {box: {} for box in boxes}})
-        connection = SocketConnection(made.watch, made.watch._dispatch, socket)
+        connection = WebSocketConnection(made.watch, made.watch._dispatch, socket)
         made.nursery.start_soon(connection.run)
         await trio.testing.wait_all_tasks_blocked()
         assert 1000 < connection._sink.unsent_bytes < 3000, "one page"

@@ -16,8 +16,8 @@ import pytest
 import trio
 
 from gateway.requests.request import Request
-from gateway.s2.access import Permit
 from gateway.s2.endpoints import S2
+from gateway.s2.permits import Permit
 from gateway.shards.dispatch import Dispatch
 from gateway.shards.placement import even
 from gateway.watch.service import Watch

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.requests.request import Request
 from gateway.requests.s2_errors import S2Error
-from gateway.s2.access import OPERATIONS, Doorkeeper, KeyPermit, digest_of
+from gateway.s2.permits import OPERATIONS, Authenticator, KeyPermit, digest_of
 from gateway.s2.tokens import _Operation
 from streams.protocol.errors import NotReady
 from streams.protocol.messages import s2
@@ -296,11 +296,11 @@ class _Register:
 
 async def test_a_token_expires_while_its_register_is_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 1000.0
-    monkeypatch.setattr("gateway.s2.access.time.time", lambda: now_s)
-    monkeypatch.setattr("gateway.s2.access.time.monotonic", lambda: now_s)
+    monkeypatch.setattr("gateway.s2.permits.time.time", lambda: now_s)
+    monkeypatch.setattr("gateway.s2.permits.time.monotonic", lambda: now_s)
     token = AccessToken(id="a", digest=digest_of("secret"), ops=("read",), expires_ms=2_000_000)
     register = _Register(token)
-    doorkeeper = Doorkeeper(register)
+    doorkeeper = Authenticator(register)
     request = Request("GET", "/v1/streams", "", {"authorization": "Bearer secret"}, b"")
     assert (await doorkeeper.permit(request)).allows("read")
     register.is_away = True

@@ -9,9 +9,9 @@ from typing import Any, cast
 import pytest
 
 from gateway.requests.request import Request
-from gateway.s2.calls import Calls
-from gateway.s2.history import History
 from gateway.s2.records import Records
+from gateway.s2.shard_calls import ShardCalls
+from gateway.s2.usage_history import UsageHistory
 from gateway.shards.dispatch import Dispatch
 from gateway.shards.placement import even
 from streams.protocol.messages.s2 import ReadHead, StreamRecords
@@ -25,7 +25,7 @@ class Silent:
     def __init__(self) -> None:
         self.waits_ms: list[int] = []
         dispatch = Dispatch(even(1), [])
-        self.history = History(dispatch, 0)
+        self.history = UsageHistory(dispatch, 0)
         self.answers = dispatch.answers
 
     async def making(self, *_: Any, call: Callable[[], Awaitable[Any]], **__: Any) -> Any:
@@ -49,6 +49,6 @@ class Silent:
 async def test_a_read_waits_in_slices_and_for_a_minute_at_most(wait_s: int, waits_ms: list[int]) -> None:
     silent = Silent()
     request = Request("GET", "/v1/streams/s/records", f"seq_num=0&clamp=true&wait={wait_s}", {})
-    answer = await Records(cast(Calls, silent)).read(request, "the-basin", "s")
+    answer = await Records(cast(ShardCalls, silent)).read(request, "the-basin", "s")
     assert answer.status == 200
     assert silent.waits_ms == waits_ms

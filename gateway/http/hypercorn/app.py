@@ -44,6 +44,7 @@ from gateway.requests.queued_sink import QueuedSink
 from gateway.requests.request import (
     Admit,
     Buffer,
+    ClientStalled,
     Handler,
     Live,
     RefusedEarly,
@@ -51,7 +52,6 @@ from gateway.requests.request import (
     Response,
     Socket,
     SocketHandler,
-    Stalled,
     is_full_duplex,
 )
 from streams.protocol.errors import InvalidRequest, StreamsError
@@ -285,7 +285,7 @@ class Exchange(TrioASGIHTTPConnection):
                     part = message["body"]
                     check_body_length(len(body) + len(part), limits)
                     charge.grow(len(part))
-                    charge.moved(len(part))
+                    charge.note_progress(len(part))
                     body += part
                     if not message.get("more_body", False):
                         charge.unwatch()
@@ -341,7 +341,7 @@ class Exchange(TrioASGIHTTPConnection):
                     total += len(piece)
                     await self._emit(send, _body(piece), total, since_s)
                     if charge is not None:
-                        charge.moved(len(piece))
+                        charge.note_progress(len(piece))
 
     async def _send_streamed(
         self,
@@ -401,7 +401,7 @@ class Exchange(TrioASGIHTTPConnection):
                     if incoming is not None:
                         incoming.close()
                     await sink.wait_sent(self.app.limits.linger_s)
-                except Stalled:
+                except ClientStalled:
                     stalled = True
                 nursery.cancel_scope.cancel()
         if stalled:

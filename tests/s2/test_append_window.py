@@ -6,16 +6,16 @@ from __future__ import annotations
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from gateway.s2.inflight import Inflight
+from gateway.s2.append_window import AppendWindow
 
 
-async def enter(inflight: Inflight, size: int, entered: list[int]) -> None:
+async def enter(inflight: AppendWindow, size: int, entered: list[int]) -> None:
     await inflight.enter(size)
     entered.append(size)
 
 
 async def test_a_large_batch_is_not_passed_by_small_ones() -> None:
-    inflight, entered = Inflight(10), list[int]()
+    inflight, entered = AppendWindow(10), list[int]()
     await inflight.enter(6)
     async with trio.open_nursery() as nursery:
         for size in (8, 1, 2):
@@ -31,7 +31,7 @@ async def test_a_large_batch_is_not_passed_by_small_ones() -> None:
 
 
 async def test_who_gives_up_waiting_stands_in_nobodys_way() -> None:
-    inflight, entered = Inflight(10), list[int]()
+    inflight, entered = AppendWindow(10), list[int]()
     await inflight.enter(6)
     async with trio.open_nursery() as nursery:
         large = trio.CancelScope()
@@ -50,7 +50,7 @@ async def test_who_gives_up_waiting_stands_in_nobodys_way() -> None:
 
 
 async def test_a_permit_that_comes_too_late_is_given_back() -> None:
-    inflight, entered = Inflight(10), list[int]()
+    inflight, entered = AppendWindow(10), list[int]()
     await inflight.enter(10)
     async with trio.open_nursery() as nursery:
         late = trio.CancelScope()

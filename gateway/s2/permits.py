@@ -24,7 +24,7 @@ import trio
 
 from gateway.requests.request import Request
 from gateway.requests.s2_errors import S2Error
-from gateway.s2.calls import Calls
+from gateway.s2.shard_calls import ShardCalls
 from streams.protocol.access.grants import Grant
 from streams.protocol.access.keys import Key
 from streams.protocol.errors import Busy, StreamsError
@@ -143,7 +143,7 @@ class KeyPermit(Permit):
 
 
 class TokenPermit(Permit):
-    def __init__(self, token: AccessToken, doorkeeper: Doorkeeper) -> None:
+    def __init__(self, token: AccessToken, doorkeeper: Authenticator) -> None:
         self._token = token
         self._doorkeeper = doorkeeper
         self.prefix = (token.streams.prefix or "") if token.auto_prefix else ""
@@ -196,15 +196,15 @@ class TokenPermit(Permit):
 Admit = Callable[[Request], Grant]
 
 
-class Doorkeeper:
-    def __init__(self, calls: Calls, admit: Admit | None = None) -> None:
+class Authenticator:
+    def __init__(self, calls: ShardCalls, admit: Admit | None = None) -> None:
         self._calls = calls
         self._admit = admit
         #: Digest -> (what the register said, until when that counts).
         self._kept: dict[str, tuple[s2.TokenFound, float]] = {}
 
     def __repr__(self) -> str:
-        return f"<Doorkeeper with {len(self._kept)} tokens at hand>"
+        return f"<Authenticator with {len(self._kept)} tokens at hand>"
 
     async def permit(self, request: Request) -> Permit:
         scheme, _, secret = request.headers.get("authorization", "").partition(" ")

@@ -30,10 +30,10 @@ import trio
 from gateway.access.auth import Guard
 from gateway.access.origins import Origins
 from gateway.admission.memory import owner_of
-from gateway.api import tolerance
-from gateway.api.answers import from_shard
+from gateway.api import unknown_fields
+from gateway.api.responses import from_shard
 from gateway.requests.queued_sink import QueuedSink
-from gateway.requests.request import Request, Socket, Stalled
+from gateway.requests.request import ClientStalled, Request, Socket
 from gateway.shards.dispatch import Dispatch
 from gateway.watch.plan import Plan
 from gateway.watch.service import Watch, merge_of, starts_shown
@@ -58,7 +58,7 @@ _decode_fields = msgspec.json.Decoder(Fields).decode
 _NOT_OF_AN_APPEND = frozenset(("op", "request_id", "box"))
 
 
-class Sockets:
+class WebSockets:
     def __init__(
         self, watch: Watch, dispatch: Dispatch, origins: Origins, guard: Guard | None = None
     ) -> None:
@@ -73,8 +73,8 @@ class Sockets:
         slot = self._watch.take_slot(key)
         try:
             rates = None if self._guard is None else self._guard.in_flight.rates
-            strict = tolerance.wants_strict(headers)
-            connection = SocketConnection(
+            strict = unknown_fields.wants_strict(headers)
+            connection = WebSocketConnection(
                 self._watch, self._dispatch, await accept(), key, rates, strict=strict
             )
             slot.on_revoked(connection.end)
@@ -83,7 +83,7 @@ class Sockets:
             slot.give()
 
 
-class SocketWording:
+class WebSocketEncoder:
     """Events as messages that carry the id of the request that asked for them."""
 
     key = None
@@ -109,7 +109,7 @@ class SocketWording:
         return b""
 
 
-class SocketConnection:
+class WebSocketConnection:
     def __init__(
         self,
         watch: Watch,
@@ -133,7 +133,7 @@ class SocketConnection:
         self._nursery: trio.Nursery | None = None
         #: Box -> how to end its stream.
         self._subscribed: dict[str, trio.CancelScope] = {}
-        self._commands: dict[str, Callable[[Fields, SocketWording], Awaitable[bytes]]] = {
+        self._commands: dict[str, Callable[[Fields, WebSocketEncoder], Awaitable[bytes]]] = {
             "subscribe": self._subscribe,
             "unsubscribe": self._unsubscribe,
             "publish": self._publish,
@@ -141,7 +141,7 @@ class SocketConnection:
         }
 
     def __repr__(self) -> str:
-        return f"<SocketConnection {len(self._subscribed)} boxes>"
+        return f"<WebSocketConnection {len(self._subscribed)} boxes>"
 
     def end(self) -> None:
         self._scope.cancel()
@@ -169,14 +169,14 @@ class SocketConnection:
             if self._sink.unsent_bytes > _ANSWERS_BYTES_MAX:
                 try:
                     await self._sink.wait_sent(self._watch.stall_s)
-                except Stalled:
+                except ClientStalled:
                     self.end()
 
     async def _answer(self, message: bytes) -> None:
-        wording = SocketWording(b"")
+        wording = WebSocketEncoder(b"")
         try:
             fields: Fields = decode_json(_decode_fields, message)
-            wording = SocketWording(_request_id(fields))
+            wording = WebSocketEncoder(_request_id(fields))
             if self._key is not None and self._rates is not None:
                 self._rates.take(self._key, time.monotonic())
             op = _text(fields, "op")
@@ -189,9 +189,9 @@ class SocketConnection:
 
     # -- commands
 
-    async def _subscribe(self, fields: Fields, wording: SocketWording) -> bytes:
+    async def _subscribe(self, fields: Fields, wording: WebSocketEncoder) -> bytes:
         body = _watch_body(fields)
-        plan, warnings = tolerance.plan_watch(body, self._watch.node_bytes_max, strict=self._strict)
+        plan, warnings = unknown_fields.plan_watch(body, self._watch.node_bytes_max, strict=self._strict)
         self._check(READ, *plan.starts)
         for box in plan.starts:
             if box in self._subscribed:
@@ -218,7 +218,7 @@ class SocketConnection:
             await stream.run(self._sink)
             self.end()  # by itself it ends only when the peer does not read
 
-    async def _unsubscribe(self, fields: Fields, wording: SocketWording) -> bytes:
+    async def _unsubscribe(self, fields: Fields, wording: WebSocketEncoder) -> bytes:
         boxes = _listed(fields)
         for box in boxes:
             if box not in self._subscribed:
@@ -228,7 +228,7 @@ class SocketConnection:
         await trio.lowlevel.checkpoint()
         return wording.event(b"ack", orjson.dumps({"boxes": boxes}), b"")
 
-    async def _publish(self, fields: Fields, wording: SocketWording) -> bytes:
+    async def _publish(self, fields: Fields, wording: WebSocketEncoder) -> bytes:
         box = _text(fields, "box")
         self._check(WRITE, box)
         body = {name: raw for name, raw in fields.items() if name not in _NOT_OF_AN_APPEND}
@@ -247,7 +247,7 @@ class SocketConnection:
             for box in boxes:
                 self._key.grant.require_name(box)
 
-    async def _ping(self, fields: Fields, wording: SocketWording) -> bytes:
+    async def _ping(self, fields: Fields, wording: WebSocketEncoder) -> bytes:
         await trio.lowlevel.checkpoint()
         return wording.event(b"ack", b"{}", b"")
 

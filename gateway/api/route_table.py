@@ -9,15 +9,15 @@ import trio
 
 from gateway.api.boxes import Boxes
 from gateway.api.console import FILES, Console
-from gateway.api.described import Described
 from gateway.api.groups import Groups
-from gateway.api.ops import Ops
+from gateway.api.job_streams import JobStreams
+from gateway.api.openapi_pages import OpenApiPages
 from gateway.api.queues import Queues
 from gateway.api.records import Records
 from gateway.api.reports import ReportPages
 from gateway.api.routers import Routers
+from gateway.api.server_info import ServerInfo
 from gateway.api.watch import Watches
-from gateway.api.work import WorkStreams
 from gateway.requests.request import Request, Response
 from gateway.shards.dispatch import Dispatch
 from gateway.shards.registrar import Registrar
@@ -30,7 +30,7 @@ NamedHandler = Callable[[Request, str], Awaitable[Response]]
 PlainHandler = Callable[[Request], Awaitable[Response]]
 
 
-class Addresses(NamedTuple):
+class RouteTable(NamedTuple):
     #: Action after the box's name, with a slash where more must follow -> method -> handler.
     under_box: dict[str, dict[str, BoxHandler]]
     under_router: dict[str, NamedHandler]
@@ -39,24 +39,24 @@ class Addresses(NamedTuple):
     plain: dict[str, dict[str, PlainHandler]]
 
 
-def addresses_of(
+def build_route_table(
     dispatch: Dispatch,
-    ops: Ops,
+    ops: ServerInfo,
     *,
     body_bytes_max: int,
     version: str,
     draining: trio.Event,
     watch: Watch,
     reports: ReportPages | None,
-) -> Addresses:
+) -> RouteTable:
     registrar = Registrar(dispatch)
     boxes = Boxes(dispatch, registrar, body_bytes_max)
     records = Records(dispatch, body_bytes_max)
     routers = Routers(registrar, body_bytes_max)
     watches = Watches(watch, body_bytes_max)
-    queues = Queues(dispatch, body_bytes_max, WorkStreams(dispatch, draining, watch))
+    queues = Queues(dispatch, body_bytes_max, JobStreams(dispatch, draining, watch))
     groups = Groups(dispatch, body_bytes_max)
-    described, console = Described(version), Console()
+    described, console = OpenApiPages(version), Console()
     plain: dict[str, dict[str, PlainHandler]] = {
         "/v0/boxes": {"GET": boxes.list},
         "/v0/routers": {"GET": routers.list},
@@ -73,7 +73,7 @@ def addresses_of(
     if reports is not None:
         plain |= {path: {"GET": reports.metrics} for path in ("/v0/metrics", "/metrics")}
         plain["/v0/status"] = {"GET": reports.status}
-    return Addresses(
+    return RouteTable(
         under_box={
             "": {"PUT": boxes.put, "GET": boxes.state, "DELETE": boxes.delete, "POST": records.append},
             "diff": {"POST": records.diff},

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import trio
 
 from gateway.admission.memory import SMALL_ANSWER_BYTES, Charge, MemoryBudget
-from gateway.requests.request import Sink, Stalled
+from gateway.requests.request import ClientStalled, Sink
 
 
 class SharedCharge:
@@ -35,8 +35,8 @@ class SharedCharge:
     def watch(self) -> None:
         self._charge.watch(self._end_all)
 
-    def moved(self, count: int) -> None:
-        self._charge.moved(count)
+    def note_progress(self, count: int) -> None:
+        self._charge.note_progress(count)
 
     def release(self, hold: _Hold) -> None:
         self._holds.pop(hold, None)
@@ -61,8 +61,8 @@ class _Hold:
         self._end = end
         self._shared.watch()
 
-    def moved(self, count: int) -> None:
-        self._shared.moved(count)
+    def note_progress(self, count: int) -> None:
+        self._shared.note_progress(count)
 
     def end(self) -> None:
         if self._end is not None:
@@ -72,7 +72,7 @@ class _Hold:
         self._shared.release(self)
 
 
-class Unread:
+class UnsentCharge:
     """What a live answer has put into its sink and its client has not taken yet.
 
     The owner of the answer reserves room for a page, puts it, settles what is left of it, and waits until it
@@ -125,8 +125,10 @@ class Unread:
         return shared
 
     async def wait_sent(self, stall_s: float) -> None:
-        """Waits until nothing is unsent. Raises `Stalled`, sooner than that when others need the room. A
-        reservation stays."""
+        """Wait until every byte is sent. Reservations stay.
+
+        Raises `ClientStalled` after `stall_s` without progress, or sooner if another owner needs the memory.
+        """
         charge = self._charge
         if charge is None:
             await self._sink.wait_sent(stall_s)
@@ -140,7 +142,7 @@ class Unread:
                 self._sink.charge = None
         self.clear()
         if scope.cancelled_caught:
-            raise Stalled
+            raise ClientStalled
 
     def clear(self) -> None:
         """All has been sent meanwhile."""

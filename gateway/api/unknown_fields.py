@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from gateway.api import waiting
-from gateway.api.answers import from_shard
+from gateway.api import long_polls
+from gateway.api.responses import from_shard
 from gateway.requests.content import is_ndjson, uncompressed
 from gateway.requests.request import Buffer, Request, Response
 from gateway.shards.dispatch import Dispatch
@@ -68,7 +68,7 @@ async def ask(
 ) -> tuple[wire.Message, list[str]]:
     """The owner's answer to a read, and warnings about what was ignored."""
     try:
-        return await waiting.ask(dispatch, op, request, head, body), []
+        return await long_polls.ask(dispatch, op, request, head, body), []
     except InvalidRequest:
         known = _FIELDS.get(op)
         if known is None or wants_strict(request.headers):
@@ -76,7 +76,7 @@ async def ask(
         trimmed, warnings = without_unknown(bytes(body), known)
         if not warnings:
             raise
-    return await waiting.ask(dispatch, op, request, head, trimmed), warnings
+    return await long_polls.ask(dispatch, op, request, head, trimmed), warnings
 
 
 async def forward_json(

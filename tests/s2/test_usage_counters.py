@@ -12,7 +12,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from gateway.s2.counting import (
+from gateway.s2.usage_counters import (
     ACCOUNT,
     APPEND_BYTES,
     BASINS_MAX,
@@ -21,9 +21,9 @@ from gateway.s2.counting import (
     OTHERS,
     READ_BYTES,
     Sums,
-    Tally,
+    UsageCounters,
 )
-from gateway.s2.history import BOX, History
+from gateway.s2.usage_history import BOX, UsageHistory
 from tests.support.memory_shards import MemoryLink, MemoryShard, dispatch_to
 
 #: The begin of a day.
@@ -34,7 +34,7 @@ DAY_S = 20_000 * INTERVALS_S["day"]
 
 
 def test_operations_and_bytes_are_counted_by_basin_and_minute() -> None:
-    tally = Tally(DAY_S + 59)
+    tally = UsageCounters(DAY_S + 59)
     tally.appended("basin-one", 10)
     tally.appended("basin-one", 5)
     tally.read("basin-two", 7)
@@ -58,7 +58,7 @@ def test_operations_and_bytes_are_counted_by_basin_and_minute() -> None:
 
 
 def test_a_minute_without_anything_leaves_nothing() -> None:
-    tally = Tally(DAY_S)
+    tally = UsageCounters(DAY_S)
     tally.turn(DAY_S + 60)
     tally.turn(DAY_S + 120)
     tally.end()
@@ -66,7 +66,7 @@ def test_a_minute_without_anything_leaves_nothing() -> None:
 
 
 def test_what_is_told_of_the_minute_under_way_does_not_change() -> None:
-    tally = Tally(DAY_S)
+    tally = UsageCounters(DAY_S)
     tally.appended("basin-one", 1)
     (told,) = tally.unsettled()
     tally.appended("basin-one", 1)
@@ -74,7 +74,7 @@ def test_what_is_told_of_the_minute_under_way_does_not_change() -> None:
 
 
 def test_basins_beyond_the_bound_are_counted_together_and_the_account_by_itself() -> None:
-    tally = Tally(DAY_S)
+    tally = UsageCounters(DAY_S)
     for number in range(BASINS_MAX + 3):
         tally.appended(f"basin-{number}", 2)
     tally.appended("basin-0", 2)
@@ -91,7 +91,7 @@ def test_basins_beyond_the_bound_are_counted_together_and_the_account_by_itself(
 
 
 def test_the_oldest_minute_is_given_up_when_too_many_wait() -> None:
-    tally = Tally(DAY_S)
+    tally = UsageCounters(DAY_S)
     for minute in range(MINUTES_MAX + 2):
         tally.appended("basin-one", 1)
         tally.turn(DAY_S + 60 * (minute + 1))
@@ -100,7 +100,7 @@ def test_the_oldest_minute_is_given_up_when_too_many_wait() -> None:
 
 
 def test_a_clock_that_goes_back_makes_another_minute_of_the_same_time() -> None:
-    tally = Tally(DAY_S)
+    tally = UsageCounters(DAY_S)
     for now_s in (DAY_S + 60, DAY_S, DAY_S + 60):
         tally.appended("basin-one", 1)
         tally.turn(now_s)
@@ -137,7 +137,7 @@ class Gateway:
     def __init__(self, shard: MemoryShard, now_s: int = DAY_S) -> None:
         dispatch = dispatch_to([shard])
         (self.link,) = dispatch.links
-        self.history = History(dispatch, now_s)
+        self.history = UsageHistory(dispatch, now_s)
 
     async def total(self, basin: str = "basin-one", start_s: int = DAY_S, end_s: int = DAY_S + 86_400) -> int:
         sums = Sums(["append"], start_s, end_s, 60)

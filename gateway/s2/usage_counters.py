@@ -1,5 +1,5 @@
 """What was done over `/v1`, counted by basin and operation, a minute at a time (s2 §17). Pure: time is an
-argument, and `history.py` keeps what is counted here.
+argument, and `usage_history.py` keeps what is counted here.
 
     did, appended, read ─► the minute under way ─► `turn` ─► waiting ─► kept in the box, then `settle`
 
@@ -55,7 +55,7 @@ class Entry(msgspec.Struct, frozen=True):
     counts: dict[str, _Count]
 
 
-class Tally:
+class UsageCounters:
     """Counts. One addition a request or batch, never one a record."""
 
     def __init__(self, now_s: int, basins_max: int = BASINS_MAX, minutes_max: int = MINUTES_MAX) -> None:
@@ -70,7 +70,7 @@ class Tally:
         self.lost = 0
 
     def __repr__(self) -> str:
-        return f"<Tally of {len(self._rows)} basins, {len(self.waiting)} minutes waiting, {self.lost} lost>"
+        return f"<UsageCounters {len(self._rows)} basins, {len(self.waiting)} unsaved, {self.lost} lost>"
 
     # -- counting
 

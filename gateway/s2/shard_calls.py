@@ -14,10 +14,10 @@ import msgspec
 import trio
 
 from gateway.admission.memory import EVERYONE, MemoryBudget
+from gateway.s2.append_window import AppendWindow
 from gateway.s2.ciphers import Sealing
-from gateway.s2.history import History
-from gateway.s2.inflight import Inflight
 from gateway.s2.messages import Input
+from gateway.s2.usage_history import UsageHistory
 from gateway.shards.dispatch import Dispatch
 from gateway.shards.links import Link
 from streams.protocol import wire
@@ -96,17 +96,17 @@ class PendingRead:
             self._link.withdraw(self._id)
 
 
-class Calls:
+class ShardCalls:
     def __init__(self, dispatch: Dispatch) -> None:
         self._dispatch = dispatch
-        self.inflight = Inflight()
-        self.history = History(dispatch, int(time.time()))
+        self.inflight = AppendWindow()
+        self.history = UsageHistory(dispatch, int(time.time()))
         self._ciphers: dict[str, Cipher] = {}
         #: Set when a basin was deleted through this gateway.
         self.basin_deleted = trio.Event()
 
     def __repr__(self) -> str:
-        return f"<Calls {self._dispatch!r}>"
+        return f"<ShardCalls {self._dispatch!r}>"
 
     @property
     def shards(self) -> int:

@@ -1,4 +1,4 @@
-"""Keeps what was counted (`counting.py`) in a box of this server, and sums it up.
+"""Keeps what was counted (`usage_counters.py`) in a box of this server, and sums it up.
 
 The box is an ordinary one: in backups, on its shard, readable over `/v0`. Each gateway writes once a minute,
 and when it stops: one batch, a record for each basin with its name as the tag. What a gateway has not written
@@ -19,7 +19,7 @@ import msgspec
 import structlog
 import trio
 
-from gateway.s2.counting import MINUTES_MAX, Entry, Minute, Sums, Tally
+from gateway.s2.usage_counters import MINUTES_MAX, Entry, Minute, Sums, UsageCounters
 from gateway.shards.dispatch import Dispatch
 from streams.protocol import wire
 from streams.protocol.errors import BoxNotFound, StreamsError
@@ -77,14 +77,14 @@ _decode_page = msgspec.json.Decoder(_Page).decode
 _decode_entry = msgspec.json.Decoder(Entry).decode
 
 
-class History:
+class UsageHistory:
     def __init__(self, dispatch: Dispatch, now_s: int) -> None:
         self._dispatch = dispatch
         self._writer = uuid.uuid4().hex[:12]
-        self.tally = Tally(now_s)
+        self.tally = UsageCounters(now_s)
 
     def __repr__(self) -> str:
-        return f"<History {self.tally!r}>"
+        return f"<UsageHistory {self.tally!r}>"
 
     # -- writing
 

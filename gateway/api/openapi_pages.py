@@ -16,7 +16,7 @@ from gateway.requests.request import Request, Response
 from streams.protocol.messages.query import Query
 
 
-class Described:
+class OpenApiPages:
     def __init__(self, version: str) -> None:
         self._version = version
 

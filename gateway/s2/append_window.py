@@ -21,7 +21,7 @@ from streams.protocol.telemetry.reports import S2_BATCH_BYTES, S2_BATCH_RECORDS,
 _BYTES_MAX = 64 * 1024 * 1024
 
 
-class Inflight:
+class AppendWindow:
     def __init__(self, bytes_max: int = _BYTES_MAX) -> None:
         self._bytes_left = bytes_max
         self._waiting: deque[Waiter] = deque()
@@ -31,7 +31,7 @@ class Inflight:
         self._bytes = Histogram(S2_BATCH_BYTES)
 
     def __repr__(self) -> str:
-        return f"<Inflight {self._bytes_left} B left, {len(self._waiting)} waiting>"
+        return f"<AppendWindow {self._bytes_left} B left, {len(self._waiting)} waiting>"
 
     async def enter(self, size: int) -> None:
         """Waits for a permit. Who has got one leaves."""

@@ -20,8 +20,8 @@ from gateway.admission.limits import Slot
 from gateway.admission.memory import owner_of
 from gateway.requests import sse
 from gateway.requests.errors import RETRY_AFTER_S, STATUS_OF
-from gateway.requests.request import Response, Sink, Stalled
-from gateway.requests.unread import Unread
+from gateway.requests.request import ClientStalled, Response, Sink
+from gateway.requests.unsent_charge import UnsentCharge
 from gateway.shards.dispatch import Dispatch
 from gateway.watch.service import Watch
 from streams.protocol import wire
@@ -36,7 +36,7 @@ _STALL_S = 30.0
 _END_S = 2.0
 
 
-class WorkStreams:
+class JobStreams:
     """The open `/work` streams of a gateway. They count as event streams do (v0 §12)."""
 
     def __init__(self, dispatch: Dispatch, draining: trio.Event, watch: Watch) -> None:
@@ -48,16 +48,17 @@ class WorkStreams:
     async def open(self, box: str, query: str, key: Key | None = None) -> Response:
         """A stream that has leased nothing yet. Raises what is wrong with the request or the box."""
         slot = self._watch.take_slot(key)
-        work = _Work(self._dispatch, self._draining, slot, box, query, next(self._numbers), owner_of(key))
+        number = next(self._numbers)
+        stream = _JobStream(self._dispatch, self._draining, slot, box, query, number, owner_of(key))
         try:
-            await work.end()  # there is nothing to end yet, but the shard looks at all that it is told
+            await stream.end()  # ends nothing yet: it makes the shard check the box and the query
         except BaseException:
             slot.give()
             raise
-        return sse.response(work)
+        return sse.response(stream)
 
 
-class _Work:
+class _JobStream:
     def __init__(
         self,
         dispatch: Dispatch,
@@ -80,15 +81,15 @@ class _Work:
 
     async def run(self, sink: Sink) -> None:
         sink.put(sse.opening())
-        stalled: Stalled | None = None
+        stalled: ClientStalled | None = None
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._end_when_draining, nursery.cancel_scope)
                 self._slot.on_revoked(nursery.cancel_scope.cancel)
-                unread = Unread(self._dispatch.answers, self._owner, sink)
+                unread = UnsentCharge(self._dispatch.answers, self._owner, sink)
                 try:
                     await self._keep_pushing(sink, unread)
-                except Stalled as error:  # kept, for a nursery would wrap it
+                except ClientStalled as error:  # kept, for a nursery would wrap it
                     stalled = error
                 finally:
                     unread.close()
@@ -109,7 +110,7 @@ class _Work:
     async def end(self) -> None:
         await self._dispatch.to_owner(wire.OP_WORK_END, wire.RequestHead(self._box, self._query), b"")
 
-    async def _keep_pushing(self, sink: Sink, unread: Unread) -> None:
+    async def _keep_pushing(self, sink: Sink, unread: UnsentCharge) -> None:
         head = wire.RequestHead(self._box, f"{self._query}&wait_ms={HEARTBEAT_MS}")
         while True:
             try:

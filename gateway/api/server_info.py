@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from gateway.access.key_use import KeyUse
-from gateway.api.answers import from_facts, from_reply
+from gateway.api.responses import from_facts, from_reply
 from gateway.requests.request import Request, Response
 from gateway.shards.dispatch import Dispatch
 from gateway.shards.process_states import REASONS
@@ -16,7 +16,7 @@ from streams.protocol.messages.query import Query
 from streams.protocol.messages.server_replies import Health, Placement, Ready
 
 
-class Ops:
+class ServerInfo:
     def __init__(
         self,
         dispatch: Dispatch,
