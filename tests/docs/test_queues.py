@@ -15,10 +15,10 @@ ROWS = dict(re.findall(r"^\| ([^|]+) \| ([^|]+) \| [^|]+ \|$", PAGE, re.MULTILIN
 
 
 def test_the_table_of_bounds_shows_the_constants_of_the_code() -> None:
-    assert ROWS["jobs, bytes one pass gives out"] == f"{PASS_JOBS_MAX:,}, {PASS_BYTES_MAX >> 20} MiB"
-    assert ROWS["claims one window gathers"].startswith(f"{COHORT_MAX},")
-    assert ROWS["leases that one look finds over"] == f"{ADVANCE_MAX:,}"
-    assert ROWS["groups of a box"].startswith(f"{GROUPS_MAX:,},")
+    assert ROWS["jobs and bytes delivered in one pass"] == f"{PASS_JOBS_MAX:,}, {PASS_BYTES_MAX >> 20} MiB"
+    assert ROWS["claims per window"].startswith(f"{COHORT_MAX},")
+    assert ROWS["expired leases processed at once"] == f"{ADVANCE_MAX:,}"
+    assert ROWS["groups per box"].startswith(f"{GROUPS_MAX:,},")
 
 
 def test_the_text_names_the_same_numbers() -> None:
