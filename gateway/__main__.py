@@ -29,13 +29,13 @@ from gateway.http.edge_rules import BODY_BYTES_IN_FLIGHT, body_budget
 from gateway.reporting import SelfReport
 from gateway.requests.request import Request
 from gateway.s2.endpoints import S2
-from gateway.shards.carrier import Carrier
 from gateway.shards.dispatch import Dispatch
 from gateway.shards.links import Link
 from gateway.shards.placement import Placement
 from gateway.shards.pressure import GatewayPressure
 from gateway.shards.process_states import StatesReader
-from gateway.shards.registrar import Registrar
+from gateway.shards.router_reconciler import RouterReconciler
+from gateway.shards.router_relay import RouterRelay
 from gateway.telemetry import peers
 from gateway.telemetry.collector import Collector
 from gateway.watch.service import Watch
@@ -172,8 +172,8 @@ class Gateway:
         for link in self._links + self._urgent + self._bulk + self._others:
             nursery.start_soon(link.run)
         if arguments.index == 0:  # one of each is enough, and two would be in each other's way
-            nursery.start_soon(Carrier(dispatch).run)
-            nursery.start_soon(Registrar(dispatch).run)
+            nursery.start_soon(RouterRelay(dispatch).run)
+            nursery.start_soon(RouterReconciler(dispatch).run)
             nursery.start_soon(self._s2.housekeeping.run)
             if guard is not None and len(self._links) > 1:
                 nursery.start_soon(self._key_use.run, lambda: guard.ring)

@@ -22,7 +22,7 @@ the CLOCK algorithm), `LOOKS_MAX` connections at a time. So a new connection cos
 
 Rules of this file: it closes by shutting the socket down; the task that serves the connection then ends by
 itself and calls `remove`. Until then the closed connection has its descriptor, but no place. A connection
-that has sent nothing has no task (`http/lobby.py`), and is closed at once.
+that has sent nothing has no task (`http/pending_connections.py`), and is closed at once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from typing import Final, Protocol
 
 import trio
 
-from gateway.admission.closures import Closures, Reason
+from gateway.admission.close_counters import CloseCounters, Reason
 
 #: Connections that are looked at to find one that can be closed. A look is about 1 µs.
 LOOKS_MAX: Final = 64
@@ -69,7 +69,7 @@ class WaitingRoom(Protocol):
 class OpenConnection:
     """One connection and its place in the table."""
 
-    __slots__ = ("_seen", "_table", "address", "is_kept", "lobby", "server", "sock", "waiting")
+    __slots__ = ("_seen", "_table", "address", "is_kept", "pending_set", "server", "sock", "waiting")
 
     def __init__(self, sock: socket.socket, address: str, table: ConnectionTable) -> None:
         self.address = address
@@ -77,7 +77,7 @@ class OpenConnection:
         #: None for the moment before it is served.
         self.server: Server | None = None
         #: Where it waits for its first byte. None once it is served.
-        self.lobby: WaitingRoom | None = None
+        self.pending_set: WaitingRoom | None = None
         #: What its task waits in when it does not wait for the socket. It is cancelled at the end.
         self.waiting: trio.CancelScope | None = None
         self.sock = sock
@@ -115,8 +115,8 @@ class OpenConnection:
         return _has_input(self.sock)
 
     def close(self) -> None:
-        if self.lobby is not None:
-            self.lobby.close(self)
+        if self.pending_set is not None:
+            self.pending_set.close(self)
             return
         if self.waiting is not None:
             self.waiting.cancel()
@@ -141,10 +141,10 @@ class ConnectionTable:
     """The connections of all fronts of a gateway."""
 
     def __init__(
-        self, connections_max: int, per_address_max: int = 0, closures: Closures | None = None
+        self, connections_max: int, per_address_max: int = 0, close_counters: CloseCounters | None = None
     ) -> None:
         self.connections_max = connections_max
-        self.closures = closures or Closures()
+        self.close_counters = close_counters or CloseCounters()
         self._per_address_max = per_address_max or connections_max
         self._strangers_max = max(STRANGERS_LEAST, connections_max // STRANGERS_PART)
         self._kept_max = connections_max - min(RESERVE_MAX, max(1, connections_max // RESERVE_PART))
@@ -182,7 +182,7 @@ class ConnectionTable:
             self._close_one(address.strangers, "address")
             self._addresses[name] = address  # It may have been the last one of its address.
             if address.count >= self._per_address_max:
-                self.closures.count("address_limit", client)
+                self.close_counters.count("address_limit", client)
                 return None
         connection = OpenConnection(sock, name, self)
         address.count += 1
@@ -256,7 +256,7 @@ class ConnectionTable:
 
     def _close(self, connection: OpenConnection, reason: Reason) -> None:
         self.remove(connection)
-        self.closures.count(reason, connection.address)
+        self.close_counters.count(reason, connection.address)
         connection.close()
 
 

@@ -140,9 +140,9 @@ REQUEST_LIMITS: Final = (
         metrics=("streams_memory_refused_total",),
     ),
     RequestLimit(
-        "gate (appends), page window (large answers)",
+        "append limiter, page window (large answers)",
         "64 to 4,096 appends and 4 MiB; 2 MiB of answers; by lag",
-        ("gateway.admission.gate:Gate", "gateway.admission.gate:PageWindow"),
+        ("gateway.admission.append_limiter:AppendLimiter", "gateway.admission.append_limiter:PageWindow"),
         ("delays", "refuses"),
         ("throttled",),
         note="waits 5 s",

@@ -8,7 +8,7 @@ from gateway.api.responses import from_reply, from_shard
 from gateway.requests.content import is_ndjson, uncompressed
 from gateway.requests.request import Request, Response
 from gateway.shards.dispatch import Dispatch
-from gateway.shards.registrar import Registrar
+from gateway.shards.router_reconciler import RouterReconciler
 from streams.protocol import wire
 from streams.protocol.messages.replies import BoxGone
 from streams.protocol.messages.routers import router_of
@@ -17,9 +17,9 @@ _decode_gone = msgspec.json.Decoder(BoxGone).decode
 
 
 class Boxes:
-    def __init__(self, dispatch: Dispatch, registrar: Registrar, body_bytes_max: int) -> None:
+    def __init__(self, dispatch: Dispatch, reconciler: RouterReconciler, body_bytes_max: int) -> None:
         self._dispatch = dispatch
-        self._registrar = registrar
+        self._reconciler = reconciler
         self._body_bytes_max = body_bytes_max
 
     async def _forward(self, op: int, request: Request, box: str, *, with_body: bool) -> Response:
@@ -41,7 +41,7 @@ class Boxes:
             return from_shard(request, answer)
         gone = _decode_gone(answer.body)
         origins = gone.routers_removed
-        await self._registrar.box_deleted(origins)
+        await self._reconciler.on_box_delete(origins)
         names = {router[0] for router in map(router_of, origins) if router is not None}
         if request.grant is not None:
             names = set(filter(request.grant.covers, names))

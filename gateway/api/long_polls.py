@@ -12,7 +12,7 @@ import re
 
 import trio
 
-from gateway.admission.gate import PageWindow
+from gateway.admission.append_limiter import PageWindow
 from gateway.admission.memory import MemoryBudget
 from gateway.requests.request import Buffer, Request
 from gateway.shards.dispatch import Dispatch

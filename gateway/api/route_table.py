@@ -20,7 +20,7 @@ from gateway.api.server_info import ServerInfo
 from gateway.api.watch import Watches
 from gateway.requests.request import Request, Response
 from gateway.shards.dispatch import Dispatch
-from gateway.shards.registrar import Registrar
+from gateway.shards.router_reconciler import RouterReconciler
 from gateway.watch.service import Watch
 
 #: A handler of an address under a box: (request, box, the rest of the path after the box).
@@ -49,10 +49,10 @@ def build_route_table(
     watch: Watch,
     reports: ReportPages | None,
 ) -> RouteTable:
-    registrar = Registrar(dispatch)
-    boxes = Boxes(dispatch, registrar, body_bytes_max)
+    reconciler = RouterReconciler(dispatch)
+    boxes = Boxes(dispatch, reconciler, body_bytes_max)
     records = Records(dispatch, body_bytes_max)
-    routers = Routers(registrar, body_bytes_max)
+    routers = Routers(reconciler, body_bytes_max)
     watches = Watches(watch, body_bytes_max)
     queues = Queues(dispatch, body_bytes_max, JobStreams(dispatch, draining, watch))
     groups = Groups(dispatch, body_bytes_max)

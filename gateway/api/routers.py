@@ -1,4 +1,4 @@
-"""`/v0/routers` (v0 §6). Parses, asks the registrar, shapes the answer."""
+"""`/v0/routers` (v0 §6). Parses, asks the reconciler, shapes the answer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gateway.api.responses import from_reply
 from gateway.requests.content import control_body, is_ndjson
 from gateway.requests.request import Request, Response
 from gateway.shards.dispatch import cursor_of, name_of
-from gateway.shards.registrar import Registrar
+from gateway.shards.router_reconciler import RouterReconciler
 from streams.protocol.access.grants import Grant
 from streams.protocol.errors import RouterCycle, RouterNotFound
 from streams.protocol.messages import replies, requests
@@ -20,8 +20,8 @@ from streams.protocol.model.names import check_box_name, check_router_name
 
 
 class Routers:
-    def __init__(self, registrar: Registrar, body_bytes_max: int) -> None:
-        self._registrar = registrar
+    def __init__(self, reconciler: RouterReconciler, body_bytes_max: int) -> None:
+        self._reconciler = reconciler
         self._body_bytes_max = body_bytes_max
 
     async def put(self, request: Request, name: str) -> Response:
@@ -32,11 +32,11 @@ class Routers:
         route, from_seq = requests.parse_router(body)
         _check_ends(request, route)
         if request.grant is not None and request.grant.prefixes:
-            existing = await self._registrar.get(name)
+            existing = await self._reconciler.get(name)
             if existing is not None:  # it would be replaced
                 _check_ends(request, existing.route)
         try:
-            put = await self._registrar.put(name, route, from_seq, request.account)
+            put = await self._reconciler.put(name, route, from_seq, request.account)
         except RouterCycle as error:
             grant = request.grant
             if grant is None or all(map(grant.covers, error.detail.get("cycle", ()))):
@@ -49,11 +49,11 @@ class Routers:
 
     async def get(self, request: Request, name: str) -> Response:
         _no_query(request)
-        router = await self._registrar.get(check_router_name(name))
+        router = await self._reconciler.get(check_router_name(name))
         if router is None:
             raise RouterNotFound(f"router {name} does not exist", router=name)
         _check_ends(request, router.route)
-        state = await self._registrar.state(router)
+        state = await self._reconciler.state(router)
         last_error = state.last_error if state.is_tied else "its boxes are not tied yet; this is tried again"
         reply = RouterState(
             **router.shown(),
@@ -67,10 +67,10 @@ class Routers:
 
     async def delete(self, request: Request, name: str) -> Response:
         _no_query(request)
-        router = await self._registrar.get(check_router_name(name))
+        router = await self._reconciler.get(check_router_name(name))
         if router is not None:
             _check_ends(request, router.route)
-            await self._registrar.drop(router)
+            await self._reconciler.drop(router)
         return from_reply(request, RouterGone(name, router is not None))
 
     async def list(self, request: Request) -> Response:
@@ -84,24 +84,24 @@ class Routers:
             after=name_of(query.text("cursor")),
         )
         query.done()
-        found, more = await _page(self._registrar, question, request.grant)
+        found, more = await _page(self._reconciler, question, request.grant)
         shown = [replies.Router(**router.shown()) for router in found]
         return from_reply(request, RouterPage(shown, cursor_of(found[-1].name) if more else None))
 
 
 async def _page(
-    registrar: Registrar, question: ListRouters, grant: Grant | None
+    reconciler: RouterReconciler, question: ListRouters, grant: Grant | None
 ) -> tuple[list[Router], bool]:
     """Routers that may be shown, and whether there are more. With prefixes there is no telling how many
     pages of the register hold one page of ours; routers are few (STREAMS_MAX_ROUTERS)."""
     if grant is None or not grant.prefixes:
-        page = await registrar.page(question)
+        page = await reconciler.page(question)
         return page.routers, page.more
     found: list[Router] = []
     for prefix in grant.within(question.prefix):
         asked = msgspec.structs.replace(question, prefix=prefix, limit=PAGE_SIZE_MAX)
         while len(found) <= question.limit:
-            page = await registrar.page(asked)
+            page = await reconciler.page(asked)
             found += [each for each in page.routers if _is_covered(grant, each.route)]
             if not page.more:
                 break

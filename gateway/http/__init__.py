@@ -9,7 +9,7 @@ speaks HTTP/1.1, and gives everything else to Hypercorn with the bytes that it h
 
 **The life of a request**
 
-    accept (edge) ──► lobby: no task until the first byte ──► edge_connection: one task a connection
+    accept (edge) ──► pending_connections: no task yet ──first byte──► edge_connection: one task each
         read the head (edge_input, h1) ──► its body (body_memory) ──► handler(Request) ──► Response
             ──► its parts (edge_output): sent at once, and the rest as the client takes it
             ──► a live answer (SSE, sessions): runs with a sink (edge_sink) until it ends
@@ -27,7 +27,7 @@ while its body comes (edge_incoming). h1 is heads and chunks as bytes, without s
 these members: `tests/gateway/test_app.py`, `tests/gateway/test_floods.py` and
 `tests/gateway/test_h2_data.py`.
 
-edge, lobby, edge_connection    HTTP/1.1; h1 is its bytes
+edge, pending_connections, edge_connection    HTTP/1.1; h1 is its bytes
 edge_socket, edge_input, edge_output, edge_incoming, edge_sink    the parts of one connection
 body_memory                                               the memory of a body that comes in several reads
 hypercorn                                                 all else

@@ -1,6 +1,6 @@
 """The HTTP front of a gateway: accepts on an inherited socket and gives each connection to its server.
 
-A new connection waits in the lobby (`lobby.py`) for its first byte.
+A new connection waits in `pending_connections.py` for its first byte.
 
 HTTP/1.1 is served by `edge_connection.py`, which costs about 40 µs of CPU a request. The HTTP/2 preface and
 every `Upgrade` hand the connection, bytes read so far included, to Hypercorn (`hypercorn/`), which
@@ -30,7 +30,7 @@ from gateway.admission.slice_lane import SliceLane
 from gateway.http.edge_connection import Connection
 from gateway.http.edge_rules import FrontLimits, body_budget, log
 from gateway.http.h1 import HeadMemory, HeadWriter
-from gateway.http.lobby import Lobby
+from gateway.http.pending_connections import PendingConnections
 from gateway.requests.request import Admit, Handler, SocketHandler
 from gateway.requests.urgency import head_is_urgent
 
@@ -119,13 +119,13 @@ class Front:
         self.scheduler = RequestScheduler(head_is_urgent)
         self.lane = SliceLane()
         self.table = table or ConnectionTable(limits.connections_max, limits.connections_per_address_max)
-        self.closures = self.table.closures
+        self.close_counters = self.table.close_counters
         #: Until when a connection that turns idle now may stay so. The sweep moves it on.
         self.idle_deadline_s = inf
         self.is_draining = False
         self._draining = draining
         self._listener = listener
-        self._lobby = Lobby(self.table, self._start_serving)
+        self._pending = PendingConnections(self.table, self._start_serving)
         #: The connections that are served.
         self._sockets: set[socket.socket] = set()
         self._connections: set[Connection] = set()
@@ -143,7 +143,7 @@ class Front:
     @property
     def _open(self) -> int:
         """How many connections there are."""
-        return len(self._sockets) + len(self._lobby)
+        return len(self._sockets) + len(self._pending)
 
     def statistics(self) -> FrontStatistics:
         return FrontStatistics(
@@ -151,11 +151,11 @@ class Front:
             connections_total=self._connections_total,
             handed_to_hypercorn_total=self._handed_over_total,
             body_bytes_in_flight=self.bodies.bytes_used,
-            closed=self.closures.counts.copy(),
+            closed=self.close_counters.counts.copy(),
         )
 
     async def run(self, task_status: trio.TaskStatus[Front] = trio.TASK_STATUS_IGNORED) -> None:
-        with self._listener, self._lobby:
+        with self._listener, self._pending:
             _set_options(self._listener)
             async with trio.open_nursery() as self._lasting:
                 if self.name == "hypercorn":
@@ -164,7 +164,7 @@ class Front:
                     self._serving = nursery
                     nursery.start_soon(self._sweep)
                     nursery.start_soon(self.scheduler.run)
-                    nursery.start_soon(self._lobby.keep_admitting)
+                    nursery.start_soon(self._pending.keep_admitting)
                     async with self._accepting():
                         task_status.started(self)
                         await self._draining.wait()
@@ -194,7 +194,7 @@ class Front:
                         await self._wait_for_room()
                 if not await self._accept():
                     break
-            self._lobby.admit()  # The first byte comes with the connection, as a rule.
+            self._pending.admit()  # The first byte comes with the connection, as a rule.
 
     async def _wait_for_room(self) -> None:
         """Every connection has a valid key, or a request under way. Another gateway may have room, so this
@@ -203,10 +203,11 @@ class Front:
             await trio.sleep(_FULL_WAIT_S)
             if self.table.make_room(of_kept=_has_waiting(self._listener)):
                 return
-            self.closures.warn_full(self._open)
+            self.close_counters.warn_full(self._open)
 
     async def _accept(self) -> bool:
-        """Accept a connection into the lobby. Returns False if none waits to be accepted."""
+        """Accept a connection and let it wait for its first byte. Returns False if none waits to be
+        accepted."""
         try:
             # Non-blocking is a property of the open socket, not of this process: another holder
             # may have turned it off again (`socket.dup` does), and then accept would stop us all.
@@ -229,7 +230,7 @@ class Front:
         if connection is None:
             sock.close()
         else:
-            self._lobby.add(connection, address, self.idle_deadline_s)
+            self._pending.add(connection, address, self.idle_deadline_s)
         return True
 
     def _start_serving(self, connection: OpenConnection, address: str) -> None:
@@ -286,7 +287,7 @@ class Front:
             socket_handler=self._socket_handler,
             admit=self.admit,
         )
-        server = HypercornServer(app, self.limits, self.lane, self.closures)
+        server = HypercornServer(app, self.limits, self.lane, self.close_counters)
         await self._lasting.start(server.run)
         if self.is_draining:
             await server.drain()
@@ -315,7 +316,7 @@ class Front:
         while True:
             now_s = trio.current_time()
             self.idle_deadline_s = now_s + pause_s + limits.keep_alive_s
-            self._lobby.close_expired(now_s)
+            self._pending.close_expired(now_s)
             for connection in list(self._connections):
                 if connection.deadline <= now_s:
                     connection.wake()
@@ -326,7 +327,7 @@ class Front:
         self._listener.close()
         if self._hypercorn is not None:
             await self._hypercorn.drain()
-        self._lobby.drain()
+        self._pending.drain()
         for connection in list(self._connections):
             if connection.is_idle:
                 connection.wake()

@@ -79,7 +79,7 @@ class EdgeInput:
         sock = wire.raw
         self._wire.deadline = self._front.idle_deadline_s
         self.is_idle = True
-        must_wait = not is_first  # The first bytes of a connection are there (`lobby.py`).
+        must_wait = not is_first  # The first bytes of a connection are there (`pending_connections.py`).
         while not self._front.is_draining:
             try:
                 if scheduler.is_crowded and not self.is_urgent and must_wait:

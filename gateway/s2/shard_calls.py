@@ -41,8 +41,8 @@ _CIPHERS_MAX = 10_000
 
 
 class PostedAppend:
-    """An append on its way to its shard. It holds its permit and its place at the gate until it has a
-    result, or is closed."""
+    """An append on its way to its shard. It holds its permit and its place in the append limiter until it has
+    a result, or is closed."""
 
     __slots__ = ("metered", "result", "withdraw")
 
@@ -161,22 +161,22 @@ class ShardCalls:
         key: str,
     ) -> StreamAppended:
         """Appends what is closed like this; the stream must say the same. Whoever calls has a permit for its
-        bytes. It takes its turn at the gate of its shard, as any append does."""
+        bytes. It waits in the append limiter of its shard, as any append does."""
         since_s = trio.current_time()
         tails = given.tails if cipher is None else Sealing(cipher, key, box).sealed(given)
         head, body = given.wire(box, cipher=cipher, tails=tails, chain="")
-        gate = self._dispatch.gates[self._dispatch.placement.shard_of(box)]
-        await gate.enter(given.account or EVERYONE, len(body))
+        limiter = self._dispatch.append_limiters[self._dispatch.placement.shard_of(box)]
+        await limiter.enter(given.account or EVERYONE, len(body))
         try:
             message = await self._call(wire.OP_APPEND_STREAM, box, head, body)
         finally:
-            gate.leave(len(body))
+            limiter.leave(len(body))
         return self._acked(box, given, since_s, message)
 
     async def post_append(
         self, box: str, given: Input, sealing: Sealing | None, chain: str, on_settled: Callable[[], None]
     ) -> PostedAppend:
-        """Sends an append without waiting for its answer: waits for a permit and for its turn at the gate.
+        """Sends an append without waiting for its answer: waits for a permit and for the append limiter.
         Appends that one task posts reach the shard in this order. `on_settled` is called when there is a
         result."""
         since_s = trio.current_time()
@@ -187,15 +187,15 @@ class ShardCalls:
             cipher = None if sealing is None else sealing.cipher
             tails = given.tails if sealing is None else sealing.sealed(given)
             head, body = given.wire(box, cipher=cipher, tails=tails, chain=chain)
-            gate = self._dispatch.gates[shard]
-            await gate.enter_from_session(given.account or EVERYONE, len(body))
+            limiter = self._dispatch.append_limiters[shard]
+            await limiter.enter_from_session(given.account or EVERYONE, len(body))
         except BaseException:
             self.inflight.leave(given.metered)
             raise
         posted = PostedAppend(given.metered)
 
         def leave() -> None:
-            gate.leave(len(body))
+            limiter.leave(len(body))
             self.inflight.leave(given.metered)
 
         def settle(answer: wire.Message | StreamsError) -> None:

@@ -3,14 +3,14 @@
 Everything that a gateway asks of a shard goes through here, or over the links that it has:
 
     to_owner   one command, one answer: the box's shard (`placement.py`), over one of its links (`links.py`)
-    append     the same for appends, which first wait for their turn at the gate (`admission/gate.py`)
+    append     one append to its owner, after a wait in the append limiter (`admission/append_limiter.py`)
     to_all     every shard's answer, or its error; a list with a shard missing would be a silent loss
 
 Three links to each shard: `links` for most requests, `urgent` for what must not wait behind the appends of
 others (urgent appends, live reads of `gateway/watch/feeds.py`), `bulk` for requests whose answers are large.
 
 Bounds: `answers` bounds the memory of answers in this gateway. While it is full, shards produce no
-pages for us. Appends and pages in flight to one shard are bounded by `gates` and `page_windows`.
+pages for us. Appends and pages in flight to one shard are bounded by `append_limiters` and `page_windows`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import msgspec
 import orjson
 import trio
 
-from gateway.admission.gate import Gate, PageWindow
+from gateway.admission.append_limiter import AppendLimiter, PageWindow
 from gateway.admission.memory import EVERYONE, answer_budget
 from gateway.requests.request import Buffer
 from gateway.shards.links import Link
@@ -70,7 +70,7 @@ class Dispatch:
         self.answers = answer_budget()
         self.answers.on_full = self._hold_pages
         #: By shard: where appends and requests for pages wait while there is too much to do.
-        self.gates = [Gate(thresholds or Thresholds()) for _ in links]
+        self.append_limiters = [AppendLimiter(thresholds or Thresholds()) for _ in links]
         self.page_windows = [PageWindow() for _ in links]
 
     def __repr__(self) -> str:
@@ -98,17 +98,17 @@ class Dispatch:
         """Send an append when its owner's turn has come. Returns the answer and how many seconds the append
         has waited, with those that it had waited before."""
         shard = self.placement.shard_of(head.box)
-        gate = self.gates[shard]
+        limiter = self.append_limiters[shard]
         size = len(body)
-        waited_s += await gate.enter(owner, size, is_urgent=is_urgent)
+        waited_s += await limiter.enter(owner, size, is_urgent=is_urgent)
         try:
             link = (self.urgent if is_urgent else self.links)[shard]
             return await link.call(wire.OP_APPEND, _encode_head(head), body), waited_s
         finally:
             if is_urgent:
-                gate.leave_urgent(size)
+                limiter.leave_urgent(size)
             else:
-                gate.leave(size)
+                limiter.leave(size)
 
     async def to_all(
         self, op: int, head: wire.RequestHead, within_s: float = inf

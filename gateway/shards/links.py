@@ -1,7 +1,8 @@
 """Connections to shards: pipelined links, many requests in flight, answers as they become ready.
 
 A gateway has three to each shard (`gateway/__main__.py`, `dispatch.py`): an urgent one for the little that
-must not wait (`admission/gate.py` says what), one for requests whose answers are large, and one for all else.
+must not wait (`admission/append_limiter.py` says what), one for requests whose answers are large, and one for
+all else.
 
 A link says what it knows and never guesses: a request that was not sent is `ShardUnavailable` (nothing was
 done), one that was sent and got no answer is `OutcomeUnknown`.

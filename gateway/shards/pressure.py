@@ -1,4 +1,4 @@
-"""Measures how hard a gateway and the way to each shard are pressed, and adjusts the gates and schedulers
+"""Measures how hard a gateway and the way to each shard are pressed, and adjusts the limiters and schedulers
 (v0 §9).
 
 A probe to each shard travels behind the appends on its link, so its round trip, less what it waited for us,
@@ -51,10 +51,10 @@ class GatewayPressure:
         self._schedulers.append(scheduler)
 
     def report(self) -> PressureReport:
-        gates = self._dispatch.gates
-        windows = [*gates, *self._dispatch.page_windows]
+        limiters = self._dispatch.append_limiters
+        windows = [*limiters, *self._dispatch.page_windows]
         return PressureReport(
-            level=max(self._gauge.level, self._line.level, *(gate.gauge.level for gate in gates)),
+            level=max(self._gauge.level, self._line.level, *(limiter.gauge.level for limiter in limiters)),
             lag_s=round(self._gauge.lag_ms / 1000, 6),
             throttled=sum(window.throttled for window in windows),
             paced=sum(window.paced for window in windows),
@@ -76,11 +76,11 @@ class GatewayPressure:
             self._gauge.sample(lag_ms)
             self._line.sample(1000 * max((each.longest_s for each in self._schedulers), default=0.0))
             is_busy = max(self._gauge.level, self._line.level) != pressure.NONE
-            gates = self._dispatch.gates
-            for at, gate in enumerate(gates):
-                is_busy = is_busy or gate.is_busy
+            limiters = self._dispatch.append_limiters
+            for at, limiter in enumerate(limiters):
+                is_busy = is_busy or limiter.is_busy
                 # How late this process is says nothing of the shard: fewer appends in flight would not help.
-                gate.sample(max(0.0, 1000 * (self._behind_s(at, now_s) - max(0.0, late_s))))
+                limiter.sample(max(0.0, 1000 * (self._behind_s(at, now_s) - max(0.0, late_s))))
             for scheduler in self._schedulers:
                 scheduler.sample()
             self._pause_s = pressure.SAMPLE_S if is_busy else pressure.IDLE_SAMPLE_S

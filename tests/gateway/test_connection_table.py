@@ -61,7 +61,7 @@ class Opener:
 
 @pytest.fixture
 def trio_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.admission.closures.trio.current_time", lambda: 0.0)
+    monkeypatch.setattr("gateway.admission.close_counters.trio.current_time", lambda: 0.0)
 
 
 def opener_of(connections_max: int, per_address_max: int = 0) -> Iterator[Opener]:
@@ -84,7 +84,7 @@ def test_the_stranger_that_is_idle_longest_gives_way(ten: Opener) -> None:
     second.server.served = 1  # It has just made a request, and been refused.
     assert ten.table.make_room()
     assert ten.is_open(second) and not ten.is_open(strangers[2])
-    assert ten.table.closures.counts["no_key"] == 2
+    assert ten.table.close_counters.counts["no_key"] == 2
     ten.table.check()
 
 
@@ -114,7 +114,7 @@ def test_kept_connections_give_way_only_when_asked_and_the_greedy_address_first(
     assert ten.table.make_room(of_kept=True)
     assert all(ten.is_open(each) for each in modest)
     assert [ten.is_open(each) for each in greedy] == [False] + [True] * 5
-    assert ten.table.closures.counts["idle"] == 1
+    assert ten.table.close_counters.counts["idle"] == 1
 
 
 def test_the_reserve_is_never_kept(ten: Opener) -> None:
@@ -136,7 +136,7 @@ def test_strangers_of_one_address_take_each_others_place(trio_clock: None) -> No
         flood = [opener.open() for _ in range(30)]
         assert opener.is_open(other)
         assert [opener.is_open(each) for each in flood] == [False] * 14 + [True] * 16
-        assert opener.table.closures.counts["address"] == 14
+        assert opener.table.close_counters.counts["address"] == 14
         opener.table.check()
 
 
@@ -149,7 +149,7 @@ def test_an_address_has_no_more_connections_than_the_limit(trio_clock: None) -> 
         assert third.keep()
         assert opener.try_open("10.0.0.1") is None
         assert opener.try_open("10.0.0.2") is not None
-        assert opener.table.closures.counts["address_limit"] == 1
+        assert opener.table.close_counters.counts["address_limit"] == 1
         opener.table.check()
     for opener in opener_of(100, per_address_max=1):
         for _ in range(3):
@@ -186,7 +186,7 @@ def test_a_new_connection_looks_at_few_however_many_are_open(
 @given(st.lists(st.tuples(st.sampled_from("akrmik"), st.integers(0, 30)), max_size=200))
 def test_any_order_of_events_leaves_the_table_whole(events: list[tuple[str, int]]) -> None:
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
-        patch.setattr("gateway.admission.closures.trio.current_time", lambda: 0.0)
+        patch.setattr("gateway.admission.close_counters.trio.current_time", lambda: 0.0)
         opener = Opener(ConnectionTable(8, 5), stack)
         connections: list[OpenConnection] = []
         for name, number in events:

@@ -105,7 +105,7 @@ def is_closed(stream: trio.SocketStream) -> bool:
 @pytest.mark.parametrize("wire", [b"", b"GET / HTTP/1.1\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"])
 async def test_idle_connections_without_a_key_shut_nobody_out(wire, monkeypatch):
     """Silent ones, ones with half a head, and HTTP/2 ones: four times as many as there is room for."""
-    monkeypatch.setattr("gateway.admission.closures.LOG_EVERY_S", 1e9)
+    monkeypatch.setattr("gateway.admission.close_counters.LOG_EVERY_S", 1e9)
     async with full_front(20) as running, AsyncExitStack() as stack:
         [working] = await open_all(running, stack, 1, KEYED)
         with capture_logs() as logs:

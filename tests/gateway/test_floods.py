@@ -197,7 +197,7 @@ async def test_what_breaks_the_protocol_ends_the_connection(frames):
 
 
 async def test_a_flood_with_a_valid_key_ends_too_and_the_log_has_one_line_of_all(monkeypatch):
-    monkeypatch.setattr("gateway.admission.closures.LOG_EVERY_S", 1e9)
+    monkeypatch.setattr("gateway.admission.close_counters.LOG_EVERY_S", 1e9)
     with capture_logs() as logs:
         async with keyed_front() as running, trio.open_nursery() as nursery:
             for _ in range(3):

@@ -14,7 +14,7 @@ from hypercorn.protocol.h11 import H11Protocol, H11WSConnection
 from hypercorn.protocol.ws_stream import WSStream
 from hypercorn.trio.tcp_server import MAX_RECV, TCPServer
 
-from gateway.admission.closures import Closures, Reason
+from gateway.admission.close_counters import CloseCounters, Reason
 from gateway.admission.frame_budget import FrameBudget, FrameFlood, FrameTooLarge, H2FrameWalker
 from gateway.admission.slice_lane import SliceLane
 from gateway.http.edge_rules import FrontLimits
@@ -71,11 +71,11 @@ class HypercornConnection(TCPServer):
         await super().protocol_send(event)
 
     def watch_frames(
-        self, budget: FrameBudget, lane: SliceLane, closures: Closures, limits: FrontLimits
+        self, budget: FrameBudget, lane: SliceLane, close_counters: CloseCounters, limits: FrontLimits
     ) -> None:
         self._budget = budget
         self._lane = lane
-        self._closures = closures
+        self._close_counters = close_counters
         self._limits = limits
         #: From the moment on at which the connection speaks HTTP/2.
         self._walker: H2FrameWalker | None = None
@@ -183,7 +183,7 @@ class HypercornConnection(TCPServer):
         watch_socket(stream, self._lane)
 
     def _count(self, reason: Reason) -> None:
-        self._closures.count(reason, self.stream.address)
+        self._close_counters.count(reason, self.stream.address)
 
     async def _dismiss(self, code: h2.errors.ErrorCodes, why: bytes) -> None:
         """Says why, as far as the client takes it at once, and closes. A reset would overtake the reason, so

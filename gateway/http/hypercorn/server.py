@@ -17,7 +17,7 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState, LifespanState
 from quart_trio import QuartTrio
 
-from gateway.admission.closures import Closures
+from gateway.admission.close_counters import CloseCounters
 from gateway.admission.connection_table import OpenConnection
 from gateway.admission.frame_budget import FrameBudget
 from gateway.admission.slice_lane import SliceLane
@@ -58,12 +58,12 @@ class HypercornServer:
         app: QuartTrio,
         limits: FrontLimits,
         lane: SliceLane | None = None,
-        closures: Closures | None = None,
+        close_counters: CloseCounters | None = None,
     ) -> None:
         self._app = ASGIWrapper(app)
         self._limits = limits
         self._lane = lane or SliceLane()
-        self._closures = closures or Closures()
+        self._close_counters = close_counters or CloseCounters()
         self._config = hypercorn_config(limits)
         self._context = WorkerContext(None)
         self._state: LifespanState = {}
@@ -100,7 +100,7 @@ class HypercornServer:
 
         state[SET_KNOWN] = set_known
         server = HypercornConnection(self._app, self._config, self._context, state, stream)  # type: ignore[arg-type]
-        server.watch_frames(budget, self._lane, self._closures, self._limits)
+        server.watch_frames(budget, self._lane, self._close_counters, self._limits)
         if place is not None:
             place.server = server
         try:

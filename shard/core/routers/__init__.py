@@ -7,5 +7,5 @@ copy_sources    what a destination knows of each origin, and what a parcel becom
 registry        which routers there are, on shard 0: put, settle, drop, get, list
 
 `streams/protocol/messages/forwards.py` has the whole picture. The gateway's part is
-`gateway/shards/carrier.py` (brings parcels) and `gateway/shards/registrar.py` (ties both ends).
+`gateway/shards/router_relay.py` (brings parcels) and `gateway/shards/router_reconciler.py` (ties both ends).
 """

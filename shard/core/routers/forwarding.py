@@ -9,8 +9,8 @@ one box: a router's, or the dead letters of a queue. This file joins its two hal
 A *tie* is one end of a router at a box. At the source it is an *outbox* in `box.outboxes` (`outbox.py`,
 `router_outbox.py`): what the destination is known to have, and what is on the way. At the destination it is a
 *pinned* entry in `box.origins` (`copy_sources.py`): the position up to which it has everything. `Tie` and
-`Untie` come from `gateway/shards/registrar.py`. Dead letters have no ties: their first parcel creates the
-origin (`bind`).
+`Untie` come from `gateway/shards/router_reconciler.py`. Dead letters have no ties: their first parcel creates
+the origin (`bind`).
 
 A *parcel* is a stretch of the source's records: those with `after` < position <= `upto`. It is appended only
 if the origin stands at `after`, and the same change sets the origin to `upto`. So a repeat changes nothing.
@@ -27,7 +27,7 @@ The destination:
     `Forward`: a parcel ─► `_forward`: does it begin where the origin stands? ─► one `BatchForwarded`
     if not, nothing changes, and the answer says where the origin stands
 
-The carrier in between (`gateway/shards/carrier.py`) keeps nothing.
+The carrier in between (`gateway/shards/router_relay.py`) keeps nothing.
 
 Rules of the file
 - A tie is part of what a box *is*, like its config: it is logged, and durable before it is answered, also for

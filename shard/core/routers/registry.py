@@ -6,7 +6,7 @@ the other, whichever gateway asks. It knows definitions only: ties are at the bo
 Rules of the file
 - A router is written down here before any end of it is tied, and an end that is tied for a router that is not
   written down here is a remnant, to be untied. So a crash is settled by comparing
-  (`gateway/shards/registrar.py`).
+  (`gateway/shards/router_reconciler.py`).
 - Answers wait for the last change of the register, whatever they say: nobody learns of what may yet vanish.
 
 Invariants

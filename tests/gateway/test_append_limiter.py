@@ -9,13 +9,13 @@ import pytest
 import trio
 import trio.testing
 
-from gateway.admission.gate import (
+from gateway.admission.append_limiter import (
     BODY_WINDOW_BYTES,
     PAGE_WINDOW_BYTES,
     URGENT_MAX,
     WAIT_S_MAX,
     WAITING_MAX,
-    Gate,
+    AppendLimiter,
     PageWindow,
 )
 from gateway.admission.request_scheduler import RequestScheduler
@@ -33,22 +33,22 @@ from streams.protocol.telemetry.pressure import LIMIT_MIN, Thresholds
 LIMITS = Thresholds(pace_lag_ms=10, throttle_lag_ms=200)
 
 
-def narrow(used: int = LIMIT_MIN) -> Gate:
-    """A gate that lets the least through, and is full."""
-    gate = Gate(LIMITS)
-    gate.sample(50.0)
+def narrow(used: int = LIMIT_MIN) -> AppendLimiter:
+    """A limiter that lets the least through, and is full."""
+    limiter = AppendLimiter(LIMITS)
+    limiter.sample(50.0)
     for _ in range(used):
-        assert gate.has_room
-        gate.go_in(1)
-    assert not gate.has_room
-    return gate
+        assert limiter.has_room
+        limiter.go_in(1)
+    assert not limiter.has_room
+    return limiter
 
 
 class Appends:
-    """Appends that enter a gate, and the order in which they did."""
+    """Appends that enter a limiter, and the order in which they did."""
 
-    def __init__(self, gate: Gate | PageWindow, nursery: trio.Nursery) -> None:
-        self.gate = gate
+    def __init__(self, limiter: AppendLimiter | PageWindow, nursery: trio.Nursery) -> None:
+        self.limiter = limiter
         self.nursery = nursery
         self.entered: list[str] = []
 
@@ -58,24 +58,24 @@ class Appends:
             await trio.testing.wait_all_tasks_blocked()
 
     async def _enter(self, owner: str, size: int) -> None:
-        await self.gate.enter(owner, size)
+        await self.limiter.enter(owner, size)
         self.entered.append(owner)
 
     async def let_in(self, count: int) -> None:
         for _ in range(count):
-            self.gate.leave(1)
+            self.limiter.leave(1)
             await trio.testing.wait_all_tasks_blocked()
 
 
 async def test_an_append_waits_until_another_leaves_and_none_overtakes_its_own_key() -> None:
-    gate = narrow()
+    limiter = narrow()
     async with trio.open_nursery() as nursery:
-        appends = Appends(gate, nursery)
+        appends = Appends(limiter, nursery)
         await appends.add("a", 3)
-        assert appends.entered == [] and not gate.has_room
+        assert appends.entered == [] and not limiter.has_room
         await appends.let_in(3)
         assert len(appends.entered) == 3
-    assert (gate.in_flight, gate.paced, gate.throttled) == (LIMIT_MIN, 3, 0)
+    assert (limiter.in_flight, limiter.paced, limiter.throttled) == (LIMIT_MIN, 3, 0)
 
 
 async def test_keys_take_turns_at_the_gate_however_many_appends_each_of_them_has() -> None:
@@ -102,12 +102,12 @@ async def test_a_key_pays_for_the_bytes_of_its_bodies() -> None:
 
 
 async def test_bodies_in_flight_are_bounded_and_one_always_fits() -> None:
-    gate = Gate(LIMITS)
+    limiter = AppendLimiter(LIMITS)
     async with trio.open_nursery() as nursery:
-        appends = Appends(gate, nursery)
+        appends = Appends(limiter, nursery)
         await appends.add("a", 2, size=2 * BODY_WINDOW_BYTES)
         assert appends.entered == ["a"]
-        gate.leave(2 * BODY_WINDOW_BYTES)
+        limiter.leave(2 * BODY_WINDOW_BYTES)
         await trio.testing.wait_all_tasks_blocked()
         assert appends.entered == ["a", "a"]
 
@@ -115,15 +115,15 @@ async def test_bodies_in_flight_are_bounded_and_one_always_fits() -> None:
 async def test_an_urgent_append_does_not_wait_unless_too_many_of_them_are_in_flight(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    gate = narrow()
+    limiter = narrow()
     for _ in range(URGENT_MAX):
-        assert await gate.enter("a", 1, is_urgent=True) == 0
+        assert await limiter.enter("a", 1, is_urgent=True) == 0
     with trio.move_on_after(1) as scope:
-        await gate.enter("a", 1, is_urgent=True)
+        await limiter.enter("a", 1, is_urgent=True)
     assert scope.cancelled_caught
     for _ in range(URGENT_MAX):
-        gate.leave_urgent(1)
-    assert (gate.in_flight, gate.urgent) == (LIMIT_MIN, 0)
+        limiter.leave_urgent(1)
+    assert (limiter.in_flight, limiter.urgent) == (LIMIT_MIN, 0)
 
 
 async def test_an_urgent_append_takes_the_urgent_link_and_nothing_in_a_body_makes_one_urgent() -> None:
@@ -132,7 +132,7 @@ async def test_an_urgent_append_takes_the_urgent_link_and_nothing_in_a_body_make
     await dispatch.append(wire.RequestHead("b"), b"{}", is_urgent=True)
     await dispatch.append(wire.RequestHead("b"), b'{"disable_backpressure":true}')
     assert used == ["urgent", "other"]
-    assert dispatch.gates[0].in_flight == dispatch.gates[0].urgent == 0
+    assert dispatch.append_limiters[0].in_flight == dispatch.append_limiters[0].urgent == 0
 
 
 async def test_an_append_that_has_waited_long_is_delayed_and_not_refused() -> None:
@@ -147,74 +147,74 @@ async def test_a_shard_that_is_behind_refuses_nothing_at_the_gateway(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     """Failed before: newcomers were refused while the first in line had waited for 200 ms."""
-    gate = narrow()
+    limiter = narrow()
     for _ in range(10):
-        gate.sample(500.0)
+        limiter.sample(500.0)
     async with trio.open_nursery() as nursery:
-        appends = Appends(gate, nursery)
+        appends = Appends(limiter, nursery)
         await appends.add("a")
         await trio.sleep(1)
         await appends.add("a")
         await appends.let_in(2)
         assert len(appends.entered) == 2
-    assert gate.throttled == 0
+    assert limiter.throttled == 0
 
 
 async def test_no_append_waits_for_ever(autojump_clock: trio.testing.MockClock) -> None:
-    gate = narrow()
+    limiter = narrow()
     began_s = trio.current_time()
     with pytest.raises(Throttled) as refused:
-        await gate.enter("a", 1)
+        await limiter.enter("a", 1)
     assert trio.current_time() - began_s == pytest.approx(WAIT_S_MAX)
     assert refused.value.detail["retry_after_ms"] >= 100
-    assert (gate.in_flight, gate.throttled) == (LIMIT_MIN, 1)
+    assert (limiter.in_flight, limiter.throttled) == (LIMIT_MIN, 1)
 
 
 async def test_the_queue_is_bounded(mock_clock: trio.testing.MockClock) -> None:
     """Time stands still: nobody's wait is over while the queue fills."""
-    gate = narrow()
+    limiter = narrow()
     async with trio.open_nursery() as nursery:
         for _ in range(WAITING_MAX):
-            nursery.start_soon(gate.enter, "a", 1)
+            nursery.start_soon(limiter.enter, "a", 1)
         await trio.testing.wait_all_tasks_blocked()
         with pytest.raises(Throttled):
-            await gate.enter("a", 1)
+            await limiter.enter("a", 1)
         nursery.cancel_scope.cancel()
-    assert "0 waiting" in repr(gate)
+    assert "0 waiting" in repr(limiter)
 
 
 async def test_an_append_that_gives_up_while_waiting_leaves_nothing_behind(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    gate = narrow()
+    limiter = narrow()
     with trio.move_on_after(0.01):
-        await gate.enter("a", 1)
+        await limiter.enter("a", 1)
 
     async def append_and_go(scope: trio.CancelScope) -> None:
         with scope:
-            await gate.enter("a", 1)
+            await limiter.enter("a", 1)
 
     async with trio.open_nursery() as nursery:
         scope = trio.CancelScope()
         nursery.start_soon(append_and_go, scope)
         await trio.testing.wait_all_tasks_blocked()
-        gate.leave(1)  # its turn comes
+        limiter.leave(1)  # its turn comes
         scope.cancel()  # and it goes, in the same moment
-    for _ in range(gate.in_flight):
-        gate.leave(1)
-    assert (gate.in_flight, gate.bytes_used) == (0, 0) and gate.has_room
+    for _ in range(limiter.in_flight):
+        limiter.leave(1)
+    assert (limiter.in_flight, limiter.bytes_used) == (0, 0) and limiter.has_room
 
 
 async def test_pressure_that_is_over_is_forgotten() -> None:
-    gate = narrow()
+    limiter = narrow()
     for _ in range(10):
-        gate.sample(500.0)
-    assert gate.is_busy
+        limiter.sample(500.0)
+    assert limiter.is_busy
     for _ in range(80):
-        gate.sample(0.0)
+        limiter.sample(0.0)
     for _ in range(1000):
-        assert gate.has_room
-        gate.go_in(1)
+        assert limiter.has_room
+        limiter.go_in(1)
 
 
 async def test_how_late_the_gateway_itself_is_does_not_narrow_the_gate(
@@ -229,7 +229,7 @@ async def test_how_late_the_gateway_itself_is_does_not_narrow_the_gate(
         await trio.sleep(2)
         nursery.cancel_scope.cancel()
     assert measured.report().level == pressure.THROTTLING
-    assert dispatch.gates[0].count_max == pressure.LIMIT_MAX
+    assert dispatch.append_limiters[0].count_max == pressure.LIMIT_MAX
 
 
 async def test_a_gateway_whose_clients_wait_for_their_turn_is_under_pressure(
@@ -312,7 +312,7 @@ async def test_an_append_to_a_stream_takes_its_turn_and_keeps_its_place(
     """Inputs of a session reach the shard in their order, whoever waits meanwhile."""
     link = Link(0, "nowhere")
     dispatch = Dispatch(even(1), [link], LIMITS)
-    gate = dispatch.gates[0] = narrow()
+    limiter = dispatch.append_limiters[0] = narrow()
     calls = ShardCalls(dispatch)
     sent: list[int] = []
     answers: list[OnAnswer] = []
@@ -333,39 +333,39 @@ async def test_an_append_to_a_stream_takes_its_turn_and_keeps_its_place(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(append)
         await trio.testing.wait_all_tasks_blocked()
-        assert sent == [] and gate.paced == 1, "it waits at the gate, and those behind it for it"
+        assert sent == [] and limiter.paced == 1, "it waits at the limiter, and those behind it for it"
         for _ in given:
-            gate.leave(1)
+            limiter.leave(1)
         await trio.testing.wait_all_tasks_blocked()
     assert sent == sorted(sent) and len(sent) == 3
-    assert gate.in_flight == LIMIT_MIN, "three have left, three have entered"
+    assert limiter.in_flight == LIMIT_MIN, "three have left, three have entered"
     answers[0](ShardUnavailable())
     posted[1].close()
     posted[2].close()
-    assert gate.in_flight == LIMIT_MIN - 3, "all have left"
+    assert limiter.in_flight == LIMIT_MIN - 3, "all have left"
     assert isinstance(posted[0].result, ShardUnavailable)
     posted[0].close()
-    assert gate.in_flight == LIMIT_MIN - 3, "each once"
+    assert limiter.in_flight == LIMIT_MIN - 3, "each once"
 
 
 async def test_an_input_of_a_session_is_never_refused(autojump_clock: trio.testing.MockClock) -> None:
     """Under pressure, for however long: its client is held back by flow control. An append of its own is."""
-    gate = narrow()
+    limiter = narrow()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(gate.enter_from_session, "a", 1)
+        nursery.start_soon(limiter.enter_from_session, "a", 1)
         await trio.testing.wait_all_tasks_blocked()
         with pytest.raises(Throttled):
-            await gate.enter("a", 1)
+            await limiter.enter("a", 1)
         await trio.sleep(10 * WAIT_S_MAX)
-        gate.leave(1)
-    assert gate.in_flight == LIMIT_MIN, "it enters when there is room"
+        limiter.leave(1)
+    assert limiter.in_flight == LIMIT_MIN, "it enters when there is room"
 
 
 async def test_an_input_that_is_cancelled_at_the_gate_leaves_no_trace(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    gate = narrow()
+    limiter = narrow()
     with trio.move_on_after(1):
-        await gate.enter_from_session("a", 1)
-    gate.leave(1)
-    assert gate.in_flight == LIMIT_MIN - 1 and gate.has_room
+        await limiter.enter_from_session("a", 1)
+    limiter.leave(1)
+    assert limiter.in_flight == LIMIT_MIN - 1 and limiter.has_room

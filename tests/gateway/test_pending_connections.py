@@ -13,7 +13,7 @@ import trio.testing
 
 from gateway.admission.connection_table import ConnectionTable, OpenConnection
 from gateway.http.edge import UNSENT_BYTES_MAX, FrontLimits, FrontName
-from gateway.http.lobby import ADMIT_MAX, Lobby
+from gateway.http.pending_connections import ADMIT_MAX, PendingConnections
 from gateway.requests.request import Request, Response
 from tests.gateway.edge_harness import (
     Recorder,
@@ -73,7 +73,7 @@ async def test_a_client_that_goes_without_a_word_leaves_nothing():
 
 
 async def test_a_drain_closes_silent_connections_and_serves_what_has_come():
-    """The request is there before the drain begins, and the lobby has not seen it."""
+    """The request is there before the drain begins, and `PendingConnections` has not seen it."""
     async with running_front(Recorder()) as running, AsyncExitStack() as stack:
         silent, late = await open_silent(running, stack, 2)
         with socket.socket(fileno=late.socket.detach()) as speaking:
@@ -118,41 +118,43 @@ async def test_connections_have_the_options_of_their_listener():
 
 
 @asynccontextmanager
-async def lobby_of(count: int) -> AsyncIterator[tuple[Lobby, list[socket.socket], list[OpenConnection]]]:
-    """A lobby with so many connections, their clients' sockets, and the list of those that were admitted."""
+async def pending_of(
+    count: int,
+) -> AsyncIterator[tuple[PendingConnections, list[socket.socket], list[OpenConnection]]]:
+    """Pending connections, their clients' sockets, and the list of those that were admitted."""
     table, admitted = ConnectionTable(1000), []
     clients = []
-    with Lobby(table, lambda connection, _: admitted.append(connection)) as lobby:
+    with PendingConnections(table, lambda connection, _: admitted.append(connection)) as pending:
         for _ in range(count):
             ours, theirs = socket.socketpair()
             ours.setblocking(False)
             connection = table.add(ours, "10.0.0.1")
             assert connection is not None
-            lobby.add(connection, "10.0.0.1", trio.current_time() + 1)
+            pending.add(connection, "10.0.0.1", trio.current_time() + 1)
             clients.append(theirs)
-        yield lobby, clients, admitted
+        yield pending, clients, admitted
     for each in clients + [connection.sock for connection in admitted]:
         each.close()
     table.check()
 
 
 async def test_one_turn_admits_a_few_and_loses_none():
-    async with lobby_of(16) as (lobby, clients, admitted):
+    async with pending_of(16) as (pending, clients, admitted):
         for each in clients:
             each.send(b"G")
         assert len(clients) == ADMIT_MAX
-        lobby.admit()
-        lobby.admit()
-        assert len(admitted) == 16 and not len(lobby)
-        assert all(connection.lobby is None and connection.server is None for connection in admitted)
+        pending.admit()
+        pending.admit()
+        assert len(admitted) == 16 and not len(pending)
+        assert all(connection.pending_set is None and connection.server is None for connection in admitted)
 
 
-async def test_the_table_closes_a_connection_of_the_lobby_at_once():
-    async with lobby_of(3) as (lobby, clients, admitted):
+async def test_the_table_closes_a_connection_of_the_pending_set_at_once():
+    async with pending_of(3) as (pending, clients, admitted):
         clients[0].send(b"G")
-        table = lobby._table
+        table = pending._table
         assert table.close_stranger()
-        assert len(lobby) == 2 and repr(table) == "<ConnectionTable 0 kept, 2 strangers>"
+        assert len(pending) == 2 and repr(table) == "<ConnectionTable 0 kept, 2 strangers>"
         assert clients[1].recv(1) == b""
-        lobby.admit()
+        pending.admit()
         assert [connection.address for connection in admitted] == ["10.0.0.1"]

@@ -7,10 +7,10 @@ The gateway only delays. So under a flood the queue stands here, where waiting c
 known whose requests they are, and not on the link or in the shard's event loop, where a request of one key
 would wait behind all requests of another. The shard, which parses, refuses what is too much for it.
 
-**Appends** (`Gate`). How many may be in flight is found by measuring: while a probe that travels behind them
-needs longer than the pacing threshold, the number shrinks (`telemetry/pressure.py`). Their bodies are
-bounded by `BODY_WINDOW_BYTES`, so that a small request is never behind more than these. An urgent append does
-not wait, as long as fewer than `URGENT_MAX` are in flight.
+**Appends** (`AppendLimiter`). How many may be in flight is found by measuring: while a probe that travels
+behind them needs longer than the pacing threshold, the number shrinks (`telemetry/pressure.py`). Their bodies
+are bounded by `BODY_WINDOW_BYTES`, so that a small request is never behind more than these. An urgent append
+does not wait, as long as fewer than `URGENT_MAX` are in flight.
 
 **Pages** (`PageWindow`). How large the next page of an owner will be is guessed from its last ones. Large
 pages have a link of their own, so that no other answer is behind them, and at most `PAGE_WINDOW_BYTES` of
@@ -117,7 +117,7 @@ class _Window:
         )
 
 
-class Gate(_Window):
+class AppendLimiter(_Window):
     """Appends to one shard."""
 
     __slots__ = ("_limit", "gauge", "urgent", "was_used")
@@ -132,7 +132,9 @@ class Gate(_Window):
         self.was_used = False
 
     def __repr__(self) -> str:
-        return f"<Gate {self.in_flight} of {self._limit.value} in flight, {len(self._queue)} waiting>"
+        return (
+            f"<AppendLimiter {self.in_flight} of {self._limit.value} in flight, {len(self._queue)} waiting>"
+        )
 
     @property
     def count_max(self) -> int:

@@ -4,10 +4,10 @@ A connection costs its client one packet. A task, its first step and its registr
 a gateway ten times that. So a new connection gets none of them: its socket is in one epoll set, and it is
 served from the moment at which its first byte is there.
 
-    accepted ──► lobby ──first byte──► served
-                   └──► closed: for a new connection, by its client, or after the keep-alive time
+    accepted ──► pending ──first byte──► served
+                    └──► closed: for a new connection, by its client, or after the keep-alive time
 
-A connection in the lobby is an idle stranger to the table of connections (`admission/connection_table.py`),
+A pending connection is an idle stranger to the table of connections (`admission/connection_table.py`),
 which may close it like any other. Closing it is closing its socket: no task has to be woken for that.
 
 Nothing is read here. A byte that came before a socket was added is found by the next `admit`, and a socket
@@ -35,7 +35,7 @@ ADMIT_MAX: Final = 16
 Serve = Callable[[OpenConnection, str], None]
 
 
-class Lobby:
+class PendingConnections:
     """The connections of one front that have sent nothing. To the table, it is the server of all of them."""
 
     __slots__ = ("_epoll", "_serve", "_table", "_waiting")
@@ -50,12 +50,12 @@ class Lobby:
         self._waiting: dict[int, tuple[OpenConnection, str, float]] = {}
 
     def __repr__(self) -> str:
-        return f"<Lobby {len(self._waiting)} waiting>"
+        return f"<PendingConnections {len(self._waiting)} waiting>"
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def __enter__(self) -> Lobby:
+    def __enter__(self) -> PendingConnections:
         return self
 
     def __exit__(
@@ -68,14 +68,14 @@ class Lobby:
     def add(self, connection: OpenConnection, address: str, deadline_s: float) -> None:
         """Let a connection wait for its first byte. Deadlines must come in order."""
         fd = connection.sock.fileno()
-        connection.server = connection.lobby = self
+        connection.server = connection.pending_set = self
         self._waiting[fd] = connection, address, deadline_s
         self._epoll.register(fd, select.EPOLLIN | select.EPOLLONESHOT)
 
     def close(self, connection: OpenConnection) -> None:
         """Close a connection that waits here. Its place in the table is given back too."""
         del self._waiting[connection.sock.fileno()]
-        connection.lobby = None
+        connection.pending_set = None
         connection.sock.close()  # The kernel takes it out of the epoll set.
         self._table.remove(connection)
 
@@ -108,5 +108,5 @@ class Lobby:
             self.close(connection)
             return
         _, address, _ = self._waiting.pop(connection.sock.fileno())
-        connection.server = connection.lobby = None
+        connection.server = connection.pending_set = None
         self._serve(connection, address)

@@ -31,7 +31,7 @@ REASONS: Final[dict[Reason, str]] = {
 LOG_EVERY_S: Final = 10.0
 
 
-class Closures:
+class CloseCounters:
     def __init__(self) -> None:
         self.counts: dict[str, int] = dict.fromkeys(REASONS, 0)
         #: For each reason, when the log last had a line and what the count was.
@@ -39,7 +39,7 @@ class Closures:
         self._full_logged_s = -inf
 
     def __repr__(self) -> str:
-        return f"<Closures {self.counts}>"
+        return f"<CloseCounters {self.counts}>"
 
     def count(self, reason: Reason, address: str) -> None:
         """`address` is that of the client of this one connection."""
