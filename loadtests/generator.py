@@ -457,9 +457,9 @@ class _Pipe:
             return count
         from msgspec import msgpack
 
-        from streams.protocol.messages.bulk import ColumnsPut
+        from streams.protocol.messages.bulk import PutColumnsReply
 
-        (result,) = msgpack.decode(body, type=ColumnsPut).results
+        (result,) = msgpack.decode(body, type=PutColumnsReply).results
         return int(result.last_seq - result.first_seq + 1)
 
 

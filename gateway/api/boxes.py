@@ -10,10 +10,10 @@ from gateway.requests.request import Request, Response
 from gateway.shards.dispatch import Dispatch
 from gateway.shards.router_reconciler import RouterReconciler
 from streams.protocol import wire
-from streams.protocol.messages.replies import BoxGone
+from streams.protocol.messages.replies import DeleteBoxReply
 from streams.protocol.messages.routers import router_of
 
-_decode_gone = msgspec.json.Decoder(BoxGone).decode
+_decode_gone = msgspec.json.Decoder(DeleteBoxReply).decode
 
 
 class Boxes:
@@ -45,7 +45,7 @@ class Boxes:
         names = {router[0] for router in map(router_of, origins) if router is not None}
         if request.grant is not None:
             names = set(filter(request.grant.covers, names))
-        return from_reply(request, BoxGone(gone.box, gone.deleted, sorted(names)))
+        return from_reply(request, DeleteBoxReply(gone.box, gone.deleted, sorted(names)))
 
     async def fence(self, request: Request, box: str, rest: str) -> Response:
         is_ndjson(request, allowed=False)

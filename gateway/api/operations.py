@@ -137,19 +137,19 @@ OPERATIONS: Final[dict[str, Operation]] = {
         summary="Create a box, or change the config of one that is there.",
         body=BoxPatch,
         is_body_required=False,
-        answers={200: replies.BoxPut, 201: replies.BoxPut},
+        answers={200: replies.PutBoxReply, 201: replies.PutBoxReply},
         codes=("box_exists_incompatible", *STORED_CODES),
     ),
     "GET /v0/boxes/{box}": _at_box("The state of a box.", replies.BoxState, query={"touch": _flag(True)}),
     "DELETE /v0/boxes/{box}": _at_box(
         "Delete a box with all that is in it and every router at it.",
-        replies.BoxGone,
+        replies.DeleteBoxReply,
         "box_not_empty",
         query={"if_empty": _flag(False)},
     ),
     "POST /v0/boxes/{box}": _at_box(
         "Append records, all or none.",
-        replies.Appended,
+        replies.AppendReply,
         "batch_too_large",
         "record_too_large",
         "seq_mismatch",
@@ -159,7 +159,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
         body=bodies.AppendBody,
         other_body=NDJSON,
         query={"return_seqs": _flag(True), "urgent": _URGENT, **_LINES},
-        answers={200: replies.Appended, 201: replies.Appended},
+        answers={200: replies.AppendReply, 201: replies.AppendReply},
         headers=("Idempotency-Key", "X-Streams-Urgent"),
     ),
     "POST /v0/boxes/{box}/diff": _at_box(
@@ -172,7 +172,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
         headers=("Prefer",),
     ),
     "POST /v0/boxes/{box}/delete": _at_box(
-        "Delete records by seq or tag.", replies.RecordsDeleted, tag="records", body=bodies.DeleteBody
+        "Delete records by seq or tag.", replies.DeleteRecordsReply, tag="records", body=bodies.DeleteBody
     ),
     "GET /v0/boxes/{box}/tail": _at_box("Where the box ends.", replies.Tail, tag="records"),
     "GET /v0/boxes/{box}/records/{seq}": _at_box(
@@ -180,16 +180,16 @@ OPERATIONS: Final[dict[str, Operation]] = {
     ),
     "PUT /v0/boxes/{box}/fence": _at_box(
         "Set the token that writers must show.",
-        replies.FenceSet,
+        replies.SetFenceReply,
         "fencing_token_mismatch",
         body=bodies.FenceBody,
     ),
     "POST /v0/boxes/{box}/claim": _at_queue(
-        "Lease jobs to a worker.", replies.Claimed, bodies.ClaimBody, headers=("Prefer",)
+        "Lease jobs to a worker.", replies.ClaimReply, bodies.ClaimBody, headers=("Prefer",)
     ),
-    "POST /v0/boxes/{box}/ack": _at_queue("Finish jobs.", replies.Acked, bodies.AckBody),
-    "POST /v0/boxes/{box}/nack": _at_queue("Give jobs back.", replies.Nacked, bodies.NackBody),
-    "POST /v0/boxes/{box}/extend": _at_queue("Keep jobs for longer.", replies.Extended, bodies.ExtendBody),
+    "POST /v0/boxes/{box}/ack": _at_queue("Finish jobs.", replies.AckReply, bodies.AckBody),
+    "POST /v0/boxes/{box}/nack": _at_queue("Give jobs back.", replies.NackReply, bodies.NackBody),
+    "POST /v0/boxes/{box}/extend": _at_queue("Keep jobs for longer.", replies.ExtendReply, bodies.ExtendBody),
     "GET /v0/boxes/{box}/work": _at_queue(
         "A stream of jobs, leased to the connection.",
         None,
@@ -199,23 +199,25 @@ OPERATIONS: Final[dict[str, Operation]] = {
         answer_type=EVENT_STREAM,
     ),
     "POST /v0/boxes/{box}/requeue": _at_queue(
-        "Move dead letters back into the queue.", replies.Requeued, bodies.RequeueBody
+        "Move dead letters back into the queue.", replies.RequeueReply, bodies.RequeueBody
     ),
     "GET /v0/boxes/{box}/groups": _at_box(
         "The groups of a box.", replies.GroupPage, tag="groups", query=_PAGE
     ),
     "PUT /v0/boxes/{box}/groups/{group}": _at_box(
         "Commit a group's cursor.",
-        replies.GroupPut,
+        replies.CommitGroupReply,
         "seq_mismatch",
         tag="groups",
         body=bodies.CommitBody,
-        answers={200: replies.GroupPut, 201: replies.GroupPut},
+        answers={200: replies.CommitGroupReply, 201: replies.CommitGroupReply},
     ),
     "GET /v0/boxes/{box}/groups/{group}": _at_box(
-        "Where a group is.", replies.GroupShown, "group_not_found", tag="groups"
+        "Where a group is.", replies.GetGroupReply, "group_not_found", tag="groups"
     ),
-    "DELETE /v0/boxes/{box}/groups/{group}": _at_box("Forget a group.", replies.GroupGone, tag="groups"),
+    "DELETE /v0/boxes/{box}/groups/{group}": _at_box(
+        "Forget a group.", replies.DeleteGroupReply, tag="groups"
+    ),
     "GET /v0/boxes/{box}/watch": _at_box(
         "Watch one box.",
         None,
@@ -231,7 +233,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
         tag="routers",
         summary="Copy what is appended to one box into another.",
         body=bodies.RouterBody,
-        answers={200: replies.RouterPut, 201: replies.RouterPut},
+        answers={200: replies.PutRouterReply, 201: replies.PutRouterReply},
         codes=("box_not_found", "router_cycle", *STORED_CODES),
     ),
     "GET /v0/routers/{router}": Operation(
@@ -241,7 +243,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
         codes=("router_not_found",),
     ),
     "DELETE /v0/routers/{router}": Operation(
-        tag="routers", summary="End a router; copies stay.", answers={200: replies.RouterGone}
+        tag="routers", summary="End a router; copies stay.", answers={200: replies.DeleteRouterReply}
     ),
     "GET /v0/routers": Operation(
         tag="routers",
@@ -254,7 +256,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
         summary="Make a session that watches boxes.",
         body=bodies.WatchBody,
         query={"lenient": _flag(False)},
-        answers={200: replies.WatchMade},
+        answers={200: replies.WatchReply},
         headers=("Prefer",),
         codes=("box_not_found", *STORED_CODES),
     ),

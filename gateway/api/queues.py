@@ -17,14 +17,14 @@ from gateway.shards.dispatch import Dispatch
 from streams.protocol import wire
 from streams.protocol.errors import InvalidRequest
 from streams.protocol.messages.queue_requests import decode_requeue
-from streams.protocol.messages.queues import MovesAwaited, RequeuePlanned
-from streams.protocol.messages.replies import Requeued
+from streams.protocol.messages.queues import AwaitMovesReply, PlanRequeueReply
+from streams.protocol.messages.replies import RequeueReply
 
 #: How long a requeue waits until all of it has arrived. It goes on after that.
 _REQUEUE_WAIT_MS = 10_000
 
-_decode_planned = msgspec.json.Decoder(RequeuePlanned).decode
-_decode_awaited = msgspec.json.Decoder(MovesAwaited).decode
+_decode_planned = msgspec.json.Decoder(PlanRequeueReply).decode
+_decode_awaited = msgspec.json.Decoder(AwaitMovesReply).decode
 
 
 class Queues:
@@ -68,7 +68,7 @@ class Queues:
         wait = {"to": box, "position": planned.position, "wait_ms": _REQUEUE_WAIT_MS}
         awaited = await ask(wire.OP_AWAIT_MOVES, wire.RequestHead(source, urlencode(wait)), b"")
         pending = _decode_awaited(awaited.body).pending
-        return from_reply(request, Requeued(box, source, planned.planned, pending))
+        return from_reply(request, RequeueReply(box, source, planned.planned, pending))
 
     async def _forward(self, op: int, request: Request, box: str) -> Response:
         return await unknown_fields.forward_json(self._dispatch, op, request, box, self._body_bytes_max)

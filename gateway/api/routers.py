@@ -13,7 +13,7 @@ from streams.protocol.access.grants import Grant
 from streams.protocol.errors import RouterCycle, RouterNotFound
 from streams.protocol.messages import replies, requests
 from streams.protocol.messages.query import Query
-from streams.protocol.messages.replies import RouterGone, RouterPage, RouterPut, RouterState
+from streams.protocol.messages.replies import DeleteRouterReply, PutRouterReply, RouterPage, RouterState
 from streams.protocol.messages.requests import PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX
 from streams.protocol.messages.routers import ListRouters, Route, Router
 from streams.protocol.model.names import check_box_name, check_router_name
@@ -44,7 +44,7 @@ class Routers:
             raise RouterCycle(
                 "the router would close a cycle through boxes that this key may not see"
             ) from None
-        reply = RouterPut(**put.router.shown(), created=put.created)
+        reply = PutRouterReply(**put.router.shown(), created=put.created)
         return from_reply(request, reply, 201 if put.created else 200)
 
     async def get(self, request: Request, name: str) -> Response:
@@ -71,7 +71,7 @@ class Routers:
         if router is not None:
             _check_ends(request, router.route)
             await self._reconciler.drop(router)
-        return from_reply(request, RouterGone(name, router is not None))
+        return from_reply(request, DeleteRouterReply(name, router is not None))
 
     async def list(self, request: Request) -> Response:
         query = Query(request.query)

@@ -13,7 +13,7 @@ from gateway.watch.service import OPEN_S_MAX, Watch, starts_shown
 from gateway.watch.sessions import SESSION_TTL_MS
 from streams.protocol.errors import InvalidRequest
 from streams.protocol.messages.query import Query
-from streams.protocol.messages.replies import WatchMade
+from streams.protocol.messages.replies import WatchReply
 
 
 class Watches:
@@ -34,7 +34,7 @@ class Watches:
             request.require_name(name, "boxes")
         views = await self._watch.look_at(plan, lenient=lenient)
         wid = await self._watch.create_session(plan, views, request.key)
-        reply = WatchMade(
+        reply = WatchReply(
             wid=wid,
             stream_url=f"/v0/watch/{wid}",
             session_ttl_ms=SESSION_TTL_MS,

@@ -103,7 +103,7 @@ class Basins:
             may_update=may_update,
             account=account,
         )
-        put = await self._calls.ask_register(command, s2.BasinPut)
+        put = await self._calls.ask_register(command, s2.PutBasinReply)
         return _provisioned(configs.shown_basin(put.basin), put.result, ensures=ensures)
 
     async def get(self, request: Request, permit: Permit, basin: str) -> Response:
@@ -116,14 +116,14 @@ class Basins:
         fields.basin_name(basin, "bad_path")
         patch = configs.decoded(await json_body(request), configs.BasinBody).patch()
         permit.check("reconfigure-basin", basin)
-        found = await self._calls.ask_register(s2.PatchBasin(basin, patch), s2.BasinFound)
+        found = await self._calls.ask_register(s2.PatchBasin(basin, patch), s2.GetBasinReply)
         assert found.basin is not None
         return answer(configs.shown_basin_config(found.basin.config))
 
     async def delete(self, request: Request, permit: Permit, basin: str) -> Response:
         fields.basin_name(basin, "bad_path")
         permit.check("delete-basin", basin)
-        await self._calls.ask_register(s2.DeleteBasin(basin), s2.BasinFound)
+        await self._calls.ask_register(s2.DeleteBasin(basin), s2.GetBasinReply)
         self._calls.basin_deleted.set()
         return Response(202)
 
@@ -217,7 +217,7 @@ class Streams:
 
     async def get(self, request: Request, permit: Permit, stream: str) -> Response:
         box = self._box(request, permit, "get-stream-config", stream)
-        found = await self._calls.ask_owner(box, s2.GetStream(box), s2.StreamFound)
+        found = await self._calls.ask_owner(box, s2.GetStream(box), s2.GetStreamReply)
         return answer(configs.shown_stream_config(found.stream.spec))
 
     async def reconfigure(self, request: Request, permit: Permit, stream: str) -> Response:
@@ -225,12 +225,12 @@ class Streams:
         patch = configs.decoded(await json_body(request), configs.StreamBody).patch()
         basin = await self._calls.basin(fields.basin_of(request.headers))
         command = s2.PatchStream(box, patch, basin.config.defaults)
-        found = await self._calls.ask_owner(box, command, s2.StreamFound)
+        found = await self._calls.ask_owner(box, command, s2.GetStreamReply)
         return answer(configs.shown_stream_config(found.stream.spec))
 
     async def delete(self, request: Request, permit: Permit, stream: str) -> Response:
         box = self._box(request, permit, "delete-stream", stream)
-        await self._calls.ask_owner(box, s2.DeleteStream(box), s2.StreamFound)
+        await self._calls.ask_owner(box, s2.DeleteStream(box), s2.GetStreamReply)
         return Response(202)
 
     @staticmethod

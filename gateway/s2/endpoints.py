@@ -226,7 +226,7 @@ class S2:
         key = ciphers.check_header(request.headers)
         spec = stream_config(request.headers)
         box = box_of(basin, stream)
-        asked = partial(self._calls.ask_owner, box, s2.GetStream(box), s2.StreamFound)
+        asked = partial(self._calls.ask_owner, box, s2.GetStream(box), s2.GetStreamReply)
         account = request.account
         found = await self._calls.making(basin, stream, spec, is_append=True, call=asked, account=account)
         cipher = found.stream.cipher

@@ -76,7 +76,7 @@ class Housekeeping:
                     if not stream.deleted_ms:
                         await self._delete(box, stream)
             if not left:
-                await self._calls.ask_register(s2.DropBasin(basin.name, basin.number), s2.BasinFound)
+                await self._calls.ask_register(s2.DropBasin(basin.name, basin.number), s2.GetBasinReply)
             is_busy = is_busy or bool(left)
         return is_busy
 
@@ -104,6 +104,6 @@ class Housekeeping:
     async def _delete(self, box: str, stream: s2.Stream) -> None:
         try:
             command = s2.DeleteStream(box, stream.basin_number)
-            await self._calls.ask_owner(box, command, s2.StreamFound)
+            await self._calls.ask_owner(box, command, s2.GetStreamReply)
         except StreamNotFound:
             pass

@@ -23,8 +23,8 @@ from streams.protocol.messages.s2 import (
     BATCH_RECORDS_MAX,
     STREAM_TOKEN_BYTES_MAX,
     AppendHead,
+    AppendStreamReply,
     Cipher,
-    StreamAppended,
 )
 from streams.protocol.model import sequenced
 from streams.protocol.model.names import shown
@@ -257,7 +257,7 @@ def _position(seq_num: int, timestamp: int) -> bytes:
     return text + (b"\x10%b" % varint(timestamp) if timestamp else b"")
 
 
-def ack_as_protobuf(ack: StreamAppended) -> bytes:
+def ack_as_protobuf(ack: AppendStreamReply) -> bytes:
     """All three positions are there, even when their fields are zero."""
     start, end = _position(ack.start_seq_num, ack.start_ts), _position(ack.end_seq_num, ack.end_ts)
     return b"\x0a%b%b\x12%b%b\x1a%b%b" % (varint(len(start)), start, *(varint(len(end)), end) * 2)
@@ -328,7 +328,7 @@ def position(seq_num: int, timestamp: int) -> dict[str, int]:
     return {"seq_num": seq_num, "timestamp": timestamp}
 
 
-def ack_as_json(ack: StreamAppended) -> bytes:
+def ack_as_json(ack: AppendStreamReply) -> bytes:
     end = position(ack.end_seq_num, ack.end_ts)
     return orjson.dumps({"start": position(ack.start_seq_num, ack.start_ts), "end": end, "tail": end})
 

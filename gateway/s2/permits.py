@@ -201,7 +201,7 @@ class Authenticator:
         self._calls = calls
         self._admit = admit
         #: Digest -> (what the register said, until when that counts).
-        self._kept: dict[str, tuple[s2.TokenFound, float]] = {}
+        self._kept: dict[str, tuple[s2.FindTokenReply, float]] = {}
 
     def __repr__(self) -> str:
         return f"<Authenticator with {len(self._kept)} tokens at hand>"
@@ -226,13 +226,13 @@ class Authenticator:
         except StreamsError:
             return True
 
-    async def _find(self, digest: str) -> s2.TokenFound:
+    async def _find(self, digest: str) -> s2.FindTokenReply:
         now_s = time.monotonic()
         kept = self._kept.get(digest)
         if kept is not None and now_s < kept[1]:
             return kept[0]
         try:
-            found = await self._calls.ask(0, s2.FindToken(digest), s2.TokenFound)
+            found = await self._calls.ask(0, s2.FindToken(digest), s2.FindTokenReply)
         except Busy:
             if kept is not None:
                 return kept[0]

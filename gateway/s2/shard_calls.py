@@ -30,11 +30,11 @@ from streams.protocol.errors import (
     StreamsError,
 )
 from streams.protocol.messages import s2, s2_requests
-from streams.protocol.messages.s2 import Cipher, ReadHead, Spec, StreamAppended, StreamRecords
+from streams.protocol.messages.s2 import AppendStreamReply, Cipher, ReadHead, Spec, StreamRecords
 
 _R = TypeVar("_R")
 _encode = msgspec.msgpack.Encoder().encode
-_decode_appended = msgspec.msgpack.Decoder(StreamAppended).decode
+_decode_appended = msgspec.msgpack.Decoder(AppendStreamReply).decode
 
 #: Streams whose cipher is remembered; those without one are not.
 _CIPHERS_MAX = 10_000
@@ -48,7 +48,7 @@ class PostedAppend:
 
     def __init__(self, metered: int) -> None:
         self.metered = metered
-        self.result: StreamAppended | StreamsError | None = None
+        self.result: AppendStreamReply | StreamsError | None = None
         self.withdraw: Callable[[], None] = lambda: None
 
     def __repr__(self) -> str:
@@ -119,19 +119,19 @@ class ShardCalls:
 
     # -- asking
 
-    async def ask(self, shard: int, command: s2.Asked, reply: type[_R]) -> _R:
+    async def ask(self, shard: int, command: s2.ControlCommand, reply: type[_R]) -> _R:
         link = self._dispatch.links[shard]
-        message = await link.call(wire.OP_ASK_STREAMS, _encode(command), b"")
+        message = await link.call(wire.OP_S2_CONTROL, _encode(command), b"")
         return msgspec.msgpack.decode(message.body, type=reply)
 
-    async def ask_register(self, command: s2.BasinAsked, reply: type[_R]) -> _R:
+    async def ask_register(self, command: s2.BasinCommand, reply: type[_R]) -> _R:
         return await self.ask(0, command, reply)
 
-    async def ask_owner(self, box: str, command: s2.StreamAsked, reply: type[_R]) -> _R:
+    async def ask_owner(self, box: str, command: s2.StreamCommand, reply: type[_R]) -> _R:
         return await self.ask(self._dispatch.placement.shard_of(box), command, reply)
 
     async def basin(self, name: str) -> s2.Basin:
-        found = (await self.ask_register(s2.GetBasin(name), s2.BasinFound)).basin
+        found = (await self.ask_register(s2.GetBasin(name), s2.GetBasinReply)).basin
         if found is None:
             raise BasinNotFound(f"basin {name} does not exist", basin=name)
         return found
@@ -141,7 +141,7 @@ class ShardCalls:
 
     # -- records
 
-    async def append(self, box: str, given: Input, key: str) -> StreamAppended:
+    async def append(self, box: str, given: Input, key: str) -> AppendStreamReply:
         """Without a key it is tried in the open, so that a shard judges first whether there is a stream."""
         await self.inflight.enter(given.metered)
         try:
@@ -159,7 +159,7 @@ class ShardCalls:
         box: str,
         given: Input,
         key: str,
-    ) -> StreamAppended:
+    ) -> AppendStreamReply:
         """Appends what is closed like this; the stream must say the same. Whoever calls has a permit for its
         bytes. It waits in the append limiter of its shard, as any append does."""
         since_s = trio.current_time()
@@ -219,7 +219,7 @@ class ShardCalls:
         posted.withdraw = withdraw
         return posted
 
-    def _acked(self, box: str, given: Input, since_s: float, message: wire.Message) -> StreamAppended:
+    def _acked(self, box: str, given: Input, since_s: float, message: wire.Message) -> AppendStreamReply:
         took_s = trio.current_time() - since_s
         self.inflight.acked(records=len(given.tails), size=given.metered, took_s=took_s)
         self.history.tally.appended(box.partition("/")[0], given.metered)
@@ -279,7 +279,7 @@ class ShardCalls:
         ensures: bool = False,
         may_update: bool = True,
         account: str = "",
-    ) -> s2.StreamPut:
+    ) -> s2.PutStreamReply:
         if basin.deleted_ms:
             raise BasinDeletionPending(f"basin {basin.name} is being deleted", basin=basin.name)
         box = s2.box_of(basin.name, stream)
@@ -294,4 +294,4 @@ class ShardCalls:
             may_update=may_update,
             account=account,
         )
-        return await self.ask_owner(box, command, s2.StreamPut)
+        return await self.ask_owner(box, command, s2.PutStreamReply)

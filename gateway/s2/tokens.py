@@ -214,7 +214,7 @@ class Tokens:
         token = token_of(configs.decoded(await json_body(request), _Issue), digest_of(secret))
         permit.check("issue-access-token")
         token = permit.limited(token)
-        await self._calls.ask(0, s2.IssueToken(token), s2.TokenFound)
+        await self._calls.ask(0, s2.IssueToken(token), s2.FindTokenReply)
         return answer({"access_token": secret}, 201)
 
     async def list(self, request: Request, permit: Permit) -> Response:
@@ -233,5 +233,5 @@ class Tokens:
         token_id(id, "bad_path")
         permit.check("revoke-access-token")
         permit.check_token_id(id)
-        await self._calls.ask(0, s2.RevokeToken(id), s2.TokenFound)
+        await self._calls.ask(0, s2.RevokeToken(id), s2.FindTokenReply)
         return Response(204)

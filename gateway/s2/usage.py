@@ -135,7 +135,7 @@ class Usage:
         permit.check("stream-metrics", basin, stream)
         asked.check_interval(_STREAM_STORAGE_INTERVAL)
         box = box_of(basin, stream)
-        await self._calls.ask_owner(box, s2.GetStream(box), s2.StreamFound)
+        await self._calls.ask_owner(box, s2.GetStream(box), s2.GetStreamReply)
         usage = await self._calls.ask_owner(box, s2.GetUsage(box, "", True), s2.StreamUsage)
         return _storage(asked, now_s, usage.bytes)
 

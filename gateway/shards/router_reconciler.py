@@ -13,7 +13,7 @@ has changed.
     put      register ─► attach destination ─► attach source ─► mark
     delete   detach source ─► drop ─► detach destination
 
-On the wire an endpoint is a "tie": `Tie` attaches, `Untie` detaches, `is_tied` is the mark.
+On the wire an endpoint is a "tie": the tags of these messages, and `Router.is_tied`.
 """
 
 from __future__ import annotations
@@ -80,13 +80,13 @@ class RouterReconciler:
 
     async def put(
         self, name: str, route: Route, from_seq: int | None, account: str = ""
-    ) -> routers.RouterPut:
+    ) -> routers.PutRouterResult:
         """Register a router and attach its endpoints. `account` is the key whose limits count for the router
         and for the boxes that it creates."""
         if not route.create_dest:
             await self._call_box(wire.OP_GET_STATE, route.dest, "touch=false")
         command = routers.PutRouter(name, route, from_seq, account)
-        put = await self._ask_registry(command, routers.RouterPut)
+        put = await self._ask_registry(command, routers.PutRouterResult)
         if put.replaced is not None:
             await self._detach(put.replaced)
         if not put.router.is_tied:
@@ -99,7 +99,7 @@ class RouterReconciler:
         return put
 
     async def get(self, name: str) -> Router | None:
-        return (await self._ask_registry(routers.GetRouter(name), routers.RouterFound)).router
+        return (await self._ask_registry(routers.GetRouter(name), routers.GetRouterResult)).router
 
     async def state(self, router: Router) -> forwards.OutboxState:
         request = forwards.GetOutbox(router.route.source, router.origin)
@@ -111,14 +111,14 @@ class RouterReconciler:
     async def drop(self, router: Router) -> None:
         """Delete a router. After this returns, it copies nothing more."""
         await self._detach_endpoint(router.route.source, router.origin)
-        await self._ask_registry(routers.DropRouter(router.name, router.number), routers.RouterFound)
+        await self._ask_registry(routers.DropRouter(router.name, router.number), routers.GetRouterResult)
         await self._detach_endpoint(router.route.dest, router.origin)
 
     async def on_box_delete(self, origins: list[str]) -> None:
         """Drop the routers of a box that was deleted. If that fails, `run` does it later."""
         for name, number in filter(None, map(routers.router_of, origins)):
             try:
-                drop = await self._ask_registry(routers.DropRouter(name, number), routers.RouterFound)
+                drop = await self._ask_registry(routers.DropRouter(name, number), routers.GetRouterResult)
                 if drop.router is not None:
                     await self._detach(drop.router)
             except StreamsError as error:
@@ -152,19 +152,21 @@ class RouterReconciler:
         message = await self._call_box(wire.OP_GET_STATE, route.source, "touch=false")
         source = msgspec.json.decode(message.body, type=_BoxState)
         start = source.head_seq if router.from_seq is None else min(router.from_seq, source.head_seq)
-        receiver = forwards.Tie(box=route.dest, origin=origin, life=source.generation, position=start)
+        receiver = forwards.AttachEndpoint(
+            box=route.dest, origin=origin, life=source.generation, position=start
+        )
         # A receiver that is attached already replies with its own position, which counts.
-        progress = await self._ask_owner(route.dest, receiver, forwards.Tied)
-        sender = forwards.Tie(
+        progress = await self._ask_owner(route.dest, receiver, forwards.AttachEndpointReply)
+        sender = forwards.AttachEndpoint(
             box=route.source,
             origin=origin,
             life=progress.life,
             position=max(0, progress.position),
             route=route,
         )
-        await self._ask_owner(route.source, sender, forwards.Tied)
+        await self._ask_owner(route.source, sender, forwards.AttachEndpointReply)
         mark = routers.SettleRouter(router.name, router.number, route.revision)
-        if (await self._ask_registry(mark, routers.RouterFound)).router is None:
+        if (await self._ask_registry(mark, routers.GetRouterResult)).router is None:
             await self._detach(router)  # another request dropped it meanwhile
 
     async def _detach(self, router: Router) -> None:
@@ -172,7 +174,7 @@ class RouterReconciler:
         await self._detach_endpoint(router.route.dest, router.origin)
 
     async def _detach_endpoint(self, box: str, origin: str) -> None:
-        await self._ask_owner(box, forwards.Untie(box, origin), forwards.Untied)
+        await self._ask_owner(box, forwards.DetachEndpoint(box, origin), forwards.DetachEndpointReply)
 
     # -- reconciliation
 
@@ -192,7 +194,7 @@ class RouterReconciler:
         self._versions = []
         entries = await self._ask_registry(_ALL_ROUTERS, routers.RouterPage)
         endpoints = [
-            await self._ask(shard, forwards.ListTies(), forwards.Ties)
+            await self._ask(shard, forwards.ListEndpoints(), forwards.EndpointList)
             for shard in range(len(self._dispatch.links))
         ]
         sources = {endpoint for each in endpoints for endpoint in each.sources}
@@ -222,7 +224,7 @@ class RouterReconciler:
         registry, *shards = self._versions
         entries = await self._ask_registry(routers.ListRouters(limit=0, version=registry), routers.RouterPage)
         endpoints = [
-            await self._ask(shard, forwards.ListTies(version), forwards.Ties)
+            await self._ask(shard, forwards.ListEndpoints(version), forwards.EndpointList)
             for shard, version in enumerate(shards)
         ]
         return entries.is_same and all(each.is_same for each in endpoints)

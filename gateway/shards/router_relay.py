@@ -27,7 +27,7 @@ from gateway.shards.links import Link
 from streams.protocol import wire
 from streams.protocol.errors import StreamsError
 from streams.protocol.messages import forwards
-from streams.protocol.messages.forwards import Carried, Collect, Parcel
+from streams.protocol.messages.forwards import Collect, CopyBatch, ReportDelivery
 
 log = structlog.get_logger()
 
@@ -63,18 +63,18 @@ class RouterRelay:
                 request = b""
                 await trio.sleep(_RETRY_PAUSE_S)
                 continue
-            batches = forwards.decode_parcels(reply.body)
+            batches = forwards.decode_collect_reply(reply.body)
             for batch in batches.parcels:
                 nursery.start_soon(self._relay, link, batches.shard_life, batch)
 
-    async def _relay(self, source: Link, shard_life: int, batch: Parcel) -> None:
+    async def _relay(self, source: Link, shard_life: int, batch: CopyBatch) -> None:
         """Deliver one batch and report the result to its source shard."""
         self._in_flight += 1
         try:
             report = forwards.encode(await self._deliver(shard_life, batch))
             while True:
                 try:
-                    await source.call(wire.OP_CARRIED, report, b"")
+                    await source.call(wire.OP_REPORT_DELIVERY, report, b"")
                     return
                 except StreamsError as error:
                     log.debug(
@@ -88,11 +88,11 @@ class RouterRelay:
         finally:
             self._in_flight -= 1
 
-    async def _deliver(self, shard_life: int, batch: Parcel) -> Carried:
+    async def _deliver(self, shard_life: int, batch: CopyBatch) -> ReportDelivery:
         """Send one batch to its destination shard. Returns the report for the source shard."""
         link = self._dispatch.links[self._dispatch.placement.shard_of(batch.dest)]
         try:
             reply = await link.call(wire.OP_FORWARD, batch.head, batch.text)
         except StreamsError as error:
-            return Carried(shard_life, batch.number, None, error.code, error.message)
-        return Carried(shard_life, batch.number, forwards.decode_forwarded(reply.body))
+            return ReportDelivery(shard_life, batch.number, None, error.code, error.message)
+        return ReportDelivery(shard_life, batch.number, forwards.decode_forward_reply(reply.body))

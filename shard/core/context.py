@@ -274,13 +274,13 @@ class Context(Kernel):
         lsn = self.stage(change, box, made)
         if reserves:
             self.arm_timer(box)  # a tick gives back what it will not have used
-        reply = commands.Appended(
+        reply = commands.AppendResult(
             box.name, batch.first_seq, last_seq, last_seq, created, False, command.return_seqs
         )
         if lsn == 0:
             wakes: tuple[str, ...] = (box.name,)
             if box.outboxes and self.forwarding.note(box):
-                wakes = (box.name, forwards.CARRIER)
+                wakes = (box.name, forwards.RELAY)
             return self.answer(box, reply, made, 0)._replace(wakes=wakes)
         stage = self.durability.show_append(box, lsn, last_seq, batch.last_ts)
         return Outcome(made, reply, lsn, stage is not Stage.LOGGED, (), 0, (), stage is Stage.STORED)

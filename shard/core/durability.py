@@ -51,7 +51,7 @@ from enum import Enum
 from typing import NamedTuple, Protocol
 
 from shard.core.boxes.box import Box
-from streams.protocol.messages.forwards import CARRIER
+from streams.protocol.messages.forwards import RELAY
 
 
 class Stage(Enum):
@@ -280,7 +280,7 @@ class Durability:
                 log.show(entry.seq, entry.ts)
                 shown.append(entry.box.name)
                 if entry.box.outboxes and self._on_shown(entry.box):
-                    shown.append(CARRIER)
+                    shown.append(RELAY)
         return shown
 
     def check(self) -> None:

@@ -18,7 +18,7 @@ from shard.core.s2.stream import StreamState
 from shard.core.transactions.unrendered import UnrenderedRows
 from streams.protocol.access.key_limits import Use
 from streams.protocol.errors import StreamsError
-from streams.protocol.messages.commands import SessionCommand, SessionKept
+from streams.protocol.messages.commands import SessionCommand, SessionReply
 from streams.protocol.messages.routers import Router
 
 
@@ -73,7 +73,7 @@ class WatchSessions(Protocol):
     def __contains__(self, wid: str, /) -> bool: ...
     def count_of(self, owner: str) -> int: ...
     def drop_lapsed(self, now_ms: int) -> None: ...
-    def handle(self, command: SessionCommand, now_ms: int) -> SessionKept | StreamsError: ...
+    def handle(self, command: SessionCommand, now_ms: int) -> SessionReply | StreamsError: ...
 
 
 class ObjectUploads(Protocol):

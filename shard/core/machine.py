@@ -155,7 +155,7 @@ class Machine(Context):
         """Everything up to `lsn` is on the disk. Returns the boxes whose readers may see more."""
         shown = self.durability.durable(lsn)
         if self.moves.durable(lsn):
-            shown.append(forwards.CARRIER)
+            shown.append(forwards.RELAY)
         return shown
 
     @property
@@ -210,7 +210,7 @@ class Machine(Context):
         self.keys_kept -= self.key_expiry.step(self.generations, now_ms, self.on_keys_dropped)
         self._committing.tick(now_ms, made)
         if self.forwarding.outboxes.retry(now_ms):
-            woken.append(forwards.CARRIER)
+            woken.append(forwards.RELAY)
         return Outcome(made, None, wakes=tuple(woken), needs=tuple(needs))
 
     def start(self, *, boot_id: str, now_ms: int, cache_survived: bool = True) -> Outcome:
@@ -268,7 +268,7 @@ class Machine(Context):
         """Ends a hold of moves (`queues/record_moves.py`)."""
         made: Made = []
         freed = self.moves.let_go(now_ms, made)
-        return Outcome(made, None, wakes=(forwards.CARRIER, *freed))
+        return Outcome(made, None, wakes=(forwards.RELAY, *freed))
 
     def keep_held(self, pinned_lsn: int) -> Outcome | None:
         """Logs a chunk that is held for a transaction again, so that the log up to `pinned_lsn` is not needed

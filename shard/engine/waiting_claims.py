@@ -34,7 +34,7 @@ from shard.engine.execution import Execution
 from shard.engine.fetcher import FetchedPayloads
 from shard.engine.replies import DeferredAnswers, Ticket
 from streams.protocol.errors import StreamsError, Throttled
-from streams.protocol.messages.queues import Claim, Claimed, ClaimedTogether, ClaimTogether
+from streams.protocol.messages.queues import BatchClaim, BatchClaimResult, Claim, ClaimResult
 
 COHORT_MAX = 1024
 #: Times that may be out of date before the heap is made anew.
@@ -311,7 +311,7 @@ class ClaimDelivery:
     ) -> _Served:
         """Claim for all of them in one pass. Those that get no answer wait on."""
         payloads = payloads or []
-        together = ClaimTogether(box=box, claims=tuple(each.claim for each in waiting), is_over=is_over)
+        together = BatchClaim(box=box, claims=tuple(each.claim for each in waiting), is_over=is_over)
         outcome = self._execution.handle(together, payloads, self._execution.now_ms())
         if outcome.needs:
             done = partial(self._serve_again, box, waiting, is_over, payloads)
@@ -319,7 +319,7 @@ class ClaimDelivery:
             return _Served(False, 0)
         reply = outcome.reply
         assert reply is not None, "PASS_ANSWERED"
-        answers = reply.answers if isinstance(reply, ClaimedTogether) else [reply] * len(waiting)
+        answers = reply.answers if isinstance(reply, BatchClaimResult) else [reply] * len(waiting)
         answered = [
             (each, answer) for each, answer in zip(waiting, answers, strict=True) if answer is not None
         ]
@@ -328,7 +328,7 @@ class ClaimDelivery:
             self._execution.send_when_ready(outcome, answer, each.ticket)
         if outcome.wakes:
             self._wake(outcome.wakes)
-        jobs = sum(len(answer.jobs) for _, answer in answered if isinstance(answer, Claimed))
+        jobs = sum(len(answer.jobs) for _, answer in answered if isinstance(answer, ClaimResult))
         return _Served(len(answered) == len(waiting), jobs)
 
     def _serve_again(

@@ -10,7 +10,7 @@ A strong read is answered only with what is durable: it is handled again when th
 now, although the box shows nothing new.
 
 What waits here is a `Diff` (`Follow`, `Scan` and `ReadStream` are kinds of it), a `Collect` of the carrier,
-which waits under the name `CARRIER` instead of a box, or an `AwaitMoves` of a requeue.
+which waits under the name `RELAY` instead of a box, or an `AwaitMoves` of a requeue.
 
 Bounds: one entry for each read that waits; gateways and peers bound those. Entries of reads that are over are
 dropped when they are more than half. Boxes that are held back are at most as many as boxes with such reads.

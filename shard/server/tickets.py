@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from streams.protocol import wire
 from streams.protocol.errors import BoxNotFound, NotAQueue, StreamsError
 from streams.protocol.messages import requests
-from streams.protocol.messages.bulk import BoxResult, ColumnsPut
-from streams.protocol.messages.commands import Append, Appended, Page, Records, Reply
-from streams.protocol.payloads.scans import Scanned
+from streams.protocol.messages.bulk import BoxResult, PutColumnsReply
+from streams.protocol.messages.commands import Append, AppendResult, Page, Records, Reply
+from streams.protocol.payloads.scans import ScanReply
 
 if TYPE_CHECKING:
     from shard.server.connection import Connection
@@ -44,7 +44,7 @@ class Ticket:
             self.connection.replies.put(self.op, self.id, 0, head, reply.records)
             self._note_read()
             return
-        if type(reply) is Scanned:
+        if type(reply) is ScanReply:
             self.connection.replies.put_in_parts(self.op, self.id, _encode_head(reply.head), reply.parts)
             self._note_read()
             return
@@ -107,11 +107,11 @@ class ColumnsGathering:
         if isinstance(reply, StreamsError):
             self._results[at] = BoxResult(box, error=(reply.code, reply.message, reply.detail))
         else:
-            assert isinstance(reply, Appended)
+            assert isinstance(reply, AppendResult)
             self._results[at] = BoxResult(box, reply.first_seq, reply.last_seq, reply.created, reply.deduped)
         self._left -= 1
         if self._left == 0:
-            self._ticket.answer(ColumnsPut(self._results), fsync_ms, wal_append_ms)
+            self._ticket.answer(PutColumnsReply(self._results), fsync_ms, wal_append_ms)
 
 
 class ColumnsTicket:

@@ -96,7 +96,7 @@ class RawJob(Job, frozen=True):
     meta: dict[str, msgspec.Raw] = msgspec.field(default_factory=dict)
 
 
-class RawClaimed(msgspec.Struct, frozen=True):
+class RawClaimReply(msgspec.Struct, frozen=True):
     claimed: list[RawJob]
 
 

@@ -9,29 +9,38 @@ data pipeline on the server's machine. No event loop is needed.
     parcels.py    `Parcel`: what one task writes of a transaction, with several messages on the way
 """
 
-from streams.direct.links import Moved
+from streams.direct.links import BoxMoved
 from streams.direct.parcels import Parcel
 from streams.direct.runs import Run, ScanPage
 from streams.direct.shards import Shards
 from streams.direct.writer import ShardWriter
-from streams.protocol.messages.bulk import BoxPosition, BoxResult, Committed, Held, Mark, Put, Txn, TxnState
+from streams.protocol.messages.bulk import (
+    BoxPosition,
+    BoxResult,
+    CommittedEpoch,
+    PendingTxn,
+    Txn,
+    TxnCommitReply,
+    TxnPutReply,
+    TxnState,
+)
 from streams.protocol.payloads.packed import Packed, pack
 
 __all__ = [
+    "BoxMoved",
     "BoxPosition",
     "BoxResult",
-    "Committed",
-    "Held",
-    "Mark",
-    "Moved",
+    "CommittedEpoch",
     "Packed",
     "Parcel",
-    "Put",
+    "PendingTxn",
     "Run",
     "ScanPage",
     "ShardWriter",
     "Shards",
     "Txn",
+    "TxnCommitReply",
+    "TxnPutReply",
     "TxnState",
     "pack",
 ]

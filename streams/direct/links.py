@@ -26,7 +26,7 @@ ANSWER_S: Final = 60.0
 _PATH_BYTES_MAX: Final = 107
 
 
-class Moved(Busy):
+class BoxMoved(Busy):
     """The box belongs to another shard now; nothing was done."""
 
     code = "moved"
@@ -61,7 +61,7 @@ class Link:
         """`Unreachable` when there is nobody. The hello is answered by the shard itself: that a connection
         was accepted proves nothing, for the supervisor keeps the socket while a shard is starting again."""
         try:
-            sock = _connected(self._path)
+            sock = _open_socket(self._path)
         except OSError as error:
             raise Unreachable(f"{self._path}: {error.strerror or error}", path=self._path) from error
         self._sock, self._receiver = sock, wire.Receiver()
@@ -118,7 +118,7 @@ class Link:
         message = self._answers.pop(id)
         if message.flags & wire.FAILED:
             failure = failure_decoder.decode(message.body)
-            raise raised(failure.code, failure.message, failure.detail)
+            raise error_of_failure(failure.code, failure.message, failure.detail)
         return message
 
     @contextmanager
@@ -138,9 +138,9 @@ class Link:
             self._sock = None
 
 
-def raised(code: str, message: str, detail: dict[str, object]) -> StreamsError:
+def error_of_failure(code: str, message: str, detail: dict[str, object]) -> StreamsError:
     """The error that a shard has told of."""
-    kind = Moved if code == Moved.code else class_of(code, detail)
+    kind = BoxMoved if code == BoxMoved.code else class_of(code, detail)
     return kind(message, **detail)
 
 
@@ -156,7 +156,7 @@ def _send_all(sock: socket.socket, pieces: list[memoryview]) -> None:
             sent -= len(piece)
 
 
-def _connected(path: str) -> socket.socket:
+def _open_socket(path: str) -> socket.socket:
     """A connection to a path, or to host:port."""
     if not path.startswith("/"):
         host, _, port = path.rpartition(":")

@@ -19,7 +19,7 @@ from streams.direct.links import Link
 from streams.direct.shards import Shards, encode_put
 from streams.protocol import wire
 from streams.protocol.errors import Busy, Uncertain
-from streams.protocol.messages.bulk import Put, Txn
+from streams.protocol.messages.bulk import Txn, TxnPutReply
 from streams.protocol.payloads.packed import Packed
 
 
@@ -85,10 +85,10 @@ class Parcel:
         except (Busy, Uncertain):
             answer = self._shards.txn_put(self._shard, self._txn, self.name, sent.chunk, sent.packed)
         else:
-            answer = msgspec.msgpack.decode(message.body, type=Put)
+            answer = msgspec.msgpack.decode(message.body, type=TxnPutReply)
         self._note(answer)
 
-    def _note(self, answer: Put) -> None:
+    def _note(self, answer: TxnPutReply) -> None:
         self.is_done = self.is_done or answer.is_done
 
     def close(self) -> int:

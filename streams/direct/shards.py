@@ -18,7 +18,7 @@ from streams.direct.runs import ScanPage, read_page
 from streams.direct.ways import Access, Closing, Ways
 from streams.protocol import wire
 from streams.protocol.messages import bulk
-from streams.protocol.messages.bulk import BoxPosition, BoxResult, Committed, Put, Txn, TxnState
+from streams.protocol.messages.bulk import BoxPosition, BoxResult, Txn, TxnCommitReply, TxnPutReply, TxnState
 from streams.protocol.messages.server_replies import Placement
 from streams.protocol.model.names import check_readable_name
 from streams.protocol.payloads import scans
@@ -90,7 +90,7 @@ class Shards(Closing):
             for at in range(0, len(names or ()), bulk.LOCATE_MAX):
                 some = (names or [])[at : at + bulk.LOCATE_MAX]
                 asked = bulk.Locate([(name, wanted[name]) for name in some])
-                answer = self._ask(wire.OP_LOCATE, shard, _encode(asked), (), bulk.Located, some)
+                answer = self._ask(wire.OP_LOCATE, shard, _encode(asked), (), bulk.LocateReply, some)
                 found.update(
                     {name: place for name, place in zip(some, answer.seqs, strict=True) if place is not None}
                 )
@@ -155,13 +155,15 @@ class Shards(Closing):
         key = uuid.uuid4().hex if idempotency_key is None else idempotency_key
         shard = self.shard_of(packed.boxes[0])
         head = _encode(packed.head(key))
-        answer = self._ask(wire.OP_PUT_COLUMNS, shard, head, packed.buffers(), bulk.ColumnsPut, packed.boxes)
+        answer = self._ask(
+            wire.OP_PUT_COLUMNS, shard, head, packed.buffers(), bulk.PutColumnsReply, packed.boxes
+        )
         return answer.results
 
-    def txn_put(self, shard: int, txn: Txn, parcel: str, chunk: int, packed: Packed) -> Put:
+    def txn_put(self, shard: int, txn: Txn, parcel: str, chunk: int, packed: Packed) -> TxnPutReply:
         """Gives rows to a shard to hold. (`Parcel` numbers the chunks, and has several on the way.)"""
         head = encode_put(txn, parcel, chunk, packed)
-        return self._ask(wire.OP_TXN_PUT, shard, head, packed.buffers(), Put, packed.boxes)
+        return self._ask(wire.OP_TXN_PUT, shard, head, packed.buffers(), TxnPutReply, packed.boxes)
 
     def txn_commit(
         self,
@@ -171,20 +173,20 @@ class Shards(Closing):
         *,
         retry: Retry | None = None,
         dry: bool = False,
-    ) -> Committed:
+    ) -> TxnCommitReply:
         """Shows exactly these parcels, in this order; of each so many chunks must be held. Every shard that
         boxes of the writer live on should be told, also those that have none of the parcels: then all of
         them know that the epoch is over. A `dry` one raises what a commit would, and changes nothing."""
         head = _encode(bulk.TxnCommitHead(txn, list(parcels), dry))
-        return self._ask(wire.OP_TXN_COMMIT, shard, head, (), Committed, (), retry)
+        return self._ask(wire.OP_TXN_COMMIT, shard, head, (), TxnCommitReply, (), retry)
 
     def txn_abort(
         self, shard: int, txn: Txn, parcels: Sequence[str] = (), *, forgets: bool = False
-    ) -> bulk.Aborted:
+    ) -> bulk.TxnAbortReply:
         """Drops what the shard holds: these parcels, or all of the epoch. With `forgets` it forgets which
         epoch of the writer was committed last, too: a later commit of that epoch would write rows again."""
         head = _encode(bulk.TxnAbortHead(txn, list(parcels), forgets))
-        return self._ask(wire.OP_TXN_ABORT, shard, head, (), bulk.Aborted)
+        return self._ask(wire.OP_TXN_ABORT, shard, head, (), bulk.TxnAbortReply)
 
     def txn_list(self, shard: int, *, prefix: str = "") -> TxnState:
         """What the shard holds, and the last epoch of each writer that it has committed."""

@@ -23,7 +23,7 @@ from streams.client._sync.client import Client
 from streams.client.attempts import Attempts
 from streams.client.errors import Unreachable
 from streams.client.retry import Retry
-from streams.direct.links import Link, Moved
+from streams.direct.links import BoxMoved, Link
 from streams.protocol import wire
 from streams.protocol.errors import Busy, StreamsError
 from streams.protocol.messages.server_replies import Placement
@@ -117,12 +117,12 @@ class Ways:
         return self._link(lambda: self._slots[slot_of(box)])
 
     def to_shard(self, shard: int, boxes: Iterable[str] = ()) -> Link:
-        """A connection to this shard. `Moved` when it does not own all of these boxes."""
+        """A connection to this shard. `BoxMoved` when it does not own all of these boxes."""
         link = self._link(lambda: shard)
         slots = self._slots
         for box in boxes:
             if slots[slot_of(box)] != shard:
-                raise Moved(f"{box} belongs to shard {slots[slot_of(box)]}, not to shard {shard}", box=box)
+                raise BoxMoved(f"{box} belongs to shard {slots[slot_of(box)]}, not to shard {shard}", box=box)
         return link
 
     def _link(self, choose: Callable[[], int]) -> Link:
@@ -131,7 +131,7 @@ class Ways:
             placement = self.placement()
             shard = choose()
             if shard >= len(placement.sockets):
-                raise Moved(f"there is no shard {shard} (any more)", shard=shard)
+                raise BoxMoved(f"there is no shard {shard} (any more)", shard=shard)
             path, key = self._way_to(placement, shard)
             with self._lock:
                 link = self._links.setdefault(path, Link(path, key))
@@ -180,9 +180,9 @@ class Ways:
             try:
                 return ask()
             except StreamsError as error:
-                if isinstance(error, Moved | Unreachable):
+                if isinstance(error, BoxMoved | Unreachable):
                     self.forget()
-                if isinstance(error, Moved) and not follows:
+                if isinstance(error, BoxMoved) and not follows:
                     attempts.check_last(error)
                     raise
                 pause_s = attempts.pause_s(error)

@@ -22,7 +22,7 @@ from streams.direct.ways import Access, Closing
 from streams.protocol import wire
 from streams.protocol.errors import BoxNotFound
 from streams.protocol.messages.bulk import BoxResult
-from streams.protocol.messages.replies import Appended, BoxState
+from streams.protocol.messages.replies import AppendReply, BoxState
 from streams.protocol.model.names import check_box_name
 from streams.protocol.payloads.packed import Packed
 
@@ -50,7 +50,7 @@ class ShardWriter(Closing):
         *,
         idempotency_key: str | None = None,
         **fields: Unpack[WriteFields],
-    ) -> Appended:
+    ) -> AppendReply:
         """As `Box.append_batch`: all or none, with seqs in a row, once. `fields` are those of the HTTP
         body."""
         return self.append_encoded(
@@ -68,11 +68,11 @@ class ShardWriter(Closing):
         key: str,
         fields: Mapping[str, Any] | None = None,
         retry: Retry | None = None,
-    ) -> Appended:
+    ) -> AppendReply:
         """The same with each record as the JSON of an `Entry`."""
         body = answers.append_body(records, key, fields)
         message = self._call(wire.OP_APPEND, box, {"return_seqs": "false"}, body, retry or self.retry)
-        return answers.decode(message.body, Appended)
+        return answers.decode(message.body, AppendReply)
 
     def put_columns(self, packed: Packed, *, idempotency_key: str | None = None) -> list[BoxResult]:
         """As `Shards.put_columns`: many boxes of one shard in one message. Without a key one is made up."""
@@ -109,7 +109,7 @@ class _DirectBox:
     def __repr__(self) -> str:
         return f"<_DirectBox {self._name}>"
 
-    def append_encoded(self, records: list[bytes], *, key: str, retry: Retry | None = None) -> Appended:
+    def append_encoded(self, records: list[bytes], *, key: str, retry: Retry | None = None) -> AppendReply:
         return self._writer.append_encoded(self._name, records, key=key, retry=retry)
 
     def idempotency_window_ms(self) -> int | None:

@@ -24,7 +24,7 @@ from streams.cli.output import NEXT_STEPS
 from streams.cli.verbs import examples_of
 from streams.client.errors import AnswerLost, Closed, NotAnAnswer, Unreachable
 from streams.config import READY_FD_VARIABLE
-from streams.direct import Moved, Shards, Txn, pack
+from streams.direct import BoxMoved, Shards, Txn, pack
 from streams.protocol.errors import BY_CODE
 from streams.spark.gaps import GapError
 from streams.spark.java import JavaNotFound
@@ -190,6 +190,6 @@ def test_the_list_of_verbs_loads_none_of_them() -> None:
 
 
 def test_every_error_says_the_next_step() -> None:
-    ours = {error.code for error in (Unreachable, AnswerLost, NotAnAnswer, Closed, Moved)}
+    ours = {error.code for error in (Unreachable, AnswerLost, NotAnAnswer, Closed, BoxMoved)}
     of_jobs = {each.code for each in (GapError, PartialCommit, JobRefused, JavaNotFound, SparkNotInstalled)}
     assert set(NEXT_STEPS) == set(BY_CODE) | ours | of_jobs

@@ -17,7 +17,7 @@ import streams
 from streams.client._sync.client import Client
 from streams.client.errors import AnswerLost, Unreachable
 from streams.client.retry import NEVER, Retry
-from streams.direct import Moved, pack
+from streams.direct import BoxMoved, pack
 from streams.direct import Shards as BulkShards
 from streams.protocol import wire
 from streams.protocol.errors import BoxNotFound, InvalidRequest, SeqMismatch
@@ -190,7 +190,7 @@ def test_a_box_that_moved_is_followed(shards: Shards) -> None:
         assert writer.append("b", [1]).first_seq == 0
         assert shards.asked == asked, "a map that holds is not asked for again"
         shards.move()
-        shards.answers = [Moved()]
+        shards.answers = [BoxMoved()]
         assert writer.append("b", [1]).first_seq == 1
         assert shards.appends == [0, 0, 0, 1]
 
@@ -224,7 +224,7 @@ def test_a_map_that_keeps_changing_is_busy_and_nothing_is_written(shards: Shards
 
 
 def test_a_lost_answer_is_uncertain_whatever_comes_after(shards: Shards) -> None:
-    shards.answers = ["silence", *[Moved()] * 1000]
+    shards.answers = ["silence", *[BoxMoved()] * 1000]
     with streams.ShardWriter("http://unused", retry=Retry(total_s=0.3)) as writer, pytest.raises(AnswerLost):
         writer.append("b", [1])
 
@@ -241,9 +241,9 @@ def test_rows_whose_boxes_moved_are_given_back_at_once(shards: Shards) -> None:
             shards.move()
 
     shards.on_hello = move_at_the_second
-    shards.answers = [Moved()]
+    shards.answers = [BoxMoved()]
     with BulkShards("http://unused") as bulk:
-        with pytest.raises(Moved):
+        with pytest.raises(BoxMoved):
             bulk.put_columns(packed)
         shards.answers = ["silence"]
         with pytest.raises(AnswerLost, match="belongs to shard 1"):

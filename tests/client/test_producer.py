@@ -22,7 +22,7 @@ from streams.client.batching import Bounds
 from streams.client.errors import AnswerLost, Closed
 from streams.client.retry import Retry
 from streams.protocol.errors import BoxFull, RecordTooLarge
-from streams.protocol.messages.replies import Appended
+from streams.protocol.messages.replies import AppendReply
 from streams.testing import Server, running_server
 from tests.support.crashing import eventually
 
@@ -92,11 +92,11 @@ class Slow:
         self.keys: list[str] = []
         self.seen: list[int] = []
 
-    def append_encoded(self, records: list[bytes], *, key: str, retry: Retry | None = None) -> Appended:
+    def append_encoded(self, records: list[bytes], *, key: str, retry: Retry | None = None) -> AppendReply:
         self.keys.append(key)
         self.seen.append(len(records))
         assert self.may_answer.wait(60)
-        return Appended("b", 1, len(records), len(records), len(records), False, False)
+        return AppendReply("b", 1, len(records), len(records), len(records), False, False)
 
     def idempotency_window_ms(self) -> int | None:
         return None
@@ -126,7 +126,7 @@ def test_submit_waits_when_too_much_is_held() -> None:
 class Picky(Slow):
     """A box that has no room for the second batch, and would have for those that come after it."""
 
-    def append_encoded(self, records: list[bytes], *, key: str, retry: Retry | None = None) -> Appended:
+    def append_encoded(self, records: list[bytes], *, key: str, retry: Retry | None = None) -> AppendReply:
         if len(self.seen) == 1:
             self.seen.append(0)
             raise BoxFull("full")

@@ -13,7 +13,7 @@ import pytest
 
 import streams
 from streams.client.retry import NEVER
-from streams.direct import BoxResult, Moved, Parcel, Shards, ShardWriter, Txn, pack
+from streams.direct import BoxMoved, BoxResult, Parcel, Shards, ShardWriter, Txn, pack
 from streams.protocol.errors import BatchTooLarge, InvalidRequest, NotFound, Throttled, WriterConflict
 from streams.testing import Server, running_server
 from tests.support.crashing import eventually
@@ -75,11 +75,11 @@ def test_a_row_that_is_not_valid_refuses_the_message(
 def test_rows_for_boxes_of_several_shards_are_not_sent(shards: Shards, name: str) -> None:
     (a,), (b,) = boxes_of(shards, name, 1, 0), boxes_of(shards, name, 1, 1)
     packed = pack([a, b], [1, 1], [b"1", b"2"])
-    with pytest.raises(Moved):
+    with pytest.raises(BoxMoved):
         shards.put_columns(packed)
-    with pytest.raises(Moved):
+    with pytest.raises(BoxMoved):
         shards.txn_put(1, Txn(name, 1), "p", 0, packed)
-    with pytest.raises(Moved, match="no shard 9"):
+    with pytest.raises(BoxMoved, match="no shard 9"):
         shards.txn_list(9)
     assert shards.states(boxes=[a, b]) == []
 

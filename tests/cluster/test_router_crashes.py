@@ -63,23 +63,27 @@ class World:
         self.route = Route(source=self.source, dest=self.dest)
 
     def register(self, name: str) -> routers.Router:
-        put: routers.RouterPut = self.shards[0].ask(routers.PutRouter(name, self.route), routers.RouterPut)
+        put: routers.PutRouterResult = self.shards[0].ask(
+            routers.PutRouter(name, self.route), routers.PutRouterResult
+        )
         return put.router
 
     def tie_dest(self, router: routers.Router) -> None:
-        end = forwards.Tie(box=self.dest, origin=router.origin, life=self.life(), position=0)
-        self.shards[0].ask(end, forwards.Tied)
+        end = forwards.AttachEndpoint(box=self.dest, origin=router.origin, life=self.life(), position=0)
+        self.shards[0].ask(end, forwards.AttachEndpointReply)
 
     def tie_source(self, origin: str, revision: int) -> None:
         route = msgspec.structs.replace(self.route, revision=revision)
-        begin = forwards.Tie(box=self.source, origin=origin, life=self.life(), position=0, route=route)
-        self.shards[1].ask(begin, forwards.Tied)
+        begin = forwards.AttachEndpoint(
+            box=self.source, origin=origin, life=self.life(), position=0, route=route
+        )
+        self.shards[1].ask(begin, forwards.AttachEndpointReply)
 
     def life(self) -> int:
         return int(self.client.ok("GET", f"/v0/boxes/{self.source}")["generation"])
 
     def ties(self) -> list[tuple[str, str]]:
-        found = [shard.ask(forwards.ListTies(), forwards.Ties) for shard in self.shards]
+        found = [shard.ask(forwards.ListEndpoints(), forwards.EndpointList) for shard in self.shards]
         return sorted(end for each in found for end in [*each.sources, *each.dests])
 
     def names(self) -> list[str]:
@@ -133,8 +137,8 @@ def test_a_router_that_was_registered_is_tied_in_the_end(world: World, steps: in
 def test_a_router_that_was_dropped_is_untied_in_the_end(world: World) -> None:
     """§6.4: whoever deleted it died before both ends were untied."""
     world.put("half-gone")
-    found = world.shards[0].ask(routers.GetRouter("half-gone"), routers.RouterFound).router
-    world.shards[0].ask(routers.DropRouter("half-gone", found.number), routers.RouterFound)
+    found = world.shards[0].ask(routers.GetRouter("half-gone"), routers.GetRouterResult).router
+    world.shards[0].ask(routers.DropRouter("half-gone", found.number), routers.GetRouterResult)
     eventually(lambda: world.ties() == [])
     world.client.append(world.source, 1)
     assert world.names() == [] and world.head(world.dest) == 0

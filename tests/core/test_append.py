@@ -93,7 +93,7 @@ def test_match_seq_lets_one_writer_win(driver: Driver) -> None:
 
 def test_a_fence_keeps_the_replaced_writer_out(driver: Driver) -> None:
     driver.append(1, fencing_token="any")  # a box without a fence takes every token
-    assert driver.ask(commands.SetFence("b", "t1")) == commands.FenceSet("b", "t1")
+    assert driver.ask(commands.SetFence("b", "t1")) == commands.SetFenceReply("b", "t1")
     for token in (None, "any", ""):
         with pytest.raises(FencingTokenMismatch):
             driver.append(2, fencing_token=token)

@@ -28,10 +28,10 @@ def driver() -> Driver:
     return driver
 
 
-def put(driver: Driver, name: str = NAME, **options: Any) -> s2.BasinPut:
+def put(driver: Driver, name: str = NAME, **options: Any) -> s2.PutBasinReply:
     fields: dict[str, Any] = {"config": BasinConfig(), **options}
     reply = driver.ask(s2.PutBasin(name=name, **fields))
-    assert isinstance(reply, s2.BasinPut)
+    assert isinstance(reply, s2.PutBasinReply)
     return reply
 
 

@@ -132,8 +132,8 @@ def test_boxes_are_listed_by_name_page_by_page(driver: Driver) -> None:
 def test_deleting_a_box_takes_everything_and_seqs_restart(driver: Driver) -> None:
     driver.append({"data": 1, "tag": "t"}, idempotency_key="k")
     driver.ask(commands.SetFence("b", "t"))
-    assert driver.ask(commands.DeleteBox("b")) == commands.BoxGone("b", True, [])
-    assert driver.ask(commands.DeleteBox("b")) == commands.BoxGone("b", False, [])
+    assert driver.ask(commands.DeleteBox("b")) == commands.DeleteBoxReply("b", True, [])
+    assert driver.ask(commands.DeleteBox("b")) == commands.DeleteBoxReply("b", False, [])
     again = driver.append(1, idempotency_key="k")
     assert again.created and again.first_seq == 1
     assert driver.ask(commands.DeleteRecords("b", None, Match("t"))).deleted == 0
@@ -167,8 +167,8 @@ def test_no_two_boxes_ever_have_the_same_generation(driver: Driver) -> None:
 def test_deletes_answer_with_what_is_left(driver: Driver) -> None:
     driver.append(1, {"data": 2, "tag": "t"}, 3)
     size = len(b'{"$seq":1,"$ts":1000,"data":1}')
-    assert driver.delete(tag="t") == commands.RecordsDeleted("b", 1, 1, 3, 2, 2 * size)
-    assert driver.delete(2**64 - 1) == commands.RecordsDeleted("b", 2, 4, 3, 0, 0)
+    assert driver.delete(tag="t") == commands.DeleteRecordsReply("b", 1, 1, 3, 2, 2 * size)
+    assert driver.delete(2**64 - 1) == commands.DeleteRecordsReply("b", 2, 4, 3, 0, 0)
     assert driver.do(commands.DeleteRecords("b", 99)).changes == []
     assert driver.do(commands.DeleteRecords("b", 0)).changes == []
 

@@ -177,7 +177,7 @@ def test_a_repeated_key_waits_for_the_first_write(durability: str, until_durable
     driver = settled(durability)
     driver.do(driver.write(2, idempotency_key="k"))
     again = driver.do(driver.write(2, idempotency_key="k"))
-    assert isinstance(again.reply, commands.Appended) and again.reply.deduped
+    assert isinstance(again.reply, commands.AppendResult) and again.reply.deduped
     assert again.reply.head_seq == 2
     assert told(again) == (driver.machine.lsn, until_durable)
 

@@ -13,7 +13,7 @@ from shard.core import changes
 from shard.core.queues import move_lines as moves
 from streams.protocol.errors import BoxNotFound, NotAQueue
 from streams.protocol.messages import queues
-from streams.protocol.messages.forwards import CARRIER, Untie, Untied
+from streams.protocol.messages.forwards import RELAY, DetachEndpoint, DetachEndpointReply
 from streams.protocol.messages.replies import QueueTotals
 from streams.protocol.model import sequenced
 from streams.protocol.model.records import render_binary
@@ -207,7 +207,7 @@ def test_an_origin_that_only_memory_knew_can_be_dropped_and_the_log_replayed(
     source.claim()
     carry_all(source, dest)
     (origin,) = dest.machine.boxes["dead"].origins
-    assert dest.ask(Untie("dead", origin)) == Untied(True)
+    assert dest.ask(DetachEndpoint("dead", origin)) == DetachEndpointReply(True)
     again = dest.reborn()
     again.start("boot")
     assert not again.machine.boxes["dead"].origins
@@ -216,9 +216,9 @@ def test_an_origin_that_only_memory_knew_can_be_dropped_and_the_log_replayed(
 # -- and back
 
 
-def back(dest: Driver, count: int = 100, to: str = "b", box: str = "dead") -> queues.RequeuePlanned:
+def back(dest: Driver, count: int = 100, to: str = "b", box: str = "dead") -> queues.PlanRequeueReply:
     reply = dest.ask(queues.PlanRequeue(box, to, count))
-    assert isinstance(reply, queues.RequeuePlanned)
+    assert isinstance(reply, queues.PlanRequeueReply)
     return reply
 
 
@@ -230,7 +230,7 @@ def test_a_claim_that_begins_to_wait_wakes_the_carrier_of_a_queue_in_memory() ->
     driver.ask(queues.Claim(box="b", node="n"))
     driver.now_ms += 101
     outcome = driver.do(queues.Claim(box="b", node="n", wait_ms=20_000))
-    assert outcome.reply is None and outcome.wakes == (CARRIER,)
+    assert outcome.reply is None and outcome.wakes == (RELAY,)
 
 
 def test_dead_letters_move_back_as_they_were(source: QueueDriver, dest: Driver) -> None:
@@ -238,12 +238,12 @@ def test_dead_letters_move_back_as_they_were(source: QueueDriver, dest: Driver) 
     wear_out(source, 1, 2, 3)
     source.claim(max=3)
     carry_all(source, dest)
-    assert back(dest, 2) == queues.RequeuePlanned("dead", 2, 2)
-    assert back(dest, 5) == queues.RequeuePlanned("dead", 1, 3), "what is on its way is not sent twice"
+    assert back(dest, 2) == queues.PlanRequeueReply("dead", 2, 2)
+    assert back(dest, 5) == queues.PlanRequeueReply("dead", 1, 3), "what is on its way is not sent twice"
     assert dest.do(queues.AwaitMoves("dead", "b", 3, 500)).reply is None
-    assert dest.ask(queues.AwaitMoves("dead", "b", 3)) == queues.MovesAwaited(3)
+    assert dest.ask(queues.AwaitMoves("dead", "b", 3)) == queues.AwaitMovesReply(3)
     carry_all(dest, source)
-    assert dest.ask(queues.AwaitMoves("dead", "b", 3, 500)) == queues.MovesAwaited(0)
+    assert dest.ask(queues.AwaitMoves("dead", "b", 3, 500)) == queues.AwaitMovesReply(0)
     assert letters(dest) == []
     first, second, third = source.claim(max=5)
     assert (first["$seq"], first["data"], first["$tag"], first["meta"], first["deliveries"]) == (
@@ -258,8 +258,8 @@ def test_dead_letters_move_back_as_they_were(source: QueueDriver, dest: Driver) 
 
 def test_only_letters_of_this_queue_move_back(source: QueueDriver, dest: Driver) -> None:
     dest.append({"data": 1, "meta": {"$dead_letter_from": "another"}}, {"data": 2}, box="dead")
-    assert back(dest) == queues.RequeuePlanned("dead", 0, 0)
-    assert dest.ask(queues.AwaitMoves("dead", "b", 0, 500)) == queues.MovesAwaited(0)
+    assert back(dest) == queues.PlanRequeueReply("dead", 0, 0)
+    assert dest.ask(queues.AwaitMoves("dead", "b", 0, 500)) == queues.AwaitMovesReply(0)
 
 
 def test_a_dead_letter_box_that_is_a_queue_keeps_what_its_workers_have(
@@ -281,7 +281,7 @@ def test_a_dead_letter_box_that_is_a_queue_keeps_what_its_workers_have(
 
 
 def test_a_requeue_asks_for_a_queue_and_a_box(source: QueueDriver, dest: Driver) -> None:
-    assert source.ask(queues.RequireQueue("b")) == queues.QueueFound("b")
+    assert source.ask(queues.RequireQueue("b")) == queues.RequireQueueReply("b")
     source.append(1, box="log")
     with pytest.raises(NotAQueue):
         source.ask(queues.RequireQueue("log"))
@@ -327,7 +327,7 @@ def test_letters_on_their_way_back_are_remembered_by_a_snapshot(source: QueueDri
     assert back(dest, 2).planned == 2
     survivor = dest.reborn(state=dest.machine.snapshot())
     survivor.start("boot")
-    assert back(survivor, 9) == queues.RequeuePlanned("dead", 2, 4)
+    assert back(survivor, 9) == queues.PlanRequeueReply("dead", 2, 4)
     carry_all(survivor, source)
     assert len(source.claim(max=9)) == 4
     assert letters(survivor) == []
@@ -373,12 +373,12 @@ def test_moves_that_are_held_neither_leave_nor_end(source: QueueDriver, dest: Dr
     source.keep(source.machine.let_moves_go(source.now_ms))
     (given,) = collect(source)
     source.machine.moves.hold()
-    assert source.do(bring(dest, given)).wakes == (CARRIER, "b")
+    assert source.do(bring(dest, given)).wakes == (RELAY, "b")
     assert source.state().count == 3, "it has arrived, and is here too"
     assert collect(source) == []
     outcome = source.keep(source.machine.let_moves_go(source.now_ms))
-    assert outcome.wakes == (CARRIER, "b")
+    assert outcome.wakes == (RELAY, "b")
     source.sync()
     assert source.state().count == 2
     carry_all(source, dest)
-    assert source.keep(source.machine.let_moves_go(source.now_ms)).wakes == (CARRIER,)
+    assert source.keep(source.machine.let_moves_go(source.now_ms)).wakes == (RELAY,)

@@ -87,7 +87,7 @@ def test_a_delete_by_tag_is_one_change_and_readers_see_all_of_it_or_nothing() ->
         assert driver.state().count == len(seen[-1])
 
     outcome, steps = stepped(driver, commands.DeleteRecords("b", None, PREFIX), look)
-    assert isinstance(outcome.reply, commands.RecordsDeleted) and outcome.reply.deleted == 40
+    assert isinstance(outcome.reply, commands.DeleteRecordsReply) and outcome.reply.deleted == 40
     assert steps > 12 and before in seen and after in seen and all(found in (before, after) for found in seen)
     made = [machines.decoded(frame) for frame in driver.log[first_lsn:]]
     assert [type(change) for change in made] == [changes.RecordsDeleted]
@@ -109,7 +109,7 @@ def test_a_delete_by_tag_takes_what_matched_when_it_began() -> None:
             driver.seal()
 
     outcome, steps = stepped(driver, commands.DeleteRecords("b", None, PREFIX), write)
-    assert isinstance(outcome.reply, commands.RecordsDeleted) and outcome.reply.deleted == 40
+    assert isinstance(outcome.reply, commands.DeleteRecordsReply) and outcome.reply.deleted == 40
     assert all_seqs(driver) == [*range(2, 61, 3), *range(61, 61 + (steps - 1) // 5)]
 
 
@@ -137,7 +137,7 @@ def test_what_others_delete_meanwhile_is_not_counted_twice() -> None:
             driver.commit(driver.machine.boxes["b"].plan_eviction(10, "ttl", driver.now_ms))
 
     outcome, _ = stepped(driver, commands.DeleteRecords("b", None, PREFIX), delete)
-    assert isinstance(outcome.reply, commands.RecordsDeleted) and outcome.reply.deleted == 40 - 6 - 2
+    assert isinstance(outcome.reply, commands.DeleteRecordsReply) and outcome.reply.deleted == 40 - 6 - 2
     assert all_seqs(driver) == list(range(11, 61, 3))
 
 
@@ -176,7 +176,7 @@ def test_a_box_that_is_gone_when_the_delete_goes_on_is_not_found() -> None:
     driver.machine.give_up(command)
     assert isinstance(driver.do(command).reply, BoxNotFound)
     driver.append({"data": 1, "tag": "t-"})
-    assert stepped(driver, command)[0].reply == commands.RecordsDeleted("b", 1, 2, 1, 0, 0)
+    assert stepped(driver, command)[0].reply == commands.DeleteRecordsReply("b", 1, 2, 1, 0, 0)
 
 
 @pytest.mark.parametrize("into", ["memory", "fsync"])
@@ -188,7 +188,7 @@ def test_a_delete_goes_on_in_a_box_whose_class_has_changed(into: str) -> None:
             driver.put(durability=into)
 
     outcome, _ = stepped(driver, commands.DeleteRecords("b", None, PREFIX), change)
-    assert isinstance(outcome.reply, commands.RecordsDeleted) and outcome.reply.deleted == 40
+    assert isinstance(outcome.reply, commands.DeleteRecordsReply) and outcome.reply.deleted == 40
     assert driver.seqs(limit=1000) == list(range(2, 61, 3))
 
 
@@ -202,7 +202,7 @@ def test_a_leased_job_that_matches_is_gone_with_the_others() -> None:
     outcome, _ = stepped(driver, commands.DeleteRecords("b", None, PREFIX), claim)
     queue = driver.machine.boxes["b"].queue
     assert queue is not None and queue.in_flight == 2 and sorted(queue.jobs) == [2, 5]
-    assert isinstance(outcome.reply, commands.RecordsDeleted) and outcome.reply.count == 20
+    assert isinstance(outcome.reply, commands.DeleteRecordsReply) and outcome.reply.count == 20
 
 
 def test_a_snapshot_between_the_change_and_its_last_step_has_all_of_the_delete() -> None:
@@ -294,7 +294,7 @@ def test_a_delete_by_tag_is_exact_whatever_happens_meanwhile(seed: int) -> None:
     before = set(all_seqs(driver))
     command = commands.DeleteRecords("b", before_seq, PREFIX)
     outcome, _ = stepped(driver, command, disturb)
-    assert isinstance(outcome.reply, commands.RecordsDeleted)
+    assert isinstance(outcome.reply, commands.DeleteRecordsReply)
     assert outcome.reply.deleted == len((wanted & before) - deleted_by_others)
     assert set(all_seqs(driver)) == before - wanted - deleted_by_others
     if not box.is_memory:

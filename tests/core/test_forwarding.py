@@ -26,7 +26,7 @@ from streams.protocol.errors import (
     Throttled,
 )
 from streams.protocol.messages import commands, forwards
-from streams.protocol.messages.forwards import Carried, Collect, Forward, Forwarded, ForwardHead
+from streams.protocol.messages.forwards import Collect, Forward, ForwardHead, ForwardReply, ReportDelivery
 from streams.protocol.messages.requests import decode_command
 from streams.protocol.model.matches import Match
 from streams.protocol.payloads.appends import RecordLimits
@@ -170,26 +170,26 @@ def test_another_life_of_the_source_begins_anew_and_says_so(dest: Driver) -> Non
 
 
 def test_a_life_that_sent_nothing_ends_in_silence(dest: Driver) -> None:
-    dest.ask(forwards.Tie(box="to", origin=ORIGIN, life=5, position=0))
+    dest.ask(forwards.AttachEndpoint(box="to", origin=ORIGIN, life=5, position=0))
     dest.ask(Forward(head(origin=ORIGIN, life=6), record(1)))
     assert dest.read(0, box="to").tombstone is None
 
 
 def test_origins_are_bounded_and_routers_are_never_forgotten(dest: Driver) -> None:
     with replaced.object(origins, "ORIGINS_MAX", 3):
-        dest.ask(forwards.Tie(box="to", origin="r#1", life=1, position=0))
+        dest.ask(forwards.AttachEndpoint(box="to", origin="r#1", life=1, position=0))
         for name in ("a!", "b!"):
             dest.ask(Forward(head(origin=name, bind=True), record(1)))
         dest.ask(Forward(head(origin="a!", after=1, upto=2), record(2)))
         dest.ask(Forward(head(origin="c!", bind=True), record(1)))
         assert list(dest.machine.boxes["to"].origins) == ["r#1", "a!", "c!"], "b! had been still for longest"
         for number in (2, 3):
-            dest.ask(forwards.Tie(box="to", origin=f"r#{number}", life=1, position=0))
+            dest.ask(forwards.AttachEndpoint(box="to", origin=f"r#{number}", life=1, position=0))
         with pytest.raises(Throttled) as refused:
             dest.ask(Forward(head(origin="d!", bind=True), record(1)))
         assert refused.value.detail == {"limit": "origins"}
         with pytest.raises(Throttled):
-            dest.ask(forwards.Tie(box="to", origin="r#9", life=1, position=0))
+            dest.ask(forwards.AttachEndpoint(box="to", origin="r#9", life=1, position=0))
 
 
 # -- loss
@@ -258,7 +258,7 @@ def test_a_router_copies_what_readers_may_see(source: Driver, dest: Driver) -> N
     tie(source, dest)
     source.do(source.write(1, box="from"))
     assert collect(source) == [], "it is not durable yet"
-    assert forwards.CARRIER in source.sync(), "the carrier is woken"
+    assert forwards.RELAY in source.sync(), "the carrier is woken"
     carry_all(source, dest)
     assert copies(dest) == [1]
     assert the_outbox(source).lag == 0
@@ -267,8 +267,8 @@ def test_a_router_copies_what_readers_may_see(source: Driver, dest: Driver) -> N
 def test_an_append_to_a_memory_box_wakes_the_carrier(source: Driver, dest: Driver) -> None:
     source.put("from2", durability="memory")
     tie(source, dest, source="from2")
-    assert source.do(source.write(1, box="from2")).wakes == ("from2", forwards.CARRIER)
-    assert source.do(source.write(2, box="from2")).wakes == ("from2", forwards.CARRIER)
+    assert source.do(source.write(1, box="from2")).wakes == ("from2", forwards.RELAY)
+    assert source.do(source.write(2, box="from2")).wakes == ("from2", forwards.RELAY)
     carry_all(source, dest)
     assert copies(dest) == [1, 2]
 
@@ -463,14 +463,14 @@ def test_pauses_double_up_to_a_bound_and_end_with_success(source: Driver, dest: 
     for _ in range(12):
         (parcel,) = collect(source)
         outcome = source.do(parcel.refused("shard_unavailable"))
-        assert outcome.wakes == (forwards.CARRIER,)
+        assert outcome.wakes == (forwards.RELAY,)
         due = source.machine.next_deadline_ms()
         assert due is not None
         pauses.append(due - source.now_ms)
         assert collect(source) == []
         assert source.tick().wakes == ()
         source.now_ms = due
-        assert source.tick().wakes == (forwards.CARRIER,)
+        assert source.tick().wakes == (forwards.RELAY,)
     assert pauses == [20, 40, 80, 160, 320, 640, 1280, 2000, 2000, 2000, 2000, 2000]
     assert the_outbox(source).last_error == "shard_unavailable"
     carry_all(source, dest)
@@ -556,10 +556,10 @@ def test_a_late_answer_for_an_outbox_that_is_gone_is_dropped(source: Driver, des
     tie(source, dest)
     source.append(1, box="from")
     (parcel,) = collect(source)
-    source.ask(forwards.Untie("from", ORIGIN))
+    source.ask(forwards.DetachEndpoint("from", ORIGIN))
     reply = source.ask(bring(dest, parcel))
-    assert reply == forwards.CarriedNoted(False)
-    assert source.ask(Carried(1, 99)) == forwards.CarriedNoted(False)
+    assert reply == forwards.ReportDeliveryReply(False)
+    assert source.ask(ReportDelivery(1, 99)) == forwards.ReportDeliveryReply(False)
 
 
 def test_an_outbox_that_is_gone_sends_nothing(source: Driver, dest: Driver) -> None:
@@ -571,7 +571,7 @@ def test_an_outbox_that_is_gone_sends_nothing(source: Driver, dest: Driver) -> N
 
 def test_a_question_waits_when_there_is_nothing(source: Driver) -> None:
     assert source.do(Collect(1, 1000)).reply is None
-    assert source.do(Collect(1)).reply == forwards.Parcels(1, [])
+    assert source.do(Collect(1)).reply == forwards.CollectReply(1, [])
 
 
 def test_an_answer_to_a_parcel_of_an_earlier_life_is_not_taken_for_another(
@@ -587,7 +587,7 @@ def test_an_answer_to_a_parcel_of_an_earlier_life_is_not_taken_for_another(
     new = collect(again)
     assert {parcel.number for parcel in new} == {carried.number for carried in old}
     for carried in old:
-        assert again.ask(carried) == forwards.CarriedNoted(False)
+        assert again.ask(carried) == forwards.ReportDeliveryReply(False)
     carry_all(again, dest, carrier=2)
     assert copies(dest) == copies(dest, "other") == [1, 2, 3]
 
@@ -596,7 +596,7 @@ def test_a_destination_that_knows_another_life_blocks(source: Driver, dest: Driv
     tie(source, dest)
     source.append(1, box="from")
     (parcel,) = collect(source)
-    source.do(Carried(parcel.shard_life, parcel.number, Forwarded(99_999, 50, 0, 1)))
+    source.do(ReportDelivery(parcel.shard_life, parcel.number, ForwardReply(99_999, 50, 0, 1)))
     assert the_outbox(source).position == 0, "positions of two lives do not compare"
     assert the_outbox(source).last_error == "seq_mismatch"
 
@@ -660,19 +660,23 @@ def test_ties_are_repeatable_and_the_first_position_counts(source: Driver, dest:
     source.append(1, 2, box="from")
     route = tie(source, dest, from_seq=1)
     life = source.state("from").generation
-    again = dest.ask(forwards.Tie(box="to", origin=ORIGIN, life=life, position=2))
-    assert again == forwards.Tied(life, 1)
-    again = source.ask(forwards.Tie(box="from", origin=ORIGIN, life=life, position=2, route=route))
-    assert again == forwards.Tied(life, 1)
-    assert not source.do(forwards.Tie(box="from", origin=ORIGIN, life=life, position=0, route=route)).changes
+    again = dest.ask(forwards.AttachEndpoint(box="to", origin=ORIGIN, life=life, position=2))
+    assert again == forwards.AttachEndpointReply(life, 1)
+    again = source.ask(forwards.AttachEndpoint(box="from", origin=ORIGIN, life=life, position=2, route=route))
+    assert again == forwards.AttachEndpointReply(life, 1)
+    assert not source.do(
+        forwards.AttachEndpoint(box="from", origin=ORIGIN, life=life, position=0, route=route)
+    ).changes
 
 
 def test_a_position_beyond_the_head_or_of_another_life_is_brought_in(source: Driver, dest: Driver) -> None:
     source.append(1, 2, box="from")
     life = source.state("from").generation
     route = tie(source, dest)
-    far = source.ask(forwards.Tie(box="from", origin="far#2", life=life, position=70, route=route))
-    other = source.ask(forwards.Tie(box="from", origin="other#3", life=life - 1, position=2, route=route))
+    far = source.ask(forwards.AttachEndpoint(box="from", origin="far#2", life=life, position=70, route=route))
+    other = source.ask(
+        forwards.AttachEndpoint(box="from", origin="other#3", life=life - 1, position=2, route=route)
+    )
     assert (far.position, other.position) == (2, 0)
 
 
@@ -692,10 +696,10 @@ def test_a_newer_route_replaces_an_older_one_where_it_stands_and_not_the_reverse
 
 def test_untying_is_repeatable_and_forgets_both_ends(source: Driver, dest: Driver) -> None:
     tie(source, dest)
-    assert source.ask(forwards.Untie("from", ORIGIN)) == forwards.Untied(True)
-    assert source.ask(forwards.Untie("from", ORIGIN)) == forwards.Untied(False)
-    assert dest.ask(forwards.Untie("to", ORIGIN)) == forwards.Untied(True)
-    assert dest.ask(forwards.Untie("gone", ORIGIN)) == forwards.Untied(False)
+    assert source.ask(forwards.DetachEndpoint("from", ORIGIN)) == forwards.DetachEndpointReply(True)
+    assert source.ask(forwards.DetachEndpoint("from", ORIGIN)) == forwards.DetachEndpointReply(False)
+    assert dest.ask(forwards.DetachEndpoint("to", ORIGIN)) == forwards.DetachEndpointReply(True)
+    assert dest.ask(forwards.DetachEndpoint("gone", ORIGIN)) == forwards.DetachEndpointReply(False)
     with pytest.raises(RouterNotFound):
         dest.ask(Forward(head(origin=ORIGIN), record(1)))
     for driver, box in ((source, "from"), (dest, "to")):
@@ -705,29 +709,29 @@ def test_untying_is_repeatable_and_forgets_both_ends(source: Driver, dest: Drive
 
 def test_a_tie_needs_its_box(source: Driver) -> None:
     with pytest.raises(BoxNotFound):
-        source.ask(forwards.Tie(box="gone", origin=ORIGIN, life=1, position=0))
+        source.ask(forwards.AttachEndpoint(box="gone", origin=ORIGIN, life=1, position=0))
 
 
 def test_an_answer_about_a_tie_waits_until_it_is_durable(source: Driver, dest: Driver) -> None:
-    outcome = dest.do(forwards.Tie(box="to", origin=ORIGIN, life=1, position=0))
+    outcome = dest.do(forwards.AttachEndpoint(box="to", origin=ORIGIN, life=1, position=0))
     assert outcome.until_durable and outcome.waits_for_lsn == dest.machine.lsn
-    repeat = dest.do(forwards.Tie(box="to", origin=ORIGIN, life=1, position=0))
+    repeat = dest.do(forwards.AttachEndpoint(box="to", origin=ORIGIN, life=1, position=0))
     assert repeat.until_durable and repeat.waits_for_lsn == dest.machine.lsn
     dest.sync()
-    assert dest.do(forwards.ListTies()).waits_for_lsn == 0
+    assert dest.do(forwards.ListEndpoints()).waits_for_lsn == 0
 
 
 def test_ties_are_listed_when_they_have_changed(source: Driver, dest: Driver) -> None:
     tie(source, dest)
-    ties = source.ask(forwards.ListTies())
+    ties = source.ask(forwards.ListEndpoints())
     assert (ties.sources, ties.dests, ties.is_same) == ([("from", ORIGIN)], [], False)
-    assert dest.ask(forwards.ListTies()).dests == [("to", ORIGIN)]
-    assert source.ask(forwards.ListTies(ties.version)).is_same
+    assert dest.ask(forwards.ListEndpoints()).dests == [("to", ORIGIN)]
+    assert source.ask(forwards.ListEndpoints(ties.version)).is_same
     source.append(1, box="from")
     carry_all(source, dest)
-    assert source.ask(forwards.ListTies(ties.version)).is_same, "copying is no change of ties"
+    assert source.ask(forwards.ListEndpoints(ties.version)).is_same, "copying is no change of ties"
     source.ask(commands.DeleteBox("from"))
-    assert source.ask(forwards.ListTies(ties.version)).sources == []
+    assert source.ask(forwards.ListEndpoints(ties.version)).sources == []
 
 
 def test_a_deleted_box_says_which_routers_it_had(source: Driver, dest: Driver) -> None:
@@ -749,13 +753,13 @@ def test_an_outbox_says_how_far_it_is(source: Driver, dest: Driver) -> None:
 
 
 def test_a_head_that_is_no_head_is_refused() -> None:
-    for op in (wire.OP_FORWARD, wire.OP_COLLECT, wire.OP_CARRIED, wire.OP_FORWARDING):
+    for op in (wire.OP_FORWARD, wire.OP_COLLECT, wire.OP_REPORT_DELIVERY, wire.OP_FORWARDING):
         with pytest.raises(InvalidRequest, match="head"):
             decode_command(op, b"\xc1", b"", RecordLimits())
     command = decode_command(
-        wire.OP_FORWARDING, forwards.encode(forwards.Untie("b", "o")), b"", RecordLimits()
+        wire.OP_FORWARDING, forwards.encode(forwards.DetachEndpoint("b", "o")), b"", RecordLimits()
     )
-    assert command == forwards.Untie("b", "o")
+    assert command == forwards.DetachEndpoint("b", "o")
 
 
 def test_everything_says_what_it_is(source: Driver, dest: Driver) -> None:
@@ -763,4 +767,4 @@ def test_everything_says_what_it_is(source: Driver, dest: Driver) -> None:
     assert repr(source.machine.forwarding) == "<Forwarding <Outboxes 1 waiting, 0 parcels out>>"
     assert repr(the_outbox(source)) == "<Outbox copy#1 to to at 0, 0 out, ok>"
     assert repr(Machine().routers) == "<Routers 0 up to number 0>"
-    assert Forwarded(1, 2, 3, 4).position == 2
+    assert ForwardReply(1, 2, 3, 4).position == 2

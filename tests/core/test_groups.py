@@ -21,9 +21,9 @@ def driver() -> Driver:
     return driver
 
 
-def commit(driver: Driver, cursor: int, group: str = "g", **options: Any) -> queues.GroupPut:
+def commit(driver: Driver, cursor: int, group: str = "g", **options: Any) -> queues.CommitGroupReply:
     reply = driver.ask(queues.CommitGroup("b", group, cursor, **options))
-    assert isinstance(reply, queues.GroupPut)
+    assert isinstance(reply, queues.CommitGroupReply)
     return reply
 
 

@@ -43,7 +43,7 @@ def queue_of(driver: QueueDriver) -> queue_module.Queue:
 
 def test_a_job_that_could_still_vanish_is_not_given_out(driver: QueueDriver) -> None:
     driver.do(driver.write(1))
-    assert driver.machine.handle(queues.Claim(box="b", node="w"), driver.now_ms).reply == queues.Claimed(
+    assert driver.machine.handle(queues.Claim(box="b", node="w"), driver.now_ms).reply == queues.ClaimResult(
         "b", [], 0
     )
     driver.sync()
@@ -174,7 +174,7 @@ def test_jobs_of_a_connection_that_is_gone_can_be_claimed_at_once(driver: QueueD
     driver.claim(max=2, holder=7)
     driver.claim(holder=8)
     outcome = driver.do(queues.ReleaseHolder("b", 7))
-    assert (outcome.reply, outcome.wakes) == (queues.HolderReleased("b", 2), ("b",))
+    assert (outcome.reply, outcome.wakes) == (queues.ReleaseHolderReply("b", 2), ("b",))
     assert driver.totals() == (2, 1, 0)
     assert [job["deliveries"] for job in driver.claim(max=9)] == [2, 2]
     assert driver.ask(queues.ReleaseHolder("b", 7)).released == 0
@@ -186,7 +186,7 @@ def test_jobs_pushed_are_events_of_one_line_each(driver: QueueDriver) -> None:
     events = encode_reply(reply).split(b"\n\n")
     assert events[2] == b"" and len(events) == 3
     assert events[0].startswith(b'event: job\nid: 1\ndata: {"box":"b","$seq":1,')
-    assert encode_reply(queues.Claimed("b", [(1, b'{"data":\r\n1}')], 0, True)).endswith(
+    assert encode_reply(queues.ClaimResult("b", [(1, b'{"data":\r\n1}')], 0, True)).endswith(
         b'data: {"box":"b","data":  1}\n\n'
     )
 

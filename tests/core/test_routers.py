@@ -27,17 +27,17 @@ def driver() -> Driver:
     return found
 
 
-def put(driver: Driver, name: str, source: str, dest: str, **more: Any) -> routers.RouterPut:
+def put(driver: Driver, name: str, source: str, dest: str, **more: Any) -> routers.PutRouterResult:
     from_seq = more.pop("from_seq", None)
     route = Route(source=source, dest=dest, **more)
     reply = driver.ask(routers.PutRouter(name, route, from_seq))
-    assert isinstance(reply, routers.RouterPut)
+    assert isinstance(reply, routers.PutRouterResult)
     return reply
 
 
 def get(driver: Driver, name: str) -> Router | None:
     reply = driver.ask(routers.GetRouter(name))
-    assert isinstance(reply, routers.RouterFound)
+    assert isinstance(reply, routers.GetRouterResult)
     return reply.router
 
 
@@ -72,7 +72,7 @@ def test_only_the_latest_revision_is_settled(driver: Driver) -> None:
         driver.ask(routers.SettleRouter("r", new.number, new.route.revision))
         found = get(driver, "r")
         assert found is not None and found.is_tied
-    assert driver.ask(routers.SettleRouter("r", 99, 1)) == routers.RouterFound(None)
+    assert driver.ask(routers.SettleRouter("r", 99, 1)) == routers.GetRouterResult(None)
     put(driver, "r", "a", "b")
     found = get(driver, "r")
     assert found is not None and not found.is_tied, "what has changed is to be tied again"
@@ -80,8 +80,8 @@ def test_only_the_latest_revision_is_settled(driver: Driver) -> None:
 
 def test_only_the_router_of_that_number_is_dropped(driver: Driver) -> None:
     number = put(driver, "r", "a", "b").router.number
-    assert driver.ask(routers.DropRouter("r", number + 1)) == routers.RouterFound(None)
-    assert driver.ask(routers.DropRouter("gone", number)) == routers.RouterFound(None)
+    assert driver.ask(routers.DropRouter("r", number + 1)) == routers.GetRouterResult(None)
+    assert driver.ask(routers.DropRouter("gone", number)) == routers.GetRouterResult(None)
     dropped = driver.ask(routers.DropRouter("r", number))
     assert dropped.router is not None and get(driver, "r") is None
 

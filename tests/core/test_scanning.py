@@ -15,7 +15,7 @@ from streams.protocol.errors import BoxNotFound
 from streams.protocol.messages import bulk, commands, s2
 from streams.protocol.model import sequenced
 from streams.protocol.payloads import scans
-from streams.protocol.payloads.scans import Scanned
+from streams.protocol.payloads.scans import ScanReply
 from tests.support.machines import SWEEP_FACTOR, Driver, random_history, records_of
 
 
@@ -28,7 +28,7 @@ def driver() -> Driver:
 
 def scan(driver: Driver, box: str = "b", **options: Any) -> ScanPage:
     reply = driver.ask(commands.Scan(box=box, **options))
-    assert isinstance(reply, Scanned)
+    assert isinstance(reply, ScanReply)
     return read_page(box, msgspec.msgpack.encode(reply.head), b"".join(reply.parts))
 
 

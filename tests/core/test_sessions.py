@@ -11,7 +11,7 @@ from shard.core.watch.sessions import Sessions
 from streams.protocol import wire
 from streams.protocol.errors import Forbidden, NotFound, SeqMismatch, ShardUnavailable, Throttled
 from streams.protocol.messages import requests
-from streams.protocol.messages.commands import KeepSession, PutSession, SessionKept, TakeSession
+from streams.protocol.messages.commands import KeepSession, PutSession, SessionReply, TakeSession
 from streams.protocol.payloads.appends import RecordLimits
 from tests.support.machines import Driver
 
@@ -21,10 +21,10 @@ TTL_MS = 100
 def test_a_session_is_taken_only_by_whose_it_is_and_its_holder_does_not_notice() -> None:
     sessions = Sessions(0)
     sessions.handle(PutSession("w", b"{}", TTL_MS, 0, "mine"), 0)
-    assert sessions.handle(TakeSession("w", TTL_MS, "mine"), 0) == SessionKept(1, b"{}")
+    assert sessions.handle(TakeSession("w", TTL_MS, "mine"), 0) == SessionReply(1, b"{}")
     for owner in ("", "another's"):
         assert isinstance(sessions.handle(TakeSession("w", TTL_MS, owner), 0), Forbidden)
-    assert sessions.handle(KeepSession("w", 1, b"[]", TTL_MS), 0) == SessionKept(1)
+    assert sessions.handle(KeepSession("w", 1, b"[]", TTL_MS), 0) == SessionReply(1)
 
 
 def put(wid: str, state: bytes = b"{}", epoch: int = 0) -> PutSession:
@@ -33,18 +33,18 @@ def put(wid: str, state: bytes = b"{}", epoch: int = 0) -> PutSession:
 
 def test_what_was_put_is_taken() -> None:
     sessions = Sessions(0)
-    assert sessions.handle(put("w", b'{"a":1}'), 0) == SessionKept(0)
-    assert sessions.handle(TakeSession("w", TTL_MS), 1) == SessionKept(1, b'{"a":1}')
+    assert sessions.handle(put("w", b'{"a":1}'), 0) == SessionReply(0)
+    assert sessions.handle(TakeSession("w", TTL_MS), 1) == SessionReply(1, b'{"a":1}')
 
 
 def test_only_the_last_taker_may_keep_it() -> None:
     sessions = Sessions(0)
     sessions.handle(put("w"), 0)
     for epoch in (1, 2):
-        assert sessions.handle(TakeSession("w", TTL_MS), 0) == SessionKept(epoch, b"{}")
+        assert sessions.handle(TakeSession("w", TTL_MS), 0) == SessionReply(epoch, b"{}")
     assert isinstance(sessions.handle(KeepSession("w", 1, b"[1]", TTL_MS), 0), SeqMismatch)
-    assert sessions.handle(KeepSession("w", 2, b"[2]", TTL_MS), 0) == SessionKept(2)
-    assert sessions.handle(TakeSession("w", TTL_MS), 0) == SessionKept(3, b"[2]")
+    assert sessions.handle(KeepSession("w", 2, b"[2]", TTL_MS), 0) == SessionReply(2)
+    assert sessions.handle(TakeSession("w", TTL_MS), 0) == SessionReply(3, b"[2]")
 
 
 def test_a_session_lapses_and_every_touch_puts_that_off() -> None:
@@ -53,7 +53,7 @@ def test_a_session_lapses_and_every_touch_puts_that_off() -> None:
     sessions.handle(put("kept"), 0)
     sessions.handle(KeepSession("kept", 0, b"{}", TTL_MS), 60)
     assert isinstance(sessions.handle(TakeSession("lapses", TTL_MS), 100), NotFound)
-    assert sessions.handle(TakeSession("kept", TTL_MS), 159) == SessionKept(1, b"{}")
+    assert sessions.handle(TakeSession("kept", TTL_MS), 159) == SessionReply(1, b"{}")
     assert isinstance(sessions.handle(TakeSession("kept", TTL_MS), 259), NotFound)
     assert len(sessions) == 0
 
@@ -64,7 +64,7 @@ def test_the_limit_counts_living_sessions() -> None:
         sessions.handle(put(wid), 0)
     refusal = sessions.handle(put("c"), 99)
     assert isinstance(refusal, Throttled) and refusal.detail["limit"] == "watch_sessions"
-    assert sessions.handle(put("c"), 100) == SessionKept(0)
+    assert sessions.handle(put("c"), 100) == SessionReply(0)
 
 
 def test_their_text_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,20 +73,20 @@ def test_their_text_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
     sessions.handle(put("a", b"123456"), 0)
     assert isinstance(sessions.handle(put("b", b"12345"), 0), Throttled)
     sessions.handle(KeepSession("a", 0, b"1", TTL_MS), 0)
-    assert sessions.handle(put("b", b"12345"), 0) == SessionKept(0)
+    assert sessions.handle(put("b", b"12345"), 0) == SessionReply(0)
 
 
 def test_of_two_streams_that_put_a_session_back_the_newer_one_wins_whichever_comes_first() -> None:
     for first, second in (((1, b"[1]"), (2, b"[2]")), ((2, b"[2]"), (1, b"[1]"))):
         sessions = Sessions(1)
         sessions.begin(7)
-        assert sessions.handle(put("w", first[1], first[0]), 0) == SessionKept(first[0])
+        assert sessions.handle(put("w", first[1], first[0]), 0) == SessionReply(first[0])
         answer = sessions.handle(put("w", second[1], second[0]), 0)
-        assert isinstance(answer, SeqMismatch) if second[0] == 1 else answer == SessionKept(2)
+        assert isinstance(answer, SeqMismatch) if second[0] == 1 else answer == SessionReply(2)
         assert isinstance(sessions.handle(KeepSession("w", 1, b"[1]", TTL_MS), 0), SeqMismatch)
         assert repr(sessions) == "<Sessions 1, 3 B>"
         taken = sessions.handle(TakeSession("w", TTL_MS, has_cursor=True), 0)
-        assert isinstance(taken, SessionKept) and taken.state == b"[2]"
+        assert isinstance(taken, SessionReply) and taken.state == b"[2]"
 
 
 def test_a_session_that_was_put_back_is_given_without_a_cursor_when_every_stream_has_had_time_to_do_so() -> (
@@ -95,22 +95,22 @@ def test_a_session_that_was_put_back_is_given_without_a_cursor_when_every_stream
     sessions = Sessions(0)
     sessions.begin(1_000)
     ttl_ms = 60_000
-    assert sessions.handle(PutSession("stale", b"[10]", ttl_ms, 1), 1_500) == SessionKept(1)
-    assert sessions.handle(PutSession("new", b"[0]", ttl_ms, 0), 1_500) == SessionKept(0)
+    assert sessions.handle(PutSession("stale", b"[10]", ttl_ms, 1), 1_500) == SessionReply(1)
+    assert sessions.handle(PutSession("new", b"[0]", ttl_ms, 0), 1_500) == SessionReply(0)
     assert isinstance(sessions.handle(TakeSession("stale", ttl_ms), 1_600), ShardUnavailable)
-    assert isinstance(sessions.handle(TakeSession("new", ttl_ms), 1_600), SessionKept)
-    assert sessions.handle(PutSession("stale", b"[20]", ttl_ms, 2), 6_900) == SessionKept(2)
+    assert isinstance(sessions.handle(TakeSession("new", ttl_ms), 1_600), SessionReply)
+    assert sessions.handle(PutSession("stale", b"[20]", ttl_ms, 2), 6_900) == SessionReply(2)
     assert isinstance(sessions.handle(TakeSession("stale", ttl_ms), 7_999), ShardUnavailable)
     taken = sessions.handle(TakeSession("stale", ttl_ms), 8_000)
-    assert isinstance(taken, SessionKept) and taken.state == b"[20]" and taken.epoch > 2
+    assert isinstance(taken, SessionReply) and taken.state == b"[20]" and taken.epoch > 2
     sessions.handle(PutSession("told", b"[10]", ttl_ms, 1), 1_500)
-    assert isinstance(sessions.handle(TakeSession("told", ttl_ms, has_cursor=True), 1_600), SessionKept)
+    assert isinstance(sessions.handle(TakeSession("told", ttl_ms, has_cursor=True), 1_600), SessionReply)
 
 
 def test_a_newer_stream_keeps_a_session_that_an_older_one_has_put_back() -> None:
     sessions = Sessions(0)
     sessions.handle(put("w", b"[1]", 1), 0)
-    assert sessions.handle(KeepSession("w", 2, b"[2]", TTL_MS), 0) == SessionKept(2)
+    assert sessions.handle(KeepSession("w", 2, b"[2]", TTL_MS), 0) == SessionReply(2)
     assert isinstance(sessions.handle(KeepSession("w", 1, b"[1]", TTL_MS), 0), SeqMismatch)
 
 
@@ -119,7 +119,7 @@ def test_whoever_takes_a_session_that_was_put_back_is_newer_than_every_stream_of
 
     def take() -> int:
         taken = sessions.handle(TakeSession("w", TTL_MS, has_cursor=True), 0)
-        assert isinstance(taken, SessionKept)
+        assert isinstance(taken, SessionReply)
         return taken.epoch
 
     sessions.begin(7)
@@ -131,13 +131,13 @@ def test_whoever_takes_a_session_that_was_put_back_is_newer_than_every_stream_of
     new = take()
     for epoch in old:
         assert isinstance(sessions.handle(KeepSession("w", epoch, b"[3]", TTL_MS), 0), SeqMismatch)
-    assert sessions.handle(KeepSession("w", new, b"[]", TTL_MS), 0) == SessionKept(new)
+    assert sessions.handle(KeepSession("w", new, b"[]", TTL_MS), 0) == SessionReply(new)
 
 
 def test_a_session_put_back_keeps_its_epoch() -> None:
     sessions = Sessions(0)
     sessions.handle(put("w", epoch=7), 0)
-    assert sessions.handle(KeepSession("w", 7, b"{}", TTL_MS), 0) == SessionKept(7)
+    assert sessions.handle(KeepSession("w", 7, b"{}", TTL_MS), 0) == SessionReply(7)
 
 
 def test_sessions_through_the_machine_and_the_wire() -> None:
@@ -147,7 +147,7 @@ def test_sessions_through_the_machine_and_the_wire() -> None:
         head = wire.head_encoder.encode(wire.RequestHead("wid_x", query))
         outcome = machine.handle(requests.decode_command(op, head, body, RecordLimits()), 0)
         assert not outcome.changes
-        assert isinstance(outcome.reply, SessionKept), outcome.reply
+        assert isinstance(outcome.reply, SessionReply), outcome.reply
         return requests.encode_reply(outcome.reply)
 
     assert ask(wire.OP_PUT_SESSION, "ttl_ms=100&epoch=3", b'{"a":1}') == b'{"epoch":3,"state":null}'

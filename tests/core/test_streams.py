@@ -36,10 +36,10 @@ BOX = "the-basin/a/stream"
 NOW = 1_700_000_000_000
 
 
-def put(driver: Driver, box: str = BOX, **options: Any) -> s2.StreamPut:
+def put(driver: Driver, box: str = BOX, **options: Any) -> s2.PutStreamReply:
     fields: dict[str, Any] = {"basin_number": 1, "asked": Spec(), "defaults": Spec(), **options}
     reply = driver.ask(s2.PutStream(box=box, **fields))
-    assert isinstance(reply, s2.StreamPut)
+    assert isinstance(reply, s2.PutStreamReply)
     return reply
 
 
@@ -47,9 +47,9 @@ def write(*bodies: bytes, box: str = BOX, **options: Any) -> s2.AppendStream:
     return s2.AppendStream(box=box, tails=[sequenced.tail_of([], body) for body in bodies], **options)
 
 
-def append(driver: Driver, *bodies: bytes, **options: Any) -> s2.StreamAppended:
+def append(driver: Driver, *bodies: bytes, **options: Any) -> s2.AppendStreamReply:
     reply = driver.ask(write(*bodies, **options))
-    assert isinstance(reply, s2.StreamAppended)
+    assert isinstance(reply, s2.AppendStreamReply)
     return reply
 
 
@@ -90,9 +90,9 @@ def restarted(driver: Driver) -> list[Driver]:
 def test_numbers_begin_at_0_and_the_tail_is_the_next_one(driver: Driver) -> None:
     assert tail(driver) == (0, 0)
     ack = append(driver, b"a", b"b")
-    assert ack == s2.StreamAppended(0, NOW, 2, NOW)
+    assert ack == s2.AppendStreamReply(0, NOW, 2, NOW)
     driver.now_ms += 5
-    assert append(driver, b"c") == s2.StreamAppended(2, NOW + 5, 3, NOW + 5)
+    assert append(driver, b"c") == s2.AppendStreamReply(2, NOW + 5, 3, NOW + 5)
     assert tail(driver) == (3, NOW + 5)
     found = list(sequenced.records_of(read(driver).records))
     assert [(record.seq_num, record.timestamp, record.body) for record in found] == [
@@ -406,7 +406,7 @@ def test_a_stream_that_is_cut_off_goes_on_from_there(driver: Driver) -> None:
         assert max([*box.stream.last_seqs, 0]) <= seq
         assert all(trim.seq <= seq + 1 for trim in box.stream.trims)
     reply = driver.machine.handle(write(b"c"), driver.now_ms).reply
-    assert isinstance(reply, s2.StreamAppended) and reply.start_seq_num == 5
+    assert isinstance(reply, s2.AppendStreamReply) and reply.start_seq_num == 5
     box.stream.check(box.log.earliest_seq)
 
 
@@ -454,7 +454,7 @@ def test_a_stream_is_seen_as_deleted_before_it_is_gone(driver: Driver) -> None:
     driver.sync()
     again = driver.ask(s2.DeleteStream(BOX))
     assert again.stream.deleted_ms == NOW
-    asked: list[s2.StreamAsked | s2.AppendStream | ReadStream] = [
+    asked: list[s2.StreamCommand | s2.AppendStream | ReadStream] = [
         s2.GetStream(BOX),
         s2.GetStreamTail(BOX),
         s2.PatchStream(BOX, SpecPatch(), Spec()),

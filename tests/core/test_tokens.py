@@ -26,9 +26,9 @@ def issue(driver: Driver, id: str, **fields: Any) -> AccessToken:
     return token
 
 
-def found(driver: Driver, id: str) -> s2.TokenFound:
+def found(driver: Driver, id: str) -> s2.FindTokenReply:
     reply = driver.ask(s2.FindToken(f"digest of {id}"))
-    assert isinstance(reply, s2.TokenFound)
+    assert isinstance(reply, s2.FindTokenReply)
     return reply
 
 
@@ -48,7 +48,7 @@ def test_a_token_is_found_by_its_digest_until_it_is_revoked(driver: Driver) -> N
     ):
         assert found(survivor, "a").token == token
         assert survivor.ask(s2.RevokeToken("a")).token == token
-        assert found(survivor, "a") == s2.TokenFound(None, False)
+        assert found(survivor, "a") == s2.FindTokenReply(None, False)
         with pytest.raises(AccessTokenNotFound):
             survivor.ask(s2.RevokeToken("a"))
 
@@ -58,7 +58,7 @@ def test_a_token_that_has_expired_is_not_there(driver: Driver) -> None:
     driver.now_ms = 1_999
     assert found(driver, "a").token is not None
     driver.now_ms = 2_000
-    assert found(driver, "a") == s2.TokenFound(None, True)
+    assert found(driver, "a") == s2.FindTokenReply(None, True)
     assert listed(driver) == ([], False)
     with pytest.raises(AccessTokenNotFound):
         driver.ask(s2.RevokeToken("a"))

@@ -53,9 +53,9 @@ def put(
     parcel: str = "p",
     chunk: int = 0,
     **options: Any,
-) -> bulk.Put:
+) -> bulk.TxnPutReply:
     reply = driver.ask(put_command(rows, txn=txn, parcel=parcel, chunk=chunk, **options))
-    assert isinstance(reply, bulk.Put)
+    assert isinstance(reply, bulk.TxnPutReply)
     return reply
 
 
@@ -71,9 +71,9 @@ def put_command(
     return put_of(txn, parcel, chunk, pack(list(rows), list(map(len, rows.values())), data, **options))
 
 
-def commit(driver: Driver, *parcels: tuple[str, int], txn: bulk.Txn = T1) -> bulk.Committed:
+def commit(driver: Driver, *parcels: tuple[str, int], txn: bulk.Txn = T1) -> bulk.TxnCommitReply:
     reply = driver.ask(bulk.TxnCommit(txn, list(parcels)))
-    assert isinstance(reply, bulk.Committed)
+    assert isinstance(reply, bulk.TxnCommitReply)
     return reply
 
 
@@ -174,7 +174,7 @@ def test_many_small_chunks_become_few_batches(driver: Driver, monkeypatch: pytes
 
 def test_what_is_repeated_changes_nothing(driver: Driver) -> None:
     first = put(driver, {"b": [b"1"]})
-    assert put(driver, {"b": [b'"another body"']}) == bulk.Put(False, True, first.held_bytes)
+    assert put(driver, {"b": [b'"another body"']}) == bulk.TxnPutReply(False, True, first.held_bytes)
     commit(driver, ("p", 1))
     lsn = driver.machine.lsn
     assert commit(driver, ("p", 1)).is_done
@@ -201,7 +201,7 @@ def test_a_repeat_is_told_so_only_when_that_cannot_vanish(driver: Driver) -> Non
 
 
 def test_a_commit_without_parcels_marks_the_epoch(driver: Driver) -> None:
-    assert commit(driver) == bulk.Committed(False, 0, [])
+    assert commit(driver) == bulk.TxnCommitReply(False, 0, [])
     assert commit(driver).is_done
 
 
@@ -360,7 +360,7 @@ def test_a_commit_into_a_capped_box_fetches_what_it_must_measure_first(driver: D
     driver.forget()
     put(driver, {"b": [b"4"]})
     outcome = driver.do(bulk.TxnCommit(T1, [("p", 1)]))
-    assert isinstance(outcome.reply, bulk.Committed)
+    assert isinstance(outcome.reply, bulk.TxnCommitReply)
     driver.sync()
     assert datas(driver)[-1] == 4
 
@@ -421,7 +421,7 @@ def test_writers_that_are_remembered_are_bounded_and_an_operator_may_forget_some
             driver.ask(command)
         assert refused.value.detail["limit"] == "txn_writers"
     forgotten = driver.ask(bulk.TxnAbort(bulk.Txn("w1", 0), forgets=True))
-    assert isinstance(forgotten, bulk.Aborted) and forgotten.is_forgotten and forgotten.parcels == 1
+    assert isinstance(forgotten, bulk.TxnAbortReply) and forgotten.is_forgotten and forgotten.parcels == 1
     put(driver, {"b": [b"1"]}, txn=bulk.Txn("w3", 1))
     driver = driver.after_power_cut()
     assert list(driver.machine.txns.marks) == ["w2"] and sorted(driver.machine.txns.epochs) == [("w3", 1)]
@@ -495,7 +495,7 @@ def test_an_attempt_that_was_replaced_neither_drops_nor_commits_rows_of_the_late
     first, second = (bulk.Txn("w", 1, "q", attempt=name) for name in ("first", "second"))
     put(driver, {"b": [b"1"]}, txn=first)
     put(driver, {"b": [b"2"]}, txn=second)
-    assert driver.ask(bulk.TxnAbort(first)) == bulk.Aborted(0, 0)
+    assert driver.ask(bulk.TxnAbort(first)) == bulk.TxnAbortReply(0, 0)
     with pytest.raises(WriterConflict, match="replaced by a later attempt"):
         commit(driver, ("p", 1), txn=first)
     commit(driver, ("p", 1), txn=second)
@@ -509,11 +509,11 @@ def test_only_its_key_and_an_admin_of_all_boxes_forget_a_writer(driver: Driver) 
     for stranger in strangers:
         with pytest.raises(Forbidden):
             driver.ask(bulk.TxnAbort(T1, forgets=True, caller=stranger))
-    assert driver.ask(bulk.TxnAbort(T1, forgets=True, caller=own)) == bulk.Aborted(0, 0, True)
-    assert driver.ask(bulk.TxnAbort(T1, forgets=True, caller=own)) == bulk.Aborted(0, 0, False)
+    assert driver.ask(bulk.TxnAbort(T1, forgets=True, caller=own)) == bulk.TxnAbortReply(0, 0, True)
+    assert driver.ask(bulk.TxnAbort(T1, forgets=True, caller=own)) == bulk.TxnAbortReply(0, 0, False)
     driver.ask(bulk.TxnCommit(T1, [], caller=own))
     admin = bulk.Caller("a", Grant(scopes=ALL))
-    assert driver.ask(bulk.TxnAbort(T1, forgets=True, caller=admin)) == bulk.Aborted(0, 0, True)
+    assert driver.ask(bulk.TxnAbort(T1, forgets=True, caller=admin)) == bulk.TxnAbortReply(0, 0, True)
 
 
 # -- dropping
@@ -524,9 +524,9 @@ def test_an_abort_drops_some_parcels_or_all(driver: Driver) -> None:
         put(driver, {"b": [b"1"]}, parcel=parcel)
     aborted = driver.ask(bulk.TxnAbort(T1, ["p1", "never"]))
     assert aborted.parcels == 1 and aborted.bytes > 0
-    assert driver.ask(bulk.TxnAbort(T1, ["never"])) == bulk.Aborted(0, 0)
+    assert driver.ask(bulk.TxnAbort(T1, ["never"])) == bulk.TxnAbortReply(0, 0)
     assert driver.ask(bulk.TxnAbort(T1)).parcels == 2
-    assert driver.ask(bulk.TxnAbort(T1)) == bulk.Aborted(0, 0)
+    assert driver.ask(bulk.TxnAbort(T1)) == bulk.TxnAbortReply(0, 0)
     assert driver.machine.txns.bytes == 0
 
 
@@ -554,7 +554,7 @@ def test_a_list_tells_what_is_held_and_what_was_committed(driver: Driver) -> Non
     put(driver, {"b": [b"1", b"2"]})
     commit(driver, txn=bulk.Txn("v", 3, "q"))
     state = driver.ask(bulk.TxnList())
-    assert state.marks == [bulk.Mark("v", 3, "q", 1000)]
+    assert state.marks == [bulk.CommittedEpoch("v", 3, "q", 1000)]
     (held,) = state.held
     assert (held.writer, held.parcels, held.chunks, held.records) == ("w", 1, 1, 2)
     assert held.expires_ms == 1000 + driver.machine.txns.ttl_ms
@@ -575,9 +575,13 @@ def test_a_tick_lets_a_few_expire_and_the_next_one_more(driver: Driver) -> None:
 def test_routers_of_a_box_in_memory_take_what_a_commit_brings(driver: Driver) -> None:
     driver.put("m", durability="memory")
     life = driver.state("m").generation
-    driver.ask(forwards.Tie(box="m", origin="r#1", life=life, position=0, route=Route(source="m", dest="x")))
+    driver.ask(
+        forwards.AttachEndpoint(
+            box="m", origin="r#1", life=life, position=0, route=Route(source="m", dest="x")
+        )
+    )
     put(driver, {"m": [b"1"]})
-    assert set(driver.do(bulk.TxnCommit(T1, [("p", 1)])).wakes) == {"m", forwards.CARRIER}
+    assert set(driver.do(bulk.TxnCommit(T1, [("p", 1)])).wakes) == {"m", forwards.RELAY}
 
 
 # -- whose a transaction is
@@ -758,7 +762,7 @@ def test_a_large_commit_is_decided_by_one_frame_and_needs_none_of_its_rows(drive
     assert outcome.waits_for_lsn == driver.machine.lsn and not outcome.needs
     assert driver.machine.boxes["b"].log.visible_seq == 1
     driver.sync()
-    assert driver.ask(bulk.TxnList()).rendering == [bulk.Rendering("w", 1, 15)]
+    assert driver.ask(bulk.TxnList()).rendering == [bulk.UnrenderedCommit("w", 1, 15)]
     state = driver.state()
     assert (state.head_seq, state.count) == (11, 11)
     driver.append(9)  # others go on behind it

@@ -206,21 +206,21 @@ class Promises:
                 assert isinstance(command, commands.DeleteRecords) and before is not None
                 before.deletes.append((lsn, _asked_for(before, command)))
         book = self.current(name) or before
-        if isinstance(outcome.reply, commands.FenceSet):
+        if isinstance(outcome.reply, commands.SetFenceReply):
             assert book is not None
             book.memory_token = outcome.reply.token if book.is_memory else ""
-        if isinstance(command, commands.Append) and isinstance(outcome.reply, commands.Appended):
+        if isinstance(command, commands.Append) and isinstance(outcome.reply, commands.AppendResult):
             assert book is not None
             if not outcome.reply.deduped:
                 lsn = IN_MEMORY if book.is_memory else outcome.changes[-1][0]
                 self._appended(book, command, outcome.reply, lsn, now_ms)
-        if isinstance(outcome.reply, commands.RecordsDeleted) and book is not None and book.is_memory:
+        if isinstance(outcome.reply, commands.DeleteRecordsReply) and book is not None and book.is_memory:
             assert isinstance(command, commands.DeleteRecords)
             book.deletes.append((IN_MEMORY, _asked_for(book, command)))
         return book
 
     def _appended(
-        self, book: BoxBook, command: commands.Append, reply: commands.Appended, lsn: int, now_ms: int
+        self, book: BoxBook, command: commands.Append, reply: commands.AppendResult, lsn: int, now_ms: int
     ) -> None:
         columns = command.columns
         ts = max(now_ms, book.last_ts)
@@ -248,7 +248,9 @@ class Promises:
         """The reply has left. `level` is the class of the box when the command was handled, `lsns` are those
         of its own changes, `lsn` is where the machine stood, `config_lsn` what gave the box its class."""
         what = f"{type(command).__name__} of {getattr(command, 'box', '')}"
-        if isinstance(reply, BoxNotFound) or (isinstance(reply, commands.BoxGone) and not reply.deleted):
+        if isinstance(reply, BoxNotFound) or (
+            isinstance(reply, commands.DeleteBoxReply) and not reply.deleted
+        ):
             name = getattr(command, "box", "")
             # What was lost with a crash since is nobody's promise any more: `survived` takes it out.
             if name in self.deletions and self.deletions[name] <= lsn and self.current(name) is None:
@@ -256,10 +258,10 @@ class Promises:
             return
         if book is None:
             return
-        if isinstance(reply, commands.BoxPut | commands.BoxGone):
+        if isinstance(reply, commands.PutBoxReply | commands.DeleteBoxReply):
             level = Level.POWER_CUT
         self._promise(book.created_lsn, level, f"the existence of {book.name}, by {what}")
-        if isinstance(reply, commands.Appended) and reply.created:
+        if isinstance(reply, commands.AppendResult) and reply.created:
             self._promise(book.created_lsn, Level.POWER_CUT, f"the creation of {book.name}")
         for own in lsns:
             self._promise(own, level, what)
@@ -267,7 +269,7 @@ class Promises:
             # Nothing is promised of its records, but that they are no more than that: a power cut must not
             # bring back a box that is stored, and of which somebody saw what it was in memory.
             self._promise(config_lsn, Level.POWER_CUT, f"the class of {book.name}, by {what}")
-        if isinstance(reply, commands.Appended):
+        if isinstance(reply, commands.AppendResult):
             for seq in range(reply.first_seq, reply.last_seq + 1):
                 self._shown(book, seq, book.records[seq].data, level, what)
         elif isinstance(reply, commands.Records):
@@ -279,7 +281,7 @@ class Promises:
             crossed = {seq for seq in book.records if command.from_seq < seq <= reply.next_from_seq}
             gone = frozenset(crossed - shown)
             book.told.append(Told(lsn, level, reply.earliest_seq, reply.head_seq, gone))
-        elif isinstance(reply, commands.BoxState | commands.RecordsDeleted):
+        elif isinstance(reply, commands.BoxState | commands.DeleteRecordsReply):
             book.told.append(Told(lsn, level, reply.earliest_seq, reply.head_seq))
 
     def _shown(self, book: BoxBook, seq: int, data: object, level: Level, what: str) -> None:

@@ -135,7 +135,7 @@ def compare(life: Life, *, limit: int) -> None:
         for key, (first_seq, last_seq, _, _) in list(book.keys.items()):
             if book.remembers(key, life.world.clock.now_ms):
                 reply = Script(life, random.Random(0)).again(name, key)
-                assert isinstance(reply, commands.Appended) and reply.deduped
+                assert isinstance(reply, commands.AppendResult) and reply.deduped
                 assert (reply.first_seq, reply.last_seq) == (first_seq, last_seq)
 
 
@@ -180,7 +180,7 @@ def goes_on(life: Life, seed: object) -> None:
         life.submit(commands.DeleteRecords(name, before_seq=1 << 60))
         script = Script(life, random.Random(f"goes on {seed}"))
         reply = life.submit(commands.Append(box=name, columns=script.columns(2), config=config, create=True))
-        assert isinstance(reply, commands.Appended), reply
+        assert isinstance(reply, commands.AppendResult), reply
         life.commit()
         life.sync()
         reading = read_all(life, name, limit=10)

@@ -55,7 +55,7 @@ class Job:
             for at, part in enumerate((rows[:cut], rows[cut:]))
         ]
         reply = life.submit(bulk.TxnCommit(txn, parcels))
-        assert isinstance(reply, bulk.Committed), reply
+        assert isinstance(reply, bulk.TxnCommitReply), reply
         life.commit()
         life.sync()  # here it is told
         self.committed = epoch
@@ -69,7 +69,7 @@ class Job:
             counts = [sum(box == each for each, _ in chunk) for box in boxes]
             packed = pack(boxes, counts, [data for box in boxes for each, data in chunk if each == box])
             reply = life.submit(put_of(txn, parcel, number, packed))
-            assert isinstance(reply, bulk.Put), reply
+            assert isinstance(reply, bulk.TxnPutReply), reply
             self.other_work(life)
         return len(chunks)
 
@@ -170,7 +170,7 @@ def test_without_a_crash_nothing_is_done_twice_and_old_log_goes_although_rows_ar
         while life.do_upkeep():
             pass
     assert job.attempts == EPOCHS
-    assert isinstance(life.submit(bulk.TxnCommit(held, [("p", 1)])), bulk.Committed)
+    assert isinstance(life.submit(bulk.TxnCommit(held, [("p", 1)])), bulk.TxnCommitReply)
     life.commit()
     assert list(read_all(life, "fsync", limit=1000).records.values())[-1]["data"] == "held"
 
@@ -202,7 +202,7 @@ def test_large_transactions_keep_the_files_of_the_log_that_have_their_rows_and_n
     life.end()
     world.ended(Level.KILL)
     life = begin(life.disk.kill(), world)
-    assert isinstance(life.submit(bulk.TxnCommit(held, [("p", 1)])), bulk.Committed)
+    assert isinstance(life.submit(bulk.TxnCommit(held, [("p", 1)])), bulk.TxnCommitReply)
     while life.do_render():
         pass
     assert list(read_all(life, "fsync", limit=1000).records.values())[-1]["data"] == "held"

@@ -24,11 +24,11 @@ def life() -> Life:
     return begun
 
 
-def append(life: Life, box: str, text: str, **more: object) -> commands.Appended:
+def append(life: Life, box: str, text: str, **more: object) -> commands.AppendResult:
     data: dict[str, object] = {"text": text, "tag": None, "node": None}
     command = commands.Append(box=box, columns=columns([data]), **more)  # type: ignore[arg-type]
     reply = life.submit(command)
-    assert isinstance(reply, commands.Appended), reply
+    assert isinstance(reply, commands.AppendResult), reply
     return reply
 
 

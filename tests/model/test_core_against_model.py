@@ -203,7 +203,7 @@ class CoreAgainstModel(RuleBasedStateMachine):
             self.refused(outcome, name, refusal)
             return
         reply, box = outcome.reply, self.model.boxes[name]
-        assert isinstance(reply, commands.BoxPut), reply
+        assert isinstance(reply, commands.PutBoxReply), reply
         assert reply.created == created
         shown = reply.config.shown()
         flat = {**shown, **shown["timestamping"]}
@@ -329,7 +329,7 @@ class CoreAgainstModel(RuleBasedStateMachine):
         self, outcome: Outcome, name: str, expected: tuple[int, int, int, bool, bool], return_seqs: bool
     ) -> None:
         reply = outcome.reply
-        assert isinstance(reply, commands.Appended), reply
+        assert isinstance(reply, commands.AppendResult), reply
         first, last, head, created, deduped = expected
         answer = json.loads(encode_reply(reply))
         wanted = {
@@ -365,7 +365,7 @@ class CoreAgainstModel(RuleBasedStateMachine):
         box.expire(self.now_ms)
         deleted = box.delete(before_seq, match)
         count, size = box.totals()
-        assert outcome.reply == commands.RecordsDeleted(
+        assert outcome.reply == commands.DeleteRecordsReply(
             name, deleted, box.earliest_seq(), box.visible_seq, count, size
         )
         self.rests_on(outcome, box, self.told_lsn)
@@ -380,7 +380,7 @@ class CoreAgainstModel(RuleBasedStateMachine):
         except Refusal as refusal:
             self.refused(outcome, name, refusal)
             return
-        assert outcome.reply == commands.BoxGone(name, deleted, [])
+        assert outcome.reply == commands.DeleteBoxReply(name, deleted, [])
         self.waits_at_least(outcome, self.deleted_lsn, durable=True)
 
     @rule(name=names, token=st.sampled_from(FENCES), if_token=st.sampled_from([None, *FENCES]))
@@ -393,7 +393,7 @@ class CoreAgainstModel(RuleBasedStateMachine):
             self.refused(outcome, name, Refusal("fencing_token_mismatch"))
         else:
             box.fence = token
-            assert outcome.reply == commands.FenceSet(name, token)
+            assert outcome.reply == commands.SetFenceReply(name, token)
             self.rests_on(outcome, box, self.last_lsn)
 
     # -- rules that only look

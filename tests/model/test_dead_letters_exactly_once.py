@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from shard.core.changes import ShardState
 from streams.protocol.messages import queues
-from streams.protocol.messages.forwards import Carried, Parcel
+from streams.protocol.messages.forwards import CopyBatch, ReportDelivery
 from tests.support.carrying import bring, carry_all, collect
 from tests.support.jobs import QueueDriver
 from tests.support.machines import facts_of, records_of, recovered, sampled
@@ -63,8 +63,8 @@ class DeadLetters(RuleBasedStateMachine):
         self.made: list[int] = []
         self.acked: set[int] = set()
         self.carrier = 1
-        self.parcels: list[tuple[bool, Parcel]] = []
-        self.answers: list[tuple[bool, Carried]] = []
+        self.parcels: list[tuple[bool, CopyBatch]] = []
+        self.answers: list[tuple[bool, ReportDelivery]] = []
 
     def side(self, of_queue: bool) -> QueueDriver:
         return (self.queue if of_queue else self.dead).driver
@@ -87,7 +87,7 @@ class DeadLetters(RuleBasedStateMachine):
         outcome = driver.do(queues.Claim(box="q", node="w", max=count))
         if is_durable:
             driver.sync()
-        assert isinstance(outcome.reply, queues.Claimed)
+        assert isinstance(outcome.reply, queues.ClaimResult)
         jobs = driver.claimed(outcome.reply)
         if not jobs:
             return

@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from shard.core.changes import ShardState
 from streams.protocol.messages import commands
-from streams.protocol.messages.forwards import Carried
+from streams.protocol.messages.forwards import ReportDelivery
 from tests.support.carrying import Given, bring, carry_all, collect, copies, tie
 from tests.support.machines import Driver, recovered, sampled
 
@@ -68,7 +68,7 @@ class ExactlyOnce(RuleBasedStateMachine):
         self.number = 0
         self.carrier = 1
         self.parcels: list[Given] = []
-        self.answers: list[Carried] = []
+        self.answers: list[ReportDelivery] = []
         #: What was in the destination and has been taken out of it, when it is bounded.
         self.taken: list[object] = []
 

@@ -101,7 +101,7 @@ class Streams(RuleBasedStateMachine):
         if match == "wrong":
             assert isinstance(reply, SeqMismatch) and reply.detail["next_seq"] == first
             return
-        assert isinstance(reply, s2.StreamAppended), reply
+        assert isinstance(reply, s2.AppendStreamReply), reply
         for at, body in enumerate(bodies):
             asked = given[at] if given is not None else None
             timestamp = max(self.last_ts(), now_ms if asked is None else asked)

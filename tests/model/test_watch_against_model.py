@@ -80,7 +80,7 @@ class World:
         ]
         self.written += count
         reply = self.shard_of(box).do(commands.Append(box=box, columns=columns(*records))).reply
-        if isinstance(reply, commands.Appended):  # else it can never fit, and nothing happened
+        if isinstance(reply, commands.AppendResult):  # else it can never fit, and nothing happened
             life.nodes.update(zip(range(reply.first_seq, reply.last_seq + 1), nodes, strict=True))
 
     def delete_records(self, box: str, before_seq: int | None, tag: str | None) -> None:

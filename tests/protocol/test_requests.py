@@ -315,7 +315,7 @@ def answer(reply: Any) -> Any:
 
 
 def test_an_append_is_answered_with_its_seqs_unless_told_not_to() -> None:
-    reply = commands.Appended("b", 3, 5, 9, True, False, True)
+    reply = commands.AppendResult("b", 3, 5, 9, True, False, True)
     expected = {
         "box": "b",
         "first_seq": 3,
@@ -327,7 +327,7 @@ def test_an_append_is_answered_with_its_seqs_unless_told_not_to() -> None:
         "deduped": False,
     }
     assert answer(reply) == expected and status_of(reply) == 201
-    again = commands.Appended("b", 3, 5, 9, False, True, False)
+    again = commands.AppendResult("b", 3, 5, 9, False, True, False)
     del expected["seqs"]
     assert answer(again) == {**expected, "created": False, "deduped": True} and status_of(again) == 200
 
@@ -393,19 +393,23 @@ def test_a_state_shows_the_whole_config_and_hides_what_is_not_set() -> None:
 
 
 def test_the_other_replies_are_worded_as_they_are() -> None:
-    put = commands.BoxPut("b", True, BoxConfig())
+    put = commands.PutBoxReply("b", True, BoxConfig())
     assert status_of(put) == 201 and answer(put)["config"]["durable"] is False
     assert answer(commands.OneRecord("b", b'{"$seq":1}')) == {"box": "b", "record": {"$seq": 1}}
     assert answer(commands.BoxPage([{"box": "b"}], True)) == {"boxes": [{"box": "b"}], "more": True}
-    assert answer(commands.BoxGone("b", True, [])) == {"box": "b", "deleted": True, "routers_removed": []}
+    assert answer(commands.DeleteBoxReply("b", True, [])) == {
+        "box": "b",
+        "deleted": True,
+        "routers_removed": [],
+    }
     assert answer(commands.Tail("b", 1, 2, None)) == {
         "box": "b",
         "head_seq": 1,
         "next_seq": 2,
         "last_ts": None,
     }
-    assert answer(commands.RecordsDeleted("b", 1, 2, 3, 4, 5))["deleted"] == 1
-    assert answer(commands.FenceSet("b", "t")) == {"box": "b", "token": "t"}
+    assert answer(commands.DeleteRecordsReply("b", 1, 2, 3, 4, 5))["deleted"] == 1
+    assert answer(commands.SetFenceReply("b", "t")) == {"box": "b", "token": "t"}
 
 
 def test_a_failure_keeps_its_code_and_detail_across_the_wire() -> None:

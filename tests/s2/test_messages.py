@@ -19,7 +19,7 @@ from gateway.requests.s2_errors import STATUS_OF, S2Error, translated
 from gateway.s2 import frames, messages
 from gateway.s2.messages import Given, Input
 from streams.protocol import errors
-from streams.protocol.messages.s2 import StreamAppended
+from streams.protocol.messages.s2 import AppendStreamReply
 from streams.protocol.model import sequenced
 from tests.support.machines import sampled
 
@@ -83,10 +83,10 @@ def test_a_batch_with_numbers_that_are_too_long_is_not_read_in_stretches(text: s
 
 def test_an_ack_has_all_its_positions_even_when_they_are_zero() -> None:
     assert (
-        messages.ack_as_protobuf(StreamAppended(0, 1000, 1, 1000)).hex()
+        messages.ack_as_protobuf(AppendStreamReply(0, 1000, 1, 1000)).hex()
         == "0a0310e8071205080110e8071a05080110e807"
     )
-    assert messages.ack_as_protobuf(StreamAppended(0, 0, 0, 0)).hex() == "0a0012001a00"
+    assert messages.ack_as_protobuf(AppendStreamReply(0, 0, 0, 0)).hex() == "0a0012001a00"
 
 
 def test_a_heartbeat_is_a_batch_of_nothing_but_the_tail() -> None:

@@ -288,10 +288,10 @@ class _Register:
         self.token = token
         self.is_away = False
 
-    async def ask(self, shard: int, command: object, reply: object) -> s2.TokenFound:
+    async def ask(self, shard: int, command: object, reply: object) -> s2.FindTokenReply:
         if self.is_away:
             raise NotReady("shard 0 is starting")
-        return s2.TokenFound(self.token)
+        return s2.FindTokenReply(self.token)
 
 
 async def test_a_token_expires_while_its_register_is_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:

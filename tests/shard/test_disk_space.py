@@ -223,9 +223,9 @@ async def test_routers_wait_and_dead_letters_arrive_when_space_is_low(tmp_path: 
         await desk.append("dead", 1)
         await desk.at(Level.LOW, free=100)
         assert isinstance(await desk.ask(copies("a-router#1")), DiskFull)
-        assert isinstance(await desk.ask(copies("dead letters of jobs 1")), forwards.Forwarded)
+        assert isinstance(await desk.ask(copies("dead letters of jobs 1")), forwards.ForwardReply)
         await desk.at(Level.OK, free=1 << 40)
-        assert isinstance(await desk.ask(copies("a-router#1")), forwards.Forwarded)
+        assert isinstance(await desk.ask(copies("a-router#1")), forwards.ForwardReply)
 
 
 async def test_inputs_of_a_session_behind_one_that_was_refused_are_refused_too(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ async def test_claims_that_wait_are_served_when_there_is_space_again(tmp_path: P
         )
         await desk.at(Level.FULL, free=10)
         assert isinstance(await desk.ask(queues.Claim(box="jobs", node="w")), DiskFull)
-        assert isinstance(await desk.append("jobs", 1), commands.Appended)  # into memory
+        assert isinstance(await desk.append("jobs", 1), commands.AppendResult)  # into memory
         desk.engine._tick(1_000_000, trio.current_time() + 10**4)  # when the time of one of them is up
         assert isinstance(await brief.reply(), DiskFull)
         assert not waiting.is_answered
@@ -290,17 +290,17 @@ async def test_a_log_that_fills_up_on_a_full_disk_loses_no_ack(tmp_path: Path) -
         await desk.until(lambda: desk.wal.has_spare)  # so that two files of the log fill up
         disk.is_full = True
         acked, fences = 1, 0
-        while isinstance(await desk.append("b", "x" * 1000), commands.Appended):
+        while isinstance(await desk.append("b", "x" * 1000), commands.AppendResult):
             acked += 1
             if not desk.wal.has_spare:
                 await desk.until(lambda: desk.engine.disk_space.level == Level.LOW)
-        while isinstance(await desk.ask(commands.SetFence("c", f"{fences:030d}")), commands.FenceSet):
+        while isinstance(await desk.ask(commands.SetFence("c", f"{fences:030d}")), commands.SetFenceReply):
             fences += 1  # each another one: a fence that is set already is not logged
         assert isinstance(await desk.append("b", 1), DiskFull)
         assert isinstance(await desk.ask(commands.Diff(box="b", limit=1)), commands.Records)
         disk.is_full = False
         await desk.until(lambda: desk.engine.disk_space.level == Level.OK)
-        assert isinstance(await desk.append("b", 2), commands.Appended)
+        assert isinstance(await desk.append("b", 2), commands.AppendResult)
     async with opened(tmp_path, disk) as desk:
         assert desk.engine.machine.boxes["b"].log.head_seq == acked + 1 > 40
         assert fences > 0
@@ -324,9 +324,9 @@ async def test_what_met_a_full_log_is_answered_when_there_is_room(
                 await desk.until(lambda: sent[-1].is_answered or desk.engine.disk_space.level == Level.FULL)
         assert isinstance(await desk.append("b", 1), DiskFull)
         disk.is_full = False
-        assert isinstance(await sent[-1].reply(), commands.Appended)
+        assert isinstance(await sent[-1].reply(), commands.AppendResult)
         await desk.until(lambda: desk.engine.disk_space.level == Level.OK)
-        assert isinstance(await desk.append("b", 2), commands.Appended)
+        assert isinstance(await desk.append("b", 2), commands.AppendResult)
     async with opened(tmp_path, disk) as desk:
         assert desk.engine.machine.boxes["b"].log.head_seq == len(sent) + 2 > 100
 
@@ -344,7 +344,7 @@ async def test_a_start_on_a_disk_without_any_room_serves_reads(tmp_path: Path) -
         assert isinstance(await desk.append("b", 4), DiskFull)
         disk.is_full = False
         await desk.until(lambda: desk.engine.disk_space.level == Level.OK)
-        assert isinstance(await desk.append("b", 4), commands.Appended)
+        assert isinstance(await desk.append("b", 4), commands.AppendResult)
         disk.is_full = True
     disk.is_full = False
     async with opened(tmp_path, disk) as desk:

@@ -117,11 +117,11 @@ class Desk(EngineDesk):
 
     async def put(self, box: str = "b", **config: Any) -> None:
         reply = await self.ask(commands.PutBox(box, BoxPatch(**{"durability": "fsync", **config})))
-        assert isinstance(reply, commands.BoxPut), reply
+        assert isinstance(reply, commands.PutBoxReply), reply
 
-    async def append(self, *records: Any, box: str = "b", **more: Any) -> commands.Appended:
+    async def append(self, *records: Any, box: str = "b", **more: Any) -> commands.AppendResult:
         reply = await self.ask(commands.Append(box=box, columns=columns(*records), **more))
-        assert isinstance(reply, commands.Appended), reply
+        assert isinstance(reply, commands.AppendResult), reply
         return reply
 
     async def read(self, from_seq: int = 0, *, box: str = "b", **more: Any) -> commands.Records:
@@ -404,7 +404,7 @@ async def test_a_write_that_cannot_have_what_it_needs_is_refused_and_those_behin
         behind = desk.send(commands.SetFence("b", "token"))
         desk.store.reading.open()
         assert isinstance(await write.reply(), ColdStoreUnavailable)
-        assert isinstance(await behind.reply(), commands.FenceSet)
+        assert isinstance(await behind.reply(), commands.SetFenceReply)
         desk.store.fails_with = None
         assert (await desk.append("again", fencing_token="token")).first_seq == 11
 

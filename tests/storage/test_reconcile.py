@@ -25,7 +25,7 @@ from shard.transfer.backup import ShardSource, Target
 from shard.transfer.boxes import parts_of, read_shard
 from shard.transfer.exports import write_export
 from streams.protocol.messages import forwards, queues, routers, s2
-from streams.protocol.messages.forwards import Untie
+from streams.protocol.messages.forwards import DetachEndpoint
 from streams.protocol.messages.routers import Route
 from streams.protocol.messages.s2 import BasinConfig, Spec
 from streams.protocol.model.matches import Match
@@ -80,8 +80,8 @@ class World:
         assert put is not None
         at, to = self.owner(source), self.owner(dest)
         life = at.state(source).generation
-        to.ask(forwards.Tie(box=dest, origin=put.origin, life=life, position=0))
-        at.ask(forwards.Tie(box=source, origin=put.origin, life=life, position=0, route=put.route))
+        to.ask(forwards.AttachEndpoint(box=dest, origin=put.origin, life=life, position=0))
+        at.ask(forwards.AttachEndpoint(box=source, origin=put.origin, life=life, position=0, route=put.route))
         self.first.ask(routers.SettleRouter(name, put.number, put.route.revision))
         return put.origin
 
@@ -299,9 +299,9 @@ def test_a_router_that_was_made_during_the_backup_is_whole_or_not_there(
     world.carry()
     # In this world the register is where the source is; elsewhere they are of two moments.
     if missing in ("source", "both"):
-        world.first.ask(Untie("from", origin))
+        world.first.ask(DetachEndpoint("from", origin))
     if missing == "both":
-        world.second.ask(Untie("to", origin))
+        world.second.ask(DetachEndpoint("to", origin))
     world.restore(shards)
     register = world.shards[0].machine.routers.routers
     if missing == "register":

@@ -6,7 +6,14 @@ from typing import NamedTuple
 
 from streams.protocol.errors import StreamsError
 from streams.protocol.messages import forwards
-from streams.protocol.messages.forwards import Carried, Collect, Forward, Forwarded, Parcel, Parcels
+from streams.protocol.messages.forwards import (
+    Collect,
+    CollectReply,
+    CopyBatch,
+    Forward,
+    ForwardReply,
+    ReportDelivery,
+)
 from streams.protocol.messages.routers import Route
 from tests.support.machines import Driver, records_of
 
@@ -19,8 +26,8 @@ def tie(at: Driver, to: Driver, *, origin: str = ORIGIN, from_seq: int = 0, **ro
     """Ties both ends, the destination first, as it is done over the wire."""
     made = Route(**{"source": "from", "dest": "to", **route})  # type: ignore[arg-type]
     life = at.state(made.source).generation
-    to.ask(forwards.Tie(box=made.dest, origin=origin, life=life, position=from_seq))
-    at.ask(forwards.Tie(box=made.source, origin=origin, life=life, position=from_seq, route=made))
+    to.ask(forwards.AttachEndpoint(box=made.dest, origin=origin, life=life, position=from_seq))
+    at.ask(forwards.AttachEndpoint(box=made.source, origin=origin, life=life, position=from_seq, route=made))
     return made
 
 
@@ -28,19 +35,19 @@ class Given(NamedTuple):
     """A parcel, and which life of its shard gave it out."""
 
     shard_life: int
-    parcel: Parcel
+    parcel: CopyBatch
 
     @property
     def number(self) -> int:
         return self.parcel.number
 
-    def refused(self, code: str, message: str = "") -> Carried:
-        return Carried(self.shard_life, self.number, None, code, message)
+    def refused(self, code: str, message: str = "") -> ReportDelivery:
+        return ReportDelivery(self.shard_life, self.number, None, code, message)
 
 
 def collect(source: Driver, carrier: int = 1) -> list[Given]:
     reply = source.do(Collect(carrier)).reply
-    assert isinstance(reply, Parcels)
+    assert isinstance(reply, CollectReply)
     return [Given(reply.shard_life, parcel) for parcel in reply.parcels]
 
 
@@ -50,7 +57,7 @@ def forward_of(given: Given) -> Forward:
     return command
 
 
-def bring(dest: Driver, given: Given, *, sync: bool = True) -> Carried:
+def bring(dest: Driver, given: Given, *, sync: bool = True) -> ReportDelivery:
     """Delivers a parcel and returns what the carrier would tell its source."""
     outcome = dest.do(forward_of(given))
     if sync or outcome.until_durable:
@@ -59,8 +66,8 @@ def bring(dest: Driver, given: Given, *, sync: bool = True) -> Carried:
         dest.logged()
     if isinstance(outcome.reply, StreamsError):
         return given.refused(outcome.reply.code, outcome.reply.message)
-    assert isinstance(outcome.reply, Forwarded)
-    return Carried(given.shard_life, given.number, outcome.reply)
+    assert isinstance(outcome.reply, ForwardReply)
+    return ReportDelivery(given.shard_life, given.number, outcome.reply)
 
 
 def carry_all(source: Driver, dest: Driver, carrier: int = 1) -> int:

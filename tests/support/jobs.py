@@ -20,13 +20,13 @@ class QueueDriver(Driver):
         return self.claimed(self.ask(queues.Claim(box=box, node=node, max=max, **options)))
 
     @staticmethod
-    def claimed(reply: queues.Claimed) -> list[dict[str, Any]]:
+    def claimed(reply: queues.ClaimResult) -> list[dict[str, Any]]:
         return [json.loads(job) for _, job in reply.jobs]
 
     def claim_together(
         self, *claims: queues.Claim, box: str = "b", is_over: bool = False
     ) -> list[list[dict[str, Any]] | None]:
-        reply = self.ask(queues.ClaimTogether(box=box, claims=claims, is_over=is_over))
+        reply = self.ask(queues.BatchClaim(box=box, claims=claims, is_over=is_over))
         return [None if answer is None else self.claimed(answer) for answer in reply.answers]
 
     def ack(self, *seqs: int, node: str = "w", box: str = "b", **options: Any) -> Any:

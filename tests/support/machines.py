@@ -614,9 +614,11 @@ def random_forwarding(rng: random.Random, driver: Driver, box: str, number: int)
         return forwards.Forward(head, text)
     if kind == "tie":
         route = Route(source=box, dest=rng.choice("abc"), revision=number) if rng.random() < 0.5 else None
-        return forwards.Tie(box=box, origin=rng.choice(("r#1", "r#2")), life=life, position=0, route=route)
+        return forwards.AttachEndpoint(
+            box=box, origin=rng.choice(("r#1", "r#2")), life=life, position=0, route=route
+        )
     if kind == "untie":
-        return forwards.Untie(box, origin)
+        return forwards.DetachEndpoint(box, origin)
     if kind == "collect":
         return forwards.Collect(rng.choice((1, 1, 1, 2)))
     if kind == "carried":
@@ -625,8 +627,10 @@ def random_forwarding(rng: random.Random, driver: Driver, box: str, number: int)
         if not flights:
             return forwards.Collect(1)
         flight = rng.choice(flights)
-        answer = forwards.Forwarded(life, flight.upto, flight.upto, 7) if rng.random() < 0.8 else None
-        return forwards.Carried(driver.machine.forwarding.outboxes.shard_life, flight.number, answer, "busy")
+        answer = forwards.ForwardReply(life, flight.upto, flight.upto, 7) if rng.random() < 0.8 else None
+        return forwards.ReportDelivery(
+            driver.machine.forwarding.outboxes.shard_life, flight.number, answer, "busy"
+        )
     if kind == "router":
         route = Route(source=box, dest=rng.choice("xyz"), preserve_tag=rng.random() < 0.5)
         return routers.PutRouter(rng.choice("12"), route)
@@ -653,7 +657,7 @@ def random_queue_command(rng: random.Random, box: Box) -> Command:
             )
             for _ in range(rng.randrange(1, 4))
         ]
-        return claims[0] if kind == "claim" else queues.ClaimTogether(box=box.name, claims=tuple(claims))
+        return claims[0] if kind == "claim" else queues.BatchClaim(box=box.name, claims=tuple(claims))
     if kind == "ack":
         return queues.Ack(box=box.name, node=node, seqs=seqs)
     if kind == "nack":

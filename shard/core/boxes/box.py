@@ -37,7 +37,7 @@ from streams.protocol.errors import BoxFull, FencingTokenMismatch, InvalidReques
 from streams.protocol.messages.commands import Append, DeleteRecords, Diff, Match, Records, Scan, Tombstone
 from streams.protocol.model.boxes import BoxConfig
 from streams.protocol.model.records import render, resolve_times
-from streams.protocol.payloads.scans import RunWriter, Scanned, ScanPageHead
+from streams.protocol.payloads.scans import RunWriter, ScanPageHead, ScanReply
 
 #: Seqs reserved ahead of use in a disk box. At a million records a second a reservation is asked for about
 #: every 65 ms, more than the sync interval of 50 ms, so it is durable before it is needed.
@@ -373,7 +373,7 @@ class Box:
             upto_seq = min(upto_seq, hole.first_seq - 1)
         return _Opened(from_seq, upto_seq, head_seq, earliest_seq, tombstone)
 
-    def scan(self, command: Scan) -> Scanned:
+    def scan(self, command: Scan) -> ScanReply:
         """The same read as stored stretches, by bytes and without filters."""
         opened = self._open(command, self.log.visible_seq)
         upto_seq = min(opened.upto_seq, command.to_seq or opened.upto_seq)
@@ -388,7 +388,7 @@ class Box:
             None if gap is None else (gap.gap_from, gap.gap_to, gap.reason, gap.missed_estimate),
             runs.heads,
         )
-        return Scanned(head, runs.parts())  # which adds the last head
+        return ScanReply(head, runs.parts())  # which adds the last head
 
     def _start(self, command: Diff, head_seq: int, earliest_seq: int) -> tuple[int, Tombstone | None]:
         """The cursor a read really starts from, and what it must be told first."""

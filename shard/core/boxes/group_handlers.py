@@ -49,7 +49,7 @@ class GroupHandlers:
             context.stage(change, box, made)
         committed = groups.require(command.group, box.name)
         shown = _shown(box, command.group, committed)
-        reply = queues.GroupPut(
+        reply = queues.CommitGroupReply(
             shown.box, shown.group, shown.cursor, shown.lag, shown.updated_ts, group is None
         )
         return context.answer(box, reply, made, max(committed.lsn, box.config_lsn))
@@ -72,7 +72,7 @@ class GroupHandlers:
         is_there = box.groups.find(command.group) is not None
         if is_there:
             self._context.stage(changes.GroupDeleted(box.generation, command.group), box, made)
-        reply = queues.GroupGone(box.name, command.group, is_there)
+        reply = queues.DeleteGroupReply(box.name, command.group, is_there)
         return self._context.answer(box, reply, made, max(box.groups.deleted_lsn, box.config_lsn))
 
     def _apply_committed(self, change: changes.GroupCommitted, lsn: int) -> None:

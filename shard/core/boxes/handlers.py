@@ -57,7 +57,7 @@ class BoxHandlers:
                 context.usage.require(command.account, "boxes")
             created = context.plan_box(command.box, command.patch, now_ms)
             lsn = context.log(created, made)
-            put = commands.BoxPut(command.box, True, created.config)
+            put = commands.PutBoxReply(command.box, True, created.config)
             return reply_after(context.durability.wait_for_config(lsn, created.config.durability), made, put)
         context.expire(box, now_ms, made)  # by the old TTL: what has expired stays expired
         config = merge(box.config, command.patch, box=command.box, exists=True)
@@ -74,7 +74,7 @@ class BoxHandlers:
         lsn = max(box.config_lsn, made[-1][0] if made else 0)
         wait = context.durability.wait_for_config(lsn, old_class, config.durability)
         wakes = (box.name,) if box.is_memory else ()
-        return reply_after(wait, made, commands.BoxPut(command.box, False, config), wakes)
+        return reply_after(wait, made, commands.PutBoxReply(command.box, False, config), wakes)
 
     def _configure(self, box: Box, config: BoxConfig, made: Made) -> None:
         context = self._context
@@ -159,13 +159,13 @@ class BoxHandlers:
         context = self._context
         box = context.boxes.get(command.box)
         if box is None:
-            return context.answer_absent(command.box, commands.BoxGone(command.box, False, []), made)
+            return context.answer_absent(command.box, commands.DeleteBoxReply(command.box, False, []), made)
         context.expire(box, now_ms, made)
         if command.if_empty and box.log.count:
             raise BoxNotEmpty(f"{box.name} still holds {box.log.count} records", count=box.log.count)
         origins = context.forwarding.routers_of(box)
         lsn = context.log(changes.BoxDeleted(box.generation), made)
-        gone = commands.BoxGone(command.box, True, origins)
+        gone = commands.DeleteBoxReply(command.box, True, origins)
         wait = context.durability.wait_for_config(lsn, box.config.durability)
         return reply_after(wait, made, gone, (command.box,))
 
@@ -181,7 +181,7 @@ class BoxHandlers:
             if command.idempotency_key is not None:
                 known = box.known_key(command.idempotency_key, now_ms)
                 if known is not None:
-                    reply = commands.Appended(
+                    reply = commands.AppendResult(
                         box.name,
                         known.first_seq,
                         known.last_seq,
@@ -311,7 +311,7 @@ class BoxHandlers:
             box.end_deletion()
             deleted = deletion.deleted
         count, size = log.visible_totals()
-        reply = commands.RecordsDeleted(
+        reply = commands.DeleteRecordsReply(
             box.name, deleted, box.visible_earliest_seq, log.visible_seq, count, size
         )
         return context.answer(box, reply, made, box.floor_lsn)
@@ -323,7 +323,7 @@ class BoxHandlers:
             raise FencingTokenMismatch(f"if_token: {box.name} is fenced by another token", field="if_token")
         if command.token != box.fencing_token:
             context.stage(changes.TokenFenced(box.generation, command.token), box, made)
-        return context.answer(box, commands.FenceSet(box.name, command.token), made, box.last_lsn)
+        return context.answer(box, commands.SetFenceReply(box.name, command.token), made, box.last_lsn)
 
     def _exchange_use(self, command: ExchangeUse, now_ms: int, made: Made) -> Outcome:
         return Outcome(made, AccountsUse(self._context.usage.exchange(command.accounts, command.elsewhere)))

@@ -69,7 +69,7 @@ class Scanning:
             listed.append((box, box.floor_lsn))
             seq = min(box.log.first_seq_at(ts), box.log.visible_seq + 1)
             found.append((box.generation, max(seq, box.visible_earliest_seq)))
-        return reply_after(context.durability.wait_for_list(listed), made, bulk.Located(found))
+        return reply_after(context.durability.wait_for_list(listed), made, bulk.LocateReply(found))
 
 
 def _position(box: Box) -> bulk.BoxPosition:

@@ -27,7 +27,7 @@ from shard.core.outcome import Made, Outcome
 from shard.core.queues.queue import Queue
 from streams.protocol.errors import NotAQueue
 from streams.protocol.messages import queues
-from streams.protocol.messages.forwards import CARRIER
+from streams.protocol.messages.forwards import RELAY
 from streams.protocol.model.records import Batch
 
 #: Jobs that one pass gives out, however many claims it serves: about 15 ms.
@@ -52,7 +52,7 @@ class Jobs:
         self._tags_of = (0, 0)
         self._tags: list[bytes] = []
         context.on_command(queues.Claim, self._claim)
-        context.on_command(queues.ClaimTogether, self._claim_together)
+        context.on_command(queues.BatchClaim, self._claim_together)
         context.on_command(queues.Ack, self._ack)
         context.on_command(queues.Nack, self._nack)
         context.on_command(queues.Extend, self._extend)
@@ -74,27 +74,29 @@ class Jobs:
             return self._with_carrier(box, self._context.nothing_yet(made))
         return self._answer_claim(box, answer, made)
 
-    def _claim_together(self, command: queues.ClaimTogether, now_ms: int, made: Made) -> Outcome:
+    def _claim_together(self, command: queues.BatchClaim, now_ms: int, made: Made) -> Outcome:
         box, queue = self._queue_of(command.box, now_ms, made)
-        answers: list[queues.Claimed | None] = list(self._serve(box, queue, command.claims, now_ms, made))
+        answers: list[queues.ClaimResult | None] = list(self._serve(box, queue, command.claims, now_ms, made))
         if not command.is_over:
             for at, (claim, answer) in enumerate(zip(command.claims, answers, strict=True)):
                 if answer is not None and not answer.jobs and claim.wait_ms:
                     answers[at] = None
-        return self._answer_claim(box, queues.ClaimedTogether(answers), made)
+        return self._answer_claim(box, queues.BatchClaimResult(answers), made)
 
-    def _answer_claim(self, box: Box, reply: queues.Claimed | queues.ClaimedTogether, made: Made) -> Outcome:
+    def _answer_claim(
+        self, box: Box, reply: queues.ClaimResult | queues.BatchClaimResult, made: Made
+    ) -> Outcome:
         waits_for = made[-1][0] if made and box.config.leases_durable else 0
         return self._with_carrier(box, self._context.answer(box, reply, made, max(box.config_lsn, waits_for)))
 
     @staticmethod
     def _with_carrier(box: Box, outcome: Outcome) -> Outcome:
         """Of what a box in memory sends away nothing is logged, so no report would wake the carrier."""
-        return outcome._replace(wakes=(CARRIER,)) if box.is_memory and box.moves else outcome
+        return outcome._replace(wakes=(RELAY,)) if box.is_memory and box.moves else outcome
 
     def _serve(
         self, box: Box, queue: Queue, claims: Sequence[queues.Claim], now_ms: int, made: Made
-    ) -> list[queues.Claimed]:
+    ) -> list[queues.ClaimResult]:
         """Gives jobs to claims: an even share to each where the queue coalesces, else to the first first."""
         config = box.config
         rooms = self._rooms(queue, claims)
@@ -118,7 +120,7 @@ class Jobs:
         self._context.arm_timer(box)
         ready, _ = self._totals(box, queue)
         return [
-            queues.Claimed(box.name, jobs, ready, claim.holder > 0)
+            queues.ClaimResult(box.name, jobs, ready, claim.holder > 0)
             for claim, jobs in zip(claims, given, strict=True)
         ]
 
@@ -220,7 +222,7 @@ class Jobs:
             seqs = BitMap64(held)
             sizes = box.log.measure_seqs(seqs)
             self._context.stage(changes.RecordsDeleted(box.generation, 0, 0, seqs, sizes, now_ms), box, made)
-        reply = queues.Acked(box.name, len(held), skipped, *self._totals(box, queue))
+        reply = queues.AckReply(box.name, len(held), skipped, *self._totals(box, queue))
         outcome = self._context.answer(box, reply, made, box.floor_lsn)
         return outcome._replace(wakes=(box.name,)) if frees_room else outcome
 
@@ -231,7 +233,7 @@ class Jobs:
         if held:
             ready_ms = now_ms + command.delay_ms if command.delay_ms else 0
             lsn = self._return(box, queue, held, ready_ms, now_ms, made)
-        reply = queues.Nacked(box.name, len(held), skipped, *self._totals(box, queue))
+        reply = queues.NackReply(box.name, len(held), skipped, *self._totals(box, queue))
         outcome = self._context.answer(box, reply, made, _rests_on(box, lsn, skipped))
         return outcome._replace(wakes=(box.name,)) if held else outcome
 
@@ -245,7 +247,7 @@ class Jobs:
                 changes.JobsExtended(box.generation, held, deadline_ms, now_ms), box, made
             )
             self._context.arm_timer(box)
-        reply = queues.Extended(box.name, len(held), skipped, dict.fromkeys(map(str, held), deadline_ms))
+        reply = queues.ExtendReply(box.name, len(held), skipped, dict.fromkeys(map(str, held), deadline_ms))
         return self._context.answer(box, reply, made, _rests_on(box, lsn, skipped))
 
     def _release(self, command: queues.ReleaseHolder, now_ms: int, made: Made) -> Outcome:
@@ -254,7 +256,7 @@ class Jobs:
         held = queue.held_by(command.holder)
         if held:
             self._return(box, queue, held, 0, now_ms, made)
-        reply = queues.HolderReleased(box.name, len(held))
+        reply = queues.ReleaseHolderReply(box.name, len(held))
         return self._context.answer(box, reply, made, box.config_lsn)._replace(wakes=(box.name,))
 
     def _return(self, box: Box, queue: Queue, seqs: list[int], ready_ms: int, now_ms: int, made: Made) -> int:

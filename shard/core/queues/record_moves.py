@@ -31,7 +31,7 @@ from shard.core.queues.move_lines import FROM, Line, Move
 from shard.core.routers.outbox import EXAMINE_MAX, Outboxes
 from streams.protocol.errors import NotAQueue
 from streams.protocol.messages import queues
-from streams.protocol.messages.forwards import CARRIER
+from streams.protocol.messages.forwards import RELAY
 from streams.protocol.model.records import metas_of
 
 
@@ -65,7 +65,7 @@ class Moves:
         box = self._context.find_box(command.box, now_ms, made)
         if box.queue is None:
             raise NotAQueue(f"box {box.name} is a log; dead letters go back into queues only", box=box.name)
-        return self._context.answer(box, queues.QueueFound(box.name), made, box.config_lsn)
+        return self._context.answer(box, queues.RequireQueueReply(box.name), made, box.config_lsn)
 
     def _plan_requeue(self, command: queues.PlanRequeue, now_ms: int, made: Made) -> Outcome:
         box = self._context.find_box(command.box, now_ms, made)
@@ -75,7 +75,7 @@ class Moves:
             change = self.plan(box, command.to, seqs, [0] * len(seqs), is_dead=False)
             lsn = self._context.stage(change, box, made)
         line = box.moves.get((command.to, False))
-        reply = queues.RequeuePlanned(box.name, len(seqs), line.last if line is not None else 0)
+        reply = queues.PlanRequeueReply(box.name, len(seqs), line.last if line is not None else 0)
         # Nothing leaves before the plan is on the disk, so the reply asks for a sync.
         wait = self._context.durability.wait_for(
             Answer.MOVE if lsn else Answer.RECORDS, box, max(lsn, box.floor_lsn)
@@ -109,7 +109,7 @@ class Moves:
         waiting = max(0, command.position - line.saved_position) if line is not None else 0
         if waiting and command.wait_ms:
             return self._context.nothing_yet(made)
-        return self._context.answer(box, queues.MovesAwaited(waiting), made, box.config_lsn)
+        return self._context.answer(box, queues.AwaitMovesReply(waiting), made, box.config_lsn)
 
     # -- on the way
 
@@ -119,7 +119,7 @@ class Moves:
 
     def uploaded(self, lsn: int) -> list[str]:
         """The same of object boxes, whose plans are in the store."""
-        return [CARRIER] if self._let_go(self._until_uploaded, lsn) else []
+        return [RELAY] if self._let_go(self._until_uploaded, lsn) else []
 
     def _let_go(self, waiting: deque[tuple[int, Line, int]], lsn: int) -> bool:
         noted = False

@@ -8,8 +8,9 @@ one box: a router's, or the dead letters of a queue. This file joins its two hal
 
 A *tie* is one end of a router at a box. At the source it is an *outbox* in `box.outboxes` (`outbox.py`,
 `router_outbox.py`): what the destination is known to have, and what is on the way. At the destination it is a
-*pinned* entry in `box.origins` (`copy_sources.py`): the position up to which it has everything. `Tie` and
-`Untie` come from `gateway/shards/router_reconciler.py`. Dead letters have no ties: their first parcel creates
+*pinned* entry in `box.origins` (`copy_sources.py`): the position up to which it has everything.
+`AttachEndpoint` and `DetachEndpoint` come from `gateway/shards/router_reconciler.py`.
+Dead letters have no ties: their first parcel creates
 the origin (`bind`).
 
 A *parcel* is a stretch of the source's records: those with `after` < position <= `upto`. It is appended only
@@ -18,9 +19,9 @@ if the origin stands at `after`, and the same change sets the origin to `upto`. 
 The source:
 
     an append is shown ─► `Context._on_shown` ─► `note` ─► `Outboxes.note`: may an outbox send?
-    if so, CARRIER is among the names that the engine wakes (`Durability._show` returns it; of a memory box
+    if so, RELAY is among the names that the engine wakes (`Durability._show` returns it; of a memory box
     it is in the outcome) ─► the engine handles the waiting `Collect` again ─► `_collect`: parcels
-    `Carried`: what became of a parcel ─► `_carried`: the outbox moves on, tries again, or plans anew
+    `ReportDelivery`: the result of a parcel ─► `_carried`: the outbox moves on, tries again, or plans anew
 
 The destination:
 
@@ -51,7 +52,7 @@ from shard.core.routers.outbox import Outbox, Outboxes
 from shard.core.routers.router_outbox import RouterOutbox
 from streams.protocol.errors import BoxNotFound, FencingTokenMismatch, RouterNotFound
 from streams.protocol.messages import forwards
-from streams.protocol.messages.forwards import CARRIER, Forwarded, ForwardHead
+from streams.protocol.messages.forwards import RELAY, ForwardHead, ForwardReply
 from streams.protocol.messages.routers import router_of
 from streams.protocol.model.records import columns_of, render
 
@@ -67,11 +68,11 @@ class Forwarding:
         self.ties_lsn = 0
         context.on_command(forwards.Forward, self._forward)
         context.on_command(forwards.Collect, self._collect)
-        context.on_command(forwards.Carried, self._carried)
-        context.on_command(forwards.Tie, self._tie)
-        context.on_command(forwards.Untie, self._untie)
+        context.on_command(forwards.ReportDelivery, self._carried)
+        context.on_command(forwards.AttachEndpoint, self._tie)
+        context.on_command(forwards.DetachEndpoint, self._untie)
         context.on_command(forwards.GetOutbox, self._get_outbox)
-        context.on_command(forwards.ListTies, self._list_ties)
+        context.on_command(forwards.ListEndpoints, self._list_ties)
         context.on_box_change(changes.BatchForwarded, self._apply_forwarded, validation.forwarded)
         context.on_box_change(changes.OriginMoved, self._apply_origin_moved)
         context.on_box_change(changes.OriginDropped, self._apply_origin_dropped)
@@ -98,7 +99,7 @@ class Forwarding:
             context.expire(box, now_ms, made)
         known = self._standing(box, head)
         if not copy_sources.fits(known, head):
-            answer = Forwarded(known.life, known.position, known.total, box.generation)
+            answer = ForwardReply(known.life, known.position, known.total, box.generation)
             return self._confirm(box, answer, made)
         if box.fencing_token:
             raise FencingTokenMismatch(f"{box.name} is fenced: copies have no token", field="fencing_token")
@@ -109,7 +110,7 @@ class Forwarding:
         if created is not None:
             context.log(created, made)
             box = context.generations[created.generation]
-        answer = Forwarded(head.life, head.upto, known.total + head.count, box.generation)
+        answer = ForwardReply(head.life, head.upto, known.total + head.count, box.generation)
         if change is not None:
             written = context.append_batch(command, box, change, created is not None, made)
             return self._confirm(box, answer, made, written.wakes)
@@ -118,7 +119,7 @@ class Forwarding:
         context.stage(moved, box, made)
         return self._confirm(box, answer, made)
 
-    def _confirm(self, box: Box, reply: Forwarded, made: Made, wakes: tuple[str, ...] = ()) -> Outcome:
+    def _confirm(self, box: Box, reply: ForwardReply, made: Made, wakes: tuple[str, ...] = ()) -> Outcome:
         """The source drops what is confirmed and never sends it again, so a confirmation reports nothing that
         a power cut can take. Readers see the copies as soon as other records of the box."""
         wait = self._context.durability.wait_for(Answer.COPY, box, box.last_lsn)
@@ -159,9 +160,9 @@ class Forwarding:
         parcels = self.outboxes.collect(command.carrier)
         if not parcels and command.wait_ms:
             return Outcome(made, None)
-        return Outcome(made, forwards.Parcels(self.outboxes.shard_life, parcels))
+        return Outcome(made, forwards.CollectReply(self.outboxes.shard_life, parcels))
 
-    def _carried(self, command: forwards.Carried, now_ms: int, made: Made) -> Outcome:
+    def _carried(self, command: forwards.ReportDelivery, now_ms: int, made: Made) -> Outcome:
         outbox = self.outboxes.came_back(command, now_ms)
         if outbox is not None:
             box = self._context.boxes[outbox.source]
@@ -170,8 +171,8 @@ class Forwarding:
             if moved is not None:
                 self._context.stage(moved, box, made)
         # Somebody may wait until records have moved out of the source.
-        wakes = (CARRIER, outbox.source) if isinstance(outbox, Line) else (CARRIER,)
-        return Outcome(made, forwards.CarriedNoted(outbox is not None), wakes=wakes)
+        wakes = (RELAY, outbox.source) if isinstance(outbox, Line) else (RELAY,)
+        return Outcome(made, forwards.ReportDeliveryReply(outbox is not None), wakes=wakes)
 
     def _apply_outbox_moved(self, change: changes.OutboxMoved, lsn: int) -> None:
         box = self._context.generations[change.generation]
@@ -183,7 +184,7 @@ class Forwarding:
 
     # -- ties
 
-    def _tie(self, command: forwards.Tie, now_ms: int, made: Made) -> Outcome:
+    def _tie(self, command: forwards.AttachEndpoint, now_ms: int, made: Made) -> Outcome:
         context, origin = self._context, command.origin
         box = context.require(command.box)
         if command.route is None:
@@ -194,7 +195,7 @@ class Forwarding:
                     made,
                 )
             known = box.origins[origin]
-            return self._when_durable(made, forwards.Tied(known.life, known.position))
+            return self._when_durable(made, forwards.AttachEndpointReply(known.life, known.position))
         outbox = box.outboxes.get(origin)
         is_newer = isinstance(outbox, RouterOutbox) and outbox.route.revision < command.route.revision
         if outbox is None or is_newer:
@@ -205,17 +206,17 @@ class Forwarding:
             context.log(tied, made)
         outbox = box.outboxes[origin]
         self.note(box)
-        answer = forwards.Tied(outbox.life, outbox.position)
-        return self._when_durable(made, answer)._replace(wakes=(CARRIER,))
+        answer = forwards.AttachEndpointReply(outbox.life, outbox.position)
+        return self._when_durable(made, answer)._replace(wakes=(RELAY,))
 
-    def _untie(self, command: forwards.Untie, now_ms: int, made: Made) -> Outcome:
+    def _untie(self, command: forwards.DetachEndpoint, now_ms: int, made: Made) -> Outcome:
         context = self._context
         box = context.boxes.get(command.box)
         if box is not None and command.origin in box.outboxes:
             context.log(changes.OutboxUntied(box.generation, command.origin), made)
         if box is not None and command.origin in box.origins:
             context.log(changes.OriginDropped(box.generation, command.origin), made)
-        return self._when_durable(made, forwards.Untied(bool(made)))
+        return self._when_durable(made, forwards.DetachEndpointReply(bool(made)))
 
     def _when_durable(self, made: Made, reply: forwards.Reply) -> Outcome:
         """An answer about ties waits for the last change of any: a repeat must not overtake the first."""
@@ -238,14 +239,14 @@ class Forwarding:
             ),
         )
 
-    def _list_ties(self, command: forwards.ListTies, now_ms: int, made: Made) -> Outcome:
+    def _list_ties(self, command: forwards.ListEndpoints, now_ms: int, made: Made) -> Outcome:
         """All ties of this shard, unless none has changed since the asker last knew them."""
         if command.version == self.ties_lsn:
-            return self._when_durable(made, forwards.Ties(self.ties_lsn, True, [], []))
+            return self._when_durable(made, forwards.EndpointList(self.ties_lsn, True, [], []))
         boxes = self._context.boxes.values()
         sources = [(box.name, origin) for box in boxes for origin in box.outboxes]
         dests = [(box.name, origin) for box in boxes for origin, known in box.origins.items() if known.pinned]
-        return self._when_durable(made, forwards.Ties(self.ties_lsn, False, sources, dests))
+        return self._when_durable(made, forwards.EndpointList(self.ties_lsn, False, sources, dests))
 
     def _apply_outbox_tied(self, change: changes.OutboxTied, lsn: int) -> None:
         box = self._context.generations[change.generation]

@@ -36,7 +36,7 @@ from shard.core.boxes.log import Log
 from shard.core.boxes.sealed import NotLoaded
 from shard.core.changes import Change, OutboxMoved
 from streams.protocol.messages import forwards
-from streams.protocol.messages.forwards import Carried, Forwarded, ForwardHead
+from streams.protocol.messages.forwards import ForwardHead, ForwardReply, ReportDelivery
 
 #: Parcels of one outbox on the way at a time: enough to keep the destination busy while answers travel.
 FLIGHTS_MAX = 4
@@ -184,7 +184,7 @@ class Outbox:
 
     # -- coming back
 
-    def came_back(self, flight: _Flight, answer: Forwarded) -> None:
+    def came_back(self, flight: _Flight, answer: ForwardReply) -> None:
         """The destination's answer to a parcel."""
         if answer.generation != self._total_of:
             # A memory box that began anew counts from 0 again.
@@ -285,7 +285,7 @@ class Outboxes:
 
     # -- leaving
 
-    def collect(self, carrier: int) -> list[forwards.Parcel]:
+    def collect(self, carrier: int) -> list[forwards.CopyBatch]:
         """The next parcels, a share for each that waits. One that needs what is not in memory is passed over;
         when nothing else leaves, it is asked for."""
         if carrier != self._carrier:
@@ -313,7 +313,7 @@ class Outboxes:
             raise missing  # whose turn it was is last in line now, and holds nobody up
         return parcels
 
-    def _give_out(self, outbox: Outbox, load: Load | None) -> list[forwards.Parcel]:
+    def _give_out(self, outbox: Outbox, load: Load | None) -> list[forwards.CopyBatch]:
         """What leaves of a load, if anything; without one, the outbox has to wait for its payload."""
         self._waiting.popleft()
         if load is None:
@@ -331,7 +331,7 @@ class Outboxes:
             self._out[number] = (outbox, flight)
             self._bytes_out += flight.bytes
             parcels.append(
-                forwards.Parcel(number, outbox.source, outbox.origin, outbox.dest, label, load.text)
+                forwards.CopyBatch(number, outbox.source, outbox.origin, outbox.dest, label, load.text)
             )
         else:
             outbox.passed(load)
@@ -351,7 +351,7 @@ class Outboxes:
 
     # -- coming back
 
-    def came_back(self, carried: Carried, now_ms: int) -> Outbox | None:
+    def came_back(self, carried: ReportDelivery, now_ms: int) -> Outbox | None:
         """The outbox that this answer was for, unless its parcel is not out any more."""
         if carried.shard_life != self.shard_life or carried.number not in self._out:
             return None

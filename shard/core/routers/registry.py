@@ -79,13 +79,13 @@ class Routers:
         )
         if known is not None and _ends(known.route) == _ends(command.route):
             if replace(command.route, revision=known.route.revision) == known.route:
-                return self._answer(made, protocol.RouterPut(known, False, None))
+                return self._answer(made, protocol.PutRouterResult(known, False, None))
             # Another definition of the same router: it goes on where it stands.
             router = replace(router, number=known.number, from_seq=known.from_seq)
             self._context.log(changes.RouterRegistered(router), made)
-            return self._answer(made, protocol.RouterPut(router, False, None))
+            return self._answer(made, protocol.PutRouterResult(router, False, None))
         self._context.log(changes.RouterRegistered(router), made)
-        return self._answer(made, protocol.RouterPut(router, known is None, known))
+        return self._answer(made, protocol.PutRouterResult(router, known is None, known))
 
     def _check_cycle(self, route: Route, *, without: Router | None) -> None:
         path = self._path(route.dest, route.source, without=_ends(without.route) if without else None)
@@ -118,16 +118,16 @@ class Routers:
         if router is not None and router.route.revision == command.revision and not router.is_tied:
             router = replace(router, is_tied=True, from_seq=None)
             self._context.log(changes.RouterRegistered(router), made)
-        return self._answer(made, protocol.RouterFound(router))
+        return self._answer(made, protocol.GetRouterResult(router))
 
     def _drop(self, command: protocol.DropRouter, now_ms: int, made: Made) -> Outcome:
         router = self._numbered(command.name, command.number)
         if router is not None:
             self._context.log(changes.RouterDropped(command.name), made)
-        return self._answer(made, protocol.RouterFound(router))
+        return self._answer(made, protocol.GetRouterResult(router))
 
     def _get(self, command: protocol.GetRouter, now_ms: int, made: Made) -> Outcome:
-        return self._answer(made, protocol.RouterFound(self.routers.get(command.name)))
+        return self._answer(made, protocol.GetRouterResult(self.routers.get(command.name)))
 
     def _list(self, command: protocol.ListRouters, now_ms: int, made: Made) -> Outcome:
         if command.version == self.lsn:

@@ -110,7 +110,7 @@ class Basins:
             raise BasinDeletionPending(f"basin {command.name} is being deleted", basin=command.name)
         if command.ensures:
             if known.config == command.config:
-                return self._answer(made, s2.BasinPut(known, "noop"))
+                return self._answer(made, s2.PutBasinReply(known, "noop"))
             if not command.may_update:
                 raise Forbidden(
                     f"basin {command.name} exists with another config, which the caller may not change"
@@ -118,11 +118,11 @@ class Basins:
             return self._register(replace(known, config=command.config), "updated", made)
         if not command.token or (command.token, command.config) != (known.token, known.asked):
             raise ResourceAlreadyExists(f"basin {command.name} already exists", basin=command.name)
-        return self._answer(made, s2.BasinPut(known, "noop"))
+        return self._answer(made, s2.PutBasinReply(known, "noop"))
 
     def _register(self, basin: Basin, result: s2.Result, made: Made) -> Outcome:
         self._context.log(changes.BasinRegistered(basin), made)
-        return self._answer(made, s2.BasinPut(basin, result))
+        return self._answer(made, s2.PutBasinReply(basin, result))
 
     def _patch(self, command: s2.PatchBasin, now_ms: int, made: Made) -> Outcome:
         basin = self._require(command.name)
@@ -132,10 +132,10 @@ class Basins:
         if config != basin.config:
             basin = replace(basin, config=config)
             self._context.log(changes.BasinRegistered(basin), made)
-        return self._answer(made, s2.BasinFound(basin))
+        return self._answer(made, s2.GetBasinReply(basin))
 
     def _get(self, command: s2.GetBasin, now_ms: int, made: Made) -> Outcome:
-        return self._answer(made, s2.BasinFound(self.basins.get(command.name)))
+        return self._answer(made, s2.GetBasinReply(self.basins.get(command.name)))
 
     def _list(self, command: s2.ListBasins, now_ms: int, made: Made) -> Outcome:
         page: list[Basin] = []
@@ -156,14 +156,14 @@ class Basins:
         if not basin.deleted_ms:
             basin = replace(basin, deleted_ms=now_ms)
             self._context.log(changes.BasinRegistered(basin), made)
-        return self._answer(made, s2.BasinFound(basin))
+        return self._answer(made, s2.GetBasinReply(basin))
 
     def _drop(self, command: s2.DropBasin, now_ms: int, made: Made) -> Outcome:
         basin: Basin | None = self.basins.get(command.name)
         if basin is None or basin.number != command.number or not basin.deleted_ms:
-            return self._answer(made, s2.BasinFound(None))
+            return self._answer(made, s2.GetBasinReply(None))
         self._context.log(changes.BasinDropped(command.name), made)
-        return self._answer(made, s2.BasinFound(basin))
+        return self._answer(made, s2.GetBasinReply(basin))
 
     def _answer(self, made: Made, reply: s2.Reply | StreamsError) -> Outcome:
         return self._context.when_registered(reply, self.lsn, made)

@@ -122,7 +122,7 @@ class Streams:
             created = changes.StreamCreated(generation, command.box, config, now_ms, 0, stream=stream)
             lsn = self._context.log(created, made)
             wait = self._context.durability.wait_for_config(lsn, config.durability)
-            return reply_after(wait, made, s2.StreamPut(stream, "created"))
+            return reply_after(wait, made, s2.PutStreamReply(stream, "created"))
         assert box.stream is not None, "no other box has such a name"
         stream = box.stream.stream
         if stream.deleted_ms or stream.basin_number != command.basin_number:
@@ -138,7 +138,7 @@ class Streams:
                 result = "updated"
         elif not command.token or (command.token, command.asked) != (stream.token, stream.asked):
             raise ResourceAlreadyExists(f"stream {command.box} already exists", stream=command.box)
-        return self._context.answer(box, s2.StreamPut(stream, result), made, box.config_lsn)
+        return self._context.answer(box, s2.PutStreamReply(stream, result), made, box.config_lsn)
 
     def _patch(self, command: s2.PatchStream, now_ms: int, made: Made) -> Outcome:
         box, state = self._found(command.box, now_ms, made)
@@ -146,7 +146,7 @@ class Streams:
         stream = state.stream
         if spec != stream.spec:
             stream = self._state(box, replace(stream, spec=spec), made)
-        return self._context.answer(box, s2.StreamFound(stream), made, box.config_lsn)
+        return self._context.answer(box, s2.GetStreamReply(stream), made, box.config_lsn)
 
     def _state(self, box: Box, stream: Stream, made: Made) -> Stream:
         config = replace(stream.spec.box_config, durability=box.config.durability)
@@ -155,7 +155,7 @@ class Streams:
 
     def _get(self, command: s2.GetStream, now_ms: int, made: Made) -> Outcome:
         box, state = self._require(command.box)
-        return self._context.answer(box, s2.StreamFound(state.stream), made, box.config_lsn)
+        return self._context.answer(box, s2.GetStreamReply(state.stream), made, box.config_lsn)
 
     def _delete(self, command: s2.DeleteStream, now_ms: int, made: Made) -> Outcome:
         box = self._context.boxes.get(command.box)
@@ -165,7 +165,7 @@ class Streams:
         is_meant = command.basin_number in (0, stream.basin_number)
         if is_meant and not stream.deleted_ms:
             stream = self._state(box, replace(stream, deleted_ms=now_ms), made)
-        answer = self._context.answer(box, s2.StreamFound(stream), made, box.config_lsn)
+        answer = self._context.answer(box, s2.GetStreamReply(stream), made, box.config_lsn)
         return answer._replace(wakes=(box.name,))  # those that follow it are told
 
     def _list(self, command: s2.ListStreams, now_ms: int, made: Made) -> Outcome:
@@ -252,7 +252,7 @@ class Streams:
             default=0,
         )
         change = changes.StreamAppended(box.generation, batch, now_ms, fence=command.fence, trim_seq=trim_seq)
-        answer = s2.StreamAppended(log.head_seq, batch.first_ts, batch.last_seq, batch.last_ts)
+        answer = s2.AppendStreamReply(log.head_seq, batch.first_ts, batch.last_seq, batch.last_ts)
         return self._context.append_batch(command, box, change, False, made)._replace(reply=answer)
 
     def _get_tail(self, command: s2.GetStreamTail, now_ms: int, made: Made) -> Outcome:

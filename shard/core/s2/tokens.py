@@ -56,7 +56,7 @@ class Tokens:
                 full = f"there are {len(self.tokens)} access tokens already; revoke some"
                 return self._answer(made, Throttled(full, limit="access_tokens"))
         self._context.log(changes.TokenIssued(token), made)
-        return self._answer(made, s2.TokenFound(token))
+        return self._answer(made, s2.FindTokenReply(token))
 
     def _drop_expired(self, now_ms: int, made: Made) -> None:
         for token in [token for token in self.tokens.values() if not _is_valid(token, now_ms)]:
@@ -67,7 +67,7 @@ class Tokens:
         if known is None or not _is_valid(known, now_ms):
             return self._answer(made, AccessTokenNotFound(f"access token {command.id} does not exist"))
         self._context.log(changes.TokenRevoked(command.id), made)
-        return self._answer(made, s2.TokenFound(known))
+        return self._answer(made, s2.FindTokenReply(known))
 
     def _list(self, command: s2.ListTokens, now_ms: int, made: Made) -> Outcome:
         page: list[AccessToken] = []
@@ -87,7 +87,7 @@ class Tokens:
     def _find(self, command: s2.FindToken, now_ms: int, made: Made) -> Outcome:
         token = self._by_digest.get(command.digest)
         is_valid = token is not None and _is_valid(token, now_ms)
-        return self._answer(made, s2.TokenFound(token if is_valid else None, token is not None))
+        return self._answer(made, s2.FindTokenReply(token if is_valid else None, token is not None))
 
     def _answer(self, made: Made, reply: s2.Reply | StreamsError) -> Outcome:
         return self._context.when_registered(reply, self.lsn, made)

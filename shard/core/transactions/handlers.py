@@ -85,7 +85,7 @@ class Committing:
             return refusal
         done = _done(marks, txn.epoch)
         if done is not None:
-            return self._when_durable(bulk.Put(True, False, 0), done.lsn, made)
+            return self._when_durable(bulk.TxnPutReply(True, False, 0), done.lsn, made)
         others = txns.held_by_others(txn.writer, txn.query) if txn.reset else {}
         epoch = txns.find(txn.writer, txn.epoch) if txn.epoch not in others else None
         replaced: list[str] = []
@@ -102,7 +102,7 @@ class Committing:
             assert epoch is not None
             lsn = chunks[command.chunk].lsn
             wait = self._context.durability.wait_for_held_rows(lsn)
-            return reply_after(wait, made, bulk.Put(False, True, epoch.bytes))
+            return reply_after(wait, made, bulk.TxnPutReply(False, True, epoch.bytes))
         freed = sum(other.bytes for other in others.values())
         cost = cost_of(command.packed, command.body)
         account = _account_of(command.caller)
@@ -135,7 +135,7 @@ class Committing:
         if command.rows is not None:
             txns.remember(held.parcels[command.parcel][command.chunk], command.rows)
         wait = self._context.durability.wait_for_held_rows(lsn)
-        return reply_after(wait, made, bulk.Put(False, False, held.bytes))
+        return reply_after(wait, made, bulk.TxnPutReply(False, False, held.bytes))
 
     def _replaced(self, txn: bulk.Txn, made: Made) -> Outcome:
         error = WriterConflict(
@@ -264,7 +264,7 @@ class Committing:
             return refusal
         done = _done(marks, txn.epoch)
         if done is not None:
-            return self._when_durable(bulk.Committed(True, 0, []), done.lsn, made)
+            return self._when_durable(bulk.TxnCommitReply(True, 0, []), done.lsn, made)
         self._check_marks(txn)
         parcels = [parcel for parcel, chunks in command.parcels if chunks]
         held = self._txns.find(txn.writer, txn.epoch)
@@ -481,7 +481,7 @@ class Committing:
                 cuts = (0, 0, 0, 0, 0)
             wakes.append(box.name)
             if box.outboxes and context.forwarding.note(box):
-                wakes.append(forwards.CARRIER)
+                wakes.append(forwards.RELAY)
         return wakes
 
     # -- dropping
@@ -492,7 +492,7 @@ class Committing:
             return self._forget(command, made)
         epoch = txns.find(txn.writer, txn.epoch)
         if epoch is None or txn.attempt in epoch.replaced:  # its rows are gone; those held are another's
-            return Outcome(made, bulk.Aborted(0, 0))
+            return Outcome(made, bulk.TxnAbortReply(0, 0))
         if not _may_abort(command.caller, epoch):
             refusal = self._refuse_stranger(txn, command.caller, made)
             if refusal is not None:
@@ -500,11 +500,11 @@ class Committing:
         parcels = [each for each in epoch.parcels if not command.parcels or each in set(command.parcels)]
         before = txns.bytes
         if not parcels:
-            return Outcome(made, bulk.Aborted(0, 0))
+            return Outcome(made, bulk.TxnAbortReply(0, 0))
         named = parcels if len(parcels) < len(epoch.parcels) else []
         lsn = self._context.log(changes.TxnDropped(txn.writer, txn.epoch, named), made)
         wait = self._context.durability.wait_for_held_rows(lsn)
-        return reply_after(wait, made, bulk.Aborted(len(parcels), before - txns.bytes))
+        return reply_after(wait, made, bulk.TxnAbortReply(len(parcels), before - txns.bytes))
 
     def _forget(self, command: bulk.TxnAbort, made: Made) -> Outcome:
         """Drops all that is held for the writer, and its mark."""
@@ -520,7 +520,7 @@ class Committing:
         is_known = writer in txns.marks
         if is_known:
             self._context.log(changes.TxnForgotten(writer), made)
-        reply = bulk.Aborted(parcels, before - txns.bytes, is_known)
+        reply = bulk.TxnAbortReply(parcels, before - txns.bytes, is_known)
         return self._when_durable(reply, self._context.lsn if made else 0, made)
 
     def tick(self, now_ms: int, made: Made) -> None:
@@ -536,7 +536,7 @@ class Committing:
     def _list(self, command: bulk.TxnList, now_ms: int, made: Made) -> Outcome:
         txns, caller = self._txns, command.caller
         held = [
-            bulk.Held(
+            bulk.PendingTxn(
                 writer,
                 number,
                 epoch.query,
@@ -550,7 +550,7 @@ class Committing:
             if writer.startswith(command.prefix) and _may_list(caller, epoch.owner)
         ]
         marks = [
-            bulk.Mark(writer, mark.epoch, mark.query, mark.at_ms, bool(mark.slots), bool(mark.once))
+            bulk.CommittedEpoch(writer, mark.epoch, mark.query, mark.at_ms, bool(mark.slots), bool(mark.once))
             for writer, known in sorted(txns.marks.items())
             if writer.startswith(command.prefix)
             for mark in known
@@ -559,7 +559,7 @@ class Committing:
         more = max(len(held), len(marks)) > _LISTED_MAX
         lsn = max((mark.lsn for known in txns.marks.values() for mark in known), default=0)
         rendering = [
-            bulk.Rendering(commit.writer, commit.epoch, commit.records)
+            bulk.UnrenderedCommit(commit.writer, commit.epoch, commit.records)
             for commit in islice(txns.commits.values(), _LISTED_MAX)
             if commit.writer.startswith(command.prefix) and _may_list_writer(caller, txns, commit.writer)
         ]
@@ -595,11 +595,11 @@ def _may_abort(caller: bulk.Caller, epoch: Epoch) -> bool:
     return bool(grant.scopes & ADMIN) and all(map(grant.covers, boxes))
 
 
-def _told(planned: Sequence[_Planned]) -> bulk.Committed:
+def _told(planned: Sequence[_Planned]) -> bulk.TxnCommitReply:
     told = [
         (each.name, each.part.first_seq, each.part.first_seq + sum(each.part.counts) - 1) for each in planned
     ]
-    return bulk.Committed(False, sum(sum(each.part.counts) for each in planned), told)
+    return bulk.TxnCommitReply(False, sum(sum(each.part.counts) for each in planned), told)
 
 
 def _done(marks: Sequence[Mark], epoch: int) -> Mark | None:

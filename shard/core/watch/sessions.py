@@ -34,7 +34,7 @@ from streams.protocol.messages.commands import (
     KeepSession,
     PutSession,
     SessionCommand,
-    SessionKept,
+    SessionReply,
     TakeSession,
 )
 
@@ -120,7 +120,7 @@ class Sessions:
         self._by_owner.clear()
         self._bytes = 0
 
-    def handle(self, command: SessionCommand, now_ms: int) -> SessionKept | StreamsError:
+    def handle(self, command: SessionCommand, now_ms: int) -> SessionReply | StreamsError:
         self.drop_lapsed(now_ms)
         if isinstance(command, PutSession):
             return self._put(command, now_ms)
@@ -136,10 +136,10 @@ class Sessions:
                 )
             session.epoch = max(session.epoch, self._first_epoch) + 1
             self._touch(command.wid, session, session.state, now_ms + command.ttl_ms)
-            return SessionKept(session.epoch, session.state)
+            return SessionReply(session.epoch, session.state)
         return self._keep(command, session, now_ms)
 
-    def _put(self, command: PutSession, now_ms: int) -> SessionKept | StreamsError:
+    def _put(self, command: PutSession, now_ms: int) -> SessionReply | StreamsError:
         known = self._sessions.get(command.wid)
         if known is not None:  # another stream has put it back
             keep = KeepSession(command.wid, command.epoch, command.state, command.ttl_ms)
@@ -154,14 +154,14 @@ class Sessions:
         session = _Session(command.epoch, b"", 0, command.owner)
         session.was_put_back = command.epoch > 0  # a new one has not been taken yet
         self._touch(command.wid, session, command.state, now_ms + command.ttl_ms)
-        return SessionKept(session.epoch)
+        return SessionReply(session.epoch)
 
-    def _keep(self, command: KeepSession, session: _Session, now_ms: int) -> SessionKept | StreamsError:
+    def _keep(self, command: KeepSession, session: _Session, now_ms: int) -> SessionReply | StreamsError:
         if command.epoch < session.epoch:
             return SeqMismatch("wid: another connection has taken this session over")
         session.epoch = command.epoch  # a newer one, if an older stream came back first
         self._touch(command.wid, session, command.state, now_ms + command.ttl_ms)
-        return SessionKept(session.epoch)
+        return SessionReply(session.epoch)
 
     def _touch(self, wid: str, session: _Session, state: bytes, gone_ms: int) -> None:
         if self._sessions.pop(wid, None) is None:  # it goes to the end: the front is what lapses next

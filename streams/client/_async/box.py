@@ -52,7 +52,7 @@ class AsyncBox:
         meta: dict[str, Any] | None = None,
         ts: int | None = None,
         **options: Unpack[WriteOptions],
-    ) -> replies.Appended:
+    ) -> replies.AppendReply:
         """Appends one record; `options` are those of `append_batch`."""
         return await self.append_batch([Entry(data, tag, node, meta, ts)], **options)
 
@@ -68,7 +68,7 @@ class AsyncBox:
         config: BoxSettings | Mapping[str, Any] | None = None,
         disable_backpressure: bool = False,
         retry: Retry | None = None,
-    ) -> replies.Appended:
+    ) -> replies.AppendReply:
         """Appends all of them, with seqs in a row, or none. What is not an `Entry` is the data of one.
 
         A write whose answer is lost is repeated with the same key, its own or one that is made up, so it is
@@ -97,14 +97,14 @@ class AsyncBox:
         key: str,
         fields: Mapping[str, Any] | None = None,
         retry: Retry | None = None,
-    ) -> replies.Appended:
+    ) -> replies.AppendReply:
         """The same with each record as the JSON of an `Entry`."""
         body = answers.append_body(records, key, fields)
         is_urgent = bool(fields and fields.get("disable_backpressure"))
         path = f"{self.path}?return_seqs=false"
         return answers.decode(
             await self.client.send("POST", path, body, is_urgent=is_urgent, retry=retry),
-            replies.Appended,
+            replies.AppendReply,
         )
 
     async def idempotency_window_ms(self) -> int | None:
@@ -124,7 +124,7 @@ class AsyncBox:
 
     async def delete(
         self, match: str | list[str] | None = None, *, before_seq: int | None = None
-    ) -> replies.RecordsDeleted:
+    ) -> replies.DeleteRecordsReply:
         """Deletes, for ever, records with this tag (`["tag", "Glob", "user-*"]` for all that begin so) and,
         or, before this seq. A delete by tag alone is not repeated when its answer is lost: it would take what
         has come since."""
@@ -132,7 +132,7 @@ class AsyncBox:
         body = {name: value for name, value in asked.items() if value is not None}
         is_repeatable = before_seq is not None
         return await self.client.call(
-            "POST", f"{self.path}/delete", replies.RecordsDeleted, body, is_repeatable=is_repeatable
+            "POST", f"{self.path}/delete", replies.DeleteRecordsReply, body, is_repeatable=is_repeatable
         )
 
     # -- reading
@@ -208,9 +208,9 @@ class AsyncBox:
 
     # -- the box itself
 
-    async def create(self, **config: Unpack[BoxSettings]) -> replies.BoxPut:
+    async def create(self, **config: Unpack[BoxSettings]) -> replies.PutBoxReply:
         """Makes the box, or changes the settings that are given. Settings are those of the reference."""
-        return await self.client.call("PUT", self.path, replies.BoxPut, config)
+        return await self.client.call("PUT", self.path, replies.PutBoxReply, config)
 
     #: A box that is there is changed in the same way.
     configure = create
@@ -225,10 +225,10 @@ class AsyncBox:
     async def exists(self) -> bool:
         return await self.client.find(self.path + "?touch=false", replies.BoxState) is not None
 
-    async def drop(self, *, if_empty: bool = False) -> replies.BoxGone:
+    async def drop(self, *, if_empty: bool = False) -> replies.DeleteBoxReply:
         """Deletes the box with all that belongs to it, for ever."""
         path = f"{self.path}?if_empty={'true' if if_empty else 'false'}"
-        return await self.client.call("DELETE", path, replies.BoxGone)
+        return await self.client.call("DELETE", path, replies.DeleteBoxReply)
 
     async def fence(self, token: str, *, if_token: str | None = None) -> None:
         """From now on a write needs this token; an empty one ends that."""
@@ -272,4 +272,4 @@ class AsyncGroup:
 
     async def drop(self) -> bool:
         """Whether there was one."""
-        return (await self._box.client.call("DELETE", self._path, replies.GroupGone)).deleted
+        return (await self._box.client.call("DELETE", self._path, replies.DeleteGroupReply)).deleted

@@ -91,7 +91,7 @@ class AsyncClient:
         preserve_tag: bool = True,
         create_dest: bool = True,
         allow_cycle: bool = False,
-    ) -> replies.RouterPut:
+    ) -> replies.PutRouterReply:
         """Copies what is appended to `source` into `dest`, from now on or from `from_seq`; changes a router
         that is there."""
         body: dict[str, Any] = {
@@ -105,7 +105,7 @@ class AsyncClient:
         }
         if from_seq is not None:
             body["from_seq"] = from_seq
-        return await self.call("PUT", _router_path(name), replies.RouterPut, body)
+        return await self.call("PUT", _router_path(name), replies.PutRouterReply, body)
 
     async def router(self, name: str) -> replies.RouterState:
         """Its definition, and how far it is."""
@@ -124,7 +124,7 @@ class AsyncClient:
 
     async def drop_router(self, name: str) -> bool:
         """Whether there was one. Copies that were made stay."""
-        return (await self.call("DELETE", _router_path(name), replies.RouterGone)).deleted
+        return (await self.call("DELETE", _router_path(name), replies.DeleteRouterReply)).deleted
 
     def watch(
         self,

@@ -21,7 +21,7 @@ from streams.client.errors import AnswerLost, Closed
 from streams.client.retry import Retry
 from streams.client.working import ProducerStatistics
 from streams.protocol.errors import Refused, StreamsError
-from streams.protocol.messages.replies import Appended
+from streams.protocol.messages.replies import AppendReply
 
 #: Refusals that one record of a batch can be the reason of. The batch is halved to find it, so that the
 #: others pass.
@@ -38,7 +38,7 @@ class AsyncSender(Protocol):
 
     async def append_encoded(
         self, records: list[bytes], *, key: str, retry: Retry | None = None
-    ) -> Appended: ...
+    ) -> AppendReply: ...
 
     async def idempotency_window_ms(self) -> int | None: ...
 

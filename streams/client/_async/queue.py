@@ -20,7 +20,7 @@ T = TypeVar("T")
 class AsyncQueue(AsyncBox):
     """Everything of a box, and jobs. `create(max_deliveries=5, dead_letter="jobs.dead")` makes one."""
 
-    async def create(self, **config: Unpack[BoxSettings]) -> replies.BoxPut:
+    async def create(self, **config: Unpack[BoxSettings]) -> replies.PutBoxReply:
         config.setdefault("type", "queue")
         return await super().create(**config)
 
@@ -41,22 +41,22 @@ class AsyncQueue(AsyncBox):
             body["lease_ms"] = lease_ms
         path = f"{self.path}/claim"
         if raw_data:
-            raw = await self.client.call("POST", path, answers.RawClaimed, body, retry=retry)
+            raw = await self.client.call("POST", path, answers.RawClaimReply, body, retry=retry)
             return list[Job](raw.claimed)
-        return (await self.client.call("POST", path, replies.Claimed, body, retry=retry)).claimed
+        return (await self.client.call("POST", path, replies.ClaimReply, body, retry=retry)).claimed
 
-    async def ack(self, node: str, jobs: Sequence[Job]) -> replies.Acked:
+    async def ack(self, node: str, jobs: Sequence[Job]) -> replies.AckReply:
         """These jobs are done, and gone. After an answer that was lost, a job that the first attempt has
         acked is among the skipped."""
-        return await self._settle("ack", replies.Acked, node, jobs)
+        return await self._settle("ack", replies.AckReply, node, jobs)
 
-    async def nack(self, node: str, jobs: Sequence[Job], *, delay_ms: int = 0) -> replies.Nacked:
+    async def nack(self, node: str, jobs: Sequence[Job], *, delay_ms: int = 0) -> replies.NackReply:
         """These jobs are for others, after the delay."""
-        return await self._settle("nack", replies.Nacked, node, jobs, delay_ms=delay_ms)
+        return await self._settle("nack", replies.NackReply, node, jobs, delay_ms=delay_ms)
 
-    async def extend(self, node: str, jobs: Sequence[Job], *, lease_ms: int) -> replies.Extended:
+    async def extend(self, node: str, jobs: Sequence[Job], *, lease_ms: int) -> replies.ExtendReply:
         """These jobs stay this node's for so long from now."""
-        return await self._settle("extend", replies.Extended, node, jobs, lease_ms=lease_ms)
+        return await self._settle("extend", replies.ExtendReply, node, jobs, lease_ms=lease_ms)
 
     async def _settle(self, action: str, kind: type[T], node: str, jobs: Sequence[Job], **more: Any) -> T:
         body = {"node": node, "seqs": [job.seq for job in jobs], "lease_ids": [job.lease_id for job in jobs]}
@@ -66,7 +66,7 @@ class AsyncQueue(AsyncBox):
         """Moves jobs back that died here; how many."""
         body = {"from": dead_letters, "max": max}
         path = f"{self.path}/requeue"
-        answer = await self.client.call("POST", path, replies.Requeued, body, is_repeatable=False)
+        answer = await self.client.call("POST", path, replies.RequeueReply, body, is_repeatable=False)
         return answer.requeued
 
     def worker(

@@ -18,7 +18,7 @@ from streams.client.errors import AnswerLost, error_of
 from streams.client.events import Event, EventReader
 from streams.client.retry import FOREVER
 from streams.protocol.errors import BoxNotFound, Busy, NotFound, StreamsError, Uncertain
-from streams.protocol.messages.replies import WatchMade
+from streams.protocol.messages.replies import WatchReply
 
 if TYPE_CHECKING:
     from streams.client._async.client import AsyncClient
@@ -131,7 +131,7 @@ class AsyncWatch:
             box: {"tail": True} if seq is None else {"from_seq": seq} for box, seq in self.cursors.items()
         }
         body = {"boxes": starts, **self._options}
-        session = await self._client.call("POST", "/v0/watch", WatchMade, body, retry=FOREVER)
+        session = await self._client.call("POST", "/v0/watch", WatchReply, body, retry=FOREVER)
         for box, start in session.boxes.items():
             self.cursors[box] = start.from_seq
         self._url = session.stream_url

@@ -53,7 +53,7 @@ class Box:
         meta: dict[str, Any] | None = None,
         ts: int | None = None,
         **options: Unpack[WriteOptions],
-    ) -> replies.Appended:
+    ) -> replies.AppendReply:
         """Appends one record; `options` are those of `append_batch`."""
         return self.append_batch([Entry(data, tag, node, meta, ts)], **options)
 
@@ -69,7 +69,7 @@ class Box:
         config: BoxSettings | Mapping[str, Any] | None = None,
         disable_backpressure: bool = False,
         retry: Retry | None = None,
-    ) -> replies.Appended:
+    ) -> replies.AppendReply:
         """Appends all of them, with seqs in a row, or none. What is not an `Entry` is the data of one.
 
         A write whose answer is lost is repeated with the same key, its own or one that is made up, so it is
@@ -98,14 +98,14 @@ class Box:
         key: str,
         fields: Mapping[str, Any] | None = None,
         retry: Retry | None = None,
-    ) -> replies.Appended:
+    ) -> replies.AppendReply:
         """The same with each record as the JSON of an `Entry`."""
         body = answers.append_body(records, key, fields)
         is_urgent = bool(fields and fields.get("disable_backpressure"))
         path = f"{self.path}?return_seqs=false"
         return answers.decode(
             self.client.send("POST", path, body, is_urgent=is_urgent, retry=retry),
-            replies.Appended,
+            replies.AppendReply,
         )
 
     def idempotency_window_ms(self) -> int | None:
@@ -125,7 +125,7 @@ class Box:
 
     def delete(
         self, match: str | list[str] | None = None, *, before_seq: int | None = None
-    ) -> replies.RecordsDeleted:
+    ) -> replies.DeleteRecordsReply:
         """Deletes, for ever, records with this tag (`["tag", "Glob", "user-*"]` for all that begin so) and,
         or, before this seq. A delete by tag alone is not repeated when its answer is lost: it would take what
         has come since."""
@@ -133,7 +133,7 @@ class Box:
         body = {name: value for name, value in asked.items() if value is not None}
         is_repeatable = before_seq is not None
         return self.client.call(
-            "POST", f"{self.path}/delete", replies.RecordsDeleted, body, is_repeatable=is_repeatable
+            "POST", f"{self.path}/delete", replies.DeleteRecordsReply, body, is_repeatable=is_repeatable
         )
 
     # -- reading
@@ -209,9 +209,9 @@ class Box:
 
     # -- the box itself
 
-    def create(self, **config: Unpack[BoxSettings]) -> replies.BoxPut:
+    def create(self, **config: Unpack[BoxSettings]) -> replies.PutBoxReply:
         """Makes the box, or changes the settings that are given. Settings are those of the reference."""
-        return self.client.call("PUT", self.path, replies.BoxPut, config)
+        return self.client.call("PUT", self.path, replies.PutBoxReply, config)
 
     #: A box that is there is changed in the same way.
     configure = create
@@ -226,10 +226,10 @@ class Box:
     def exists(self) -> bool:
         return self.client.find(self.path + "?touch=false", replies.BoxState) is not None
 
-    def drop(self, *, if_empty: bool = False) -> replies.BoxGone:
+    def drop(self, *, if_empty: bool = False) -> replies.DeleteBoxReply:
         """Deletes the box with all that belongs to it, for ever."""
         path = f"{self.path}?if_empty={'true' if if_empty else 'false'}"
-        return self.client.call("DELETE", path, replies.BoxGone)
+        return self.client.call("DELETE", path, replies.DeleteBoxReply)
 
     def fence(self, token: str, *, if_token: str | None = None) -> None:
         """From now on a write needs this token; an empty one ends that."""
@@ -271,4 +271,4 @@ class Group:
 
     def drop(self) -> bool:
         """Whether there was one."""
-        return (self._box.client.call("DELETE", self._path, replies.GroupGone)).deleted
+        return (self._box.client.call("DELETE", self._path, replies.DeleteGroupReply)).deleted

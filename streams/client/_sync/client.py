@@ -92,7 +92,7 @@ class Client:
         preserve_tag: bool = True,
         create_dest: bool = True,
         allow_cycle: bool = False,
-    ) -> replies.RouterPut:
+    ) -> replies.PutRouterReply:
         """Copies what is appended to `source` into `dest`, from now on or from `from_seq`; changes a router
         that is there."""
         body: dict[str, Any] = {
@@ -106,7 +106,7 @@ class Client:
         }
         if from_seq is not None:
             body["from_seq"] = from_seq
-        return self.call("PUT", _router_path(name), replies.RouterPut, body)
+        return self.call("PUT", _router_path(name), replies.PutRouterReply, body)
 
     def router(self, name: str) -> replies.RouterState:
         """Its definition, and how far it is."""
@@ -123,7 +123,7 @@ class Client:
 
     def drop_router(self, name: str) -> bool:
         """Whether there was one. Copies that were made stay."""
-        return (self.call("DELETE", _router_path(name), replies.RouterGone)).deleted
+        return (self.call("DELETE", _router_path(name), replies.DeleteRouterReply)).deleted
 
     def watch(
         self,

@@ -22,7 +22,7 @@ from streams.client.errors import AnswerLost, Closed
 from streams.client.retry import Retry
 from streams.client.working import ProducerStatistics
 from streams.protocol.errors import Refused, StreamsError
-from streams.protocol.messages.replies import Appended
+from streams.protocol.messages.replies import AppendReply
 
 #: Refusals that one record of a batch can be the reason of. The batch is halved to find it, so that the
 #: others pass.
@@ -37,7 +37,9 @@ _NOT_SENT = "the producer was ended before this was sent"
 class Sender(Protocol):
     """Where batches go: a box over HTTP, or a shard directly."""
 
-    def append_encoded(self, records: list[bytes], *, key: str, retry: Retry | None = None) -> Appended: ...
+    def append_encoded(
+        self, records: list[bytes], *, key: str, retry: Retry | None = None
+    ) -> AppendReply: ...
 
     def idempotency_window_ms(self) -> int | None: ...
 

@@ -21,7 +21,7 @@ T = TypeVar("T")
 class Queue(Box):
     """Everything of a box, and jobs. `create(max_deliveries=5, dead_letter="jobs.dead")` makes one."""
 
-    def create(self, **config: Unpack[BoxSettings]) -> replies.BoxPut:
+    def create(self, **config: Unpack[BoxSettings]) -> replies.PutBoxReply:
         config.setdefault("type", "queue")
         return super().create(**config)
 
@@ -42,22 +42,22 @@ class Queue(Box):
             body["lease_ms"] = lease_ms
         path = f"{self.path}/claim"
         if raw_data:
-            raw = self.client.call("POST", path, answers.RawClaimed, body, retry=retry)
+            raw = self.client.call("POST", path, answers.RawClaimReply, body, retry=retry)
             return list[Job](raw.claimed)
-        return (self.client.call("POST", path, replies.Claimed, body, retry=retry)).claimed
+        return (self.client.call("POST", path, replies.ClaimReply, body, retry=retry)).claimed
 
-    def ack(self, node: str, jobs: Sequence[Job]) -> replies.Acked:
+    def ack(self, node: str, jobs: Sequence[Job]) -> replies.AckReply:
         """These jobs are done, and gone. After an answer that was lost, a job that the first attempt has
         acked is among the skipped."""
-        return self._settle("ack", replies.Acked, node, jobs)
+        return self._settle("ack", replies.AckReply, node, jobs)
 
-    def nack(self, node: str, jobs: Sequence[Job], *, delay_ms: int = 0) -> replies.Nacked:
+    def nack(self, node: str, jobs: Sequence[Job], *, delay_ms: int = 0) -> replies.NackReply:
         """These jobs are for others, after the delay."""
-        return self._settle("nack", replies.Nacked, node, jobs, delay_ms=delay_ms)
+        return self._settle("nack", replies.NackReply, node, jobs, delay_ms=delay_ms)
 
-    def extend(self, node: str, jobs: Sequence[Job], *, lease_ms: int) -> replies.Extended:
+    def extend(self, node: str, jobs: Sequence[Job], *, lease_ms: int) -> replies.ExtendReply:
         """These jobs stay this node's for so long from now."""
-        return self._settle("extend", replies.Extended, node, jobs, lease_ms=lease_ms)
+        return self._settle("extend", replies.ExtendReply, node, jobs, lease_ms=lease_ms)
 
     def _settle(self, action: str, kind: type[T], node: str, jobs: Sequence[Job], **more: Any) -> T:
         body = {"node": node, "seqs": [job.seq for job in jobs], "lease_ids": [job.lease_id for job in jobs]}
@@ -67,7 +67,7 @@ class Queue(Box):
         """Moves jobs back that died here; how many."""
         body = {"from": dead_letters, "max": max}
         path = f"{self.path}/requeue"
-        answer = self.client.call("POST", path, replies.Requeued, body, is_repeatable=False)
+        answer = self.client.call("POST", path, replies.RequeueReply, body, is_repeatable=False)
         return answer.requeued
 
     def worker(

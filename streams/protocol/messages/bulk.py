@@ -154,7 +154,7 @@ class Positions(msgspec.Struct, array_like=True, frozen=True):
     more: bool = False
 
 
-class Located(msgspec.Struct, array_like=True, frozen=True):
+class LocateReply(msgspec.Struct, array_like=True, frozen=True):
     """A (generation, seq) for each question; `head_seq + 1` when no record is that new. None where there is
     no such box."""
 
@@ -173,11 +173,11 @@ class BoxResult(msgspec.Struct, array_like=True, frozen=True):
     error: tuple[str, str, dict[str, Any]] | None = None
 
 
-class ColumnsPut(msgspec.Struct, array_like=True, frozen=True):
+class PutColumnsReply(msgspec.Struct, array_like=True, frozen=True):
     results: list[BoxResult]
 
 
-class Put(msgspec.Struct, array_like=True, frozen=True):
+class TxnPutReply(msgspec.Struct, array_like=True, frozen=True):
     """`is_done`: the epoch was committed before, nothing was taken. `is_repeat`: the chunk was held."""
 
     is_done: bool
@@ -186,7 +186,7 @@ class Put(msgspec.Struct, array_like=True, frozen=True):
     held_bytes: int
 
 
-class Committed(msgspec.Struct, array_like=True, frozen=True):
+class TxnCommitReply(msgspec.Struct, array_like=True, frozen=True):
     """`is_done`: the epoch was committed before, and nothing has changed; its boxes are not told again."""
 
     is_done: bool
@@ -195,14 +195,14 @@ class Committed(msgspec.Struct, array_like=True, frozen=True):
     boxes: list[tuple[str, int, int]]
 
 
-class Aborted(msgspec.Struct, array_like=True, frozen=True):
+class TxnAbortReply(msgspec.Struct, array_like=True, frozen=True):
     parcels: int
     bytes: int
     #: True if the writer was known and is forgotten.
     is_forgotten: bool = False
 
 
-class Mark(msgspec.Struct, array_like=True, frozen=True):
+class CommittedEpoch(msgspec.Struct, array_like=True, frozen=True):
     """The last epoch of a writer that was committed."""
 
     writer: str
@@ -215,7 +215,7 @@ class Mark(msgspec.Struct, array_like=True, frozen=True):
     is_once: bool = False
 
 
-class Held(msgspec.Struct, array_like=True, frozen=True):
+class PendingTxn(msgspec.Struct, array_like=True, frozen=True):
     writer: str
     epoch: int
     query: str
@@ -227,7 +227,7 @@ class Held(msgspec.Struct, array_like=True, frozen=True):
     expires_ms: int
 
 
-class Rendering(msgspec.Struct, array_like=True, frozen=True):
+class UnrenderedCommit(msgspec.Struct, array_like=True, frozen=True):
     """A commit that stands and whose rows are not all rendered yet."""
 
     writer: str
@@ -237,11 +237,13 @@ class Rendering(msgspec.Struct, array_like=True, frozen=True):
 
 
 class TxnState(msgspec.Struct, array_like=True, frozen=True):
-    held: list[Held]
-    marks: list[Mark]
+    held: list[PendingTxn]
+    marks: list[CommittedEpoch]
     #: Whether there are more than are shown.
     more: bool = False
-    rendering: list[Rendering] = []
+    rendering: list[UnrenderedCommit] = []
 
 
-BulkReply = Positions | Located | ColumnsPut | Put | Committed | Aborted | TxnState
+BulkReply = (
+    Positions | LocateReply | PutColumnsReply | TxnPutReply | TxnCommitReply | TxnAbortReply | TxnState
+)

@@ -149,11 +149,11 @@ def decode(op: int, head: bytes, body: bytes, limits: RecordLimits) -> commands.
 
 REPLIES: tuple[type[Any], ...] = (
     bulk.Positions,
-    bulk.Located,
-    bulk.ColumnsPut,
-    bulk.Put,
-    bulk.Committed,
-    bulk.Aborted,
+    bulk.LocateReply,
+    bulk.PutColumnsReply,
+    bulk.TxnPutReply,
+    bulk.TxnCommitReply,
+    bulk.TxnAbortReply,
     bulk.TxnState,
 )
 

@@ -12,12 +12,12 @@ from streams.protocol.access.key_limits import AccountsUse, ExchangeUse
 from streams.protocol.messages import forwards, s2
 from streams.protocol.messages.bulk import BulkCommand, BulkReply
 from streams.protocol.messages.queues import GroupCommand, GroupReply, QueueCommand, QueueReply
-from streams.protocol.messages.replies import BoxGone as BoxGone
-from streams.protocol.messages.replies import BoxPut as BoxPut
 from streams.protocol.messages.replies import BoxState as BoxState
-from streams.protocol.messages.replies import FenceSet as FenceSet
+from streams.protocol.messages.replies import DeleteBoxReply as DeleteBoxReply
+from streams.protocol.messages.replies import DeleteRecordsReply as DeleteRecordsReply
 from streams.protocol.messages.replies import ListedBox as ListedBox
-from streams.protocol.messages.replies import RecordsDeleted as RecordsDeleted
+from streams.protocol.messages.replies import PutBoxReply as PutBoxReply
+from streams.protocol.messages.replies import SetFenceReply as SetFenceReply
 from streams.protocol.messages.replies import Tail as Tail
 from streams.protocol.messages.replies import Tombstone as Tombstone
 from streams.protocol.model.boxes import BoxPatch
@@ -198,7 +198,7 @@ class BoxPage(msgspec.Struct, frozen=True):
     more: bool
 
 
-class Appended(msgspec.Struct, frozen=True, gc=False):
+class AppendResult(msgspec.Struct, frozen=True, gc=False):
     box: str
     first_seq: int
     last_seq: int
@@ -231,7 +231,7 @@ class OneRecord(msgspec.Struct, frozen=True):
     record: bytes
 
 
-class SessionKept(msgspec.Struct, frozen=True):
+class SessionReply(msgspec.Struct, frozen=True):
     """`state` is None unless the session was taken."""
 
     epoch: int
@@ -239,22 +239,22 @@ class SessionKept(msgspec.Struct, frozen=True):
 
 
 Reply = (
-    BoxPut
+    PutBoxReply
     | BoxState
     | BoxPage
-    | BoxGone
-    | Appended
+    | DeleteBoxReply
+    | AppendResult
     | Records
     | OneRecord
     | Tail
-    | RecordsDeleted
-    | FenceSet
+    | DeleteRecordsReply
+    | SetFenceReply
     | QueueReply
     | GroupReply
     | BulkReply
-    | scans.Scanned
+    | scans.ScanReply
     | forwards.Reply
-    | SessionKept
+    | SessionReply
     | s2.Reply
     | AccountsUse
 )

@@ -2,7 +2,7 @@
 
     source's shard ── Collect ──► parcels ── Forward ──► destination's shard
            ▲                                                     │
-           └──────── Carried ◄──────── Forwarded ◄───────────────┘
+           └───── ReportDelivery ◄───── ForwardReply ◄───────────┘
 
 An **origin** is one ordered line of copies into a box: a router's, or the dead letters of a queue. Its
 **positions** count what the source has sent (a router's are the source's seqs). A Forward says which of them
@@ -31,7 +31,7 @@ _T = TypeVar("_T")
 HOPS_MAX = 16
 
 #: A name that no box can have. Reads wait for boxes by name; the carrier's question waits under this one.
-CARRIER = ""
+RELAY = ""
 
 
 class ForwardHead(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
@@ -72,7 +72,7 @@ class Forward(msgspec.Struct, frozen=True, gc=False):
         return False
 
 
-class Forwarded(msgspec.Struct, array_like=True, frozen=True):
+class ForwardReply(msgspec.Struct, array_like=True, frozen=True):
     """Where the origin stands now in its source's `life`, and how many records have come from it in this
     `generation` of the destination."""
 
@@ -87,10 +87,10 @@ class Collect(msgspec.Struct, array_like=True, frozen=True):
 
     carrier: int
     wait_ms: int = 0
-    box: str = CARRIER
+    box: str = RELAY
 
 
-class Parcel(msgspec.Struct, array_like=True, frozen=True):
+class CopyBatch(msgspec.Struct, array_like=True, frozen=True):
     """One Forward to be carried: from which box, where to, its label (encoded) and its records."""
 
     number: int
@@ -101,27 +101,27 @@ class Parcel(msgspec.Struct, array_like=True, frozen=True):
     text: bytes
 
 
-class Parcels(msgspec.Struct, array_like=True, frozen=True):
+class CollectReply(msgspec.Struct, array_like=True, frozen=True):
     #: Which life of the shard gave them out: numbers begin anew in each.
     shard_life: int
-    parcels: list[Parcel]
+    parcels: list[CopyBatch]
 
 
-class Carried(msgspec.Struct, array_like=True, frozen=True):
+class ReportDelivery(msgspec.Struct, array_like=True, frozen=True):
     """What became of a parcel: the destination's answer, or the code and message of why there is none."""
 
     shard_life: int
     number: int
-    answer: Forwarded | None = None
+    answer: ForwardReply | None = None
     code: str = ""
     message: str = ""
 
 
-class CarriedNoted(msgspec.Struct, array_like=True, frozen=True):
+class ReportDeliveryReply(msgspec.Struct, array_like=True, frozen=True):
     known: bool
 
 
-class Tie(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+class AttachEndpoint(msgspec.Struct, frozen=True, tag="Tie", kw_only=True):
     """Ties one end of a router to a box: with a route its source, without one its destination. The positions
     count from `position` on, of that life of the source. Repeated, it changes nothing but the route."""
 
@@ -132,7 +132,7 @@ class Tie(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     route: Route | None = None
 
 
-class Untie(msgspec.Struct, frozen=True, tag=True):
+class DetachEndpoint(msgspec.Struct, frozen=True, tag="Untie"):
     """Takes both ends of this origin off a box, if they are there."""
 
     box: str
@@ -144,17 +144,17 @@ class GetOutbox(msgspec.Struct, frozen=True, tag=True):
     origin: str
 
 
-class ListTies(msgspec.Struct, frozen=True, tag=True):
+class ListEndpoints(msgspec.Struct, frozen=True, tag="ListTies"):
     #: The version that the asker has; the answer is short when nothing has changed since.
     version: int = -1
 
 
-class Tied(msgspec.Struct, array_like=True, frozen=True):
+class AttachEndpointReply(msgspec.Struct, array_like=True, frozen=True):
     life: int
     position: int
 
 
-class Untied(msgspec.Struct, array_like=True, frozen=True):
+class DetachEndpointReply(msgspec.Struct, array_like=True, frozen=True):
     was_tied: bool
 
 
@@ -167,7 +167,7 @@ class OutboxState(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     last_error: str = ""
 
 
-class Ties(msgspec.Struct, array_like=True, frozen=True):
+class EndpointList(msgspec.Struct, array_like=True, frozen=True):
     """(box, origin) of every end at a source and at a destination."""
 
     version: int
@@ -176,30 +176,39 @@ class Ties(msgspec.Struct, array_like=True, frozen=True):
     dests: list[tuple[str, str]]
 
 
-_Asked = Tie | Untie | GetOutbox | ListTies | routers.Command
-Command = Forward | Collect | Carried | _Asked
-Reply = Forwarded | Parcels | CarriedNoted | Tied | Untied | OutboxState | Ties | routers.Reply
+_MsgpackCommand = AttachEndpoint | DetachEndpoint | GetOutbox | ListEndpoints | routers.Command
+Command = Forward | Collect | ReportDelivery | _MsgpackCommand
+Reply = (
+    ForwardReply
+    | CollectReply
+    | ReportDeliveryReply
+    | AttachEndpointReply
+    | DetachEndpointReply
+    | OutboxState
+    | EndpointList
+    | routers.Reply
+)
 REPLIES: tuple[type[msgspec.Struct], ...] = (
-    Forwarded,
-    Parcels,
-    CarriedNoted,
-    Tied,
-    Untied,
+    ForwardReply,
+    CollectReply,
+    ReportDeliveryReply,
+    AttachEndpointReply,
+    DetachEndpointReply,
     OutboxState,
-    Ties,
+    EndpointList,
     *routers.REPLIES,
 )
 
 encode = msgspec.msgpack.Encoder().encode
-decode_parcels = msgspec.msgpack.Decoder(Parcels).decode
-decode_forwarded = msgspec.msgpack.Decoder(Forwarded).decode
+decode_collect_reply = msgspec.msgpack.Decoder(CollectReply).decode
+decode_forward_reply = msgspec.msgpack.Decoder(ForwardReply).decode
 _decode_head = msgspec.msgpack.Decoder(ForwardHead).decode
 _decode_collect = msgspec.msgpack.Decoder(Collect).decode
-_decode_carried = msgspec.msgpack.Decoder(Carried).decode
-_decode_asked = msgspec.msgpack.Decoder(_Asked).decode
+_decode_report = msgspec.msgpack.Decoder(ReportDelivery).decode
+_decode_msgpack_command = msgspec.msgpack.Decoder(_MsgpackCommand).decode
 
 
-def _decoded(decode: Callable[[bytes], _T], head: bytes) -> _T:
+def _decode(decode: Callable[[bytes], _T], head: bytes) -> _T:
     try:
         return decode(head)
     except msgspec.DecodeError as error:
@@ -208,8 +217,8 @@ def _decoded(decode: Callable[[bytes], _T], head: bytes) -> _T:
 
 #: op -> (head, body) -> the command. Between processes of one server: nothing here comes from a client.
 DECODERS: dict[int, Callable[[bytes, bytes], Command]] = {
-    wire.OP_COLLECT: lambda head, body: _decoded(_decode_collect, head),
-    wire.OP_CARRIED: lambda head, body: _decoded(_decode_carried, head),
-    wire.OP_FORWARD: lambda head, body: Forward(_decoded(_decode_head, head), body),
-    wire.OP_FORWARDING: lambda head, body: _decoded(_decode_asked, head),
+    wire.OP_COLLECT: lambda head, body: _decode(_decode_collect, head),
+    wire.OP_REPORT_DELIVERY: lambda head, body: _decode(_decode_report, head),
+    wire.OP_FORWARD: lambda head, body: Forward(_decode(_decode_head, head), body),
+    wire.OP_FORWARDING: lambda head, body: _decode(_decode_msgpack_command, head),
 }

@@ -228,7 +228,7 @@ DECODERS: dict[int, Callable[[wire.RequestHead, bytes, RecordLimits], QueueComma
 # ---------------------------------------------------------------------------------------------------
 
 
-def _claimed(reply: queues.Claimed) -> bytes:
+def _claimed(reply: queues.ClaimResult) -> bytes:
     if reply.is_pushed:
         return b"".join([_event(reply.box, seq, job) for seq, job in reply.jobs])
     return b'{"box":"%b","claimed":[%b],"count":%d,"ready":%d}' % (
@@ -250,16 +250,16 @@ _encode = msgspec.json.Encoder().encode
 
 
 ENCODERS: dict[type[Any], Callable[[Any], bytes]] = {
-    queues.Claimed: _claimed,
-    queues.Acked: _encode,
-    queues.Nacked: _encode,
-    queues.Extended: _encode,
-    queues.HolderReleased: _encode,
-    queues.QueueFound: _encode,
-    queues.RequeuePlanned: _encode,
-    queues.MovesAwaited: _encode,
+    queues.ClaimResult: _claimed,
+    queues.AckReply: _encode,
+    queues.NackReply: _encode,
+    queues.ExtendReply: _encode,
+    queues.ReleaseHolderReply: _encode,
+    queues.RequireQueueReply: _encode,
+    queues.PlanRequeueReply: _encode,
+    queues.AwaitMovesReply: _encode,
     queues.GroupState: _encode,
-    queues.GroupPut: _encode,
+    queues.CommitGroupReply: _encode,
     queues.GroupPage: _encode,
-    queues.GroupGone: _encode,
+    queues.DeleteGroupReply: _encode,
 }

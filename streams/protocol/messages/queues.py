@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from streams.protocol.messages.replies import Acked as Acked
-from streams.protocol.messages.replies import Extended as Extended
-from streams.protocol.messages.replies import GroupGone as GroupGone
-from streams.protocol.messages.replies import GroupPut as GroupPut
+from streams.protocol.messages.replies import AckReply as AckReply
+from streams.protocol.messages.replies import CommitGroupReply as CommitGroupReply
+from streams.protocol.messages.replies import DeleteGroupReply as DeleteGroupReply
+from streams.protocol.messages.replies import ExtendReply as ExtendReply
 from streams.protocol.messages.replies import GroupState as GroupState
-from streams.protocol.messages.replies import Nacked as Nacked
+from streams.protocol.messages.replies import NackReply as NackReply
 
 CLAIM_JOBS_MAX = 1000
 SEQS_MAX = 1000
@@ -29,7 +29,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     holder: int = 0
 
 
-class ClaimTogether(msgspec.Struct, frozen=True, kw_only=True):
+class BatchClaim(msgspec.Struct, frozen=True, kw_only=True):
     """Claims that have waited, served in one pass. Some may go on waiting, unless their time `is_over`."""
 
     box: str
@@ -83,23 +83,23 @@ class AwaitMoves(msgspec.Struct, frozen=True):
     wait_ms: int = 0
 
 
-class QueueFound(msgspec.Struct, frozen=True):
+class RequireQueueReply(msgspec.Struct, frozen=True):
     box: str
 
 
-class RequeuePlanned(msgspec.Struct, frozen=True):
+class PlanRequeueReply(msgspec.Struct, frozen=True):
     box: str
     planned: int
     position: int
 
 
-class MovesAwaited(msgspec.Struct, frozen=True):
+class AwaitMovesReply(msgspec.Struct, frozen=True):
     """How many of them are still on their way."""
 
     pending: int
 
 
-class Claimed(msgspec.Struct, frozen=True):
+class ClaimResult(msgspec.Struct, frozen=True):
     box: str
     #: (seq, the job as JSON), in the order of their seqs.
     jobs: list[tuple[int, bytes]]
@@ -108,13 +108,13 @@ class Claimed(msgspec.Struct, frozen=True):
     is_pushed: bool = False
 
 
-class ClaimedTogether(msgspec.Struct, frozen=True):
+class BatchClaimResult(msgspec.Struct, frozen=True):
     """An answer for each of the claims; None for those that go on waiting."""
 
-    answers: list[Claimed | None]
+    answers: list[ClaimResult | None]
 
 
-class HolderReleased(msgspec.Struct, frozen=True):
+class ReleaseHolderReply(msgspec.Struct, frozen=True):
     box: str
     released: int
 
@@ -154,18 +154,18 @@ class GroupPage(msgspec.Struct, frozen=True):
 
 
 QueueCommand = (
-    Claim | ClaimTogether | Ack | Nack | Extend | ReleaseHolder | RequireQueue | PlanRequeue | AwaitMoves
+    Claim | BatchClaim | Ack | Nack | Extend | ReleaseHolder | RequireQueue | PlanRequeue | AwaitMoves
 )
 QueueReply = (
-    Claimed
-    | ClaimedTogether
-    | Acked
-    | Nacked
-    | Extended
-    | HolderReleased
-    | QueueFound
-    | RequeuePlanned
-    | MovesAwaited
+    ClaimResult
+    | BatchClaimResult
+    | AckReply
+    | NackReply
+    | ExtendReply
+    | ReleaseHolderReply
+    | RequireQueueReply
+    | PlanRequeueReply
+    | AwaitMovesReply
 )
 GroupCommand = CommitGroup | GetGroup | ListGroups | DeleteGroup
-GroupReply = GroupState | GroupPut | GroupPage | GroupGone
+GroupReply = GroupState | CommitGroupReply | GroupPage | DeleteGroupReply

@@ -42,7 +42,7 @@ Warnings = Annotated[
 # -- boxes
 
 
-class BoxPut(msgspec.Struct, frozen=True):
+class PutBoxReply(msgspec.Struct, frozen=True):
     box: BoxName
     created: bool
     config: BoxConfig
@@ -94,7 +94,7 @@ class BoxPage(msgspec.Struct, frozen=True, omit_defaults=True):
     next_cursor: str | None = None
 
 
-class BoxGone(msgspec.Struct, frozen=True):
+class DeleteBoxReply(msgspec.Struct, frozen=True):
     """A shard says the origins of routers (`routers.py`): a gateway removes these, and shows their names."""
 
     box: BoxName
@@ -102,7 +102,7 @@ class BoxGone(msgspec.Struct, frozen=True):
     routers_removed: list[RouterName]
 
 
-class FenceSet(msgspec.Struct, frozen=True):
+class SetFenceReply(msgspec.Struct, frozen=True):
     box: BoxName
     token: str
 
@@ -110,7 +110,7 @@ class FenceSet(msgspec.Struct, frozen=True):
 # -- records
 
 
-class Appended(msgspec.Struct, frozen=True, omit_defaults=True):
+class AppendReply(msgspec.Struct, frozen=True, omit_defaults=True):
     """What became of a write: its records have the seqs from `first_seq` to `last_seq`. `deduped` says that
     an earlier attempt with the same key had written them."""
 
@@ -180,7 +180,7 @@ class Tail(msgspec.Struct, frozen=True):
     last_ts: Millis | None
 
 
-class RecordsDeleted(msgspec.Struct, frozen=True):
+class DeleteRecordsReply(msgspec.Struct, frozen=True):
     box: BoxName
     deleted: Count
     earliest_seq: Seq
@@ -206,7 +206,7 @@ class Job(msgspec.Struct, frozen=True):
     meta: dict[str, Any] = {}
 
 
-class Claimed(msgspec.Struct, frozen=True):
+class ClaimReply(msgspec.Struct, frozen=True):
     box: BoxName
     claimed: list[Job]
     count: Count
@@ -214,7 +214,7 @@ class Claimed(msgspec.Struct, frozen=True):
     warnings: Warnings = []
 
 
-class Acked(msgspec.Struct, frozen=True):
+class AckReply(msgspec.Struct, frozen=True):
     """`skipped` are seqs that are not the worker's any more."""
 
     box: BoxName
@@ -224,7 +224,7 @@ class Acked(msgspec.Struct, frozen=True):
     in_flight: Count
 
 
-class Nacked(msgspec.Struct, frozen=True):
+class NackReply(msgspec.Struct, frozen=True):
     """`skipped` are seqs that are not the worker's any more."""
 
     box: BoxName
@@ -234,7 +234,7 @@ class Nacked(msgspec.Struct, frozen=True):
     in_flight: Count
 
 
-class Extended(msgspec.Struct, frozen=True):
+class ExtendReply(msgspec.Struct, frozen=True):
     """`skipped` are seqs that are not the worker's any more; `deadlines` are by seq."""
 
     box: BoxName
@@ -243,7 +243,7 @@ class Extended(msgspec.Struct, frozen=True):
     deadlines: dict[str, Millis]
 
 
-class Requeued(msgspec.Struct, frozen=True, rename={"from_box": "from"}):
+class RequeueReply(msgspec.Struct, frozen=True, rename={"from_box": "from"}):
     box: BoxName
     from_box: BoxName
     requeued: Count
@@ -261,11 +261,11 @@ class GroupState(msgspec.Struct, frozen=True):
     updated_ts: Millis
 
 
-class GroupShown(GroupState, frozen=True):
+class GetGroupReply(GroupState, frozen=True):
     """A group that was asked for by name."""
 
 
-class GroupPut(GroupState, frozen=True):
+class CommitGroupReply(GroupState, frozen=True):
     created: bool
 
 
@@ -275,7 +275,7 @@ class GroupPage(msgspec.Struct, frozen=True, omit_defaults=True):
     next_cursor: str | None = None
 
 
-class GroupGone(msgspec.Struct, frozen=True):
+class DeleteGroupReply(msgspec.Struct, frozen=True):
     box: BoxName
     group: BoxName
     deleted: bool
@@ -297,7 +297,7 @@ class Router(msgspec.Struct, frozen=True, kw_only=True):
     allow_cycle: bool
 
 
-class RouterPut(Router, frozen=True, kw_only=True):
+class PutRouterReply(Router, frozen=True, kw_only=True):
     created: bool
 
 
@@ -316,7 +316,7 @@ class RouterPage(msgspec.Struct, frozen=True, omit_defaults=True):
     next_cursor: str | None = None
 
 
-class RouterGone(msgspec.Struct, frozen=True):
+class DeleteRouterReply(msgspec.Struct, frozen=True):
     router: RouterName
     deleted: bool
 
@@ -330,7 +330,7 @@ class WatchedBox(msgspec.Struct, frozen=True):
     earliest_seq: Seq
 
 
-class WatchMade(msgspec.Struct, frozen=True, omit_defaults=True):
+class WatchReply(msgspec.Struct, frozen=True, omit_defaults=True):
     wid: str
     stream_url: str
     session_ttl_ms: Millis

@@ -21,7 +21,7 @@ from streams.protocol.messages import bulk_requests, commands, forwards, queue_r
 from streams.protocol.messages.bodies import DeleteBody, DiffBody, FenceBody, RouterBody
 from streams.protocol.messages.commands import Command, Match, Reply
 from streams.protocol.messages.query import Query
-from streams.protocol.messages.queues import GroupPut, RequireQueue
+from streams.protocol.messages.queues import CommitGroupReply, RequireQueue
 from streams.protocol.messages.routers import Route
 from streams.protocol.model.boxes import BoxPatch
 from streams.protocol.model.names import (
@@ -407,7 +407,7 @@ encode_json = msgspec.json.Encoder().encode
 _FLAGS = {False: b"false", True: b"true"}
 
 
-def _appended(reply: commands.Appended) -> bytes:
+def _appended(reply: commands.AppendResult) -> bytes:
     first_seq, last_seq = reply.first_seq, reply.last_seq
     seqs = b""
     if reply.return_seqs:
@@ -460,7 +460,7 @@ def _state(reply: commands.BoxState) -> bytes:
     return encode_json(shown)
 
 
-def _box_put(reply: commands.BoxPut) -> bytes:
+def _box_put(reply: commands.PutBoxReply) -> bytes:
     return encode_json(msgspec.structs.replace(reply, config=reply.config.shown()))
 
 
@@ -480,34 +480,34 @@ def page_head(page: commands.Page) -> wire.PageHead:
     )
 
 
-def _session(reply: commands.SessionKept) -> bytes:
+def _session(reply: commands.SessionReply) -> bytes:
     return b'{"epoch":%d,"state":%b}' % (reply.epoch, reply.state or b"null")
 
 
 _ENCODERS: dict[type[Any], Callable[[Any], bytes]] = {
-    commands.Appended: _appended,
+    commands.AppendResult: _appended,
     commands.Records: _records,
     commands.BoxState: _state,
-    commands.BoxPut: _box_put,
+    commands.PutBoxReply: _box_put,
     commands.OneRecord: _one_record,
     commands.BoxPage: encode_json,
-    commands.BoxGone: encode_json,
+    commands.DeleteBoxReply: encode_json,
     commands.Tail: encode_json,
-    commands.RecordsDeleted: encode_json,
-    commands.FenceSet: encode_json,
+    commands.DeleteRecordsReply: encode_json,
+    commands.SetFenceReply: encode_json,
     **queue_requests.ENCODERS,
     **dict.fromkeys(forwards.REPLIES, forwards.encode),
     **dict.fromkeys(bulk_requests.REPLIES, bulk_requests.encode),
-    commands.SessionKept: _session,
+    commands.SessionReply: _session,
     AccountsUse: msgspec.msgpack.encode,
     **s2_requests.ENCODERS,
 }
 
 
 def status_of(reply: Reply) -> int:
-    if type(reply) is commands.Appended:
+    if type(reply) is commands.AppendResult:
         return 201 if reply.created else 200
-    return 201 if isinstance(reply, (commands.BoxPut, GroupPut)) and reply.created else 200
+    return 201 if isinstance(reply, (commands.PutBoxReply, CommitGroupReply)) and reply.created else 200
 
 
 def encode_reply(reply: Reply) -> bytes:

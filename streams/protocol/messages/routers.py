@@ -104,14 +104,14 @@ class ListRouters(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     version: int = -1
 
 
-class RouterPut(msgspec.Struct, array_like=True, frozen=True):
+class PutRouterResult(msgspec.Struct, array_like=True, frozen=True):
     router: Router
     created: bool
     #: The router that had this name and other ends until now.
     replaced: Router | None
 
 
-class RouterFound(msgspec.Struct, array_like=True, frozen=True):
+class GetRouterResult(msgspec.Struct, array_like=True, frozen=True):
     router: Router | None
 
 
@@ -123,5 +123,5 @@ class RouterPage(msgspec.Struct, array_like=True, frozen=True):
 
 
 Command = PutRouter | SettleRouter | DropRouter | GetRouter | ListRouters
-Reply = RouterPut | RouterFound | RouterPage
-REPLIES: tuple[type[msgspec.Struct], ...] = (RouterPut, RouterFound, RouterPage)
+Reply = PutRouterResult | GetRouterResult | RouterPage
+REPLIES: tuple[type[msgspec.Struct], ...] = (PutRouterResult, GetRouterResult, RouterPage)

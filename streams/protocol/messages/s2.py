@@ -307,8 +307,8 @@ class FindToken(msgspec.Struct, frozen=True, tag=True):
     digest: str
 
 
-TokenAsked = IssueToken | RevokeToken | ListTokens | FindToken
-BasinAsked = PutBasin | PatchBasin | GetBasin | ListBasins | DeleteBasin | DropBasin
+TokenCommand = IssueToken | RevokeToken | ListTokens | FindToken
+BasinCommand = PutBasin | PatchBasin | GetBasin | ListBasins | DeleteBasin | DropBasin
 
 
 class GetUsage(msgspec.Struct, frozen=True, tag=True):
@@ -319,8 +319,8 @@ class GetUsage(msgspec.Struct, frozen=True, tag=True):
     is_exact: bool = False
 
 
-StreamAsked = PutStream | PatchStream | GetStream | ListStreams | DeleteStream | GetStreamTail | GetUsage
-Asked = BasinAsked | StreamAsked | TokenAsked
+StreamCommand = PutStream | PatchStream | GetStream | ListStreams | DeleteStream | GetStreamTail | GetUsage
+ControlCommand = BasinCommand | StreamCommand | TokenCommand
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -391,12 +391,12 @@ class ReadHead(msgspec.Struct, array_like=True, gc=False):
 # Answers
 
 
-class BasinPut(msgspec.Struct, array_like=True, frozen=True):
+class PutBasinReply(msgspec.Struct, array_like=True, frozen=True):
     basin: Basin
     result: Result
 
 
-class BasinFound(msgspec.Struct, array_like=True, frozen=True):
+class GetBasinReply(msgspec.Struct, array_like=True, frozen=True):
     basin: Basin | None
 
 
@@ -405,7 +405,7 @@ class BasinPage(msgspec.Struct, array_like=True, frozen=True):
     more: bool
 
 
-class TokenFound(msgspec.Struct, array_like=True, frozen=True):
+class FindTokenReply(msgspec.Struct, array_like=True, frozen=True):
     token: AccessToken | None
     #: Whether there is one at all, though it may have expired.
     is_known: bool = True
@@ -416,12 +416,12 @@ class TokenPage(msgspec.Struct, array_like=True, frozen=True):
     more: bool
 
 
-class StreamPut(msgspec.Struct, array_like=True, frozen=True):
+class PutStreamReply(msgspec.Struct, array_like=True, frozen=True):
     stream: Stream
     result: Result
 
 
-class StreamFound(msgspec.Struct, array_like=True, frozen=True):
+class GetStreamReply(msgspec.Struct, array_like=True, frozen=True):
     stream: Stream
 
 
@@ -446,7 +446,7 @@ class StreamTail(msgspec.Struct, array_like=True, frozen=True):
     timestamp: int
 
 
-class StreamAppended(msgspec.Struct, array_like=True, frozen=True, gc=False):
+class AppendStreamReply(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Number and time of the first record, and the number after the last with the last one's time."""
 
     start_seq_num: int
@@ -472,17 +472,17 @@ class StreamRecords(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Reply = (
-    BasinPut
-    | BasinFound
+    PutBasinReply
+    | GetBasinReply
     | BasinPage
-    | TokenFound
+    | FindTokenReply
     | TokenPage
-    | StreamPut
-    | StreamFound
+    | PutStreamReply
+    | GetStreamReply
     | StreamPage
     | StreamUsage
     | StreamTail
-    | StreamAppended
+    | AppendStreamReply
     | StreamRecords
 )
-Command = AppendStream | Asked
+Command = AppendStream | ControlCommand

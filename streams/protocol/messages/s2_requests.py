@@ -21,19 +21,19 @@ from streams.protocol.messages.s2 import (
     BATCH_RECORDS_MAX,
     AppendHead,
     AppendStream,
-    Asked,
-    BasinFound,
+    AppendStreamReply,
     BasinPage,
-    BasinPut,
+    ControlCommand,
+    FindTokenReply,
+    GetBasinReply,
+    GetStreamReply,
+    PutBasinReply,
+    PutStreamReply,
     ReadHead,
-    StreamAppended,
-    StreamFound,
     StreamPage,
-    StreamPut,
     StreamRecords,
     StreamTail,
     StreamUsage,
-    TokenFound,
     TokenPage,
 )
 
@@ -43,7 +43,7 @@ _PAGE_HEAD = struct.Struct("<QQQQIBB")
 _CIPHERS: tuple[str | None, ...] = (None, "aegis-256", "aes-256-gcm")
 
 encode = msgspec.msgpack.Encoder().encode
-_decode_asked = msgspec.msgpack.Decoder(Asked).decode
+_decode_control = msgspec.msgpack.Decoder(ControlCommand).decode
 _decode_append = msgspec.msgpack.Decoder(AppendHead).decode
 _decode_read = msgspec.msgpack.Decoder(ReadHead).decode
 
@@ -117,7 +117,7 @@ def read_of(head: ReadHead) -> ReadStream:
     )
 
 
-def _decoded(decode: Callable[[bytes], _T], head: bytes) -> _T:
+def _decode(decode: Callable[[bytes], _T], head: bytes) -> _T:
     try:
         return decode(head)
     except msgspec.DecodeError as error:
@@ -125,24 +125,24 @@ def _decoded(decode: Callable[[bytes], _T], head: bytes) -> _T:
 
 
 #: op -> (head, body) -> the command. From gateways, which have checked what clients say.
-DECODERS: dict[int, Callable[[bytes, bytes], AppendStream | ReadStream | Asked]] = {
-    wire.OP_APPEND_STREAM: lambda head, body: append_of(_decoded(_decode_append, head), body),
-    wire.OP_READ_STREAM: lambda head, body: read_of(_decoded(_decode_read, head)),
-    wire.OP_ASK_STREAMS: lambda head, body: _decoded(_decode_asked, head),
+DECODERS: dict[int, Callable[[bytes, bytes], AppendStream | ReadStream | ControlCommand]] = {
+    wire.OP_APPEND_STREAM: lambda head, body: append_of(_decode(_decode_append, head), body),
+    wire.OP_READ_STREAM: lambda head, body: read_of(_decode(_decode_read, head)),
+    wire.OP_S2_CONTROL: lambda head, body: _decode(_decode_control, head),
 }
 
 _PLAIN = (
-    BasinPut,
-    BasinFound,
+    PutBasinReply,
+    GetBasinReply,
     BasinPage,
-    TokenFound,
+    FindTokenReply,
     TokenPage,
-    StreamPut,
-    StreamFound,
+    PutStreamReply,
+    GetStreamReply,
     StreamPage,
     StreamTail,
     StreamUsage,
-    StreamAppended,
+    AppendStreamReply,
 )
 ENCODERS: dict[type[Any], Callable[[Any], bytes]] = {
     **dict.fromkeys(_PLAIN, encode),

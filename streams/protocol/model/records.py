@@ -430,7 +430,7 @@ def _stored(text: bytes) -> list[_StoredRecord]:
             sys.setrecursionlimit(limit)
 
 
-class TakenApart(NamedTuple):
+class RecordColumns(NamedTuple):
     """Stored records by column. Absent metas and nodes are empty."""
 
     seqs: list[int]
@@ -440,12 +440,12 @@ class TakenApart(NamedTuple):
     metas: list[Raw]
 
 
-def taken_apart(texts: Sequence[bytes | memoryview]) -> TakenApart:
+def split_columns(texts: Sequence[bytes | memoryview]) -> RecordColumns:
     """These stretches of records, each as `Batch.text` gives it."""
     stored = _stored(b"[" + _COMMA.join(texts) + b"]")
     raws = [bytes(record.node) for record in stored]
     names = {raw: msgspec.json.decode(raw) if raw else "" for raw in set(raws)}
-    return TakenApart(
+    return RecordColumns(
         [record.seq for record in stored],
         [record.ts for record in stored],
         [record.data for record in stored],

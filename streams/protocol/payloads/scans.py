@@ -9,7 +9,7 @@ from itertools import accumulate
 import msgspec
 from msgspec import Raw
 
-from streams.protocol.model.records import Batch, taken_apart
+from streams.protocol.model.records import Batch, split_columns
 
 #: Pages of this size stay in the buffers that a connection has anyway; larger ones are no faster, for each of
 #: them the memory is asked for, cleared and given back.
@@ -60,7 +60,7 @@ class ScanPageHead(msgspec.Struct, array_like=True, gc=False):
     runs: list[RunHead]
 
 
-class Scanned(msgspec.Struct, frozen=True, gc=False):
+class ScanReply(msgspec.Struct, frozen=True, gc=False):
     """The answer to a scan. The body is in parts, most of them views of stored batches: nothing is copied on
     its way to the socket."""
 
@@ -135,7 +135,7 @@ class RunWriter:
         if not self._short:
             return
         wanted = self._columns
-        found = taken_apart(
+        found = split_columns(
             # A binary record as `/v0` shows it; any other as it is stored.
             [
                 batch.text_as(first, last, tags=False, meta=True, data=True)
