@@ -118,8 +118,8 @@ def open_cold_store(arguments: ChildArgs, disk: Disk, faults: Faults) -> ColdSto
         store = open_cold(config.cold_dir, disk)
     except ColdConfigError as error:
         raise ColdStoreMissing(f"{COLD_STORE_FAILED}: {error}") from None
-    owned = OwnedCold(store, owner_of(arguments.server, str(config.data_dir)))
-    return FaultRecordingCold(owned, faults)
+    owned_store = OwnedCold(store, owner_of(arguments.server, str(config.data_dir)))
+    return FaultRecordingCold(owned_store, faults)
 
 
 def upload_target_of(arguments: ChildArgs, store: ColdStore, folder: str) -> UploadTarget:
@@ -130,13 +130,13 @@ def upload_target_of(arguments: ChildArgs, store: ColdStore, folder: str) -> Upl
         store,
         server=arguments.server,
         shard=arguments.index,
-        slots=msgspec.json.decode(arguments.placement, type=_Map).slots if arguments.placement else [],
+        slots=msgspec.json.decode(arguments.placement, type=_SlotMap).slots if arguments.placement else [],
         folder=folder,
         flush_ms=arguments.config.object_flush_ms,
     )
 
 
-class _Map(msgspec.Struct):
+class _SlotMap(msgspec.Struct):
     """Of the slot map, what is needed here."""
 
     slots: list[tuple[int, int, int]]
@@ -229,7 +229,7 @@ class Shard:
         progress = round(self._server.progress, 4)
         answer(ShardReport(shard=self._arguments.index, replay_progress=progress, process=process.report()))
 
-    def _tell(self, line: str) -> None:
+    def _notify_supervisor(self, line: str) -> None:
         _write_line(self._arguments.ready_fd, line)
 
     async def run(self) -> int:
@@ -239,31 +239,31 @@ class Shard:
             nursery.start_soon(self._watch_signals, stopping)
             nursery.start_soon(self._watch_parent, stopping)
             try:
-                found = await self._recover(stopping)
+                summary = await self._recover(stopping)
             except Corrupt as damage:
-                self._tell(f"error {damage}")
+                self._notify_supervisor(f"error {damage}")
                 log.error("data is damaged", path=damage.path, offset=damage.offset, message=str(damage))
                 nursery.cancel_scope.cancel()
                 return EXIT_CORRUPT
-            if found is None:  # asked to stop while replaying; nothing was written
+            if summary is None:  # asked to stop while replaying; nothing was written
                 nursery.cancel_scope.cancel()
                 return 0
-            code = await self._serve(found, stopping)
+            code = await self._serve(summary, stopping)
             nursery.cancel_scope.cancel()
             return code
         raise AssertionError("the nursery returns above")
 
     async def _recover(self, stopping: trio.Event) -> RecoverySummary | None:
-        began, told = trio.current_time(), 0.0
+        started_s, last_report_s = trio.current_time(), 0.0
         # Recovery makes next to no cyclic garbage, and the collector would walk all boxes again and again.
         # `_serve` collects once and turns it on.
         gc.disable()
         for step in recover(self._machine, self._wal, self._snapshots, self._store.open):
             if isinstance(step, Progress):
                 self._server.progress = step.ratio
-                if trio.current_time() - told > 0.2:
-                    told = trio.current_time()
-                    self._tell(f"progress {step.ratio:.4f}")
+                if trio.current_time() - last_report_s > 0.2:
+                    last_report_s = trio.current_time()
+                    self._notify_supervisor(f"progress {step.ratio:.4f}")
                 await trio.lowlevel.checkpoint()
                 if stopping.is_set():
                     return None
@@ -271,7 +271,7 @@ class Shard:
                 for path in step.skipped_snapshots:
                     log.error("a damaged snapshot was passed over; an older one was used", path=path)
                     self._faults.note_damage("snapshot", path, "it does not match its checksum")
-                seconds = trio.current_time() - began
+                seconds = trio.current_time() - started_s
                 log.info(
                     "recovered",
                     boxes=len(self._machine.boxes),
@@ -284,7 +284,7 @@ class Shard:
                 return step
         raise AssertionError("recovery ends with what it found")
 
-    async def _serve(self, found: RecoverySummary, stopping: trio.Event) -> int:
+    async def _serve(self, summary: RecoverySummary, stopping: trio.Event) -> int:
         timekeeper = Timekeeper()
         engine = Engine(
             self._machine,
@@ -296,7 +296,7 @@ class Shard:
             settings=engine_settings(self._config),
             disk=self._disk,
             export_folder=self._export_folder,
-            needs_lsn=found.needs_lsn,
+            needs_lsn=summary.needs_lsn,
             upload_target=self._upload_target,
             faults=self._faults,
         )
@@ -308,8 +308,8 @@ class Shard:
         gc.set_threshold(100_000, 50, 100)
         gc.enable()
         async with trio.open_nursery() as nursery:
-            life, survived = page_cache_id(self._directory), not self._has_failed
-            await nursery.start(partial(engine.run, boot_id=life, cache_survived=survived))
+            boot_id, cache_survived = page_cache_id(self._directory), not self._has_failed
+            await nursery.start(partial(engine.run, boot_id=boot_id, cache_survived=cache_survived))
             if engine.failure is None:
                 clear_failure(self._disk, self._directory)
                 await self._count_use()
@@ -325,11 +325,11 @@ class Shard:
                 nursery.start_soon(self._server.pressure.run, engine)
                 nursery.start_soon(reporter.run)
                 self._server.begin(engine)
-                self._server.report = reporter.ask
-                self._tell("ready")
-                heartbeat = Heartbeat(engine.log_progress, partial(self._tell, "beat"))
+                self._server.report = reporter.request
+                self._notify_supervisor("ready")
+                heartbeat = Heartbeat(engine.log_progress, partial(self._notify_supervisor, "beat"))
                 nursery.start_soon(heartbeat.run)
-            await _first(stopping, engine.failed)
+            await _wait_for_first(stopping, engine.failure_event)
             nursery.cancel_scope.cancel()
         if engine.failure is None:
             self._server.draining = True
@@ -338,13 +338,13 @@ class Shard:
             try:
                 await engine.stop()
             except (OSError, CommitFailed) as error:
-                return self._failed(error)
+                return self._end_after_failure(error)
             log.info("stopped in order", lsn=self._machine.lsn)
             return 0
-        return self._failed(engine.failure)
+        return self._end_after_failure(engine.failure)
 
-    def _failed(self, error: BaseException) -> int:
-        self._tell(f"error the log could not be written: {error}")
+    def _end_after_failure(self, error: BaseException) -> int:
+        self._notify_supervisor(f"error the log could not be written: {error}")
         log.error("the log could not be written; this shard ends", error=repr(error))
         record_failure(self._disk, self._directory)
         return EXIT_FAILED
@@ -374,7 +374,7 @@ def _write_line(fd: int, line: str) -> None:
         pass  # the supervisor is gone; `_watch_parent` sees to that
 
 
-async def _first(*events: trio.Event) -> None:
+async def _wait_for_first(*events: trio.Event) -> None:
     async def watch(event: trio.Event, scope: trio.CancelScope) -> None:
         await event.wait()
         scope.cancel()

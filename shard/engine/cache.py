@@ -26,13 +26,13 @@ class PayloadCache:
         """Loads a payload; one that is there already stays."""
         if segment.loaded(at) is None:
             segment.load(at, batch)
-            self.note(segment, at, batch)
+            self.count(segment, at, batch)
 
     def add_all(self, payloads: Iterable[tuple[Segment, int, Batch]]) -> None:
         for segment, at, batch in payloads:
             self.add(segment, at, batch)
 
-    def note(self, segment: Segment, at: int, batch: Batch) -> None:
+    def count(self, segment: Segment, at: int, batch: Batch) -> None:
         """Counts a payload that was loaded by others."""
         size = batch.bytes_in_memory
         self._entries.append((segment, at, size))
@@ -41,12 +41,12 @@ class PayloadCache:
     def shrink(self) -> None:
         """Forgets payloads until the rest fits."""
         entries = self._entries
-        spared = len(entries)  # nobody gets a third chance in one go
+        second_chances = len(entries)  # nobody gets a third chance in one go
         while self.bytes > self.bytes_max:
             segment, at, size = entries.popleft()
-            if spared > 0 and segment.was_used(at):
+            if second_chances > 0 and segment.was_used(at):
                 entries.append((segment, at, size))
             else:
                 segment.forget(at)
                 self.bytes -= size
-            spared -= 1
+            second_chances -= 1

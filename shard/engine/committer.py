@@ -1,25 +1,26 @@
-"""Group commit: three threads that write, sync and prepare the log, and say how far it got.
+"""Group commit: three threads write the log, fsync it and prepare its files, and report how far it is.
 
-    engine --submit--> backlog --> [wal-commit thread] append, then sync if someone waits or it is time
+    engine --submit--> backlog --> [wal-commit thread] append, then fsync if a reply waits or it is due
     engine <---post--- on_logged(lsn, append_ms), on_durable(lsn, fsync_ms), on_failed(error)
-                                   [wal-sync thread]  syncs that nobody waits for, beside further appends
-                                   [wal-files thread] the next file, release of old ones (`log_files.py`)
+                                   [wal-sync thread]  fsyncs that no reply waits for, beside further appends
+                                   [wal-files thread] creates and releases files (`log_files.py`)
     engine --append_now--> log     a small group, in the engine's own thread while the commit thread is idle
 
-While one group is being written the next one gathers in the backlog, so groups grow with the load and a sync
-is shared by all that wait for it. Frames that no reply waits for are synced `sync_interval_ms` after they
-were written, by the sync thread. A quiet interval leaves a marker (PROVEN_WHEN_QUIET of `wal/log.py`).
+While one group is written, the next one gathers in the backlog. So groups grow with the load, and all replies
+of a group share one fsync. Frames that no reply waits for are synced `sync_interval_ms` after they were
+written, by the sync thread. After a quiet interval the log writes a marker (PROVEN_WHEN_QUIET of
+`wal/log.py`).
 
 Rules of the file:
-  1. It knows frames and lsns, never a box. It is plain threads, no trio; one lock, see `append_now`.
+  1. It knows frames and lsns, never a box. It uses plain threads, no trio, and one lock (see `append_now`).
   2. Reports are handed to `post(callback, *args)`, which must be safe to call from any thread and not block.
-  3. A failure is reported once. Afterwards nothing is written and nothing is reported, whatever is submitted.
-  4. A full disk is not a failure. The commit thread waits for room with the frames that it has (`is_stuck`),
-     and the files thread says when it cannot make the next file (`lacks_spare`), long before that.
+  3. A failure is reported once. Afterwards nothing is written and nothing is reported, even if frames come.
+  4. A full disk is not a failure. The commit thread keeps its frames and waits for space (`waits_for_space`).
+     Long before that, the files thread reports that it cannot create the next file (`lacks_next_file`).
 
 Invariants:
   REPORT_ORDER   lsns reported by one callback only grow; a durable lsn was reported as logged before, unless
-                 no frame up to it had `logged_matters`.
+                 no frame up to it had `notify_logged`.
   REPORT_AFTER   an lsn is reported as logged after its `append`, as durable after its `sync`, returned.
   BOUNDED_GROUP  a group takes no more once it has `group_bytes_max` or `group_frames_max`; it holds at least
                  one submission, whole.
@@ -56,7 +57,7 @@ APPEND_NOW_BYTES_MAX = 128 << 10
 #: million records a second are some 20 MB in the time of a sync.
 UNSYNCED_BYTES_MAX = 128 << 20
 
-#: (frames, their bytes, sync, logged_matters)
+#: (frames, their bytes, sync, notify_logged)
 _Submission = tuple[Sequence[FrameParts], int, bool, bool]
 
 
@@ -99,11 +100,11 @@ _GROUP_BOUNDARY = _GroupBoundary()
 class _Flush:
     """A place in the backlog: `done` is set when all before it is durable, or never will be."""
 
-    __slots__ = ("done", "ends")
+    __slots__ = ("completion", "is_last")
 
-    def __init__(self, *, ends: bool) -> None:
-        self.done = threading.Event()
-        self.ends = ends
+    def __init__(self, *, is_last: bool) -> None:
+        self.completion = threading.Event()
+        self.is_last = is_last
 
 
 _Item = _Submission | _Flush | _WakeUp | _GroupBoundary | BaseException
@@ -129,13 +130,13 @@ class Committer:
         self._on_logged = on_logged
         self._on_durable = on_durable
         self._on_failed = on_failed
-        #: Called when `is_stuck` or `files.lacks_spare` has changed.
+        #: Called when `waits_for_space` or `files.lacks_next_file` has changed.
         self._on_space = on_space
         #: True while the commit thread waits for room on the disk. Set by the commit thread.
-        self.is_stuck = False
-        self._gives_up = threading.Event()
-        self._looks_for_room = 0
-        wal.on_full = self._wait_for_room
+        self.waits_for_space = False
+        self._is_stopping = threading.Event()
+        self._space_retries = 0
+        wal.on_full = self._wait_for_space
         self._sync_interval_ns = sync_interval_ms * 1_000_000
         self._group_bytes_max = group_bytes_max
         self._group_frames_max = group_frames_max
@@ -143,24 +144,24 @@ class Committer:
         #: A failure in here was met by the files thread and is handed on by the commit thread.
         self._backlog: SimpleQueue[_Item] = SimpleQueue()
         #: Held by the thread that uses the log. `append_now` finds it taken at times, and does not wait.
-        self._turn = threading.Lock()
+        self._wal_lock = threading.Lock()
         self.files = LogFiles(wal, on_space=partial(post, on_space), on_failed=self._backlog.put)
         self._commit_thread = threading.Thread(target=self._run, name="wal-commit", daemon=True)
         #: True asks for a sync, None ends the thread.
-        self._sync_work: SimpleQueue[bool | None] = SimpleQueue()
+        self._sync_requests: SimpleQueue[bool | None] = SimpleQueue()
         self._sync_thread = threading.Thread(target=self._run_syncs, name="wal-sync", daemon=True)
         #: True while the sync thread runs a sync. Set by the commit thread, cleared by the other.
         self._is_syncing = False
         self._failure: BaseException | None = None
         #: What was taken out of the backlog and is not dealt with; it must not be lost when a write fails.
-        self._held: _Flush | BaseException | None = None
+        self._pending_item: _Flush | BaseException | None = None
         self._oldest_unsynced_ns = 0
         # Written by the engine's thread alone.
-        self._submitted = 0
+        self._submissions = 0
         self._submitted_bytes = 0
         # Written by the commit thread alone.
-        self._written = 0
-        self._taken_bytes = 0
+        self._submissions_written = 0
+        self._written_bytes = 0
         # Written by the thread that holds the lock.
         self._durable_bytes = 0
         self._frames = 0
@@ -179,35 +180,35 @@ class Committer:
     @property
     def backlog_bytes(self) -> int:
         """Bytes that were submitted and are not yet logged."""
-        return self._submitted_bytes - self._taken_bytes
+        return self._submitted_bytes - self._written_bytes
 
     @property
     def is_working(self) -> bool:
         """True while a thread writes or syncs the log, or has something to write."""
-        return self._submitted != self._written or self._is_syncing or self._turn.locked()
+        return self._submissions != self._submissions_written or self._is_syncing or self._wal_lock.locked()
 
     @property
-    def work_done(self) -> int:
+    def progress_count(self) -> int:
         """Groups written and syncs finished since the start: it grows whenever the log moves. A look for room
         on a full disk counts too: that is not a disk that hangs."""
-        return self._groups + self._fsyncs + self._looks_for_room
+        return self._groups + self._fsyncs + self._space_retries
 
     def start(self) -> None:
         self.files.start()
         self._sync_thread.start()
         self._commit_thread.start()
 
-    def submit(self, frames: Sequence[FrameParts], *, sync: bool, logged_matters: bool = True) -> None:
-        """Hand over frames in lsn order. `sync`: someone waits for them to be durable. `logged_matters`:
+    def submit(self, frames: Sequence[FrameParts], *, sync: bool, notify_logged: bool = True) -> None:
+        """Hand over frames in lsn order. `sync`: someone waits for them to be durable. `notify_logged`:
         someone waits for them to be logged; if nobody in a group does, only its durability is reported.
         """
         size = 0
         for frame in frames:
             for part in frame[3]:
                 size += len(part)
-        self._submitted += 1
+        self._submissions += 1
         self._submitted_bytes += size
-        self._backlog.put((frames, size, sync, logged_matters))
+        self._backlog.put((frames, size, sync, notify_logged))
 
     def end_group(self) -> None:
         """What was submitted is written and synced without what will be: that is much, and nobody waits for
@@ -221,13 +222,13 @@ class Committer:
         A hop to the commit thread and back costs two switches of threads, more than such a write itself. It
         is the only place where two threads may want the log, hence the lock; nobody waits for it here.
         """
-        if self._submitted != self._written:
+        if self._submissions != self._submissions_written:
             return False
         size = 0
         for frame in frames:
             for part in frame[3]:
                 size += len(part)
-        if size > APPEND_NOW_BYTES_MAX or not self._turn.acquire(blocking=False):
+        if size > APPEND_NOW_BYTES_MAX or not self._wal_lock.acquire(blocking=False):
             return False
         try:
             if self._failure is not None or not self._wal.has_room(len(frames), size):
@@ -243,7 +244,7 @@ class Committer:
             self._failure = failure
             self._post(self._on_failed, failure)
         finally:
-            self._turn.release()
+            self._wal_lock.release()
         return self._failure is None
 
     @property
@@ -267,24 +268,24 @@ class Committer:
 
     def flush(self) -> None:
         """Block until all that was submitted is durable and reported; `CommitFailed` if it cannot be."""
-        self._pass_through(ends=False)
+        self._flush_and_wait(is_last=False)
 
     def stop(self) -> None:
         """Flush, close the log and end the threads. Blocks; `CommitFailed` if there was a failure."""
         if self._commit_thread.is_alive():
-            self._gives_up.set()
-            self._sync_work.put(None)
+            self._is_stopping.set()
+            self._sync_requests.put(None)
             self.files.stop()
             self._sync_thread.join()
             try:
-                self._pass_through(ends=True)
+                self._flush_and_wait(is_last=True)
             finally:
                 self._commit_thread.join()
 
-    def _pass_through(self, *, ends: bool) -> None:
-        flush = _Flush(ends=ends)
+    def _flush_and_wait(self, *, is_last: bool) -> None:
+        flush = _Flush(is_last=is_last)
         self._backlog.put(flush)
-        flush.done.wait()
+        flush.completion.wait()
         if self._failure is not None:
             raise CommitFailed(str(self._failure)) from self._failure
 
@@ -300,37 +301,37 @@ class Committer:
                     self._failure = failure
                     self._post(self._on_failed, failure)
             finally:
-                self._refuse_until_stopped()
+                self._discard_until_stopped()
 
     def _commit_until_stopped(self) -> None:
-        ended = False
-        while not ended:
-            if self._held is not None:
-                with self._turn:
-                    ended = self._settle_held(self._held)
+        is_stopped = False
+        while not is_stopped:
+            if self._pending_item is not None:
+                with self._wal_lock:
+                    is_stopped = self._process_pending(self._pending_item)
                 continue
             try:
                 item = self._backlog.get(timeout=self._wait_s())
             except Empty:
-                with self._turn:
-                    self._use_the_pause()
+                with self._wal_lock:
+                    self._on_idle()
                 continue
             if isinstance(item, tuple):
-                with self._turn:
+                with self._wal_lock:
                     self._commit_group(item)
             elif not isinstance(item, _WakeUp | _GroupBoundary):
-                self._held = item
+                self._pending_item = item
 
-    def _settle_held(self, item: _Flush | BaseException) -> bool:
+    def _process_pending(self, item: _Flush | BaseException) -> bool:
         """Do a flush, or raise a failure of another thread. Returns True if it was the last."""
         if isinstance(item, BaseException):
             raise item
         self._sync()
-        if item.ends:
+        if item.is_last:
             self._wal.close()
-        self._held = None
-        item.done.set()
-        return item.ends
+        self._pending_item = None
+        item.completion.set()
+        return item.is_last
 
     def _wait_s(self) -> float | None:
         """How long there is to wait for more, before something must be synced or may be marked."""
@@ -342,14 +343,14 @@ class Committer:
             return self._sync_interval_ns / 1e9
         return None
 
-    def _use_the_pause(self) -> None:
+    def _on_idle(self) -> None:
         if self._oldest_unsynced_ns:
             self._begin_sync()
         elif not self._is_syncing:
             self._wal.mark()
 
     def _commit_group(self, first: _Submission) -> None:
-        frames, size, sync, logged_matters = first
+        frames, size, sync, notify_logged = first
         backlog = self._backlog
         group = frames
         submissions = 1
@@ -362,17 +363,17 @@ class Committer:
                 if isinstance(item, _GroupBoundary):
                     break
                 if not isinstance(item, tuple):
-                    self._held = item
+                    self._pending_item = item
                     break
                 submissions += 1
                 group += item[0]
                 size += item[1]
                 sync = sync or item[2]
-                logged_matters = logged_matters or item[3]
+                notify_logged = notify_logged or item[3]
         self._append(group)
-        self._taken_bytes += size
-        self._written += submissions
-        if logged_matters:
+        self._written_bytes += size
+        self._submissions_written += submissions
+        if notify_logged:
             self._post(self._on_logged, self._wal.logged_lsn, self.append_ms_last)
         if sync:
             self._sync()
@@ -384,9 +385,9 @@ class Committer:
         rotations = wal.rotations
         started_ns = monotonic_ns()
         wal.append(group)
-        self._note_appended(group, started_ns)
-        if self.is_stuck:
-            self.is_stuck = False
+        self._count_append(group, started_ns)
+        if self.waits_for_space:
+            self.waits_for_space = False
             self._post(self._on_space)
         if wal.rotations != rotations:
             self.files.prepare()
@@ -396,25 +397,25 @@ class Committer:
         started_ns = monotonic_ns()
         if not self._wal.try_append(group):
             return False
-        self._note_appended(group, started_ns)
+        self._count_append(group, started_ns)
         return True
 
-    def _note_appended(self, group: Sequence[FrameParts], started_ns: int) -> None:
+    def _count_append(self, group: Sequence[FrameParts], started_ns: int) -> None:
         self.append_ms_last = (monotonic_ns() - started_ns) / 1e6
         self._oldest_unsynced_ns = self._oldest_unsynced_ns or started_ns
         self._frames += len(group)
         self._groups += 1
 
-    def _wait_for_room(self, error: OSError) -> bool:
+    def _wait_for_space(self, error: OSError) -> bool:
         """Wait a while for room on the disk. False when the log is to be closed instead.
 
         The frames at hand are answered by nobody yet, and are written when there is room: so nothing that was
         acked is lost, and nothing is acked that could be."""
-        if not self.is_stuck:
-            self.is_stuck = True
+        if not self.waits_for_space:
+            self.waits_for_space = True
             self._post(self._on_space)
-        self._looks_for_room += 1
-        return not self._gives_up.wait(_FULL_WAIT_S)
+        self._space_retries += 1
+        return not self._is_stopping.wait(_FULL_WAIT_S)
 
     def _sync(self) -> None:
         if self._wal.durable_lsn < self._wal.logged_lsn:
@@ -427,7 +428,7 @@ class Committer:
     def _begin_sync(self) -> None:
         if not self._is_syncing:
             self._is_syncing = True
-            self._sync_work.put(True)
+            self._sync_requests.put(True)
 
     def _report_durable(self, started_ns: int) -> None:
         self.fsync_ms_last = (monotonic_ns() - started_ns) / 1e6
@@ -435,13 +436,13 @@ class Committer:
         self._fsyncs += 1
         self._post(self._on_durable, self._wal.durable_lsn, self.fsync_ms_last)
 
-    def _refuse_until_stopped(self) -> None:
+    def _discard_until_stopped(self) -> None:
         """Nothing is written any more; only let those go who wait for a flush."""
-        item: object = self._held
+        item: object = self._pending_item
         while True:
             if isinstance(item, _Flush):
-                item.done.set()
-                if item.ends:
+                item.completion.set()
+                if item.is_last:
                     self._wal.abandon()
                     return
             item = self._backlog.get()
@@ -450,20 +451,20 @@ class Committer:
 
     def _run_syncs(self) -> None:
         try:
-            while self._sync_work.get() is not None:
-                self._sync_beside()
+            while self._sync_requests.get() is not None:
+                self._sync_in_background()
         except BaseException as failure:
             self._backlog.put(failure)
 
-    def _sync_beside(self) -> None:
-        with self._turn:
+    def _sync_in_background(self) -> None:
+        with self._wal_lock:
             syncing = self._wal.begin_sync()
             self._oldest_unsynced_ns = 0
             synced_bytes = self._wal.bytes_written
         if syncing is not None:
             started_ns = monotonic_ns()
             self._wal.run_sync(syncing)
-            with self._turn:
+            with self._wal_lock:
                 self._durable_bytes = max(self._durable_bytes, synced_bytes)
                 if self._wal.end_sync(syncing):
                     self._report_durable(started_ns)

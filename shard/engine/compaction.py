@@ -29,17 +29,17 @@ class CompactionInput(NamedTuple):
     tail: list[Batch]
     segments: list[Name]
     earliest_seq: int
-    deleted: BitMap64
+    deleted_seqs: BitMap64
 
 
 class SupersededSeqs(NamedTuple):
     """Seqs to delete, and the bytes of each."""
 
     seqs: BitMap64
-    sized: SizedSeqs
+    sizes: SizedSeqs
 
 
-def survey(box: Box, *, durable_lsn: int) -> CompactionInput:
+def copy_input(box: Box, *, durable_lsn: int) -> CompactionInput:
     log = box.log
     return CompactionInput(
         box.generation,
@@ -50,38 +50,38 @@ def survey(box: Box, *, durable_lsn: int) -> CompactionInput:
     )
 
 
-def find_superseded(given: CompactionInput, store: SegmentStore) -> Iterator[SupersededSeqs]:
+def find_superseded(source: CompactionInput, store: SegmentStore) -> Iterator[SupersededSeqs]:
     """Newest first, in pieces of `_CHUNK_RECORDS` or so."""
-    met: set[str] = set()
+    seen_tags: set[str] = set()
     size_of: dict[int, int] = {}
-    for group in _groups(given, store):
-        newly_met: set[str] = set()
+    for group in _groups(source, store):
+        new_tags: set[str] = set()
         for tag, seqs, sizes in group:
             live = [
                 (seq, size)
                 for seq, size in zip(seqs, sizes, strict=True)
-                if seq >= given.earliest_seq and seq not in given.deleted
+                if seq >= source.earliest_seq and seq not in source.deleted_seqs
             ]
             if not live:
                 continue
-            if tag not in met:
+            if tag not in seen_tags:
                 live.pop()  # the newest one stays
-                newly_met.add(tag)
+                new_tags.add(tag)
             size_of.update(live)
             if len(size_of) >= _CHUNK_RECORDS:
                 yield SupersededSeqs(BitMap64(size_of), SizedSeqs.of(size_of))
                 size_of = {}
-        met |= newly_met
+        seen_tags |= new_tags
     if size_of:
         yield SupersededSeqs(BitMap64(size_of), SizedSeqs.of(size_of))
 
 
 def _groups(
-    given: CompactionInput, store: SegmentStore
+    source: CompactionInput, store: SegmentStore
 ) -> Iterator[Iterator[tuple[str, list[int], list[int]]]]:
     """Tags with their seqs, ascending, and bytes; a group for the tail and one for each segment."""
     tail: dict[str, tuple[list[int], list[int]]] = {}
-    for batch in given.tail:
+    for batch in source.tail:
         for seq, (tag, size) in enumerate(
             zip(batch.tag_list() or (), batch.sizes(), strict=False), batch.first_seq
         ):
@@ -90,5 +90,5 @@ def _groups(
                 seqs.append(seq)
                 sizes.append(size)
     yield ((tag, seqs, sizes) for tag, (seqs, sizes) in tail.items())
-    for name in reversed(given.segments):
+    for name in reversed(source.segments):
         yield ((tag, list(seqs), list(sizes)) for tag, seqs, sizes in store.walk_tags(name))

@@ -42,13 +42,15 @@ class Delivery:
         """`handle` handles a command, `submit` does so with all checks of a new one, `end_turn` flushes and
         sends what was answered, `post` has something done when others have had their turn."""
         self._end_turn = end_turn
-        self.deferred = DeferredAnswers()
-        self.refetch = Refetch(execution, self.deferred, handle=handle, submit=submit, end_turn=end_turn)
+        self.deferred_answers = DeferredAnswers()
+        self.refetch = Refetch(
+            execution, self.deferred_answers, handle=handle, submit=submit, end_turn=end_turn
+        )
         self.reads = ReadDelivery(
-            execution, self.deferred, on_deadline=ticker.not_later_than, end_turn=end_turn
+            execution, self.deferred_answers, on_deadline=ticker.tick_by, end_turn=end_turn
         )
         self.claims = ClaimDelivery(
-            execution, self.deferred, disk_space, post=post, wake=self.wake, end_turn=end_turn
+            execution, self.deferred_answers, disk_space, post=post, wake=self.wake, end_turn=end_turn
         )
 
     def __repr__(self) -> str:
@@ -78,11 +80,11 @@ class Delivery:
 
     def serve_deferred(self) -> None:
         """Serve again what had no room. Some of it may have none now."""
-        for box in self.deferred.take_boxes():
+        for box in self.deferred_answers.take_boxes():
             if self.claims.waiting:
                 self.claims.wake(box)
             self.reads.serve(box)
-        for command, ticket in self.deferred.take_reads():
+        for command, ticket in self.deferred_answers.take_reads():
             self.refetch.handle_if_room(command, ticket)
         self._end_turn()
 

@@ -49,10 +49,10 @@ _MARGIN_BYTES_MAX = 64 << 20
 RETRY_AFTER_MS = 5_000
 
 #: Between two looks; the second when space is short, or nearly so.
-LOOK_S, LOOK_SHORT_S = 1.0, 0.25
+MEASURE_S, MEASURE_SHORT_S = 1.0, 0.25
 
 #: With no next log file, the level is full when the current one has less than this part of its size left.
-_ROOM_PART = 8
+_LOG_ROOM_PART = 8
 
 
 class Level(IntEnum):
@@ -69,15 +69,15 @@ def _adds_records(command: Any, box: Box | None) -> bool:
     return box is None or not box.is_memory
 
 
-def _makes_box(command: Any, box: Box | None) -> bool:
+def _creates_box(command: Any, box: Box | None) -> bool:
     return box is None
 
 
-def _makes_group(command: queues.CommitGroup, box: Box | None) -> bool:
+def _creates_group(command: queues.CommitGroup, box: Box | None) -> bool:
     return box is not None and box.groups.find(command.group) is None
 
 
-def _copies(command: forwards.Forward, box: Box | None) -> bool:
+def _copies_records(command: forwards.Forward, box: Box | None) -> bool:
     return not is_move(command.head.origin) and _adds_records(command, box)
 
 
@@ -88,14 +88,14 @@ def _appends_to_stream(command: s2.AppendStream, box: Box | None) -> bool:
 
 
 #: Commands that add data, and whether one of them does.
-ADDS: Mapping[type, Callable[[Any, Box | None], bool]] = {
+ADDING_COMMANDS: Mapping[type, Callable[[Any, Box | None], bool]] = {
     commands.Append: _adds_records,
-    commands.PutBox: _makes_box,
-    forwards.Forward: _copies,
+    commands.PutBox: _creates_box,
+    forwards.Forward: _copies_records,
     forwards.AttachEndpoint: _always,
     routers.PutRouter: _always,
     queues.PlanRequeue: _always,
-    queues.CommitGroup: _makes_group,
+    queues.CommitGroup: _creates_group,
     bulk.TxnPut: _always,
     s2.AppendStream: _appends_to_stream,
     s2.PutStream: _always,
@@ -104,7 +104,7 @@ ADDS: Mapping[type, Callable[[Any, Box | None], bool]] = {
 }
 
 #: Commands that change little and make room, or let work that is under way come to its end.
-LOGGED = frozenset(
+LOGGED_COMMANDS = frozenset(
     (
         commands.DeleteBox,
         commands.DeleteRecords,
@@ -132,7 +132,7 @@ LOGGED = frozenset(
 
 #: Commands that are never logged, and those of the shard itself: a connection that is gone must let go of its
 #: jobs.
-UNLOGGED = frozenset(
+UNLOGGED_COMMANDS = frozenset(
     (
         commands.Diff,
         commands.Follow,
@@ -182,12 +182,12 @@ class DiskSpace:
         self.free_bytes = 0
         self.low_bytes = low_bytes
         self.full_bytes = full_bytes
-        self.refused = 0
+        self.refusals = 0
         #: What the file system's space alone says.
-        self._by_space = Level.OK
-        self._room_bytes: Callable[[], int] = lambda: 1
-        self._room_bytes_min = 0
-        self._lacks_spare = False
+        self._space_level = Level.OK
+        self._log_room_bytes: Callable[[], int] = lambda: 1
+        self._log_room_bytes_min = 0
+        self._lacks_next_file = False
 
     def __repr__(self) -> str:
         return f"<DiskSpace {self.level.name}, {self.free_bytes} B free>"
@@ -200,9 +200,9 @@ class DiskSpace:
     @property
     def may_allocate(self) -> bool:
         """True if the next log file may be allocated, so that the last bytes are not taken for it."""
-        return self._by_space != Level.FULL
+        return self._space_level != Level.FULL
 
-    def look(self) -> None:
+    def measure(self) -> None:
         """Ask the file system. It may wait for the disk. One that does not say keeps the last figures: a disk
         that fails is for the log to notice."""
         try:
@@ -213,21 +213,21 @@ class DiskSpace:
         self.free_bytes = free
         self.low_bytes = self._low_setting or min(LOW_BYTES, total // LOW_PART)
         self.full_bytes = self._full_setting or min(FULL_BYTES, total // FULL_PART)
-        self._by_space = max(
-            _level_of(free, self.full_bytes, Level.FULL, self._by_space),
-            _level_of(free, self.low_bytes, Level.LOW, self._by_space),
+        self._space_level = max(
+            _level_of(free, self.full_bytes, Level.FULL, self._space_level),
+            _level_of(free, self.low_bytes, Level.LOW, self._space_level),
         )
 
-    def judge(
-        self, *, lacks_spare: bool, is_stuck: bool, room_bytes: Callable[[], int], file_bytes: int
+    def update_level(
+        self, *, lacks_next_file: bool, waits_for_space: bool, room_bytes: Callable[[], int], file_bytes: int
     ) -> bool:
         """Settle the level, from the last look and from what the log says. True if it has changed."""
-        self._lacks_spare = lacks_spare
-        self._room_bytes, self._room_bytes_min = room_bytes, file_bytes // _ROOM_PART
-        level = self._by_space
-        if lacks_spare:
+        self._lacks_next_file = lacks_next_file
+        self._log_room_bytes, self._log_room_bytes_min = room_bytes, file_bytes // _LOG_ROOM_PART
+        level = self._space_level
+        if lacks_next_file:
             level = max(level, Level.LOW)
-        if is_stuck or self._has_little_room():
+        if waits_for_space or self._is_log_nearly_full():
             level = Level.FULL
         if level == self.level:
             return False
@@ -241,41 +241,41 @@ class DiskSpace:
             log.error("the disk is full: all commands that write are refused; free space", **facts)
         return True
 
-    def _has_little_room(self) -> bool:
-        return self._lacks_spare and self._room_bytes() < self._room_bytes_min
+    def _is_log_nearly_full(self) -> bool:
+        return self._lacks_next_file and self._log_room_bytes() < self._log_room_bytes_min
 
     def refusal(self, command: commands.Command, box: Box | None) -> DiskFull | None:
         """Why a command is refused at this level, or None. For a level other than ok."""
         kind = type(command)
-        if kind in UNLOGGED:
+        if kind in UNLOGGED_COMMANDS:
             return None
-        adds = ADDS.get(kind)
-        if self.level == Level.FULL or self._has_little_room():
+        adds = ADDING_COMMANDS.get(kind)
+        if self.level == Level.FULL or self._is_log_nearly_full():
             if kind is commands.Append and not _adds_records(command, box):
                 return None  # into memory, of which nothing is logged
-            return self.full()
+            return self.full_refusal()
         if adds is None or not adds(command, box):
             return None
         message = "the disk of the server is nearly full: nothing can be added, reads and deletes go on"
-        return self._refused(f"{message}; delete records or free space, then try again")
+        return self._refuse(f"{message}; delete records or free space, then try again")
 
-    def lacks(self, size: int) -> DiskFull | None:
+    def refusal_for_size(self, size: int) -> DiskFull | None:
         """Why a command that will write so many bytes in the end is refused, or None. Little is let through
         as long as the level does."""
         if size < _MARGIN_BYTES_MAX or self.free_bytes - size >= self.full_bytes:
             return None
-        return self._refused(
+        return self._refuse(
             f"this commit needs about {size} bytes of the server's disk, and {self.free_bytes} are free; "
             "free space on it, then try again"
         )
 
-    def full(self) -> DiskFull:
+    def full_refusal(self) -> DiskFull:
         """The refusal of a command that must be logged, at level full."""
         message = "the disk of the server is full: nothing that must be written is served, reads go on"
-        return self._refused(f"{message}; free space on it, then try again")
+        return self._refuse(f"{message}; free space on it, then try again")
 
-    def _refused(self, message: str) -> DiskFull:
-        self.refused += 1
+    def _refuse(self, message: str) -> DiskFull:
+        self.refusals += 1
         return DiskFull(message, free_bytes=self.free_bytes, retry_after_ms=RETRY_AFTER_MS)
 
     def report(self) -> DiskReport:
@@ -284,7 +284,7 @@ class DiskSpace:
             free_bytes=self.free_bytes,
             low_bytes=self.low_bytes,
             full_bytes=self.full_bytes,
-            refused=self.refused,
+            refused=self.refusals,
         )
 
 

@@ -17,26 +17,26 @@ class DurableWaits:
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
         #: Replaced each time that more is durable.
-        self.changed = trio.Event()
+        self.advance_event = trio.Event()
         self.failure: BaseException | None = None
-        self.failed = trio.Event()
+        self.failure_event = trio.Event()
 
     def __repr__(self) -> str:
         return f"<DurableWaits lsn {self._machine.durable_lsn}, failure {self.failure!r}>"
 
     def advance(self) -> None:
         """More is durable."""
-        self.changed.set()
-        self.changed = trio.Event()
+        self.advance_event.set()
+        self.advance_event = trio.Event()
 
     def fail(self, error: BaseException) -> None:
         self.failure = error
-        self.failed.set()
+        self.failure_event.set()
 
     async def wait(self, lsn: int) -> bool:
         """Return True when this lsn is durable, False if the log failed first: then the shard must end."""
         while self._machine.durable_lsn < lsn and self.failure is None:
-            await wait_for_any(self.changed, self.failed)
+            await wait_for_any(self.advance_event, self.failure_event)
         return self.failure is None
 
 

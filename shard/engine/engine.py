@@ -179,7 +179,7 @@ class Engine:
             on_space_again=self._on_space_again,
         )
         self.exports = self._background.exports
-        self.failed = self._waits.failed
+        self.failure_event = self._waits.failure_event
         self.fsync_times = self._committer.fsync_times
         #: Called after replies were handed out, so that servers can send them together.
         self.after_answers: Callable[[], None] = lambda: None
@@ -213,7 +213,7 @@ class Engine:
             log_outcome=self._log_upkeep,
             log_moves=self._log_moves,
             on_uploaded=self._on_uploaded,
-            on_rendered=self._fetcher.rendered,
+            on_rendered=self._fetcher.on_rendered,
             on_failed=self._waits.fail,
             is_disk_full=lambda: self.disk_space.level == Level.FULL,
             is_log_blocked=lambda: self._space.is_log_blocked,
@@ -236,7 +236,7 @@ class Engine:
         """Starts the threads and a life of the shard; then keeps time and does the work beside commands."""
         self._committer.start()
         self._fetcher.start()
-        await self._space.look()
+        await self._space.measure()
         now_ms = self._now_ms()
         if now_ms < self.machine.last_ms:
             log.warning(
@@ -250,7 +250,7 @@ class Engine:
         if not await self._wait_durable_or_stuck(outcome.waits_for_lsn):
             task_status.started()
             return
-        self._space.judge()
+        self._space.update_level()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._space.run)
             nursery.start_soon(self._ticker.run, self.delivery.reads.waiting, self.delivery.claims.waiting)
@@ -260,7 +260,7 @@ class Engine:
     async def stop(self) -> None:
         """Ends the life in order: the last change, a snapshot, the log closed. On a full disk it ends without
         what has no room: the next life finds the log, as after a crash."""
-        if self._committer.is_stuck:
+        if self._committer.waits_for_space:
             self._fetcher.stop()
             try:
                 await trio.to_thread.run_sync(self._committer.stop)
@@ -273,15 +273,15 @@ class Engine:
         outcome = self.machine.stop(self._now_ms())
         self.staging.log(outcome, sync=True)
         self.flush()
-        if await self._wait_durable_or_stuck(outcome.waits_for_lsn) and not self._committer.is_stuck:
+        if await self._wait_durable_or_stuck(outcome.waits_for_lsn) and not self._committer.waits_for_space:
             await self._background.snapshots.try_to_take(rest_s=0.0)
         self._fetcher.stop()
         await trio.to_thread.run_sync(self._committer.stop)
 
     async def _wait_durable_or_stuck(self, lsn: int) -> bool:
         """Wait until an lsn is durable, or the log waits for space. False if the log has failed."""
-        while self.machine.durable_lsn < lsn and self.failure is None and not self._committer.is_stuck:
-            await wait_for_any(self._waits.changed, self._waits.failed, self._space.changed)
+        while self.machine.durable_lsn < lsn and self.failure is None and not self._committer.waits_for_space:
+            await wait_for_any(self._waits.advance_event, self._waits.failure_event, self._space.change_event)
         return self.failure is None
 
     @property
@@ -301,11 +301,13 @@ class Engine:
                 return
         if type(command) is TxnCommit:
             epoch = self.machine.txns.find(command.txn.writer, command.txn.epoch)
-            refusal = None if epoch is None else self.disk_space.lacks(_RENDERED_FACTOR * epoch.bytes)
+            refusal = (
+                None if epoch is None else self.disk_space.refusal_for_size(_RENDERED_FACTOR * epoch.bytes)
+            )
             if refusal is not None:
                 self._refuse(command, ticket, refusal)
                 return
-        if self._refetch.behind and self._refetch.hold_back(command, ticket):
+        if self._refetch.queued_writes and self._refetch.queue_write(command, ticket):
             return
         if self.machine.uploading.is_on and not isinstance(command, READS):
             refusal = self.machine.uploading.refuses(command)
@@ -343,14 +345,14 @@ class Engine:
     def flush(self) -> None:
         """Logs what one turn has staged: a little of it at once, more through the commit thread. Claims that
         this wakes may stage more, which is logged too."""
-        self._ticker.look(self.delivery.claims.waiting)
+        self._ticker.check_deadlines(self.delivery.claims.waiting)
         has_logged = False
         while self.staging.frames:
             logged_lsn = self.staging.write()
             if not logged_lsn:
                 break
             self._note_logged(logged_lsn, self._committer.append_ms_last)
-            self._ticker.look(self.delivery.claims.waiting)
+            self._ticker.check_deadlines(self.delivery.claims.waiting)
             has_logged = True
         if has_logged:
             self._send_answers()
@@ -361,8 +363,8 @@ class Engine:
         self._send_answers()
 
     def _send_answers(self) -> None:
-        if self.backpressure.holds:
-            self.backpressure.relieve()
+        if self.backpressure.is_blocking:
+            self.backpressure.resume_if_drained()
         self.after_answers()
 
     def _wake(self, boxes: Collection[str]) -> None:
@@ -377,14 +379,14 @@ class Engine:
         self._end_turn()
 
     def _note_logged(self, lsn: int, wal_append_ms: float) -> None:
-        woken = self.machine.logged(lsn)
+        boxes = self.machine.logged(lsn)
         self._replies.on_logged(lsn, wal_append_ms)
-        self._wake(woken)
+        self._wake(boxes)
 
     def _on_durable(self, lsn: int, fsync_ms: float) -> None:
-        woken = self.machine.durable(lsn) + self.delivery.reads.strong_due(lsn)
+        boxes = self.machine.durable(lsn) + self.delivery.reads.strong_due(lsn)
         self._replies.on_durable(lsn, fsync_ms, self._committer.append_ms_last)
-        self._wake(woken)
+        self._wake(boxes)
         self._end_turn()
         self._background.on_durable()
         self._waits.advance()
@@ -406,7 +408,7 @@ class Engine:
         """Changes of a task beside the commands. Nobody waits for them."""
         self.staging.log(outcome, sync=False)
         self.flush()
-        if self.backpressure.holds:
+        if self.backpressure.is_blocking:
             self._end_turn()
 
     def _log_moves(self, outcome: Outcome) -> None:
@@ -420,10 +422,10 @@ class Engine:
 
     def _next_deadline_ms(self) -> int | None:
         """When the machine wants a tick; not while the log has no room for what it would log."""
-        return None if self._committer.is_stuck else self.machine.next_deadline_ms()
+        return None if self._committer.waits_for_space else self.machine.next_deadline_ms()
 
     def _tick(self, now_ms: int, now_s: float) -> None:
-        outcome = Outcome([], None) if self._committer.is_stuck else self.machine.tick(now_ms)
+        outcome = Outcome([], None) if self._committer.waits_for_space else self.machine.tick(now_ms)
         if outcome.changes:
             self.staging.log(outcome, sync=False)
         if outcome.wakes:
@@ -440,7 +442,7 @@ class Engine:
 
     def log_progress(self) -> tuple[bool, int]:
         """Return whether the log's threads have work, and a count that grows whenever they finish some."""
-        return self._committer.is_working, self._committer.work_done
+        return self._committer.is_working, self._committer.progress_count
 
     def objects_report(self) -> ObjectsReport:
         uploader = self._background.uploader

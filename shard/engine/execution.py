@@ -45,7 +45,7 @@ class Execution:
             self._log(outcome, sync=outcome.until_durable)
         return outcome
 
-    def fetch(self, missing: Missing, command: Command | None, done: OnFetched) -> None:
+    def fetch(self, missing: Missing, command: Command | None, on_fetched: OnFetched) -> None:
         """Have something fetched that is not in memory; `done` is called in this thread."""
-        wanted = command.max_bytes if isinstance(command, Diff) else 0
-        self._fetcher.fetch(missing, max(READ_BYTES, wanted), done)
+        page_bytes = command.max_bytes if isinstance(command, Diff) else 0
+        self._fetcher.fetch(missing, max(READ_BYTES, page_bytes), on_fetched)

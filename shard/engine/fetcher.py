@@ -86,7 +86,7 @@ class Fetcher:
         self._faults = faults or Faults()
         self._waiting: dict[tuple[Name, int], list[OnFetched]] = {}
         #: By generation: those that wait for rows of a commit to be rendered.
-        self._unrendered: dict[int, list[OnFetched]] = {}
+        self._waiting_for_rows: dict[int, list[OnFetched]] = {}
         self._hot: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._cold: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
@@ -109,54 +109,57 @@ class Fetcher:
         for number in range(len(self._threads)):
             (self._hot if number < _HOT_THREADS else self._cold).put(None)
 
-    def fetch(self, missing: Missing, bytes_max: int, done: OnFetched) -> None:
+    def fetch(self, missing: Missing, bytes_max: int, on_fetched: OnFetched) -> None:
         """Calls `done` in this thread when it is there, or with the error that says why it is not. For what
         is only unfinished that is when others have had their turn."""
         if isinstance(missing, Unfinished):
-            self._post(done, None, [])
+            self._post(on_fetched, None, [])
             return
         if isinstance(missing, NotRendered):
-            self._unrendered.setdefault(missing.generation, []).append(done)
+            self._waiting_for_rows.setdefault(missing.generation, []).append(on_fetched)
             return
         if isinstance(missing, ChunksNotLoaded):
-            self._submit(False, lambda: self._load(missing.chunks, done))
+            self._submit(False, lambda: self._read_chunks(missing.chunks, on_fetched))
             return
         if isinstance(missing, NotLoaded):
             key = (Name.of(missing.segment), missing.at)
             waiting = self._waiting.get(key)
             if waiting is not None:
-                waiting.append(done)
+                waiting.append(on_fetched)
                 return
-            self._waiting[key] = [done]
+            self._waiting[key] = [on_fetched]
             self._submit(
                 is_in_cold_store(missing), lambda: self._read(missing.segment, missing.at, bytes_max)
             )
         else:
-            self._submit(is_in_cold_store(missing), lambda: self._find(missing.segments, missing.match, done))
+            self._submit(
+                is_in_cold_store(missing),
+                lambda: self._find_tags(missing.segments, missing.match, on_fetched),
+            )
 
     def _submit(self, is_cold: bool, work: Callable[[], None]) -> None:
         (self._cold if is_cold else self._hot).put(work)
 
-    def rendered(self, generations: Iterable[int], error: StreamsError | None = None) -> None:
+    def on_rendered(self, generations: Iterable[int], error: StreamsError | None = None) -> None:
         """More rows of commits are rendered in these boxes, or will not be soon: `error` says why."""
-        if self._unrendered:
+        if self._waiting_for_rows:
             for generation in generations:
-                for done in self._unrendered.pop(generation, ()):
-                    done(error, [])
+                for on_fetched in self._waiting_for_rows.pop(generation, ()):
+                    on_fetched(error, [])
 
-    def unrendered(self) -> list[int]:
+    def generations_waiting(self) -> list[int]:
         """Boxes with rows that somebody waits for."""
-        return list(self._unrendered)
+        return list(self._waiting_for_rows)
 
     # -- in a thread
 
-    def _load(self, chunks: Sequence[Chunk], done: OnFetched) -> None:
+    def _read_chunks(self, chunks: Sequence[Chunk], on_fetched: OnFetched) -> None:
         try:
-            loaded = [self._read_chunk(chunk.lsn) for chunk in chunks]
+            changes = [self._read_chunk(chunk.lsn) for chunk in chunks]
         except Corrupt as damage:
-            self._post(done, DataDamaged(str(damage)), [])
+            self._post(on_fetched, DataDamaged(str(damage)), [])
             return
-        self._post(self._chunks_loaded, chunks, loaded, done)
+        self._post(self._on_chunks_read, chunks, changes, on_fetched)
 
     def _run(self, backlog: SimpleQueue[Callable[[], None] | None]) -> None:
         while (work := backlog.get()) is not None:
@@ -170,57 +173,62 @@ class Fetcher:
     def _read(self, segment: Segment, at: int, bytes_max: int) -> None:
         try:
             batches = self._store.read(Name.of(segment), at, bytes_max=bytes_max)
-        except (Corrupt, Unreachable) as trouble:
-            self._post(self._not_loaded, segment, at, trouble)
+        except (Corrupt, Unreachable) as error:
+            self._post(self._on_read_error, segment, at, error)
             return
-        self._post(self._loaded, segment, at, batches)
+        self._post(self._on_read, segment, at, batches)
 
-    def _find(self, segments: Sequence[Segment], match: Match, done: OnFetched) -> None:
-        found: list[tuple[Segment, tuple[Sequence[int], Sequence[int]]]] = []
+    def _find_tags(self, segments: Sequence[Segment], match: Match, on_fetched: OnFetched) -> None:
+        matches: list[tuple[Segment, tuple[Sequence[int], Sequence[int]]]] = []
         try:
             for segment in segments:
-                found.append((segment, self._store.find_tags(Name.of(segment), match)))
-        except (Corrupt, Unreachable) as trouble:
-            self._post(self._not_found, segments, trouble, done)
+                matches.append((segment, self._store.find_tags(Name.of(segment), match)))
+        except (Corrupt, Unreachable) as error:
+            self._post(self._on_tags_error, segments, error, on_fetched)
             return
-        self._post(self._found, found, match, done)
+        self._post(self._on_tags_found, matches, match, on_fetched)
 
     # -- in the engine's thread again
 
-    def _chunks_loaded(self, chunks: Sequence[Chunk], loaded: Sequence[TxnHeld], done: OnFetched) -> None:
-        for chunk, change in zip(chunks, loaded, strict=True):
+    def _on_chunks_read(
+        self, chunks: Sequence[Chunk], changes: Sequence[TxnHeld], on_fetched: OnFetched
+    ) -> None:
+        for chunk, change in zip(chunks, changes, strict=True):
             chunk.load(change.packed, change.body)
-        done(None, [])
+        on_fetched(None, [])
 
-    def _loaded(self, segment: Segment, at: int, batches: Sequence[Batch]) -> None:
+    def _on_read(self, segment: Segment, at: int, batches: Sequence[Batch]) -> None:
         self.reads += 1
-        brought = [(segment, at + offset, batch) for offset, batch in enumerate(batches)]
-        self._cache.add_all(brought)
-        self._tell(Name.of(segment), at, None, brought)
+        payloads = [(segment, at + offset, batch) for offset, batch in enumerate(batches)]
+        self._cache.add_all(payloads)
+        self._notify(Name.of(segment), at, None, payloads)
         self._cache.shrink()  # after those who wait have had what they wanted
 
-    def _not_loaded(self, segment: Segment, at: int, trouble: Exception) -> None:
-        self._tell(Name.of(segment), at, self._as_error([segment], trouble), [])
+    def _on_read_error(self, segment: Segment, at: int, error: Exception) -> None:
+        self._notify(Name.of(segment), at, self._to_client_error([segment], error), [])
 
-    def _tell(self, name: Name, at: int, error: StreamsError | None, brought: FetchedPayloads) -> None:
-        for done in self._waiting.pop((name, at)):
-            done(error, brought)
+    def _notify(self, name: Name, at: int, error: StreamsError | None, payloads: FetchedPayloads) -> None:
+        for on_fetched in self._waiting.pop((name, at)):
+            on_fetched(error, payloads)
 
-    def _found(
-        self, found: list[tuple[Segment, tuple[Sequence[int], Sequence[int]]]], match: Match, done: OnFetched
+    def _on_tags_found(
+        self,
+        matches: list[tuple[Segment, tuple[Sequence[int], Sequence[int]]]],
+        match: Match,
+        on_fetched: OnFetched,
     ) -> None:
         self.reads += 1
-        for segment, tagged in found:
+        for segment, seqs in matches:
             box = self._machine.generations.get(segment.generation)
             if box is not None:
-                box.found_tags[segment.serial, match] = tagged
-        done(None, [])
+                box.found_tags[segment.serial, match] = seqs
+        on_fetched(None, [])
         self._cache.shrink()
 
-    def _not_found(self, segments: Sequence[Segment], trouble: Exception, done: OnFetched) -> None:
-        done(self._as_error(segments, trouble), [])
+    def _on_tags_error(self, segments: Sequence[Segment], error: Exception, on_fetched: OnFetched) -> None:
+        on_fetched(self._to_client_error(segments, error), [])
 
-    def _as_error(self, segments: Sequence[Segment], trouble: Exception) -> StreamsError | None:
+    def _to_client_error(self, segments: Sequence[Segment], error: Exception) -> StreamsError | None:
         """None when there is no trouble after all: a segment has made place for another one meanwhile, or is
         gone with its box, and the command sees that when it is handled again."""
         for segment in segments:
@@ -228,15 +236,15 @@ class Fetcher:
             if box is None or segment not in box.log.segments:
                 return None
         box = self._machine.generations[segments[0].generation]
-        if isinstance(trouble, Unreachable):
-            log.warning("the cold store could not be read", reason=str(trouble))
+        if isinstance(error, Unreachable):
+            log.warning("the cold store could not be read", reason=str(error))
             return ColdStoreUnavailable(
                 f"records of box {box.name!r} are in the cold store, which does not answer; nothing is lost, "
                 "try again later. Operator: `streams doctor` shows the error"
             )
-        assert isinstance(trouble, Corrupt)
-        log.error("a segment could not be read", box=box.name, path=trouble.path, reason=str(trouble))
-        self._faults.note_damage("segment", trouble.path, trouble.reason, box.name)
+        assert isinstance(error, Corrupt)
+        log.error("a segment could not be read", box=box.name, path=error.path, reason=str(error))
+        self._faults.note_damage("segment", error.path, error.reason, box.name)
         return DataDamaged(
             f"a file that holds records of box {box.name!r} is damaged. Operator: `streams doctor` and the "
             "server's log name the file; stop the server, run `streams verify`, then `streams repair`",

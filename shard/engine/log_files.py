@@ -6,7 +6,7 @@ The next file is made while the current one fills: full of zeros, because a sync
 several times faster; or only allocated, if the last one was full so soon that writing every byte twice would
 cost more than the syncs.
 
-A full disk is not a failure. The thread says so (`lacks_spare`), long before the current file is full, so
+A full disk is not a failure. The thread says so (`lacks_next_file`), long before the current file is full, so
 that the engine stops taking data in time.
 
 Bounds: one file is made at a time; a release is asked for once a snapshot.
@@ -30,13 +30,13 @@ class LogFiles:
     def __init__(
         self, wal: Wal, *, on_space: Callable[[], object], on_failed: Callable[[BaseException], None]
     ) -> None:
-        """In the thread `on_space` is called when `lacks_spare` has changed, `on_failed` when an error ends
-        it."""
+        """In the thread `on_space` is called when `lacks_next_file` has changed, `on_failed` when an error
+        ends it."""
         self._wal = wal
         self._on_space = on_space
         self._on_failed = on_failed
         #: True while the next log file cannot be made, because the disk is full. Set by the thread.
-        self.lacks_spare = False
+        self.lacks_next_file = False
         #: A number asks to release all files up to it, a negative one to drop that file, which was kept; True
         #: asks for a spare to be ready, None ends the thread.
         self._work: SimpleQueue[int | bool | None] = SimpleQueue()
@@ -85,15 +85,15 @@ class LogFiles:
         now_ns = monotonic_ns()
         zeros = now_ns - self._prepared_ns > _FAST_FILE_NS
         self._prepared_ns = now_ns
-        lacked_spare = self.lacks_spare
+        lacked_file = self.lacks_next_file
         try:
             self._wal.prepare_next(zeros=zeros)
-            self.lacks_spare = False
+            self.lacks_next_file = False
         except OSError as error:
             if error.errno not in NO_SPACE:
                 raise
-            self.lacks_spare = True
-        if self.lacks_spare != lacked_spare:
+            self.lacks_next_file = True
+        if self.lacks_next_file != lacked_file:
             self._on_space()
 
     def _release(self, through: int) -> None:

@@ -106,13 +106,13 @@ class ObjectUploader:
         self._pins = pins
         self._on_unpinned = on_unpinned
         self._file_bytes = file_bytes
-        self._wanted = trio.Event()
+        self._work_event = trio.Event()
         self._next_put = 0.0
         #: Since the last base: objects, those of earlier lives included, and the bytes of this life's.
         self._objects = 0
         self._bytes = 0
         self._is_compacting = False
-        self._is_away = False
+        self._is_unreachable = False
         #: Counters since start. Metrics only: no decision depends on them.
         self._objects_put = self._bytes_put = self._bases_put = self._failures = 0
 
@@ -130,23 +130,23 @@ class ObjectUploader:
 
     def wake(self) -> None:
         """There may be something to do."""
-        self._wanted.set()
+        self._work_event.set()
 
     async def run(self) -> None:
         await self._find_chain()
         async with trio.open_nursery() as nursery:
             while True:
-                self._wanted = trio.Event()
+                self._work_event = trio.Event()
                 if not self._uploading.has_work:
-                    await self._wanted.wait()
+                    await self._work_event.wait()
                 elif self._uploading.needs_base_lsn:
                     if not self._is_compacting:
-                        await self._base()
+                        await self._upload_base()
                     else:  # its end wakes us
-                        await self._wanted.wait()
+                        await self._work_event.wait()
                 else:
                     await self._put_group()
-                    if self._is_due and not self._is_compacting:
+                    if self._is_base_due and not self._is_compacting:
                         self._is_compacting = True
                         nursery.start_soon(self._compact)
 
@@ -161,21 +161,21 @@ class ObjectUploader:
         is another store than theirs, and then nothing of it is worth anything without a base. Also counts
         what they have left, or lives that are short would add up to a log that is never folded up."""
         chain = ChainName.parse(self._uploading.chain)
-        found: list[object_chains.Found] = []
+        chains_there: list[object_chains.Found] = []
         backoff_s = _BACKOFF_S
         while chain is not None and not await self._try(
-            lambda: found.extend(object_chains.survey(self._target.store, chain.root)),
+            lambda: chains_there.extend(object_chains.survey(self._target.store, chain.root)),
             "a look at what is there",
         ):
             await trio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, _BACKOFF_S_MAX)
-        if chain is not None and not (found and found[0].bases):
+        if chain is not None and not (chains_there and chains_there[0].bases):
             log.warning(
                 "the object store does not have the chain of this shard; it begins another", chain=chain.text
             )
             self._uploading.begin_anew()
-        elif found:
-            self._objects = len(found[0].logs)
+        elif chains_there:
+            self._objects = len(chains_there[0].logs)
 
     # -- groups
 
@@ -189,7 +189,7 @@ class ObjectUploader:
         assert chain is not None, "a chain begins with a base"
         log_name = LogName(group[0].lsn, group[-1].lsn, self._machine.forwarding.outboxes.shard_life)
         name = chain.root + log_name.text
-        content = self._encoded(name, group, log_name)
+        content = self._encode_group(name, group, log_name)
         put = partial(
             self._target.store.put,
             name,
@@ -207,7 +207,7 @@ class ObjectUploader:
         self._bytes_put += len(content)
         self._on_uploaded(self._uploading.moved(chain.text, log_name.last_lsn, is_base=False))
 
-    def _encoded(self, name: str, group: Sequence[Pending], log_name: LogName) -> bytes:
+    def _encode_group(self, name: str, group: Sequence[Pending], log_name: LogName) -> bytes:
         return object_log.encode(
             name,
             [(each.lsn, each.change) for each in group],
@@ -222,40 +222,40 @@ class ObjectUploader:
             # An end of the shard does not wait: whatever becomes of it, it may be done again.
             await trio.to_thread.run_sync(work, abandon_on_cancel=True)
         except (ColdError, Unreachable, Corrupt, OSError) as error:
-            if not self._is_away:
+            if not self._is_unreachable:
                 log.warning(
                     "the object store does not take what it should; trying on", what=what, error=str(error)
                 )
-            self._is_away = True
+            self._is_unreachable = True
             self._failures += 1
             return False
-        if self._is_away:
+        if self._is_unreachable:
             log.info("the object store takes what it should again")
-        self._is_away = False
+        self._is_unreachable = False
         return True
 
     # -- bases
 
     @property
-    def _is_due(self) -> bool:
+    def _is_base_due(self) -> bool:
         target = self._target
         return self._objects >= target.compact_objects or self._bytes >= target.compact_bytes
 
     async def _compact(self) -> None:
         try:
             # While one was put there, as much may have come again, and nothing may come after it.
-            while self._is_due and await self._base():
+            while self._is_base_due and await self._upload_base():
                 pass
         finally:
             self._is_compacting = False
             self.wake()
 
-    async def _base(self) -> bool:
+    async def _upload_base(self) -> bool:
         """Takes a base and puts it there, trying until it is. A base of a moment ago would do, but what has
         gathered meanwhile is in one of now. False when the log has failed, and the shard is to end."""
         backoff_s = _BACKOFF_S
         while True:
-            chain = await self._chain()
+            chain = await self._choose_chain()
             if chain is not None:
                 while self._has_unrendered():  # noqa: ASYNC110 (nobody says when it is over)
                     await trio.sleep(_UNRENDERED_S)
@@ -291,21 +291,21 @@ class ObjectUploader:
             return False
         return any(box.is_object and box.log.tail.has_unrendered for box in self._machine.boxes.values())
 
-    async def _chain(self) -> ChainName | None:
+    async def _choose_chain(self) -> ChainName | None:
         """The chain that is being written, or a new one; None when the store is away, or another's. So it is
         asked before anything is put together for it."""
-        target, found = self._target, list[object_chains.Found]()
+        target, chains_there = self._target, list[object_chains.Found]()
         chain = ChainName.parse(self._uploading.chain)
         if chain is not None:
             probe = partial(target.store.size, f"{chain.root}backups/{object_log.base_id(0)}.json")
             return chain if await self._try(probe, "a look at what is there") else None
         if not await self._try(
-            lambda: found.extend(object_chains.survey(target.store)), "a look at what is there"
+            lambda: chains_there.extend(object_chains.survey(target.store)), "a look at what is there"
         ):
             return None
         try:
             name = object_chains.next_name(
-                found, shard=target.shard, server=target.server, follows=self._uploading.follows
+                chains_there, shard=target.shard, server=target.server, follows=self._uploading.follows
             )
         except object_chains.ForeignChains as error:
             if not self._uploading.refusal:

@@ -1,8 +1,8 @@
 """What the engine does when the log, its memory or its disk cannot keep up.
 
-`Backpressure`: servers stop reading while the committer has more than `_CONGESTED_BYTES` to write, or while
+`Backpressure`: servers stop reading while the committer has more than `_BACKLOG_BYTES_MAX` to write, or while
 unsealed batches take twice the memory that they should. Urgent commands are let in beyond that, up to half as
-much again. It ends when the committer has less than `RELIEVED_BYTES` to write.
+much again. It ends when the committer has less than `RESUME_BYTES` to write.
 
 `SpaceWatch`: looks at the free space of the disk, and follows the log, which meets the end of it first. Both
 settle the level (`disk_space.py`). On a full disk commands are refused before they are handled. Background
@@ -17,13 +17,13 @@ import trio
 
 from shard.core.boxes.unsealed import Unsealed
 from shard.engine.committer import Committer
-from shard.engine.disk_space import LOOK_S, LOOK_SHORT_S, DiskSpace, Level
+from shard.engine.disk_space import MEASURE_S, MEASURE_SHORT_S, DiskSpace, Level
 from shard.engine.fetcher import Fetcher
 from shard.engine.upkeep import Upkeep
 
 #: Bytes handed to the committer and not yet in the file. At 500 MB/s this is about a tenth of a second.
-_CONGESTED_BYTES = 48 * 1024 * 1024
-RELIEVED_BYTES = 16 * 1024 * 1024
+_BACKLOG_BYTES_MAX = 48 * 1024 * 1024
+RESUME_BYTES = 16 * 1024 * 1024
 
 #: Unsealed batches may take this much more memory than they should before writers are held up.
 _UNSEALED_FACTOR = 2
@@ -33,40 +33,39 @@ _URGENT_FACTOR = 1.5
 
 
 class Backpressure:
-    def __init__(self, committer: Committer, unsealed: Unsealed, cache_bytes: int) -> None:
+    def __init__(self, committer: Committer, unsealed_batches: Unsealed, cache_bytes: int) -> None:
         self._committer = committer
-        self._unsealed = unsealed
+        self._unsealed_batches = unsealed_batches
         self._unsealed_bytes_max = _UNSEALED_FACTOR * cache_bytes
-        self._relieved = trio.Event()
+        self._resume_event = trio.Event()
         #: True while a server waits.
-        self.holds = False
+        self.is_blocking = False
 
     def __repr__(self) -> str:
-        return (
-            f"<Backpressure {'held' if self.holds else 'free'}, {self._committer.backlog_bytes} B to write>"
-        )
+        state = "blocking" if self.is_blocking else "open"
+        return f"<Backpressure {state}, {self._committer.backlog_bytes} B to write>"
 
-    def is_over(self, factor: float = 1.0) -> bool:
+    def exceeds(self, factor: float = 1.0) -> bool:
         """True if the shard has too much to write, by this factor."""
-        if self._committer.is_stuck:
+        if self._committer.waits_for_space:
             return False  # writes are refused, and reads must not wait for the disk to have space
         return (
-            self._committer.backlog_bytes > factor * _CONGESTED_BYTES
-            or self._unsealed.bytes > factor * self._unsealed_bytes_max
+            self._committer.backlog_bytes > factor * _BACKLOG_BYTES_MAX
+            or self._unsealed_batches.bytes > factor * self._unsealed_bytes_max
         )
 
     async def wait(self, *, is_urgent: bool) -> None:
         """Wait while there is too much to write."""
-        if self.is_over(_URGENT_FACTOR if is_urgent else 1.0):
-            if not self.holds:
-                self.holds, self._relieved = True, trio.Event()
-            await self._relieved.wait()
+        if self.exceeds(_URGENT_FACTOR if is_urgent else 1.0):
+            if not self.is_blocking:
+                self.is_blocking, self._resume_event = True, trio.Event()
+            await self._resume_event.wait()
 
-    def relieve(self) -> None:
+    def resume_if_drained(self) -> None:
         """Let servers go on if there is little left to write. For while it `holds`."""
-        if self._committer.backlog_bytes < RELIEVED_BYTES and not self.is_over():
-            self.holds = False
-            self._relieved.set()
+        if self._committer.backlog_bytes < RESUME_BYTES and not self.exceeds():
+            self.is_blocking = False
+            self._resume_event.set()
 
 
 class SpaceWatch:
@@ -88,7 +87,7 @@ class SpaceWatch:
         self._file_bytes = file_bytes
         self._on_space_again = on_space_again
         #: Set when the log has met the end of the disk's space, or has space again.
-        self.changed = trio.Event()
+        self.change_event = trio.Event()
 
     def __repr__(self) -> str:
         return f"<SpaceWatch {self._disk_space!r}>"
@@ -96,38 +95,38 @@ class SpaceWatch:
     @property
     def is_log_blocked(self) -> bool:
         """True while rows of commits should not be logged."""
-        return self._disk_space.level == Level.FULL or self._committer.backlog_bytes > RELIEVED_BYTES
+        return self._disk_space.level == Level.FULL or self._committer.backlog_bytes > RESUME_BYTES
 
     def on_log_space(self) -> None:
         """The log has met the end of the disk's space, or has space again."""
-        self.judge()
-        self.changed.set()
+        self.update_level()
+        self.change_event.set()
 
-    def judge(self) -> None:
+    def update_level(self) -> None:
         """Settle the level, and act on a change."""
         was_full = self._disk_space.level == Level.FULL
-        has_changed = self._disk_space.judge(
-            lacks_spare=self._committer.files.lacks_spare,
-            is_stuck=self._committer.is_stuck,
+        has_changed = self._disk_space.update_level(
+            lacks_next_file=self._committer.files.lacks_next_file,
+            waits_for_space=self._committer.waits_for_space,
             room_bytes=lambda: self._committer.room_bytes,
             file_bytes=self._file_bytes,
         )
         if has_changed:
             self._upkeep.wake()
         if self._disk_space.level == Level.FULL:  # rows of commits are not rendered until there is space
-            self._fetcher.rendered(self._fetcher.unrendered(), self._disk_space.full())
+            self._fetcher.on_rendered(self._fetcher.generations_waiting(), self._disk_space.full_refusal())
         if has_changed and was_full:
             self._on_space_again()
 
-    async def look(self) -> None:
-        await trio.to_thread.run_sync(self._disk_space.look)
+    async def measure(self) -> None:
+        await trio.to_thread.run_sync(self._disk_space.measure)
 
     async def run(self) -> None:
         while True:
-            with trio.move_on_after(LOOK_SHORT_S if self._disk_space.is_short else LOOK_S):
-                await self.changed.wait()
-            self.changed = trio.Event()
-            await self.look()
-            if self._committer.files.lacks_spare and self._disk_space.may_allocate:
+            with trio.move_on_after(MEASURE_SHORT_S if self._disk_space.is_short else MEASURE_S):
+                await self.change_event.wait()
+            self.change_event = trio.Event()
+            await self.measure()
+            if self._committer.files.lacks_next_file and self._disk_space.may_allocate:
                 self._committer.files.prepare()
-            self.judge()
+            self.update_level()

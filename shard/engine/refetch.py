@@ -48,7 +48,7 @@ class Refetch:
     def __init__(
         self,
         execution: Execution,
-        deferred: DeferredAnswers,
+        deferred_answers: DeferredAnswers,
         *,
         handle: Callable[[Command, Ticket, FetchedPayloads], None],
         submit: Callable[[Command, Ticket], None],
@@ -57,52 +57,52 @@ class Refetch:
         """`handle` handles a command, `submit` does so with all checks of a new one, and `end_turn` flushes
         and sends what was answered."""
         self._execution = execution
-        self._deferred = deferred
+        self._deferred_answers = deferred_answers
         self._handle = handle
         self._submit = submit
         self._end_turn = end_turn
         #: By box: writes behind one that waits for the fetcher, in the order in which they came.
-        self.behind: dict[str, deque[tuple[Command, Ticket]]] = {}
+        self.queued_writes: dict[str, deque[tuple[Command, Ticket]]] = {}
         #: By "is it in the cold store": bytes that reads have asked for, and reads that may not ask yet.
         self._fetching_bytes = [0, 0]
-        self._until_fetched: tuple[deque[tuple[Command, Ticket]], ...] = (deque(), deque())
+        self._queued_reads: tuple[deque[tuple[Command, Ticket]], ...] = (deque(), deque())
 
     def __repr__(self) -> str:
-        return f"<Refetch {self._fetching_bytes} B under way, writes to {len(self.behind)} boxes>"
+        return f"<Refetch {self._fetching_bytes} B under way, writes to {len(self.queued_writes)} boxes>"
 
-    def hold_back(self, command: Command, ticket: Ticket) -> bool:
+    def queue_write(self, command: Command, ticket: Ticket) -> bool:
         """Queue a write behind an earlier one to its box that waits. False if there is none."""
-        if isinstance(command, READS) or box_of(command) not in self.behind:
+        if isinstance(command, READS) or box_of(command) not in self.queued_writes:
             return False
-        self.behind[box_of(command)].append((command, ticket))
+        self.queued_writes[box_of(command)].append((command, ticket))
         return True
 
     def fetch(self, command: Command, ticket: Ticket, missing: Missing, payloads: FetchedPayloads) -> None:
         """Have something fetched that a command needs, then handle the command again."""
         if isinstance(command, READS) and isinstance(missing, NotRendered):
-            done: OnFetched = partial(self._rendered_again, command, ticket, payloads)
+            on_fetched: OnFetched = partial(self._retry_after_render, command, ticket, payloads)
         elif isinstance(command, READS):
             is_cold = is_in_cold_store(missing)
-            wanted = max(READ_BYTES, command.max_bytes if isinstance(command, Diff) else 0)
+            size = max(READ_BYTES, command.max_bytes if isinstance(command, Diff) else 0)
             if self._fetching_bytes[is_cold] >= _FETCH_BYTES_MAX:
-                self._until_fetched[is_cold].append((command, ticket))
+                self._queued_reads[is_cold].append((command, ticket))
                 return
-            self._fetching_bytes[is_cold] += wanted
-            done = partial(self._read_again, command, ticket, payloads, is_cold, wanted)
+            self._fetching_bytes[is_cold] += size
+            on_fetched = partial(self._retry_read, command, ticket, payloads, is_cold, size)
         else:
-            assert box_of(command) not in self.behind, "ONE_WRITE_FETCHES"
-            self.behind[box_of(command)] = deque()
-            done = partial(self._write_again, command, ticket, payloads)
-        self._execution.fetch(missing, command, done)
+            assert box_of(command) not in self.queued_writes, "ONE_WRITE_FETCHES"
+            self.queued_writes[box_of(command)] = deque()
+            on_fetched = partial(self._retry_write, command, ticket, payloads)
+        self._execution.fetch(missing, command, on_fetched)
 
     def handle_if_room(self, command: Command, ticket: Ticket) -> None:
         """Handle a read, or defer it while its connection has no room for a page."""
-        if self._deferred.has_room(ticket):
+        if self._deferred_answers.has_room(ticket):
             self._handle(command, ticket, [])
         else:
-            self._deferred.add_read(command, ticket)
+            self._deferred_answers.add_read(command, ticket)
 
-    def _again(
+    def _retry(
         self,
         command: Command,
         ticket: Ticket,
@@ -116,7 +116,7 @@ class Refetch:
         else:
             self._handle(command, ticket, payloads + more)
 
-    def _again_if_room(
+    def _retry_if_room(
         self,
         command: Command,
         ticket: Ticket,
@@ -124,12 +124,12 @@ class Refetch:
         error: StreamsError | None,
         more: FetchedPayloads,
     ) -> None:
-        if error is None and not self._deferred.has_room(ticket):
-            self._deferred.add_read(command, ticket)
+        if error is None and not self._deferred_answers.has_room(ticket):
+            self._deferred_answers.add_read(command, ticket)
         else:
-            self._again(command, ticket, payloads, error, more)
+            self._retry(command, ticket, payloads, error, more)
 
-    def _rendered_again(
+    def _retry_after_render(
         self,
         command: Command,
         ticket: Ticket,
@@ -138,28 +138,28 @@ class Refetch:
         more: FetchedPayloads,
     ) -> None:
         """More rows are rendered of those that a read wants. It waited for no fetch, so it counts as none."""
-        self._again_if_room(command, ticket, payloads, error, more)
+        self._retry_if_room(command, ticket, payloads, error, more)
         self._end_turn()
 
-    def _read_again(
+    def _retry_read(
         self,
         command: Command,
         ticket: Ticket,
         payloads: FetchedPayloads,
         is_cold: bool,
-        wanted: int,
+        size: int,
         error: StreamsError | None,
         more: FetchedPayloads,
     ) -> None:
-        self._fetching_bytes[is_cold] -= wanted
+        self._fetching_bytes[is_cold] -= size
         assert self._fetching_bytes[is_cold] >= 0, "FETCHED_BYTES"
-        self._again_if_room(command, ticket, payloads, error, more)
-        waiting = self._until_fetched[is_cold]
+        self._retry_if_room(command, ticket, payloads, error, more)
+        waiting = self._queued_reads[is_cold]
         while waiting and self._fetching_bytes[is_cold] < _FETCH_BYTES_MAX:
             self.handle_if_room(*waiting.popleft())
         self._end_turn()
 
-    def _write_again(
+    def _retry_write(
         self,
         command: Command,
         ticket: Ticket,
@@ -168,10 +168,10 @@ class Refetch:
         more: FetchedPayloads,
     ) -> None:
         box = box_of(command)
-        behind = self.behind.pop(box)
-        self._again(command, ticket, payloads, error, more)
-        while behind and box not in self.behind:
-            self._submit(*behind.popleft())
-        if behind:  # one of them has to wait in its turn, and the rest stays behind it
-            self.behind[box].extend(behind)
+        queue = self.queued_writes.pop(box)
+        self._retry(command, ticket, payloads, error, more)
+        while queue and box not in self.queued_writes:
+            self._submit(*queue.popleft())
+        if queue:  # one of them has to wait in its turn, and the rest stays behind it
+            self.queued_writes[box].extend(queue)
         self._end_turn()

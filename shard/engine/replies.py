@@ -41,7 +41,7 @@ class Ticket(Protocol):
 
 
 #: A reply on hold: the lsn it waits for, and where it goes.
-_Parked = tuple[int, Ticket, Reply | StreamsError]
+_ParkedReply = tuple[int, Ticket, Reply | StreamsError]
 _lsn_of = itemgetter(0)
 
 
@@ -49,9 +49,9 @@ class ParkedReplies:
     def __init__(self, uploading: Uploading) -> None:
         self._uploading = uploading
         #: In the order of the lsns they wait for, and of their coming.
-        self._until_logged: deque[_Parked] = deque()
-        self._until_durable: deque[_Parked] = deque()
-        self._until_uploaded: deque[_Parked] = deque()
+        self._until_logged: deque[_ParkedReply] = deque()
+        self._until_durable: deque[_ParkedReply] = deque()
+        self._until_uploaded: deque[_ParkedReply] = deque()
         #: How long the last sync and the last write of the log took; each reply has both.
         self._fsync_ms = 0.0
         self._wal_append_ms = 0.0
@@ -68,17 +68,17 @@ class ParkedReplies:
         if not lsn:
             ticket.answer(reply, 0.0, 0.0)
             return
-        parked = self._until_durable if outcome.until_durable else self._until_logged
+        queue = self._until_durable if outcome.until_durable else self._until_logged
         if outcome.until_uploaded:
             refusal = self._uploading.stuck()
             if refusal is not None:  # the store does not answer; a write was refused for that before
                 ticket.answer(refusal, 0.0, 0.0)
                 return
-            parked = self._until_uploaded
-        if not parked or parked[-1][0] <= lsn:
-            parked.append((lsn, ticket, reply))
+            queue = self._until_uploaded
+        if not queue or queue[-1][0] <= lsn:
+            queue.append((lsn, ticket, reply))
         else:  # it rests on something older than the last write of another
-            parked.insert(bisect_right(parked, lsn, key=_lsn_of), (lsn, ticket, reply))
+            queue.insert(bisect_right(queue, lsn, key=_lsn_of), (lsn, ticket, reply))
 
     def on_logged(self, lsn: int, wal_append_ms: float) -> None:
         self._wal_append_ms = wal_append_ms
@@ -95,16 +95,16 @@ class ParkedReplies:
     def on_uploaded(self) -> None:
         self._release(self._until_uploaded, self._uploading.position, self._fsync_ms)
 
-    def _release(self, parked: deque[_Parked], lsn: int, fsync_ms: float) -> None:
+    def _release(self, queue: deque[_ParkedReply], lsn: int, fsync_ms: float) -> None:
         wal_append_ms = self._wal_append_ms
-        while parked and parked[0][0] <= lsn:
-            _, ticket, reply = parked.popleft()
+        while queue and queue[0][0] <= lsn:
+            _, ticket, reply = queue.popleft()
             ticket.answer(reply, fsync_ms, wal_append_ms)
 
     def check(self) -> None:
         """Assert the named invariants. For tests."""
-        for parked in (self._until_logged, self._until_durable, self._until_uploaded):
-            lsns = [lsn for lsn, _, _ in parked]
+        for queue in (self._until_logged, self._until_durable, self._until_uploaded):
+            lsns = [lsn for lsn, _, _ in queue]
             assert lsns == sorted(lsns), "PARKED_ORDER"
 
 

@@ -92,7 +92,7 @@ class SnapshotKeeper:
         self._retention = Retention(needs_lsn)
         self._wal.keeps = self._retention.keeps
         self._memory = process.MemoryReturn()
-        self._wanted = trio.Event()
+        self._due_event = trio.Event()
         self._bytes_taken = 0
         #: The lsn of the newest snapshot, or of the one that is being taken.
         self.lsn_taken = 0
@@ -120,16 +120,16 @@ class SnapshotKeeper:
     def on_durable(self) -> None:
         """The log has grown: a snapshot may be due."""
         if self._bytes_since >= self._settings.snapshot_wal_bytes:
-            self._wanted.set()
+            self._due_event.set()
 
     async def run(self) -> None:
         while True:
             with trio.move_on_after(self._settings.snapshot_interval_ms / 1000) as waiting:
-                await self._wanted.wait()
+                await self._due_event.wait()
             self._is_quiet = waiting.cancelled_caught
             await self._return_memory()
             self._upkeep.wake()  # a quiet shard frees more of its log
-            self._wanted = trio.Event()
+            self._due_event = trio.Event()
             if self._machine.lsn == self.lsn_taken:
                 if self._retention.is_settled(self._wal.files()[:-1]):
                     # Nothing has changed, and no file waits for the older snapshot to go.
@@ -142,7 +142,7 @@ class SnapshotKeeper:
             try:
                 if not await self.try_to_take():
                     await trio.sleep(_FULL_PAUSE_S)
-                    self._wanted.set()
+                    self._due_event.set()
             except OSError as error:  # a disk that cannot keep a snapshot cannot be trusted with the log
                 self._on_failed(error)
                 return
@@ -184,9 +184,9 @@ class SnapshotKeeper:
         if not await self._wait_durable(state.lsn):
             return
         assert state.lsn <= self._machine.durable_lsn, "SNAPSHOT_DURABLE"
-        named = await trio.to_thread.run_sync(self._write, state, rest_s)
+        segment_names = await trio.to_thread.run_sync(self._write, state, rest_s)
         self._taken_s = taken_s
-        self._retention.written(state.needs_lsn, named, state.held)
+        self._retention.written(state.needs_lsn, segment_names, state.held)
         self._release()
 
     def _write(self, state: ShardState, rest_s: float) -> set[Name]:
@@ -194,9 +194,9 @@ class SnapshotKeeper:
         return names_in(state)
 
     def _release(self) -> None:
-        for kept in self._wal.kept_files():
-            if not self._retention.keeps(kept.first_lsn, kept.last_lsn):
-                self._committer.files.drop_kept(kept.number)
+        for file in self._wal.kept_files():
+            if not self._retention.keeps(file.first_lsn, file.last_lsn):
+                self._committer.files.drop_kept(file.number)
         self.sweep()
         *older, newest = self._wal.files()
         through = self._retention.released(older)
@@ -206,9 +206,9 @@ class SnapshotKeeper:
 
     def sweep(self) -> None:
         """Have segments dropped that no snapshot names."""
-        named = self._retention.named()
-        if named is not None:
-            self._upkeep.sweep(named)
+        segment_names = self._retention.named()
+        if segment_names is not None:
+            self._upkeep.sweep(segment_names)
         self._upkeep.wake()  # files that were pinned may go, whatever is named
 
     def pinned_lsn(self) -> int:
@@ -220,6 +220,6 @@ class SnapshotKeeper:
             and _QUIET_FACTOR * self._machine.unsealed.bytes < len(older) * settings.wal_file_bytes
         ):
             return older[-1].last_lsn
-        kept = _PINNED_FACTOR * settings.snapshot_wal_bytes // settings.wal_file_bytes
-        files = files[: -max(_PINNED_FILES_MIN, kept)]
+        file_count = _PINNED_FACTOR * settings.snapshot_wal_bytes // settings.wal_file_bytes
+        files = files[: -max(_PINNED_FILES_MIN, file_count)]
         return files[-1].last_lsn if files else 0

@@ -27,7 +27,7 @@ class Staging:
         #: True if a reply waits until they are durable.
         self._needs_sync = False
         #: True if a reply or a reader waits until they are logged.
-        self._logged_matters = False
+        self._notify_logged = False
 
     def __repr__(self) -> str:
         return f"<Staging {len(self.frames)} frames>"
@@ -44,7 +44,7 @@ class Staging:
             self.frames.append(frames.encode(lsn, change))
         self._needs_sync = self._needs_sync or sync
         if not outcome.until_durable or self._machine.shows_when_logged:
-            self._logged_matters = True
+            self._notify_logged = True
 
     def leaves_to_thread(self, size: int) -> bool:
         """Return True if the next `write`, of commands of about this size, is likely to go through the commit
@@ -58,11 +58,11 @@ class Staging:
             self._submit()
             return 0
         lsn = self.frames[-1][2]
-        self.frames, self._logged_matters = [], False
+        self.frames, self._notify_logged = [], False
         return lsn
 
     def _submit(self) -> None:
-        staged, sync, logged_matters = self.frames, self._needs_sync, self._logged_matters
+        group, sync, notify_logged = self.frames, self._needs_sync, self._notify_logged
         self.frames = []
-        self._needs_sync = self._logged_matters = False
-        self._committer.submit(staged, sync=sync, logged_matters=logged_matters)
+        self._needs_sync = self._notify_logged = False
+        self._committer.submit(group, sync=sync, notify_logged=notify_logged)

@@ -35,7 +35,7 @@ class Ticker:
         self._next_deadline_ms = next_deadline_ms
         self._observe_clock = observe_clock
         self._tick = tick
-        self._changed = trio.Event()
+        self._wake_event = trio.Event()
         #: When the next tick comes: on trio's clock, and in the time of the core.
         self._at_s = 0.0
         self._at_ms = 0
@@ -45,21 +45,21 @@ class Ticker:
 
     def wake(self) -> None:
         """Have a tick now."""
-        self._changed.set()
+        self._wake_event.set()
 
-    def not_later_than(self, deadline_s: float) -> None:
+    def tick_by(self, deadline_s: float) -> None:
         if deadline_s < self._at_s:
-            self._changed.set()
+            self._wake_event.set()
 
-    def look(self, claims: WaitingClaims[Ticket]) -> None:
+    def check_deadlines(self, claims: WaitingClaims[Ticket]) -> None:
         """A turn may have brought a deadline before the next tick."""
         deadline_ms = self._next_deadline_ms()
         if deadline_ms is not None and deadline_ms < self._at_ms:
-            self._changed.set()
+            self._wake_event.set()
         if claims:
             due_ms = claims.next_ms()
             if due_ms is not None and due_ms < self._at_s * 1000:
-                self._changed.set()
+                self._wake_event.set()
 
     async def run(self, reads: WaitingReads[Ticket], claims: WaitingClaims[Ticket]) -> None:
         while True:
@@ -77,6 +77,6 @@ class Ticker:
                 next_s = min(next_s, claims_ms / 1000)
             self._at_s = next_s
             self._at_ms = now_ms + round(1000 * (next_s - now_s))
-            self._changed = trio.Event()
+            self._wake_event = trio.Event()
             with trio.move_on_after(max(0.001, next_s - now_s)):
-                await self._changed.wait()
+                await self._wake_event.wait()

@@ -42,7 +42,7 @@ from shard.core.boxes.upkeep import (
 )
 from shard.core.machine import Machine, Made, Outcome
 from shard.engine.cache import PayloadCache
-from shard.engine.compaction import find_superseded, survey
+from shard.engine.compaction import copy_input, find_superseded
 from shard.storage.faults import Faults
 from shard.storage.files import NO_SPACE, Corrupt
 from shard.storage.retention import Pins
@@ -121,45 +121,45 @@ class Upkeep:
         self._lacks_space = False
         self._in_thread = in_thread
         self._sleep = sleep
-        self.sealed = 0
-        self.kept = 0
-        self.rewritten = 0
-        self.compacted = 0
-        self.moved = 0
+        self.segments_sealed = 0
+        self.batches_logged_again = 0
+        self.segments_rewritten = 0
+        self.records_compacted = 0
+        self.segments_moved = 0
         self._cold_again_at = 0.0
-        self._named: set[Name] | None = None
+        self._snapshot_names: set[Name] | None = None
         #: True if the cold store did not let go of copies in the last sweep: another one is needed.
         self.must_sweep_again = False
         #: Set by anything after which there may be work.
-        self._woken = trio.Event()
+        self._wake_event = trio.Event()
         self.pins = Pins()
         #: The same for a base that is being put into the object store.
         self.pinned_for_base: set[Name] = set()
 
     def __repr__(self) -> str:
-        return f"<Upkeep {self.sealed} sealed, {self.rewritten} rewritten, {self.kept} batches kept>"
+        return f"<Upkeep {self.segments_sealed} segments sealed, {self.segments_rewritten} rewritten>"
 
     @property
     def is_pressed(self) -> bool:
         return self._machine.unsealed.bytes > self._unsealed_bytes_max
 
-    def sweep(self, named: set[Name]) -> None:
+    def sweep(self, snapshot_names: set[Name]) -> None:
         """Files that neither these nor the machine names may go."""
-        self._named = named
+        self._snapshot_names = snapshot_names
         self.wake()
 
     def wake(self) -> None:
         """There may be work: the log is durable further, the disk has room again, files may go."""
-        self._woken.set()
+        self._wake_event.set()
 
     async def run(self) -> None:
         while True:
-            self._woken = trio.Event()  # before the look: what happens during it counts
+            self._wake_event = trio.Event()  # before the look: what happens during it counts
             try:
                 if not await self.step():
                     await self._sleep(_PAUSE_S)
                     with trio.move_on_after(self._longest_pause_s() - _PAUSE_S):
-                        await self._woken.wait()
+                        await self._wake_event.wait()
                 else:
                     self._lacks_space = False
             except OSError as error:
@@ -185,13 +185,13 @@ class Upkeep:
 
     async def step(self) -> bool:
         """Does the next piece of work; whether there was any."""
-        if self._named is not None and not self.pins.is_all:
+        if self._snapshot_names is not None and not self.pins.is_all:
             await self._sweep()
         if self._is_disk_full():
             return await self._step_to_cold()
-        kept = self._machine.keep_held(self._pinned_lsn())
-        if kept is not None:
-            self._log_outcome(kept)
+        outcome = self._machine.keep_held(self._pinned_lsn())
+        if outcome is not None:
+            self._log_outcome(outcome)
             await self._sleep(0)
             return True
         plan = plan_seal(
@@ -205,7 +205,7 @@ class Upkeep:
             await self._seal(plan)
             return True
         if isinstance(plan, ToKeep):
-            self._keep(plan)
+            self._log_again(plan)
             await self._sleep(0)
             return True
         box = plan_compaction(self._machine, now_ms=self._now_ms())
@@ -232,14 +232,14 @@ class Upkeep:
     async def _sweep(self) -> None:
         """Drops files that nobody names. Between two pieces of work there is no segment that is written and
         not named yet."""
-        assert self._named is not None
-        of_snapshots, self._named = self._named, None
-        named = of_snapshots | self.pinned_for_base
+        assert self._snapshot_names is not None
+        snapshot_names, self._snapshot_names = self._snapshot_names, None
+        needed_names = snapshot_names | self.pinned_for_base
         cold: set[Name] = set()
         # Meanwhile others only ever let go of segments, so all segments of the end were met on the way.
         for number, box in enumerate(list(self._machine.generations.values()), 1):
             for segment in box.log.segments:
-                named.add(Name.of(segment))
+                needed_names.add(Name.of(segment))
                 if segment.is_cold:
                     cold.add(Name.of(segment))
             if number % _SWEEP_BOXES == 0:
@@ -248,59 +248,59 @@ class Upkeep:
         if not await self._wait_durable(self._machine.lsn):
             return
         if self.pins.is_all:  # since this began; somebody may read what it has not met any more
-            self._named = self._named or of_snapshots
+            self._snapshot_names = self._snapshot_names or snapshot_names
             return
-        named |= self.pins.names | self.pinned_for_base
+        needed_names |= self.pins.names | self.pinned_for_base
         try:
-            await self._in_thread(self._store.remove_unnamed, named, cold)
+            await self._in_thread(self._store.remove_unnamed, needed_names, cold)
             self.must_sweep_again = False
-        except Unreachable as trouble:
+        except Unreachable as error:
             self.must_sweep_again = True
-            log.warning("segments could not be dropped from the cold store yet", reason=str(trouble))
+            log.warning("segments could not be dropped from the cold store yet", reason=str(error))
 
     async def _seal(self, plan: ToSeal) -> None:
         generation = plan.box.generation
         segment = await self._write(generation, plan.serial, plan.batches)
         if self._is_stored(plan.box):
             self._commit(changes.SegmentSealed(generation, plan.serial, segment.to_bytes()))
-            self.sealed += 1
+            self.segments_sealed += 1
             self._keep_payloads(plan)
         await self._rest(segment.total_bytes)
 
     def _keep_payloads(self, plan: ToSeal) -> None:
-        sealed = plan.box.log.segments
-        if sealed and sealed[-1].serial == plan.serial and len(plan.batches) <= _BATCHES_KEPT_MAX:
+        segments = plan.box.log.segments
+        if segments and segments[-1].serial == plan.serial and len(plan.batches) <= _BATCHES_KEPT_MAX:
             for at, batch in enumerate(plan.batches):
-                if at >= sealed[-1].front:
-                    self._cache.add(sealed[-1], at, batch)
+                if at >= segments[-1].front:
+                    self._cache.add(segments[-1], at, batch)
             self._cache.shrink()
 
     def _is_stored(self, box: Box) -> bool:
         """Whether a box is still there, and not one in memory by now, of which the log says nothing."""
         return self._machine.generations.get(box.generation) is box and not box.is_memory
 
-    def _keep(self, plan: ToKeep) -> None:
-        made: Made = []
+    def _log_again(self, plan: ToKeep) -> None:
+        applied_changes: Made = []
         for batch in plan.batches:
-            made += self._machine.upkeep(changes.BatchKept(plan.box.generation, batch)).changes
-        self._log_outcome(Outcome(made, None))
-        self.kept += len(plan.batches)
+            applied_changes += self._machine.upkeep(changes.BatchKept(plan.box.generation, batch)).changes
+        self._log_outcome(Outcome(applied_changes, None))
+        self.batches_logged_again += len(plan.batches)
 
     async def _rewrite(self, plan: ToRewrite) -> None:
         generation = plan.box.generation
         try:
-            segment = await self._write(generation, plan.serial, self._live(plan))
+            segment = await self._write(generation, plan.serial, self._live_batches(plan))
         except Corrupt as damage:
-            self._put_aside(plan.box, damage)
+            self._skip_damaged(plan.box, damage)
             return
         if plan.still_stands(self._machine):
             serials = [part.segment.serial for part in plan.parts]
             columns = segment.to_bytes()
             self._commit(changes.SegmentsReplaced(generation, serials, plan.serial, columns))
-            self.rewritten += len(serials)
+            self.segments_rewritten += len(serials)
         await self._rest(segment.total_bytes)
 
-    def _live(self, plan: ToRewrite) -> Iterator[Batch]:
+    def _live_batches(self, plan: ToRewrite) -> Iterator[Batch]:
         """What is live in the segments, read from their files."""
         for part in plan.parts:
             for at, batch in enumerate(self._store.read_all(Name.of(part.segment))):
@@ -313,52 +313,52 @@ class Upkeep:
 
     async def _compact(self, box: Box) -> None:
         """Deletes what newer records with the same tag have superseded."""
-        given = survey(box, durable_lsn=self._machine.durable_lsn)
+        source = copy_input(box, durable_lsn=self._machine.durable_lsn)
         before, box.compacted_seq = (
             box.compacted_seq,
-            max((given.tail[-1].last_seq if given.tail else 0), box.log.sealed_seq, box.compacted_seq),
+            max((source.tail[-1].last_seq if source.tail else 0), box.log.sealed_seq, box.compacted_seq),
         )
-        found = find_superseded(given, self._store)
+        chunks = find_superseded(source, self._store)
         while True:
             try:
-                superseded = await self._in_thread(next, found, None)
-            except Unreachable as trouble:  # a part of the box is in a store that does not answer
-                log.warning("a box could not be compacted", box=box.name, reason=str(trouble))
+                chunk = await self._in_thread(next, chunks, None)
+            except Unreachable as error:  # a part of the box is in a store that does not answer
+                log.warning("a box could not be compacted", box=box.name, reason=str(error))
                 self._machine.compactable.pop(box.generation, None)
                 box.compacted_seq = before
                 return
             except Corrupt as damage:
-                self._put_aside(box, damage)
+                self._skip_damaged(box, damage)
                 box.compacted_seq = before
                 return
-            if superseded is None or self._machine.generations.get(box.generation) is not box:
+            if chunk is None or self._machine.generations.get(box.generation) is not box:
                 return
-            change = box.plan_deletes(superseded.seqs, superseded.sized, self._now_ms())
+            change = box.plan_deletes(chunk.seqs, chunk.sizes, self._now_ms())
             if change.seqs:
                 self._commit(change)
-                self.compacted += len(change.seqs)
+                self.records_compacted += len(change.seqs)
 
     async def _move(self, box: Box, segment: Segment) -> None:
         """A copy in the cold store, proven; then the machine's word, durable; then the file here goes."""
         name = Name.of(segment)
         try:
             await self._in_thread(self._store.copy_to_cold, name)
-        except Unreachable as trouble:
+        except Unreachable as error:
             self._cold_again_at = monotonic() + _COLD_PAUSE_S
-            log.warning("the cold store cannot take segments now", reason=str(trouble))
+            log.warning("the cold store cannot take segments now", reason=str(error))
             return
         except Corrupt as damage:
-            self._put_aside(box, damage)
+            self._skip_damaged(box, damage)
             return
         if not self._is_stored(box) or segment not in box.log.segments:
             return  # dead by now; it is dropped with its stub and its copy
         self._commit(changes.SegmentMoved(box.generation, segment.serial))
         if await self._wait_durable(self._machine.lsn):
             await self._in_thread(self._store.drop_hot, name)
-            self.moved += 1
+            self.segments_moved += 1
         await self._rest(segment.total_bytes)
 
-    def _put_aside(self, box: Box, damage: Corrupt) -> None:
+    def _skip_damaged(self, box: Box, damage: Corrupt) -> None:
         """Nothing is done about a damaged box until it changes; a reader of damaged records gets an error."""
         log.error("a segment is damaged", box=box.name, path=damage.path, reason=str(damage))
         self._faults.note_damage("segment", damage.path, damage.reason, box.name)

@@ -52,7 +52,7 @@ def _always(ticket: object) -> bool:
     return True
 
 
-class Waiting(Generic[T]):
+class WaitingClaim(Generic[T]):
     """A claim, where its answer goes, and until when it waits."""
 
     __slots__ = ("claim", "is_done", "number", "ticket", "until_ms")
@@ -65,7 +65,7 @@ class Waiting(Generic[T]):
         self.is_done = False
 
     def __repr__(self) -> str:
-        return f"<Waiting {self.number} of {self.claim.node} until {self.until_ms}>"
+        return f"<WaitingClaim {self.number} of {self.claim.node} until {self.until_ms}>"
 
 
 class _Box(Generic[T]):
@@ -73,13 +73,13 @@ class _Box(Generic[T]):
 
     def __init__(self) -> None:
         #: By number, which is their order.
-        self.waiting: dict[int, Waiting[T]] = {}
+        self.waiting: dict[int, WaitingClaim[T]] = {}
         #: How long a window of this queue lasts, as it said last; 0 = it has none.
         self.window_ms = 0
         #: When the open window closes; 0 = none is open.
         self.closes_ms = 0
 
-    def first(self, count: int, is_ready: Callable[[T], bool]) -> list[Waiting[T]]:
+    def first(self, count: int, is_ready: Callable[[T], bool]) -> list[WaitingClaim[T]]:
         ready = (each for each in self.waiting.values() if is_ready(each.ticket))
         return list(itertools.islice(ready, count))
 
@@ -88,28 +88,28 @@ class WaitingClaims(Generic[T]):
     def __init__(self) -> None:
         self._boxes: dict[str, _Box[T]] = {}
         #: By ticket: every claim that waits.
-        self._of: dict[T, Waiting[T]] = {}
+        self._by_ticket: dict[T, WaitingClaim[T]] = {}
         self._numbers = itertools.count(1)
         #: (when, number, box, claim): when a claim's time is over or, with None, a window closes. Entries
         #: may be out of date.
-        self._times: list[tuple[int, int, str, Waiting[T] | None]] = []
+        self._times: list[tuple[int, int, str, WaitingClaim[T] | None]] = []
         #: True if the last `woken` or `due` has passed over claims because they were not ready.
         self.were_passed_over = False
 
     def __repr__(self) -> str:
-        return f"<WaitingClaims {len(self._of)}>"
+        return f"<WaitingClaims {len(self._by_ticket)}>"
 
     def __len__(self) -> int:
-        return len(self._of)
+        return len(self._by_ticket)
 
     def add(self, claim: Claim, ticket: T, *, now_ms: int, window_ms: int) -> None:
         """`now_ms` is of a monotonic clock, here and below; with `window_ms` its queue gathers claims."""
         box = self._boxes.get(claim.box)
         if box is None:
             box = self._boxes[claim.box] = _Box()
-        waiting = Waiting(next(self._numbers), claim, ticket, now_ms + max(claim.wait_ms, window_ms))
-        box.waiting[waiting.number] = self._of[ticket] = waiting
-        if len(self._times) > 2 * len(self._of) + len(self._boxes) + _STALE_MIN:
+        waiting = WaitingClaim(next(self._numbers), claim, ticket, now_ms + max(claim.wait_ms, window_ms))
+        box.waiting[waiting.number] = self._by_ticket[ticket] = waiting
+        if len(self._times) > 2 * len(self._by_ticket) + len(self._boxes) + _STALE_MIN:
             self._drop_stale()
         heapq.heappush(self._times, (waiting.until_ms, waiting.number, claim.box, waiting))
         box.window_ms = window_ms
@@ -137,7 +137,9 @@ class WaitingClaims(Generic[T]):
             heapq.heappop(times)
         return None
 
-    def woken(self, name: str, now_ms: int, is_ready: Callable[[T], bool] = _always) -> list[Waiting[T]]:
+    def ready_claims(
+        self, name: str, now_ms: int, is_ready: Callable[[T], bool] = _always
+    ) -> list[WaitingClaim[T]]:
         """A job came to this box, or may have: the claims to serve now. None where a window gathers them."""
         self.were_passed_over = False
         box = self._boxes.get(name)
@@ -148,14 +150,14 @@ class WaitingClaims(Generic[T]):
             return []
         return self._first(box, IN_ORDER_MAX, is_ready)
 
-    def _first(self, box: _Box[T], count: int, is_ready: Callable[[T], bool]) -> list[Waiting[T]]:
-        found = box.first(count, is_ready)
-        self.were_passed_over = len(found) < min(count, len(box.waiting))
-        return found
+    def _first(self, box: _Box[T], count: int, is_ready: Callable[[T], bool]) -> list[WaitingClaim[T]]:
+        claims = box.first(count, is_ready)
+        self.were_passed_over = len(claims) < min(count, len(box.waiting))
+        return claims
 
     def due(
         self, now_ms: int, is_ready: Callable[[T], bool] = _always
-    ) -> tuple[str, list[Waiting[T]], bool] | None:
+    ) -> tuple[str, list[WaitingClaim[T]], bool] | None:
         """A box and the claims to serve there: all, because a window closes, or one whose time is over, which
         the last part says. None when nothing is due. Claims that are not ready are passed over when a window
         closes, so there may be none; then `were_passed_over` is true."""
@@ -172,12 +174,12 @@ class WaitingClaims(Generic[T]):
             return name, self._first(box, COHORT_MAX, is_ready), False
         return name, [waiting], True
 
-    def done(self, name: str, served: list[Waiting[T]]) -> None:
+    def remove(self, name: str, claims: list[WaitingClaim[T]]) -> None:
         """These have their answer."""
         box = self._boxes[name]
-        for each in served:
+        for each in claims:
             each.is_done = True
-            del box.waiting[each.number], self._of[each.ticket]
+            del box.waiting[each.number], self._by_ticket[each.ticket]
         if not box.waiting:
             del self._boxes[name]
 
@@ -185,18 +187,18 @@ class WaitingClaims(Generic[T]):
         """A connection is gone: it waits no longer."""
         box = self._boxes.get(name)
         if box is not None:
-            self.done(name, [each for each in box.waiting.values() if each.claim.holder == holder])
+            self.remove(name, [each for each in box.waiting.values() if each.claim.holder == holder])
 
     def waits(self, ticket: T) -> bool:
         """Return True while this claim waits."""
-        return ticket in self._of
+        return ticket in self._by_ticket
 
     def forget(self, ticket: T) -> bool:
         """Drop a claim that nobody waits for any more. False if it does not wait."""
-        waiting = self._of.get(ticket)
+        waiting = self._by_ticket.get(ticket)
         if waiting is None:
             return False
-        self.done(waiting.claim.box, [waiting])
+        self.remove(waiting.claim.box, [waiting])
         return True
 
     def _drop_stale(self) -> None:
@@ -218,7 +220,7 @@ class WaitingClaims(Generic[T]):
             heapq.heappush(self._times, (closes_ms, next(self._numbers), name, None))
 
 
-class _Served(NamedTuple):
+class _PassResult(NamedTuple):
     """The result of a pass over claims that wait."""
 
     #: True if each of them has an answer.
@@ -230,7 +232,7 @@ class ClaimDelivery:
     def __init__(
         self,
         execution: Execution,
-        deferred: DeferredAnswers,
+        deferred_answers: DeferredAnswers,
         disk_space: DiskSpace,
         *,
         post: Callable[..., object],
@@ -240,7 +242,7 @@ class ClaimDelivery:
         """`post` has something done when others have had their turn, `wake` serves all who wait in boxes, and
         `end_turn` flushes and sends what was answered."""
         self._execution = execution
-        self._deferred = deferred
+        self._deferred_answers = deferred_answers
         self._disk_space = disk_space
         self._post = post
         self._wake = wake
@@ -264,31 +266,31 @@ class ClaimDelivery:
         have got as many jobs as one pass gives out, others come first."""
         jobs = 0
         while self._disk_space.level != Level.FULL:  # else they wait on: a claim may log
-            waiting = self.waiting.woken(box, _wait_ms(), self._deferred.has_room)
+            waiting = self.waiting.ready_claims(box, _wait_ms(), self._deferred_answers.has_room)
             if self.waiting.were_passed_over:
-                self._deferred.add_box(box)
+                self._deferred_answers.add_box(box)
             if not waiting:
                 return
-            served = self._serve(box, waiting, is_over=False)
-            jobs += served.jobs
+            result = self._serve(box, waiting, is_over=False)
+            jobs += result.jobs
             if jobs >= PASS_JOBS_MAX:
                 self._post(self._serve_more, box)
                 return
-            if not served.is_for_all:
+            if not result.is_for_all:
                 return
 
     def serve_due(self, now_s: float) -> None:
         """Serve the claims whose window closes, and answer those whose time is up."""
-        has_room = self._deferred.has_room
+        has_room = self._deferred_answers.has_room
         while (due := self.waiting.due(int(now_s * 1000), has_room)) is not None:
             box, waiting, is_over = due
             if self.waiting.were_passed_over:
-                self._deferred.add_box(box)
+                self._deferred_answers.add_box(box)
             if is_over and not has_room(waiting[0].ticket):
                 self._refuse(box, waiting, Throttled(_NO_ROOM))
             elif self._disk_space.level == Level.FULL:  # a claim may log; others wait on
                 if is_over:
-                    self._refuse(box, waiting, self._disk_space.full())
+                    self._refuse(box, waiting, self._disk_space.full_refusal())
             elif waiting:
                 self._serve(box, waiting, is_over=is_over)
 
@@ -296,45 +298,45 @@ class ClaimDelivery:
         self.wake(box)
         self._end_turn()
 
-    def _refuse(self, box: str, waiting: list[Waiting[Ticket]], error: StreamsError) -> None:
-        self.waiting.done(box, waiting)
+    def _refuse(self, box: str, waiting: list[WaitingClaim[Ticket]], error: StreamsError) -> None:
+        self.waiting.remove(box, waiting)
         for each in waiting:
             each.ticket.answer(error, 0.0, 0.0)
 
     def _serve(
         self,
         box: str,
-        waiting: list[Waiting[Ticket]],
+        waiting: list[WaitingClaim[Ticket]],
         *,
         is_over: bool,
         payloads: FetchedPayloads | None = None,
-    ) -> _Served:
+    ) -> _PassResult:
         """Claim for all of them in one pass. Those that get no answer wait on."""
         payloads = payloads or []
         together = BatchClaim(box=box, claims=tuple(each.claim for each in waiting), is_over=is_over)
         outcome = self._execution.handle(together, payloads, self._execution.now_ms())
         if outcome.needs:
-            done = partial(self._serve_again, box, waiting, is_over, payloads)
-            self._execution.fetch(outcome.needs[0], None, done)
-            return _Served(False, 0)
+            on_fetched = partial(self._serve_again, box, waiting, is_over, payloads)
+            self._execution.fetch(outcome.needs[0], None, on_fetched)
+            return _PassResult(False, 0)
         reply = outcome.reply
         assert reply is not None, "PASS_ANSWERED"
         answers = reply.answers if isinstance(reply, BatchClaimResult) else [reply] * len(waiting)
-        answered = [
+        claims_with_answers = [
             (each, answer) for each, answer in zip(waiting, answers, strict=True) if answer is not None
         ]
-        self.waiting.done(box, [each for each, _ in answered])
-        for each, answer in answered:
+        self.waiting.remove(box, [each for each, _ in claims_with_answers])
+        for each, answer in claims_with_answers:
             self._execution.send_when_ready(outcome, answer, each.ticket)
         if outcome.wakes:
             self._wake(outcome.wakes)
-        jobs = sum(len(answer.jobs) for _, answer in answered if isinstance(answer, ClaimResult))
-        return _Served(len(answered) == len(waiting), jobs)
+        jobs = sum(len(answer.jobs) for _, answer in claims_with_answers if isinstance(answer, ClaimResult))
+        return _PassResult(len(claims_with_answers) == len(waiting), jobs)
 
     def _serve_again(
         self,
         box: str,
-        waiting: list[Waiting[Ticket]],
+        waiting: list[WaitingClaim[Ticket]],
         is_over: bool,
         payloads: FetchedPayloads,
         error: StreamsError | None,
@@ -345,8 +347,8 @@ class ClaimDelivery:
         if waiting and error is not None:
             self._refuse(box, waiting, error)
         elif waiting:
-            served = self._serve(box, waiting, is_over=is_over, payloads=payloads + more)
-            if not is_over and (served.is_for_all or served.jobs >= PASS_JOBS_MAX):
+            result = self._serve(box, waiting, is_over=is_over, payloads=payloads + more)
+            if not is_over and (result.is_for_all or result.jobs >= PASS_JOBS_MAX):
                 self.wake(box)
         self._end_turn()
 

@@ -53,7 +53,7 @@ class WaitingRead(msgspec.Struct, Generic[AnyTicket], eq=False):
     ticket: AnyTicket
     #: On trio's clock, as all waits are.
     deadline_s: float
-    done: bool = False
+    is_done: bool = False
 
 
 class WaitingReads(Generic[AnyTicket]):
@@ -101,8 +101,8 @@ class WaitingReads(Generic[AnyTicket]):
 
     def end(self, read: WaitingRead[AnyTicket]) -> None:
         """Note that a read has its answer, or wants none."""
-        assert not read.done, "READ_ENDS_ONCE"
-        read.done = True
+        assert not read.is_done, "READ_ENDS_ONCE"
+        read.is_done = True
         del self._by_ticket[read.ticket]
 
     @property
@@ -114,7 +114,7 @@ class WaitingReads(Generic[AnyTicket]):
         """Yield the reads whose time is up."""
         while self._deadlines and self._deadlines[0][0] <= now_s:
             read = heapq.heappop(self._deadlines)[2]
-            if not read.done:
+            if not read.is_done:
                 yield read
 
     def drop(self, read: WaitingRead[AnyTicket]) -> None:
@@ -127,23 +127,23 @@ class WaitingReads(Generic[AnyTicket]):
 
     def _drop_stale(self) -> None:
         """Reads are mostly answered long before their time is up, and would be kept until then."""
-        self._deadlines = [entry for entry in self._deadlines if not entry[2].done]
+        self._deadlines = [entry for entry in self._deadlines if not entry[2].is_done]
         heapq.heapify(self._deadlines)
         for box, reads in list(self._by_box.items()):
-            reads[:] = [read for read in reads if not read.done]
+            reads[:] = [read for read in reads if not read.is_done]
             if not reads:
                 del self._by_box[box]
 
 
 _Read = WaitingRead[Ticket]
-_Polled = Diff | Collect | AwaitMoves
+_PollCommand = Diff | Collect | AwaitMoves
 
 
 class ReadDelivery:
     def __init__(
         self,
         execution: Execution,
-        deferred: DeferredAnswers,
+        deferred_answers: DeferredAnswers,
         *,
         on_deadline: Callable[[float], None],
         end_turn: Callable[[], None],
@@ -151,21 +151,21 @@ class ReadDelivery:
         """`on_deadline` has a tick come in time for this, `end_turn` flushes and sends what was answered."""
         self._execution = execution
         self._machine = execution.machine
-        self._deferred = deferred
+        self._deferred_answers = deferred_answers
         self._on_deadline = on_deadline
         self._end_turn = end_turn
         self.waiting: WaitingReads[Ticket] = WaitingReads()
         #: Boxes with strong reads that wait for the disk: the lsn after which to handle them again.
         self._strong: dict[str, int] = {}
         #: True while low-priority delivery is paced. Set by the server, which measures.
-        self.paces = False
+        self.is_pacing = False
         self.paced_total = 0
         self._pacing = Pacing()
 
     def __repr__(self) -> str:
-        return f"<ReadDelivery {self.waiting!r}, {self.held_back} boxes held back>"
+        return f"<ReadDelivery {self.waiting!r}, {self.paced_boxes} boxes held back>"
 
-    def park(self, command: _Polled, ticket: Ticket) -> None:
+    def park(self, command: _PollCommand, ticket: Ticket) -> None:
         """Have a read wait that found nothing."""
         read = WaitingRead(command, ticket, trio.current_time() + command.wait_ms / 1000)
         self.waiting.add(read)
@@ -182,21 +182,21 @@ class ReadDelivery:
 
     def wake(self, box: str) -> None:
         """A box shows more, or may: serve its readers now, or later if they are paced."""
-        if self.waiting.has(box) and not (self.paces and self._hold_back(box)):
+        if self.waiting.has(box) and not (self.is_pacing and self._hold_back(box)):
             self.serve(box)
 
     def serve(self, box: str) -> None:
         waiting = self.waiting.take(box)
-        still = [read for read in waiting if not self._try(read, read.command, [])]
-        if still:
-            self.waiting.put_back(box, still)
-            self._note_strong(still)
+        remaining_reads = [read for read in waiting if not self._try(read, read.command, [])]
+        if remaining_reads:
+            self.waiting.put_back(box, remaining_reads)
+            self._note_strong(remaining_reads)
 
     def serve_due(self, now_s: float) -> None:
         """Answer the reads whose time is up."""
         for read in self.waiting.due(now_s):
-            if not self._deferred.has_room(read.ticket):
-                self._deferred.add_box(read.command.box)
+            if not self._deferred_answers.has_room(read.ticket):
+                self._deferred_answers.add_box(read.command.box)
                 self.waiting.set_deadline(read, now_s + _NO_ROOM_S)
             else:
                 self._try(read, msgspec.structs.replace(read.command, wait_ms=0), [])
@@ -233,11 +233,11 @@ class ReadDelivery:
         return True
 
     @property
-    def held_back(self) -> int:
+    def paced_boxes(self) -> int:
         """Boxes whose readers are held back."""
         return len(self._pacing)
 
-    def release_held(self, count: int) -> None:
+    def serve_paced(self, count: int) -> None:
         now_ms = self._execution.now_ms()
         boxes = self._machine.boxes
 
@@ -250,17 +250,17 @@ class ReadDelivery:
 
     # -- one read
 
-    def _try(self, read: _Read, command: _Polled, payloads: FetchedPayloads) -> bool:
+    def _try(self, read: _Read, command: _PollCommand, payloads: FetchedPayloads) -> bool:
         """Handle a read again. False if it has to wait on; True if it is over, or waits for the fetcher."""
-        if read.done:
+        if read.is_done:
             return True
-        if not self._deferred.has_room(read.ticket):
-            self._deferred.add_box(command.box)
+        if not self._deferred_answers.has_room(read.ticket):
+            self._deferred_answers.add_box(command.box)
             return False
         outcome = self._execution.handle(command, payloads, self._execution.now_ms())
         if outcome.needs:
-            done = partial(self._try_again, read, command, payloads)
-            self._execution.fetch(outcome.needs[0], command, done)
+            on_fetched = partial(self._try_again, read, command, payloads)
+            self._execution.fetch(outcome.needs[0], command, on_fetched)
             return True
         if outcome.reply is None:
             return False
@@ -271,13 +271,13 @@ class ReadDelivery:
     def _try_again(
         self,
         read: _Read,
-        command: _Polled,
+        command: _PollCommand,
         payloads: FetchedPayloads,
         error: StreamsError | None,
         more: FetchedPayloads,
     ) -> None:
         """A read that waited for a record has what it needs from disk."""
-        if read.done:
+        if read.is_done:
             pass  # nobody waits for it any more
         elif error is not None:
             self.waiting.end(read)

@@ -32,7 +32,7 @@ STEP_BYTES = 16 << 20
 _SLICE_BATCHES = 32
 
 #: How long a step waits for memory at most, and how often it looks.
-_HOLD_S, _LOOK_S = 0.5, 0.01
+_PRESSURE_WAIT_S_MAX, _POLL_S = 0.5, 0.01
 
 
 class Logger(Protocol):
@@ -61,7 +61,7 @@ class CommitRenderer:
         self._is_blocked = is_blocked
         self._is_pressed = is_pressed
         self._on_rendered = on_rendered
-        self._wanted = trio.Event()
+        self._work_event = trio.Event()
         self._idle = trio.Event()
         self._idle.set()
 
@@ -70,7 +70,7 @@ class CommitRenderer:
 
     def wake(self) -> None:
         """There are commits whose rows are to be rendered."""
-        self._wanted.set()
+        self._work_event.set()
 
     async def wait_idle(self) -> None:
         """Waits until no commit has rows left to be rendered."""
@@ -81,21 +81,21 @@ class CommitRenderer:
 
     async def run(self) -> None:
         while True:
-            await self._wanted.wait()
-            self._wanted = trio.Event()
+            await self._work_event.wait()
+            self._work_event = trio.Event()
             while commits := list(self._machine.txns.commits.values()):
                 for commit in commits:
-                    await self._hold()
+                    await self._wait_for_capacity()
                     if not await self.step(commit):
                         return
             self._idle.set()
 
-    async def _hold(self) -> None:
-        with trio.move_on_after(_HOLD_S):
+    async def _wait_for_capacity(self) -> None:
+        with trio.move_on_after(_PRESSURE_WAIT_S_MAX):
             while self._is_pressed():  # noqa: ASYNC110 (nobody says when it is over)
-                await trio.sleep(_LOOK_S)
+                await trio.sleep(_POLL_S)
         while self._is_blocked():  # noqa: ASYNC110 (likewise)
-            await trio.sleep(_LOOK_S)
+            await trio.sleep(_POLL_S)
 
     async def step(self, commit: Commit) -> bool:
         """Renders the next chunks of a commit. False if the log has failed."""
@@ -104,9 +104,9 @@ class CommitRenderer:
         if commit.lsn not in self._machine.txns.commits:
             return True
         step = commit.plan(STEP_BYTES)
-        rendered = await trio.to_thread.run_sync(render_chunks, step, self._read_chunk)
-        for at in range(0, len(rendered), _SLICE_BATCHES):
-            batches = rendered[at : at + _SLICE_BATCHES]
+        rendered_batches = await trio.to_thread.run_sync(render_chunks, step, self._read_chunk)
+        for at in range(0, len(rendered_batches), _SLICE_BATCHES):
+            batches = rendered_batches[at : at + _SLICE_BATCHES]
             self._log_outcome(self._machine.keep_rendered(commit, batches))
             self._on_rendered([generation for generation, _ in batches])
             await trio.lowlevel.checkpoint()
@@ -118,9 +118,9 @@ class CommitRenderer:
 
 def render_chunks(step: Step, read_chunk: Callable[[int], TxnHeld]) -> list[tuple[int, Batch]]:
     """Reads and renders what a step names. For a thread."""
-    loaded = [read_chunk(chunk.lsn) for chunk in step.chunks]
-    taken_apart = [unpack_again(change.packed, change.body) for change in loaded]
-    return list(render_step(step, taken_apart))
+    changes = [read_chunk(chunk.lsn) for chunk in step.chunks]
+    columns = [unpack_again(change.packed, change.body) for change in changes]
+    return list(render_step(step, columns))
 
 
 def chunk_reader(wal: Wal) -> Callable[[int], TxnHeld]:

@@ -65,31 +65,31 @@ def recover(
 ) -> Iterator[Progress | RecoverySummary]:
     """Yields how far it is, and at last what it found. The log is open for writing afterwards, unless it is
     not to be settled: then nothing was written, and nothing can be."""
-    loaded = snapshots.load_newest()
+    snapshot = snapshots.load_newest()
     snapshot_lsn = needs_lsn = 0
-    wanted: dict[int, Box | None] = {}
-    held: set[int] = set()
-    if loaded is not None:
-        state = frames.decode_state(loaded.content)
-        snapshot_lsn, needs_lsn = loaded.lsn, state.needs_lsn
-        named = machine.restore(state)
-        wanted = dict(named.batches)
-        held = set(named.held)
-        for number, (owner, facts) in enumerate(named.segments):
+    missing_batches: dict[int, Box | None] = {}
+    missing_chunks: set[int] = set()
+    if snapshot is not None:
+        state = frames.decode_state(snapshot.content)
+        snapshot_lsn, needs_lsn = snapshot.lsn, state.needs_lsn
+        references = machine.restore(state)
+        missing_batches = dict(references.batches)
+        missing_chunks = set(references.held)
+        for number, (owner, facts) in enumerate(references.segments):
             owner.log.attach(open_segment(owner.generation, facts), facts.dead)
             if number % _STEP_SEGMENTS == 0:
                 yield Progress(0, 1)
     for frame in wal.scan_kept():
-        if frame.lsn in held:
-            held.remove(frame.lsn)
-            _give_back(machine, wal, frame)
-    applied = since_frames = since_bytes = read_bytes = 0
+        if frame.lsn in missing_chunks:
+            missing_chunks.remove(frame.lsn)
+            _load_chunk(machine, wal, frame)
+    frames_applied = since_frames = since_bytes = read_bytes = 0
     hydrating = True
     for frame in wal.scan(snapshot_lsn=snapshot_lsn):
         size = len(frame.content)
         read_bytes += size
         if frame.lsn <= snapshot_lsn:
-            box = wanted.pop(frame.lsn, None)
+            box = missing_batches.pop(frame.lsn, None)
             if box is not None:
                 change = _decode(wal, frame)
                 assert isinstance(change, BatchAppended | BatchKept), (
@@ -97,34 +97,34 @@ def recover(
                 )
                 change.batch.lsn = frame.lsn
                 box.log.hydrate(change.batch)
-            elif frame.lsn in held:
-                held.remove(frame.lsn)
-                _give_back(machine, wal, frame)
+            elif frame.lsn in missing_chunks:
+                missing_chunks.remove(frame.lsn)
+                _load_chunk(machine, wal, frame)
         else:
             if hydrating:
                 hydrating = False
-                _finish_hydration(machine, wanted.keys() | held, wal)
+                _finish_hydration(machine, missing_batches.keys() | missing_chunks, wal)
             change = _decode(wal, frame)
             try:
                 machine.apply(change, frame.lsn)
             except DoesNotApply as error:
                 raise Corrupt(wal.path_of(frame.file), frame.offset, f"{error}") from error
-            applied += 1
+            frames_applied += 1
         since_frames += 1
         since_bytes += size
         if since_frames >= _STEP_FRAMES or since_bytes >= _STEP_BYTES:
             since_frames = since_bytes = 0
             yield Progress(read_bytes, max(wal.total_bytes, read_bytes))
     if hydrating:
-        _finish_hydration(machine, wanted.keys() | held, wal)
+        _finish_hydration(machine, missing_batches.keys() | missing_chunks, wal)
     if settles:
         wal.settle()
     machine.recovered(machine.lsn)
-    skipped = loaded.skipped if loaded is not None else []
-    yield RecoverySummary(snapshot_lsn, needs_lsn, machine.lsn, applied, read_bytes, skipped)
+    skipped_snapshots = snapshot.skipped if snapshot is not None else []
+    yield RecoverySummary(snapshot_lsn, needs_lsn, machine.lsn, frames_applied, read_bytes, skipped_snapshots)
 
 
-def _give_back(machine: Machine, wal: Wal, frame: Frame) -> None:
+def _load_chunk(machine: Machine, wal: Wal, frame: Frame) -> None:
     change = _decode(wal, frame)
     assert isinstance(change, TxnHeld), "a snapshot names chunks by the lsn of their frame"
     machine.txns.give_back(change, frame.lsn)
@@ -137,9 +137,9 @@ def _decode(wal: Wal, frame: Frame) -> Change:
         raise Corrupt(wal.path_of(frame.file), frame.offset, str(error)) from None
 
 
-def _finish_hydration(machine: Machine, wanted: Set[int], wal: Wal) -> None:
-    if wanted:
-        first = min(wanted)
+def _finish_hydration(machine: Machine, missing_lsns: Set[int], wal: Wal) -> None:
+    if missing_lsns:
+        first = min(missing_lsns)
         oldest = wal.path_of(wal.files()[0].number)
         raise Corrupt(oldest, 0, f"the frame of lsn {first}, which the snapshot needs, is missing")
     machine.hydrated()

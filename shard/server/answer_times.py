@@ -12,7 +12,7 @@ from streams.protocol.telemetry.histogram import Histogram
 
 
 class AnswerTimes:
-    __slots__ = ("_acked", "_claimed", "_read", "acks", "claims", "reads")
+    __slots__ = ("_pending_acks", "_pending_claims", "_pending_reads", "acks", "claims", "reads")
 
     def __init__(self) -> None:
         #: Of appends, up to their acknowledgement.
@@ -21,34 +21,34 @@ class AnswerTimes:
         self.reads = Histogram()
         self.claims = Histogram()
         #: Requests whose answers leave with the next flush, by when they came: how many came at that time.
-        self._acked: dict[int, int] = {}
-        self._read: dict[int, int] = {}
-        self._claimed: dict[int, int] = {}
+        self._pending_acks: dict[int, int] = {}
+        self._pending_reads: dict[int, int] = {}
+        self._pending_claims: dict[int, int] = {}
 
     def __repr__(self) -> str:
         return f"<AnswerTimes acks {self.acks!r}>"
 
     def note_ack(self, began_ns: int) -> None:
-        self._acked[began_ns] = self._acked.get(began_ns, 0) + 1
+        self._pending_acks[began_ns] = self._pending_acks.get(began_ns, 0) + 1
 
     def note_read(self, began_ns: int) -> None:
-        self._read[began_ns] = self._read.get(began_ns, 0) + 1
+        self._pending_reads[began_ns] = self._pending_reads.get(began_ns, 0) + 1
 
     def note_claim(self, began_ns: int) -> None:
-        self._claimed[began_ns] = self._claimed.get(began_ns, 0) + 1
+        self._pending_claims[began_ns] = self._pending_claims.get(began_ns, 0) + 1
 
     def flush(self) -> None:
         """The answers leave now."""
-        if self._acked:
-            _observe(self.acks, self._acked)
-        if self._read:
-            _observe(self.reads, self._read)
-        if self._claimed:
-            _observe(self.claims, self._claimed)
+        if self._pending_acks:
+            _observe(self.acks, self._pending_acks)
+        if self._pending_reads:
+            _observe(self.reads, self._pending_reads)
+        if self._pending_claims:
+            _observe(self.claims, self._pending_claims)
 
 
-def _observe(times: Histogram, began: dict[int, int]) -> None:
+def _observe(times: Histogram, counts_by_start: dict[int, int]) -> None:
     now_ns = monotonic_ns()
-    for began_ns, count in began.items():
+    for began_ns, count in counts_by_start.items():
         times.observe((now_ns - began_ns) / 1e9, count)
-    began.clear()
+    counts_by_start.clear()

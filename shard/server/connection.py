@@ -28,7 +28,7 @@ from shard.server.job_holders import JobHolders
 from shard.server.peers import HELLO_BYTES_MAX, HELLO_S, Peer
 from shard.server.replies import Replies
 from shard.server.tickets import (
-    ColumnsGathering,
+    ColumnsReply,
     ColumnsTicket,
     InvalidRequestTicket,
     Ticket,
@@ -59,14 +59,14 @@ _FLUSH_BYTES = 64 * 1024
 #: Messages after which the thread of the log gets what it has to write, which is a hop there and back more.
 _HOP_MESSAGES = 8
 
-_SKIPS = b"disable_backpressure"
-_PLAIN_READ = wire.head_encoder.encode(wire.ReplyHead())
+_NO_THROTTLE_FIELD = b"disable_backpressure"
+_EMPTY_HEAD = wire.head_encoder.encode(wire.ReplyHead())
 
 
 class Connection:
     __slots__ = (
         "_caller",
-        "_deferred",
+        "_deferred_pages",
         "_holds_pages",
         "_is_urgent",
         "_jobs",
@@ -74,10 +74,10 @@ class Connection:
         "_peer",
         "_server",
         "_sock",
+        "received_ns",
         "replies",
         "times",
         "waiting",
-        "woken_ns",
     )
 
     def __init__(
@@ -90,7 +90,7 @@ class Connection:
         pool, transport = (server.link_answers, "unix") if peer is None else (server.peer_answers, "tcp")
         self.replies = Replies(server, sock, pool, transport)
         self.times = server.times
-        self._deferred = DeferredPages()
+        self._deferred_pages = DeferredPages()
         self._jobs = JobHolders()
         #: True if it carries only urgent messages.
         self._is_urgent = False
@@ -99,7 +99,7 @@ class Connection:
         #: The owner of the transactions that come over this connection, unless it has a peer.
         self._caller = LOCAL
         #: When the messages came that are being handled: one look at the clock for all of them.
-        self.woken_ns = 0
+        self.received_ns = 0
         #: By id: messages whose replies may be held back.
         self.waiting: dict[int, WaitingTicket] = {}
 
@@ -117,10 +117,10 @@ class Connection:
                 if self._peer is None:
                     log.warning("connection ended", error=str(error))
                 else:
-                    self._peer.note_broken(error)
+                    self._peer.note_error(error)
             finally:
                 self.replies.close()
-                self._forget_all()
+                self._cancel_all()
                 self._release_all()
                 nursery.cancel_scope.cancel()
 
@@ -141,11 +141,11 @@ class Connection:
                 continue
             if count == 0:
                 return
-            self.woken_ns = monotonic_ns()
+            self.received_ns = monotonic_ns()
             await self._handle_all(receiver.received(count))
-            while self._is_held_up:
+            while self._is_paused:
                 await server.wait_room()
-            if server.engine is not None and server.engine.backpressure.is_over():
+            if server.engine is not None and server.engine.backpressure.exceeds():
                 await server.engine.backpressure.wait(is_urgent=self._is_urgent)
             if self._peer is not None:
                 if self._peer.key is None:  # its hello was refused
@@ -178,13 +178,13 @@ class Connection:
     def _handle(self, message: wire.Message) -> None:
         server = self._server
         is_append = message.op == wire.OP_APPEND and self._peer is None
-        if is_append and server.takes_writes and server.engine is not None:
+        if is_append and server.accepts_writes and server.engine is not None:
             ticket = Ticket(self, message.op, message.id)
             command = self._command_of(message, server.engine, ticket)
             if command is not None:
                 server.engine.submit(command, ticket)
             return
-        if message.op in wire.PAGE_OPS and (self._deferred or not self.has_room):
+        if message.op in wire.PAGE_OPS and (self._deferred_pages or not self.has_room):
             self._defer(message)
             return
         self._handle_now(message)
@@ -193,7 +193,7 @@ class Connection:
         server = self._server
         peer = self._peer
         if peer is None and message.op == wire.OP_FORGET:
-            self._forget(message.id)
+            self._cancel(message.id)
             return
         if peer is None and message.op in (wire.OP_HOLD_PAGES, wire.OP_SEND_PAGES):
             self._holds_pages = message.op == wire.OP_HOLD_PAGES
@@ -201,19 +201,19 @@ class Connection:
             return
         is_waiting = message.op in wire.WAITING_OPS
         ticket = (WaitingTicket if is_waiting else Ticket)(self, message.op, message.id)
-        if peer is not None and not self._let_in(peer, message, ticket):
+        if peer is not None and not self._admit(peer, message, ticket):
             return
         if peer is None and (message.op == wire.OP_STATS or message.op == wire.OP_HELLO):
             self._is_urgent = self._is_urgent or message.body == wire.HELLO_URGENT
             key = server.find_key(message.body.decode("utf-8", "replace")) if message.body else None
             if key is not None:
                 self._caller = Caller(key.id)
-            self.replies.put(message.op, message.id, 0, _PLAIN_READ, msgspec.json.encode(server.describe()))
+            self.replies.put(message.op, message.id, 0, _EMPTY_HEAD, msgspec.json.encode(server.describe()))
             return
         if message.op == wire.OP_PING:
             server.pressure.note_gateway_level(message.body[0] if message.body else 0)
             level = b"" if server.engine is None else bytes((server.pressure.gauge.level,))
-            self.replies.put(message.op, message.id, 0, _PLAIN_READ, level)
+            self.replies.put(message.op, message.id, 0, _EMPTY_HEAD, level)
             return
         if message.op == wire.OP_REPORT:
             server.report(partial(self._answer_report, message))
@@ -227,7 +227,7 @@ class Connection:
         is_pressed = server.pressure.gauge.level == THROTTLING
         # What comes on the urgent link has the flag, wherever the request had it.
         throttles = is_pressed and message.op in wire.WRITE_OPS and not self._is_urgent
-        if throttles and _SKIPS not in message.body and _SKIPS not in message.head:
+        if throttles and _NO_THROTTLE_FIELD not in message.body and _NO_THROTTLE_FIELD not in message.head:
             ticket.answer(server.pressure.refuse(), 0.0, 0.0)  # without parsing it: that is most of its price
             return
         if peer is None and message.op in wire.EXPORT_OPS:
@@ -277,19 +277,19 @@ class Connection:
             self._refuse(error, message, engine, ticket)
             return None
 
-    def _let_in(self, peer: Peer, message: wire.Message, ticket: Ticket) -> bool:
+    def _admit(self, peer: Peer, message: wire.Message, ticket: Ticket) -> bool:
         """Whether there is more to do: the hello is answered here, and so is what its key does not allow."""
         try:
             if peer.key is not None:
                 peer.check(message.op)
                 return True
-            self.replies.put(message.op, message.id, 0, _PLAIN_READ, peer.greet(message))
+            self.replies.put(message.op, message.id, 0, _EMPTY_HEAD, peer.authenticate(message))
         except StreamsError as error:
             ticket.answer(error, 0.0, 0.0)
         return False
 
     def _answer_report(self, message: wire.Message, report: ShardReport) -> None:
-        self.replies.put(message.op, message.id, 0, _PLAIN_READ, msgspec.json.encode(report))
+        self.replies.put(message.op, message.id, 0, _EMPTY_HEAD, msgspec.json.encode(report))
         self._server.flush()
 
     def _put_columns(self, message: wire.Message, engine: Engine, ticket: Ticket) -> None:
@@ -302,24 +302,24 @@ class Connection:
         except StreamsError as error:
             self._refuse(error, message, engine, ticket)
             return
-        gathering = ColumnsGathering(ticket, writes)
+        reply = ColumnsReply(ticket, writes)
         for at, write in enumerate(writes):
-            engine.submit(write, ColumnsTicket(gathering, at))
+            engine.submit(write, ColumnsTicket(reply, at))
 
     def _answer_export(self, message: wire.Message, answer: dict[str, object] | StreamsError) -> None:
         if isinstance(answer, StreamsError):
             self.replies.put(message.op, message.id, wire.FAILED, b"", requests.encode_failure(answer))
         else:
             facts = msgspec.json.encode({**answer, "load": self._server.load()})
-            self.replies.put(message.op, message.id, 0, _PLAIN_READ, facts)
+            self.replies.put(message.op, message.id, 0, _EMPTY_HEAD, facts)
         self._server.flush()
 
     # -- questions that are taken back
 
-    def _forget(self, id: int) -> None:
+    def _cancel(self, id: int) -> None:
         """The peer does not wait for this reply any more. It gets one all the same: if it has been answered
         already, that answer is on its way."""
-        message = self._deferred.remove(id)
+        message = self._deferred_pages.remove(id)
         if message is not None:
             Ticket(self, message.op, id).answer(ShuttingDown("the question was taken back"), 0.0, 0.0)
             return
@@ -327,10 +327,10 @@ class Connection:
         if ticket is not None and engine is not None and engine.delivery.forget(ticket):
             ticket.answer(ShuttingDown("the question was taken back"), 0.0, 0.0)
 
-    def _forget_all(self) -> None:
+    def _cancel_all(self) -> None:
         """The peer is gone: a claim of its that waits must not be given the next job."""
-        self._deferred.clear()
-        self._server.deferring.pop(self, None)
+        self._deferred_pages.clear()
+        self._server.deferring_connections.pop(self, None)
         engine = self._server.engine
         if engine is not None:
             for ticket in self.waiting.values():
@@ -355,7 +355,7 @@ class Connection:
         )
 
     @property
-    def _is_held_up(self) -> bool:
+    def _is_paused(self) -> bool:
         """True while nothing may be read from this connection, because its answers have no room."""
         if not self.replies.is_open:
             return False
@@ -365,22 +365,24 @@ class Connection:
 
     def _defer(self, message: wire.Message) -> None:
         """Has a request for a page wait for room, or refuses it when too many do."""
-        if not self._deferred.fits(message) and message.op != wire.OP_WORK_END:  # which must not be lost
+        if (
+            not self._deferred_pages.fits(message) and message.op != wire.OP_WORK_END
+        ):  # which must not be lost
             Ticket(self, message.op, message.id).answer(Throttled(_TOO_MANY_DEFERRED), 0.0, 0.0)
             return
-        self._deferred.put(message)
-        self._server.deferring[self] = None
+        self._deferred_pages.put(message)
+        self._server.deferring_connections[self] = None
 
     def serve_deferred(self) -> bool:
         """Handles the first request that waits for room, if there is room now. True if it did."""
-        deferring = self._server.deferring
+        deferring = self._server.deferring_connections
         deferring.pop(self, None)
-        if not self._deferred:
+        if not self._deferred_pages:
             return False
         if not self.has_room:
             deferring[self] = None
             return False
-        self._handle_now(self._deferred.pop())
-        if self._deferred:
+        self._handle_now(self._deferred_pages.pop())
+        if self._deferred_pages:
             deferring[self] = None
         return True

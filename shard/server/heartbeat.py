@@ -26,20 +26,20 @@ class Heartbeat:
         self._progress = progress
         self._send = send
         self._was_working = False
-        self._done = 0
+        self._last_count = 0
 
     def __repr__(self) -> str:
-        return f"<Heartbeat, log {'working' if self._was_working else 'idle'}, {self._done} done>"
+        return f"<Heartbeat, log {'working' if self._was_working else 'idle'}, {self._last_count} done>"
 
     async def run(self) -> None:
         while True:
-            if self.has_moved():
+            if self.has_progress():
                 self._send()
             await trio.sleep(BEAT_S)
 
-    def has_moved(self) -> bool:
+    def has_progress(self) -> bool:
         """Return False when the log has had work since the last call and has finished none of it."""
-        is_working, done = self._progress()
-        is_stuck = is_working and self._was_working and done == self._done
-        self._was_working, self._done = is_working, done
+        is_working, count = self._progress()
+        is_stuck = is_working and self._was_working and count == self._last_count
+        self._was_working, self._last_count = is_working, count
         return not is_stuck

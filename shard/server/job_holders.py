@@ -12,7 +12,7 @@ import msgspec
 
 from shard.engine.engine import Engine
 from shard.engine.replies import Ticket
-from shard.server.tickets import NobodyTicket
+from shard.server.tickets import DiscardTicket
 from streams.protocol.messages.commands import Command
 from streams.protocol.messages.queues import Claim, ReleaseHolder
 
@@ -46,5 +46,5 @@ class JobHolders:
 
     def release_all(self, engine: Engine) -> None:
         for (box, _), holder in self._holders.items():
-            engine.release(box, holder, NobodyTicket())
+            engine.release(box, holder, DiscardTicket())
         self._holders.clear()

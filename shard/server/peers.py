@@ -64,7 +64,7 @@ class BoxMoved(Busy):
     code = "moved"
 
 
-class _Map(msgspec.Struct):
+class _SlotMap(msgspec.Struct):
     slots: list[tuple[int, int, int]]
 
 
@@ -95,7 +95,7 @@ class Peers:
         self.message_bytes_max = min(body_bytes_max + _HEAD_BYTES_MAX, wire.MESSAGE_BYTES_MAX)
         self._keys_file = keys_file
         self._ring = KeyRing.from_json(Path(keys_file).read_bytes())
-        ranges = msgspec.json.decode(placement, type=_Map).slots
+        ranges = msgspec.json.decode(placement, type=_SlotMap).slots
         own = [range(start, end) for start, end, owner in ranges if owner == shard]
         self._own = frozenset(itertools.chain.from_iterable(own))
         #: A key's requests spread over the shards, as its boxes do.
@@ -109,13 +109,13 @@ class Peers:
         #: With a key, and how many of them each key has, by its id.
         self._peers: set[Peer] = set()
         self._peers_of: Counter[str] = Counter()
-        self._closed_early = RateLimitedWarning(
+        self._evictions = RateLimitedWarning(
             "closed the oldest connections over TCP without a key, to make room for new ones"
         )
-        self._refused = RateLimitedWarning("refused connections over TCP: there are enough")
-        self.silent = RateLimitedWarning("closed connections over TCP that said no hello in time")
-        self.broken = RateLimitedWarning("connections over TCP ended with an error")
-        self.not_accepted = RateLimitedWarning("cannot accept connections over TCP")
+        self._refusals = RateLimitedWarning("refused connections over TCP: there are enough")
+        self.silent_connections = RateLimitedWarning("closed connections over TCP that said no hello in time")
+        self.broken_connections = RateLimitedWarning("connections over TCP ended with an error")
+        self.accept_failures = RateLimitedWarning("cannot accept connections over TCP")
 
     def __repr__(self) -> str:
         return f"<Peers {len(self._peers)} of {self._peers_max}, {len(self._strangers)} strangers>"
@@ -131,9 +131,9 @@ class Peers:
         if len(self._strangers) >= self._strangers_max:
             same = self._strangers_of.get(peer.address, {})
             oldest = next(iter(same if len(same) * _ADDRESS_PART >= self._strangers_max else self._strangers))
-            self._closed_early.note(address=oldest.address, strangers=len(self._strangers))
+            self._evictions.note(address=oldest.address, strangers=len(self._strangers))
             self.forget(oldest)
-            oldest.cut_off()
+            oldest.disconnect()
         self._strangers[peer] = None
         self._strangers_of.setdefault(peer.address, {})[peer] = None
         return peer
@@ -147,7 +147,7 @@ class Peers:
         elif len(self._peers) >= self._peers_max:
             limit = f"this shard has {len(self._peers)} connections over TCP, as many as it takes"
         if limit:
-            self._refused.note(key=key.id, of_key=of_key, peers=len(self._peers))
+            self._refusals.note(key=key.id, of_key=of_key, peers=len(self._peers))
             raise Throttled(f"hello: {limit}; close some, or try again later")
         self.forget(peer)
         self._peers.add(peer)
@@ -179,14 +179,16 @@ class Peers:
     def read_keys_again(self) -> None:
         """Peers whose key is gone, or allows something else now, lose their connection."""
         self._ring = KeyRing.from_json(Path(self._keys_file).read_bytes())
-        revoked = [peer for peer in self._peers if peer.key is not None and not self._ring.holds(peer.key)]
+        revoked_peers = [
+            peer for peer in self._peers if peer.key is not None and not self._ring.holds(peer.key)
+        ]
         by_digest = {key.digest: key for key in self._ring.keys}
         for peer in self._peers:
             if peer.key is not None and self._ring.holds(peer.key):
                 peer.key = by_digest[peer.key.digest]  # with its limits as they are now
-        for peer in revoked:
-            peer.cut_off()
-        log.info("keys read again", keys=len(self._ring.keys), connections_ended=len(revoked))
+        for peer in revoked_peers:
+            peer.disconnect()
+        log.info("keys read again", keys=len(self._ring.keys), connections_ended=len(revoked_peers))
 
 
 class Peer:
@@ -201,7 +203,7 @@ class Peer:
     def __repr__(self) -> str:
         return f"<Peer {'with a key' if self.key else 'unknown'}>"
 
-    def greet(self, message: wire.Message) -> bytes:
+    def authenticate(self, message: wire.Message) -> bytes:
         """The answer to its hello, which alone a stranger may send."""
         if message.op != wire.OP_HELLO:
             raise Unauthorized("hello: must come first, with a key")
@@ -251,13 +253,13 @@ class Peer:
 
     def note_silent(self) -> None:
         """It has said no hello in time, and is about to be closed."""
-        self._peers.silent.note(address=self.address)
+        self._peers.silent_connections.note(address=self.address)
 
-    def note_broken(self, error: Exception) -> None:
+    def note_error(self, error: Exception) -> None:
         """It has broken off, or does not speak this wire."""
-        self._peers.broken.note(address=self.address, error=str(error))
+        self._peers.broken_connections.note(address=self.address, error=str(error))
 
-    def cut_off(self) -> None:
+    def disconnect(self) -> None:
         try:
             self._sock.shutdown(socket.SHUT_RDWR)
         except OSError:

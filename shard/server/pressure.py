@@ -29,7 +29,7 @@ class ShardPressure:
     def __init__(self, thresholds: pressure.Thresholds, recent_acks: RecentTimes) -> None:
         self.gauge = pressure.Gauge(thresholds)
         self._recent_acks = recent_acks
-        self.throttled = 0
+        self.throttle_count = 0
         self._gateway_level = pressure.NONE
         self._gateway_until_s = 0.0
 
@@ -44,7 +44,7 @@ class ShardPressure:
             self._gateway_until_s = now_s + _GATEWAY_LEVEL_S
 
     def refuse(self) -> Throttled:
-        self.throttled += 1
+        self.throttle_count += 1
         wait_ms = pressure.retry_after_ms(self.gauge.lag_ms)
         return Throttled(f"the server is under pressure; try again in {wait_ms} ms", retry_after_ms=wait_ms)
 
@@ -56,10 +56,10 @@ class ShardPressure:
             await trio.sleep(pause_s)
             late_s, worked_s = trio.current_time() - began_s - pause_s, time.process_time() - worked_s
             self.gauge.sample(pressure.own_lag_ms(late_s, worked_s), engine.backlog_bytes)
-            self._recent_acks.look(trio.current_time())
+            self._recent_acks.update(trio.current_time())
             self._pace(engine)
             reads = engine.delivery.reads
-            is_busy = engine.machine.lsn != lsn or reads.paces or reads.held_back
+            is_busy = engine.machine.lsn != lsn or reads.is_pacing or reads.paced_boxes
             lsn = engine.machine.lsn
             pause_s = pressure.SAMPLE_S if is_busy else pressure.IDLE_SAMPLE_S
 
@@ -68,15 +68,15 @@ class ShardPressure:
             self._gateway_level != pressure.NONE and trio.current_time() <= self._gateway_until_s
         )
         reads = engine.delivery.reads
-        reads.paces = self.gauge.level != pressure.NONE or is_gateway_pressed
-        if reads.held_back:
-            reads.release_held(_ROUND_BOXES if reads.paces else reads.held_back)
+        reads.is_pacing = self.gauge.level != pressure.NONE or is_gateway_pressed
+        if reads.paced_boxes:
+            reads.serve_paced(_ROUND_BOXES if reads.is_pacing else reads.paced_boxes)
 
     def report(self, engine: Engine) -> PressureReport:
         reads = engine.delivery.reads
         return PressureReport(
-            level=max(self.gauge.level, pressure.PACING if reads.paces else pressure.NONE),
+            level=max(self.gauge.level, pressure.PACING if reads.is_pacing else pressure.NONE),
             lag_s=round(self.gauge.lag_ms / 1000, 6),
-            throttled=self.throttled,
+            throttled=self.throttle_count,
             paced=reads.paced_total,
         )

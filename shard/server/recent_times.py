@@ -22,7 +22,7 @@ class RecentTimes:
     def __repr__(self) -> str:
         return f"<RecentTimes {sum(self.counts())} of {self._times!r}>"
 
-    def look(self, now_s: float) -> None:
+    def update(self, now_s: float) -> None:
         """Set a mark if it is time for one. To be called now and then."""
         if now_s - self._marked_s >= WINDOW_S:
             self._earlier, self._mark, self._marked_s = self._mark, self._times.facts().counts, now_s

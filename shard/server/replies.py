@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 #: How often to look for connections that take nothing of their answers.
-STALL_LOOK_S = 1.0
+STALL_CHECK_S = 1.0
 #: Bodies up to this size are joined with what stands before them: the copy costs less than one more buffer.
 _JOIN_BYTES_MAX = 2048
 
@@ -32,10 +32,10 @@ _JOIN_BYTES_MAX = 2048
 class Replies:
     __slots__ = (
         "_is_dirty",
-        "_looks_stalled",
         "_pool",
-        "_sent_at_look",
+        "_sent_at_check",
         "_server",
+        "_stalled_checks",
         "_transport",
         "_unsent",
         "is_open",
@@ -51,8 +51,8 @@ class Replies:
         #: True while the server has to flush it.
         self._is_dirty = False
         #: How many looks in a row have found that nothing was sent since the one before.
-        self._looks_stalled = 0
-        self._sent_at_look = 0
+        self._stalled_checks = 0
+        self._sent_at_check = 0
 
     def __repr__(self) -> str:
         return f"<Replies {self._unsent.bytes} B unsent>"
@@ -73,23 +73,23 @@ class Replies:
     def put(self, op: int, id: int, flags: int, head: bytes, body: bytes) -> None:
         if not self.is_open:
             return
-        framed = wire.frame(wire.REPLY, flags, op, id, head, len(body))
+        header = wire.frame(wire.REPLY, flags, op, id, head, len(body))
         if len(body) <= _JOIN_BYTES_MAX:
-            self._unsent.put(framed + body)
+            self._unsent.put(header + body)
         else:
-            self._unsent.put(framed)
+            self._unsent.put(header)
             self._unsent.put(body)
-        self._note(len(framed) + len(body))
+        self._note(len(header) + len(body))
 
     def put_in_parts(self, op: int, id: int, head: bytes, parts: list[bytes | memoryview]) -> None:
         """Put a reply whose body is sent from where it is."""
         if not self.is_open:
             return
         size = sum(map(len, parts))
-        framed = wire.frame(wire.REPLY, 0, op, id, head, size)
-        self._unsent.put(framed)
+        header = wire.frame(wire.REPLY, 0, op, id, head, size)
+        self._unsent.put(header)
         self._unsent.put_all(parts, size)
-        self._note(len(framed) + size)
+        self._note(len(header) + size)
 
     def _note(self, size: int) -> None:
         self._pool.used_bytes += size
@@ -119,9 +119,9 @@ class Replies:
             self._pool.used_bytes -= unsent.sent_bytes - before
             self._server.on_sent()
         if is_lost:
-            self.cut_off()
+            self.disconnect()
 
-    def cut_off(self) -> None:
+    def disconnect(self) -> None:
         """End the connection now. The task that receives notices."""
         self.close()
         try:
@@ -138,13 +138,13 @@ class Replies:
 
     def close_if_stalled(self) -> None:
         """Close the connection if its peer has taken nothing of its answers for too long. Called every
-        `STALL_LOOK_S`."""
-        if not self._unsent or self._unsent.sent_bytes != self._sent_at_look:
-            self._sent_at_look = self._unsent.sent_bytes
-            self._looks_stalled = 0
+        `STALL_CHECK_S`."""
+        if not self._unsent or self._unsent.sent_bytes != self._sent_at_check:
+            self._sent_at_check = self._unsent.sent_bytes
+            self._stalled_checks = 0
             return
-        self._looks_stalled += 1
-        stalled_s = self._looks_stalled * STALL_LOOK_S
+        self._stalled_checks += 1
+        stalled_s = self._stalled_checks * STALL_CHECK_S
         if stalled_s > self._pool.stall_s:
             log.warning(
                 "closed a connection whose peer does not read its answers",
@@ -152,4 +152,4 @@ class Replies:
                 unsent_bytes=self._unsent.bytes,
                 seconds=stalled_s,
             )
-            self.cut_off()
+            self.disconnect()

@@ -50,19 +50,19 @@ class Reporter:
         self._pressure = pressure
         self._timekeeper = timekeeper
         self._waiting: list[Answer] = []
-        self._asked = trio.Event()
+        self._request_event = trio.Event()
 
     def __repr__(self) -> str:
         return f"<Reporter of shard {self._shard}, {len(self._waiting)} waiting>"
 
-    def ask(self, answer: Answer) -> None:
+    def request(self, answer: Answer) -> None:
         self._waiting.append(answer)
-        self._asked.set()
+        self._request_event.set()
 
     async def run(self) -> None:
         while True:
-            await self._asked.wait()
-            self._asked = trio.Event()
+            await self._request_event.wait()
+            self._request_event = trio.Event()
             waiting, self._waiting = self._waiting, []
             now_ms = self._timekeeper.now_ms()
             census = Census(self._machine, self._rows_max, now_ms=now_ms, rates=self._rates)
@@ -74,16 +74,16 @@ class Reporter:
 
     async def _key_use(self) -> dict[str, Use]:
         usage = self._machine.usage
-        found: dict[str, Use] = {}
+        use_by_key: dict[str, Use] = {}
         for account in list(usage.accounts.values()):
-            found[account.id] = usage.use_of(account)
-            if len(found) % _STEP_KEYS == 0:
+            use_by_key[account.id] = usage.use_of(account)
+            if len(use_by_key) % _STEP_KEYS == 0:
                 await trio.lowlevel.checkpoint()
-        return found
+        return use_by_key
 
     def _report(self, census: Census, key_use: dict[str, Use]) -> ShardReport:
         machine, engine = self._machine, self._engine
-        committed = engine.statistics()
+        commit_statistics = engine.statistics()
         return ShardReport(
             shard=self._shard,
             ready=True,
@@ -93,12 +93,12 @@ class Reporter:
             totals=census.totals,
             tally=machine.tally,
             wal=reports.WalReport(
-                frames=committed.frames,
-                batches=committed.groups,
-                fsyncs=committed.fsyncs,
-                bytes=committed.bytes_written,
-                rotations=committed.rotations,
-                queue_bytes=committed.backlog_bytes,
+                frames=commit_statistics.frames,
+                batches=commit_statistics.groups,
+                fsyncs=commit_statistics.fsyncs,
+                bytes=commit_statistics.bytes_written,
+                rotations=commit_statistics.rotations,
+                queue_bytes=commit_statistics.backlog_bytes,
                 unsynced_frames=max(0, machine.lsn - machine.durable_lsn),
             ),
             disk=engine.disk_space.report(),

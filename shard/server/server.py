@@ -61,9 +61,9 @@ class Server:
         self.link_answers = AnswerPool(LINK_LIMITS)
         self.peer_answers = AnswerPool(PEER_LIMITS)
         #: Connections with deferred requests, the one that was served last at the end.
-        self.deferring: dict[Connection, None] = {}
+        self.deferring_connections: dict[Connection, None] = {}
         #: Connections that are not read from until there is room.
-        self._paused = 0
+        self._paused_count = 0
         self._sent_some = trio.Event()
         self._room_changed = trio.Event()
         self.engine: Engine | None = None
@@ -88,7 +88,7 @@ class Server:
     def begin(self, engine: Engine) -> None:
         self.engine = engine
         engine.after_answers = self.flush
-        engine.delivery.deferred.has_room = _has_room
+        engine.delivery.deferred_answers.has_room = _has_room
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -104,15 +104,15 @@ class Server:
         listener = trio.socket.from_stdlib_socket(on)
         while True:
             try:
-                accepted, _ = await listener.accept()
+                stream, _ = await listener.accept()
             except OSError as error:
                 if peers is None or error.errno in (errno.EBADF, errno.EINVAL):
                     raise
                 # The fault of one connection, or too many of them: in both cases others must not suffer.
-                peers.not_accepted.note(error=str(error))
+                peers.accept_failures.note(error=str(error))
                 await trio.sleep(_EXHAUSTED_WAIT_S)
                 continue
-            sock = socket.socket(fileno=accepted.detach())
+            sock = socket.socket(fileno=stream.detach())
             sock.setblocking(False)
             if peers is None and not _is_same_user(sock):
                 log.warning("refused a connection of another user")
@@ -132,7 +132,7 @@ class Server:
             sock.close()
 
     @property
-    def takes_writes(self) -> bool:
+    def accepts_writes(self) -> bool:
         """Whether none is refused for what the shard is at."""
         return self.engine is not None and self.pressure.gauge.level != THROTTLING
 
@@ -140,16 +140,20 @@ class Server:
 
     def on_sent(self) -> None:
         """A connection has sent something, or dropped it: there may be room for what waits."""
-        if self.deferring or self._paused or (self.engine is not None and self.engine.delivery.deferred):
+        if (
+            self.deferring_connections
+            or self._paused_count
+            or (self.engine is not None and self.engine.delivery.deferred_answers)
+        ):
             self._sent_some.set()
 
     async def wait_room(self) -> None:
         """Waits until something was sent and requests that were deferred have had their turn."""
-        self._paused += 1
+        self._paused_count += 1
         try:
             await self._room_changed.wait()
         finally:
-            self._paused -= 1
+            self._paused_count -= 1
 
     async def _keep_serving_deferred(self) -> None:
         while True:
@@ -160,7 +164,7 @@ class Server:
             is_moving = True
             while is_moving:
                 is_moving = False
-                for connection in list(self.deferring):
+                for connection in list(self.deferring_connections):
                     is_moving = connection.serve_deferred() or is_moving
                 self.flush_all()
                 await trio.lowlevel.checkpoint()
@@ -169,7 +173,7 @@ class Server:
 
     async def _keep_closing_stalled(self) -> None:
         while True:
-            await trio.sleep(replies.STALL_LOOK_S)
+            await trio.sleep(replies.STALL_CHECK_S)
             for connection in list(self._connections):
                 connection.replies.close_if_stalled()
 

@@ -33,7 +33,7 @@ class Ticket:
         self.op = op
         self.id = id
         #: 0 for a request that has waited for a record or a job: its time says nothing about the shard.
-        self.began_ns = connection.woken_ns
+        self.began_ns = connection.received_ns
 
     def answer(self, reply: Reply | StreamsError, fsync_ms: float, wal_append_ms: float) -> None:
         if isinstance(reply, StreamsError):
@@ -92,15 +92,15 @@ class WaitingTicket(Ticket):
         super().answer(reply, fsync_ms, wal_append_ms)
 
 
-class ColumnsGathering:
+class ColumnsReply:
     """The reply to packed columns: the result of each box, when all of them are there."""
 
-    __slots__ = ("_left", "_results", "_ticket")
+    __slots__ = ("_remaining", "_results", "_ticket")
 
     def __init__(self, ticket: Ticket, writes: list[Append]) -> None:
         self._ticket = ticket
         self._results = [BoxResult(write.box) for write in writes]
-        self._left = len(writes)
+        self._remaining = len(writes)
 
     def take(self, at: int, reply: Reply | StreamsError, fsync_ms: float, wal_append_ms: float) -> None:
         box = self._results[at].box
@@ -109,22 +109,22 @@ class ColumnsGathering:
         else:
             assert isinstance(reply, AppendResult)
             self._results[at] = BoxResult(box, reply.first_seq, reply.last_seq, reply.created, reply.deduped)
-        self._left -= 1
-        if self._left == 0:
+        self._remaining -= 1
+        if self._remaining == 0:
             self._ticket.answer(PutColumnsReply(self._results), fsync_ms, wal_append_ms)
 
 
 class ColumnsTicket:
     """Where the reply to the write of one box goes."""
 
-    __slots__ = ("_at", "_gathering")
+    __slots__ = ("_at", "_reply")
 
-    def __init__(self, gathering: ColumnsGathering, at: int) -> None:
-        self._gathering = gathering
+    def __init__(self, reply: ColumnsReply, at: int) -> None:
+        self._reply = reply
         self._at = at
 
     def answer(self, reply: Reply | StreamsError, fsync_ms: float, wal_append_ms: float) -> None:
-        self._gathering.take(self._at, reply, fsync_ms, wal_append_ms)
+        self._reply.take(self._at, reply, fsync_ms, wal_append_ms)
 
 
 @lru_cache(maxsize=8)
@@ -133,7 +133,7 @@ def _head_of_write(status: int, fsync_ms: float, wal_append_ms: float) -> bytes:
     return _encode_head(wire.ReplyHead(status, round(fsync_ms, 3), round(wal_append_ms, 3)))
 
 
-class NobodyTicket:
+class DiscardTicket:
     """Takes the answer that nobody waits for."""
 
     def answer(self, reply: Reply | StreamsError, fsync_ms: float, wal_append_ms: float) -> None:

@@ -6,7 +6,7 @@ whole run repeated byte for byte:
 
     submit          Engine.submit and flush: handle, hand the frames over, answer now or park the reply
     commit          Committer._commit_group: append, report logged; sync if someone waits for it
-    sync, pause     Committer._sync, _use_the_pause
+    sync, pause     Committer._sync, _on_idle
     do_file_work    the files thread: zeros for the next file, release of old ones
     snapshot        Engine._take_snapshot, box by box; between two of them, and before it is written, anything
                     may happen
@@ -318,7 +318,7 @@ class Life:
         self._unsynced = True
         if self.wal.rotations != rotations:
             self._file_work.append(True)
-        if any(logged_matters for _, _, logged_matters in taken):
+        if any(notify_logged for _, _, notify_logged in taken):
             self.machine.logged(self.wal.logged_lsn)
             self._release(self._until_logged, self.wal.logged_lsn)
         if any(sync for _, sync, _ in taken):

@@ -236,11 +236,11 @@ def test_the_script_uses_every_operation_and_every_kind_of_frame() -> None:
         released += life.wal.files()[0].number - 1
         upkeep = life.upkeep
         done.update(
-            sealed=upkeep.sealed,
-            kept=upkeep.kept,
-            rewritten=upkeep.rewritten,
-            moved=upkeep.moved,
-            compacted=upkeep.compacted,
+            sealed=upkeep.segments_sealed,
+            kept=upkeep.batches_logged_again,
+            rewritten=upkeep.segments_rewritten,
+            moved=upkeep.segments_moved,
+            compacted=upkeep.records_compacted,
             removed=life.removed,
         )
     assert all(done[what] >= len(SEEDS) for what in done), done

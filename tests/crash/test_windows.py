@@ -270,7 +270,7 @@ def test_a_box_that_goes_to_memory_while_it_is_sealed_stays_out_of_the_log(life:
     go_to_memory_while_sealed(life)
     life.submit(commands.DeleteRecords("box", before_seq=5))
     upkept(life)
-    assert life.upkeep.sealed == 0
+    assert life.upkeep.segments_sealed == 0
     commit(life)
     after = powered_off(life)
     assert after.machine.boxes["box"].is_memory and texts(after, "box") == {}

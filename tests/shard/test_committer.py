@@ -71,12 +71,12 @@ class Desk:
     def _post(self, callback: Callable[..., None], /, *args: object) -> None:
         callback(*args)
 
-    def submit(self, *contents: bytes, sync: bool, logged_matters: bool = True) -> None:
+    def submit(self, *contents: bytes, sync: bool, notify_logged: bool = True) -> None:
         frames: list[FrameParts] = []
         for content in contents:
             self.lsn += 1
             frames.append((1, 1, self.lsn, [content]))
-        self.committer.submit(frames, sync=sync, logged_matters=logged_matters)
+        self.committer.submit(frames, sync=sync, notify_logged=notify_logged)
 
     def next(self) -> tuple[str, object]:
         return self.reports.get(timeout=PATIENCE_S)
@@ -117,7 +117,7 @@ def test_logged_is_reported_then_durable(desk: Callable[..., Desk], real: bool) 
 
 def test_logged_and_durable_are_one_report_when_nobody_waits_for_logged(desk: Callable[..., Desk]) -> None:
     one = desk()
-    one.submit(b"a", sync=True, logged_matters=False)
+    one.submit(b"a", sync=True, notify_logged=False)
     assert one.next() == ("durable", 1)
     one.committer.flush()
     assert one.rest() == []
@@ -163,7 +163,7 @@ def test_files_change_and_end_only_when_a_sync_beside_is_over(desk: Callable[...
     disk.armed = True
     one.submit(b"a", sync=False)
     assert disk.reached.wait(PATIENCE_S)
-    one.submit(b"b" * 4000, sync=False, logged_matters=False)  # needs the next file
+    one.submit(b"b" * 4000, sync=False, notify_logged=False)  # needs the next file
     disk.gate.set()
     one.committer.stop()
     reports = [lsn for kind, lsn in one.rest() if kind == "durable"]
@@ -219,7 +219,7 @@ def test_what_comes_during_a_sync_is_one_group(desk: Callable[..., Desk]) -> Non
     one.submit(b"first", sync=True)
     assert disk.reached.wait(PATIENCE_S)
     for number in range(20):
-        one.submit(b"%d" % number, sync=number == 7, logged_matters=False)
+        one.submit(b"%d" % number, sync=number == 7, notify_logged=False)
     assert one.committer.backlog_bytes >= 30
     disk.armed = False
     disk.gate.set()
@@ -236,9 +236,9 @@ def test_what_is_parted_is_synced_without_what_follows(desk: Callable[..., Desk]
     disk.armed = True
     one.submit(b"first", sync=True)
     assert disk.reached.wait(PATIENCE_S)
-    one.submit(b"waited for", sync=True, logged_matters=False)
+    one.submit(b"waited for", sync=True, notify_logged=False)
     one.committer.end_group()
-    one.submit(b"much", sync=False, logged_matters=False)
+    one.submit(b"much", sync=False, notify_logged=False)
     disk.armed = False
     disk.gate.set()
     one.committer.flush()
@@ -318,11 +318,11 @@ def test_a_failure_is_reported_once_and_nothing_is_written_after_it(
 ) -> None:
     disk = FaultDisk("/data")
     one = desk(disk)
-    one.submit(b"good", sync=True, logged_matters=False)
+    one.submit(b"good", sync=True, notify_logged=False)
     assert one.next() == ("durable", 1)
     failure = OSError(errno.EIO, "failed")
     disk.fail_next(operation, failure)
-    one.submit(b"bad", sync=True, logged_matters=False)
+    one.submit(b"bad", sync=True, notify_logged=False)
     assert one.next() == ("failed", failure)
     operations = disk.operations
     for _ in range(5):
@@ -379,7 +379,7 @@ def test_a_full_disk_while_preparing_is_no_failure_but_any_other_error_is() -> N
 def test_old_files_are_released_in_the_background_and_reused(desk: Callable[..., Desk]) -> None:
     one = desk(FaultDisk("/data"))
     for _ in range(40):
-        one.submit(b"x" * 1000, sync=True, logged_matters=False)
+        one.submit(b"x" * 1000, sync=True, notify_logged=False)
         one.committer.flush()
     files = one.wal.files()
     assert len(files) > 5
@@ -405,7 +405,7 @@ def idle(one: Desk) -> Desk:
     """With one durable frame, and the commit thread back at its backlog."""
     one.submit(b"a", sync=True)
     one.committer.flush()
-    with one.committer._turn:  # it lets go of the log only after its last report
+    with one.committer._wal_lock:  # it lets go of the log only after its last report
         one.rest()
     return one
 
@@ -490,15 +490,17 @@ def test_a_commit_without_room_waits_and_is_reported_when_there_is_some(desk: Ca
     one.wal._spares._ready.clear()
     disk.is_full = True
     one.submit(b"x" * FILE_BYTES, sync=True)
-    while not one.committer.is_stuck:
+    while not one.committer.waits_for_space:
         threading.Event().wait(0.001)
-    done = one.committer.work_done
-    while one.committer.work_done == done:  # it looks again and again, and is not taken for a disk that hangs
+    done = one.committer.progress_count
+    while (
+        one.committer.progress_count == done
+    ):  # it looks again and again, and is not taken for a disk that hangs
         threading.Event().wait(0.001)
     assert one.rest() == []
     disk.is_full = False
     assert [one.next(), one.next()] == [("logged", 2), ("durable", 2)]
-    assert not one.committer.is_stuck
+    assert not one.committer.waits_for_space
 
 
 def test_a_committer_that_waits_for_room_can_be_stopped(desk: Callable[..., Desk]) -> None:
@@ -507,7 +509,7 @@ def test_a_committer_that_waits_for_room_can_be_stopped(desk: Callable[..., Desk
     one.wal._spares._ready.clear()
     disk.is_full = True
     one.submit(b"x" * FILE_BYTES, sync=True)
-    while not one.committer.is_stuck:
+    while not one.committer.waits_for_space:
         threading.Event().wait(0.001)
     with pytest.raises(CommitFailed):
         one.committer.stop()
@@ -526,9 +528,9 @@ def test_the_next_file_that_cannot_be_made_is_told_before_the_current_one_is_ful
     disk.is_full = True
     one.wal._spares._ready.clear()
     one.committer.files.prepare()
-    assert told.wait(PATIENCE_S) and one.committer.files.lacks_spare
+    assert told.wait(PATIENCE_S) and one.committer.files.lacks_next_file
     assert one.wal.has_room(1, 1000)
     told.clear()
     disk.is_full = False
     one.committer.files.prepare()
-    assert told.wait(PATIENCE_S) and not one.committer.files.lacks_spare
+    assert told.wait(PATIENCE_S) and not one.committer.files.lacks_next_file

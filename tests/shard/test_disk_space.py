@@ -22,7 +22,7 @@ import shard.engine.snapshots
 import shard.engine.upkeep
 from shard.core.boxes.upkeep import SealPolicy
 from shard.core.machine import Machine
-from shard.engine.disk_space import ADDS, LOGGED, UNLOGGED, DiskSpace, Level
+from shard.engine.disk_space import ADDING_COMMANDS, LOGGED_COMMANDS, UNLOGGED_COMMANDS, DiskSpace, Level
 from shard.engine.engine import Engine
 from shard.engine.log_files import LogFiles
 from shard.engine.settings import EngineSettings
@@ -51,8 +51,12 @@ def kinds_of(union: Any) -> set[type]:
 
 
 def test_every_command_is_known_to_add_to_be_logged_or_to_be_neither() -> None:
-    assert not (set(ADDS) & LOGGED or set(ADDS) & UNLOGGED or LOGGED & UNLOGGED)
-    assert kinds_of(Command) <= set(ADDS) | LOGGED | UNLOGGED
+    assert not (
+        set(ADDING_COMMANDS) & LOGGED_COMMANDS
+        or set(ADDING_COMMANDS) & UNLOGGED_COMMANDS
+        or LOGGED_COMMANDS & UNLOGGED_COMMANDS
+    )
+    assert kinds_of(Command) <= set(ADDING_COMMANDS) | LOGGED_COMMANDS | UNLOGGED_COMMANDS
 
 
 def test_a_level_begins_at_its_watermark_and_ends_an_eighth_above_it() -> None:
@@ -61,9 +65,14 @@ def test_a_level_begins_at_its_watermark_and_ends_an_eighth_above_it() -> None:
 
     def level_at(free: int, **log: Any) -> Level:
         disk.free = free
-        space.look()
-        facts = {"lacks_spare": False, "is_stuck": False, "room_bytes": lambda: 1000, "file_bytes": 4096}
-        space.judge(**{**facts, **log})
+        space.measure()
+        facts = {
+            "lacks_next_file": False,
+            "waits_for_space": False,
+            "room_bytes": lambda: 1000,
+            "file_bytes": 4096,
+        }
+        space.update_level(**{**facts, **log})
         return space.level
 
     with capture_logs() as logs:
@@ -73,9 +82,9 @@ def test_a_level_begins_at_its_watermark_and_ends_an_eighth_above_it() -> None:
         assert level_at(91) == Level.LOW and level_at(900) == Level.OK
     assert [each["log_level"] for each in logs] == ["error", "error", "error", "info"]
     # What the log has met counts, whatever the file system says.
-    assert level_at(10_000, lacks_spare=True) == Level.LOW
-    assert level_at(10_000, lacks_spare=True, room_bytes=lambda: 100) == Level.FULL
-    assert level_at(10_000, is_stuck=True) == Level.FULL
+    assert level_at(10_000, lacks_next_file=True) == Level.LOW
+    assert level_at(10_000, lacks_next_file=True, room_bytes=lambda: 100) == Level.FULL
+    assert level_at(10_000, waits_for_space=True) == Level.FULL
     assert level_at(10_000) == Level.OK
 
 
@@ -83,11 +92,11 @@ def test_a_commit_is_refused_when_the_disk_has_no_room_for_its_rows_to_be_render
     disk = FaultDisk("/data")
     space = DiskSpace(disk, "/data", low_bytes=800, full_bytes=80)
     disk.free = 1000 * MIB
-    space.look()
-    assert space.lacks(900 * MIB) is None and space.lacks(MIB) is None
-    refused = space.lacks(1000 * MIB)
+    space.measure()
+    assert space.refusal_for_size(900 * MIB) is None and space.refusal_for_size(MIB) is None
+    refused = space.refusal_for_size(1000 * MIB)
     assert isinstance(refused, DiskFull) and "free space" in str(refused)
-    assert space.level == Level.OK and space.refused == 1
+    assert space.level == Level.OK and space.refusals == 1
 
 
 def test_watermarks_fit_the_disk_unless_they_are_given() -> None:
@@ -95,7 +104,7 @@ def test_watermarks_fit_the_disk_unless_they_are_given() -> None:
     space = DiskSpace(disk, "/data")
     for total, low, full in ((64 * MIB, 64 * MIB // 20, 64 * MIB // 80), (1 << 40, 1 << 30, 256 << 20)):
         disk.total = total
-        space.look()
+        space.measure()
         assert (space.low_bytes, space.full_bytes) == (low, full)
 
 
@@ -108,11 +117,11 @@ class FillableDisk(Disk):
     def __init__(self) -> None:
         self.is_full = False
         self.free = 1 << 40
-        self.refused = 0
+        self.refusals = 0
 
     def _check(self) -> None:
         if self.is_full:
-            self.refused += 1
+            self.refusals += 1
             raise OSError(errno.ENOSPC, "full")
 
     def create(self, path: str) -> int:
@@ -206,8 +215,8 @@ async def opened(folder: Path, disk: FillableDisk, **settings: Any) -> AsyncIter
 
 @pytest.fixture(autouse=True)
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard.engine.pressure, "LOOK_S", 0.005)
-    monkeypatch.setattr(shard.engine.pressure, "LOOK_SHORT_S", 0.005)
+    monkeypatch.setattr(shard.engine.pressure, "MEASURE_S", 0.005)
+    monkeypatch.setattr(shard.engine.pressure, "MEASURE_SHORT_S", 0.005)
     monkeypatch.setattr(shard.engine.snapshots, "_FULL_PAUSE_S", 0.01)
     monkeypatch.setattr(shard.engine.upkeep, "_FULL_PAUSE_S", 0.01)
     monkeypatch.setattr("shard.engine.committer._FULL_WAIT_S", 0.005)
@@ -267,9 +276,9 @@ async def test_a_snapshot_and_a_segment_that_have_no_space_are_tried_again(
         await desk.append("b", 0)
         await desk.until(lambda: len(list((tmp_path / "snapshot").glob("*.snap"))) > 0)
         disk.is_full = True
-        before = disk.refused
+        before = disk.refusals
         await desk.append("b", *range(10))  # enough for a segment; the log has its room
-        await desk.until(lambda: disk.refused > before + 10)
+        await desk.until(lambda: disk.refusals > before + 10)
         assert desk.engine.failure is None
         assert len(seqs_of(await desk.ask(commands.Diff(box="b")))) == 11
         disk.is_full = False

@@ -424,12 +424,12 @@ async def test_writers_who_are_faster_than_sealing_are_held_up_until_it_has_caug
         while desk.machine.unsealed.bytes <= factor * 20_000:
             await desk.engine.backpressure.wait(is_urgent=is_urgent)
             await desk.append("x" * 1_000)
-        assert desk.engine.backpressure.is_over()
+        assert desk.engine.backpressure.exceeds()
         relieved: list[bool] = []
 
         async def wait() -> None:
             await desk.engine.backpressure.wait(is_urgent=is_urgent)
-            relieved.append(desk.engine.backpressure.is_over())
+            relieved.append(desk.engine.backpressure.exceeds())
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(wait)
@@ -460,7 +460,7 @@ async def test_a_disk_that_cannot_take_a_segment_ends_the_shard(
         monkeypatch.setattr(desk.store, "write", broken)
         desk.clock[0] += 2 * NEVER_MS
         with trio.fail_after(PATIENCE_S):
-            await desk.engine.failed.wait()
+            await desk.engine.failure_event.wait()
         assert isinstance(desk.engine.failure, OSError)
 
 
@@ -498,7 +498,7 @@ async def test_a_reading_thread_that_fails_for_no_known_reason_ends_the_shard(
         desk.store.fails_with = ZeroDivisionError("a bug")
         desk.send(commands.Diff(box="b"))
         with trio.fail_after(PATIENCE_S):
-            await desk.engine.failed.wait()
+            await desk.engine.failure_event.wait()
 
 
 def path_of(desk: Desk, segment: Segment) -> Path:

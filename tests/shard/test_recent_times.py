@@ -11,16 +11,16 @@ def test_times_are_recent_for_one_to_two_windows() -> None:
     times.observe(0.1)
     recent = RecentTimes(times)
     assert sum(recent.counts()) == 0, "what was there before is not recent"
-    recent.look(100.0)
+    recent.update(100.0)
     times.observe(0.1)
     times.observe(0.002)
     assert sum(recent.counts()) == 2
-    recent.look(100.0 + WINDOW_S - 0.1)
+    recent.update(100.0 + WINDOW_S - 0.1)
     times.observe(0.002)
     assert sum(recent.counts()) == 3
-    recent.look(100.0 + WINDOW_S)
+    recent.update(100.0 + WINDOW_S)
     assert sum(recent.counts()) == 3
-    recent.look(100.0 + 2 * WINDOW_S)
+    recent.update(100.0 + 2 * WINDOW_S)
     assert sum(recent.counts()) == 0
     times.observe(0.002)
     assert [count for count in recent.counts() if count] == [1]

@@ -93,8 +93,8 @@ async def test_a_box_is_sealed_when_it_is_old_enough_though_nothing_happens(
     driver.sync()
     nursery.start_soon(upkeep.run)
     await trio.sleep(AGE_MS / 1000 - 0.5)
-    assert upkeep.sealed == 0
+    assert upkeep.segments_sealed == 0
     await trio.sleep(1)
-    while not upkeep.sealed:  # a thread writes the file
+    while not upkeep.segments_sealed:  # a thread writes the file
         await trio.to_thread.run_sync(lambda: None)
     assert len(driver.machine.boxes["b"].log.segments) == 1
