@@ -274,9 +274,9 @@ async def _tell_when_linked(fd: int, to_shards: list[Link], to_gateways: list[Li
     other's boxes waiting. Then a heartbeat every second says that the event loop moves."""
     with trio.move_on_after(_LINKS_S_MAX):
         for link in to_shards:
-            await link.settled()
+            await link.wait_decided()
         for link in to_gateways:
-            await link.came_up()
+            await link.wait_up()
     _tell(fd, b"ready\n")
     os.set_blocking(fd, False)  # a supervisor that reads nothing must not stop us
     while True:

@@ -49,7 +49,7 @@ class SelfReport:
             pressure=self._pressure.report(),
             connections=sum(front.connections for front in fronts),
             connections_accepted=sum(front.connections_total for front in fronts),
-            connections_closed=fronts[0].closed if fronts else {},  # they share one table
+            connections_closed=fronts[0].closed_by_reason if fronts else {},  # they share one table
             budgets={name: budget.report() for name, budget in self._budgets.items()},
             sse_connections=self._watch.connections,
             feeds=feeds.feeds,

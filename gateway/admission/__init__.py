@@ -1,10 +1,11 @@
 """The limits that a request passes in a gateway, in this order.
 
-limit_table                                every limit of a server, those of its shards too
-descriptors, connection_table, close_counters   how many connections, and which are closed for new ones
+limit_table                                every limit of a server, including those of its shards
+descriptors, connection_table              how many connections, and which one is closed for a new one
+close_counters                             counts and logs the connections that a front closes
 frame_budget, slice_lane                   how many HTTP/2 and WebSocket frames
 request_scheduler, fair_queue, waiter      whose request is served next
-memory                                     bodies, and answers that are not taken yet
-limits                                     what one key may have at a time
+memory                                     bodies, and answers that clients have not read yet
+limits                                     open streams and requests in flight of one key
 append_limiter                             appends and large pages in flight to a shard
 """

@@ -1,7 +1,7 @@
-"""Counts the connections that a front closes or keeps out, by reason, and says so in the log.
+"""Counts the connections that a front closes or refuses, by reason, and logs them.
 
-Under attack there are thousands of them a second. The log has one line for each reason every `LOG_EVERY_S`
-seconds, with the number of connections since the last one.
+Under attack there are thousands a second. The log gets one line for each reason every `LOG_EVERY_S` seconds,
+with the number of connections since the last line.
 
 Bounds: the reasons are the ones below.
 """
@@ -18,10 +18,10 @@ log = structlog.get_logger("gateway.front")
 
 Reason = Literal["http2_frames", "socket_frames", "no_key", "address", "address_limit", "idle"]
 
-#: What the log says for each reason.
+#: The log message for each reason.
 REASONS: Final[dict[Reason, str]] = {
     "http2_frames": "closed HTTP/2 connections that sent too many frames for the requests they made",
-    "socket_frames": "closed WebSockets that sent too many small frames for the commands they gave",
+    "socket_frames": "closed WebSockets that sent too many small frames for the commands they sent",
     "no_key": "full: closed idle connections that had not shown a valid key, for new ones",
     "address": "closed idle connections of an address with too many that had not shown a valid key",
     "address_limit": "refused connections of an address that has STREAMS_MAX_CONNECTIONS_PER_ADDRESS of them",
@@ -34,24 +34,24 @@ LOG_EVERY_S: Final = 10.0
 class CloseCounters:
     def __init__(self) -> None:
         self.counts: dict[str, int] = dict.fromkeys(REASONS, 0)
-        #: For each reason, when the log last had a line and what the count was.
-        self._logged: dict[str, tuple[float, int]] = dict.fromkeys(REASONS, (-inf, 0))
+        #: By reason: the time of the last log line, and the count at that time.
+        self._last_lines: dict[str, tuple[float, int]] = dict.fromkeys(REASONS, (-inf, 0))
         self._full_logged_s = -inf
 
     def __repr__(self) -> str:
         return f"<CloseCounters {self.counts}>"
 
     def count(self, reason: Reason, address: str) -> None:
-        """`address` is that of the client of this one connection."""
+        """Count one connection. `address` is the address of its client."""
         self.counts[reason] += 1
-        logged_s, logged = self._logged[reason]
+        logged_s, logged_count = self._last_lines[reason]
         now_s = trio.current_time()
         if now_s >= logged_s + LOG_EVERY_S:
-            self._logged[reason] = now_s, self.counts[reason]
-            log.warning(REASONS[reason], connections=self.counts[reason] - logged, last_address=address)
+            self._last_lines[reason] = now_s, self.counts[reason]
+            log.warning(REASONS[reason], connections=self.counts[reason] - logged_count, last_address=address)
 
     def warn_full(self, connections: int) -> None:
-        """Says that new connections wait in the kernel's queue because no open one can be closed."""
+        """Log that new connections wait in the kernel's queue because no open one can be closed."""
         now_s = trio.current_time()
         if now_s >= self._full_logged_s + LOG_EVERY_S:
             self._full_logged_s = now_s

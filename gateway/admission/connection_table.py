@@ -1,4 +1,4 @@
-"""Which connections a gateway keeps when there are more than it can hold.
+"""Decides which connection a full gateway closes for a new one.
 
 A connection is **kept** once its client has shown a valid key (on a server without keys: has made a request).
 All others are **strangers**. When the gateway is full, a new connection takes the place of another one:
@@ -6,23 +6,23 @@ All others are **strangers**. When the gateway is full, a new connection takes t
     1. the stranger that has been idle longest;
     2. an idle kept connection, first of an address that has more than an equal share.
 
-A connection with a request under way is never closed. The last slots, the reserve, are never kept: a client
-that comes when all others are taken is answered there, and its connection stays a stranger that gives way to
-the next one. So a probe or a valid key is always heard, however many connections are idle. Streams are
-refused in the reserve, for they would hold it.
+A connection with a request in progress is never closed. The last slots are the reserve. A connection in the
+reserve is served but stays a stranger, so the next new connection can take its place. So a health probe or a
+client with a valid key is always served, however many connections are idle. Streams are refused in the
+reserve, because they would occupy it.
 
 An address may have a tenth of all connections as strangers; for one more, its own longest idle one is closed.
 A flood from one address thus closes only connections of that address. The first 64 bits of an IPv6 address
 count as one address: a client can use all addresses behind them.
 
-Cost: a connection is entered once and left once, and moves once when it is kept; requests do not touch the
-table. What was active since it was last looked at is found out when a place is needed (second chance, as in
-the CLOCK algorithm), `LOOKS_MAX` connections at a time. So a new connection costs a few microseconds, whether
-10 or 10,000 are open.
+Cost: a connection is added once, removed once, and moves once when it becomes kept; requests do not touch the
+table. The table checks for recent activity only when it needs a place (second chance, as in the CLOCK
+algorithm), and at most `LOOKS_MAX` connections at a time. So a new connection costs a few microseconds,
+whether 10 or 10,000 are open.
 
-Rules of this file: it closes by shutting the socket down; the task that serves the connection then ends by
-itself and calls `remove`. Until then the closed connection has its descriptor, but no place. A connection
-that has sent nothing has no task (`http/pending_connections.py`), and is closed at once.
+Rules of this file: it closes a connection by shutting its socket down; the task that serves the connection
+then ends by itself and calls `remove`. Until then the connection has a descriptor, but no place. A connection
+that has sent nothing has no task (`http/pending_connections.py`) and is closed at once.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ import trio
 
 from gateway.admission.close_counters import CloseCounters, Reason
 
-#: Connections that are looked at to find one that can be closed. A look is about 1 µs.
+#: Connections that are examined to find one that can be closed. Each takes about 1 µs.
 LOOKS_MAX: Final = 64
 #: The reserve: one slot in this many, within these bounds.
 RESERVE_PART, RESERVE_MAX = 20, 256
-#: Strangers of one address: one slot in this many, and at least so many.
+#: Strangers of one address: one slot in `STRANGERS_PART`, at least `STRANGERS_LEAST`.
 STRANGERS_PART, STRANGERS_LEAST = 10, 16
 
 
@@ -49,19 +49,19 @@ class Server(Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """True while it waits for the first byte of a request."""
+        """True while the connection waits for the first byte of a request."""
 
     @property
     def is_busy(self) -> bool:
-        """True while a request is handled."""
+        """True while the connection handles a request."""
 
     @property
-    def served(self) -> int:
-        """How many requests it has begun."""
+    def request_count(self) -> int:
+        """How many requests have begun on the connection."""
 
 
-class WaitingRoom(Protocol):
-    """The place of connections that no task serves yet."""
+class PendingSet(Protocol):
+    """The connections that have sent nothing, so that no task serves them yet."""
 
     def close(self, connection: OpenConnection) -> None: ...
 
@@ -69,39 +69,48 @@ class WaitingRoom(Protocol):
 class OpenConnection:
     """One connection and its place in the table."""
 
-    __slots__ = ("_seen", "_table", "address", "is_kept", "pending_set", "server", "sock", "waiting")
+    __slots__ = (
+        "_last_request_count",
+        "_table",
+        "address",
+        "is_kept",
+        "pending_set",
+        "server",
+        "sock",
+        "waiting",
+    )
 
     def __init__(self, sock: socket.socket, address: str, table: ConnectionTable) -> None:
         self.address = address
         self.is_kept = False
-        #: None for the moment before it is served.
+        #: None while it is handed over from one server to the next.
         self.server: Server | None = None
-        #: Where it waits for its first byte. None once it is served.
-        self.pending_set: WaitingRoom | None = None
-        #: What its task waits in when it does not wait for the socket. It is cancelled at the end.
+        #: The set in which it waits for its first byte. None once a task serves it.
+        self.pending_set: PendingSet | None = None
+        #: The cancel scope around a wait of its task that does not end with the socket. `close` cancels it.
         self.waiting: trio.CancelScope | None = None
         self.sock = sock
         self._table = table
-        #: How many requests it had served when it was last looked at.
-        self._seen = 0
+        #: `request_count` at the last check of `was_active`.
+        self._last_request_count = 0
 
     def __repr__(self) -> str:
         return f"<OpenConnection of {self.address}, {'kept' if self.is_kept else 'stranger'}>"
 
     def keep(self) -> bool:
-        """Notes that its client is known. Returns False if only the reserve is left; ask again later."""
+        """Make this a kept connection. Returns False if only the reserve has room; try again later."""
         return self.is_kept or self._table.keep(self)
 
     def was_active(self) -> bool:
-        """Return True if it has served a request since the last look."""
-        served = 0 if self.server is None else self.server.served
-        was_active, self._seen = served != self._seen, served
+        """Return True if a request has begun since the last call."""
+        count = 0 if self.server is None else self.server.request_count
+        was_active, self._last_request_count = count != self._last_request_count, count
         return was_active
 
     @property
     def can_close(self) -> bool:
         """True if closing it would lose no request. A stranger may also be closed in the middle of a head or
-        of an answer that it does not take."""
+        of an answer that it does not read."""
         server = self.server
         if server is None:
             return False
@@ -131,10 +140,10 @@ class _Address:
 
     def __init__(self) -> None:
         self.count = 0
-        self.strangers: Ordered = OrderedDict()
+        self.strangers: ConnectionQueue = OrderedDict()
 
 
-Ordered = OrderedDict[OpenConnection, None]
+ConnectionQueue = OrderedDict[OpenConnection, None]
 
 
 class ConnectionTable:
@@ -148,20 +157,20 @@ class ConnectionTable:
         self._per_address_max = per_address_max or connections_max
         self._strangers_max = max(STRANGERS_LEAST, connections_max // STRANGERS_PART)
         self._kept_max = connections_max - min(RESERVE_MAX, max(1, connections_max // RESERVE_PART))
-        #: Longest without a look first.
-        self._strangers: Ordered = OrderedDict()
-        self._kept: Ordered = OrderedDict()
+        #: The connection whose last check is oldest comes first.
+        self._strangers: ConnectionQueue = OrderedDict()
+        self._kept_connections: ConnectionQueue = OrderedDict()
         self._addresses: dict[str, _Address] = {}
 
     def __repr__(self) -> str:
-        return f"<ConnectionTable {len(self._kept)} kept, {len(self._strangers)} strangers>"
+        return f"<ConnectionTable {len(self._kept_connections)} kept, {len(self._strangers)} strangers>"
 
     @property
     def is_full(self) -> bool:
-        return len(self._kept) + len(self._strangers) >= self.connections_max
+        return len(self._kept_connections) + len(self._strangers) >= self.connections_max
 
     def make_room(self, *, of_kept: bool = False) -> bool:
-        """Return True if there is room for one more, after closing one connection if it must be."""
+        """Return True if there is room for one more connection. Closes another one if necessary."""
         if not self.is_full:
             return True
         if self._close_one(self._strangers, "no_key"):
@@ -169,18 +178,19 @@ class ConnectionTable:
         return of_kept and self._close_kept()
 
     def close_stranger(self) -> bool:
-        """Closes the stranger that has been idle longest. Returns False if there is none."""
+        """Close the stranger that has been idle longest. Returns False if there is none."""
         return self._close_one(self._strangers, "no_key")
 
     def add(self, sock: socket.socket, client: str) -> OpenConnection | None:
-        """Enters a new connection; None if its address has as many as it may, and none of them is idle."""
+        """Add a new connection. Returns None if its address has reached its limit and none of its connections
+        is idle."""
         name = address_group(client)
         address = self._addresses.get(name)
         if address is None:
             address = self._addresses[name] = _Address()
         if len(address.strangers) >= self._strangers_max or address.count >= self._per_address_max:
             self._close_one(address.strangers, "address")
-            self._addresses[name] = address  # It may have been the last one of its address.
+            self._addresses[name] = address  # `_close_one` removes the entry with the last connection.
             if address.count >= self._per_address_max:
                 self.close_counters.count("address_limit", client)
                 return None
@@ -191,13 +201,13 @@ class ConnectionTable:
         return connection
 
     def remove(self, connection: OpenConnection) -> None:
-        """Gives the place back. Does nothing if it has been given back."""
+        """Free the place of a connection. Does nothing if it was freed before."""
         address = self._addresses.get(connection.address)
         if connection in self._strangers:
             assert address is not None
             del self._strangers[connection], address.strangers[connection]
-        elif connection in self._kept:
-            del self._kept[connection]
+        elif connection in self._kept_connections:
+            del self._kept_connections[connection]
         else:
             return
         assert address is not None
@@ -206,26 +216,27 @@ class ConnectionTable:
             del self._addresses[connection.address]
 
     def check(self) -> None:
-        """Asserts that the parts agree with each other. For tests."""
+        """Assert the invariants of the table. For tests."""
         assert sum(len(address.strangers) for address in self._addresses.values()) == len(self._strangers)
         assert sum(address.count for address in self._addresses.values()) == len(self._strangers) + len(
-            self._kept
+            self._kept_connections
         )
-        assert all(connection.is_kept for connection in self._kept)
+        assert all(connection.is_kept for connection in self._kept_connections)
         assert not any(connection.is_kept for connection in self._strangers)
-        assert len(self._kept) <= self._kept_max
+        assert len(self._kept_connections) <= self._kept_max
         assert all(address.count for address in self._addresses.values())
 
     def keep(self, connection: OpenConnection) -> bool:
-        if connection not in self._strangers or len(self._kept) >= self._kept_max:
+        if connection not in self._strangers or len(self._kept_connections) >= self._kept_max:
             return False
         del self._strangers[connection], self._addresses[connection.address].strangers[connection]
-        self._kept[connection] = None
+        self._kept_connections[connection] = None
         connection.is_kept = True
         return True
 
-    def _close_one(self, connections: Ordered, reason: Reason) -> bool:
-        """Closes the first one that can be closed and was not active; else the first that can be closed."""
+    def _close_one(self, connections: ConnectionQueue, reason: Reason) -> bool:
+        """Close the first connection that can be closed and was not active, or else the first that can be
+        closed. Returns False if there is none."""
         active: OpenConnection | None = None
         for _ in range(min(LOOKS_MAX, len(connections))):
             connection = next(iter(connections))
@@ -242,14 +253,14 @@ class ConnectionTable:
     def _close_kept(self) -> bool:
         share = self.connections_max // len(self._addresses)
         within: OpenConnection | None = None
-        for _ in range(min(LOOKS_MAX, len(self._kept))):
-            connection = next(iter(self._kept))
+        for _ in range(min(LOOKS_MAX, len(self._kept_connections))):
+            connection = next(iter(self._kept_connections))
             if connection.can_close and not connection.was_active():
                 if self._addresses[connection.address].count > share:
                     self._close(connection, "idle")
                     return True
                 within = within or connection
-            self._kept.move_to_end(connection)
+            self._kept_connections.move_to_end(connection)
         if within is not None:
             self._close(within, "idle")
         return within is not None
@@ -261,16 +272,16 @@ class ConnectionTable:
 
 
 def address_group(client: str) -> str:
-    """The name under which connections of a client are counted."""
+    """Return the name under which the connections of a client address are counted."""
     if ":" not in client:
         return client
     try:
-        packed = socket.inet_pton(socket.AF_INET6, client.partition("%")[0])
+        address_bytes = socket.inet_pton(socket.AF_INET6, client.partition("%")[0])
     except OSError:
         return client
-    if packed[:12] == b"\0" * 10 + b"\xff\xff":  # an IPv4 address on a socket for both
-        return socket.inet_ntop(socket.AF_INET, packed[12:])
-    return socket.inet_ntop(socket.AF_INET6, packed[:8] + bytes(8)) + "/64"
+    if address_bytes[:12] == b"\0" * 10 + b"\xff\xff":  # an IPv4 address on a dual-stack socket
+        return socket.inet_ntop(socket.AF_INET, address_bytes[12:])
+    return socket.inet_ntop(socket.AF_INET6, address_bytes[:8] + bytes(8)) + "/64"
 
 
 def _has_input(sock: socket.socket) -> bool:

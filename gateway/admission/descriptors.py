@@ -1,7 +1,7 @@
 """Fits the number of connections to the number of files that this process may open.
 
-Each connection is one descriptor. A process out of descriptors accepts nobody and reaches no shard, so the
-connections leave some for everything else.
+Each connection is one descriptor. A process without free descriptors accepts no connection and reaches no
+shard, so connections leave `OTHERS` descriptors for everything else.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ log = structlog.get_logger("gateway.front")
 OTHERS: Final = 256
 
 
-def fit_connections(wanted: int) -> int:
-    """Raises the soft limit of open files to the hard one, and returns how many connections it allows, at
-    most `wanted`. Warns if these are fewer."""
+def fit_connections(connections_max: int) -> int:
+    """Raise the soft limit of open files to the hard limit. Returns how many connections it allows, at most
+    `connections_max`. Logs a warning if these are fewer."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with suppress(OSError, ValueError):  # An unlimited one is over the kernel's own limit.
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    fitting = wanted if hard == resource.RLIM_INFINITY else connections_within(hard, wanted)
-    if fitting < wanted:
+    fitting = connections_max if hard == resource.RLIM_INFINITY else connections_within(hard, connections_max)
+    if fitting < connections_max:
         log.warning(
             "the limit of open files (ulimit -n, LimitNOFILE) is too low for STREAMS_MAX_CONNECTIONS",
             open_files_max=hard,
             connections=fitting,
-            wanted=wanted,
+            wanted=connections_max,
         )
     return fitting
 
 
-def connections_within(files: int, wanted: int) -> int:
-    """How many of `wanted` connections fit into so many files."""
-    return min(wanted, max(files // 2, files - OTHERS))
+def connections_within(files: int, connections_max: int) -> int:
+    """Return how many of `connections_max` connections fit into a limit of open files."""
+    return min(connections_max, max(files // 2, files - OTHERS))

@@ -1,16 +1,16 @@
 """A queue that gives each owner an equal share, however many items an owner has in it.
 
-Items of one owner leave first come, first served. Between owners, every item has a cost, and the owner goes
-first that will have been served least when its item is done (self-clocked fair queueing). So something small
-goes before something large, and an owner that was served something large waits until the others had as much.
-An owner that was away has saved up nothing: it starts level with the owner that is being served.
+Items of one owner leave in order of arrival. Every item has a cost. Between owners, the owner goes first
+whose total cost will be smallest after its item (self-clocked fair queueing). So small items go before large
+ones, and after a large item an owner waits until the others have had as much. An owner without items collects
+no credit: it starts level with the owner that is being served.
 
-    push(owner, item, cost)        at the end of the line of that owner
-    pop() -> item                  the first item of the owner with the smallest tag
+    push(owner, item, cost)        appends to the items of that owner
+    pop() -> item                  removes the first item of the owner with the smallest tag
 
 Cost: a push and a pop take about a microsecond each, whether 1 or 10,000 owners wait.
 
-Bounds: one line for each owner that waits; `_TAGS_MAX` tags of owners that do not wait.
+Bounds: one queue for each owner that waits; `_TAGS_MAX` tags of owners that do not wait.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Generic, TypeVar
 
 _T = TypeVar("_T")
 
-#: Owners whose tag is remembered while they have nothing in the queue. Past it, all of them start level.
+#: Owners without items whose tag is remembered. Beyond it, all of them start level.
 _TAGS_MAX = 4096
 
 
@@ -30,9 +30,9 @@ class FairQueue(Generic[_T]):
     __slots__ = ("_clock", "_count", "_heap", "_lines", "_numbers", "_tags")
 
     def __init__(self) -> None:
-        #: By owner: what waits, with its cost. A line may be empty until its place in the heap comes up.
+        #: By owner: its items with their costs. May be empty until its heap entry comes up.
         self._lines: dict[str, OrderedDict[_T, float]] = {}
-        #: By owner: how much it will have been served with its first item or, if it has none, its last one.
+        #: By owner: its total cost including its first item or, if it has none, its last one.
         self._tags: dict[str, float] = {}
         #: One entry for each line: (tag, order of arrival, owner).
         self._heap: list[tuple[float, int, str]] = []
@@ -49,7 +49,7 @@ class FairQueue(Generic[_T]):
 
     @property
     def owners(self) -> int:
-        """How many owners wait, at least."""
+        """How many owners have a queue, which may have become empty."""
         return len(self._lines)
 
     def push(self, owner: str, item: _T, cost: float) -> None:

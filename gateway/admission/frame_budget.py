@@ -1,4 +1,4 @@
-"""How many HTTP/2 and WebSocket frames a client may send for the work that it asks for.
+"""Limits the HTTP/2 and WebSocket frames that a client may send for each request.
 
 A frame of 9 bytes costs its sender nothing and the HTTP/2 library 20 to 100 µs, and one read brings
 thousands. So frames are counted before the library sees them: a walker reads the frame headers out of the raw
@@ -7,9 +7,9 @@ caller parses one slice at a time and lets other tasks run between two. A frame 
 all bytes behind it, are never parsed: the walker raises `FrameFlood`.
 
 The budget is a token bucket. It fills with time, and with useful work: answers and body bytes that were sent.
-So a client that acknowledges every DATA frame on stream and connection, one that cancels what it no longer
-needs, and one that keeps its connection alive with pings stay far from its end. A client without a valid key
-has a smaller bucket and gets nothing for answers that refuse it.
+So normal clients never empty it: not by acknowledging every DATA frame on stream and connection, by
+cancelling requests, or by keepalive pings. A client without a valid key has a smaller bucket and gets no
+credit for answers that refuse it.
 
     frame                                    tokens
     HEADERS                                  2
@@ -45,9 +45,9 @@ BODY_CREDIT, BODY_CREDIT_BYTES = 4, 1024
 #: brings at most 64 frames that are not small.
 SMALL_BYTES = 1024
 
-#: What is parsed in one go, in frames. With about 50 µs a frame it is 2 ms.
+#: The weight of a slice, in frames. With about 50 µs a frame it is 2 ms.
 SLICE_WEIGHT = 32
-#: A request takes the time of so many frames.
+#: A request takes as long as this many frames.
 HEADERS_WEIGHT = 16
 
 _DATA, _HEADERS, _SETTINGS = 0x0, 0x1, 0x4
@@ -63,20 +63,20 @@ class FrameFlood(Exception):
 
 
 class FrameTooLarge(Exception):
-    """A frame says that it is longer than we allow."""
+    """The length field of a frame is larger than the limit."""
 
 
 class FrameBudget:
     """The token bucket of one connection."""
 
-    __slots__ = ("_filled_s", "is_known", "spent", "tokens")
+    __slots__ = ("_filled_s", "is_known", "spent_tokens", "tokens")
 
     def __init__(self, now_s: float) -> None:
         self.tokens: float = STRANGER_TOKENS
         #: True when the client has shown a valid key or, on a server without keys, has made a request.
         self.is_known = False
         #: Tokens spent so far. For the log only.
-        self.spent = 0
+        self.spent_tokens = 0
         self._filled_s = now_s
 
     def __repr__(self) -> str:
@@ -88,7 +88,7 @@ class FrameBudget:
             self.tokens += KNOWN_TOKENS - STRANGER_TOKENS
 
     def fill(self, now_s: float) -> None:
-        """Adds the tokens of the time that has passed. Never takes away what useful work has added."""
+        """Add the tokens for the time that has passed. Never removes tokens that useful work has added."""
         rate, most = (
             (KNOWN_TOKENS_PER_S, KNOWN_TOKENS) if self.is_known else (STRANGER_TOKENS_PER_S, STRANGER_TOKENS)
         )
@@ -100,15 +100,15 @@ class FrameBudget:
         if count > self.tokens:
             raise FrameFlood
         self.tokens -= count
-        self.spent += count
+        self.spent_tokens += count
 
     def credit_answer(self, status: int) -> None:
         if self.is_known or status < 400:
             self._credit(ANSWER_CREDIT)
 
     def credit_body(self, length: int) -> None:
-        """Credits one piece of an answer. A stranger gets nothing for a short one: it says that a key is
-        missing."""
+        """Credit one piece of an answer. A stranger gets nothing for a short piece, which is an error message
+        for the missing key."""
         self._credit((BODY_CREDIT if self.is_known else 0) + length // BODY_CREDIT_BYTES)
 
     def _credit(self, count: int) -> None:
@@ -120,30 +120,30 @@ class FrameBudget:
 class FrameWalker:
     """Cuts the bytes of one direction into slices of whole frame headers, and charges each frame.
 
-    What differs between the protocols is how long a header is and what its frame costs.
+    Subclasses define the length of a header and the cost of its frame.
     """
 
     __slots__ = ("_header", "_missing", "budget")
 
     def __init__(self, budget: FrameBudget, skip_bytes: int = 0) -> None:
         self.budget = budget
-        #: The bytes of a header that has not come whole.
+        #: The first bytes of an incomplete header.
         self._header = b""
-        #: How much of the present payload is still to come.
+        #: Bytes of the current payload that have not come yet.
         self._missing = skip_bytes
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._missing} B missing, {self.budget!r}>"
 
     def slices_untrusted(self, data: bytes, now_s: float) -> Iterator[bytes]:
-        """Yields `data` in parts that weigh `SLICE_WEIGHT` or a little more. At most one frame that is over
-        the budget is looked at; what came before it has been yielded."""
+        """Yield `data` in slices that weigh `SLICE_WEIGHT` or a little more. Stops at the first frame that is
+        over the budget, after yielding the bytes before it, and raises `FrameFlood`."""
         self.budget.fill(now_s)
         start, at, weight = 0, min(self._missing, len(data)), 0
         self._missing -= at
         while at < len(data):
-            kept = len(self._header)
-            header = self._header + data[at : at + 14 - kept]
+            header_size = len(self._header)
+            header = self._header + data[at : at + 14 - header_size]
             size = self._header_bytes(header)
             if len(header) < size:
                 self._header = header
@@ -155,10 +155,10 @@ class FrameWalker:
                 if start < at:
                     yield data[start:at]
                 raise
-            at += size - kept
-            taken = min(self._missing, len(data) - at)
-            self._missing -= taken
-            at += taken
+            at += size - header_size
+            payload_size = min(self._missing, len(data) - at)
+            self._missing -= payload_size
+            at += payload_size
             weight += frame_weight
             if weight >= SLICE_WEIGHT:
                 yield data[start:at]
@@ -167,11 +167,11 @@ class FrameWalker:
             yield data[start:]
 
     def _header_bytes(self, header: bytes) -> int:
-        """How long the header is, as far as that can be seen."""
+        """Return the length of the header, or a lower bound if its first bytes do not show it yet."""
         raise NotImplementedError
 
     def _charge(self, header: bytes) -> int:
-        """Charges the frame of a whole header, notes the length of its payload, and returns its weight."""
+        """Charge the frame of a complete header, store the length of its payload, and return its weight."""
         raise NotImplementedError
 
 

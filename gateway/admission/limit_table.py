@@ -12,23 +12,23 @@ from __future__ import annotations
 
 from typing import Final, Literal, NamedTuple
 
-#: What happens to a request that meets the limit. With two of them, the first comes first.
+#: The effect on a request that reaches the limit. If there are two, the first one happens first.
 Effect = Literal["delays", "refuses", "disconnects"]
 
 _REQUESTS: Final = ("streams_http_requests_total",)
 
 
 class RequestLimit(NamedTuple):
-    #: What is bounded.
+    #: The bounded quantity.
     bounds: str
-    #: Its value where no setting gives one. The defaults of settings are in `streams/config/table.py`.
+    #: Its value if no setting defines it. The defaults of settings are in `streams/config/table.py`.
     value: str
     #: `module:name` of the classes or functions that enforce it.
     enforced_by: tuple[str, ...]
     effects: tuple[Effect, ...]
     #: Codes of the errors that answer the request. Their statuses are in `gateway/requests/errors.py`.
     errors: tuple[str, ...] = ()
-    #: What happens before the error, or instead of it.
+    #: The effect before the error, or instead of it.
     note: str = ""
     #: `detail.limit` of the error.
     names: tuple[str, ...] = ()

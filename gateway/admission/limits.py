@@ -1,10 +1,10 @@
-"""How much of a gateway one key, and all together, may hold at a time (v0 §12). Knows no box.
+"""Limits open streams and requests in flight, for each key and for all keys together (v0 §12).
 
-A slot is taken by whoever starts something and given back by the same code in a `finally` or a `close`,
-however it ended; giving twice does nothing. Limits of a server are divided evenly by its gateways, rounded
-up: the kernel spreads connections over them. 0 is no limit.
+The code that takes a slot gives it back in a `finally` or a `close`; giving it back twice does nothing. The
+limits of a server are divided evenly by its gateways, rounded up: the kernel spreads connections over them.
+0 means no limit.
 
-Bounds: a count for each key that holds something, and none for others; keys are at most `KEYS_MAX`.
+Bounds: one count for each key with open streams or requests; keys are at most `KEYS_MAX`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Slot:
         self.key = key
         #: True for a session of the S2 API.
         self.is_session = is_session
-        #: Whether the ring decides how long the key counts.
+        #: True if the key comes from the key ring, which may revoke it.
         self.is_of_ring = is_of_ring
         self._slots: StreamSlots | None = slots
         self._end: Ends | None = None
@@ -45,7 +45,7 @@ class Slot:
         return f"<Slot {'taken' if self._slots else 'given back'}{', revoked' * self._is_revoked}>"
 
     def on_revoked(self, end: Ends) -> None:
-        """How to end what holds this slot when its key is taken away; at once if that has happened."""
+        """Set the function that ends the stream when its key is revoked. Calls it at once if it has been."""
         self._end = end
         if self._is_revoked:
             end()
@@ -58,34 +58,36 @@ class Slot:
     def give(self) -> None:
         slots, self._slots = self._slots, None
         if slots is not None:
-            slots.given(self)
+            slots.remove(self)
 
 
 class StreamSlots:
-    """Event streams and WebSockets, counted over all keys and for each."""
+    """Counts open event streams, WebSockets and S2 sessions, in total and for each key."""
 
     def __init__(self, total_max: int = 0, per_key_max: int = 0, gateways: int = 1) -> None:
         self._total_max = total_max
         self._per_key_max = per_key_max
-        #: How many gateways share the limit of sessions that a key has.
+        #: How many gateways share a key's limit of sessions.
         self._gateways = gateways
-        #: S2 sessions of each key that has some.
+        #: S2 sessions by key, for keys that have any.
         self.sessions_by_key: dict[str, int] = {}
-        self._taken: set[Slot] = set()
+        self._open_slots: set[Slot] = set()
         self._by_key: dict[str, int] = {}
 
     def __repr__(self) -> str:
-        return f"<StreamSlots {len(self._taken)} of {self._total_max or 'any number'}>"
+        return f"<StreamSlots {len(self._open_slots)} of {self._total_max or 'any number'}>"
 
     def __len__(self) -> int:
-        return len(self._taken)
+        return len(self._open_slots)
 
     def sessions_of(self, id: str) -> int:
         return self.sessions_by_key.get(id, 0)
 
     def take(self, key: Key | None, *, is_of_ring: bool = True, is_session: bool = False) -> Slot:
-        if self._total_max and len(self._taken) >= self._total_max:
-            raise Throttled(f"{len(self._taken)} event streams are open; close some", limit="sse_connections")
+        if self._total_max and len(self._open_slots) >= self._total_max:
+            raise Throttled(
+                f"{len(self._open_slots)} event streams are open; close some", limit="sse_connections"
+            )
         if key is not None:
             count = self._by_key.get(key.id, 0)
             if self._per_key_max and count >= self._per_key_max:
@@ -97,7 +99,7 @@ class StreamSlots:
                 self._take_session(key)
             self._by_key[key.id] = count + 1
         slot = Slot(self, key, is_of_ring=is_of_ring, is_session=is_session)
-        self._taken.add(slot)
+        self._open_slots.add(slot)
         return slot
 
     def _take_session(self, key: Key) -> None:
@@ -106,27 +108,27 @@ class StreamSlots:
             raise exceeded("sessions", used=count, limit=limit)
         self.sessions_by_key[key.id] = count + 1
 
-    def given(self, slot: Slot) -> None:
-        self._taken.discard(slot)
+    def remove(self, slot: Slot) -> None:
+        self._open_slots.discard(slot)
         if slot.key is not None:
             _count_down(self._by_key, slot.key)
             if slot.is_session:
                 _count_down(self.sessions_by_key, slot.key)
 
     def revoke_all_but(self, ring: KeyRing) -> int:
-        """Ends what was opened with a key that is gone or allows something else now. How many those were."""
-        revoked = [
+        """End the streams whose key was removed or changed. Returns how many those were."""
+        slots = [
             slot
-            for slot in self._taken
+            for slot in self._open_slots
             if slot.key is not None and slot.is_of_ring and not ring.holds(slot.key)
         ]
-        for slot in revoked:
+        for slot in slots:
             slot.revoke()
-        return len(revoked)
+        return len(slots)
 
 
 class InFlight:
-    """Requests under way, and requests in a second, for each key."""
+    """Limits the requests in flight and the requests per second of each key."""
 
     def __init__(self, per_key_max: int = 0, rates: RequestRates | None = None) -> None:
         self._max = per_key_max
@@ -137,7 +139,8 @@ class InFlight:
         return f"<InFlight {sum(self._by_key.values())} of {len(self._by_key)} keys>"
 
     def take(self, key: Key) -> None:
-        """Whoever takes one gives it back. (A context manager would cost four times as much.)"""
+        """Count a request; the caller calls `give` when it ends. (A context manager would cost four times as
+        much.) Raises `Throttled`."""
         if key.limits.requests_per_s:
             self.rates.take(key, time.monotonic())
         count = self._by_key.get(key.id, 0)
@@ -152,8 +155,8 @@ class InFlight:
 
 
 def _count_down(counts: dict[str, int], key: Key) -> None:
-    left = counts[key.id] - 1
-    if left:
-        counts[key.id] = left
+    count = counts[key.id] - 1
+    if count:
+        counts[key.id] = count
     else:
         del counts[key.id]

@@ -1,4 +1,4 @@
-"""Bounds the memory that request bodies and answers take in a gateway, with a share for each owner.
+"""Bounds the memory of request bodies and answers in a gateway, with a share for each owner.
 
 A gateway has one `MemoryBudget` for bodies and one for answers. Every body or page that can be large has a
 `Charge`: it grows before memory is allocated, and gives all of it back when the memory is free again.
@@ -9,22 +9,22 @@ An **owner** is a key; or `STRANGERS`, all clients that have not shown a key; or
     owner        may hold
     a key        at most as many bytes as are then still free: one key half of the budget, two keys a third
                  each, n keys 1/(n+1) each. So there is always room for one more owner
-    STRANGERS    a sixteenth of the budget: a stranger's body is never waited for
+    STRANGERS    a sixteenth of the budget, together
     EVERYONE     the whole budget
 
-**Stalled clients.** A charge that waits for its client notes each byte that moves (`note_progress`). When an
-owner finds no room, charges that moved fewer than `PROGRESS_BYTES` in `STALLED_S` are ended: those of the
-same owner first, then those of the owners that hold most, never those of an owner that holds less. Of one
-owner, the charge that has been still for the longest is the first.
+**Stalled clients.** A charge that waits for its client counts the bytes that the client sends or reads
+(`note_progress`). When an owner finds no room, the budget ends charges with less than `PROGRESS_BYTES` of
+progress in `STALLED_S`: first those of the same owner, then those of the owners with the most bytes, never
+those of an owner with fewer bytes. Within one owner, the charge without progress for longest comes first.
 
-**Waiting for room.** A body that finds no room is refused at once; a request for a page waits (`take`), first
-come, first served for each owner, and owners take turns. After `WAIT_S_MAX` it is refused.
+**Waiting for room.** A body that finds no room is refused at once. A request for a page waits (`take`): in
+order of arrival for each owner, and owners take turns. After `WAIT_S_MAX` it is refused.
 
-**Bytes that nobody asked for room** (`Charge.force`) are answers that cannot be refused any more: what a long
-poll brings in the end, for one. They are counted, and a budget that is exceeded says so (`on_full`) until a
-quarter of it is free again: meanwhile the shards produce no pages for this gateway.
+**Forced bytes** (`Charge.force`) belong to answers that can no longer be refused, for example the answer to a
+long poll. They may exceed the budget. The budget then reports that it is full (`on_full`) until a quarter of
+it is free again; meanwhile the shards produce no pages for this gateway.
 
-Bounds: one entry for each owner that holds something; `WAITING_MAX` tasks wait for room.
+Bounds: one entry for each owner with charges; `WAITING_MAX` tasks wait for room.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ from streams.protocol.access.keys import Key
 from streams.protocol.errors import Throttled
 from streams.protocol.telemetry.reports import BudgetReport
 
-#: No key has such an id: a NUL is in none.
+#: Not the id of any key: ids contain no NUL.
 EVERYONE: Final = "\0everyone"
 STRANGERS: Final = "\0strangers"
 
-#: The part of a budget that all clients without a key have together.
+#: All clients without a key together get one part in this many.
 _STRANGERS_PART: Final = 16
-#: A client that moves less than this in `STALLED_S` counts as stalled. It is the rate below which a front
-#: gives up a body or an answer in any case, only sooner.
+#: A client with less progress than this in `STALLED_S` counts as stalled. Below this rate a front gives up a
+#: body or an answer in any case, only later.
 PROGRESS_BYTES: Final = 64 * 1024
 STALLED_S: Final = 1.0
-#: Tasks that wait for room in one budget, and for how long; the next one is refused at once. A gateway has
-#: as many connections, and one that waits holds a kilobyte.
+#: How many tasks may wait for room in one budget, and for how long; the next one is refused at once. A
+#: gateway has as many connections, and a waiting task holds a kilobyte.
 WAITING_MAX: Final = 10_000
 WAIT_S_MAX: Final = 5.0
 #: How often a budget that has too little room looks for stalled clients.
@@ -74,7 +74,7 @@ def kind_of(owner: str) -> OwnerKind:
 
 
 class Charge:
-    """Bytes of one request or answer that count against the budget of their owner."""
+    """The bytes of one request or answer, counted against the budget of their owner."""
 
     __slots__ = (
         "_budget",
@@ -91,9 +91,9 @@ class Charge:
     def __init__(self, budget: MemoryBudget, owner: str) -> None:
         self.owner = owner
         self.size = 0
-        #: True when the budget has taken the memory back because the client had stalled.
+        #: True once the budget has taken the memory back because the client stalled.
         self.is_ended = False
-        #: True when its bytes were taken without asking for room.
+        #: True if it has forced bytes.
         self.is_forced = False
         self._budget = budget
         self._end: Callable[[], None] | None = None
@@ -104,19 +104,19 @@ class Charge:
         return f"<Charge {self.size} B of {kind_of(self.owner)}{', ended' * self.is_ended}>"
 
     def grow(self, count: int) -> None:
-        """Raises `Throttled` when there is no room, and when this charge has been ended."""
+        """Add bytes. Raises `Throttled` if there is no room or if this charge has been ended."""
         if not self.try_grow(count):
             raise self._budget.refusal(self.owner, is_stalled=self.is_ended)
 
     def try_grow(self, count: int) -> bool:
-        """Return True if there was room."""
+        """Add bytes if there is room. Returns True if there was."""
         if self.is_ended or not self._budget.try_take(self.owner, count):
             return False
         self.size += count
         return True
 
     def force(self, count: int) -> None:
-        """Grows without asking: for bytes that exist already and cannot be refused any more."""
+        """Add bytes even if there is no room: for bytes that already exist and can no longer be refused."""
         if not self.is_ended:
             self.is_forced = True
             self._budget.take_anyway(self.owner, count)
@@ -128,7 +128,7 @@ class Charge:
             self.size = size
 
     def assign(self, owner: str) -> None:
-        """Moves the bytes to another owner. Raises `Throttled` when that one has no room."""
+        """Move the bytes to another owner. Raises `Throttled` if that owner has no room."""
         if owner != self.owner:
             size = self.size
             self.shrink_to(0)
@@ -136,34 +136,35 @@ class Charge:
             self.grow(size)
 
     def watch(self, end: Callable[[], None]) -> None:
-        """From now on these bytes wait for a client. `end` disconnects it; it must not wait."""
+        """Note that these bytes now wait for a client. `end` disconnects the client; it must not block."""
         self._end = end
         self._moved_s = self._since_s = trio.current_time()
         self._moved_bytes = 0
-        self._budget.watched[self] = None
+        self._budget.watched_charges[self] = None
 
     def note_progress(self, count: int) -> None:
-        """The client has sent or taken so many bytes."""
+        """Note that the client has sent or read `count` bytes."""
         self._moved_bytes += count
-        if self._moved_bytes >= PROGRESS_BYTES and self in self._budget.watched:
+        if self._moved_bytes >= PROGRESS_BYTES and self in self._budget.watched_charges:
             self._moved_bytes = 0
             self._moved_s = trio.current_time()
-            del self._budget.watched[self]
-            self._budget.watched[self] = None
+            del self._budget.watched_charges[self]
+            self._budget.watched_charges[self] = None
 
     def unwatch(self) -> None:
-        """The client has sent or taken all."""
-        self._budget.watched.pop(self, None)
+        """Note that these bytes no longer wait for a client."""
+        self._budget.watched_charges.pop(self, None)
 
     def is_stalled(self, now_s: float) -> bool:
         return now_s - self._moved_s >= STALLED_S
 
     def is_slow(self, now_s: float) -> bool:
-        """True if it is forced, and has had its time however much has moved."""
+        """Return True for forced bytes that have waited for their client for `STALLED_S`, with any
+        progress."""
         return self.is_forced and now_s - self._since_s >= STALLED_S
 
     def end(self) -> None:
-        """Takes the memory from a client that has stalled."""
+        """Take the memory back from a stalled client."""
         end, self._end = self._end, None
         self.close()
         self.is_ended = True
@@ -171,17 +172,17 @@ class Charge:
             end()
 
     def close(self) -> None:
-        """Gives everything back. May be called twice."""
-        self._budget.watched.pop(self, None)
+        """Give all bytes back. May be called twice."""
+        self._budget.watched_charges.pop(self, None)
         self.shrink_to(0)
 
     def __del__(self) -> None:
-        """A charge that a bug has lost does not take its room with it."""
+        """Give the bytes back even if a bug lost the charge without closing it."""
         self.shrink_to(0)
 
 
 def _ignore(is_full: bool) -> None:
-    """For a budget of which nobody wants to know whether it is full."""
+    """Do nothing: the default of `MemoryBudget.on_full`."""
 
 
 class MemoryBudget:
@@ -190,20 +191,20 @@ class MemoryBudget:
         self.bytes_max = bytes_max
         self.bytes_used = 0
         #: Refusals and ended charges by kind of owner. Metrics only: no decision depends on them.
-        self.refused: dict[str, int] = {"key": 0, "stranger": 0, "everyone": 0}
-        self.stalled: dict[str, int] = {"key": 0, "stranger": 0, "everyone": 0}
-        #: Charges that wait for their clients, the one that has been still for the longest first.
-        self.watched: dict[Charge, None] = {}
-        #: Called with True when more than the budget is in use, with False when a quarter is free again.
+        self.refusal_counts: dict[str, int] = {"key": 0, "stranger": 0, "everyone": 0}
+        self.stall_counts: dict[str, int] = {"key": 0, "stranger": 0, "everyone": 0}
+        #: Charges that wait for their clients. The one without progress for longest comes first.
+        self.watched_charges: dict[Charge, None] = {}
+        #: Called with True when the budget is exceeded, and with False when a quarter of it is free again.
         self.on_full: Callable[[bool], None] = _ignore
         self.is_full = False
         self._limit = limit
         self._what = what
         self._by_owner: dict[str, int] = {}
-        #: Tasks that wait for room, by owner; the owner whose turn is next stands first.
+        #: Tasks that wait for room, by owner. The owner whose turn is next comes first.
         self._waiting: dict[str, deque[Waiter]] = {}
         self._waiting_count = 0
-        #: True while the first in line waits for the others, not for its own share.
+        #: True while the first waiting task waits for room in the whole budget, not in its owner's share.
         self._is_short = False
         self._is_letting_in = False
 
@@ -217,7 +218,7 @@ class MemoryBudget:
         return self._by_owner.get(owner, 0)
 
     def try_take(self, owner: str, count: int) -> bool:
-        """Return True if the bytes are taken; stalled clients are ended where that makes the room."""
+        """Take bytes if there is room, after ending stalled clients if necessary. Returns True if it did."""
         if not self._fits(owner, count):
             self._end_stalled(owner, count)
             if not self._fits(owner, count):
@@ -227,7 +228,7 @@ class MemoryBudget:
 
     def take_anyway(self, owner: str, count: int) -> None:
         if not count:
-            return  # there is an entry for each owner that holds something, and for no other
+            return  # no entry for an owner without bytes
         self.bytes_used += count
         self._by_owner[owner] = self._by_owner.get(owner, 0) + count
         if self.bytes_used > self.bytes_max and not self.is_full:
@@ -235,7 +236,7 @@ class MemoryBudget:
             self.on_full(True)
 
     async def take(self, owner: str, count: int) -> None:
-        """Takes bytes, waiting for room in a fair order. Raises `Throttled`. It waits only if it must."""
+        """Take bytes, and wait for room in a fair order if necessary. Raises `Throttled`."""
         waiting = self._waiting
         must_queue = bool(waiting) and (self._is_short or owner in waiting)
         if not must_queue and self.try_take(owner, count):
@@ -256,23 +257,23 @@ class MemoryBudget:
             del self._waiting[owner]
         self._let_in()
 
-    def charge(self, owner: str, taken: int, size: int) -> Charge | None:
-        """The charge of an answer of `size` bytes for which `taken` were taken; None if it is small."""
+    def charge(self, owner: str, reserved_bytes: int, size: int) -> Charge | None:
+        """Return the charge of an answer of `size` bytes for which `reserved_bytes` were taken before.
+        Returns None for a small answer, after giving its bytes back."""
         if size <= SMALL_ANSWER_BYTES:
-            if taken:
-                self.give(owner, taken)
+            if reserved_bytes:
+                self.give(owner, reserved_bytes)
             return None
         charge = Charge(self, owner)
-        charge.size = taken
-        if size > taken:
-            charge.force(size - taken)
+        charge.size = reserved_bytes
+        if size > reserved_bytes:
+            charge.force(size - reserved_bytes)
         else:
             charge.shrink_to(size)
         return charge
 
     async def run(self) -> None:
-        """Ends stalled clients for as long as tasks wait for room, here or, while the budget is full, in the
-        shards."""
+        """End stalled clients while tasks wait for room: here or, while the budget is full, in the shards."""
         while True:
             await trio.sleep(_LOOK_S)
             if self._waiting:
@@ -282,28 +283,28 @@ class MemoryBudget:
 
     def _relieve(self) -> None:
         now_s = trio.current_time()
-        found = [charge for charge in self.watched if charge.size and charge.is_stalled(now_s)]
-        found.sort(key=lambda charge: -self.held_by(charge.owner))
-        # A key that holds more than half has more than its share: its long polls have brought that.
-        found += [
+        charges = [charge for charge in self.watched_charges if charge.size and charge.is_stalled(now_s)]
+        charges.sort(key=lambda charge: -self.held_by(charge.owner))
+        # A key with more than half of the budget exceeds its share: its long polls have forced bytes.
+        charges += [
             charge
-            for charge in self.watched
+            for charge in self.watched_charges
             if charge.size
             and charge.is_slow(now_s)
             and kind_of(charge.owner) == "key"
             and self.held_by(charge.owner) > self.bytes_max // 2
         ]
-        for charge in found:
+        for charge in charges:
             if not self.is_full:
                 return
             if not charge.is_ended:
-                self.stalled[kind_of(charge.owner)] += 1
+                self.stall_counts[kind_of(charge.owner)] += 1
                 charge.end()
 
     def _let_in(self, *, ends_stalled: bool = False) -> None:
-        """Gives room to tasks that wait, one of each owner in turn."""
+        """Give room to waiting tasks, one of each owner in turn."""
         if self._is_letting_in:
-            return  # a stalled client that is ended gives its bytes back
+            return  # a nested call: a stalled client was ended and gives its bytes back
         self._is_letting_in = True
         waiting = self._waiting
         has_moved = True
@@ -328,7 +329,7 @@ class MemoryBudget:
                     waiter.grant()
                 elif self.bytes_max - self.bytes_used < count:
                     self._is_short = True
-                if self._is_short:  # It stays the first: smaller ones must not pass it by for ever.
+                if self._is_short:  # It stays first, so that smaller requests cannot starve it.
                     others = list(waiting.items())
                     waiting.clear()
                     waiting[owner] = line
@@ -349,13 +350,13 @@ class MemoryBudget:
     def give(self, owner: str, count: int) -> None:
         if not count:
             return
-        left = self._by_owner[owner] - count
-        if left:
-            self._by_owner[owner] = left
+        remaining = self._by_owner[owner] - count
+        if remaining:
+            self._by_owner[owner] = remaining
         else:
             del self._by_owner[owner]
         self.bytes_used -= count
-        assert left >= 0, "a charge gives back what it took"
+        assert remaining >= 0, "a charge gives back what it took"
         if self.is_full and self.bytes_used <= self.bytes_max * 3 // 4:
             self.is_full = False
             self.on_full(False)
@@ -363,11 +364,11 @@ class MemoryBudget:
             self._let_in()
 
     def report(self) -> BudgetReport:
-        return BudgetReport(bytes=self.bytes_used, refused=self.refused, stalled=self.stalled)
+        return BudgetReport(bytes=self.bytes_used, refused=self.refusal_counts, stalled=self.stall_counts)
 
     def refusal(self, owner: str, *, is_stalled: bool = False) -> Throttled:
         kind = kind_of(owner)
-        self.refused[kind] += 1
+        self.refusal_counts[kind] += 1
         if is_stalled:
             message = f"{self._what} stalled for {STALLED_S:g} s while others needed the memory; try again"
         elif kind == "key":
@@ -387,31 +388,32 @@ class MemoryBudget:
             return False
         if owner == EVERYONE:
             return True
-        held = self._by_owner.get(owner, 0) + count
+        owner_bytes = self._by_owner.get(owner, 0) + count
         if owner == STRANGERS:
-            return held <= self.bytes_max // _STRANGERS_PART
-        return held <= free
+            return owner_bytes <= self.bytes_max // _STRANGERS_PART
+        return owner_bytes <= free
 
     def _end_stalled(self, owner: str, count: int) -> None:
-        """Ends stalled clients until the bytes fit: of this owner first, then of those that hold most."""
+        """End stalled clients until the bytes fit: first those of this owner, then those with the most
+        bytes."""
         now_s = trio.current_time()
-        stalled: list[Charge] = []
-        for charge in self.watched:
+        charges: list[Charge] = []
+        for charge in self.watched_charges:
             if not charge.is_stalled(now_s):
-                break  # the others have moved later
+                break  # the others have had later progress
             if charge.size:
-                stalled.append(charge)
+                charges.append(charge)
         # The sort is stable: among those of one owner, the oldest comes first.
-        stalled.sort(key=lambda charge: (charge.owner != owner, -self.held_by(charge.owner)))
-        for charge in stalled:
+        charges.sort(key=lambda charge: (charge.owner != owner, -self.held_by(charge.owner)))
+        for charge in charges:
             if charge.owner != owner and self.held_by(charge.owner) <= self.held_by(owner):
                 continue
-            self.stalled[kind_of(charge.owner)] += 1
+            self.stall_counts[kind_of(charge.owner)] += 1
             charge.end()
             if self._fits(owner, count):
                 return
 
 
 def answer_budget(bytes_max: int = ANSWER_BYTES_MAX) -> MemoryBudget:
-    """The budget of all answers of a gateway that are produced and not with the kernel yet."""
+    """Return the budget of all answers of a gateway that the kernel has not accepted yet."""
     return MemoryBudget(bytes_max, limit="answer_bytes", what="answers that are not read yet")

@@ -1,26 +1,26 @@
-"""Decides which connection is served next when more is ready than one turn of the event loop should do.
+"""Decides which connection is served next when more are ready than one turn of the event loop should serve.
 
-Trio runs all tasks that are ready before it polls its sockets again. With hundreds of clients that send at
-once, or that take large answers, one such turn would be tens of milliseconds, and every other request would
-wait for all of it. So each turn starts a limited amount of work, and the rest waits here:
+Trio runs all ready tasks before it polls its sockets again. With hundreds of clients that send at once, or
+that read large answers, one such turn would be tens of milliseconds, and every other request would wait for
+all of it. So each turn starts a limited amount of work, and the rest waits here:
 
     ready ──► work left in this turn? ──yes──► served now
                   └──no──► urgent queue, or queue of all others ──► a later turn, urgent ones first
 
 Both queues are fair to owners (`fair_queue.py`): a key with a thousand connections gets as much as a key with
-one. The cost of a request is `REQUEST_COST` and the bytes of the last body on its connection; a large answer
-is sent in pieces, and each piece is a turn that costs its bytes. So a key that reads large pages pays for
-them.
+one. The cost of a request is `REQUEST_COST` plus the bytes of the last body on its connection. A large answer
+is sent in pieces, and each piece waits for a turn and costs its bytes. So a key pays for the large pages that
+it reads.
 
-Urgent requests go first, but may take at most `URGENT_PART` of a turn while others wait: the flag is a
-request for low latency, not a way to stop everybody else. On a machine without a free core an urgent request
-changes processes four times, and a busy process keeps its core for a tick of the kernel's clock, often 4 ms.
-To offer the core after each turn (`sched_yield`) made that no shorter.
+Urgent requests go first, but get at most `URGENT_PART` of a turn while others wait: the flag asks for low
+latency and must not starve other requests. On a machine without a free core an urgent request changes
+processes four times, and a busy process keeps its core for a tick of the kernel's clock, often 4 ms. Offering
+the core after each turn (`sched_yield`) did not shorten that.
 
-**Waiting without waking.** While there is a crowd (`is_crowded`), a connection does not wait for its socket
-by itself: its socket is in an epoll set of this scheduler, which looks at the head for the urgent flag and
-queues the connection. That costs 3 µs instead of the 50 of a task that wakes only to queue up. Nothing of a
-request is read before its turn.
+**Waiting without waking.** While the gateway is crowded (`is_crowded`), a connection's task does not wait for
+its socket. The socket is in an epoll set of this scheduler, which looks at the head for the urgent flag and
+queues the connection. That costs 3 µs; waking a task only to queue it costs 50 µs. The scheduler reads
+nothing of a request before its turn.
 
 Bounds: one waiting task for each connection, and the front bounds those.
 """
@@ -38,19 +38,20 @@ from trio.lowlevel import Abort, Task, current_task, reschedule, wait_task_resch
 from gateway.admission.fair_queue import FairQueue
 from gateway.admission.waiter import Waiter
 
-#: What a small request costs, in bytes: to serve it takes about as long as to copy these through a gateway.
+#: The cost of a small request, in bytes: serving it takes as long as copying this many through a gateway.
 REQUEST_COST = 16 * 1024
 #: Work that one turn of the event loop begins: 64 small requests, about 5 ms.
 TURN_COST = 64 * REQUEST_COST
-#: The same while there is a crowd, several owners wait, or urgent requests are expected. A request waits for
-#: two or three turns on its way in and out, and a turn costs 50 µs by itself: shorter turns are more even and
-#: no slower. With half of this, urgent appends are no faster, and all others get somewhat less.
+#: Work of a turn while the gateway is crowded, several owners wait, or urgent requests are expected. A
+#: request waits for two or three turns on its way in and out, and a turn costs 50 µs by itself: shorter turns
+#: are more even and no slower. With half of this, urgent appends are no faster, and all others get somewhat
+#: less.
 SHORT_TURN_COST = 32 * REQUEST_COST
 #: The part of a turn that urgent requests may take while others wait.
 URGENT_PART = 0.75
 #: How long after an urgent request the next one is expected.
 URGENT_S = 0.25
-#: How long a crowd is expected to stay: one that is refused comes back within a second.
+#: How long the gateway counts as crowded: refused clients retry within a second.
 CROWDED_S = 1.0
 #: Large answers are sent in pieces of this size when others wait.
 PIECE_BYTES = 256 * 1024
@@ -58,7 +59,7 @@ PIECE_BYTES = 256 * 1024
 _PEEK_BYTES = 2048
 
 _READABLE_ONCE = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLONESHOT
-_peeked = memoryview(bytearray(_PEEK_BYTES))
+_peek_buffer = memoryview(bytearray(_PEEK_BYTES))
 
 IsUrgent = Callable[[memoryview], bool]
 
@@ -81,25 +82,25 @@ class RequestScheduler:
         "_epoll",
         "_giver",
         "_is_urgent",
-        "_left",
         "_others",
         "_urgent",
-        "_urgent_left",
         "_urgent_until_s",
+        "_urgent_work_left",
         "_was_crowded",
+        "_work_left",
         "is_crowded",
     )
 
     def __init__(self, is_urgent: IsUrgent | None = None) -> None:
-        """`is_urgent` says whether the head at the start of some bytes has the urgent flag."""
+        """`is_urgent` returns True if the request head at the start of a buffer has the urgent flag."""
         self._is_urgent = is_urgent
-        #: Work that this turn may still begin without waiting.
-        self._left: float = TURN_COST
-        #: The same for urgent requests.
-        self._urgent_left: float = TURN_COST * URGENT_PART
+        #: Work that this turn may still begin.
+        self._work_left: float = TURN_COST
+        #: Work of urgent requests that this turn may still begin.
+        self._urgent_work_left: float = TURN_COST * URGENT_PART
         self._urgent: FairQueue[_Waiter] = FairQueue()
         self._others: FairQueue[_Waiter] = FairQueue()
-        #: By descriptor: connections whose sockets are watched here.
+        #: By descriptor: connections whose sockets are in the epoll set.
         self._asleep: dict[int, _Waiter] = {}
         self._epoll = select.epoll()
         self._giver: Task | None = None
@@ -121,24 +122,24 @@ class RequestScheduler:
 
     def try_take(self, cost: int = REQUEST_COST) -> bool:
         """Return True if work of this cost may begin now."""
-        if self._left <= 0:
+        if self._work_left <= 0:
             return False
-        self._left -= cost
-        if self._left <= 0:
+        self._work_left -= cost
+        if self._work_left <= 0:
             self._wake_giver()
         return True
 
     def try_take_urgent(self) -> bool:
         """Return True if an urgent request may begin now."""
         self.note_urgent()
-        if self._urgent_left <= 0:
+        if self._urgent_work_left <= 0:
             return False
-        self._urgent_left -= REQUEST_COST
+        self._urgent_work_left -= REQUEST_COST
         self._wake_giver()
         return True
 
     async def take(self, owner: str, cost: int = REQUEST_COST, *, is_urgent: bool = False) -> float:
-        """Wait for a turn. Returns how long that took, in seconds."""
+        """Wait for a turn. Returns the seconds waited."""
         waiter = _Waiter(owner, cost)
         self._enqueue(waiter, is_urgent=is_urgent)
         self._wake_giver()
@@ -146,15 +147,15 @@ class RequestScheduler:
         return trio.current_time() - waiter.since_s
 
     async def take_to_read(self, sock: socket.socket, owner: str, cost: int) -> float:
-        """Wait for the turn of a socket that is readable. Returns how long that took, in seconds."""
+        """Wait for the turn of a readable socket. Returns the seconds waited."""
         is_urgent = self.peek_urgent(sock)
         if is_urgent and self.try_take_urgent():
             return 0.0
         return await self.take(owner, cost, is_urgent=is_urgent)
 
     async def wait_readable(self, sock: socket.socket, owner: str, cost: int = REQUEST_COST) -> float:
-        """Wait until a socket is readable, and then for a turn. Returns how long the latter took.
-        Raises `trio.ClosedResourceError` when it is interrupted before the socket is readable."""
+        """Wait until a socket is readable, and then for a turn. Returns the seconds waited for the turn.
+        Raises `trio.ClosedResourceError` if it is interrupted before the socket is readable."""
         fd = sock.fileno()
         waiter = _Waiter(owner, cost, sock)
         try:
@@ -172,20 +173,20 @@ class RequestScheduler:
             waiter.fail(trio.ClosedResourceError("interrupted"))
 
     def peek_urgent(self, sock: socket.socket) -> bool:
-        """Return True if what has come on this socket begins with an urgent head. Nothing is consumed."""
+        """Return True if the unread bytes of this socket begin with an urgent head. Consumes nothing."""
         if self._is_urgent is None:
             return False
         try:
-            return self._is_urgent(_peeked[: sock.recv_into(_peeked, _PEEK_BYTES, socket.MSG_PEEK)])
+            return self._is_urgent(_peek_buffer[: sock.recv_into(_peek_buffer, _PEEK_BYTES, socket.MSG_PEEK)])
         except OSError:
-            return False  # whoever reads will find out why
+            return False  # the next read reports the error
 
     def note_urgent(self) -> None:
-        """An urgent request has begun: for a while, turns are short."""
+        """Note an urgent request: turns are short for `URGENT_S`."""
         self._urgent_until_s = trio.current_time() + URGENT_S
 
     def sample(self) -> None:
-        """Find out whether there is a crowd. Called forty times a second under load."""
+        """Update `is_crowded`. Called forty times a second under load."""
         now_s = trio.current_time()
         if self._was_crowded or self._is_long:
             self._crowded_until_s = now_s + CROWDED_S
@@ -212,39 +213,39 @@ class RequestScheduler:
                 await self._keep_giving()
 
     async def _keep_giving(self) -> None:
-        """Begin one turn's work in each turn of the event loop. It sleeps while nobody waits."""
+        """Begin one turn's work in each turn of the event loop. Sleeps while no request waits."""
         while True:
             while self._urgent or self._others:
                 self._give(self._turn_cost)
                 await trio.lowlevel.checkpoint()
-            self._left = self._turn_cost
-            self._urgent_left = self._left * URGENT_PART
+            self._work_left = self._turn_cost
+            self._urgent_work_left = self._work_left * URGENT_PART
             self._giver = current_task()
             await wait_task_rescheduled(self._stop)
 
-    def _give(self, left: float) -> None:
-        left -= self._give_from(self._urgent, left * URGENT_PART if self._others else left)
-        self._urgent_left = max(0.0, left - (1 - URGENT_PART) * self._turn_cost)
-        self._give_from(self._others, left)
+    def _give(self, work_left: float) -> None:
+        work_left -= self._give_from(self._urgent, work_left * URGENT_PART if self._others else work_left)
+        self._urgent_work_left = max(0.0, work_left - (1 - URGENT_PART) * self._turn_cost)
+        self._give_from(self._others, work_left)
 
     @staticmethod
     def _give_from(queue: FairQueue[_Waiter], cost_max: float) -> float:
-        """Begin what waits in a queue, at least one item. Returns its cost."""
-        given = 0.0
-        while queue and given < cost_max:
+        """Begin requests of one queue, at least one. Returns their total cost."""
+        cost = 0.0
+        while queue and cost < cost_max:
             waiter = queue.pop()
-            given += waiter.size
+            cost += waiter.size
             waiter.grant()
-        return given
+        return cost
 
     async def _keep_gathering(self) -> None:
-        """Queue connections whose sockets are readable, without waking them."""
+        """Queue connections whose sockets are readable, without waking their tasks."""
         while True:
             await trio.lowlevel.wait_readable(self._epoll.fileno())
             for fd, _ in self._epoll.poll(0):
                 waiter = self._asleep.pop(fd, None)
-                if waiter is not None:  # else it has given up
-                    assert waiter.sock is not None, "it was put to sleep with its socket"
+                if waiter is not None:  # else it was withdrawn
+                    assert waiter.sock is not None, "a sleeping waiter has a socket"
                     is_urgent = self.peek_urgent(waiter.sock)
                     if is_urgent and self.try_take_urgent():
                         waiter.since_s = trio.current_time()

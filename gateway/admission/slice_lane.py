@@ -1,10 +1,10 @@
-"""Hands out turns for expensive input, one in each round of the event loop.
+"""Lets one slice of expensive input be processed in each turn of the event loop.
 
-A connection that has brought more than one slice of frames (`frame_budget.py`) waits here before each further
-one, first come, first served. So all such connections together take one slice of a round, however many they
-are, and a request of another client waits for one slice and not for all.
+A connection that has sent more than one slice of frames (`frame_budget.py`) waits here before each further
+slice, in order of arrival. So all such connections together process one slice a turn, however many they are,
+and a request of another client waits for one slice and not for all of them.
 
-Nothing is processed while the lane is held: a client that does not read its answers delays nobody else.
+The lock is not held while a slice is processed: a client that does not read its answers delays no other.
 
 Bounds: one waiting task for each connection, and the front bounds those.
 """
@@ -24,5 +24,5 @@ class SliceLane:
         return f"<SliceLane {self._lock.statistics().tasks_waiting} waiting>"
 
     async def wait_turn(self) -> None:
-        async with self._lock:  # it is fair: tasks get it in the order in which they came
+        async with self._lock:  # fair: tasks get it in order of arrival
             await trio.lowlevel.checkpoint()

@@ -1,9 +1,9 @@
-"""A task that waits in a queue until it is granted something: a turn, bytes, a place in flight.
+"""A task that waits in a queue for a grant: a turn, bytes, a place in flight.
 
-The queue belongs to the caller, which decides the order and grants. A grant and the end of a wait exclude
-each other: a task that was granted something returns from `wait` with it, also if it is cancelled in the same
-moment, and gives it back as it would without the wait. A task that is cancelled, or whose time is over, is
-withdrawn from the queue before anything else runs, and has nothing to give back.
+The queue belongs to the caller, which decides the order and grants. A task gets either a grant or the end of
+its wait, never both. A task with a grant returns from `wait`, even if it is cancelled at the same moment, and
+must give the grant back later. A task that is cancelled or times out is withdrawn from the queue before
+anything else runs, and has nothing to give back.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Waiter:
     __slots__ = ("_task", "size")
 
     def __init__(self, size: int) -> None:
-        """`size` is how much the current task waits for."""
+        """`size` is the amount that the current task waits for."""
         self._task = current_task()
         self.size = size
 
@@ -28,8 +28,8 @@ class Waiter:
         return f"<Waiter for {self.size}>"
 
     async def wait(self, withdraw: Callable[[], None], wait_s_max: float = inf) -> bool:
-        """Return True when it is granted, and False when the time is over. `withdraw` takes the waiter out of
-        its queue; it must not raise."""
+        """Wait for the grant. Returns False if the time is over first. `withdraw` takes the waiter out of its
+        queue; it must not raise."""
 
         def abort(_: object) -> Abort:
             withdraw()
@@ -43,9 +43,9 @@ class Waiter:
         return not scope.cancelled_caught
 
     def grant(self) -> None:
-        """Let the task go on. The caller has taken the waiter out of its queue."""
+        """Let the task continue. The caller has taken the waiter out of its queue."""
         reschedule(self._task)
 
     def fail(self, error: Exception) -> None:
-        """Have `wait` raise an error."""
+        """Make `wait` raise an error."""
         reschedule(self._task, outcome.Error(error))

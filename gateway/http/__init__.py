@@ -1,11 +1,11 @@
-"""The fronts of a gateway: bytes of clients in, calls of handlers out.
+"""The HTTP fronts of a gateway: they read requests from sockets and call handlers.
 
     client ──► edge ──► edge_connection ──► handler         HTTP/1.1: all but a few requests
                  └────► hypercorn ──► app ──► handler       HTTP/2, WebSockets, upgrades
 
-**Why the edge exists.** Hypercorn and Quart take 30 times the CPU for a request that the edge takes: a
-task for each request, a queue for each body and answer, a head that is parsed anew each time. So the edge
-speaks HTTP/1.1, and gives everything else to Hypercorn with the bytes that it has read.
+**Why the edge exists.** Hypercorn and Quart use 30 times as much CPU per request as the edge: a task for each
+request, a queue for each body and answer, a head that is parsed again each time. So the edge serves HTTP/1.1,
+and hands every other connection to Hypercorn with the bytes that it has read.
 
 **The life of a request**
 
@@ -22,7 +22,7 @@ while its body comes (edge_incoming). h1 is heads and chunks as bytes, without s
 **The handler** of every request, whichever front it came through, is `Api.handle` in `gateway/api/routes.py`.
 `gateway/__main__.py` passes it in. WebSockets go to `WebSockets.serve` in `gateway/api/websockets.py`.
 
-**What is changed of Hypercorn, h2 and wsproto** that has no setting: `hypercorn/adjustments.py` lists it, and
+**Changes to Hypercorn, h2 and wsproto** that have no setting are in `hypercorn/adjustments.py` and
 `hypercorn/h2_data.py`. `pyproject.toml` bounds the versions, and tests fail when an upgrade changes one of
 these members: `tests/gateway/test_app.py`, `tests/gateway/test_floods.py` and
 `tests/gateway/test_h2_data.py`.
@@ -30,6 +30,6 @@ these members: `tests/gateway/test_app.py`, `tests/gateway/test_floods.py` and
 edge, pending_connections, edge_connection    HTTP/1.1; h1 is its bytes
 edge_socket, edge_input, edge_output, edge_incoming, edge_sink    the parts of one connection
 body_memory                                               the memory of a body that comes in several reads
-hypercorn                                                 all else
-edge_rules                                                what both hold every request to
+hypercorn                                                 HTTP/2, WebSockets, upgrades
+edge_rules                                                the limits and checks of both fronts
 """

@@ -1,8 +1,8 @@
 """The memory of one request body that comes in several reads.
 
-It doubles when it is full, and is charged before that, so it is at most twice what has come, and a body that
-is announced and never sent takes none. A large body is in memory that the kernel maps: growing moves it
-instead of copying it. To double 30 MiB by copying stops the event loop for ten milliseconds.
+It doubles when it is full, and is charged before that. So it is at most twice the bytes received, and a body
+that is announced and never sent takes no memory. A large body is in memory that the kernel maps: growing
+moves it instead of copying it. Doubling 30 MiB by copying would stop the event loop for ten milliseconds.
 
 Bounds: the length of the body, which the caller has checked; `PIECE_BYTES` for each read.
 """
@@ -27,7 +27,7 @@ class BodyMemory:
     __slots__ = ("_charge", "_first", "_length", "_memory", "_size", "have")
 
     def __init__(self, charge: Charge, length: int, first: bytes) -> None:
-        """`first` has come with the head, and is not the whole body."""
+        """`first` is the part of the body that came with the head; it is not the whole body."""
         self._charge = charge
         self._length = length
         self._first = first
@@ -42,8 +42,8 @@ class BodyMemory:
         return f"<BodyMemory {self.have} of {self._length} B>"
 
     def space(self) -> memoryview:
-        """Where the next bytes go. Grows if it must, and raises what the charge raises. Let go of the result
-        before the next call."""
+        """Return the buffer for the next bytes. Grows if necessary, and then raises the errors of the charge.
+        Release the result before the next call."""
         memory = self._memory
         if memory is None:
             self._charge.grow(self._size)
@@ -62,7 +62,7 @@ class BodyMemory:
         return memoryview(memory)[self.have : min(self._length, self.have + PIECE_BYTES)]
 
     def take_whole(self) -> Buffer:
-        """Return the body. It must have come whole, and not in its first part alone."""
+        """Return the body. It must be complete, and must not have come with the head alone."""
         memory = self._memory
         assert memory is not None and self.have == self._length, "the body has not come whole"
         self._memory = None

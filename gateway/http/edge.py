@@ -1,13 +1,12 @@
-"""The HTTP front of a gateway: accepts on an inherited socket and gives each connection to its server.
+"""The HTTP front of a gateway: accepts connections on an inherited socket and starts a server for each.
 
 A new connection waits in `pending_connections.py` for its first byte.
 
 HTTP/1.1 is served by `edge_connection.py`, which costs about 40 µs of CPU a request. The HTTP/2 preface and
-every `Upgrade` hand the connection, bytes read so far included, to Hypercorn (`hypercorn/`), which
-costs 30 times that (1.2 ms) and speaks everything. With `front="hypercorn"` Hypercorn gets every connection.
-Without, it is loaded with the first connection that needs it: most gateways never do, and a third of the time
-in which one starts would go into it.
-"""
+every `Upgrade` hand the connection, with the bytes read so far, to Hypercorn (`hypercorn/`), which speaks
+every protocol and costs 30 times as much (1.2 ms). With `front="hypercorn"` Hypercorn gets every connection.
+Otherwise it is imported with the first connection that needs it: most gateways never need it, and the import
+would take a third of their startup time."""
 
 from __future__ import annotations
 
@@ -41,11 +40,11 @@ __all__ = ["Front", "FrontLimits", "FrontName", "FrontStatistics", "serve_front"
 
 FrontName = Literal["edge", "hypercorn"]
 
-#: What the kernel holds of an answer that its client does not take. It would hold up to four megabytes of
-#: each (`tcp_wmem`), and the backlog of a crowd would be read and worded for nobody.
+#: Bytes of an answer that the kernel buffers for a client that does not read. By default it would buffer up
+#: to four megabytes (`tcp_wmem`), and the gateway would encode backlog for many clients that never read it.
 UNSENT_BYTES_MAX = 128 * 1024
-#: Connections accepted in a row before other tasks get a turn. One at a time would be too slow for a crowd
-#: that comes at once while rounds of the event loop are long: the kernel's queue of them would overflow.
+#: Connections accepted in a row before other tasks get a turn. One at a time would be too slow when many come
+#: at once while turns of the event loop are long: the kernel's accept queue would overflow.
 ACCEPT_TURN = 16
 #: Out of file descriptors or kernel memory: wait for some connection to end. Nothing else helps.
 _EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
@@ -53,7 +52,7 @@ _EXHAUSTED_WAIT_S = 0.1
 #: How long a new connection is left to other gateways before an idle one with a valid key is closed for it.
 _FULL_WAIT_S = 0.05
 _SWEEP_S_MAX = 1.0
-#: A peer that is gone is noticed after a minute.
+#: TCP keepalive: a dead peer is noticed after a minute.
 _KEEP_ALIVE_IDLE_S, _KEEP_ALIVE_EVERY_S, _KEEP_ALIVE_TIMES = 30, 10, 3
 
 
@@ -64,7 +63,7 @@ class FrontStatistics:
     handed_to_hypercorn_total: int
     body_bytes_in_flight: int
     #: Connections that were closed against their client's will, by reason.
-    closed: dict[str, int]
+    closed_by_reason: dict[str, int]
 
 
 async def serve_front(
@@ -81,18 +80,18 @@ async def serve_front(
     answers: MemoryBudget | None = None,
     task_status: trio.TaskStatus[Front] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serves until `draining` is set and every connection has ended, at most `limits.drain_s` later.
+    """Serve until `draining` is set and every connection has ended, at most `limits.drain_s` later.
 
     `listener` is bound and listening; it is closed here when draining starts. Fronts of one gateway share
     `bodies`, `table` and `answers`.
     """
     limits = limits or FrontLimits()
-    served = Front(listener, handler, draining, limits, front, socket_handler, admit, bodies, table, answers)
-    await served.run(task_status)
+    server = Front(listener, handler, draining, limits, front, socket_handler, admit, bodies, table, answers)
+    await server.run(task_status)
 
 
 class Front:
-    """What the connections of one gateway share. Its whole mutable state is the set of open connections and
+    """The shared state of the connections of one front. Its mutable state is the set of open connections and
     the budget; both change only in this task's nursery."""
 
     def __init__(
@@ -120,13 +119,13 @@ class Front:
         self.lane = SliceLane()
         self.table = table or ConnectionTable(limits.connections_max, limits.connections_per_address_max)
         self.close_counters = self.table.close_counters
-        #: Until when a connection that turns idle now may stay so. The sweep moves it on.
+        #: The deadline of a connection that becomes idle now. The sweep moves it forward.
         self.idle_deadline_s = inf
         self.is_draining = False
         self._draining = draining
         self._listener = listener
         self._pending = PendingConnections(self.table, self._start_serving)
-        #: The connections that are served.
+        #: Sockets of the connections that a task serves.
         self._sockets: set[socket.socket] = set()
         self._connections: set[Connection] = set()
         self._connections_total = 0
@@ -142,7 +141,7 @@ class Front:
 
     @property
     def _open(self) -> int:
-        """How many connections there are."""
+        """The number of open connections."""
         return len(self._sockets) + len(self._pending)
 
     def statistics(self) -> FrontStatistics:
@@ -151,7 +150,7 @@ class Front:
             connections_total=self._connections_total,
             handed_to_hypercorn_total=self._handed_over_total,
             body_bytes_in_flight=self.bodies.bytes_used,
-            closed=self.close_counters.counts.copy(),
+            closed_by_reason=self.close_counters.counts.copy(),
         )
 
     async def run(self, task_status: trio.TaskStatus[Front] = trio.TASK_STATUS_IGNORED) -> None:
@@ -181,9 +180,11 @@ class Front:
             nursery.cancel_scope.cancel()
 
     async def _keep_accepting(self) -> None:
-        """A gateway that is full closes an idle connection for a new one (`admission/connection_table.py`).
-        While none can be closed, it stops accepting: connections then wait in the kernel's backlog, where
-        another gateway on the same socket can take them."""
+        """Accept connections until cancelled.
+
+        A full gateway closes an idle connection for a new one (`admission/connection_table.py`). While none
+        can be closed, it stops accepting: connections then wait in the kernel's backlog, where another
+        gateway on the same socket can accept them."""
         while True:
             await trio.lowlevel.wait_readable(self._listener)
             for _ in range(ACCEPT_TURN):
@@ -197,8 +198,9 @@ class Front:
             self._pending.admit()  # The first byte comes with the connection, as a rule.
 
     async def _wait_for_room(self) -> None:
-        """Every connection has a valid key, or a request under way. Another gateway may have room, so this
-        one closes an idle connection only for a client that has waited for a moment."""
+        """Wait until a connection ends or can be closed. Every connection has a valid key or a request in
+        progress. Another gateway may have room, so this one closes an idle connection with a valid key only
+        for a client that has waited for `_FULL_WAIT_S`."""
         while True:
             await trio.sleep(_FULL_WAIT_S)
             if self.table.make_room(of_kept=_has_waiting(self._listener)):
@@ -206,11 +208,10 @@ class Front:
             self.close_counters.warn_full(self._open)
 
     async def _accept(self) -> bool:
-        """Accept a connection and let it wait for its first byte. Returns False if none waits to be
-        accepted."""
+        """Accept a connection. Returns False if none is waiting to be accepted."""
         try:
-            # Non-blocking is a property of the open socket, not of this process: another holder
-            # may have turned it off again (`socket.dup` does), and then accept would stop us all.
+            # Processes share the non-blocking flag of the socket. Another one may have cleared it
+            # (`socket.dup` does), and a blocking accept would stop the event loop.
             self._listener.setblocking(False)
             sock, peer = self._listener.accept()
         except BlockingIOError:
@@ -218,11 +219,11 @@ class Front:
         except OSError as error:
             if error.errno in _EXHAUSTED:
                 self.table.close_stranger()
-                log.warning("cannot accept a connection", error=str(error), open=self._open)
+                log.warning("cannot accept a connection, retrying", error=str(error), open=self._open)
                 await trio.sleep(_EXHAUSTED_WAIT_S)
             elif error.errno == errno.EBADF:
                 raise
-            return True  # Anything else is the fault of that one connection, which is gone already.
+            return True  # Any other error belongs to that one connection, which is already closed.
         sock.setblocking(False)
         self._connections_total += 1
         address = peer[0] if isinstance(peer, tuple) else ""
@@ -248,14 +249,14 @@ class Front:
                 with trio.CancelScope() as scope:
                     connection.waiting = scope
                     server = await self._load_hypercorn()
-                    await self.lane.wait_turn()  # To set up such a connection takes as long as 30 requests.
+                    await self.lane.wait_turn()  # Setting up such a connection takes as long as 30 requests.
                 connection.waiting = None
                 if not scope.cancelled_caught:
                     await server.serve(sock, first, address, connection)
         except OSError as error:
             log.debug("connection lost", error=str(error))
-        except Exception as error:  # A bug of ours may cost this connection, never the others.
-            log.error("connection failed by a bug", exc_info=error)
+        except Exception as error:  # A bug may end this connection, never the others.
+            log.error("connection closed because of a bug", exc_info=error)
         finally:
             sock.close()
             self._sockets.discard(sock)
@@ -267,13 +268,13 @@ class Front:
     async def _load_hypercorn(self) -> HypercornServer:
         async with self._loading:
             if self._hypercorn is None:
-                with trio.CancelScope(shield=True):  # A connection that is closed loads it for others.
+                with trio.CancelScope(shield=True):  # Other connections need it even if this one is closed.
                     self._hypercorn = await self._build_hypercorn()
             assert self._hypercorn is not None  # The shield lets no cancellation through.
             return self._hypercorn
 
     async def _build_hypercorn(self) -> HypercornServer:
-        # In a thread: no other client waits for it.
+        # In a thread, so that no other client waits for it.
         await trio.to_thread.run_sync(import_module, "gateway.http.hypercorn.app")
         from gateway.http.hypercorn.app import build_app
         from gateway.http.hypercorn.server import HypercornServer
@@ -302,8 +303,8 @@ class Front:
             self._connections.discard(connection)
 
     async def _sweep(self) -> None:
-        """Wakes connections whose deadline has passed. One pass over 10,000 costs a millisecond a second; a
-        timer per wait would cost that on a few hundred requests."""
+        """Wake connections whose deadline has passed. A pass over 10,000 costs a millisecond each second; a
+        timer per wait would cost as much for a few hundred requests."""
         limits = self.limits
         shortest_s = min(
             limits.head_timeout_s,
@@ -332,12 +333,14 @@ class Front:
             if connection.is_idle:
                 connection.wake()
         if self._sockets:
-            log.info("draining", waiting_for="connections with a request under way", open=len(self._sockets))
+            log.info(
+                "draining", waiting_for="connections with a request in progress", open=len(self._sockets)
+            )
         with trio.move_on_after(self.limits.drain_s) as scope:
             while self._sockets:
                 await self._empty.wait()
         if scope.cancelled_caught:
-            log.warning("connections cut off at the end of the drain", open=len(self._sockets))
+            log.warning("drain time is over: open connections were closed", open=len(self._sockets))
 
 
 def _has_waiting(listener: socket.socket) -> bool:
@@ -348,10 +351,10 @@ def _has_waiting(listener: socket.socket) -> bool:
 
 
 def _set_options(listener: socket.socket) -> None:
-    """Every connection that is accepted has these options from its listener.
+    """Set the socket options that accepted connections inherit from their listener.
 
-    The kernel asks a silent peer whether it is there. A WebSocket may be silent for ever, and one whose peer
-    has vanished without a word would hold its connection as long."""
+    With TCP keepalive the kernel probes silent peers. A WebSocket may be silent forever, and a peer that
+    vanished would otherwise hold its connection as long."""
     if listener.family not in (socket.AF_INET, socket.AF_INET6):
         return
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES_MAX)

@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection of the edge: read a head, read its body, ask the handler, send the answer, again.
+"""Serves one HTTP/1.1 connection: read a head, read its body, call the handler, send the answer, repeat.
 
     EdgeSocket ──► EdgeInput ──► Connection ──► handler
          ▲                           └──► EdgeOutput ─┐
@@ -6,9 +6,9 @@
 
 Rules of this file:
 - One task per connection; requests are answered one after the other, so pipelined answers are in order.
-- A handler is never cancelled because its client went away: a write would be left in doubt. Its answer is
-  dropped. Only a streamed answer watches its peer, and a handler that says that it only waits. An append
-  session reads its own body, which is the same socket, and so sees its peer go.
+- A handler is never cancelled because its client disconnected: the outcome of a write would be unknown. Its
+  answer is dropped. Only streamed answers, and handlers that declare that they only wait, watch their peer.
+  An append session reads its own body from the same socket, and so notices a disconnect.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gateway.http.edge_incoming import IncomingBody
 from gateway.http.edge_input import EdgeInput
 from gateway.http.edge_output import EdgeOutput
 from gateway.http.edge_rules import answer, bug, refusal, refused_stream
-from gateway.http.edge_socket import EdgeSocket, Expired
+from gateway.http.edge_socket import EdgeSocket, WaitExpired
 from gateway.http.h1 import CONTINUE, H2_PREFACE, Head
 from gateway.requests import urgency
 from gateway.requests.request import Buffer, RefusedEarly, Request, Response
@@ -41,7 +41,7 @@ PIPELINE_TURN = 16
 
 
 class Connection:
-    __slots__ = ("_front", "_head", "_input", "_output", "_place", "_wire", "served")
+    __slots__ = ("_front", "_head", "_input", "_output", "_place", "_wire", "request_count")
 
     def __init__(self, sock: socket.socket, front: Front, place: OpenConnection) -> None:
         self._wire = EdgeSocket(sock, front.scheduler, EVERYONE if front.admit is None else STRANGERS)
@@ -50,10 +50,10 @@ class Connection:
         self._place = place
         self._front = front
         self._head: Head | None = None
-        self.served = 0
+        self.request_count = 0
 
     def __repr__(self) -> str:
-        return f"<Connection {'idle' if self.is_idle else 'busy'}, {self.served} served>"
+        return f"<Connection {'idle' if self.is_idle else 'busy'}, {self.request_count} served>"
 
     @property
     def deadline(self) -> float:
@@ -65,52 +65,55 @@ class Connection:
 
     @property
     def is_busy(self) -> bool:
-        """True while a request is handled: there is no deadline then."""
+        """True while a request is handled. It has no deadline then."""
         return not self._input.is_idle and self._wire.deadline == inf
 
     def wake(self) -> None:
-        """Interrupts whatever this connection waits for on its socket."""
+        """Interrupt the wait of this connection for its socket."""
         self._wire.wake()
 
     async def run(self) -> bytes | None:
-        """Serves until the connection ends, or returns the bytes with which Hypercorn must take it over."""
-        refused: Response | None = None
+        """Serve until the connection ends. Returns None, or the bytes read so far if Hypercorn must take
+        over."""
+        error_response: Response | None = None
         try:
             return await self._serve_requests()
         except StreamsError as error:
             head = self._head
             now_ns = perf_counter_ns()
-            refused = refusal(error, head.headers, now_ns, head.path) if head else refusal(error, {}, now_ns)
+            error_response = (
+                refusal(error, head.headers, now_ns, head.path) if head else refusal(error, {}, now_ns)
+            )
         except RefusedEarly as early:
-            refused = early.response
-        except (OSError, Expired):
+            error_response = early.response
+        except (OSError, WaitExpired):
             pass
         finally:
             if self._input.charge is not None:
                 self._input.charge.close()
             self._output.close()
-        if refused is not None:  # Not above: there, the traceback keeps the body in memory.
-            await self._refuse(refused)
+        if error_response is not None:  # Outside `except`, whose traceback would keep the body in memory.
+            await self._refuse(error_response)
         return None
 
     async def _serve_requests(self) -> bytes | None:
-        """The hot path: a small request passes through here with one wait, one read, one write and no other
-        coroutine of ours than the handler's."""
+        """Serve requests one after the other. This is the hot path: a small request costs one wait, one read,
+        one write, and no coroutine but the handler's."""
         front, wire, reader, sender = self._front, self._wire, self._input, self._output
         handler, parse_head = front.handler, front.heads.parse_untrusted
         while True:
             self._head = None
-            data = reader.pending or await reader.receive_idle(is_first=self.served == 0)
+            data = reader.pending or await reader.receive_idle(is_first=self.request_count == 0)
             raw = reader.cut_head(data) or await reader.read_slow_head(data)
             if not raw:
                 return None
-            if raw == H2_PREFACE and not self.served:
+            if raw == H2_PREFACE and not self.request_count:
                 return raw + reader.pending
             head = parse_head(raw)
             if head.upgrades:
                 return raw + reader.pending
             self._head = head
-            self.served += 1
+            self.request_count += 1
             reader.is_urgent = "urgent" in head.query or urgency.HEADER in head.headers
             if reader.is_urgent:
                 front.scheduler.note_urgent()
@@ -128,7 +131,7 @@ class Connection:
             request.charge, request.watch_peer = reader.charge, reader.watch_peer
             try:
                 response = await handler(request)
-            except Exception as error:  # A handler raises only by a bug.
+            except Exception as error:  # Only a bug makes a handler raise.
                 response = bug(request, error)
             finally:
                 if request.charge is not None:
@@ -145,21 +148,21 @@ class Connection:
             else:
                 sender.charge = response.charge
                 parts = sender.render(head, request, response, keep_alive)
-                sent = sender.send_nowait(parts)
-                if sent >= 0:
-                    await sender.finish(request, parts, sent)
+                sent_bytes = sender.send_nowait(parts)
+                if sent_bytes >= 0:
+                    await sender.finish(request, parts, sent_bytes)
                 del parts
                 sender.close()
             if not keep_alive:
                 if head.keep_alive:
-                    await wire.linger(front.limits)  # The client may be sending: it has not heard yet.
+                    await wire.linger(front.limits)  # The client may still be sending.
                 return None
             pause_s = response.pause_s
-            # While it waits for its next request, a connection must not hold on to its last one.
+            # Free the last request while the connection waits for the next one.
             del data, body, request, response
             if pause_s:
                 await trio.sleep(pause_s)
-            if reader.pending and (self.served % PIPELINE_TURN == 0 or not self._place.is_kept):
+            if reader.pending and (self.request_count % PIPELINE_TURN == 0 or not self._place.is_kept):
                 await self._take_turn()
 
     def _request_of(self, head: Head, body: Buffer) -> Request:
@@ -169,20 +172,21 @@ class Connection:
         return request
 
     def _keep(self, request: Request) -> None:
-        """Notes whose connection it is, once its client has shown that."""
+        """Set the owner of this connection, and keep it, once its client has shown a key."""
         if request.key is not None:
             self._wire.owner = request.key.id
         if not self._place.is_kept and (request.key is not None or self._front.admit is None):
             self._place.keep()
 
     async def _take_turn(self) -> None:
-        """Others go first before a connection that has pipelined many requests."""
+        """Let other connections go first after many pipelined requests."""
         await trio.lowlevel.checkpoint()
         if not self._front.scheduler.try_take():
             await self._front.scheduler.take(self._wire.owner)
 
     async def _read_body(self, head: Head) -> Buffer:
-        """The body of a client that is known: a stranger's is not waited for."""
+        """Read the body of a known client. `admit` refuses a stranger, so no body of a stranger is waited
+        for."""
         front = self._front
         owner = EVERYONE
         if front.admit is not None:
@@ -195,11 +199,11 @@ class Connection:
         return await self._input.read_body(head, charge)
 
     async def _serve_full_duplex(self, head: Head) -> bool:
-        """Answers a request while its body arrives. Returns True if another request can follow.
+        """Answer a request while its body arrives. Returns True if another request can follow.
 
-        The handler authenticates the request before anything of the body is read. The body has no deadline:
-        an open session may be silent, as an open stream may. A client that has shut down its sending side
-        still gets the rest of its answer."""
+        The handler authenticates the request before it reads the body. The body has no deadline: an open
+        session may be silent, like an open stream. A client that has shut down its sending side still gets
+        the rest of its answer."""
         front = self._front
         self._wire.deadline = inf
         reader = self._input
@@ -228,7 +232,7 @@ class Connection:
         return keep_alive
 
     async def _refuse(self, response: Response) -> None:
-        """Answers what never became a request, then closes: where the next request starts is not known."""
+        """Send an error and close the connection: it is not known where the next request starts."""
         head = self._head
         size = sum(map(len, response.parts))
         framing = b"content-length: %d\r\nconnection: close\r\n" % size
@@ -237,5 +241,5 @@ class Connection:
         try:
             await self._output.send([b"".join((start, *parts))])
             await self._wire.linger(self._front.limits)
-        except (OSError, Expired):
+        except (OSError, WaitExpired):
             pass

@@ -1,12 +1,11 @@
 """The input of one HTTP/1.1 connection: heads and bodies of its requests, one after the other.
 
-We wait before we read, because here a wait is the rule; but not before the rest of a body whose beginning has
-come. Where more is ready than one turn of the event loop should do, a connection waits for its turn
+A read usually has to wait, so we wait for the socket first; but not for the rest of a body that has begun. If
+more connections are ready than one turn of the event loop should serve, a connection waits for its turn
 (`admission/request_scheduler.py`) before it reads.
 
-Bounds: what came behind a request waits in `pending`, which one read bounds; all else that a client has
-pipelined waits in the kernel's buffer. Bodies are charged to their owner (`admission/memory.py`).
-"""
+Bounds: bytes behind a request wait in `pending`, which holds at most one read. Further pipelined requests
+wait in the kernel's buffer. Bodies are charged to their owner (`admission/memory.py`)."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from gateway.admission.memory import EVERYONE, STRANGERS, Charge
 from gateway.admission.request_scheduler import PIECE_BYTES, REQUEST_COST
 from gateway.http.body_memory import BodyMemory
 from gateway.http.edge_rules import CHUNKED, check_body_length
-from gateway.http.edge_socket import RECEIVE_BYTES, EdgeSocket, Expired
+from gateway.http.edge_socket import RECEIVE_BYTES, EdgeSocket, WaitExpired
 from gateway.http.h1 import HEAD_END, ChunkedBody, Head, check_partial_head_untrusted
 from gateway.requests.request import BodyBroken, Buffer
 from streams.protocol.errors import InvalidRequest
@@ -30,7 +29,8 @@ if TYPE_CHECKING:
 #: Bodies up to this size that came in one read with their head are not charged: on all 10,000 connections
 #: together they are 40 MB.
 SMALL_BODY_BYTES = 4 * 1024
-#: What a stream's peer may send ahead while the stream runs; past it we stop reading and so stop watching.
+#: Bytes that the peer of a stream may send ahead. Beyond it we stop reading, and so stop watching for its
+#: end.
 STREAM_PENDING_BYTES_MAX = RECEIVE_BYTES
 
 
@@ -51,13 +51,12 @@ class EdgeInput:
         self._front = front
         #: The memory of the body that is being read or handled.
         self.charge: Charge | None = None
-        #: What has come behind the request that is served.
+        #: Bytes received behind the current request.
         self.pending = b""
-        #: How expensive the last request was, and whether it said that it is urgent. The next one takes its
-        #: turn as if it were the same.
+        #: Cost and urgent flag of the last request. The next one is scheduled as if it had the same.
         self.cost = REQUEST_COST
         self.is_urgent = False
-        #: How long the request that is served has waited for its turn.
+        #: How long the current request has waited for its turn.
         self.waited_s = 0.0
         self.is_idle = True
 
@@ -65,7 +64,7 @@ class EdgeInput:
         return f"<EdgeInput {'idle' if self.is_idle else 'busy'}, {len(self.pending)} B pending>"
 
     def note_request(self, head: Head, body: Buffer) -> None:
-        """The next request takes its turn as if it were this one. A long body was paid for as it came."""
+        """Set the cost of the next request to that of this one. A long body was charged while it came."""
         is_paid = head.length != CHUNKED and len(body) > PIECE_BYTES
         self.cost = REQUEST_COST + 2 * (PIECE_BYTES if is_paid else len(body))
 
@@ -74,12 +73,12 @@ class EdgeInput:
         return waited_s
 
     async def receive_idle(self, *, is_first: bool) -> bytes:
-        """The first bytes of the next request; b"" when there will be none."""
+        """Return the first bytes of the next request, or b"" if the connection ends."""
         wire, scheduler = self._wire, self._front.scheduler
         sock = wire.raw
         self._wire.deadline = self._front.idle_deadline_s
         self.is_idle = True
-        must_wait = not is_first  # The first bytes of a connection are there (`pending_connections.py`).
+        must_wait = not is_first  # A new connection is readable (`pending_connections.py`).
         while not self._front.is_draining:
             try:
                 if scheduler.is_crowded and not self.is_urgent and must_wait:
@@ -97,7 +96,7 @@ class EdgeInput:
                 continue
             except trio.ClosedResourceError:
                 break
-        # Time to go, but a request that has arrived is still served.
+        # Draining: a request that has arrived is still served.
         self.is_idle = False
         try:
             return wire.receive_now()
@@ -105,20 +104,20 @@ class EdgeInput:
             return b""
 
     async def receive_or_break(self) -> bytes:
-        """Reads more of a body that is handled as it arrives."""
+        """Read more of a body that is handled as it arrives."""
         try:
             data = await self._wire.receive()
-        except (OSError, Expired):
+        except (OSError, WaitExpired):
             data = b""
         if not data:
             raise BodyBroken("the request ended in the middle of its body")
         return data
 
     def cut_head(self, data: bytes) -> bytes:
-        """The head at the start of `data`, CRLF CRLF included, or b"" when it is not whole. What follows it
-        becomes `pending`."""
+        """Return the head at the start of `data`, including CRLF CRLF, or b"" if it is incomplete. The bytes
+        behind it become `pending`."""
         if data.startswith(b"\r\n"):
-            data = data[2:]  # One empty line before a request is forgiven, as RFC 9112 asks.
+            data = data[2:]  # RFC 9112 asks to ignore one empty line before a request.
         end = data.find(HEAD_END) + 4
         if end < 4:
             return b""
@@ -126,7 +125,7 @@ class EdgeInput:
         return data[:end]
 
     async def read_slow_head(self, data: bytes) -> bytes:
-        """The head that starts with `data`, or b"" when nothing of one ever comes."""
+        """Read the head that starts with `data`. Returns b"" if the connection ends before its first byte."""
         if not data:
             return b""
         limits = self._front.limits
@@ -134,21 +133,21 @@ class EdgeInput:
         self._wire.deadline = trio.current_time() + limits.head_timeout_s
         partial = bytearray(data)
         is_line_forgiven = False
-        looked = 0
+        search_start = 0
         while True:
             if not is_line_forgiven and partial.startswith(b"\r\n"):
                 is_line_forgiven = True
                 del partial[:2]
-            end = partial.find(HEAD_END, looked) + 4
+            end = partial.find(HEAD_END, search_start) + 4
             if end >= 4:
                 self.pending = bytes(partial[end:])
                 return bytes(partial[:end])
             if partial:
                 check_partial_head_untrusted(partial, limits)
-            looked = max(0, len(partial) - 3)
+            search_start = max(0, len(partial) - 3)
             try:
                 data = await self._wire.receive()
-            except Expired:
+            except WaitExpired:
                 raise InvalidRequest(
                     f"the request head did not arrive within {limits.head_timeout_s:g} s"
                 ) from None
@@ -159,8 +158,8 @@ class EdgeInput:
             partial += data
 
     def cut_body(self, head: Head) -> bytes | None:
-        """The body, when it came together with its head. One that is not small is charged to the clients
-        without a key until its handler knows whose it is."""
+        """Return the body if it came together with its head, else None. A body that is not small is charged
+        to the clients without a key until its handler knows its owner."""
         length = head.length
         if length == 0:
             return b""
@@ -174,13 +173,13 @@ class EdgeInput:
         if length > SMALL_BODY_BYTES:
             charge = front.bodies.open(EVERYONE if front.admit is None else STRANGERS)
             if not charge.try_grow(length):
-                return None  # It is charged to its owner, who may have room.
+                return None  # `read_body` charges its owner, who may have room.
             self.charge = charge
         self.pending = pending[length:]
         return pending[:length]
 
     async def read_body(self, head: Head, charge: Charge) -> Buffer:
-        """Reads a body that did not come with its head. `charge` is that of its owner."""
+        """Read a body that did not come with its head. `charge` belongs to its owner."""
         self.charge = charge
         charge.watch(self._wire.wake)
         body: Buffer
@@ -192,10 +191,10 @@ class EdgeInput:
         return body
 
     async def _read_long_body(self, charge: Charge, length: int) -> Buffer:
-        """Straight from the kernel into its place, however long, a piece at a time between which others have
-        their turn."""
+        """Read a body of known length into one buffer, in pieces, and let others have their turn between
+        two pieces."""
         data, self.pending = self.pending, b""
-        if len(data) >= length:  # It came whole in one read.
+        if len(data) >= length:  # The whole body came in one read.
             charge.grow(length)
             self.pending = data[length:]
             return data[:length]
@@ -203,7 +202,7 @@ class EdgeInput:
         body = BodyMemory(charge, length, data)
         started_s = trio.current_time()
         unpaid = 0
-        must_wait = not data  # What follows the beginning of a body is there already, as a rule.
+        must_wait = not data  # After the first bytes of a body, more are usually ready.
         while body.have < length:
             if must_wait:
                 self._set_body_deadline(started_s, body.have)
@@ -226,7 +225,7 @@ class EdgeInput:
         return body.take_whole()
 
     async def _wait_body(self, charge: Charge) -> None:
-        """Waits until more of a body has come."""
+        """Wait until more of a body has come."""
         if not charge.is_ended:
             try:
                 await wait_readable(self._wire.raw)
@@ -237,19 +236,19 @@ class EdgeInput:
             raise self._front.bodies.refusal(charge.owner, is_stalled=True)
 
     async def _read_chunked_body(self, charge: Charge) -> bytearray:
-        chunked = ChunkedBody(self._front.limits)
+        body = ChunkedBody(self._front.limits)
         data = self.pending
         started_s = trio.current_time()
         while True:
             if data:
-                chunked.feed_untrusted(data)
-                while chunked.is_behind:
+                body.feed_untrusted(data)
+                while body.is_behind:
                     await trio.lowlevel.checkpoint()
-                    chunked.feed_untrusted(b"")
-                charge.grow(len(chunked.body) - charge.size)
-            if chunked.done:
-                self.pending = chunked.rest
-                return chunked.body
+                    body.feed_untrusted(b"")
+                charge.grow(len(body.body) - charge.size)
+            if body.is_complete:
+                self.pending = body.rest
+                return body.body
             self._set_body_deadline(started_s, charge.size)
             await self._wait_body(charge)
             try:
@@ -268,17 +267,17 @@ class EdgeInput:
     def _too_slow(self) -> InvalidRequest:
         limits = self._front.limits
         return InvalidRequest(
-            f"the request body came too slowly: {limits.body_timeout_s:g} s are given, and one more for "
-            f"every {limits.rate_bytes_per_s_min} bytes"
+            f"the request body came too slowly: it may take {limits.body_timeout_s:g} s, and one second more "
+            f"for every {limits.rate_bytes_per_s_min} bytes"
         )
 
     async def watch_peer(self, stream_scope: trio.CancelScope) -> None:
-        """Ends a stream when its peer closes. A peer that has only shut down its sending side counts as gone:
-        the two look the same until we write, and a quiet stream may not write for a long time."""
+        """End a stream when its peer closes. A peer that has only shut down its sending side counts as
+        closed: the two look the same until we write, and a quiet stream may not write for a long time."""
         while len(self.pending) < STREAM_PENDING_BYTES_MAX:
             try:
                 data = await self._wire.receive()
-            except (OSError, Expired):
+            except (OSError, WaitExpired):
                 data = b""
             if not data:
                 stream_scope.cancel()

@@ -1,10 +1,10 @@
 """The output of one HTTP/1.1 connection: whole answers, and answers that are streams.
 
-We write first and wait only when the socket says so. What a client does not take at once is sent in pieces,
-each in its turn.
+We write first and wait only if the socket buffer is full. The rest of an answer is then sent in pieces, each
+in its turn.
 
-Bounds: the rest of an answer is charged to its owner (`admission/memory.py`). A client has
-`write_timeout_s`, and a second for each `rate_bytes_per_s_min` bytes, to take it.
+Bounds: the rest of an answer is charged to its owner (`admission/memory.py`). A client has `write_timeout_s`,
+plus a second for each `rate_bytes_per_s_min` bytes, to read it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gateway.admission.memory import STRANGERS, Charge
 from gateway.admission.request_scheduler import PIECE_BYTES
 from gateway.http.edge_rules import bug, close_body, has_no_body
 from gateway.http.edge_sink import JOIN_BYTES_MAX, EdgeSink
-from gateway.http.edge_socket import EdgeSocket, Expired
+from gateway.http.edge_socket import EdgeSocket, WaitExpired
 from gateway.http.h1 import LAST_CHUNK, Head
 from gateway.requests.request import Buffer, ClientStalled, Live, Request, Response
 from streams.unsent import BUFFERS_MAX, UnsentBuffers
@@ -44,7 +44,7 @@ class EdgeOutput:
         return f"<EdgeOutput {self.charge or 'uncharged'}>"
 
     def render(self, head: Head, request: Request, response: Response, keep_alive: bool) -> list[Buffer]:
-        """The whole answer as the buffers to send, small ones joined."""
+        """Return the whole answer as buffers to send, small ones joined."""
         parts = response.parts
         size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
         framing = _connection_line(head, keep_alive)
@@ -61,61 +61,65 @@ class EdgeOutput:
         return [start, *parts]
 
     def send_nowait(self, parts: Sequence[Buffer]) -> int:
-        """Sends what the socket takes at once. -1 when that was all, else how many bytes. A large answer is
-        left to `_send_rest`, which sends it in pieces. Nearly all answers are sent whole here, so no
-        `UnsentBuffers` is made for them."""
+        """Send as much as the socket accepts at once. Returns -1 if that was all, else the number of bytes.
+
+        A large answer is left to `_send_rest`, which sends it in pieces. Nearly all answers are sent whole
+        here, without the cost of `UnsentBuffers`."""
         try:
             if len(parts) > 1:
                 if sum(map(len, parts)) > PIECE_BYTES:
                     return 0
                 return self._wire.raw.sendmsg(parts[:BUFFERS_MAX])
-            sent = self._wire.raw.send(parts[0])
-            return -1 if sent == len(parts[0]) else sent
+            sent_bytes = self._wire.raw.send(parts[0])
+            return -1 if sent_bytes == len(parts[0]) else sent_bytes
         except BlockingIOError:
             return 0
 
     async def send(self, parts: Sequence[Buffer]) -> None:
-        sent = self.send_nowait(parts)
-        if sent >= 0:
-            await self._send_rest(parts, sent)
+        sent_bytes = self.send_nowait(parts)
+        if sent_bytes >= 0:
+            await self._send_rest(parts, sent_bytes)
 
-    def _charge_rest(self, request: Request, parts: Sequence[Buffer], sent: int) -> Charge | None:
-        """Charges the rest of an answer for which nobody has asked for room."""
+    def _charge_rest(self, request: Request, parts: Sequence[Buffer], sent_bytes: int) -> Charge | None:
+        """Charge the rest of an answer that has no charge yet."""
         front = self._front
         owner = STRANGERS if request.key is None and front.admit is not None else request.owner
-        self.charge = front.answers.charge(owner, 0, sum(map(len, parts)) - sent)
+        self.charge = front.answers.charge(owner, 0, sum(map(len, parts)) - sent_bytes)
         return self.charge
 
-    async def _send_rest(self, parts: Sequence[Buffer], sent: int, charge: Charge | None = None) -> None:
-        """Sends as the client takes it. A client that stalls while others need its room is cut off."""
+    async def _send_rest(
+        self, parts: Sequence[Buffer], sent_bytes: int, charge: Charge | None = None
+    ) -> None:
+        """Send the rest as the client reads it. Disconnects a client that stalls while others need its
+        memory."""
         if charge is not None:
             charge.watch(self._wire.wake)
         limits, scheduler = self._front.limits, self._front.scheduler
         started_s = trio.current_time()
         unsent = UnsentBuffers(self._wire.raw, parts)
-        unsent.skip(sent)
+        unsent.skip(sent_bytes)
         while unsent:
             moved_s = unsent.sent_bytes / limits.rate_bytes_per_s_min
             self._wire.deadline = started_s + limits.write_timeout_s + moved_s
             if charge is not None and charge.is_ended:
-                raise Expired
+                raise WaitExpired
             try:
                 await wait_writable(self._wire.raw)
                 cost = min(unsent.bytes, PIECE_BYTES)
                 if not scheduler.try_take(cost):
                     await scheduler.take(self._wire.owner, cost)
-                sent = unsent.send_some(PIECE_BYTES)
+                sent_bytes = unsent.send_some(PIECE_BYTES)
             except trio.ClosedResourceError:
-                raise Expired from None
+                raise WaitExpired from None
             if charge is not None:
-                charge.note_progress(sent)
+                charge.note_progress(sent_bytes)
 
-    async def finish(self, request: Request, parts: Sequence[Buffer], sent: int) -> None:
-        """Sends what `send_nowait` has left of an answer."""
-        await self._send_rest(parts, sent, self.charge or self._charge_rest(request, parts, sent))
+    async def finish(self, request: Request, parts: Sequence[Buffer], sent_bytes: int) -> None:
+        """Send the rest of an answer after `send_nowait`."""
+        await self._send_rest(parts, sent_bytes, self.charge or self._charge_rest(request, parts, sent_bytes))
 
     def close(self) -> None:
-        """Gives back the memory of the answer."""
+        """Give back the memory of the answer."""
         if self.charge is not None:
             self.charge.close()
             self.charge = None
@@ -123,14 +127,14 @@ class EdgeOutput:
     async def send_streamed(
         self, head: Head, request: Request, response: Response, keep_alive: bool, watch_peer: WatchPeer
     ) -> bool:
-        """Sends a streamed answer. Returns True if the stream came to its own end, the peer has all of it,
-        and another request may follow. `watch_peer` ends the stream when its peer goes."""
+        """Send a streamed answer. Returns True if the stream ended by itself, the peer has all of it, and
+        another request may follow. `watch_peer` ends the stream when its peer disconnects."""
         keep_alive = keep_alive and not head.is_http_10
         is_chunked = not head.is_http_10
         framing = _connection_line(head, keep_alive)
         if is_chunked:
             framing += b"transfer-encoding: chunked\r\n"
-        done = False
+        is_complete = False
         try:
             start = self._front.writer.render(response.status, response.headers, framing)
             await self.send([start])
@@ -141,13 +145,13 @@ class EdgeOutput:
                 if request.incoming is None:
                     nursery.start_soon(watch_peer, nursery.cancel_scope)
                 if response.live is not None:
-                    done = await self._run_live(request, response.live, is_chunked=is_chunked)
+                    is_complete = await self._run_live(request, response.live, is_chunked=is_chunked)
                 elif response.stream is not None:
-                    done = await self._pump(request, response.stream, is_chunked=is_chunked)
+                    is_complete = await self._pump(request, response.stream, is_chunked=is_chunked)
                 nursery.cancel_scope.cancel()
         finally:
             await close_body(response)
-        return done and keep_alive
+        return is_complete and keep_alive
 
     async def _run_live(self, request: Request, live: Live, *, is_chunked: bool) -> bool:
         sink = EdgeSink(self._wire.raw, is_chunked=is_chunked)
@@ -158,7 +162,7 @@ class EdgeOutput:
         except ClientStalled:
             return False
         except Exception as error:
-            bug(request, error)  # Logged. The client learns of it by the missing last chunk.
+            bug(request, error)  # It logs the error. The client notices that the last chunk is missing.
             return False
         return True
 
@@ -174,10 +178,10 @@ class EdgeOutput:
                 self._wire.deadline = inf
             if is_chunked:
                 await self.send([LAST_CHUNK])
-        except (OSError, Expired):
-            return False  # The peer went away or would not read.
+        except (OSError, WaitExpired):
+            return False  # The peer disconnected or does not read.
         except Exception as error:
-            bug(request, error)  # Logged. The client learns of it by the missing last chunk.
+            bug(request, error)  # It logs the error. The client notices that the last chunk is missing.
             return False
         return True
 

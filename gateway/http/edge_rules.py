@@ -1,7 +1,7 @@
-"""What both fronts hold every request to: the limits, the shape of a target, and how a bug is answered.
+"""The limits and checks that both fronts apply to every request, and the answer to a bug.
 
-The edge (`edge.py`) and the Quart app (`hypercorn/app.py`) read bytes in different ways. What they refuse,
-and in which words, is decided here so that a client cannot tell which of the two it met.
+The edge (`edge.py`) and the Quart app (`hypercorn/app.py`) read bytes in different ways. Their refusals and
+error messages are defined here, so that both give the same answers.
 """
 
 from __future__ import annotations
@@ -38,29 +38,29 @@ class FrontLimits:
     header_count_max: int = 128
     url_bytes_max: int = 16 * 1024
     body_bytes_max: int = 64 * 1024 * 1024
-    #: Over all connections of one gateway, by owner (`admission/memory.py`). A body over it is answered 429
-    #: at once: a body that waits for room would hold its connection, its deadline and the bytes it has, and
-    #: enough of those waiting for each other would never end. A client knows what to do with a 429.
+    #: For all connections of one gateway, shared by owner (`admission/memory.py`). A body over it is answered
+    #: 429 at once. If bodies waited for room, each would hold its connection and the bytes it has, and enough
+    #: of them could wait for each other forever. Clients know how to handle a 429.
     body_bytes_in_flight_max: int = BODY_BYTES_IN_FLIGHT
     connections_max: int = 10_000
     #: Connections of one client address; 0 is no limit (`admission/connection_table.py`).
     connections_per_address_max: int = 0
-    #: From the first byte of a head to its last. A total: no honest client sends a head slowly.
+    #: From the first byte of a head to its last. A total: no normal client sends a head slowly.
     head_timeout_s: float = 10.0
-    #: A body or an answer has this long plus a second for each `rate_bytes_per_s_min` bytes that have moved.
-    #: A plain total would cut off 64 MiB on a slow line; "any byte resets it" would let one byte every
-    #: 29 s hold its share of `body_bytes_in_flight_max` for a year.
+    #: A body or an answer has this long plus a second for each `rate_bytes_per_s_min` bytes of progress. A
+    #: plain total would cut off 64 MiB on a slow line; a timeout that any byte resets would let a client with
+    #: one byte every 29 s hold its share of `body_bytes_in_flight_max` for a year.
     body_timeout_s: float = 30.0
     write_timeout_s: float = 30.0
     rate_bytes_per_s_min: int = 64 * 1024
     keep_alive_s: float = 75.0
-    #: After an answer that left input unread: how long we go on reading it, at most `body_bytes_max` of it.
+    #: How long unread input is read and dropped after an answer, at most `body_bytes_max` of it.
     linger_s: float = 2.0
     drain_s: float = 10.0
 
 
 def body_budget(limits: FrontLimits) -> MemoryBudget:
-    """The budget of all request bodies of a gateway, decompressed ones included."""
+    """Return the memory budget of all request bodies of a gateway, including decompressed ones."""
     return MemoryBudget(
         limits.body_bytes_in_flight_max, limit="body_bytes_in_flight", what="the bodies of requests"
     )
@@ -71,13 +71,13 @@ _HOST = re.compile(r"[A-Za-z0-9\-._~%!$&'()*+;=:\[\]]*")
 _WATCH_PREFIX = "/v0/watch/"
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 
-#: Request ids of ours: this life of the process, and a number. A fresh random one each would cost 2 µs.
-_LIFE = uuid.uuid4().hex[:12]
+#: Generated request ids: a random prefix of this process, and a number. A random id each would cost 2 µs.
+_PROCESS_ID = uuid.uuid4().hex[:12]
 _numbers = itertools.count(1)
 
 
 def split_target(method: str, target: str) -> tuple[str, str]:
-    """The raw path and raw query of a request target in origin, absolute or asterisk form."""
+    """Return the raw path and raw query of a request target in origin, absolute or asterisk form."""
     if "#" in target:
         raise InvalidRequest("the request target has a fragment ('#'), which is never sent to a server")
     if target.startswith("/"):
@@ -93,7 +93,8 @@ def split_target(method: str, target: str) -> tuple[str, str]:
 
 
 def check_host(host: str | None) -> None:
-    """A Host sent twice has been joined with a comma, which no host has: it is refused here too."""
+    """Check the Host header. A Host that was sent twice is joined with a comma, and so is refused here
+    too."""
     if host is None:
         raise InvalidRequest("the request has no Host header")
     if _HOST.fullmatch(host) is None:
@@ -106,7 +107,7 @@ def check_url_length(url_bytes: int, limits: FrontLimits) -> None:
 
 
 def content_length_of(value: str | None) -> int:
-    """The length that a Content-Length header declares. "5, 5" and "+5" are not lengths."""
+    """Return the length in a Content-Length header. "5, 5" and "+5" are not lengths."""
     if value is None:
         return 0
     if not (value.isascii() and value.isdigit() and len(value) < 20):
@@ -122,24 +123,24 @@ def check_body_length(length: int, limits: FrontLimits) -> None:
 
 
 def request_id_of(headers: Mapping[str, str]) -> str:
-    """The client's request id when it is printable and short, else a new one."""
-    sent = headers.get("x-request-id")
-    if sent is not None and _REQUEST_ID.fullmatch(sent):
-        return sent
-    return f"{_LIFE}-{next(_numbers):x}"
+    """Return the client's request id if it is printable and short, else a new one."""
+    client_id = headers.get("x-request-id")
+    if client_id is not None and _REQUEST_ID.fullmatch(client_id):
+        return client_id
+    return f"{_PROCESS_ID}-{next(_numbers):x}"
 
 
 def streams_refused() -> Throttled:
-    """Why a stream is refused on a connection of the reserve."""
+    """Return the error for a stream on a connection of the reserve."""
     return Throttled(
-        "the connections of this gateway are taken, so it opens no stream; close some, or raise "
+        "the gateway has no free connections, so it opens no stream; close some, or raise "
         "STREAMS_MAX_CONNECTIONS",
         limit="connections",
     )
 
 
 def refusal(error: StreamsError, headers: Mapping[str, str], started_ns: int, path: str = "") -> Response:
-    """The answer to a request that never reached the handler, in the form of the API of its path."""
+    """Return the error response for a request that never reached the handler, in the format of its API."""
     if path.startswith(S2_PREFIX):
         response = refused_early(error, headers.get("content-type")).response
     else:
@@ -149,7 +150,8 @@ def refusal(error: StreamsError, headers: Mapping[str, str], started_ns: int, pa
 
 
 async def answer(handler: Handler, request: Request) -> Response:
-    """The handler's answer. A handler raises only by a bug, and a bug is a 500 that the log explains."""
+    """Return the handler's answer. Only a bug makes a handler raise; the answer is then a 500 and a log
+    entry."""
     try:
         return await handler(request)
     except Exception as error:
@@ -157,14 +159,14 @@ async def answer(handler: Handler, request: Request) -> Response:
 
 
 def loggable_path(path: str) -> str:
-    """Without the name of a session: whoever knows that may use it."""
+    """Return the path without the name of a session, which is a secret: it gives access to the session."""
     return f"{_WATCH_PREFIX}…" if path.startswith(_WATCH_PREFIX) else path
 
 
 def bug(request: Request, error: Exception) -> Response:
     request_id = request_id_of(request.headers)
     log.error(
-        "request failed by a bug",
+        "request failed because of a bug; please report it",
         request_id=request_id,
         method=request.method,
         path=loggable_path(request.path),
@@ -181,7 +183,7 @@ def bug(request: Request, error: Exception) -> Response:
 
 
 def check_response_header(name: bytes, value: bytes) -> None:
-    """A line break in a value would let whoever chose the value write headers of their own."""
+    """Refuse a line break in a value: it would let the author of the value inject headers."""
     if b"\n" in value or b"\r" in value:
         raise ValueError(f"the response header {name!r} has a line break in it")
 
@@ -197,8 +199,8 @@ async def refused_stream(request: Request, response: Response) -> Response:
 
 
 async def close_body(response: Response) -> None:
-    """Close the body of a streamed answer. One that was left early still runs its own clean-up, and gets a
-    second for it."""
+    """Close the body of a streamed answer. A stream that ended early still runs its cleanup, for at most a
+    second."""
     if response.live is not None:
         response.live.close()
     aclose = getattr(response.stream, "aclose", None)

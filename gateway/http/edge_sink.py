@@ -1,9 +1,9 @@
-"""Where the edge's live answers go: straight into the socket, from whichever task has something to say.
+"""Writes the live answers of the edge straight into the socket, from any task.
 
-A put costs one `send` and no change of task. What the socket does not take is kept as views of the bytes that
-were put, so a thousand stalled peers share one copy of what they all miss.
+A put costs one `send` and no task switch. Unsent bytes are kept as views of the bytes that were put, so a
+thousand stalled peers share one copy of the events that they miss.
 
-Bound: whoever puts looks at `unsent_bytes`; the sink itself keeps what it is given.
+Bound: the caller of `put` checks `unsent_bytes`; the sink itself has no limit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from trio.lowlevel import wait_writable
 from gateway.requests.request import ClientStalled, Progress
 from streams.unsent import UnsentBuffers
 
-#: Up to here, copying a piece into its chunk costs less than handing the kernel three buffers.
+#: Up to this size, copying a piece into its chunk costs less than passing three buffers to the kernel.
 JOIN_BYTES_MAX = 32 * 1024
 
 
@@ -59,26 +59,28 @@ class EdgeSink:
             self._send()
 
     def _break(self) -> None:
-        """The peer is gone. The task that watches it notices too and ends the stream."""
+        """Drop all output: the peer has disconnected. The task that watches it notices too and ends the
+        stream."""
         self._is_broken = True
         self._unsent.clear()
 
     def _send(self) -> bool:
-        """Send what the socket takes now. Returns True if anything moved, or the peer is gone."""
+        """Send as much as the socket accepts now. Returns True if it sent bytes or the peer has
+        disconnected."""
         before = self._unsent.sent_bytes
         try:
             self._unsent.send()
         except OSError:
             self._break()
             return True
-        moved = self._unsent.sent_bytes - before
-        if moved and self.charge is not None:
-            self.charge.note_progress(moved)
-        return moved > 0
+        sent_bytes = self._unsent.sent_bytes - before
+        if sent_bytes and self.charge is not None:
+            self.charge.note_progress(sent_bytes)
+        return sent_bytes > 0
 
     async def wait_sent(self, stall_s: float) -> None:
         if not self._unsent:
-            await trio.lowlevel.checkpoint()  # a writer whose peer has gone must notice here too
+            await trio.lowlevel.checkpoint()  # a cancellation must be noticed here too
             return
         with trio.CancelScope(deadline=trio.current_time() + stall_s) as scope:
             while self._unsent:
@@ -93,6 +95,6 @@ class EdgeSink:
             raise ClientStalled
 
     def put_end(self) -> None:
-        """Ends a chunked body."""
+        """Send the last chunk of a chunked body."""
         if self._is_chunked and not self._is_broken:
             self._push(b"0\r\n\r\n")

@@ -1,10 +1,10 @@
-"""HTTP/1.1 as bytes: a request head to a `Head`, chunked bytes to a body, a response head to bytes.
+"""Parses and renders HTTP/1.1: a request head to a `Head`, chunked bytes to a body, a response head to bytes.
 
 Rules of this file:
-- No sockets, no clocks but the one behind the `date` header, nothing awaited.
-- Whatever eats a peer's bytes ends in `_untrusted` and raises `StreamsError` alone.
-- One request has one reading. Where two HTTP implementations could disagree about where a request ends,
-  it is refused, never repaired: that is what request smuggling feeds on.
+- No sockets, no clock except for the `date` header, nothing awaited.
+- A function that parses a peer's bytes ends in `_untrusted` and raises only `StreamsError`.
+- A request that two HTTP implementations could read differently is refused, never repaired: request smuggling
+  depends on such differences.
 
 The head is cut off at its CRLF CRLF *before* it is parsed, so llhttp (httptools) never sees a body and no
 state of one request can reach the next: each head gets a new parser (1 µs). llhttp is strict about fields
@@ -38,7 +38,7 @@ from streams.protocol.errors import InvalidRequest
 HEAD_END = b"\r\n\r\n"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 LAST_CHUNK = b"0\r\n\r\n"
-#: The whole "head" of the HTTP/2 preface; what follows it is `SM\r\n\r\n`.
+#: The first part of the HTTP/2 preface, which looks like a head. `SM\r\n\r\n` follows it.
 H2_PREFACE = b"PRI * HTTP/2.0\r\n\r\n"
 
 _REQUEST_LINE = re.compile(rb"([A-Z][A-Z-]{0,19}) ([!-~]+) HTTP/1\.([01])\r\n")
@@ -46,7 +46,7 @@ _BARE_LF = re.compile(rb"(?<!\r)\n")
 
 
 class Head:
-    """A request head whose framing is beyond doubt. `length` is that of the body, or `CHUNKED`."""
+    """A request head with unambiguous framing. `length` is the length of the body, or `CHUNKED`."""
 
     __slots__ = (
         "expects_continue",
@@ -78,8 +78,8 @@ class Head:
         return f"<Head {self.method} {self.path} {length}>"
 
 
-#: Header names as they are sent to the names we use. Common ones are there from the start; others are learned
-#: until the table is full, so that strangers cannot grow it.
+#: Header names as sent -> lower-case names. Common ones are there from the start; others are added until the
+#: table is full, so that clients cannot grow it without limit.
 _NAMES: dict[bytes, str] = {}
 _NAMES_MAX = 1024
 
@@ -97,7 +97,7 @@ for _name in (b"Host", b"Content-Type", b"Content-Length", b"User-Agent", b"Acce
 
 
 class _Fields:
-    """What httptools calls for each header field."""
+    """Collects the header fields that httptools reports."""
 
     __slots__ = ("headers",)
 
@@ -112,7 +112,7 @@ class _Fields:
 
 
 def parse_head_untrusted(raw: bytes, limits: FrontLimits) -> Head:
-    """`raw` is one head from its first byte to its CRLF CRLF and no further."""
+    """Parse one head. `raw` ends with its CRLF CRLF."""
     if len(raw) > limits.head_bytes_max:
         raise _head_too_large(limits)
     line = _REQUEST_LINE.match(raw)
@@ -127,19 +127,18 @@ def parse_head_untrusted(raw: bytes, limits: FrontLimits) -> Head:
     head.path, head.query = split_target(head.method, target.decode("ascii"))
     head.is_http_10 = minor == b"0"
     head.headers, head.upgrades = _parse_fields_untrusted(raw)
-    _settle_framing(head)
+    _set_framing(head)
     head.is_full_duplex = is_full_duplex(head.method, head.path, head.headers.get("content-type"))
     return head
 
 
 class HeadMemory:
-    """Remembers the heads it has parsed, byte for byte.
+    """A cache of parsed heads, by their bytes.
 
-    Most clients send the same few heads for ever: same path, same headers, one of a few hundred lengths.
-    Parsing is a pure function of the bytes, so a head seen before need not be parsed again: 1 µs in place of
-    13 in a running server. What it may keep is bounded by count and by the size of a head; when full it
-    starts afresh. A remembered `Head` is shared: it is never changed, and its headers are copied for use.
-    """
+    Most clients send the same few heads again and again: same path, same headers, one of a few hundred
+    lengths. Parsing is a pure function of the bytes, so a cached head costs 1 µs instead of 13 in a running
+    server. The cache is bounded by the number and the size of heads; when it is full, it is cleared. A cached
+    `Head` is shared: it is never changed, and its headers are copied for use."""
 
     COUNT_MAX = 4096
     HEAD_BYTES_MAX = 1024
@@ -175,7 +174,7 @@ def _parse_fields_untrusted(raw: bytes) -> tuple[dict[str, str], bool]:
     return fields.headers, False
 
 
-def _settle_framing(head: Head) -> None:
+def _set_framing(head: Head) -> None:
     headers = head.headers
     host = headers.get("host")
     if host is not None or not head.is_http_10:
@@ -185,9 +184,9 @@ def _settle_framing(head: Head) -> None:
         head.length = content_length_of(headers.get("content-length"))
     else:
         if coding.lower() != "chunked":
-            raise InvalidRequest("the only Transfer-Encoding understood is exactly 'chunked'")
+            raise InvalidRequest("the only supported Transfer-Encoding is 'chunked'")
         if "content-length" in headers or head.is_http_10:
-            raise InvalidRequest("Transfer-Encoding cannot stand with Content-Length or in HTTP/1.0")
+            raise InvalidRequest("Transfer-Encoding is not allowed with Content-Length or in HTTP/1.0")
         head.length = CHUNKED
     head.keep_alive = not head.is_http_10
     connection = headers.get("connection")
@@ -196,12 +195,12 @@ def _settle_framing(head: Head) -> None:
         head.keep_alive = "close" not in options and (head.keep_alive or "keep-alive" in options)
     expectation = headers.get("expect")
     if expectation is not None and expectation.lower() != "100-continue":
-        raise InvalidRequest("the only Expect understood is '100-continue'")
+        raise InvalidRequest("the only supported Expect is '100-continue'")
     head.expects_continue = expectation is not None and not head.is_http_10
 
 
 def check_partial_head_untrusted(partial: bytes | bytearray, limits: FrontLimits) -> None:
-    """Refuse early what can never become a head, so that its sender need not wait for the deadline."""
+    """Refuse bytes that can never become a head, so that their sender gets the error before the deadline."""
     if len(partial) >= limits.head_bytes_max:
         raise _head_too_large(limits)
     if H2_PREFACE.startswith(partial):
@@ -226,18 +225,18 @@ _CHUNK_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:;[\t -~\x80-\xff]*)?")
 _TRAILER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[\t -~\x80-\xff]*")
 _FORBIDDEN_TRAILERS = frozenset((b"content-length", b"transfer-encoding", b"host"))
 _CHUNK_LINE_BYTES_MAX = 1024
-#: Wire bytes a body may cost for each of its own, beside a head's worth: a chunk of one byte costs six.
+#: Wire bytes allowed for each byte of the body, plus the size of a head: a chunk of one byte costs six.
 _WIRE_FACTOR_MAX = 8
-#: Lines of framing that are parsed in one go: about a millisecond. One read of one-byte chunks has 20,000.
+#: Framing lines parsed by one `feed_untrusted`: about a millisecond. One read of one-byte chunks has 20,000.
 LINES_PER_FEED_MAX = 512
 
 _LINE, _DATA, _GAP, _TRAILERS, _DONE = range(5)
 
 
 class ChunkedBody:
-    """Feeds on wire bytes until `done`; then `body` is whole and `rest` is what came after it.
+    """Parses the wire bytes of a chunked body until `is_complete`. `rest` then holds the bytes behind it.
 
-    A body that is used as it arrives (`take`) has no limit of length: `is_bounded` is False.
+    A body that is read as it arrives (`take`) has no limit of length: `is_bounded` is False.
     """
 
     __slots__ = (
@@ -257,7 +256,7 @@ class ChunkedBody:
     def __init__(self, limits: FrontLimits, *, is_bounded: bool = True) -> None:
         self.body = bytearray()
         self.rest = b""
-        #: True if whole lines wait in `rest`.
+        #: True if `rest` has complete lines that are not parsed yet.
         self.is_behind = False
         self._limits = limits
         self._is_bounded = is_bounded
@@ -269,25 +268,25 @@ class ChunkedBody:
         self._wire_bytes = 0
 
     def __repr__(self) -> str:
-        return f"<ChunkedBody {'done' if self.done else 'open'}, {len(self.body)} B>"
+        return f"<ChunkedBody {'done' if self.is_complete else 'open'}, {len(self.body)} B>"
 
     @property
-    def done(self) -> bool:
+    def is_complete(self) -> bool:
         return self._state == _DONE
 
     def take(self) -> bytes:
-        """The bytes of the body that have come since the last call."""
-        taken = bytes(self.body)
+        """Return the bytes of the body that have come since the last call."""
+        piece = bytes(self.body)
         self.body.clear()
-        self._taken_bytes += len(taken)
-        return taken
+        self._taken_bytes += len(piece)
+        return piece
 
     def feed_untrusted(self, data: bytes) -> None:
-        """Parses at most `LINES_PER_FEED_MAX` lines. While `is_behind`, the caller lets other tasks run and
+        """Parse at most `LINES_PER_FEED_MAX` lines. While `is_behind`, the caller lets other tasks run and
         feeds b""."""
-        assert not self.done
+        assert not self.is_complete
         self._wire_bytes += len(data)
-        data = self.rest + data  # rest is a part of a line here, so short, unless it was behind
+        data = self.rest + data  # `rest` is short, a part of a line, unless `is_behind` was set
         at = lines = 0
         self.is_behind = False
         while True:
@@ -342,7 +341,7 @@ class ChunkedBody:
             self._state = _DONE
 
     def _trailer(self, line: bytes) -> None:
-        """Trailers are checked and dropped: nothing of ours is said in one."""
+        """Check a trailer and drop it: the server uses none."""
         self._trailer_bytes += len(line) + 2
         self._trailer_count += 1
         match = _TRAILER.fullmatch(line)
@@ -370,7 +369,7 @@ _COMMON_LINES = {
 
 
 class HeadWriter:
-    """Renders response heads. The status line and date of this second are kept ready."""
+    """Renders response heads. Caches the status line and date of the current second."""
 
     __slots__ = ("_ready", "_second")
 
@@ -379,7 +378,7 @@ class HeadWriter:
         self._ready: dict[int, bytes] = {}
 
     def render(self, status: int, headers: list[tuple[bytes, bytes]], framing: bytes) -> bytes:
-        """`framing` is the lines that the front itself adds, each with its CRLF."""
+        """Render a response head. `framing` holds the lines that the front adds, each with its CRLF."""
         second = int(time.time())
         if second != self._second:
             self._second = second

@@ -1,16 +1,17 @@
 """Sends a command to the shard that owns its box, or to every shard and merges the answers. No HTTP here.
 
-Everything that a gateway asks of a shard goes through here, or over the links that it has:
+Every request of a gateway to a shard goes through here, or directly over one of its links:
 
-    to_owner   one command, one answer: the box's shard (`placement.py`), over one of its links (`links.py`)
+    to_owner   one command to the owner of its box (`placement.py`), over one of its links (`links.py`)
     append     one append to its owner, after a wait in the append limiter (`admission/append_limiter.py`)
-    to_all     every shard's answer, or its error; a list with a shard missing would be a silent loss
+    to_all     one command to every shard; returns each answer or error, so that no shard is missing silently
 
-Three links to each shard: `links` for most requests, `urgent` for what must not wait behind the appends of
-others (urgent appends, live reads of `gateway/watch/feeds.py`), `bulk` for requests whose answers are large.
+Three links to each shard: `links` for most requests, `urgent` for requests that must not wait behind the
+appends of others (urgent appends, live reads of `gateway/watch/feeds.py`), `bulk` for requests with large
+answers.
 
-Bounds: `answers` bounds the memory of answers in this gateway. While it is full, shards produce no
-pages for us. Appends and pages in flight to one shard are bounded by `append_limiters` and `page_windows`.
+Bounds: `answers` bounds the memory of answers in this gateway. While it is full, shards produce no pages for
+this gateway. `append_limiters` and `page_windows` bound the appends and pages in flight to one shard.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ _encode_head = wire.head_encoder.encode
 _decode_boxes = msgspec.json.Decoder(commands.BoxPage).decode
 _decode_groups = msgspec.json.Decoder(queues.GroupPage).decode
 
-#: How long a readiness probe waits for a shard: probes of orchestrators give up after a second or two.
+#: How long a readiness probe waits for a shard: orchestrators give up after a second or two.
 _DESCRIBE_S = 1.0
-#: Fields of an error that say why a shard is away.
+#: Fields of an error that explain why a shard does not answer.
 _EXPLAINING = frozenset(("reason", "next_step"))
 _UNANSWERED = {"reason": "silent", "next_step": REASONS["silent"][1]}
 
@@ -62,14 +63,14 @@ class Dispatch:
     ) -> None:
         self.placement = placement
         self.links = links
-        #: By shard too: for what must not wait behind the appends of others.
+        #: By shard too: for requests that must not wait behind the appends of others.
         self.urgent = urgent or links
-        #: By shard too: for requests whose answers are large, so that others do not wait behind those.
+        #: By shard too: for requests with large answers, so that other answers do not wait behind them.
         self.bulk = bulk or links
-        #: What bounds the answers of this gateway. While it is exceeded, shards produce no pages for us.
+        #: Memory budget of answers. While it is exceeded, shards produce no pages for this gateway.
         self.answers = answer_budget()
         self.answers.on_full = self._hold_pages
-        #: By shard: where appends and requests for pages wait while there is too much to do.
+        #: By shard: appends and requests for pages wait here while too many are in flight.
         self.append_limiters = [AppendLimiter(thresholds or Thresholds()) for _ in links]
         self.page_windows = [PageWindow() for _ in links]
 
@@ -96,7 +97,7 @@ class Dispatch:
         is_urgent: bool = False,
     ) -> tuple[wire.Message, float]:
         """Send an append when its owner's turn has come. Returns the answer and how many seconds the append
-        has waited, with those that it had waited before."""
+        has waited, including the `waited_s` of the caller."""
         shard = self.placement.shard_of(head.box)
         limiter = self.append_limiters[shard]
         size = len(body)
@@ -113,16 +114,17 @@ class Dispatch:
     async def to_all(
         self, op: int, head: wire.RequestHead, within_s: float = inf
     ) -> list[wire.Message | StreamsError]:
-        """Every shard's answer, or what became of it, in the order of the shards."""
+        """Send a command to every shard. Returns the answer or the error of each, in the order of the
+        shards."""
         answers: list[wire.Message | StreamsError] = [
             ShardUnavailable(f"shard {at} did not answer in time", shard=at, **_UNANSWERED)
             for at in range(len(self.links))
         ]
-        encoded = _encode_head(head)
+        head_bytes = _encode_head(head)
 
         async def ask(at: int, link: Link) -> None:
             try:
-                answers[at] = await link.call(op, encoded, b"")
+                answers[at] = await link.call(op, head_bytes, b"")
             except StreamsError as error:
                 answers[at] = error
 
@@ -133,14 +135,15 @@ class Dispatch:
         return answers
 
     async def list_boxes(self, query: str, grant: Grant | None = None) -> BoxPage:
-        """One page over all shards, sorted by name (v0 §2.3), of what the grant covers. A shard that is
-        away makes it fail: a list with names missing would be a silent loss."""
-        asked = Query(query)
-        prefix = asked.text("prefix") or ""
-        size = asked.number("page_size", low=1, high=PAGE_SIZE_MAX) or PAGE_SIZE_DEFAULT
-        after = name_of(asked.text("cursor"))
-        asked.done()
-        found: list[ListedBox] = []
+        """Return one page of the boxes that the grant covers, over all shards, sorted by name (v0 §2.3).
+
+        It fails if a shard does not answer: a list without the names of that shard would be a silent loss."""
+        params = Query(query)
+        prefix = params.text("prefix") or ""
+        size = params.number("page_size", low=1, high=PAGE_SIZE_MAX) or PAGE_SIZE_DEFAULT
+        after = name_of(params.text("cursor"))
+        params.done()
+        boxes: list[ListedBox] = []
         more = False
         for visible in (prefix,) if grant is None else grant.within(prefix):
             each = urlencode({"prefix": visible, "after": after, "page_size": size})
@@ -148,37 +151,37 @@ class Dispatch:
                 if isinstance(answer, StreamsError):
                     raise answer
                 page = _decode_boxes(answer.body)
-                found += page.boxes
+                boxes += page.boxes
                 more = more or page.more
-        found.sort(key=lambda box: box.box)
-        shown_boxes = found[:size]
-        more = more or len(found) > size
-        return BoxPage(shown_boxes, cursor_of(shown_boxes[-1].box) if more else None)
+        boxes.sort(key=lambda box: box.box)
+        more = more or len(boxes) > size
+        boxes = boxes[:size]
+        return BoxPage(boxes, cursor_of(boxes[-1].box) if more else None)
 
     async def list_groups(self, box: str, query: str) -> GroupPage:
-        """One page of a box's groups, sorted by name (v0 §10)."""
-        asked = Query(query)
-        size = asked.number("page_size", low=1, high=PAGE_SIZE_MAX) or PAGE_SIZE_DEFAULT
+        """Return one page of a box's groups, sorted by name (v0 §10)."""
+        params = Query(query)
+        size = params.number("page_size", low=1, high=PAGE_SIZE_MAX) or PAGE_SIZE_DEFAULT
         each = {
-            "prefix": asked.text("prefix") or "",
-            "after": name_of(asked.text("cursor")),
+            "prefix": params.text("prefix") or "",
+            "after": name_of(params.text("cursor")),
             "page_size": size,
         }
-        asked.done()
+        params.done()
         answer = await self.to_owner(wire.OP_LIST_GROUPS, wire.RequestHead(box, urlencode(each)), b"")
         page = _decode_groups(answer.body)
         return GroupPage(box, page.groups, cursor_of(page.groups[-1].group) if page.more else None)
 
     async def describe(self) -> list[dict[str, Any]]:
-        """Ask each shard about itself. A shard that does not answer within `_DESCRIBE_S` counts as away."""
-        described: list[dict[str, Any]] = []
+        """Return the state of each shard. One that does not answer within `_DESCRIBE_S` is not reachable."""
+        states: list[dict[str, Any]] = []
         for shard, answer in enumerate(await self.to_all(wire.OP_STATS, wire.RequestHead(), _DESCRIBE_S)):
             if isinstance(answer, StreamsError):
                 why = {name: text for name, text in answer.detail.items() if name in _EXPLAINING}
-                described.append({"shard": shard, "ready": False, "reachable": False, **why})
+                states.append({"shard": shard, "ready": False, "reachable": False, **why})
             else:
-                described.append({**orjson.loads(answer.body), "reachable": True})
-        return described
+                states.append({**orjson.loads(answer.body), "reachable": True})
+        return states
 
 
 def cursor_of(name: str) -> str:

@@ -1,13 +1,13 @@
 """Which shard owns a box: name -> slot -> shard. Pure.
 
-A name's slot is fixed for ever: XXH64 of its UTF-8 with seed 42, modulo 4096. That is what Spark SQL computes
-for `pmod(xxhash64(name), 4096)`, so a Spark job can group rows by owner without calling us.
+A name's slot never changes: XXH64 of its UTF-8 with seed 42, modulo 4096. Spark SQL computes the same number
+with `pmod(xxhash64(name), 4096)`, so a Spark job can group rows by owner without calling the server.
 
 Only the map from slots to shards can change. A fresh map gives each shard one run of neighbouring slots, as
-even as 4096 divides. Runs and not `slot % shards`, because a run is one line of the manifest and of
-`GET /v0/placement`, while a modulo map has 4096 of them. Neither is minimal when the number of shards
-changes, since both reassign nearly every slot; so a change of that number never computes a fresh map: it
-takes the map that is there and moves only the slots that must move. That leaves runs too, if shorter ones.
+even as 4096 divides. Runs are better than `slot % shards`: a run is one line of the manifest and of
+`GET /v0/placement`, while a modulo map has 4096 lines. When the number of shards changes, a fresh map of
+either kind would reassign nearly every slot. So `resize` takes the existing map and moves only the slots that
+must move. The result has runs too, if shorter ones.
 
 Invariants: `total` (4096 slots, each with an owner), `dense` (every shard below `shards`).
 """
@@ -23,7 +23,7 @@ from xxhash import xxh64_intdigest
 
 from streams.protocol.model.slots import SEED, SLOTS, slot_of
 
-__all__ = ["SEED", "SLOTS", "Placement", "even", "resized", "slot_of"]
+__all__ = ["SEED", "SLOTS", "Placement", "even", "resize", "slot_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +51,11 @@ class Placement:
 
     def ranges(self) -> list[tuple[int, int, int]]:
         """Runs of slots with one owner: (start, end, shard), end exclusive."""
-        found: list[tuple[int, int, int]] = []
+        ranges: list[tuple[int, int, int]] = []
         for shard, run in groupby(self.slots):
-            start = found[-1][1] if found else 0
-            found.append((start, start + sum(1 for _ in run), shard))
-        return found
+            start = ranges[-1][1] if ranges else 0
+            ranges.append((start, start + sum(1 for _ in run), shard))
+        return ranges
 
     def to_dict(self) -> dict[str, Any]:
         return {"shards": self.shards, "slots": self.ranges(), "version": self.version}
@@ -86,21 +86,20 @@ def even(shards: int) -> Placement:
     return Placement(bytes(slot * shards // SLOTS for slot in range(SLOTS)), shards)
 
 
-def resized(old: Placement, shards: int) -> Placement:
-    """The map for another number of shards: as even as can be, and only slots that must move do.
+def resize(old: Placement, shards: int) -> Placement:
+    """Return an even map for another number of shards that moves as few slots as possible.
 
-    Each shard keeps its first slots up to its share; what is over goes, in order, to those that lack some.
+    Each shard keeps its first slots up to its share. The others go, in order, to shards below their share.
     """
-    share = [SLOTS * (shard + 1) // shards - SLOTS * shard // shards for shard in range(shards)]
-    left = share.copy()
-    homeless: list[int] = []
+    missing = [SLOTS * (shard + 1) // shards - SLOTS * shard // shards for shard in range(shards)]
+    moves: list[int] = []
     for slot, shard in enumerate(old.slots):
-        if shard < shards and left[shard]:
-            left[shard] -= 1
+        if shard < shards and missing[shard]:
+            missing[shard] -= 1
         else:
-            homeless.append(slot)
+            moves.append(slot)
     slots = bytearray(old.slots)
-    takers = (shard for shard, lacking in enumerate(left) for _ in range(lacking))
-    for slot, shard in zip(homeless, takers, strict=True):
+    receivers = (shard for shard, count in enumerate(missing) for _ in range(count))
+    for slot, shard in zip(moves, receivers, strict=True):
         slots[slot] = shard
     return Placement(bytes(slots), shards, old.version + 1)

@@ -1,8 +1,9 @@
-"""Measures how hard a gateway and the way to each shard are pressed, and adjusts the limiters and schedulers
+"""Measures the load of a gateway and of its links to the shards, and adjusts append limiters and schedulers
 (v0 §9).
 
-A probe to each shard travels behind the appends on its link, so its round trip, less what it waited for us,
-is what the next append would wait for. Probes also report the level of this gateway to the shard.
+A probe to each shard travels behind the appends on its link. So its round trip, minus the time that it waited
+for this process, is the time that the next append would wait. Probes also report the pressure level of this
+gateway to the shard.
 
 Bounds: one probe to a shard at a time; twenty a second while there are appends, one otherwise.
 """
@@ -23,25 +24,25 @@ from streams.protocol.telemetry.reports import PressureReport
 
 #: A probe costs both sides a tenth of a millisecond.
 _PROBE_S = 0.05
-#: With nothing to do, one is enough: the first that is busy again brings the next.
+#: Probe interval while idle. The first busy sample ends it early.
 _IDLE_PROBE_S = 1.0
-#: When to look again for a shard that is away.
-_AWAY_S = 0.1
+#: Probe interval while the shard does not answer.
+_UNREACHABLE_PROBE_S = 0.1
 
 
 class GatewayPressure:
     def __init__(self, dispatch: Dispatch, thresholds: pressure.Thresholds) -> None:
         self._dispatch = dispatch
         self._gauge = pressure.Gauge(thresholds)
-        #: How long clients wait for their turn. Reported only: no decision depends on it.
-        self._line = pressure.Gauge(thresholds)
-        #: By shard: the last round trip, and since when the probe that is out has been.
+        #: How long requests wait in the scheduler. Reported only: no decision depends on it.
+        self._queue_gauge = pressure.Gauge(thresholds)
+        #: By shard: the last round trip, and when the probe in flight was sent.
         self._round_trips_s = [0.0] * len(dispatch.links)
         self._probed_s: list[float | None] = [None] * len(dispatch.links)
         self._pause_s = pressure.SAMPLE_S
-        #: Set while there is something to do.
+        #: Set while the gateway is busy.
         self._busy = trio.Event()
-        #: Of each front.
+        #: One for each front.
         self._schedulers: list[RequestScheduler] = []
 
     def __repr__(self) -> str:
@@ -54,10 +55,12 @@ class GatewayPressure:
         limiters = self._dispatch.append_limiters
         windows = [*limiters, *self._dispatch.page_windows]
         return PressureReport(
-            level=max(self._gauge.level, self._line.level, *(limiter.gauge.level for limiter in limiters)),
+            level=max(
+                self._gauge.level, self._queue_gauge.level, *(limiter.gauge.level for limiter in limiters)
+            ),
             lag_s=round(self._gauge.lag_ms / 1000, 6),
-            throttled=sum(window.throttled for window in windows),
-            paced=sum(window.paced for window in windows),
+            throttled=sum(window.throttled_count for window in windows),
+            paced=sum(window.paced_count for window in windows),
         )
 
     async def run(self) -> None:
@@ -74,12 +77,12 @@ class GatewayPressure:
             late_s = now_s - began_s - self._pause_s
             lag_ms = pressure.own_lag_ms(late_s, worked_s)
             self._gauge.sample(lag_ms)
-            self._line.sample(1000 * max((each.longest_s for each in self._schedulers), default=0.0))
-            is_busy = max(self._gauge.level, self._line.level) != pressure.NONE
+            self._queue_gauge.sample(1000 * max((each.longest_s for each in self._schedulers), default=0.0))
+            is_busy = max(self._gauge.level, self._queue_gauge.level) != pressure.NONE
             limiters = self._dispatch.append_limiters
             for at, limiter in enumerate(limiters):
                 is_busy = is_busy or limiter.is_busy
-                # How late this process is says nothing of the shard: fewer appends in flight would not help.
+                # Subtract the delay of this process: fewer appends in flight would not reduce that.
                 limiter.sample(max(0.0, 1000 * (self._behind_s(at, now_s) - max(0.0, late_s))))
             for scheduler in self._schedulers:
                 scheduler.sample()
@@ -99,10 +102,10 @@ class GatewayPressure:
             pause_s = _PROBE_S
             try:
                 answer = await link.call(wire.OP_PING, b"", bytes((self._gauge.level,)))
-                # A shard that is not ready says so with nothing: what it does then is no pressure.
+                # A shard that is not ready answers with an empty body: its startup work is no pressure.
                 took_s = trio.current_time() - began_s if answer.body else 0.0
             except StreamsError:
-                took_s, pause_s = 0.0, _AWAY_S
+                took_s, pause_s = 0.0, _UNREACHABLE_PROBE_S
             self._round_trips_s[at], self._probed_s[at] = took_s, None
             await trio.sleep(pause_s)
             with trio.move_on_after(_IDLE_PROBE_S - pause_s):

@@ -1,13 +1,14 @@
-"""Why each process of a server serves or does not: written by the supervisor, read by gateways and tools.
+"""The state of each process of a server, in a file: the supervisor writes it, gateways and tools read it.
 
-The supervisor alone sees why a process ended, so it publishes one small file in the run directory and
-rewrites it, whole, at each change. A gateway reads it when it has to explain that a shard is away: in a
-`503`, in `/v0/ready`, in `/v0/status` and in the metrics.
+Only the supervisor sees why a process ended. So it publishes one small file in the run directory and replaces
+the file at each change. A gateway reads it when it has to explain why a shard does not answer: in a `503`, in
+`/v0/ready`, in `/v0/status` and in the metrics.
 
-`reason` is one of `REASONS`, fit for every client. `detail` may name files of this machine and is for
-operators alone.
+`reason` is one of `REASONS` and is shown to every client. `detail` may name files of this machine and is
+shown only to operators.
 
-Bounds: one entry a process; a reader reads the file again only when it was replaced, which costs a `stat`.
+Bounds: one entry for each process. A reader reads the file again only after it was replaced; each check costs
+one `stat`.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ REASONS: Final[dict[str, tuple[str, str]]] = {
     ),
 }
 
-#: Those for which a process is started again. A counter of each is there from the start, at 0.
+#: Reasons for which a process is restarted. Each has a counter that starts at 0.
 RESTART_REASONS: Final = ("cold_store", "crashed", "hung", "log_failed", "not_started")
 
 
@@ -67,16 +68,16 @@ class ProcessState(msgspec.Struct, frozen=True, kw_only=True):
     pid: int = 0
     #: A key of `REASONS`, empty while it serves.
     reason: str = ""
-    #: What the process said last, or how it ended.
+    #: The last message of the process, or how it ended.
     detail: str = ""
-    #: Times it was started again, by reason.
+    #: Restarts by reason.
     restarts: dict[str, int] = {}
 
 
 class ProcessStates(msgspec.Struct, frozen=True, kw_only=True):
     shards: dict[int, ProcessState] = {}
     gateways: dict[int, ProcessState] = {}
-    #: Why the file of keys cannot be read; empty if it can, or if there is none. May name the file.
+    #: Why the key file cannot be read. Empty if it can be read, or if there is none. May name the file.
     keys_problem: str = ""
 
 
@@ -84,12 +85,12 @@ decode_states = msgspec.json.Decoder(ProcessStates).decode
 
 
 class StatesReader:
-    """The newest published states. Without a file (a gateway in a test), nothing is known of any process."""
+    """Reads the newest published states. Without a file (a gateway in a test) there are no states."""
 
     def __init__(self, run_dir: Path | None) -> None:
         self._path = None if run_dir is None else run_dir / FILE_NAME
         self._states = ProcessStates()
-        #: Inode and time of the file that was read.
+        #: Inode and modification time of the file that was read last.
         self._version = (-1, -1)
 
     def __repr__(self) -> str:
@@ -98,13 +99,13 @@ class StatesReader:
     def states(self) -> ProcessStates:
         if self._path is not None:
             try:
-                found = os.stat(self._path)
-                version = found.st_ino, found.st_mtime_ns
+                stat = os.stat(self._path)
+                version = stat.st_ino, stat.st_mtime_ns
                 if version != self._version:
                     self._states = decode_states(self._path.read_bytes())
                     self._version = version
             except (OSError, msgspec.MsgspecError):
-                pass  # not written yet, or the server ends: what was known before is the best there is
+                pass  # not written yet, or the server is shutting down: keep the last states
         return self._states
 
     def of_shard(self, shard: int) -> ProcessState | None:
@@ -116,6 +117,6 @@ class StatesReader:
         reason = state.reason if state is not None else ""
         if reason not in REASONS:
             return f"shard {shard} cannot be reached right now; nothing was done", {}
-        happened, next_step = REASONS[reason]
-        message = f"shard {shard} does not serve: {happened}; nothing was done. Operator: {next_step}"
+        cause, next_step = REASONS[reason]
+        message = f"shard {shard} does not serve: {cause}; nothing was done. Operator: {next_step}"
         return message, {"reason": reason, "next_step": next_step}

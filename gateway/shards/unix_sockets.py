@@ -22,7 +22,8 @@ BACKLOG: Final = 1024
 
 @contextmanager
 def connectable_path(path: str | Path) -> Iterator[str]:
-    """A spelling of `path` short enough to bind or connect to, good inside the `with` block."""
+    """Yield a spelling of `path` that is short enough to bind or connect to, valid inside the `with`
+    block."""
     if len(os.fsencode(path)) <= UNIX_PATH_BYTES_MAX:
         yield os.fspath(path)
         return
@@ -35,7 +36,7 @@ def connectable_path(path: str | Path) -> Iterator[str]:
 
 
 def listen_unix(path: Path) -> socket.socket:
-    """A fresh listening socket at `path`. What was there is from a server that is gone: we hold its lock."""
+    """Create a listening socket at `path`. Replaces the socket of an earlier server: we hold its lock."""
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -50,11 +51,11 @@ def listen_unix(path: Path) -> socket.socket:
 
 
 def listen_tcp(host: str, port: int) -> list[socket.socket]:
-    """Listening sockets on every address `host` names, all on one port; port 0 picks a free one."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    """Create listening sockets on every address of `host`, all on one port; port 0 picks a free one."""
+    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     listeners: list[socket.socket] = []
     try:
-        for family, kind, protocol, _, address in dict.fromkeys(found):
+        for family, kind, protocol, _, address in dict.fromkeys(addresses):
             listener = socket.socket(family, kind, protocol)
             listeners.append(listener)
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -71,7 +72,7 @@ def listen_tcp(host: str, port: int) -> list[socket.socket]:
 
 
 def url_of(host: str, port: int) -> str:
-    """Where a client on this machine reaches a server bound to `host`."""
+    """Return the URL under which a client on this machine reaches a server bound to `host`."""
     if host in ("", "0.0.0.0"):
         host = "127.0.0.1"
     elif host == "::":
@@ -82,8 +83,8 @@ def url_of(host: str, port: int) -> str:
 
 
 def address_of(host: str, port: int) -> str:
-    """host:port for clients on other machines. A listener on every address has no name of its own: they know
-    by which one they reach this machine."""
+    """Return host:port for clients on other machines. The host is empty for a listener on every address: only
+    the clients know by which address they reach this machine."""
     if host in ("", "0.0.0.0", "::"):
         host = ""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

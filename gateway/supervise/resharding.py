@@ -20,7 +20,7 @@ import orjson
 import structlog
 import trio
 
-from gateway.shards.placement import resized
+from gateway.shards.placement import resize
 from gateway.supervise.data_dir import CannotServe, DataDir
 from gateway.supervise.manifest import Manifest, folders
 from gateway.supervise.reports import lines
@@ -39,7 +39,7 @@ async def reshard(
     wal_file_bytes: int,
 ) -> Manifest:
     """The manifest with `shards` shards, in force; or `CannotServe`, and everything is as it was."""
-    placement = resized(old.placement, shards)
+    placement = resize(old.placement, shards)
     targets = folders(shards, placement.version)
     plan = {
         "data_dir": str(directory.path),

@@ -85,7 +85,11 @@ except RuntimeError as error:
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
-    assert "request failed by a bug" in done.stderr and "in fail" in done.stderr and "a bug" in done.stderr
+    assert (
+        "request failed because of a bug" in done.stderr
+        and "in fail" in done.stderr
+        and "a bug" in done.stderr
+    )
     assert SECRET not in done.stderr
 
 

@@ -302,7 +302,7 @@ async def test_a_thousand_watchers_share_one_serialisation_of_each_append(tmp_pa
             await nursery.start(service.run, draining)
             async with running_front(api.handle, patience_s=4 * PATIENCE_S) as running:
                 for link in links:
-                    await link.came_up()
+                    await link.wait_up()
                 done = trio.Event()
                 accounts: list[list[int]] = []
                 ready: list[None] = []

@@ -75,7 +75,7 @@ async def test_an_append_waits_until_another_leaves_and_none_overtakes_its_own_k
         assert appends.entered == [] and not limiter.has_room
         await appends.let_in(3)
         assert len(appends.entered) == 3
-    assert (limiter.in_flight, limiter.paced, limiter.throttled) == (LIMIT_MIN, 3, 0)
+    assert (limiter.in_flight, limiter.paced_count, limiter.throttled_count) == (LIMIT_MIN, 3, 0)
 
 
 async def test_keys_take_turns_at_the_gate_however_many_appends_each_of_them_has() -> None:
@@ -157,7 +157,7 @@ async def test_a_shard_that_is_behind_refuses_nothing_at_the_gateway(
         await appends.add("a")
         await appends.let_in(2)
         assert len(appends.entered) == 2
-    assert limiter.throttled == 0
+    assert limiter.throttled_count == 0
 
 
 async def test_no_append_waits_for_ever(autojump_clock: trio.testing.MockClock) -> None:
@@ -167,7 +167,7 @@ async def test_no_append_waits_for_ever(autojump_clock: trio.testing.MockClock) 
         await limiter.enter("a", 1)
     assert trio.current_time() - began_s == pytest.approx(WAIT_S_MAX)
     assert refused.value.detail["retry_after_ms"] >= 100
-    assert (limiter.in_flight, limiter.throttled) == (LIMIT_MIN, 1)
+    assert (limiter.in_flight, limiter.throttled_count) == (LIMIT_MIN, 1)
 
 
 async def test_the_queue_is_bounded(mock_clock: trio.testing.MockClock) -> None:
@@ -333,7 +333,7 @@ async def test_an_append_to_a_stream_takes_its_turn_and_keeps_its_place(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(append)
         await trio.testing.wait_all_tasks_blocked()
-        assert sent == [] and limiter.paced == 1, "it waits at the limiter, and those behind it for it"
+        assert sent == [] and limiter.paced_count == 1, "it waits in the limiter, and those behind it for it"
         for _ in given:
             limiter.leave(1)
         await trio.testing.wait_all_tasks_blocked()

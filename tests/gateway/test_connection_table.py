@@ -22,7 +22,7 @@ from gateway.admission.descriptors import OTHERS, connections_within, fit_connec
 class Served:
     is_idle: bool = True
     is_busy: bool = False
-    served: int = 0
+    request_count: int = 0
 
 
 @dataclass
@@ -81,7 +81,7 @@ def test_the_stranger_that_is_idle_longest_gives_way(ten: Opener) -> None:
     assert not ten.is_open(first) and all(ten.is_open(each) for each in [*kept, *strangers[1:]])
     ten.open()
     assert isinstance(second.server, Served)
-    second.server.served = 1  # It has just made a request, and been refused.
+    second.server.request_count = 1  # It has just made a request, and been refused.
     assert ten.table.make_room()
     assert ten.is_open(second) and not ten.is_open(strangers[2])
     assert ten.table.close_counters.counts["no_key"] == 2
@@ -125,7 +125,7 @@ def test_the_reserve_is_never_kept(ten: Opener) -> None:
     assert ten.table.make_room()
     assert not ten.is_open(last)
     next_one = ten.open()
-    ten.table.remove(next(iter(ten.table._kept)))
+    ten.table.remove(next(iter(ten.table._kept_connections)))
     assert next_one.keep()
     ten.table.check()
 

@@ -119,7 +119,7 @@ async def test_idle_connections_without_a_key_shut_nobody_out(wire, monkeypatch)
             assert answer.status == 200
         await working.send_all(KEYED)
         await read_until(working, b"{}")
-        closed = running.front.statistics().closed
+        closed = running.front.statistics().closed_by_reason
         assert closed["no_key"] + closed["address"] >= 60
         assert running.front.statistics().connections <= 20
         lines = [line for line in logs if "idle connections" in line["event"]]
@@ -188,7 +188,7 @@ async def test_idle_connections_of_valid_keys_give_way_to_new_clients():
         [answer] = parse_answers(await talk(running, HEALTH))
         assert answer.status == 200
         assert sum(is_closed(stream) for stream in idle) == 1
-        assert running.front.statistics().closed["idle"] == 1
+        assert running.front.statistics().closed_by_reason["idle"] == 1
 
 
 async def test_a_server_without_keys_keeps_connections_that_have_made_a_request():
@@ -209,7 +209,7 @@ async def test_an_address_over_its_limit_is_refused():
         await open_all(running, stack, 3, KEYED)
         async with await running.connect() as stream:
             assert await read_to_end(stream) == b""
-        assert running.front.statistics().closed["address_limit"] == 1
+        assert running.front.statistics().closed_by_reason["address_limit"] == 1
 
 
 async def test_five_hundred_connections_that_come_and_go_leave_an_empty_table():

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.shards.placement import even, resized
+from gateway.shards.placement import even, resize
 from gateway.supervise.data_dir import CannotServe, DataDir, Holder, write_atomically
 from gateway.supervise.manifest import Manifest
 
@@ -131,7 +131,7 @@ def test_what_a_finished_change_has_replaced_is_removed_after_the_copy_says_so(d
     old = opened(directory, 2)
     with_folders(directory, "shard-00-v2")
     new = replace(
-        old, placement=resized(old.placement, 1), directories=("shard-00-v2",), dropping=old.directories
+        old, placement=resize(old.placement, 1), directories=("shard-00-v2",), dropping=old.directories
     )
     directory.commit(new)
     assert Manifest.decode((directory.path / "manifest.copy.json").read_bytes()) == old

@@ -451,9 +451,15 @@ def check_chunks(case: Case) -> None:
     for pieces in ([wire], [wire[at : at + 1] for at in range(len(wire))]):
         body = ChunkedBody(LIMITS)
         try:
-            while pieces and not body.done:
+            while pieces and not body.is_complete:
                 body.feed_untrusted(pieces.pop(0))
-            results.append((body.done, bytes(body.body), body.rest + b"".join(pieces) if body.done else b""))
+            results.append(
+                (
+                    body.is_complete,
+                    bytes(body.body),
+                    body.rest + b"".join(pieces) if body.is_complete else b"",
+                )
+            )
         except StreamsError as error:
             results.append((error.code,))
     assert results[0] == results[1]

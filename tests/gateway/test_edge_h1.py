@@ -26,7 +26,7 @@ def parse(raw: bytes):
 def unchunk(wire: bytes, *, step: int | None = None) -> ChunkedBody:
     body = ChunkedBody(LIMITS)
     for at in range(0, len(wire), step or len(wire)):
-        if body.done:
+        if body.is_complete:
             body.rest += wire[at : at + (step or len(wire))]
         else:
             body.feed_untrusted(wire[at : at + (step or len(wire))])
@@ -277,7 +277,7 @@ GOOD_CHUNKS = [
 @pytest.mark.parametrize(("wire", "body"), GOOD_CHUNKS)
 def test_chunked_bodies_and_what_follows(wire, body, step):
     read = unchunk(wire + b"GET /next", step=step)
-    assert read.done
+    assert read.is_complete
     assert bytes(read.body) == body
     assert read.rest == b"GET /next"
 
@@ -342,7 +342,7 @@ def test_a_body_of_mostly_framing_is_refused():
 
 
 def test_an_unfinished_chunked_body_is_not_done():
-    assert not unchunk(b"5\r\nabc").done
+    assert not unchunk(b"5\r\nabc").is_complete
     assert parse(head_and(Transfer_Encoding="CHUNKED")).length == CHUNKED
 
 
@@ -363,5 +363,5 @@ def test_a_flood_of_tiny_chunks_is_parsed_a_part_at_a_time() -> None:
         chunked.feed_untrusted(b"")
         feeds += 1
         assert len(chunked.body) - before <= LINES_PER_FEED_MAX
-    assert chunked.done and chunked.body == b"x" * 10_000 and chunked.rest == b"rest"
+    assert chunked.is_complete and chunked.body == b"x" * 10_000 and chunked.rest == b"rest"
     assert feeds > 20_000 // LINES_PER_FEED_MAX

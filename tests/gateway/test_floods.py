@@ -174,7 +174,7 @@ async def test_a_flood_of_frames_without_a_key_is_told_to_calm_down(name):
         nursery.start_soon(send_flood, stream, PREFACE + FLOODS[name])
         assert goodbye_of(await read_to_end(stream)) == ErrorCodes.ENHANCE_YOUR_CALM
         assert handler.count <= STRANGER_TOKENS
-        assert running.front.statistics().closed["http2_frames"] == 1
+        assert running.front.statistics().closed_by_reason["http2_frames"] == 1
         nursery.cancel_scope.cancel()
 
 
@@ -205,7 +205,7 @@ async def test_a_flood_with_a_valid_key_ends_too_and_the_log_has_one_line_of_all
                 assert await client.status_of(await client.request("/", authorization="Bearer key")) == b"200"
                 nursery.start_soon(send_flood, client.stream, PingFrame(0, b"12345678").serialize() * FLOOD)
                 assert await client.error_code() == ErrorCodes.ENHANCE_YOUR_CALM
-            assert running.front.statistics().closed["http2_frames"] == 3
+            assert running.front.statistics().closed_by_reason["http2_frames"] == 3
             nursery.cancel_scope.cancel()
     lines = [line for line in logs if "too many frames" in line["event"]]
     assert [(line["log_level"], line["last_address"]) for line in lines] == [("warning", "127.0.0.1")]
@@ -351,7 +351,7 @@ async def test_a_flood_of_small_socket_frames_is_closed_as_against_the_policy(na
         peer = await open_socket(running)
         nursery.start_soon(send_flood, peer.stream, SOCKET_FLOODS[name])
         assert await peer.close_code() == 1008
-        assert running.front.statistics().closed["socket_frames"] == 1
+        assert running.front.statistics().closed_by_reason["socket_frames"] == 1
         nursery.cancel_scope.cancel()
 
 

@@ -83,7 +83,7 @@ def test_an_http2_frame_costs_the_same_wherever_it_is_cut(frame, cost):
     for at in range(len(frame) + 1):
         walker = h2_walker()
         assert b"".join(walk(walker, frame[:at], frame[at:], PING)) == frame + PING
-        assert walker.budget.spent == cost + 1
+        assert walker.budget.spent_tokens == cost + 1
 
 
 @pytest.mark.parametrize(("frame", "cost"), SOCKET_FRAMES)
@@ -92,7 +92,7 @@ def test_a_socket_frame_costs_the_same_wherever_it_is_cut(frame, cost):
     for at in range(min(20, len(frame)) + 1):
         walker = SocketFrameWalker(FrameBudget(0.0))
         assert b"".join(walk(walker, frame[:at], frame[at:], end)) == frame + end
-        assert walker.budget.spent == cost + 1
+        assert walker.budget.spent_tokens == cost + 1
 
 
 @given(
@@ -108,15 +108,15 @@ def test_bytes_pass_unchanged_and_every_frame_is_charged_once(frames, sizes):
         reads.append(wire[at : at + size])
         at, turn = at + size, turn + 1
     assert b"".join(walk(walker, *reads)) == wire
-    assert walker.budget.spent == sum(cost for _, cost in frames)
+    assert walker.budget.spent_tokens == sum(cost for _, cost in frames)
 
 
 def test_small_data_of_a_known_client_is_free_and_empty_data_is_not():
     walker = h2_walker(known=True)
     walk(walker, data_frame(1) * 100)
-    assert walker.budget.spent == 0
+    assert walker.budget.spent_tokens == 0
     walk(walker, data_frame(0) * 3 + data_frame(0, 100) * 2)
-    assert walker.budget.spent == 5
+    assert walker.budget.spent_tokens == 5
 
 
 def test_a_slice_ends_at_a_frame_and_weighs_no_more_than_it_must():

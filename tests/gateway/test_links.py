@@ -30,11 +30,11 @@ async def test_a_link_is_settled_when_nobody_listens_any_more_but_not_while_a_sh
             nursery.start_soon(link.run)
             await trio.testing.wait_all_tasks_blocked()
             with trio.move_on_after(0) as scope:
-                await link.settled()
+                await link.wait_decided()
             assert scope.cancelled_caught, "it is connected, and nobody has answered yet"
             listener.close()
             with trio.fail_after(PATIENCE_S):
-                await link.settled()
+                await link.wait_decided()
             assert not link.is_up
             nursery.cancel_scope.cancel()
 
@@ -85,7 +85,7 @@ async def hanging_shard(folder: Path) -> AsyncIterator[tuple[Link, HangingShard,
             accepted, _ = await trio.socket.from_stdlib_socket(listener).accept()
             shard = HangingShard(trio.SocketStream(accepted))
             nursery.start_soon(shard.run)
-            await link.came_up()
+            await link.wait_up()
             yield link, shard, nursery
             nursery.cancel_scope.cancel()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.shards.placement import even, resized
+from gateway.shards.placement import even, resize
 from gateway.supervise.manifest import Manifest, ManifestDamaged, ManifestUnknown, folders, fresh
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -18,7 +18,7 @@ PLAIN = fresh(2, now_ms=1_700_000_000_000, salt=123_456_789)
 #: As formats 1 and 2 have it.
 WITHOUT_SALT = replace(PLAIN, server="1700000000000")
 BUSY = Manifest(
-    resized(even(3), 2),
+    resize(even(3), 2),
     ("shard-00-v2", "shard-01"),
     5,
     building=("shard-00-v3", "restore-01"),

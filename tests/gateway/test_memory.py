@@ -66,7 +66,7 @@ async def test_an_owner_gets_its_room_back_when_another_gives_its_own():
     with pytest.raises(Throttled) as caught:
         second.grow(300)
     assert caught.value.detail == {"limit": "body_bytes_in_flight"}
-    assert budget.refused == {"key": 1, "stranger": 0, "everyone": 0}
+    assert budget.refusal_counts == {"key": 1, "stranger": 0, "everyone": 0}
     first.close()
     first.close()  # does nothing
     second.grow(300)
@@ -109,7 +109,7 @@ async def test_stalled_clients_are_ended_oldest_first_and_only_when_there_is_no_
     assert not ended
     hold(budget, EVERYONE, 200, kept)
     assert ended == [charges[1]] and charges[1].is_ended
-    assert budget.stalled == {"key": 0, "stranger": 0, "everyone": 1}
+    assert budget.stall_counts == {"key": 0, "stranger": 0, "everyone": 1}
     with pytest.raises(Throttled, match="stalled"):
         charges[1].grow(1)
     with pytest.raises(Throttled):  # what has moved is not stalled

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from xxhash import xxh64_intdigest
 
-from gateway.shards.placement import SEED, SLOTS, Placement, even, resized, slot_of
+from gateway.shards.placement import SEED, SLOTS, Placement, even, resize, slot_of
 
 NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=255)
 
@@ -67,7 +67,7 @@ def test_an_even_map_is_whole_dense_and_even(shards: int) -> None:
 def test_another_number_of_shards_moves_only_what_must_move(numbers: list[int]) -> None:
     placement = even(numbers[0])
     for shards in numbers[1:]:
-        after = resized(placement, shards)
+        after = resize(placement, shards)
         before, sizes = Counter(placement.slots), Counter(after.slots)
         assert sorted(sizes) == list(range(shards))
         assert max(sizes.values()) - min(sizes.values()) <= 1

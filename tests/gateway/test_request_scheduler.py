@@ -302,7 +302,7 @@ async def test_only_the_first_of_what_comes_in_one_piece_has_waited_for_its_turn
 
     async with running_front(handler) as running, await running.connect() as stream:
         await trio.testing.wait_all_tasks_blocked()
-        running.front.scheduler._left = 0  # Others have taken this turn.
+        running.front.scheduler._work_left = 0  # Others have taken this turn.
         send(stream.socket, "/one", b"{}")
         send(stream.socket, "/two", b"{}")
         with trio.fail_after(PATIENCE_S):

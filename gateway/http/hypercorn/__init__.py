@@ -1,8 +1,8 @@
-"""Hypercorn and Quart, for all that the edge does not speak: HTTP/2, WebSockets, upgrades.
+"""Serves HTTP/2, WebSockets and upgrades, which the edge does not speak, with Hypercorn and Quart.
 
 server         serves single connections, with Hypercorn's settings
 connection     one connection
-adjustments    what is changed of Hypercorn, h2 and wsproto that has no setting
+adjustments    changes to Hypercorn, h2 and wsproto that have no setting
 exchanges      the input of each exchange
 h2_data        DATA of HTTP/2 in bulk
 socket_stream  the socket, with a write deadline

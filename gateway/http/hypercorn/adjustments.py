@@ -1,22 +1,22 @@
 """Adjusts Hypercorn, h2 and wsproto where they have no setting.
 
-Members of theirs that are not public are touched here and in `h2_data.py`, and nowhere else.
+Only this file and `h2_data.py` use members of theirs that are not public.
 
 HTTP/2 (`adjust_h2`):
 - priorities are ignored, as RFC 9113 allows: one frame could reorder a thousand streams;
 - the flow-control windows are wider;
-- DATA is received and sent many frames at a time, and an answer is held back when its client gives no window
-  for it (`h2_data.py`);
-- DATA that arrives on a stream after its answer (a body refused for its length) is dropped; to Hypercorn it
-  is a KeyError that ends the connection, with every other request on it;
-- a client that says GOAWAY without an error still gets the answers that it waits for, and may send the rest
-  of what it has begun: Node does so whenever it closes a session. To Hypercorn that is the end.
+- DATA is received and sent many frames at a time, and an answer waits while its client gives no window for it
+  (`h2_data.py`);
+- DATA that arrives on a stream after its answer (a body refused for its length) is dropped; in Hypercorn it
+  raises a KeyError that ends the connection, with every other request on it;
+- a client that sends GOAWAY without an error still gets its pending answers, and may send the rest of the
+  requests that it has begun: Node does so whenever it closes a session. Hypercorn would end the connection.
 
 HTTP/1.1 (`adjust_h1`): a body that breaks while its answer is being sent ends the body, not the answer.
 
-WebSockets (`watch_socket`): frames are counted and handled in slices, and no extension is agreed to.
+WebSockets (`watch_socket`): frames are counted and handled in slices, and no extension is accepted.
 
-Both (`exchanges.py`): what an exchange has not taken when it is over is dropped.
+Both (`exchanges.py`): input that an exchange has not read when it ends is dropped.
 """
 
 from __future__ import annotations
@@ -48,21 +48,21 @@ from gateway.http.hypercorn.exchanges import Exchanges
 from gateway.http.hypercorn.h2_data import BulkReceiver, SendBuffer, send_data
 from gateway.requests.request import is_full_duplex
 
-#: What a peer may send on one HTTP/2 stream, and on all of a connection's, before we have read it. The
-#: protocol's default of 64 KiB makes a body of 1 MiB wait for sixteen round trips.
+#: Flow-control windows: bytes that a peer may send on one HTTP/2 stream, and on all streams of a connection,
+#: before we have read them. With the protocol's default of 64 KiB, a body of 1 MiB takes sixteen round trips.
 H2_STREAM_WINDOW_BYTES = 1024 * 1024
 H2_CONNECTION_WINDOW_BYTES = 16 * 1024 * 1024
-#: The size every peer may use from its first frame on. A larger one must be announced, and `h2` takes
-#: the announcement into account only at the read after the one that brought its acknowledgement.
+#: The frame size that every peer may use from its first frame on. A larger one must be announced, and `h2`
+#: applies the announcement only at the read after the one that brought its acknowledgement.
 H2_FRAME_BYTES_MAX = 16 * 1024
 H2_STREAMS_MAX = 256
-#: How an answer to a WebSocket's command that is none begins. It earns no credit.
+#: Text of the answer to a WebSocket message that is not a valid command. Such an answer earns no credit.
 _NO_COMMAND = '"code":"invalid_request"'
 _NO_COMMAND_WITHIN = 512
 
 
 class SocketFlood(FrameFlood):
-    """The client of a WebSocket has sent more small frames than its budget allows, and was answered so."""
+    """The client of a WebSocket has sent more small frames than its budget allows. The close code says so."""
 
 
 # -- HTTP/2
@@ -71,7 +71,7 @@ class SocketFlood(FrameFlood):
 def adjust_h2(
     protocol: H2Protocol, task_group: TaskGroup, watch: Callable[[WSStream], None], budget: FrameBudget
 ) -> bytes:
-    """Adjust a connection before its first stream. Returns what is to be sent behind Hypercorn's SETTINGS."""
+    """Adjust a connection before its first stream. Returns the bytes to send behind Hypercorn's SETTINGS."""
     assert not protocol.streams
     protocol.streams, protocol.stream_buffers = _Streams(watch), _Buffers()
     protocol.task_group = Exchanges(task_group._nursery)
@@ -89,7 +89,7 @@ def preface_bytes_of(protocol: H2Protocol) -> int:
 
 
 class _Streams(dict[int, Any]):
-    """The streams of an HTTP/2 connection. One that is over takes what still comes, and drops it."""
+    """The streams of an HTTP/2 connection. Events of a stream that has ended are dropped."""
 
     def __init__(self, watch_socket: Callable[[WSStream], None]) -> None:
         super().__init__()
@@ -100,11 +100,11 @@ class _Streams(dict[int, Any]):
             self._watch_socket(stream)
         super().__setitem__(stream_id, stream)
 
-    def __missing__(self, stream_id: int) -> _Over:
-        return _Over()
+    def __missing__(self, stream_id: int) -> _EndedStream:
+        return _EndedStream()
 
 
-class _Over:
+class _EndedStream:
     async def handle(self, event: object) -> None:
         pass
 
@@ -115,32 +115,33 @@ class _Buffers(dict[int, StreamBuffer]):
 
 
 def _outlive_goaway(protocol: H2Protocol) -> None:
-    """Has `h2` stay as it is when a GOAWAY comes or goes, and Hypercorn not hear of one without an error.
-    Without a stream the connection is idle, and closes when the peer does, or when it has been idle for long.
+    """Keep a connection open after a GOAWAY, sent or received, and hide a GOAWAY without an error from
+    Hypercorn. A connection without streams is idle, and closes when the peer does or when its idle time is
+    over.
 
-    Hypercorn says GOAWAY when it stops and the last answer has been made, which may be before the end of that
-    answer is sent; and behind a GOAWAY of its own `h2` would not send it."""
+    Hypercorn sends GOAWAY when it stops and the last answer exists, which may be before the end of that
+    answer is sent. After its own GOAWAY `h2` would not send the rest."""
     connection = protocol.connection
     machine = connection.state_machine
     open_states = (H2State.CLIENT_OPEN, H2State.SERVER_OPEN)
     machine._transitions = {
         **machine._transitions,
         **{
-            (state, way): (None, state)
+            (state, input): (None, state)
             for state in open_states
-            for way in (ConnectionInputs.RECV_GOAWAY, ConnectionInputs.SEND_GOAWAY)
+            for input in (ConnectionInputs.RECV_GOAWAY, ConnectionInputs.SEND_GOAWAY)
         },
     }
     receive_data = connection.receive_data
 
-    def received(data: bytes) -> list[h2.events.Event]:
+    def receive_without_goaway(data: bytes) -> list[h2.events.Event]:
         return [
             event
             for event in receive_data(data)
             if not (isinstance(event, h2.events.ConnectionTerminated) and event.error_code == 0)
         ]
 
-    connection.receive_data = received  # type: ignore[method-assign, assignment]
+    connection.receive_data = receive_without_goaway  # type: ignore[method-assign, assignment]
 
 
 def _receive_in_bulk(connection: H2Connection) -> None:
@@ -196,7 +197,7 @@ def serves_full_duplex(protocol: H11Protocol) -> bool:
 
 
 def _leave_errors_to_sessions(protocol: H11Protocol) -> None:
-    """Has Hypercorn not answer a body that breaks if its handler answers while the body arrives."""
+    """Stop Hypercorn from answering a broken body whose handler answers while the body arrives."""
     send_error = protocol._send_error_response
 
     async def send(status_code: int) -> None:
@@ -210,8 +211,8 @@ def _leave_errors_to_sessions(protocol: H11Protocol) -> None:
 
 
 class _PlainHandshake(ws_stream.Handshake):
-    """The handshake of a WebSocket that agrees to no extension. With permessage-deflate a frame of a few
-    bytes becomes a message of two megabytes that no budget has counted."""
+    """A WebSocket handshake that accepts no extension. With permessage-deflate, a frame of a few bytes would
+    become a message of two megabytes that no budget has counted."""
 
     def __init__(self, headers: list[tuple[bytes, bytes]], http_version: str) -> None:
         super().__init__(headers, http_version)
@@ -223,8 +224,8 @@ ws_stream.Handshake = _PlainHandshake  # type: ignore[misc]
 
 
 def watch_socket(stream: WSStream, lane: SliceLane) -> None:
-    """Has the frames of a WebSocket counted, and handled in slices. Its client is known: a socket opens
-    for a valid key alone."""
+    """Count the frames of a WebSocket, and handle them in slices. Its client is known: a socket opens only
+    for a valid key."""
     if "handle" in vars(stream):
         return
     budget = FrameBudget(trio.current_time())

@@ -1,9 +1,9 @@
-"""The Quart-Trio app: the edge's handler for what Hypercorn serves (HTTP/2, upgrades, or everything).
+"""The Quart-Trio app: calls the handler for requests that Hypercorn serves (HTTP/2, upgrades, or everything).
 
-Quart gives us its lifespan and websockets. Its HTTP half is replaced where Quart means it to be replaced
-(`asgi_http_class`), because what it does by default would break promises: it cancels a handler when the
-client disconnects (a write would be left in doubt), decodes the path, and has no deadline with a rate.
-"""
+Quart provides the lifespan and WebSockets. Its HTTP half is replaced through Quart's own extension point
+(`asgi_http_class`), because its default breaks our guarantees: it cancels a handler when the client
+disconnects (the outcome of a write would be unknown), decodes the path, and has no deadline with a minimum
+rate."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ from streams.protocol.errors import InvalidRequest, StreamsError
 #: The one address that speaks WebSocket (v0 §7.5).
 SOCKET_PATH = "/v0/ws"
 
-#: What is handed to Hypercorn at a time: when it has taken a piece, most of it is with the client.
+#: Bytes handed to Hypercorn at a time. When Hypercorn has taken a piece, most of it has reached the client.
 _SLICE_BYTES = 256 * 1024
 
-#: Methods of which a body is not expected. One that comes in spite of that is read for a known client only.
+#: Methods without an expected body. A body that comes anyway is read only for a known client.
 _BODYLESS = frozenset(("GET", "HEAD", "DELETE", "OPTIONS"))
 
 
@@ -124,9 +124,9 @@ class _App(QuartTrio):
             await self.socket_handler(headers, accept)
         except StreamsError as error:
             spent_ms = (time.perf_counter_ns() - started_ns) / 1e6
-            refused = response_for(error, server_total_ms=spent_ms)
-            answer = quart.Response(b"".join(refused.parts), refused.status)
-            for name, value in refused.headers:
+            error_response = response_for(error, server_total_ms=spent_ms)
+            answer = quart.Response(b"".join(error_response.parts), error_response.status)
+            for name, value in error_response.headers:
                 answer.headers[name.decode()] = value.decode()
             return answer
         return None
@@ -143,12 +143,12 @@ class _Socket:
         await quart.websocket.send(text.decode())
 
 
-class _Gone(Exception):
-    """The client went away before its request was whole."""
+class _ClientGone(Exception):
+    """The client disconnected before its request was complete."""
 
 
-class _Stalled(Exception):
-    """The client does not take its answer."""
+class _ClientStalled(Exception):
+    """The client does not read its answer."""
 
 
 class Exchange(TrioASGIHTTPConnection):
@@ -167,7 +167,7 @@ class Exchange(TrioASGIHTTPConnection):
     async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         started_ns = time.perf_counter_ns()
         headers = _headers_of(self.scope)
-        refused: Response | None = None
+        error_response: Response | None = None
         try:
             path, query = self._check_head(headers)
             if is_full_duplex(self._method, path, headers.get("content-type")):
@@ -175,13 +175,13 @@ class Exchange(TrioASGIHTTPConnection):
                 return
             body, charge = await self._read_body(path, headers, query, receive)
         except StreamsError as error:
-            refused = refusal(error, headers, started_ns, self.scope["raw_path"].decode("latin-1"))
+            error_response = refusal(error, headers, started_ns, self.scope["raw_path"].decode("latin-1"))
         except RefusedEarly as early:
-            refused = early.response
-        except _Gone:
+            error_response = early.response
+        except _ClientGone:
             return
-        if refused is not None:  # Not above: there, the traceback keeps the body in memory.
-            await self._refuse(refused, receive, send)
+        if error_response is not None:  # Not above: there, the traceback keeps the body in memory.
+            await self._refuse(error_response, receive, send)
             return
         request = Request(self._method, path, query, headers, body, time.perf_counter_ns())
         request.memory, request.charge = self.app.bodies, charge
@@ -205,7 +205,7 @@ class Exchange(TrioASGIHTTPConnection):
             owner = STRANGERS if request.key is None and self.app.admit is not None else request.owner
             response.charge = self.app.answers.charge(owner, 0, sum(map(len, response.parts)))
         try:
-            with suppress(_Stalled):
+            with suppress(_ClientStalled):
                 await self._send(response, send)
                 await self._emit(send, _END)
         finally:
@@ -220,7 +220,7 @@ class Exchange(TrioASGIHTTPConnection):
         receive: ASGIReceiveCallable,
         send: ASGISendCallable,
     ) -> None:
-        """Answers a request while its body arrives. The handler authenticates it before it uses the body."""
+        """Answer a request while its body arrives. The handler authenticates it before it reads the body."""
         request = Request(self._method, path, query, headers, b"", time.perf_counter_ns())
         incoming = IncomingBody(ends_with_client=not self._is_http_1)
         request.incoming = incoming
@@ -261,7 +261,8 @@ class Exchange(TrioASGIHTTPConnection):
     async def _read_body(
         self, path: str, headers: dict[str, str], query: str, receive: ASGIReceiveCallable
     ) -> tuple[bytearray, Charge]:
-        """The whole body and its charge, which the caller closes. A stranger's body is not waited for."""
+        """Return the whole body and its charge, which the caller closes. Does not wait for a stranger's
+        body."""
         limits, admit = self.app.limits, self.app.admit
         length = content_length_of(headers.get("content-length"))
         check_body_length(length, limits)
@@ -281,7 +282,7 @@ class Exchange(TrioASGIHTTPConnection):
                     )
                     message: Any = await receive()
                     if message["type"] != "http.request":
-                        raise _Gone
+                        raise _ClientGone
                     part = message["body"]
                     check_body_length(len(body) + len(part), limits)
                     charge.grow(len(part))
@@ -313,8 +314,8 @@ class Exchange(TrioASGIHTTPConnection):
     async def _emit(
         self, send: ASGISendCallable, event: Mapping[str, Any], size: int = 0, since_s: float | None = None
     ) -> None:
-        """Hypercorn waits without end for a client that gives HTTP/2 no window. We do not. `size` bytes are
-        to be sent since `since_s`, which is now unless it is given."""
+        """Send an event of `size` bytes with a deadline that counts from `since_s`, by default now. Hypercorn
+        alone would wait forever for an HTTP/2 client that gives no window."""
         limits = self.app.limits
         send_any: Any = send
         since_s = trio.current_time() if since_s is None else since_s
@@ -322,13 +323,13 @@ class Exchange(TrioASGIHTTPConnection):
         with trio.CancelScope(deadline=deadline_s) as scope:
             await send_any(event)
         if scope.cancelled_caught:
-            # What is buffered for this client would stay for as long as it keeps the connection.
+            # The buffers of this client would stay for as long as it keeps the connection.
             self.scope.get("state", {}).get(ABORT, lambda: None)()
-            raise _Stalled
+            raise _ClientStalled
 
     async def _send(self, response: Response, send: ASGISendCallable, *, closes: bool = False) -> None:
-        """All of an answer but the end of the exchange. A client that stalls while others need its room is
-        cut off, with all else on its connection."""
+        """Send an answer without the end of the exchange. Closes the whole connection of a client that stalls
+        while others need its memory."""
         charge = response.charge
         if charge is not None:
             charge.watch(self.scope.get("state", {}).get(ABORT, lambda: None))
@@ -364,7 +365,7 @@ class Exchange(TrioASGIHTTPConnection):
                     if incoming is not None:
                         incoming.close()
                     await self._emit(send, _END)
-                except _Stalled:
+                except _ClientStalled:
                     pass
                 except Exception as error:
                     bug(request, error)  # Logged. The client sees the stream break off.
@@ -377,21 +378,21 @@ class Exchange(TrioASGIHTTPConnection):
             await self._emit(send, _body(chunk), len(chunk))
 
     async def _run_live(self, live: Live, send: ASGISendCallable, incoming: IncomingBody | None) -> None:
-        """`incoming`: input that comes when all is answered is dropped. The task that would wait with it is
-        the one that learns of the peer's windows, which the answer may need."""
+        """Run a live answer. Input of `incoming` that comes after the last answer is dropped: the task that
+        would wait with it also receives the peer's window updates, which the answer may need."""
         sink = QueuedSink()
         with trio.CancelScope() as body:
-            stalled = False
+            is_stalled = False
 
             async def keep_sending() -> None:
-                nonlocal stalled
+                nonlocal is_stalled
                 try:
                     while True:
                         part = await sink.next_all()
                         await self._emit(send, _body(part), len(part))
                         sink.note_sent(len(part))
-                except _Stalled:
-                    stalled = True
+                except _ClientStalled:
+                    is_stalled = True
                     body.cancel()
 
             async with trio.open_nursery() as nursery:
@@ -402,16 +403,16 @@ class Exchange(TrioASGIHTTPConnection):
                         incoming.close()
                     await sink.wait_sent(self.app.limits.linger_s)
                 except ClientStalled:
-                    stalled = True
+                    is_stalled = True
                 nursery.cancel_scope.cancel()
-        if stalled:
-            raise _Stalled
+        if is_stalled:
+            raise _ClientStalled
 
     async def _refuse(self, response: Response, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         """Answer before the body is read. A connection of HTTP/1.1 is then closed (`connection.py`)."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_drop_input, receive)  # It may be in the way of a window for the answer.
-            with suppress(_Stalled):
+            with suppress(_ClientStalled):
                 await self._send(response, send, closes=True)
                 await self._emit(send, _END)
             nursery.cancel_scope.cancel()
@@ -427,7 +428,7 @@ def _body(part: Buffer) -> Mapping[str, Any]:
 async def _cancel_when_gone(
     receive: ASGIReceiveCallable, stream_scope: trio.CancelScope, incoming: IncomingBody | None = None
 ) -> None:
-    """Passes the input on to a handler that uses it as it arrives."""
+    """Pass the input on to a handler that reads it as it arrives."""
     while True:
         message: Any = await receive()
         if message["type"] == "http.disconnect":
@@ -447,8 +448,8 @@ async def _drop_input(receive: ASGIReceiveCallable) -> None:
 
 
 def _set_known(scope: Any) -> bool:
-    """Notes that the client has shown a valid key, or that the server has none. Returns False if there is no
-    room to keep the connection."""
+    """Note that the client has shown a valid key, or that the server has no keys. Returns False if there is
+    no room to keep the connection."""
     return bool(scope.get("state", {}).get(SET_KNOWN, lambda: True)())
 
 

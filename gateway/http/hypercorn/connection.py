@@ -29,9 +29,9 @@ from gateway.http.hypercorn.adjustments import (
     watch_socket,
 )
 
-#: What is read of an HTTP/2 connection at a time: eight full frames.
+#: Bytes of one read of an HTTP/2 connection: eight full frames.
 _H2_READ_BYTES = 128 * 1024
-#: What is read and dropped of a client that is being closed, so that it sees why.
+#: Bytes that are read and dropped while a connection is being closed, so that its client gets the reason.
 _LINGER_BYTES_MAX = 1024 * 1024
 
 
@@ -85,7 +85,7 @@ class HypercornConnection(TCPServer):
         self._input_ended = trio.Event()
 
     async def _linger(self) -> None:
-        """Ends the output, and waits for the peer to close while `_handle_all_input` drops what comes."""
+        """End the output, and wait for the peer to close while `_handle_all_input` drops its input."""
         self._drops_input = True
         with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
             await self.stream.send_eof()
@@ -105,7 +105,7 @@ class HypercornConnection(TCPServer):
         return not self.is_busy
 
     @property
-    def served(self) -> int:
+    def request_count(self) -> int:
         return self.protocol.protocol.keep_alive_requests if hasattr(self, "protocol") else 0
 
     async def _read_data(self) -> None:
@@ -149,8 +149,8 @@ class HypercornConnection(TCPServer):
             await self.protocol.handle(RawData(b""))
 
     async def _handle_http_1(self, data: bytes) -> bytes:
-        """Hands on each head by itself, for HTTP/2 or a WebSocket may begin behind it. Returns the bytes that
-        are HTTP/2."""
+        """Pass each head on by itself: HTTP/2 or a WebSocket may begin behind it. Returns the bytes that are
+        HTTP/2."""
         if not data and not self._drops_input:
             await self.protocol.handle(RawData(b""))
         while data:
@@ -161,9 +161,9 @@ class HypercornConnection(TCPServer):
                 adjust_h1(protocol, self._task_group)
             end = len(data)
             if not isinstance(getattr(protocol, "connection", None), H11WSConnection):
-                found = (self._tail + data).find(HEAD_END)
-                if found >= 0:
-                    end = found + len(HEAD_END) - len(self._tail)
+                position = (self._tail + data).find(HEAD_END)
+                if position >= 0:
+                    end = position + len(HEAD_END) - len(self._tail)
             part, data = data[:end], data[end:]
             self._tail = (self._tail + part)[-3:] if len(part) < 3 else part[-3:]
             await self.protocol.handle(RawData(part))
@@ -186,8 +186,8 @@ class HypercornConnection(TCPServer):
         self._close_counters.count(reason, self.stream.address)
 
     async def _dismiss(self, code: h2.errors.ErrorCodes, why: bytes) -> None:
-        """Says why, as far as the client takes it at once, and closes. A reset would overtake the reason, so
-        some of the input is read and dropped first."""
+        """Send the reason, as far as the socket accepts it at once, and close. Reads and drops some input
+        first, because a reset would overtake the reason."""
         protocol = self.protocol.protocol
         stream: Any = self.stream
         with (
@@ -199,7 +199,7 @@ class HypercornConnection(TCPServer):
                     protocol.connection.close_connection(code, additional_data=why)
                     stream.socket.send(protocol.connection.data_to_send())
                 await stream.send_eof()
-            dropped = 0
-            while dropped < _LINGER_BYTES_MAX and (data := await stream.receive_some(MAX_RECV)):
-                dropped += len(data)
+            dropped_bytes = 0
+            while dropped_bytes < _LINGER_BYTES_MAX and (data := await stream.receive_some(MAX_RECV)):
+                dropped_bytes += len(data)
         stream.abort()

@@ -1,10 +1,10 @@
 """Moves DATA of an HTTP/2 connection in bulk.
 
 The `h2` library and Hypercorn handle DATA frame by frame: an object, two state machines, several events and
-one `send` for every 16 KiB, about 100 µs in each direction. Here adjacent frames are handled as one: what has
-come for a stream in one read becomes one event, and what a stream has to send goes out in one write of many
-frames. Windows, states and errors stay those of `h2`: whatever is not plain DATA on an open stream and within
-its windows is left to the library.
+one `send` for every 16 KiB, about 100 µs in each direction. Here adjacent frames are handled as one: the DATA
+of a stream in one read becomes one event, and the output of a stream goes out in one write of many frames.
+Windows, states and errors stay those of `h2`: the library handles everything except plain DATA on an open
+stream within its windows.
 
     bytes in ──► BulkReceiver ──► h2 (all other frames) ──► events for Hypercorn
                        └─ DATA ─► one DataReceived for adjacent frames
@@ -38,7 +38,7 @@ from hypercorn.protocol.h2 import (
 from hypercorn.trio.worker_context import WorkerContext
 from priority.priority import MissingStreamError
 
-#: What one stream sends before the next one has its turn.
+#: Bytes that one stream sends before the next stream has its turn.
 SEND_BYTES_MAX: Final = 256 * 1024
 
 _HEADER_BYTES: Final = 9
@@ -49,7 +49,7 @@ _RECEIVING: Final = (StreamState.OPEN, StreamState.HALF_CLOSED_LOCAL)
 
 
 class BulkReceiver:
-    """Takes the place of `H2Connection.receive_data`."""
+    """Replaces `H2Connection.receive_data`."""
 
     def __init__(self, connection: H2Connection, preface_bytes: int) -> None:
         self._connection = connection
@@ -95,7 +95,7 @@ class BulkReceiver:
 
     @staticmethod
     def _end_of_data(data: bytes, at: int, end: int) -> int:
-        """The end of the last whole frame behind `at` with the same type, flags and stream."""
+        """Return the end of the last whole frame behind `at` with the same type, flags and stream."""
         same = data[at + 3 : at + _HEADER_BYTES]
         while data[end + 3 : end + _HEADER_BYTES] == same:
             next_end = end + _HEADER_BYTES + (data[end] << 16 | data[end + 1] << 8 | data[end + 2])
@@ -105,7 +105,7 @@ class BulkReceiver:
         return end
 
     def _receive_stretch(self, data: bytes, at: int, end: int) -> list[h2.events.Event]:
-        """DATA without flags, of one stream: one event for all of it."""
+        """Receive DATA without flags of one stream as one event."""
         connection = self._connection
         stream_id = int.from_bytes(data[at + 5 : at + _HEADER_BYTES], "big") & 0x7FFFFFFF
         stream = connection.streams.get(stream_id)
@@ -132,11 +132,10 @@ class BulkReceiver:
 
 
 class SendBuffer(StreamBuffer):
-    """The part of an answer that is not sent yet, in the pieces in which it came.
+    """The unsent part of an answer, in the pieces in which it came.
 
-    Hypercorn lets the writer go on after every short pop, and a pop for which there is no window is the
-    shortest: the buffer of a stalled client would grow without end. Here the writer goes on when there is
-    room."""
+    Hypercorn resumes the writer after every short pop, and a pop without a window is the shortest: the buffer
+    of a stalled client would grow without limit. Here the writer resumes when the buffer has room."""
 
     def __init__(self) -> None:
         super().__init__(WorkerContext.event_class)
@@ -153,8 +152,8 @@ class SendBuffer(StreamBuffer):
         return self._complete and not self._size
 
     async def drain(self) -> None:
-        """Waits until all is sent. Hypercorn may say GOAWAY next, and to some clients nothing counts that
-        comes behind it, so the end of the answer has to be on its way before."""
+        """Wait until everything is sent. Hypercorn may send GOAWAY next, and some clients ignore everything
+        behind it, so the end of the answer has to be sent before."""
         await super().drain()
         if self._complete:
             await self._end_sent.wait()
@@ -179,18 +178,18 @@ class SendBuffer(StreamBuffer):
             await self._paused.wait()
 
     async def pop(self, max_length: int) -> bytes | memoryview:  # type: ignore[override]
-        taken: list[bytes | memoryview] = []
-        left = max_length
-        while self._pieces and left > 0:
+        parts: list[bytes | memoryview] = []
+        bytes_left = max_length
+        while self._pieces and bytes_left > 0:
             piece = self._pieces[0]
-            if len(piece) <= left:
+            if len(piece) <= bytes_left:
                 self._pieces.popleft()
             else:
-                self._pieces[0] = memoryview(piece)[left:]
-                piece = memoryview(piece)[:left]
-            taken.append(piece)
-            left -= len(piece)
-        data = taken[0] if len(taken) == 1 else b"".join(taken)
+                self._pieces[0] = memoryview(piece)[bytes_left:]
+                piece = memoryview(piece)[:bytes_left]
+            parts.append(piece)
+            bytes_left -= len(piece)
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
         self._size -= len(data)
         if self._size < BUFFER_LOW_WATER:
             await self._paused.set()
@@ -200,7 +199,7 @@ class SendBuffer(StreamBuffer):
 
 
 async def send_data(protocol: H2Protocol, stream_id: int) -> None:
-    """Sends what a stream may send now, as `H2Protocol._send_data` does, in one write."""
+    """Send as much of a stream as its window allows, in one write. Replaces `H2Protocol._send_data`."""
     connection = protocol.connection
     buffer = protocol.stream_buffers.get(stream_id)
     assert buffer is None or isinstance(buffer, SendBuffer)
@@ -209,17 +208,17 @@ async def send_data(protocol: H2Protocol, stream_id: int) -> None:
             raise KeyError(stream_id)
         window = min(connection.local_flow_control_window(stream_id), SEND_BYTES_MAX)
         data = await buffer.pop(max(0, window))
-        framed = _framed(connection, stream_id, data) if data else b""
+        frames = _frame_data(connection, stream_id, data) if data else b""
         is_end = buffer.complete
         if is_end:
             connection.end_stream(stream_id)
-            framed += connection.data_to_send()
+            frames += connection.data_to_send()
             del protocol.stream_buffers[stream_id]
             protocol.priority.remove_stream(stream_id)
         elif not data:
             protocol.priority.block(stream_id)
-        if framed:
-            await protocol.send(RawData(data=framed))
+        if frames:
+            await protocol.send(RawData(data=frames))
         if is_end:
             buffer.set_end_sent()
     except (KeyError, h2.exceptions.ProtocolError):
@@ -231,8 +230,8 @@ async def send_data(protocol: H2Protocol, stream_id: int) -> None:
             protocol.priority.remove_stream(stream_id)
 
 
-def _framed(connection: H2Connection, stream_id: int, data: bytes | memoryview) -> bytes:
-    """Frames that wait to be sent, and behind them DATA of a stream, which is within its window."""
+def _frame_data(connection: H2Connection, stream_id: int, data: bytes | memoryview) -> bytes:
+    """Return the frames that wait to be sent, followed by DATA frames of a stream within its window."""
     stream = connection.streams[stream_id]
     connection.state_machine.process_input(ConnectionInputs.SEND_DATA)
     stream.state_machine.process_input(StreamInputs.SEND_DATA)

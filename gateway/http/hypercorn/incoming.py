@@ -1,6 +1,6 @@
-"""The body of a request that its handler uses as it arrives, over Hypercorn.
+"""The body of a request whose handler reads it as it arrives, over Hypercorn.
 
-Bounds: one piece at a time is on its way to the handler.
+Bounds: one piece at a time is passed to the handler.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from gateway.requests.request import BodyBroken
 
 
 class IncomingBody:
-    """The body of a request on its way to a handler that uses it as it arrives: one piece at a time."""
+    """Passes the body of a request to its handler as it arrives, one piece at a time."""
 
     def __init__(self, *, ends_with_client: bool) -> None:
-        """`ends_with_client`: True if the answer ends when the client is gone, as in HTTP/2. A client of
-        HTTP/1.1 may have closed its sending side alone: it gets the rest of its answer."""
+        """`ends_with_client`: True if the answer ends when the client disconnects, as in HTTP/2. A client of
+        HTTP/1.1 may have closed only its sending side: it gets the rest of its answer."""
         self.ends_with_client = ends_with_client
         self._send, self._receive = trio.open_memory_channel[bytes](0)
         self._is_whole = False
@@ -38,7 +38,7 @@ class IncomingBody:
             raise BodyBroken("the request ended in the middle of its body") from None
 
     async def put(self, message: Any) -> None:
-        """Waits until the handler has taken the piece; drops it if the handler takes no more."""
+        """Wait until the handler has read the piece. Drops it if the handler has stopped reading."""
         with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
             if message["body"]:
                 await self._send.send(message["body"])
@@ -47,9 +47,9 @@ class IncomingBody:
             self._send.close()
 
     def break_off(self) -> None:
-        """There will be no more: the client is gone, or has broken the framing of its body."""
+        """End the body early: the client has disconnected or has broken the framing of its body."""
         self._send.close()
 
     def close(self) -> None:
-        """The handler takes no more."""
+        """Stop reading: the handler needs no more of the body."""
         self._receive.close()

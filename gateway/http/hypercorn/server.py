@@ -1,7 +1,7 @@
-"""Hypercorn as a server of single connections: what the edge does not speak (HTTP/2, upgrades), it does.
+"""Serves single connections with Hypercorn: HTTP/2 and upgrades, which the edge does not speak.
 
-Hypercorn's own `TCPServer` is driven with a stream of ours in place of trio's, because Hypercorn sends
-without a deadline and shielded from cancellation: a peer that stops reading would hold it for ever.
+Hypercorn's own `TCPServer` gets our `SocketStream` instead of trio's, because Hypercorn sends without a
+deadline and shielded from cancellation: a peer that stops reading would block it forever.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from gateway.http.hypercorn.adjustments import H2_FRAME_BYTES_MAX, H2_STREAMS_MA
 from gateway.http.hypercorn.connection import HypercornConnection
 from gateway.http.hypercorn.socket_stream import SocketStream
 
-#: One message of a WebSocket: the largest record that is allowed by default, and room for what is around it.
-#: Quart reads ten of them ahead, so this is also what bounds a connection's memory. Larger writes go by HTTP.
+#: One message of a WebSocket: the largest record that is allowed by default, plus its envelope. Quart reads
+#: ten messages ahead, so this also bounds the memory of a connection. Larger writes use HTTP.
 SOCKET_MESSAGE_BYTES_MAX = 2 * 1024 * 1024
 
-#: Where in its state an ASGI scope has the way to end its connection at once.
+#: Key in the state of an ASGI scope: the function that ends the connection at once.
 ABORT = "gateway.abort"
-#: Where it has the function to call when the client has shown a valid key, or needs none. It returns False if
-#: there is no room to keep the connection: then no stream is opened on it.
+#: Key in the state of an ASGI scope: the function to call when the client has shown a valid key, or needs
+#: none. It returns False if there is no room to keep the connection: then no stream is opened on it.
 SET_KNOWN = "gateway.set_known"
 
 
@@ -67,20 +67,20 @@ class HypercornServer:
         self._config = hypercorn_config(limits)
         self._context = WorkerContext(None)
         self._state: LifespanState = {}
-        self._finished = trio.Event()
+        self._is_finished = trio.Event()
 
     def __repr__(self) -> str:
         state = "draining" if self._context.terminated.is_set() else "serving"
         return f"<HypercornServer {state}>"
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """The app's lifespan: its startup before the first connection, its shutdown after the last."""
+        """Run the app's lifespan: startup before the first connection, shutdown after the last."""
         lifespan = Lifespan(self._app, self._config, self._state)
         async with trio.open_nursery() as nursery:
             await nursery.start(lifespan.handle_lifespan)
             await lifespan.wait_for_startup()
             task_status.started()
-            await self._finished.wait()
+            await self._is_finished.wait()
             with trio.move_on_after(self._limits.drain_s):
                 await lifespan.wait_for_shutdown()
             nursery.cancel_scope.cancel()
@@ -88,7 +88,7 @@ class HypercornServer:
     async def serve(
         self, sock: socket.socket, first: bytes, address: str = "", place: OpenConnection | None = None
     ) -> None:
-        """Serves one connection to its end. `first` is what was already read from it."""
+        """Serve one connection until it ends. `first` is the input that was already read from it."""
         stream = SocketStream(sock, first, self._limits, address)
         state = ConnectionState(self._state.copy())
         state[ABORT] = stream.abort
@@ -106,14 +106,14 @@ class HypercornServer:
         try:
             await server.run()
         except Exception as error:
-            # Hypercorn lets some breaches of protocol out as exceptions (a path that is not ASCII, for
-            # one). They are the fault of this one peer and end this one connection.
-            log.warning("hypercorn gave up a connection", error=repr(error))
+            # Hypercorn raises some protocol violations as exceptions (for example a path that is not ASCII).
+            # They are the fault of this one peer and end only this connection.
+            log.warning("HTTP/2 or WebSocket connection closed after an error", error=repr(error))
 
     def finish(self) -> None:
-        """There is no connection any more."""
-        self._finished.set()
+        """Let `run` end: the last connection is closed."""
+        self._is_finished.set()
 
     async def drain(self) -> None:
-        """Idle connections close now, busy ones after their answers."""
+        """Close idle connections now, and busy ones after their answers."""
         await self._context.terminated.set()

@@ -1,7 +1,7 @@
 """The socket of a connection as Hypercorn uses it: with bytes that were read already, and a write deadline.
 
-Hypercorn sends without a deadline and shielded from cancellation: a peer that stops reading would hold it for
-ever. The deadline is that of the edge: a total, and a second for each `rate_bytes_per_s_min` bytes.
+Hypercorn sends without a deadline and shielded from cancellation: a peer that stops reading would block it
+forever. The deadline is that of the edge: a total, plus a second for each `rate_bytes_per_s_min` bytes.
 """
 
 from __future__ import annotations
@@ -45,12 +45,14 @@ class SocketStream:
         limits = self._limits
         deadline_s = trio.current_time() + limits.write_timeout_s
         with memoryview(data) as view:
-            sent = 0
-            while sent < len(view):
+            sent_bytes = 0
+            while sent_bytes < len(view):
                 try:
-                    sent += self.socket.send(view[sent:])
+                    sent_bytes += self.socket.send(view[sent_bytes:])
                 except BlockingIOError:
-                    with trio.CancelScope(deadline=deadline_s + sent / limits.rate_bytes_per_s_min) as scope:
+                    with trio.CancelScope(
+                        deadline=deadline_s + sent_bytes / limits.rate_bytes_per_s_min
+                    ) as scope:
                         await trio.lowlevel.wait_writable(self.socket)
                     if scope.cancelled_caught:
                         self.abort()
