@@ -1,18 +1,18 @@
 """The `streams` command: a group of verbs, each in its own file and imported only when it is used.
 
-serve, config, completion             run a server; its settings; completion of a shell
-boxes, records, queues, groups, routers, txns     what is in a server
-status, top, doctor, bench            how a server is
-archive, pipeline                     a box as a file of lines; jobs of Spark
+serve, config, completion             run a server; show its settings; shell completion
+boxes, records, queues, groups, routers, txns     the contents of a server
+status, top, doctor, bench            the state and the speed of a server
+archive, pipeline                     export and import of one box; Spark jobs
 backup, restore, verify, repair, inspect, takeover      data directories
-contexts, contexts_file               servers by name
+contexts, contexts_file               names for servers
 
-verbs, output                         what all verbs share; the only printer
-shardlinks, shardfolders, pacing      sockets and folders of shards, and how fast they are read
-signing                               keys of backups
-pipeline_options, pipeline_session    options of the jobs of Spark, and the session that runs them
+verbs, output                         decorators that all verbs share; the only printer
+shardlinks, shardfolders, pacing      shard sockets, shard folders, and the rate at which they are read
+signing                               keys that sign backups
+pipeline_options, pipeline_session    options of the Spark jobs, and the session that runs them
 
-Exit codes: 0 done, 1 a bug of ours, 2 refused, 3 busy, 4 uncertain, 5 nothing to show, 6 data is damaged.
+Exit codes: 0 success, 1 a bug in streams, 2 refused, 3 busy, 4 uncertain, 5 nothing to show, 6 damaged data.
 """
 
 from __future__ import annotations
@@ -31,53 +31,53 @@ from streams.cli import output
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-#: verb -> (the module with its `command`, or module:name; what it does). The list of verbs is shown from
-#: here, so `streams --help` loads none of them. Modules import what they need inside the command.
+#: verb -> (module with its `command`, or module:name; one line of help). `streams --help` prints this table
+#: and loads no verb. Each module imports the rest inside the command.
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "serve": ("streams.cli.serve", "Run a server in the foreground."),
     "append": ("streams.cli.records:append", "Append records, from arguments or standard input."),
     "read": ("streams.cli.records:read", "Read records."),
-    "tail": ("streams.cli.records:tail", "The last records, and those that come."),
-    "watch": ("streams.cli.records:watch", "Records of many boxes as they come."),
+    "tail": ("streams.cli.records:tail", "Print the last records, and follow new ones."),
+    "watch": ("streams.cli.records:watch", "Print new records of many boxes as they arrive."),
     "delete": ("streams.cli.records:delete", "Delete records by tag or position."),
     "ls": ("streams.cli.boxes:ls", "List boxes."),
-    "box": ("streams.cli.boxes", "Make, look at, change and delete a box."),
-    "queue": ("streams.cli.queues", "Claim, ack and work jobs."),
-    "group": ("streams.cli.groups", "Cursors that a box keeps for its readers."),
-    "router": ("streams.cli.routers", "Copy records from box to box."),
-    "txn": ("streams.cli.txns", "Transactions: what is held, and what was committed."),
-    "export": ("streams.cli.archive:export", "Write a box to a file of lines."),
-    "import": ("streams.cli.archive:import_", "Append a file of lines to a box."),
-    "pipeline": ("streams.cli.pipeline", "Jobs over boxes with Spark: archive, backfill, replay, …"),
-    "backup": ("streams.cli.backup", "Copy a server's data elsewhere."),
-    "restore": ("streams.cli.restore", "Put a backup into an empty data directory."),
+    "box": ("streams.cli.boxes", "Create, show, change and delete a box."),
+    "queue": ("streams.cli.queues", "Claim, ack and run jobs."),
+    "group": ("streams.cli.groups", "Show and move the cursors of reader groups."),
+    "router": ("streams.cli.routers", "Copy records from box to box, continuously."),
+    "txn": ("streams.cli.txns", "Show and clean up transactions."),
+    "export": ("streams.cli.archive:export", "Write the records of a box to an NDJSON file."),
+    "import": ("streams.cli.archive:import_", "Append the records of an NDJSON file to a box."),
+    "pipeline": ("streams.cli.pipeline", "Run Spark jobs over boxes: archive, backfill, replay, …"),
+    "backup": ("streams.cli.backup", "Back up a server's data."),
+    "restore": ("streams.cli.restore", "Restore a backup into an empty data directory."),
     "takeover": ("streams.cli.takeover", "Make a server the owner of its cold store."),
-    "verify": ("streams.cli.verify", "Look at every byte of a server's data."),
-    "repair": ("streams.cli.repair", "Make damaged data whole again."),
-    "inspect": ("streams.cli.inspect", "What stands in the files of a server."),
-    "status": ("streams.cli.status:status", "How the server is."),
-    "whoami": ("streams.cli.status:whoami", "What your key allows, its limits, and what it uses."),
-    "top": ("streams.cli.top", "The busiest boxes, live."),
-    "doctor": ("streams.cli.doctor:doctor", "Find out what is wrong."),
-    "bench": ("streams.cli.bench", "Measure the server from here."),
-    "config": ("streams.cli.config", "Settings of a server."),
-    "context": ("streams.cli.contexts", "Servers by name."),
-    "completion": ("streams.cli.completion", "Completion for your shell."),
+    "verify": ("streams.cli.verify", "Check every byte of a server's data."),
+    "repair": ("streams.cli.repair", "Repair damaged data and report the losses."),
+    "inspect": ("streams.cli.inspect", "Show the contents of data files."),
+    "status": ("streams.cli.status:status", "Show the state of the server and its processes."),
+    "whoami": ("streams.cli.status:whoami", "Show your key: its scopes, limits and usage."),
+    "top": ("streams.cli.top", "Show the busiest boxes, live."),
+    "doctor": ("streams.cli.doctor:doctor", "Find problems and print the next steps."),
+    "bench": ("streams.cli.bench", "Measure the server's speed from here."),
+    "config": ("streams.cli.config", "Show and check a server's settings."),
+    "context": ("streams.cli.contexts", "Give servers names and choose one."),
+    "completion": ("streams.cli.completion", "Print a completion script for your shell."),
 }
 
 
-#: They read all there is, mostly beside a server that runs and comes first.
-_STEP_ASIDE: Final = frozenset(("backup", "verify"))
+#: Verbs that read all data, mostly beside a running server, which has priority.
+_LOW_PRIORITY_VERBS: Final = frozenset(("backup", "verify"))
 _NICENESS: Final = 10
 
-#: With these the interpreter is not taken down at the end. Threads of obstore outlive a call that failed, and
-#: abort an interpreter that is being taken down around them: on a busy machine one exit in four. A supervisor
-#: is gone sooner without.
-_LEFT_AT_ONCE: Final = frozenset(("obstore", "gateway.supervise.supervisor"))
+#: If one of these modules is loaded, the process exits without interpreter teardown. Threads of obstore
+#: outlive a failed call and abort an interpreter during teardown: one exit in four on a busy machine. A
+#: supervisor exits sooner without teardown.
+_EXIT_WITHOUT_TEARDOWN: Final = frozenset(("obstore", "gateway.supervise.supervisor"))
 
 
-class _Ended(Exception):
-    """Ended from outside: Ctrl-C, or nobody reads what is printed. click would have its own say on either."""
+class _Interruption(Exception):
+    """Ctrl-C, or the reader of the output is gone. Keeps click from handling either in its own way."""
 
 
 class _Verbs(click.Group):
@@ -85,7 +85,7 @@ class _Verbs(click.Group):
         try:
             return super().invoke(ctx)
         except (KeyboardInterrupt, BrokenPipeError) as error:
-            raise _Ended from error
+            raise _Interruption from error
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -104,13 +104,13 @@ class _Verbs(click.Group):
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         from click.shell_completion import CompletionItem
 
-        found = [(name, text) for name, (_, text) in COMMANDS.items() if name.startswith(incomplete)]
-        verbs = [CompletionItem(name, help=text) for name, text in found]
+        matches = [(name, text) for name, (_, text) in COMMANDS.items() if name.startswith(incomplete)]
+        verbs = [CompletionItem(name, help=text) for name, text in matches]
         return verbs + click.Command.shell_complete(self, ctx, incomplete)
 
 
-def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
-    if wanted:
+def _show_version(ctx: click.Context, _: click.Parameter, is_requested: bool) -> None:
+    if is_requested:
         click.echo(f"streams {__version__}")
         ctx.exit()
 
@@ -127,21 +127,21 @@ def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 def cli() -> None:
     """A persistent event engine: named append-only logs behind a clean JSON HTTP API.
 
-    Data goes to standard output, talk to standard error. Exit codes: 0 done, 1 a bug, 2 refused, 3 busy,
-    4 uncertain, 5 nothing to show, 6 damaged data.
+    Data goes to standard output, messages to standard error. Exit codes: 0 success, 1 a bug, 2 refused,
+    3 busy (retry later), 4 uncertain (it may have happened), 5 nothing to show, 6 damaged data.
     """
 
 
 def run(argv: Sequence[str]) -> int:
-    """The exit code. The one place where an error becomes a message."""
+    """Run one command and return its exit code. Every error becomes a message here."""
     try:
         result = cli.main(list(argv), prog_name="streams", standalone_mode=False)
     except click.ClickException as error:
         error.show()
         return error.exit_code
-    except _Ended as ended:
-        is_unread = isinstance(ended.__cause__, BrokenPipeError)
-        return output.give_up_quietly() if is_unread else output.EXIT_INTERRUPTED
+    except _Interruption as interruption:
+        is_unread = isinstance(interruption.__cause__, BrokenPipeError)
+        return output.discard_output() if is_unread else output.EXIT_INTERRUPTED
     except (click.Abort, KeyboardInterrupt):
         return output.EXIT_INTERRUPTED
     except Exception as error:
@@ -150,10 +150,10 @@ def run(argv: Sequence[str]) -> int:
 
 
 def main() -> None:
-    if _STEP_ASIDE.intersection(sys.argv[1:2]):
+    if _LOW_PRIORITY_VERBS.intersection(sys.argv[1:2]):
         os.nice(_NICENESS)
     code = run(sys.argv[1:])
-    if not _LEFT_AT_ONCE.isdisjoint(sys.modules):
+    if not _EXIT_WITHOUT_TEARDOWN.isdisjoint(sys.modules):
         from streams.process import leave
 
         leave(code)

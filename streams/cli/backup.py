@@ -1,4 +1,4 @@
-"""`streams backup`: copy a server's data elsewhere, while it runs or not; list and prune what was copied."""
+"""`streams backup`: back up a running or stopped server; list and prune backups."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 @click.command("backup")
 @click.argument("target")
 @click.option("--data-dir", metavar="DIR", help="Data directory of the server. [STREAMS_DATA_DIR]")
-@click.option("--cold-dir", metavar="PLACE", help="Its cold store, if it is stopped. [STREAMS_COLD_DIR]")
-@click.option("--list", "lists", is_flag=True, help="List the backups in TARGET, and take none.")
+@click.option("--cold-dir", metavar="LOCATION", help="Cold store of a stopped server. [STREAMS_COLD_DIR]")
+@click.option("--list", "lists", is_flag=True, help="List the backups in TARGET instead of taking one.")
 @click.option(
-    "--keep", type=click.IntRange(min=1), metavar="N", help="Then drop all but the newest N backups."
+    "--keep", type=click.IntRange(min=1), metavar="N", help="Afterwards delete all but the newest N backups."
 )
 @click.option(
     "--sign-key",
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     help="Sign the backup with this private ed25519 key (PEM).",
 )
 @pacing.option
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
     target: str,
     data_dir: str | None,
@@ -48,18 +48,19 @@ def command(
 ) -> int:
     """Take a backup of a server, running or stopped, into TARGET.
 
-    TARGET is a folder that exists, or an object store (s3://bucket/prefix, gs://…, az://…) whose keys come
-    from the environment. Only segments that the newest backup in it does not have are copied.
+    TARGET is an existing folder, or an object store (s3://bucket/prefix, gs://…, az://…) with credentials in
+    the environment. Backups are incremental: segments that the newest backup in TARGET has are not copied.
     """
-    config = configured(data_dir=data_dir, cold_dir=cold_dir)
-    with opened(target, otherwise="No backup was made; look at what keeps that place, then repeat") as place:
+    config = load_config(data_dir=data_dir, cold_dir=cold_dir)
+    hint = "No backup was taken; check the storage behind TARGET, then repeat the command"
+    with open_backups(target, hint=hint) as backups:
         if lists:
-            return _list(place, as_json)
-        _take(place, config, keep, sign_key, rate, as_json)
+            return _list(backups, as_json)
+        _take(backups, config, keep, sign_key, rate, as_json)
         return output.EXIT_DONE
 
 
-def configured(**flags: str | None) -> Config:
+def load_config(**flags: str | None) -> Config:
     try:
         return load(os.environ, flags)
     except ConfigError as error:
@@ -67,9 +68,12 @@ def configured(**flags: str | None) -> Config:
 
 
 @contextmanager
-def opened(target: str, *, otherwise: str, verify: Verify | None = None) -> Iterator[Target]:
-    """A place for backups. What goes wrong is put into words; `otherwise` is what to do about something in it
-    that is damaged, and `verify` says which backups may be loaded."""
+def open_backups(target: str, *, hint: str, verify: Verify | None = None) -> Iterator[Target]:
+    """Open a backup target, and turn its failures into messages.
+
+    `hint` is the next step if a file in the target is damaged. `verify` checks the signature of a backup
+    before it is loaded.
+    """
     from shard.storage.cold import ColdConfigError, ColdDamaged, ColdMissing, ColdUnavailable, open_cold
     from shard.storage.files import Corrupt, Disk
     from shard.storage.segments.store import Unreachable
@@ -77,115 +81,119 @@ def opened(target: str, *, otherwise: str, verify: Verify | None = None) -> Iter
 
     disk = Disk()
     try:
-        place = Target(open_cold(target, disk), disk, verify=verify)
+        backups = Target(open_cold(target, disk), disk, verify=verify)
     except ColdConfigError as error:
-        raise output.Refusal(str(error).replace("the cold store", "a place for backups")) from error
+        raise output.Refusal(str(error).replace("the cold store", "the backup target")) from error
     try:
-        yield place
+        yield backups
     except ColdUnavailable as error:
-        raise output.Occupied(
-            f"{target} cannot be used now ({error.name or 'its listing'}: {error.reason}). Check its address "
-            "and, of an object store, the keys in the environment; then repeat this"
+        raise output.BusyRefusal(
+            f"{target} cannot be used now ({error.name or 'its listing'}: {error.reason}). Check the "
+            "address and, for an object store, the credentials in the environment; then repeat the command"
         ) from error
     except Unreachable as error:
-        raise output.Occupied(
-            f"{error}. That is the server's own cold store; repeat this when it answers"
+        raise output.BusyRefusal(
+            f"{error}. This is the cold store of the server; repeat the command when it is reachable"
         ) from error
     except (ColdMissing, ColdDamaged) as error:
-        raise output.Refusal(f"{target}: {error.name} is damaged: {error.reason}. {otherwise}") from error
+        raise output.Refusal(f"{target}: {error.name} is damaged: {error.reason}. {hint}") from error
     except BadSignature as error:
         raise output.Refusal(
-            f"{target}: {error}. Nothing was written. Give the public key of whoever took it with "
-            "--verify-key, or choose another backup with --backup"
+            f"{target}: {error}. Nothing was written. Pass the signer's public key with --verify-key, or "
+            "choose another backup with --backup"
         ) from error
     except Corrupt as damage:
         raise output.Refusal(
-            f"{damage.path} is damaged at byte {damage.offset}: {damage.reason}. No backup was made or put "
-            "in place. Run `streams verify` on the data directory, or choose another backup"
+            f"{damage.path} is damaged at byte {damage.offset}: {damage.reason}. Nothing was backed up or "
+            "restored. Run `streams verify` on the data directory, or choose another backup"
         ) from damage
-    except BrokenPipeError:  # whoever reads our output has enough
+    except BrokenPipeError:  # the reader of the output is gone: not an error of the target
         raise
     except OSError as error:
         where = error.filename or "the disk"
         raise output.Refusal(
-            f"{where} cannot be read or written ({error.strerror}). No backup was made or put in place; see "
-            "to that, then repeat this"
+            f"{where} cannot be read or written ({error.strerror}). Nothing was backed up or restored; fix "
+            "that, then repeat the command"
         ) from error
 
 
 def _take(
-    place: Target, config: Config, keep: int | None, sign_key: Path | None, rate: int, as_json: bool
+    backups: Target, config: Config, keep: int | None, sign_key: Path | None, rate: int, as_json: bool
 ) -> None:
-    from streams.cli.shardfolders import sources
+    from streams.cli.shardfolders import open_sources
     from streams.cli.signing import load_signer
 
     signer = None if sign_key is None else load_signer(sign_key)
-    with sources(config) as found, pacing.copying("backup", rate, found.exported) as copying:
-        taken = place.take(
-            found.shards,
-            found.manifest.placement.ranges(),
+    with open_sources(config) as sources, pacing.throttle_copy("backup", rate, sources.exports) as throttle:
+        result = backups.take(
+            sources.shards,
+            sources.manifest.placement.ranges(),
             signer=signer,
-            pause=copying.pause,
-            expect=copying.expect,
+            pause=throttle.pause,
+            expect=throttle.expect,
         )
-    _note(config, taken.backup)
-    pruned = _prune(place, keep, taken.backup.id) if keep else []
+    _write_note(config, result.backup)
+    pruned_ids = _prune(backups, keep, result.backup.id) if keep else []
     facts = {
-        **_row(taken.backup),
-        "online": found.exported is not None,
+        **_row(result.backup),
+        "online": sources.exports is not None,
         "signed": signer is not None,
-        "copied_segments": taken.copied_segments,
-        "copied_bytes": taken.copied_bytes,
-        "pruned": pruned,
+        "copied_segments": result.copied_segments,
+        "copied_bytes": result.copied_bytes,
+        "pruned": pruned_ids,
     }
     text = (
-        f"{taken.backup.id}: {taken.backup.boxes} boxes, {output.size(taken.backup.size)}; copied "
-        f"{taken.copied_segments} new segments, {output.size(taken.copied_bytes)} in all"
+        f"{result.backup.id}: {result.backup.boxes} boxes, {output.size(result.backup.size)}; copied "
+        f"{result.copied_segments} new segments, {output.size(result.copied_bytes)} in total"
     )
-    dropped = f"; dropped {len(pruned)} older backups" if pruned else ""
-    output.show_result(text + dropped, facts, as_json=as_json)
+    suffix = f"; deleted {len(pruned_ids)} older backups" if pruned_ids else ""
+    output.show_result(text + suffix, facts, as_json=as_json)
 
 
-def _note(config: Config, taken: Backup) -> None:
-    """Leave the time of this backup where the server's status and metrics find it."""
+def _write_note(config: Config, backup: Backup) -> None:
+    """Record the time of this backup in the data directory, for the server's status and metrics."""
     from gateway.supervise.backup_note import BackupNote, write_note
 
     try:
-        write_note(config.data_dir, BackupNote(taken.id, taken.taken_ms))
+        write_note(config.data_dir, BackupNote(backup.id, backup.taken_ms))
     except OSError as error:
-        output.warn(f"{taken.id} was taken; {config.data_dir} could not be told its age ({error.strerror})")
+        output.warn(
+            f"backup {backup.id} is complete, but its time could not be recorded in {config.data_dir} "
+            f"({error.strerror}): the metrics show the age of an earlier backup"
+        )
 
 
-def _prune(place: Target, keep: int, taken: str) -> list[str]:
+def _prune(backups: Target, keep: int, new_id: str) -> list[str]:
     from shard.storage.files import Corrupt
 
     try:
-        return place.prune(keep)
+        return backups.prune(keep)
     except Corrupt as damage:
         raise output.Refusal(
-            f"{taken} was taken, but nothing was dropped: what {damage.path} needs cannot be told "
-            f"({damage.reason}). Remove that file if it is of no use, then repeat this"
+            f"backup {new_id} is complete, but no older backup was deleted: {damage.path} cannot be read "
+            f"({damage.reason}), so the segments that it needs are unknown. Delete that file if you do not "
+            "need it, then repeat the command"
         ) from damage
 
 
-def _list(place: Target, as_json: bool) -> int:
-    """Shows those that are whole, and tells of others."""
+def _list(backups: Target, as_json: bool) -> int:
+    """List the intact backups, and warn about damaged ones."""
     from shard.storage.files import Corrupt
 
-    found: list[Backup] = []
-    damaged: list[Corrupt] = []
-    for id in place.ids():
+    intact_backups: list[Backup] = []
+    problems: list[Corrupt] = []
+    for id in backups.ids():
         try:
-            found.append(place.load(id))
+            intact_backups.append(backups.load(id))
         except Corrupt as damage:
-            damaged.append(damage)
-    rows = (_row(backup) for backup in found)
+            problems.append(damage)
+    rows = (_row(backup) for backup in intact_backups)
     output.show_rows(("id", "taken_ms", "boxes", "shards", "bytes"), rows, as_json=as_json)
-    for each in damaged:
-        output.warn(f"{each.path} cannot be restored: {each.reason}")
-    if damaged:
+    for problem in problems:
+        output.warn(f"{problem.path} cannot be restored: {problem.reason}")
+    if problems:
         return output.EXIT_DAMAGED
-    return output.EXIT_DONE if found else output.EXIT_NOTHING
+    return output.EXIT_DONE if intact_backups else output.EXIT_NOTHING
 
 
 def _row(backup: Backup) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from streams.cli import output
-from streams.cli.verbs import MILLIS, Target, connected, example
+from streams.cli.verbs import MILLIS, Target, example, server_options
 
 if TYPE_CHECKING:
     from streams.client._sync.box import Box
@@ -27,55 +27,55 @@ _EVENT = {
 
 @example("streams bench --for 200ms")
 @click.command("bench")
-@click.option("--for", "for_ms", type=MILLIS, default=3000, help="Each row (default 3s).")
+@click.option("--for", "for_ms", type=MILLIS, default=3000, help="Duration of each test (default 3s).")
 @click.option(
     "--durability",
     type=click.Choice(("memory", "disk", "fsync", "object")),
     default="disk",
     show_default=True,
 )
-@click.option("--direct", is_flag=True, help="Also over the shards' own sockets (on the server's machine).")
-@connected
+@click.option("--direct", is_flag=True, help="Also test a direct writer (only on the server's machine).")
+@server_options
 def command(target: Target, for_ms: int, durability: str, direct: bool) -> None:
-    """Append to a box of its own, which is deleted at the end, and read it back."""
+    """Measure appends and reads on a temporary box, which is deleted at the end."""
     rows: list[dict[str, Any]] = []
     with target.client(is_patient=True) as client:
         box = client.box(f"bench.{uuid.uuid4().hex[:12]}")
-        box.create(durability=durability)  # type: ignore[arg-type]  # of the three that click lets pass
+        box.create(durability=durability)  # type: ignore[arg-type]  # click checks the choice
         try:
-            rows.append(_single(box, for_ms / 1000))
+            rows.append(_run_single_appends(box, for_ms / 1000))
             with box.producer() as producer:
-                rows.append(_produced("producer, HTTP", producer, for_ms / 1000))
+                rows.append(_run_producer("producer, HTTP", producer, for_ms / 1000))
             if direct:
                 from streams.direct import ShardWriter
 
                 with (
-                    ShardWriter(client.url, key=target.resolved().key or None) as writer,
+                    ShardWriter(client.url, key=target.resolve().key or None) as writer,
                     writer.producer(box.name) as producer,
                 ):
-                    rows.append(_produced("producer, direct", producer, for_ms / 1000))
-            rows.append(_read(box, for_ms / 1000))
+                    rows.append(_run_producer("producer, direct", producer, for_ms / 1000))
+            rows.append(_run_reads(box, for_ms / 1000))
         finally:
             box.drop()
     output.show_rows(("row", "per_s", "p50_ms", "p99_ms"), rows, as_json=target.as_json)
 
 
-def _single(box: Box, seconds: float) -> dict[str, Any]:
-    took: list[float] = []
+def _run_single_appends(box: Box, seconds: float) -> dict[str, Any]:
+    times_ms: list[float] = []
     end_s = time.perf_counter() + seconds
     while (began_s := time.perf_counter()) < end_s:
         box.append(_EVENT, tag="bench")
-        took.append((time.perf_counter() - began_s) * 1000)
-    took.sort()
+        times_ms.append((time.perf_counter() - began_s) * 1000)
+    times_ms.sort()
     return {
         "row": "append, one by one",
-        "per_s": round(len(took) / seconds),
-        "p50_ms": round(took[len(took) // 2], 3),
-        "p99_ms": round(took[len(took) * 99 // 100], 3),
+        "per_s": round(len(times_ms) / seconds),
+        "p50_ms": round(times_ms[len(times_ms) // 2], 3),
+        "p99_ms": round(times_ms[len(times_ms) * 99 // 100], 3),
     }
 
 
-def _produced(row: str, producer: Producer, seconds: float) -> dict[str, Any]:
+def _run_producer(row: str, producer: Producer, seconds: float) -> dict[str, Any]:
     began_s = time.perf_counter()
     count = 0
     while time.perf_counter() < began_s + seconds:
@@ -86,7 +86,7 @@ def _produced(row: str, producer: Producer, seconds: float) -> dict[str, Any]:
     return {"row": row, "per_s": round(count / (time.perf_counter() - began_s))}
 
 
-def _read(box: Box, seconds: float) -> dict[str, Any]:
+def _run_reads(box: Box, seconds: float) -> dict[str, Any]:
     began_s = time.perf_counter()
     count = 0
     while time.perf_counter() < began_s + seconds:

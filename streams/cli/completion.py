@@ -1,4 +1,4 @@
-"""`streams completion`: a script that lets a shell complete our commands."""
+"""`streams completion`: print a shell completion script."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from streams.cli.verbs import example
 @click.command("completion")
 @click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
 def command(shell: str) -> None:
-    """Print a script for SHELL. For bash: `streams completion bash >> ~/.bashrc`."""
+    """Print a completion script for SHELL. For bash: `streams completion bash >> ~/.bashrc`."""
     from click.shell_completion import get_completion_class
 
     from streams.cli import cli
 
-    found = get_completion_class(shell)
-    assert found is not None, "click knows the shells that are offered"
-    output.print_text(found(cli, {}, "streams", "_STREAMS_COMPLETE").source())
+    completion = get_completion_class(shell)
+    assert completion is not None, "click supports every shell in the choice"
+    output.print_text(completion(cli, {}, "streams", "_STREAMS_COMPLETE").source())

@@ -1,4 +1,4 @@
-"""`streams config`: every setting, its value here and where that came from; also the reference page."""
+"""`streams config`: every setting with its value and the origin of that value; also the reference page."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ from streams.config import SETTINGS, ConfigError, check_may_serve, load, origins
 
 
 def settings_page() -> str:
-    """`docs/reference/settings.md`, whole."""
+    """Return the text of `docs/reference/settings.md`."""
     lines = [
         "# Settings",
         "",
         "<!-- Written by `make docs` from streams/config/table.py. Do not edit. -->",
         "",
         "Each setting is an environment variable and a flag of `streams serve`; the flag wins.",
-        "`streams config` shows what is in force. A bad value stops the start and says which; a variable",
-        "that starts with `STREAMS_` and is not listed here is warned about. An empty value counts as none.",
+        "`streams config` shows the current values. With a bad value the server does not start, and names "
+        "the",
+        "setting. The server warns about variables that start with `STREAMS_` and are not listed here. An",
+        "empty value counts as not set.",
         "",
-        "Sizes are bytes, or carry a unit: `64KiB`, `1.5MiB`, `1GB`. Times are milliseconds, or carry one:",
-        "`250ms`, `5s`.",
+        "Sizes are in bytes, or have a unit: `64KiB`, `1.5MiB`, `1GB`. Times are in milliseconds, or have a",
+        "unit: `250ms`, `5s`.",
         "",
-        "| variable | flag | default | legal | meaning |",
+        "| variable | flag | default | legal values | meaning |",
         "|---|---|---|---|---|",
     ]
     for setting in SETTINGS:
@@ -42,11 +44,11 @@ def settings_page() -> str:
 
 
 @click.group("config", invoke_without_command=True)
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--markdown", is_flag=True, help="Print the reference page of all settings instead.")
 @click.pass_context
 def command(ctx: click.Context, as_json: bool, markdown: bool) -> None:
-    """Settings of a server that would be started here: `streams config` alone shows them."""
+    """Show the settings that a server started here would have."""
     if ctx.invoked_subcommand is not None:
         return
     if markdown:
@@ -57,25 +59,25 @@ def command(ctx: click.Context, as_json: bool, markdown: bool) -> None:
 
 @example("streams config show", "STREAMS_PORT=5000 streams config show --json")
 @command.command("show")
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def show(as_json: bool) -> None:
-    """List every setting, its value, and where that is from."""
+    """List every setting with its value and the origin of that value."""
     _show(as_json)
 
 
 @example("STREAMS_SHARDS=2 streams config check")
 @command.command("check")
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def check(as_json: bool) -> None:
-    """Say whether a server would start with the settings that are here; exit code 2 when not."""
+    """Check whether a server would start with the current settings. Exit code 2 if not."""
     try:
         check_may_serve(load(os.environ))
     except ConfigError as error:
         raise output.Refusal(str(error)) from error
-    strange = list(unknown_variables(os.environ))
-    for warning in strange:
+    warnings = list(unknown_variables(os.environ))
+    for warning in warnings:
         output.warn(warning)
-    output.show_facts({"settings": "good", "warnings": len(strange)}, as_json=as_json)
+    output.show_facts({"settings": "good", "warnings": len(warnings)}, as_json=as_json)
 
 
 def _show(as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""`streams context`: servers by name, so that no command needs a `--url`."""
+"""`streams context`: names for servers, so that commands need no `--url`."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from streams.cli.verbs import example, yes_option
 
 @click.group("context")
 def command() -> None:
-    """Give servers names, and say which one commands talk to."""
+    """Give servers names, and choose the one that commands talk to."""
 
 
-_json = click.option("--json", "as_json", is_flag=True, help="JSON lines, also on a terminal.")
+_json = click.option("--json", "as_json", is_flag=True, help="Print JSON lines, also on a terminal.")
 
 
 @example("streams context ls")
 @command.command("ls")
 @_json
 def ls(as_json: bool) -> None:
-    """List the servers that have a name."""
+    """List all contexts."""
     contexts = load()
     rows = [_row(contexts, name) for name in contexts.by_name]
     output.show_rows(("name", "url", "key", "in_use"), rows, as_json=as_json)
 
 
 def _row(contexts: Contexts, name: str) -> dict[str, Any]:
-    """A key is never shown."""
+    """Return the fields to show. The key itself is never shown."""
     context = contexts.by_name[name]
     key = "(set)" if context.key else ""
     return {"name": name, "url": context.url, "key": key, "in_use": name == contexts.current}
@@ -43,20 +43,20 @@ def _row(contexts: Contexts, name: str) -> dict[str, Any]:
 @command.command("add")
 @click.argument("name")
 @click.argument("url")
-@click.option("--key", default="", help="API key; kept in a file that only you can read.")
-@click.option("--use", is_flag=True, help="Talk to it from now on.")
+@click.option("--key", default="", help="API key; stored in a file that only you can read.")
+@click.option("--use", is_flag=True, help="Make it the current context.")
 @_json
 def add(name: str, url: str, key: str, use: bool, as_json: bool) -> None:
-    """Name a server, or change one that has this name."""
+    """Add a context for the server at URL, or replace the context of this name."""
     if not url.startswith(("http://", "https://")):
-        raise output.Refusal(f"{url!r} must start with http:// or https://")
+        raise output.Refusal(f"the URL {url!r} must start with http:// or https://")
     contexts = load()
     contexts.by_name[name] = Context(url.rstrip("/"), key)
     if use:
         contexts.current = name
     save(contexts)
     if contexts.current != name:
-        output.note(f"`streams context use {name}` talks to it from now on")
+        output.note(f"make it the current context with `streams context use {name}`")
     output.show_facts(_row(contexts, name), as_json=as_json)
 
 
@@ -65,10 +65,12 @@ def add(name: str, url: str, key: str, use: bool, as_json: bool) -> None:
 @click.argument("name")
 @_json
 def use(name: str, as_json: bool) -> None:
-    """Talk to this server from now on."""
+    """Make this server the current context."""
     contexts = load()
     if name not in contexts.by_name:
-        raise output.Refusal(f"there is no context {name!r}; known are {', '.join(contexts.by_name)}")
+        raise output.Refusal(
+            f"there is no context {name!r}; the existing ones are {', '.join(contexts.by_name)}"
+        )
     contexts.current = name
     save(contexts)
     output.show_facts(_row(contexts, name), as_json=as_json)
@@ -78,7 +80,7 @@ def use(name: str, as_json: bool) -> None:
 @command.command("show")
 @_json
 def show(as_json: bool) -> None:
-    """Show the server that commands talk to."""
+    """Show the current context: the server that commands talk to."""
     contexts = load()
     output.show_facts(_row(contexts, contexts.current), as_json=as_json)
 
@@ -89,11 +91,13 @@ def show(as_json: bool) -> None:
 @yes_option
 @_json
 def rm(name: str, yes: bool, as_json: bool) -> None:
-    """Forget a name. The server is not touched."""
+    """Delete a context. The server itself is not changed."""
     contexts = load()
-    if name == LOCAL or name not in contexts.by_name:
-        raise output.Refusal(f"there is no context {name!r} that could be removed; see `streams context ls`")
-    output.confirm(f"Forget {name} ({contexts.by_name[name].url}) and its key?", yes=yes)
+    if name == LOCAL:
+        raise output.Refusal(f"the context {LOCAL!r} is built in and cannot be deleted")
+    if name not in contexts.by_name:
+        raise output.Refusal(f"there is no context {name!r}; `streams context ls` lists them")
+    output.confirm(f"Delete the context {name} ({contexts.by_name[name].url}) and its key?", yes=yes)
     del contexts.by_name[name]
     if contexts.current == name:
         contexts.current = LOCAL

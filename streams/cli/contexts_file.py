@@ -1,4 +1,4 @@
-"""Servers by name: one small file in the user's own config directory, readable by nobody else."""
+"""The file of contexts: one small file in the user's config directory, readable only by the user."""
 
 from __future__ import annotations
 
@@ -32,40 +32,40 @@ def path() -> Path:
 
 
 def load() -> Contexts:
-    """What is there; a `local` one is always there."""
-    known = {LOCAL: Context(LOCAL_URL)}
+    """Read the file of contexts. The context `local` always exists."""
+    contexts = {LOCAL: Context(LOCAL_URL)}
     try:
         text = path().read_bytes()
     except FileNotFoundError:
-        return Contexts(LOCAL, known)
+        return Contexts(LOCAL, contexts)
     try:
-        found = json.loads(text)
-        known |= {name: Context(**fields) for name, fields in found["contexts"].items()}
-        current = str(found["current"])
+        document = json.loads(text)
+        contexts |= {name: Context(**fields) for name, fields in document["contexts"].items()}
+        current = str(document["current"])
     except (ValueError, KeyError, TypeError) as error:
         raise output.Refusal(
-            f"{path()} is not what `streams context` writes ({error}); move it away"
+            f"{path()} is not a valid contexts file ({error}); rename it and add the contexts again"
         ) from error
-    return Contexts(current if current in known else LOCAL, known)
+    return Contexts(current if current in contexts else LOCAL, contexts)
 
 
 def save(contexts: Contexts) -> None:
-    """In one step: a command that is killed leaves the old file."""
+    """Replace the file atomically: a command that is killed leaves the old file."""
     target = path()
     target.parent.mkdir(parents=True, exist_ok=True)
-    known = {name: asdict(context) for name, context in contexts.by_name.items()}
+    fields_by_name = {name: asdict(context) for name, context in contexts.by_name.items()}
     descriptor, temporary = tempfile.mkstemp(dir=target.parent)  # mode 0600: it may hold keys
     with os.fdopen(descriptor, "w") as file:
-        json.dump({"current": contexts.current, "contexts": known}, file, indent=2)
+        json.dump({"current": contexts.current, "contexts": fields_by_name}, file, indent=2)
     os.replace(temporary, target)
 
 
 def find(name: str | None) -> Context:
     contexts = load()
-    wanted = name or contexts.current
-    if wanted not in contexts.by_name:
+    requested_name = name or contexts.current
+    if requested_name not in contexts.by_name:
         raise output.Refusal(
-            f"there is no context {wanted!r}; `streams context ls` lists them, "
-            "`streams context add` makes one"
+            f"there is no context {requested_name!r}; `streams context ls` lists them, "
+            "`streams context add` creates one"
         )
-    return contexts.by_name[wanted]
+    return contexts.by_name[requested_name]

@@ -1,13 +1,13 @@
-"""`streams doctor`: checks everything between this command and the server's shards, and says what to do.
+"""`streams doctor`: checks everything between this command and the server's shards, with next steps.
 
 The server checks itself (`telemetry/checks.py`): its processes, disk, cold store, clock, keys, memory,
-descriptors and backups. Those rows come from one question, and the rows around them are what only a client
-can see.
+descriptors and backups. One request returns those rows. The other checks cover what only a client can see:
+address, version, round trip, listing, and the shards' sockets.
 
-Each question has a deadline of its own and its rows are shown as soon as they are known, so a part that hangs
-costs seconds and hides nothing. Results: `ok`, `wrong` (with the next step), `unknown` (the key may not ask).
+Each check has its own deadline, and its rows are shown as soon as they arrive, so a part that hangs costs
+seconds and hides nothing. Results: `ok`, `wrong` (with the next step), `unknown` (the key lacks the scope).
 
-Bounds: one thread a question; `--timeout` for each.
+Bounds: one thread per check; `--timeout` for each.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ import click
 
 from streams import __version__
 from streams.cli import output
-from streams.cli.verbs import Target, connected, example
+from streams.cli.verbs import Target, example, server_options
 
 if TYPE_CHECKING:
     from streams.client._sync.client import Client
 
-#: More than a server takes to find out that one of its shards hangs.
+#: Longer than a server takes to detect that one of its shards hangs.
 CHECK_S: Final = 8.0
 ROUND_TRIP_MS_MAX: Final = 100.0
 
 
 class Finding(NamedTuple):
     is_ok: bool
-    found: str
+    summary: str
     next: str = ""
-    #: The name of the row, if it is not that of the question.
+    #: The name of the row, if it differs from the name of the check.
     check: str = ""
 
 
-#: One question to a server, and the rows that answer it.
+#: One check: it calls the server and returns its findings.
 Check = Callable[["Client"], list[Finding]]
 
 
-class Failed(click.ClickException):
-    """Some check found something wrong. The rows have said what."""
+class ChecksFailed(click.ClickException):
+    """At least one check found a problem. The rows printed before describe it."""
 
     exit_code = 1
 
@@ -64,13 +64,13 @@ class Failed(click.ClickException):
     default=CHECK_S,
     show_default=True,
     metavar="SECONDS",
-    help="How long to wait for each answer.",
+    help="How long to wait for each check.",
 )
-@connected
+@server_options
 def doctor(target: Target, timeout_s: float) -> None:
-    """Check the server from address to shards and disks; each finding says the next step.
+    """Check the server, from its address to its shards and disks, and print the next step for each problem.
 
-    Nothing is changed. Exit code 0 when all is ok, 1 when something is wrong.
+    Changes nothing. Exit code 0 if everything is ok, 1 if something is wrong.
     """
     rows: list[dict[str, Any]] = []
     for row in _rows(target, timeout_s):
@@ -83,33 +83,35 @@ def doctor(target: Target, timeout_s: float) -> None:
             output.print_line(row)
     wrong = [row for row in rows if row["result"] == "wrong"]
     if wrong:
-        url = target.resolved().url
-        raise Failed(f"{url}: {len(wrong)} of {len(rows)} checks found something wrong: {wrong[0]['found']}")
+        url = target.resolve().url
+        raise ChecksFailed(
+            f"{url}: {len(wrong)} of {len(rows)} checks found a problem; the first: {wrong[0]['found']}"
+        )
 
 
 def _rows(target: Target, timeout_s: float) -> Iterator[dict[str, Any]]:
     for name, check in _CHECKS:
-        rows = _checked(name, check, target, timeout_s)
+        rows = _run_check(name, check, target, timeout_s)
         yield from rows
         if name == "address" and rows[0]["result"] == "wrong":
-            return  # nothing else can be asked
+            return  # every other check would fail in this way
 
 
-def _checked(name: str, check: Check, target: Target, timeout_s: float) -> list[dict[str, Any]]:
-    """Run a check on a thread of its own, with a client of its own: one that hangs is left behind."""
+def _run_check(name: str, check: Check, target: Target, timeout_s: float) -> list[dict[str, Any]]:
+    """Run a check on its own thread with its own client, and abandon it after `timeout_s`."""
     answers: queue.SimpleQueue[list[Finding] | dict[str, Any]] = queue.SimpleQueue()
-    threading.Thread(target=lambda: answers.put(_outcome(check, target)), daemon=True).start()
+    threading.Thread(target=lambda: answers.put(_call_check(check, target)), daemon=True).start()
     try:
-        found = answers.get(timeout=timeout_s)
+        findings = answers.get(timeout=timeout_s)
     except queue.Empty:
-        step = "a process of the server may hang: look at its log for `no heartbeat`, and at its disk"
-        found = [Finding(False, f"no answer within {timeout_s:g} s", step)]
-    if isinstance(found, dict):
-        return [{"check": name, **found}]
-    return [_row(each.check or name, each) for each in found]
+        step = "a server process may be hung: look for `no heartbeat` in its log, and check its disk"
+        findings = [Finding(False, f"no answer within {timeout_s:g} s", step)]
+    if isinstance(findings, dict):
+        return [{"check": name, **findings}]
+    return [_row(finding.check or name, finding) for finding in findings]
 
 
-def _outcome(check: Check, target: Target) -> list[Finding] | dict[str, Any]:
+def _call_check(check: Check, target: Target) -> list[Finding] | dict[str, Any]:
     from streams.protocol.errors import StreamsError
 
     try:
@@ -127,12 +129,12 @@ def _row(name: str, finding: Finding) -> dict[str, Any]:
     return {
         "check": name,
         "result": result,
-        "found": finding.found,
+        "found": finding.summary,
         "next": "" if finding.is_ok else finding.next,
     }
 
 
-# -- the checks, in the order in which one thing depends on another
+# -- the checks, each after the ones that it depends on
 
 
 def _address(client: Client) -> list[Finding]:
@@ -141,13 +143,13 @@ def _address(client: Client) -> list[Finding]:
 
 def _version(client: Client) -> list[Finding]:
     version = client.health().version
-    step = "install the same version on both sides, at least up to the second number"
+    step = "install the same minor version on the client and on the server"
     is_same = version.split(".")[:2] == __version__.split(".")[:2]
-    return [Finding(is_same, f"server {version}, here {__version__}", step)]
+    return [Finding(is_same, f"server {version}, this command {__version__}", step)]
 
 
 def _server(client: Client) -> list[Finding]:
-    """What the server finds when it checks itself, a row for each thing."""
+    """Return the results of the server's own checks, one finding each."""
     return [
         Finding(each.result == "ok", each.found, each.next_step, each.check)
         for each in client.status().checks
@@ -166,23 +168,23 @@ def _round_trip(client: Client) -> list[Finding]:
         client.health()
         times.append((time.monotonic() - began_s) * 1000)
     middle = sorted(times)[5]
-    step = "look at the network, or at the load of the server"
-    return [Finding(middle < ROUND_TRIP_MS_MAX, f"{middle:.1f} ms there and back", step)]
+    step = "check the network and the load of the server"
+    return [Finding(middle < ROUND_TRIP_MS_MAX, f"median round trip {middle:.1f} ms", step)]
 
 
 def _listing(client: Client) -> list[Finding]:
     first = next(iter(client.boxes(page_size=1)), None)
-    return [Finding(True, "boxes can be listed" if first is not None else "there is no box yet")]
+    return [Finding(True, "boxes can be listed" if first is not None else "the server has no boxes yet")]
 
 
 def _sockets(client: Client) -> list[Finding]:
-    """Only where the shards' sockets are on this machine, for direct writers."""
+    """Connect to the shards' sockets, which direct writers use, if they are on this machine."""
     from gateway.shards.unix_sockets import connectable_path
 
     here = [path for path in client.placement().sockets if os.path.exists(path)]
     if not here:
-        return [Finding(True, "the shards are on another machine; direct writers do not work from here")]
-    refused = []
+        return [Finding(True, "the shards are on another machine; direct writers cannot run here")]
+    failures = []
     for path in here:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.settimeout(2)
@@ -190,9 +192,9 @@ def _sockets(client: Client) -> list[Finding]:
                 with connectable_path(path) as short:
                     sock.connect(short)
             except OSError as error:
-                refused.append(f"{path}: {error.strerror}")
-    found = "; ".join(refused) or f"{len(here)} sockets of shards answer"
-    return [Finding(not refused, found, "run as the server's user")]
+                failures.append(f"{path}: {error.strerror}")
+    summary = "; ".join(failures) or f"all {len(here)} shard sockets accept connections"
+    return [Finding(not failures, summary, "run direct writers as the server's user")]
 
 
 _CHECKS: tuple[tuple[str, Check], ...] = (

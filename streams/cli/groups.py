@@ -1,40 +1,43 @@
-"""`streams group`: cursors that a box keeps for its readers."""
+"""`streams group`: cursors that a box stores for its readers."""
 
 from __future__ import annotations
 
 import click
 
 from streams.cli import output
-from streams.cli.verbs import Target, connected, example, yes_option
+from streams.cli.verbs import Target, example, server_options, yes_option
 
 
 @click.group("group")
 def command() -> None:
-    """Cursors that a box keeps for its readers: `streams read BOX --group NAME --commit` uses them."""
+    """Show and move the cursors that a box stores for reader groups.
+
+    `streams read BOX --group NAME --commit` reads from the cursor and moves it.
+    """
 
 
 @example("streams group ls orders")
 @command.command("ls")
 @click.argument("box")
 @click.argument("prefix", default="")
-@connected
+@server_options
 def ls(target: Target, box: str, prefix: str) -> None:
-    """List the groups of BOX. Exit code 5 when there is none."""
+    """List the groups of BOX. Exit code 5 if there are none."""
     import msgspec
 
     with target.client() as client:
         rows = (msgspec.structs.asdict(group) for group in client.box(box).groups(prefix))
         if not output.show_rows(("group", "cursor", "lag", "updated_ts"), rows, as_json=target.as_json):
-            raise output.Nothing(f"{box} has no such group")
+            raise output.Nothing(f"{box} has no group whose name begins with {prefix!r}")
 
 
 @example("streams group show orders billing")
 @command.command("show")
 @click.argument("box")
 @click.argument("group")
-@connected
+@server_options
 def show(target: Target, box: str, group: str) -> None:
-    """Show the cursor of GROUP and how far it is behind."""
+    """Show the cursor of GROUP and its lag."""
     import msgspec
 
     with target.client() as client:
@@ -47,10 +50,10 @@ def show(target: Target, box: str, group: str) -> None:
 @click.argument("box")
 @click.argument("group")
 @click.argument("cursor", type=int)
-@click.option("--if-cursor", type=int, help="Only when the cursor is here now.")
-@connected
+@click.option("--if-cursor", type=int, help="Only if this is the current cursor.")
+@server_options
 def commit(target: Target, box: str, group: str, cursor: int, if_cursor: int | None) -> None:
-    """Set the cursor of GROUP, which is made if it is not there. `streams read --group` goes on after it."""
+    """Set the cursor of GROUP, and create GROUP if needed. `streams read --group` starts after the cursor."""
     with target.client() as client:
         client.box(box).group(group).commit(cursor, if_cursor=if_cursor)
     output.show_facts({"box": box, "group": group, "cursor": cursor}, as_json=target.as_json)
@@ -61,11 +64,11 @@ def commit(target: Target, box: str, group: str, cursor: int, if_cursor: int | N
 @click.argument("box")
 @click.argument("group")
 @yes_option
-@connected
+@server_options
 def rm(target: Target, box: str, group: str, yes: bool) -> None:
-    """Forget the cursor of GROUP. Exit code 5 when it was not there."""
+    """Delete GROUP and its cursor. Exit code 5 if it does not exist."""
     with target.client() as client:
-        output.confirm(f"Forget the cursor of {group} of {box}?", yes=yes)
+        output.confirm(f"Delete the group {group} of {box} and its cursor?", yes=yes)
         if not client.box(box).group(group).drop():
-            raise output.Nothing(f"{box} has no group {group}")
+            raise output.Nothing(f"{box} has no group {group!r}; `streams group ls {box}` lists its groups")
     output.show_facts({"box": box, "group": group, "deleted": True}, as_json=target.as_json)

@@ -1,4 +1,4 @@
-"""`streams inspect`: what stands in the files of a data directory, for whoever must look under the hood."""
+"""`streams inspect`: show the contents of data files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 
 from streams.cli import output
-from streams.cli.backup import configured
+from streams.cli.backup import load_config
 from streams.cli.verbs import example
 
 _COLUMNS: Final = {
@@ -25,21 +25,21 @@ _KINDS: Final = {".wal": "log", ".seg": "segment", ".stub": "stub", ".snap": "sn
 @example("streams inspect", "streams inspect --json | head -1")
 @click.command("inspect")
 @click.argument("path", required=False, type=click.Path(path_type=Path))
-@click.option("--records", is_flag=True, help="The records of a segment, one a line.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.option("--records", is_flag=True, help="Print the records of a segment, one per line.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(path: Path | None, records: bool, as_json: bool) -> int:
-    """List the files in PATH, a folder (default: the data directory), or what stands in PATH, a file.
+    """List the files in the folder PATH (default: the data directory), or show the contents of the file PATH.
 
-    Of a log it shows each change, of a segment or a stub each batch, of a snapshot each box. It only reads,
-    running servers do not mind, and it goes on behind what is damaged. Exits with 6 if something is.
+    Shows each change of a log, each batch of a segment or stub, each box of a snapshot. Only reads, also
+    beside a running server, and continues after damage. Exit code 6 if something is damaged.
     """
-    path = path if path is not None else configured().data_dir
+    path = path if path is not None else load_config().data_dir
     if path.is_dir():
         if not output.show_rows(_OF_FOLDER, _files(path), as_json=as_json):
-            raise output.Nothing(f"{path} holds no file of a server")
+            raise output.Nothing(f"{path} has no data files of a server")
         return output.EXIT_DONE
     if not path.exists():
-        raise output.Refusal(f"{path} is not there; name a file or a folder of a data directory")
+        raise output.Refusal(f"{path} does not exist; name a file or folder of a data directory")
     if path.suffix == ".json":
         return _manifest(path, as_json)
     return _show(path, records, as_json)
@@ -75,13 +75,13 @@ def _show(path: Path, records: bool, as_json: bool) -> int:
     from shard.storage.files import Disk
 
     if records and path.suffix != ".seg":
-        raise output.Refusal(f"--records is for segments (.seg), and {path.name} is none")
-    damaged = False
+        raise output.Refusal(f"--records works only with segments (.seg); {path.name} is not one")
+    has_damage = False
 
     def rows() -> Iterator[dict[str, Any]]:
-        nonlocal damaged
+        nonlocal has_damage
         for row in inspect(Disk(), str(path.absolute()), records=records):
-            damaged = damaged or "problem" in row
+            has_damage = has_damage or "problem" in row
             yield row
 
     try:
@@ -92,4 +92,4 @@ def _show(path: Path, records: bool, as_json: bool) -> int:
             raise output.Nothing(f"{path} is empty")
     except NotOurs as error:
         raise output.Refusal(str(error)) from error
-    return output.EXIT_DAMAGED if damaged else output.EXIT_DONE
+    return output.EXIT_DAMAGED if has_damage else output.EXIT_DONE

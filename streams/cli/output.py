@@ -1,7 +1,7 @@
 """The only printer of the command line: tables, JSON, lines, progress, questions, errors and exit codes.
 
-Data goes to standard output, talk to standard error. On a terminal data is a table; anywhere else, and with
-`--json`, it is one JSON value a line.
+Data goes to standard output, messages to standard error. On a terminal, data is a table. Elsewhere, and with
+`--json`, it is one JSON value per line.
 """
 
 from __future__ import annotations
@@ -26,66 +26,66 @@ EXIT_NOTHING: Final = 5
 EXIT_DAMAGED: Final = 6
 EXIT_INTERRUPTED: Final = 130
 
-#: What to do about an error, by its code. Every code has one: a test sees to it.
+#: Error code -> next step for the user. A test checks that every code has one.
 NEXT_STEPS: Final[dict[str, str]] = {
     "unreachable": (
-        "start a server with `streams serve`, or name another one with --url or `streams context use`"
+        "start a server with `streams serve`, or choose another server with --url or `streams context use`"
     ),
     "answer_lost": (
-        "look whether it happened (`streams tail BOX`), or repeat an append with the same --idempotency-key"
+        "check whether it happened (`streams tail BOX`), or repeat the append with the same --idempotency-key"
     ),
-    "not_an_answer": "check the address with `streams context show`; it must be that of a streams server",
-    "closed": "start the command again",
-    "moved": "start the command again; the map of shards has changed",
-    "invalid_request": "change what the message names; --help shows what is expected",
-    "batch_too_large": "send fewer records at a time (--batch-records)",
+    "not_an_answer": "check the URL with `streams context show`; it must be the URL of a streams server",
+    "closed": "run the command again",
+    "moved": "run the command again; the placement of boxes on shards has changed",
+    "invalid_request": "correct the field or option that the message names; see --help",
+    "batch_too_large": "send fewer records per append (--batch-records)",
     "record_too_large": (
-        "make the record smaller, or raise the cap of the box or STREAMS_MAX_RECORD_BYTES of the server"
+        "send a smaller record, or raise the cap of the box or STREAMS_MAX_RECORD_BYTES of the server"
     ),
-    "unauthorized": "give a key with --key, STREAMS_KEY or `streams context add --key`",
-    "forbidden": "use a key with the scope that the message names",
-    "box_not_found": "`streams ls` lists the boxes; `streams box create NAME` makes one",
-    "router_not_found": "`streams router ls` lists the routers",
-    "group_not_found": "`streams group ls BOX` lists the groups; `streams group commit` makes one",
-    "not_found": "check the name or the seq; a record may have been deleted",
-    "method_not_allowed": "client and server may be of different versions; compare with `streams status`",
-    "not_acceptable": "client and server may be of different versions; compare with `streams status`",
-    "router_cycle": "drop one of the routers in the cycle, or add the router with --allow-cycle",
-    "box_exists_incompatible": "that setting cannot change; make another box, or drop this one first",
+    "unauthorized": "pass an API key with --key, STREAMS_KEY or `streams context add --key`",
+    "forbidden": "use a key with the scope that the message names; `streams whoami` shows yours",
+    "box_not_found": "list the boxes with `streams ls`, or create one with `streams box create NAME`",
+    "router_not_found": "list the routers with `streams router ls`",
+    "group_not_found": "list the groups with `streams group ls BOX`, or create one: `streams group commit`",
+    "not_found": "check the name or the seq; the record may have been deleted",
+    "method_not_allowed": "compare the versions of client and server with `streams doctor`",
+    "not_acceptable": "compare the versions of client and server with `streams doctor`",
+    "router_cycle": "delete one of the routers in the cycle, or add this one with --allow-cycle",
+    "box_exists_incompatible": "this setting cannot change; create another box, or delete this one first",
     "box_not_empty": "leave out --if-empty, or trim the box first",
-    "not_a_queue": "queues are made with `streams box create NAME --type queue`",
-    "seq_mismatch": "somebody else was faster; read again (`streams box show BOX`) and decide anew",
-    "fencing_token_mismatch": "another writer has taken over; stop, or take the fence back",
-    "payload_too_large": "send less at a time, or raise STREAMS_MAX_BODY_BYTES on the server",
-    "unsupported_media_type": "client and server may be of different versions; compare with `streams status`",
-    "box_full": "trim the box, raise its cap (`streams box edit`), or let it discard old records",
-    "throttled": "wait and repeat; `detail.limit`, if there is one, names a setting of the server",
-    "disk_full": "delete records or boxes, or free space on the server's disk; writes go on by themselves",
-    "internal": "look for the request in the server's log, and report it",
-    "not_ready": "wait until the server has replayed its log; `streams status` shows how far it is",
-    "shutting_down": "wait until the server is started again",
-    "shard_unavailable": "wait a moment and repeat; `streams doctor` shows which shard is away",
-    "cold_store_unavailable": "check the object store that STREAMS_COLD_DIR names; nothing is lost",
-    "writer_conflict": "use another writer, or take it over: txnReset=true in Spark",
-    "records_lost": "add --skip-gaps to go on without them; the message says which they are",
-    "partial_commit": "run the same again; what is missing is added and nothing is doubled",
-    "job_refused": "change what the message names; --help shows what is expected",
-    "java_not_found": "pip install 'streams-server[spark]' brings a Java, or set JAVA_HOME",
-    "spark_not_installed": "pip install 'streams-server[spark]'",
-    "basin_not_found": "make it with the S2 API; `streams ls` lists streams as boxes",
-    "stream_not_found": "make it with the S2 API; `streams ls` lists streams as boxes",
-    "basin_deletion_pending": "wait until it is gone, or use another name",
-    "stream_deletion_pending": "wait until it is gone, or use another name",
-    "access_token_not_found": "list the tokens with the S2 API",
-    "resource_already_exists": "use another name, or what is there",
-    "cipher_mismatch": "read it with the S2 API and the key that its records were closed with",
-    "position_unwritten": "wait until something is written there, or begin earlier",
-    "data_damaged": "see the server's log for the file, then `streams verify`",
+    "not_a_queue": "create a queue with `streams box create NAME --type queue`",
+    "seq_mismatch": "another writer appended first; check with `streams box show BOX`, then retry",
+    "fencing_token_mismatch": "another writer fenced the box; stop writing, or fence it with your own token",
+    "payload_too_large": "send less data per request, or raise STREAMS_MAX_BODY_BYTES on the server",
+    "unsupported_media_type": "compare the versions of client and server with `streams doctor`",
+    "box_full": "trim the box, or change its cap or `discard` with `streams box edit`",
+    "throttled": "retry later; `detail.limit`, if present, names the setting of the server to raise",
+    "disk_full": "delete records or boxes, or free space on the server's disk; then appends work again",
+    "internal": "find the request id in the server's log, and report the bug",
+    "not_ready": "wait until the server has replayed its log; `streams status` shows its progress",
+    "shutting_down": "wait until the server has restarted, then repeat the command",
+    "shard_unavailable": "retry in a moment; `streams doctor` shows which shard is down",
+    "cold_store_unavailable": "check the object store in STREAMS_COLD_DIR; no data is lost",
+    "writer_conflict": "use another writer name, or take the name over (in Spark: txnReset=true)",
+    "records_lost": "add --skip-gaps to continue without the records that the message names",
+    "partial_commit": "run the command again; it adds only the missing rows",
+    "job_refused": "correct the option that the message names; see --help",
+    "java_not_found": "run pip install 'streams-server[spark]', which includes Java, or set JAVA_HOME",
+    "spark_not_installed": "run pip install 'streams-server[spark]'",
+    "basin_not_found": "create the basin with the S2 API; `streams ls` lists S2 streams as boxes",
+    "stream_not_found": "create the stream with the S2 API; `streams ls` lists S2 streams as boxes",
+    "basin_deletion_pending": "wait until the deletion has finished, or use another name",
+    "stream_deletion_pending": "wait until the deletion has finished, or use another name",
+    "access_token_not_found": "list the access tokens with the S2 API",
+    "resource_already_exists": "use another name, or use the existing one",
+    "cipher_mismatch": "read the stream with the S2 API and the key that encrypted its records",
+    "position_unwritten": "wait until a record is written there, or start at an earlier position",
+    "data_damaged": "find the damaged file in the server's log, then run `streams verify`",
 }
 
 
 class Refusal(click.ClickException):
-    """What was asked cannot be done as asked; the message says what to change."""
+    """The command cannot do this; the message says what to change."""
 
     exit_code = EXIT_REFUSED
 
@@ -94,8 +94,8 @@ class Refusal(click.ClickException):
             click.echo(f"streams: {line}", err=True, file=file)
 
 
-class Occupied(Refusal):
-    """Somebody or something is in the way for now; the message says what to do, or to repeat it."""
+class BusyRefusal(Refusal):
+    """The command cannot do this now; the message says what to do before a retry."""
 
     exit_code = EXIT_BUSY
 
@@ -106,40 +106,40 @@ class Nothing(Refusal):
     exit_code = EXIT_NOTHING
 
 
-# -- talk
+# -- messages
 
 
 def warn(message: str) -> None:
     click.echo(f"streams: warning: {message}", err=True)
 
 
-def tell(message: str) -> None:
+def inform(message: str) -> None:
     click.echo(f"streams: {message}", err=True)
 
 
 def note(message: str) -> None:
-    """For the person at the terminal; a script is told by the exit code and the data."""
+    """Print a hint for a person at a terminal. Scripts use the exit code and the data."""
     if sys.stderr.isatty():
         click.echo(message, err=True)
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Asks before something is gone for ever. Where nobody can answer, `--yes` must have been given."""
+    """Ask before an act that cannot be undone. Without a terminal, `--yes` is required."""
     if yes:
         return
     if not sys.stdin.isatty():
-        raise Refusal(f"{question}\nthis cannot be undone; add --yes to do it without being asked")
+        raise Refusal(f"{question}\nthis cannot be undone; add --yes to confirm")
     try:
         if click.confirm(f"{question} This cannot be undone.", err=True):
             return
     except click.Abort:
-        click.echo(err=True)  # Ctrl-C and Ctrl-D leave the question standing
+        click.echo(err=True)  # Ctrl-C and Ctrl-D leave the cursor on the line of the question
         raise
-    raise Refusal("nothing was done")
+    raise Refusal("cancelled; nothing was changed")
 
 
 def report(error: Exception) -> int:
-    """Show an error nobody handled, and return the exit code of its family."""
+    """Show an unhandled error, and return the exit code of its family."""
     for family, code in ((Refused, EXIT_REFUSED), (Busy, EXIT_BUSY), (Uncertain, EXIT_UNCERTAIN)):
         if isinstance(error, family):
             _show_error(error)
@@ -147,17 +147,15 @@ def report(error: Exception) -> int:
     if isinstance(error, StreamsError) and error.code in ("not_an_answer", "closed"):
         _show_error(error)
         return EXIT_REFUSED
-    if isinstance(error, OSError):  # of this machine: a folder that is not there, a disk that is full
-        _forget_unwritten()
+    if isinstance(error, OSError):  # of this machine: a missing folder, a full disk
+        _discard_unwritten()
         where = f"{error.filename}: " if error.filename else ""
         click.echo(f"streams: {where}{error.strerror or error}", err=True)
         return EXIT_REFUSED
     import traceback
 
     traceback.print_exception(error)
-    click.echo(
-        f"streams: this is a bug in streams {__version__}; please report it with the lines above", err=True
-    )
+    click.echo(f"streams: this is a bug in streams {__version__}; report it with the lines above", err=True)
     return EXIT_BUG
 
 
@@ -168,18 +166,16 @@ def _show_error(error: StreamsError) -> None:
         click.echo(f"streams: next: {step}", err=True)
 
 
-def _forget_unwritten() -> None:
-    """What standard output does not take now it will not take at the exit either, where Python would say so
-    in its own words."""
+def _discard_unwritten() -> None:
+    """Discard buffered output that cannot be written, so that Python does not report it again at exit."""
     try:
         sys.stdout.flush()
     except OSError:
-        give_up_quietly()
+        discard_output()
 
 
-def give_up_quietly() -> int:
-    """Whoever read our output is gone, as `head` is when it has enough. What is still buffered goes
-    nowhere."""
+def discard_output() -> int:
+    """Discard the buffered output after its reader (for example `head`) has exited."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return EXIT_DONE
 
@@ -192,7 +188,7 @@ def is_for_people(as_json: bool) -> bool:
 
 
 def size(count: int) -> str:
-    """A number of bytes for a person."""
+    """Format a number of bytes for a person."""
     for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
         if count >= 1 << shift:
             return f"{count / (1 << shift):.1f} {unit}"
@@ -200,21 +196,21 @@ def size(count: int) -> str:
 
 
 def moment(ms: int) -> str:
-    """A time for a person, in the zone of this machine."""
+    """Format a time for a person, in the time zone of this machine."""
     from datetime import datetime
 
     return datetime.fromtimestamp(ms / 1000).astimezone().isoformat(sep=" ", timespec="seconds")
 
 
 def print_line(value: object) -> None:
-    """One value as one line of JSON."""
+    """Print one value as one line of JSON."""
     import msgspec
 
     write_lines([msgspec.json.encode(value)])
 
 
 def write_lines(lines: Iterable[bytes]) -> None:
-    """Lines as they are, flushed: a pipe sees them at once."""
+    """Write lines unchanged and flush, so that a pipe gets them at once."""
     out = sys.stdout.buffer
     out.write(b"".join([line + b"\n" for line in lines]))
     out.flush()
@@ -225,21 +221,21 @@ def print_text(text: str) -> None:
 
 
 def show_rows(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], *, as_json: bool) -> int:
-    """A table of these columns on a terminal; elsewhere each row whole, one a line. How many there were."""
+    """Print rows as a table on a terminal, else as JSON lines with all fields. Return their count."""
     count = 0
     if not is_for_people(as_json):
         for row in rows:
             print_line(row)
             count += 1
         return count
-    shown = [[_cell(column, row.get(column)) for column in columns] for row in rows]
-    if shown:
-        print_table(columns, shown)
-    return len(shown)
+    cells = [[_cell(column, row.get(column)) for column in columns] for row in rows]
+    if cells:
+        print_table(columns, cells)
+    return len(cells)
 
 
 def show_facts(facts: Mapping[str, Any], *, as_json: bool) -> None:
-    """One thing: its facts below each other on a terminal, one line of JSON elsewhere."""
+    """Print the fields of one thing: one per line on a terminal, one line of JSON elsewhere."""
     if not is_for_people(as_json):
         print_line(facts)
         return
@@ -249,15 +245,15 @@ def show_facts(facts: Mapping[str, Any], *, as_json: bool) -> None:
     table = Table(show_header=False, box=None, pad_edge=False)
     for name, value in facts.items():
         if isinstance(value, Mapping):
-            for inner, of_it in value.items():
-                table.add_row(f"{name}.{inner}", _cell(inner, of_it))
+            for inner, inner_value in value.items():
+                table.add_row(f"{name}.{inner}", _cell(inner, inner_value))
         else:
             table.add_row(name, _cell(name, value))
     Console(markup=False).print(table)
 
 
 def show_result(text: str, facts: Mapping[str, Any], *, as_json: bool) -> None:
-    """What was done: a sentence on a terminal, its facts as one line of JSON elsewhere."""
+    """Print a result: a sentence on a terminal, its facts as one line of JSON elsewhere."""
     if is_for_people(as_json):
         click.echo(text)
     else:
@@ -265,7 +261,7 @@ def show_result(text: str, facts: Mapping[str, Any], *, as_json: bool) -> None:
 
 
 def _cell(name: str, value: object) -> str:
-    """A value for a person, who can read a time and a size."""
+    """Format a value for a person: times, sizes and numbers by the name of their field."""
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -285,17 +281,17 @@ def _cell(name: str, value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, is_talk: bool = False) -> None:
-    """Fitted to a terminal by rich; elsewhere one line a row, columns padded, good for grep."""
-    if (sys.stderr if is_talk else sys.stdout).isatty():
+def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, to_stderr: bool = False) -> None:
+    """Print a table: fitted to a terminal by rich; elsewhere one padded line per row, for grep."""
+    if (sys.stderr if to_stderr else sys.stdout).isatty():
         from rich.console import Console
 
-        Console(markup=False, highlight=False, stderr=is_talk).print(_table(headings, rows))
+        Console(markup=False, highlight=False, stderr=to_stderr).print(_table(headings, rows))
         return
     widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
     for row in (headings, *rows):
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        click.echo("  ".join(cells).rstrip(), err=is_talk)
+        click.echo("  ".join(cells).rstrip(), err=to_stderr)
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Any:
@@ -315,13 +311,13 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Any:
 
 
 def as_line(json: Any) -> bytes:
-    """JSON on one line. A line break in it is white space: inside a string it is escaped."""
+    """Return JSON on one line. Raw line breaks in JSON are white space: inside strings they are escaped."""
     line = bytes(json)
     return line.replace(b"\n", b" ").replace(b"\r", b" ") if b"\n" in line or b"\r" in line else line
 
 
 class RecordPrinter:
-    """Records as they come: the JSON of each on a line of its own; for people, lines under a heading."""
+    """Prints records as they arrive: one line of JSON each; on a terminal, columns under a heading."""
 
     def __init__(self, *, as_json: bool, data_only: bool, with_box: bool = False) -> None:
         self._is_table = is_for_people(as_json) and not data_only
@@ -331,7 +327,7 @@ class RecordPrinter:
         self._has_heading = False
 
     def __call__(self, records: Sequence[bytes], box: str = "") -> None:
-        """Prints records as the server wrote them."""
+        """Print records, given as the JSON that the server sent."""
         if not self._is_table:
             write_lines([self._line(record, box) for record in records])
         elif records:
@@ -348,14 +344,14 @@ class RecordPrinter:
     def _print_rows(self, records: Sequence[bytes], box: str) -> None:
         from streams.client.answers import RawRecord, decode
 
-        found = [decode(record, RawRecord) for record in records]
-        wanted = {"box": box, "seq": str(found[-1].seq)}
-        for name, text in (*wanted.items(), *(("tag", record.tag or "") for record in found)):
+        rows = [decode(record, RawRecord) for record in records]
+        texts = {"box": box, "seq": str(rows[-1].seq)}
+        for name, text in (*texts.items(), *(("tag", record.tag or "") for record in rows)):
             self._widths[name] = min(max(self._widths[name], len(text)), 32)
         if not self._has_heading:
             self._has_heading = True
             click.echo(_paint(self._columns("box", "seq", "time", "tag") + "data", bold=True))
-        for record in found:
+        for record in rows:
             front = self._columns(box, str(record.seq), moment(record.ts)[:19], record.tag or "")
             more = "".join(
                 f"  {name} {value}"
@@ -377,7 +373,7 @@ def _json(value: Mapping[str, Any]) -> str:
 
 
 def _printable(text: str) -> str:
-    """What others wrote must not steer the terminal."""
+    """Escape control characters, so that stored data cannot control the terminal."""
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else f"\\u{ord(each):04x}" for each in text)
@@ -388,19 +384,22 @@ def _paint(text: str, **style: bool) -> str:
     return text if is_plain else click.style(text, **style)
 
 
-# -- what moves
+# -- live output
 
 
 class Progress(Protocol):
-    def __call__(self, done: int) -> None: ...
+    def __call__(self, count: int) -> None: ...
 
 
 @contextmanager
 def progress(title: str, total: int | None, *, beside: IO[Any] | None = None) -> Iterator[Progress]:
-    """A bar on standard error, if that is a terminal: `step(done)` says how far it is. There is none when
-    `beside`, what is read or written meanwhile, is a terminal too: they would write over each other."""
+    """Show a progress bar on standard error if that is a terminal; `step(count)` advances it.
+
+    Without a bar if `beside`, the file that is read or written meanwhile, is a terminal too: both would
+    write over each other.
+    """
     if not sys.stderr.isatty() or (beside is not None and beside.isatty()):
-        yield lambda done: None
+        yield lambda count: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
@@ -409,7 +408,7 @@ def progress(title: str, total: int | None, *, beside: IO[Any] | None = None) ->
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(title, total=total)
-        yield lambda done: bar.update(task, completed=done)
+        yield lambda count: bar.update(task, completed=count)
 
 
 class Screen(Protocol):
@@ -418,10 +417,9 @@ class Screen(Protocol):
 
 @contextmanager
 def screen(*, as_json: bool) -> Iterator[Screen]:
-    """A table that is drawn again in place on a terminal; elsewhere a line of JSON for each row of each
-    drawing."""
+    """Redraw a table in place on a terminal; elsewhere print one line of JSON per row of each drawing."""
     if not is_for_people(as_json):
-        yield lambda headings, rows: write_lines(_encoded(rows))
+        yield lambda headings, rows: write_lines(_encode_rows(rows))
         return
     from rich.console import Console
     from rich.live import Live
@@ -435,7 +433,7 @@ def screen(*, as_json: bool) -> Iterator[Screen]:
         yield draw
 
 
-def _encoded(rows: Sequence[Mapping[str, Any]]) -> list[bytes]:
+def _encode_rows(rows: Sequence[Mapping[str, Any]]) -> list[bytes]:
     import msgspec
 
     return [msgspec.json.encode(row) for row in rows]

@@ -1,11 +1,11 @@
-"""How fast a command reads the files of a running server: as fast as its clients hardly notice.
+"""Limits how fast a command reads the files of a running server, so that clients hardly notice.
 
     pause(bytes) ─► sleeps for the rate ─► every `SAMPLE_S`: asks the shards how long their acks take
-                                              │ longer than before, or under pressure   half the rate
+                                              │ slower than before, or under pressure   half the rate
                                               └ otherwise                               a quarter more
 
-A shard tells the acks of the seconds before the command began (`recent_acks` of its hello) and all acks since
-its start (`acks` of `load`). The p99 of those that came since the last sample may be twice that of before.
+A shard reports its ack times of the seconds before the command began (`recent_acks` of its hello) and of all
+acks since its start (`acks` of `load`). The p99 since the last sample may be up to twice the p99 before.
 
 Bounds: the rate stays between `LEAST_BYTES_PER_S` and `MOST_BYTES_PER_S`, so a command ends however busy the
 server is.
@@ -26,29 +26,29 @@ from streams.protocol.telemetry.histogram import quantile
 from streams.protocol.telemetry.pressure import NONE
 
 if TYPE_CHECKING:
-    from streams.cli.shardlinks import Exported
+    from streams.cli.shardlinks import ShardExports
 
 LEAST_BYTES_PER_S: Final = 4 << 20
 MOST_BYTES_PER_S: Final = 4 << 30
 
-#: Where a server has no rate of its own for such work.
+#: First rate if the server has no upkeep limit of its own.
 _START_BYTES_PER_S: Final = 16 << 20
 
-#: Between two samples.
+#: Time between two samples.
 SAMPLE_S: Final = 0.25
-#: Acks that a sample needs: with fewer, one slow ack would be taken for all.
+#: Acks that a sample needs: with fewer, one slow ack would decide.
 _ACKS_MIN: Final = 50
-#: How much longer the p99 of acks may get, and what it may be where it is not known what it was before.
+#: Allowed growth of the p99 of acks, and the allowed p99 if the earlier one is unknown.
 _FACTOR: Final = 2.0
 _UNKNOWN_P99_S: Final = 0.01
 
-#: Of `--rate`: by what the shards say, or without a limit.
+#: Values of `--rate`: adapt to the shards' load, or no limit.
 AUTO: Final = -1
 UNLIMITED: Final = 0
 
 
 class Rate(click.ParamType[int]):
-    """`auto`, `max`, or a size a second."""
+    """Click type: `auto`, `max`, or bytes per second."""
 
     name = "RATE"
 
@@ -58,12 +58,12 @@ class Rate(click.ParamType[int]):
         if value in ("auto", "max"):
             return AUTO if value == "auto" else UNLIMITED
         try:
-            found = parse_number(value, UNITS["bytes"])
+            rate = parse_number(value, UNITS["bytes"])
         except ValueError:
-            found = 0
-        if not found:
-            self.fail(f"{value!r} is neither auto, max, nor a size a second such as 64MiB", param, ctx)
-        return found
+            rate = 0
+        if not rate:
+            self.fail(f"{value!r} is not auto, max, or a size per second such as 64MiB", param, ctx)
+        return rate
 
 
 option = click.option(
@@ -72,12 +72,12 @@ option = click.option(
     default="auto",
     metavar="RATE",
     show_default=True,
-    help="Bytes a second, such as 64MiB; auto: as fast as a running server's clients hardly notice; max.",
+    help="Read rate: bytes per second such as 64MiB, auto (slow down when clients would notice), or max.",
 )
 
 
 class Pace:
-    """A rate that gives way at once and comes back bit by bit."""
+    """A read rate that halves under load and recovers in steps of a quarter."""
 
     def __init__(self, bytes_per_s: int) -> None:
         self.bytes_per_s = float(bytes_per_s)
@@ -91,10 +91,10 @@ class Pace:
 
 
 class ShardWatch:
-    """Tells from what a shard says of its acks whether its clients notice us."""
+    """Decides from the ack times of one shard whether the command slows down its clients."""
 
     def __init__(self, recent_acks: Sequence[int]) -> None:
-        """`recent_acks`: those of the seconds before we began."""
+        """`recent_acks`: histogram of the ack times in the seconds before the command began."""
         is_known = sum(recent_acks) >= _ACKS_MIN
         self.limit_s = _FACTOR * quantile(recent_acks, 0.99) if is_known else _UNKNOWN_P99_S
         self._acks: Sequence[int] | None = None
@@ -116,74 +116,72 @@ class ShardWatch:
         return quantile(new, 0.99) > self.limit_s
 
 
-class Copying:
-    """Counts the bytes that go by, shows how far they are, and sleeps for the rate."""
+class CopyThrottle:
+    """Counts the bytes that a command reads, shows its progress, and sleeps to keep to the rate."""
 
     def __init__(
         self,
         pace: Pace | None,
         *,
         is_pressed: Callable[[], bool] | None = None,
-        show: progress.ReportBytes = lambda done, total: None,
+        show: progress.ReportBytes = lambda count, total: None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Without `is_pressed` the pace stays as it is, and without a pace there is no limit."""
+        """Without `is_pressed` the pace is constant; without a pace there is no limit."""
         self._pace = pace
         self._is_pressed = is_pressed
         self._show = show
         self._clock = clock
         self._sleep = sleep
         self._owed_s = 0.0
-        self._sampled_s = clock()
-        self._done = self._total = 0
+        self._last_sample_s = clock()
+        self._bytes_done = self._bytes_total = 0
 
     def __repr__(self) -> str:
-        return f"<Copying {self._done} of {self._total} B, {self._pace!r}>"
+        return f"<CopyThrottle {self._bytes_done} of {self._bytes_total} B, {self._pace!r}>"
 
     def expect(self, size: int) -> None:
-        """So many bytes will go by."""
-        self._total = size
+        """Set how many bytes the command will read."""
+        self._bytes_total = size
 
     def pause(self, size: int) -> None:
-        """So many bytes have gone by."""
-        self._done += size
-        self._show(min(self._done, self._total), self._total)
+        """Count bytes that were read, and sleep if the command is ahead of its rate."""
+        self._bytes_done += size
+        self._show(min(self._bytes_done, self._bytes_total), self._bytes_total)
         if self._pace is None:
             return
         self._owed_s += size / self._pace.bytes_per_s
-        if self._owed_s > 0.01:  # shorter sleeps take longer than they say
+        if self._owed_s > 0.01:  # shorter sleeps overshoot
             self._sleep(self._owed_s)
             self._owed_s = 0.0
-        if self._is_pressed is not None and self._clock() - self._sampled_s >= SAMPLE_S:
+        if self._is_pressed is not None and self._clock() - self._last_sample_s >= SAMPLE_S:
             self._pace.sample(is_pressed=self._is_pressed())
-            self._sampled_s = self._clock()
+            self._last_sample_s = self._clock()
 
 
 @contextmanager
-def copying(what: str, rate: int, exported: Exported | None) -> Iterator[Copying]:
-    """Pace and show a command that reads what shards have exported; None is a server that is stopped."""
+def throttle_copy(what: str, rate: int, exports: ShardExports | None) -> Iterator[CopyThrottle]:
+    """Limit and show the reads of a command. `exports` is None if the server is stopped."""
     pace: Pace | None = None
     is_pressed: Callable[[], bool] | None = None
     if rate > 0:
         pace = Pace(rate)
-    elif rate == AUTO and exported is not None:
-        pace = Pace(exported.usual_bytes_per_s or _START_BYTES_PER_S)
-        watches = [
-            ShardWatch(server["recent_acks"]) for server in exported.servers if "recent_acks" in server
-        ]
-        if len(watches) == len(exported.servers):  # an earlier version does not tell: the usual rate, then
-            is_pressed = _asking(exported, watches)
+    elif rate == AUTO and exports is not None:
+        pace = Pace(exports.usual_bytes_per_s or _START_BYTES_PER_S)
+        watches = [ShardWatch(server["recent_acks"]) for server in exports.servers if "recent_acks" in server]
+        if len(watches) == len(exports.servers):  # earlier versions do not report acks: constant rate
+            is_pressed = _pressure_check(exports, watches)
     with progress.bytes_shown(what) as show:
-        yield Copying(pace, is_pressed=is_pressed, show=show)
+        yield CopyThrottle(pace, is_pressed=is_pressed, show=show)
 
 
-def _asking(exported: Exported, watches: list[ShardWatch]) -> Callable[[], bool]:
+def _pressure_check(exports: ShardExports, watches: list[ShardWatch]) -> Callable[[], bool]:
     def is_pressed() -> bool:
-        found = [
+        answers = [
             load is not None and watch.is_pressed(load)
-            for load, watch in zip(exported.loads(), watches, strict=True)
+            for load, watch in zip(exports.loads(), watches, strict=True)
         ]
-        return any(found)
+        return any(answers)
 
     return is_pressed

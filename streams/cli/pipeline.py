@@ -1,4 +1,4 @@
-"""`streams pipeline …`: the jobs of `streams.spark.jobs`, with Spark on this machine or on a cluster."""
+"""`streams pipeline …`: run the jobs of `streams.spark.jobs` with Spark, on this machine or on a cluster."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from streams.cli.pipeline_options import (
     spark_options,
 )
 from streams.cli.pipeline_session import show_result, spark_session
-from streams.cli.verbs import Target, connected, example
+from streams.cli.verbs import Target, example, server_options
 
 
 @click.group("pipeline")
 def command() -> None:
-    """Jobs over many records, with Spark: on this machine, or unchanged on a cluster (--master, --remote).
+    """Run Spark jobs over many records, on this machine or on a cluster (--master, --remote).
 
-    Each can be stopped and run again: it goes on where it was, and writes each record once.
+    A job that was stopped can be run again: it resumes, and writes each record exactly once.
     """
 
 
 @example("streams pipeline archive orders --to archive --name orders")
-@command.command("archive", short_help="Boxes to Parquet, then optionally trim.")
+@command.command("archive", short_help="Copy boxes to Parquet files; optionally trim them.")
 @boxes_option
 @click.option("--to", "path", required=True, metavar="PATH", help="Folder, or URL that Spark can write to.")
 @name_option
 @click.option(
-    "--trim", is_flag=True, help="Then delete what was archived from the boxes, after comparing both."
+    "--trim", is_flag=True, help="Then compare both, and delete the archived records from the boxes."
 )
 @gaps_option
 @dry_run_option
 @spark_options
-@connected
+@server_options
 def archive(
     target: Target,
     boxes: Boxes,
@@ -50,7 +50,7 @@ def archive(
     dry_run: bool,
     engine: Engine,
 ) -> None:
-    """Put what is new in BOXES since the last run into Parquet files, by box and day."""
+    """Copy the new records of BOXES since the last run into Parquet files, by box and day."""
     from streams.spark.jobs.archive import archive as job
 
     with spark_session("archive", target, engine) as (spark, server):
@@ -72,14 +72,14 @@ def archive(
     "streams pipeline archive orders --to archive --name orders",
     "streams pipeline read-all orders --to everything --format json",
 )
-@command.command("read-all", short_help="An archive and what has come since, as files.")
+@command.command("read-all", short_help="Export an archive and newer records to files.")
 @click.argument("name")
 @click.argument("boxes", nargs=-1)
 @click.option("--to", "path", required=True, metavar="PATH", help="Folder, or URL that Spark can write to.")
 @click.option("--format", default="parquet", show_default=True, help="parquet, json, csv or orc.")
 @dry_run_option
 @spark_options
-@connected
+@server_options
 def read_all(
     target: Target,
     name: str,
@@ -89,9 +89,9 @@ def read_all(
     dry_run: bool,
     engine: Engine,
 ) -> None:
-    """Write the archive NAME and what its boxes hold beyond it into files, each record once.
+    """Write the records of the archive NAME and the newer records of its boxes to files, each exactly once.
 
-    With BOXES, of these alone.
+    With BOXES, only the records of these boxes.
     """
     from streams.spark.jobs.archive import export_all as job
 
@@ -109,18 +109,18 @@ def read_all(
 
 
 @example("streams pipeline backfill orders.ndjson --box copy --name orders")
-@command.command("backfill", short_help="Files to boxes.")
+@command.command("backfill", short_help="Append files to boxes.")
 @click.argument("path")
-@click.option("--box", help="Append to this box.")
-@click.option("--box-column", metavar="SQL", help="Or to the one that this expression says.")
+@click.option("--box", help="Box to append to.")
+@click.option("--box-column", metavar="SQL", help="Or an expression for the name of the box.")
 @click.option("--format", default="json", show_default=True, help="json (lines), parquet, csv or orc.")
-@click.option("--data", metavar="SQL", help="What the record is; the whole row as JSON, if not said.")
-@click.option("--tag", metavar="SQL", help="Its tag.")
-@click.option("--ts", metavar="SQL", help="Its time; the box must take client times.")
+@click.option("--data", metavar="SQL", help="Data of the record (default: the whole row as JSON).")
+@click.option("--tag", metavar="SQL", help="Tag of the record.")
+@click.option("--ts", metavar="SQL", help="Time of the record; the box must accept client times.")
 @name_option
 @dry_run_option
 @spark_options
-@connected
+@server_options
 def backfill(
     target: Target,
     path: str,
@@ -134,7 +134,7 @@ def backfill(
     dry_run: bool,
     engine: Engine,
 ) -> None:
-    """Append the rows of the files at PATH, each once."""
+    """Append the rows of the files at PATH, each exactly once."""
     from streams.spark.jobs.backfill import backfill as job
 
     with spark_session("backfill", target, engine) as (spark, server):
@@ -155,23 +155,25 @@ def backfill(
 
 
 @example("streams pipeline replay orders --to copy --name kitchen --where \"tag = 'kitchen'\"")
-@command.command("replay", short_help="Boxes to boxes, with a filter.")
+@command.command("replay", short_help="Copy records from boxes to a box, with a filter.")
 @boxes_option
 @click.option("--to", required=True, metavar="BOX", help="Copy to this box.")
 @click.option(
-    "--where", metavar="SQL", help="Only these: a condition on box, seq, ts, data, tag, node, meta."
+    "--where",
+    metavar="SQL",
+    help="Only matching records: a condition on box, seq, ts, data, tag, node, meta.",
 )
-@click.option("--from", "from_seq", type=int, help="The first run begins after this seq.")
-@click.option("--from-time", metavar="TIME", help="Or at this time: ISO, or milliseconds since 1970.")
-@click.option("--until", "to_seq", type=int, help="The last record that is copied.")
-@click.option("--until-time", metavar="TIME", help="Or the time before which records are copied.")
-@click.option("--keep-ts", is_flag=True, help="Copies keep their times; the box must take client times.")
-@click.option("--with-source", is_flag=True, help="Meta of a copy says where it is from.")
+@click.option("--from", "from_seq", type=int, help="Start the first run after this seq.")
+@click.option("--from-time", metavar="TIME", help="Or at this time: ISO 8601, or milliseconds since 1970.")
+@click.option("--until", "to_seq", type=int, help="Stop after this seq.")
+@click.option("--until-time", metavar="TIME", help="Or copy only records before this time.")
+@click.option("--keep-ts", is_flag=True, help="Copies keep their times; the box must accept client times.")
+@click.option("--with-source", is_flag=True, help="Add the source box and seq to the meta of each copy.")
 @name_option
 @gaps_option
 @dry_run_option
 @spark_options
-@connected
+@server_options
 def replay(
     target: Target,
     boxes: Boxes,
@@ -188,7 +190,7 @@ def replay(
     dry_run: bool,
     engine: Engine,
 ) -> None:
-    """Copy what BOXES hold, and at the next run what has come since, each record once."""
+    """Copy the records of BOXES, each exactly once. A later run copies the records added since."""
     from streams.spark.jobs.replay import replay as job
 
     with spark_session("replay", target, engine) as (spark, server):
@@ -215,20 +217,22 @@ def replay(
 @example(
     "streams pipeline rollup orders --to orders.hourly --window '1 hour' --sum n='count(*)' --checkpoint c"
 )
-@command.command("rollup", short_help="Windows of boxes into a box.")
+@command.command("rollup", short_help="Aggregate boxes by time window into a box.")
 @boxes_option
-@click.option("--to", required=True, metavar="BOX", help="Write to this box, a record for each window.")
-@click.option("--window", required=True, help="Its length: '5 minutes', '1 hour'.")
-@click.option("--sum", "sums", multiple=True, required=True, metavar="NAME=SQL", help="What is counted.")
-@click.option("--by", metavar="SQL", help="Count separately by this.")
-@click.option("--time", default="ts", show_default=True, metavar="SQL", help="The time that counts.")
-@click.option("--late", metavar="TIME", help="Give windows up that are older than this.")
-@click.option("--closed-only", is_flag=True, help="Write a window once, when it is over; needs --late.")
-@click.option("--checkpoint", required=True, metavar="PATH", help="Where Spark keeps how far it is.")
+@click.option("--to", required=True, metavar="BOX", help="Write to this box, one record per window.")
+@click.option("--window", required=True, help="Length of a window: '5 minutes', '1 hour'.")
+@click.option(
+    "--sum", "sums", multiple=True, required=True, metavar="NAME=SQL", help="Aggregate; repeatable."
+)
+@click.option("--by", metavar="SQL", help="Group by this expression.")
+@click.option("--time", default="ts", show_default=True, metavar="SQL", help="Time of a record.")
+@click.option("--late", metavar="TIME", help="Close windows older than this; ignore later records for them.")
+@click.option("--closed-only", is_flag=True, help="Write each window once, after it ends; needs --late.")
+@click.option("--checkpoint", required=True, metavar="PATH", help="Folder for Spark's checkpoint.")
 @gaps_option
 @dry_run_option
 @spark_options
-@connected
+@server_options
 def rollup(
     target: Target,
     boxes: Boxes,
@@ -244,12 +248,12 @@ def rollup(
     dry_run: bool,
     engine: Engine,
 ) -> None:
-    """Count BOXES in windows of time; a later run counts what has come since."""
+    """Aggregate the records of BOXES by time window. A later run adds the records that arrived since."""
     from streams.spark.jobs.rollup import rollup as job
 
-    named = dict(each.split("=", 1) for each in sums if "=" in each)
-    if len(named) != len(sums):
-        raise output.Refusal("--sum needs a name and an expression: --sum orders='count(*)'")
+    aggregates = dict(each.split("=", 1) for each in sums if "=" in each)
+    if len(aggregates) != len(sums):
+        raise output.Refusal("--sum needs NAME=SQL, each name once, for example --sum orders='count(*)'")
     with spark_session("rollup", target, engine) as (spark, server):
         result = job(
             spark,
@@ -257,7 +261,7 @@ def rollup(
             to,
             checkpoint=folder_path(checkpoint),
             window=window,
-            aggregates=named,
+            aggregates=aggregates,
             by=by,
             time=time,
             late=late,
@@ -271,14 +275,14 @@ def rollup(
 
 
 @example("streams pipeline snapshot orders")
-@command.command("snapshot", short_help="The newest record of each tag, then optionally trim.")
+@command.command("snapshot", short_help="Write the newest record of each tag to a snapshot; optionally trim.")
 @click.argument("box")
-@click.option("--trim", is_flag=True, help="Then delete from the box what the snapshot covers.")
-@click.option("--keep-null", is_flag=True, help="A record whose data is null does not take its key away.")
+@click.option("--trim", is_flag=True, help="Then delete the records that the snapshot covers.")
+@click.option("--keep-null", is_flag=True, help="Keep tags whose newest record has null data.")
 @gaps_option
 @dry_run_option
 @spark_options
-@connected
+@server_options
 def snapshot(
     target: Target,
     box: str,
@@ -288,7 +292,7 @@ def snapshot(
     dry_run: bool,
     engine: Engine,
 ) -> None:
-    """Fold BOX by tag into BOX.snap, which then says from where to follow."""
+    """Write the newest record of each tag of BOX to BOX.snap, with the seq from which to continue reading."""
     from streams.spark.jobs.snapshot import snapshot as job
 
     with spark_session("snapshot", target, engine) as (spark, server):
@@ -311,13 +315,13 @@ def snapshot(
 @command.command("compact", short_help="Merge the small files of an archive.")
 @click.argument("name")
 @click.option(
-    "--all", "everything", is_flag=True, help="Merge any two files; without it, where there are many."
+    "--all", "everything", is_flag=True, help="Merge all small files, not only where there are many."
 )
 @dry_run_option
 @spark_options
-@connected
+@server_options
 def compact(target: Target, name: str, everything: bool, dry_run: bool, engine: Engine) -> None:
-    """Merge the small files of the archive NAME. `archive` does it by itself after every 16 runs."""
+    """Merge the small files of the archive NAME. `archive` does this automatically every 16 runs."""
     from streams.spark.jobs.archive_upkeep import compact as job
 
     with spark_session("compact", target, engine) as (spark, server):
@@ -329,7 +333,7 @@ def compact(target: Target, name: str, everything: bool, dry_run: bool, engine: 
     "streams pipeline archive orders --to archive --name orders",
     "streams pipeline vacuum orders",
 )
-@command.command("vacuum", short_help="Delete files that an archive does not need.")
+@command.command("vacuum", short_help="Delete unused files of an archive.")
 @click.argument("name")
 @click.option(
     "--older-than",
@@ -338,13 +342,13 @@ def compact(target: Target, name: str, everything: bool, dry_run: bool, engine: 
     default=24.0,
     show_default=True,
     metavar="HOURS",
-    help="Keep what is younger: a run or a query may be using it.",
+    help="Keep younger files: a run or a query may be using them.",
 )
 @dry_run_option
 @spark_options
-@connected
+@server_options
 def vacuum(target: Target, name: str, hours: float, dry_run: bool, engine: Engine) -> None:
-    """Delete what stopped runs and merged files have left beside the archive NAME."""
+    """Delete the unused files that interrupted runs and merges left beside the archive NAME."""
     from streams.spark.jobs.archive_upkeep import vacuum as job
 
     with spark_session("vacuum", target, engine) as (spark, server):
@@ -353,12 +357,12 @@ def vacuum(target: Target, name: str, hours: float, dry_run: bool, engine: Engin
 
 
 @example("streams pipeline audit orders")
-@command.command("audit", short_help="Prove that nothing is missing or doubled.")
+@command.command("audit", short_help="Check that no record is missing or duplicated.")
 @boxes_option
-@click.option("--archive", metavar="NAME", help="Also everything in this archive.")
-@click.option("--against", metavar="BOX", help="And whether that box holds the same records.")
+@click.option("--archive", metavar="NAME", help="Also check the records of this archive.")
+@click.option("--against", metavar="BOX", help="Also check that this box has the same records.")
 @spark_options
-@connected
+@server_options
 def audit(
     target: Target,
     boxes: Boxes,
@@ -366,7 +370,7 @@ def audit(
     against: str | None,
     engine: Engine,
 ) -> int:
-    """Look at every record of BOXES. The exit code is 6 when something is found."""
+    """Check that no record of BOXES is missing or duplicated. Exit code 6 if a problem is found."""
     from streams.spark.jobs.audit import audit as job
 
     with spark_session("audit", target, engine) as (spark, server):

@@ -1,4 +1,4 @@
-"""Options that the jobs of `streams pipeline` share, and how they are read."""
+"""Options that the jobs of `streams pipeline` share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Engine:
-    """Which Spark does the work, and how it is set."""
+    """The Spark that runs a job, and its settings."""
 
     master: str | None
     remote: str | None
@@ -26,36 +26,37 @@ class Engine:
     packages: tuple[str, ...]
 
     def settings(self) -> dict[str, str]:
-        found = dict(each.split("=", 1) for each in self.conf if "=" in each)
-        if len(found) != len(self.conf):
-            raise output.Refusal("--conf needs a name and a value: --conf spark.executor.memory=4g")
+        settings = dict(each.split("=", 1) for each in self.conf if "=" in each)
+        if len(settings) != len(self.conf):
+            raise output.Refusal("--conf needs NAME=VALUE, for example --conf spark.executor.memory=4g")
         if self.packages:
             if self.remote is not None:
-                raise output.Refusal("--packages goes without --remote: packages are those of the server")
-            known = [found["spark.jars.packages"]] if "spark.jars.packages" in found else []
-            found["spark.jars.packages"] = ",".join([*known, *self.packages])
-        return found
+                raise output.Refusal(
+                    "--packages cannot be used with --remote; install the packages on the Spark Connect "
+                    "server"
+                )
+            packages = [settings["spark.jars.packages"]] if "spark.jars.packages" in settings else []
+            settings["spark.jars.packages"] = ",".join([*packages, *self.packages])
+        return settings
 
 
 def spark_options(function: F) -> F:
-    """Options that every job has, as one argument `engine`."""
+    """Add the Spark options to a job and pass them as one argument `engine`."""
     options = (
         click.option("--master", metavar="URL", help="Spark cluster: spark://…, yarn, k8s://…, local[4]."),
         click.option("--remote", metavar="URL", help="Spark Connect server: sc://host."),
-        click.option(
-            "--cores", type=click.IntRange(1), help="Cores of this machine to use; all, if not said."
-        ),
-        click.option("--conf", multiple=True, metavar="NAME=VALUE", help="Setting of Spark."),
+        click.option("--cores", type=click.IntRange(1), help="Number of local cores to use (default: all)."),
+        click.option("--conf", multiple=True, metavar="NAME=VALUE", help="Spark setting; repeatable."),
         click.option(
             "--packages",
             multiple=True,
             metavar="GROUP:NAME:VERSION",
-            help="Package that Spark loads, for example org.apache.hadoop:hadoop-aws:3.5.0 for s3a://.",
+            help="Package for Spark to load, for example org.apache.hadoop:hadoop-aws:3.5.0 for s3a://.",
         ),
     )
 
     @wraps(function)
-    def gathered(
+    def with_engine(
         *args: Any,
         master: str | None,
         remote: str | None,
@@ -66,48 +67,50 @@ def spark_options(function: F) -> F:
     ) -> Any:
         return function(*args, engine=Engine(master, remote, cores, conf, packages), **more)
 
-    found: Any = gathered
+    command: Any = with_engine
     for option in reversed(options):
-        found = option(found)
-    return cast(F, found)
+        command = option(command)
+    return cast(F, command)
 
 
 class Boxes(NamedTuple):
-    """The boxes of a job: their names, or a prefix of them."""
+    """The boxes of a job: a list of names, or a name prefix."""
 
     names: tuple[str, ...]
     prefix: str | None
 
 
 def boxes_option(function: F) -> F:
-    """BOXES or a prefix of their names, as one argument `boxes`."""
+    """Add BOXES and `--prefix` to a job and pass them as one argument `boxes`."""
 
     @wraps(function)
-    def checked(*args: Any, boxes: tuple[str, ...], prefix: str | None, **more: Any) -> Any:
+    def with_boxes(*args: Any, boxes: tuple[str, ...], prefix: str | None, **more: Any) -> Any:
         if bool(boxes) == (prefix is not None):
-            raise output.Refusal("give BOXES or --prefix, one of them")
+            raise output.Refusal("name the boxes, either as BOXES or with --prefix, not both")
         return function(*args, boxes=Boxes(boxes, prefix), **more)
 
-    found: Any = click.option(
-        "--prefix", metavar="TEXT", help="Instead of BOXES: all whose names start with this."
-    )(checked)
-    return cast(F, click.argument("boxes", nargs=-1)(found))
+    command: Any = click.option(
+        "--prefix", metavar="TEXT", help="Use all boxes whose names start with TEXT, instead of BOXES."
+    )(with_boxes)
+    return cast(F, click.argument("boxes", nargs=-1)(command))
 
 
-dry_run_option = click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
-name_option = click.option("--name", required=True, help="Of the job; under it, a later run goes on.")
+dry_run_option = click.option("--dry-run", is_flag=True, help="Show what the job would do; change nothing.")
+name_option = click.option(
+    "--name", required=True, help="Name of the job; a later run with this name resumes it."
+)
 gaps_option = click.option(
-    "--skip-gaps", is_flag=True, help="Go on when records are lost; without it, the job refuses."
+    "--skip-gaps", is_flag=True, help="Continue when records are lost; without it, the job fails."
 )
 
 
 def folder_path(text: str) -> str:
-    """From this folder, as a person means it: the JVM may stand in another one."""
+    """Return an absolute path: the JVM may have another working directory. A URL stays as it is."""
     return text if "://" in text else os.path.abspath(text)
 
 
 def moment(text: str | None, option: str) -> int | None:
-    """Milliseconds since 1970, of a time that a person wrote."""
+    """Parse a time into milliseconds since 1970."""
     from streams.spark.option_table import moment_ms
 
     try:

@@ -1,4 +1,4 @@
-"""A Spark session for one job of `streams pipeline`, with a bar that shows how far it is."""
+"""A Spark session for one job of `streams pipeline`, with a progress bar."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from streams.cli.verbs import Target
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: Between two looks at how far Spark is.
-_LOOK_EVERY_S = 0.5
+#: Time between two polls of Spark's progress.
+_POLL_S = 0.5
 
 
 class Server(TypedDict):
-    """The server that a job works with, as arguments of the job."""
+    """The server that a job uses, as keyword arguments of the job."""
 
     url: str
     key: str | None
@@ -27,13 +27,12 @@ class Server(TypedDict):
 
 @contextmanager
 def spark_session(title: str, target: Target, engine: Engine) -> Iterator[tuple[SparkSession, Server]]:
-    """A session, and the server to work with. A bar shows how many of Spark's tasks are done; there is none
-    for a program (`--json`)."""
+    """Open a Spark session for the server. A bar shows the number of finished tasks, except with `--json`."""
     from pyspark.sql import SparkSession
 
     from streams.spark.sessions import session
 
-    at = target.resolved()
+    server = target.resolve()
     remote = engine.remote
     is_ours = remote is not None or SparkSession.getActiveSession() is None
     spark = session(
@@ -43,16 +42,16 @@ def spark_session(title: str, target: Target, engine: Engine) -> Iterator[tuple[
         app=f"streams pipeline {title}",
         config=engine.settings(),
     )
-    ended = threading.Event()
+    stop = threading.Event()
     try:
-        with output.progress(title, None) if not target.as_json else nullcontext(_untold) as step:
-            watcher = threading.Thread(target=_watch, args=(spark, step, ended), daemon=True)
+        with output.progress(title, None) if not target.as_json else nullcontext(_ignore_progress) as step:
+            watcher = threading.Thread(target=_watch, args=(spark, step, stop), daemon=True)
             if remote is None:
                 watcher.start()
             try:
-                yield spark, {"url": at.url, "key": at.key or None}
+                yield spark, {"url": server.url, "key": server.key or None}
             finally:
-                ended.set()
+                stop.set()
                 if remote is None:
                     watcher.join()
     finally:
@@ -60,20 +59,21 @@ def spark_session(title: str, target: Target, engine: Engine) -> Iterator[tuple[
             spark.stop()
 
 
-def _untold(done: int) -> None:
-    """Nobody looks."""
+def _ignore_progress(count: int) -> None:
+    """Show no progress."""
 
 
-def _watch(spark: SparkSession, step: output.Progress, ended: threading.Event) -> None:
+def _watch(spark: SparkSession, step: output.Progress, stop: threading.Event) -> None:
     tracker = spark.sparkContext.statusTracker()
-    #: By stage. One that is over between two looks is looked at once more: as many as the job has stages.
-    done: dict[int, int] = {}
-    while not ended.wait(_LOOK_EVERY_S):
-        for stage in {*done, *tracker.getActiveStageIds()}:
+    #: Finished tasks by stage. Stages stay, so one that ends between two polls is counted. Bounded by the
+    #: number of stages of the job.
+    tasks_by_stage: dict[int, int] = {}
+    while not stop.wait(_POLL_S):
+        for stage in {*tasks_by_stage, *tracker.getActiveStageIds()}:
             info = tracker.getStageInfo(stage)
             if info is not None:
-                done[stage] = info.numCompletedTasks
-        step(sum(done.values()))
+                tasks_by_stage[stage] = info.numCompletedTasks
+        step(sum(tasks_by_stage.values()))
 
 
 def show_result(result: Any, target: Target) -> None:

@@ -1,4 +1,4 @@
-"""`streams queue`: jobs under leases, by hand or with a command for each."""
+"""`streams queue`: claim and settle jobs by hand, run a command per job, and handle dead letters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import click
 
 from streams.cli import output
 from streams.cli.records import present_fields
-from streams.cli.verbs import MILLIS, Target, connected, example
+from streams.cli.verbs import MILLIS, Target, example, server_options
 
 if TYPE_CHECKING:
     from streams.client._sync.box import Box
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 @click.group("queue")
 def command() -> None:
-    """Take jobs out of a queue, say how they went, and look after those that failed.
+    """Claim jobs, ack or nack them, run a worker, and requeue dead letters.
 
-    A queue is a box made with `streams box create NAME --type queue`; `streams append` puts jobs in.
+    A queue is a box of type queue: `streams box create NAME --type queue`. `streams append` adds jobs.
     """
 
 
 _node = click.option(
-    "--node", default=lambda: f"cli-{os.getpid()}", help="Who works (default: cli- and the pid)."
+    "--node", default=lambda: f"cli-{os.getpid()}", help="Name of the worker (default: cli- and the pid)."
 )
-_leases = click.option("--lease-id", "lease_ids", multiple=True, help="Proof of the lease; one for each SEQ.")
+_leases = click.option("--lease-id", "lease_ids", multiple=True, help="Lease id of the claim; one per SEQ.")
 _seqs = click.argument("seqs", nargs=-1, type=int, required=True)
 
 
@@ -39,18 +39,20 @@ _seqs = click.argument("seqs", nargs=-1, type=int, required=True)
 @click.argument("queue")
 @_node
 @click.option("--max", "max_jobs", type=click.IntRange(1, 1000), default=1, show_default=True)
-@click.option("--lease", "lease_ms", type=MILLIS, help="For so long (default: as the queue says).")
-@click.option("--wait", "wait_ms", type=MILLIS, default=0, help="Wait so long for the first; up to 30s.")
-@connected
+@click.option("--lease", "lease_ms", type=MILLIS, help="Length of the lease (default: the queue's).")
+@click.option(
+    "--wait", "wait_ms", type=MILLIS, default=0, help="Wait up to this long for a job; at most 30s."
+)
+@server_options
 def claim(target: Target, queue: str, node: str, max_jobs: int, lease_ms: int | None, wait_ms: int) -> None:
-    """Take jobs under a lease and print them, with what `ack` needs. Exit code 5 when there is none."""
+    """Claim jobs and print them with the fields that `ack` needs. Exit code 5 if no job is ready."""
     with target.client() as client:
-        found = client.queue(queue)
-        jobs = found.claim(node, max=max_jobs, lease_ms=lease_ms, wait_ms=wait_ms, raw_data=True)
+        handle = client.queue(queue)
+        jobs = handle.claim(node, max=max_jobs, lease_ms=lease_ms, wait_ms=wait_ms, raw_data=True)
     rows = [{**present_fields(job), "node": node} for job in jobs]
     columns = ("$seq", "node", "lease_id", "deliveries", "data")
     if not output.show_rows(columns, rows, as_json=target.as_json):
-        raise output.Nothing(f"{queue} has no job that is ready")
+        raise output.Nothing(f"{queue} has no ready job; --wait waits for one")
 
 
 def _settle(
@@ -66,12 +68,15 @@ def _settle(
     if lease_ids:
         body["lease_ids"] = list(lease_ids)
     with target.client() as client:
-        found = client.queue(queue)
-        settled = client.call("POST", f"{found.path}/{action}", dict[str, Any], body)
-    shown = ({"ack": "acked", "nack": "nacked", "extend": "extended"}[action], "skipped")
-    output.show_facts({name: settled[name] for name in shown}, as_json=target.as_json)
-    if len(settled["skipped"]) == len(seqs):
-        raise output.Refusal(f"none of these jobs is {node}'s; give the --node that claimed them")
+        handle = client.queue(queue)
+        reply = client.call("POST", f"{handle.path}/{action}", dict[str, Any], body)
+    fields = ({"ack": "acked", "nack": "nacked", "extend": "extended"}[action], "skipped")
+    output.show_facts({name: reply[name] for name in fields}, as_json=target.as_json)
+    if len(reply["skipped"]) == len(seqs):
+        raise output.Refusal(
+            f"node {node!r} holds no lease on any of these jobs; pass the --node that claimed them, or "
+            "claim again"
+        )
 
 
 @example("streams queue ack jobs 1 --node w1")
@@ -80,9 +85,9 @@ def _settle(
 @_seqs
 @_node
 @_leases
-@connected
+@server_options
 def ack(target: Target, queue: str, seqs: tuple[int, ...], node: str, lease_ids: tuple[str, ...]) -> None:
-    """These jobs are done, and gone."""
+    """Acknowledge jobs: they are done, and leave the queue."""
     _settle(target, queue, "ack", node, seqs, lease_ids)
 
 
@@ -92,12 +97,12 @@ def ack(target: Target, queue: str, seqs: tuple[int, ...], node: str, lease_ids:
 @_seqs
 @_node
 @_leases
-@click.option("--delay", "delay_ms", type=MILLIS, default=0, help="Not before so long.")
-@connected
+@click.option("--delay", "delay_ms", type=MILLIS, default=0, help="Deliver them again after this long.")
+@server_options
 def nack(
     target: Target, queue: str, seqs: tuple[int, ...], node: str, lease_ids: tuple[str, ...], delay_ms: int
 ) -> None:
-    """Give these jobs back."""
+    """Return jobs to the queue, to be delivered again."""
     _settle(target, queue, "nack", node, seqs, lease_ids, delay_ms=delay_ms)
 
 
@@ -107,26 +112,24 @@ def nack(
 @_seqs
 @_node
 @_leases
-@click.option("--lease", "lease_ms", type=MILLIS, required=True, help="From now.")
-@connected
+@click.option("--lease", "lease_ms", type=MILLIS, required=True, help="New length, from now.")
+@server_options
 def extend(
     target: Target, queue: str, seqs: tuple[int, ...], node: str, lease_ids: tuple[str, ...], lease_ms: int
 ) -> None:
-    """Keep these jobs for longer."""
+    """Extend the leases of jobs."""
     _settle(target, queue, "extend", node, seqs, lease_ids, lease_ms=lease_ms)
 
 
 @example("streams queue work jobs --exec 'jq .n' --drain")
 @command.command("work")
 @click.argument("queue")
-@click.option("--exec", "shell", required=True, metavar="COMMAND", help="Run by sh for each job.")
+@click.option("--exec", "shell", required=True, metavar="COMMAND", help="Shell command to run for each job.")
 @click.option("--concurrency", type=click.IntRange(1, 1000), default=1, show_default=True)
-@click.option(
-    "--lease", "lease_ms", type=MILLIS, help="Extended while the command runs (default: the queue's)."
-)
-@click.option("--node", help="Who works (default: made up).")
-@click.option("--drain", is_flag=True, help="End when no job is ready or at work.")
-@connected
+@click.option("--lease", "lease_ms", type=MILLIS, help="Length of a lease, renewed while the command runs.")
+@click.option("--node", help="Name of the worker (default: random).")
+@click.option("--drain", is_flag=True, help="Exit when no job is ready or running.")
+@server_options
 def work(
     target: Target,
     queue: str,
@@ -138,11 +141,12 @@ def work(
 ) -> None:
     """Run COMMAND for each job, with the job's data on its standard input, until Ctrl-C.
 
-    Exit code 0 acks the job, any other gives it back for a time that grows with its deliveries.
-    STREAMS_JOB_SEQ, _TAG and _DELIVERIES are in its environment. Ctrl-C lets those at work finish.
+    Exit code 0 of COMMAND acks the job. Any other code returns it to the queue, with a delay that grows with
+    its deliveries. COMMAND gets STREAMS_JOB_SEQ, STREAMS_JOB_TAG and STREAMS_JOB_DELIVERIES in its
+    environment. After Ctrl-C, running jobs finish.
     """
     with target.client(is_patient=True) as client:
-        found = client.queue(queue)
+        handle = client.queue(queue)
 
         def run_one(job: Job) -> None:
             environ = {
@@ -150,28 +154,30 @@ def work(
                 "STREAMS_JOB_TAG": job.tag or "",
                 "STREAMS_JOB_DELIVERIES": str(job.deliveries),
             }
-            ran = subprocess.run(
+            process = subprocess.run(
                 ["sh", "-c", shell],
                 input=output.as_line(job.data) + b"\n",
                 env={**os.environ, **environ},
-                start_new_session=True,  # Ctrl-C is for us: what is at work may finish
+                start_new_session=True,  # Ctrl-C stops the worker; running commands finish
                 check=False,
             )
-            if ran.returncode != 0:
+            if process.returncode != 0:
                 from streams.client.working import Nack, delay_ms
 
-                output.warn(f"job {job.seq}: the command ended with {ran.returncode}; it will be tried again")
+                output.warn(
+                    f"job {job.seq}: the command ended with {process.returncode}; it will be tried again"
+                )
                 raise Nack(delay_ms(job.deliveries))
 
-        worker = found.worker(run_one, node=node, concurrency=concurrency, lease_ms=lease_ms, raw_data=True)
+        worker = handle.worker(run_one, node=node, concurrency=concurrency, lease_ms=lease_ms, raw_data=True)
         try:
             worker.run(drain=drain)
         except KeyboardInterrupt:
-            output.note("stopped; jobs that were at work are finished")
+            output.note("stopped; all running jobs have finished")
     statistics = worker.statistics()
     facts = {"done": statistics.done, "given_back": statistics.given_back, "lost": statistics.lost}
     if drain and not any(facts.values()):
-        raise output.Nothing(f"{queue} has no job that is ready")
+        raise output.Nothing(f"{queue} has no ready job")
     output.show_facts(facts, as_json=target.as_json)
 
 
@@ -179,17 +185,22 @@ def work(
 @command.command("dead")
 @click.argument("queue")
 @click.option(
-    "-n", "--limit", type=click.IntRange(1), default=100, show_default=True, help="At most so many."
+    "-n",
+    "--limit",
+    type=click.IntRange(1),
+    default=100,
+    show_default=True,
+    help="Maximum number of dead letters.",
 )
-@connected
+@server_options
 def dead(target: Target, queue: str, limit: int) -> None:
-    """List the dead letters of QUEUE: jobs that were delivered too often. Exit code 5 when there is none."""
+    """List the dead letters of QUEUE: jobs that reached `max_deliveries`. Exit code 5 if there are none."""
     with target.client() as client:
         box = client.queue(queue).config().dead_letter
         if box is None:
             raise output.Refusal(
-                f"{queue} keeps no dead letters; `streams box edit {queue} --max-deliveries 5 --dead-letter "
-                f"{queue}.dead` makes it keep them"
+                f"{queue} has no dead letter box; set one with `streams box edit {queue} --max-deliveries 5 "
+                f"--dead-letter {queue}.dead`"
             )
         letters = client.box(box)
         rows = list(islice(_dead_letters(letters, queue), limit)) if letters.exists() else []
@@ -202,9 +213,9 @@ def _dead_letters(box: Box, queue: str) -> Iterator[dict[str, Any]]:
 
     from streams.client.answers import RawRecord
 
-    asked: dict[str, Any] = {"from_seq": 0, "limit": 1000}
+    query: dict[str, Any] = {"from_seq": 0, "limit": 1000}
     while True:
-        page = box.raw_page(**asked)
+        page = box.raw_page(**query)
         for raw in page.records:
             record = msgspec.json.decode(raw, type=RawRecord)
             facts = {name: msgspec.json.decode(value) for name, value in record.meta.items()}
@@ -218,25 +229,38 @@ def _dead_letters(box: Box, queue: str) -> Iterator[dict[str, Any]]:
                 }
         if page.caught_up:
             return
-        asked |= {"from_seq": page.next_from_seq, "generation": page.generation}
+        query |= {"from_seq": page.next_from_seq, "generation": page.generation}
 
 
-@example("streams queue redrive jobs")
-@command.command("redrive")
+@example("streams queue requeue jobs")
+@command.command("requeue")
 @click.argument("queue")
-@click.option("--from", "from_box", help="Box with the dead letters (default: the queue's own).")
+@click.option("--from", "from_box", help="Box with the dead letters (default: the queue's dead letter box).")
 @click.option("--max", "max_jobs", type=click.IntRange(1, 1000), default=100, show_default=True)
-@connected
-def redrive(target: Target, queue: str, from_box: str | None, max_jobs: int) -> None:
-    """Move dead letters back into QUEUE, to be tried again. Exit code 5 when there is none."""
+@server_options
+def requeue(target: Target, queue: str, from_box: str | None, max_jobs: int) -> None:
+    """Move dead letters back into QUEUE, to be delivered again. Exit code 5 if there are none.
+
+    `streams queue redrive` is an alias.
+    """
     with target.client() as client:
-        found = client.queue(queue)
-        source = from_box or found.config().dead_letter
+        handle = client.queue(queue)
+        source = from_box or handle.config().dead_letter
         if source is None:
-            raise output.Refusal(f"{queue} keeps no dead letters; name their box with --from")
-        # It is made by the first dead letter.
-        is_there = from_box is not None or client.box(source).exists()
-        moved = found.requeue(source, max=max_jobs) if is_there else 0
-    if not moved:
-        raise output.Nothing(f"{source} holds no dead letters of {queue}")
-    output.show_facts({"queue": queue, "from": source, "requeued": moved}, as_json=target.as_json)
+            raise output.Refusal(
+                f"{queue} has no dead letter box; name the box to take them from with --from"
+            )
+        # The first dead letter creates the box.
+        exists = from_box is not None or client.box(source).exists()
+        count = handle.requeue(source, max=max_jobs) if exists else 0
+    if not count:
+        raise output.Nothing(f"{source} has no dead letters of {queue}")
+    output.show_facts({"queue": queue, "from": source, "requeued": count}, as_json=target.as_json)
+
+
+#: Earlier name of `requeue`: still works, but `--help` does not list it.
+command.add_command(
+    click.Command(
+        "redrive", params=requeue.params, callback=requeue.callback, help="Alias of requeue.", hidden=True
+    )
+)

@@ -1,4 +1,4 @@
-"""`streams append | read | tail | watch | delete`: records in and out of a box, in constant memory."""
+"""`streams append | read | tail | watch | delete`: append, print and delete records, in constant memory."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import click
 
 from streams.cli import output
-from streams.cli.verbs import BYTES, MILLIS, Target, connected, example, parse_json, yes_option
+from streams.cli.verbs import BYTES, MILLIS, Target, example, parse_json, server_options, yes_option
 
 if TYPE_CHECKING:
     from streams.client._sync.box import Box
     from streams.client._sync.producer import Producer, Ticket
     from streams.client.answers import Record
 
-#: A line longer than any record can be is not NDJSON; nothing of it is kept.
+#: Longer than any record can be: such input is not NDJSON.
 LINE_BYTES_MAX: Final = 64 << 20
 _PAGE_RECORDS: Final = 1000
 _PAGE_BYTES: Final = 1 << 20
@@ -36,21 +36,23 @@ _WAIT_MS: Final = 25_000
 @click.argument("box")
 @click.argument("data", nargs=-1, required=True)
 @click.option("--tag", help="Tag of each record.")
-@click.option("--node", help="Node that writes them.")
-@click.option("--meta", metavar="JSON", help="An object beside the data of each.")
+@click.option("--node", help="Node that writes the records.")
+@click.option("--meta", metavar="JSON", help="Metadata of each record, a JSON object.")
 @click.option("--text", is_flag=True, help="Arguments and lines are text, not JSON.")
-@click.option("--records", is_flag=True, help='Lines are whole records: {"data": …, "tag": …}.')
+@click.option("--records", is_flag=True, help='Each line is a record: {"data": …, "tag": …}.')
+@click.option("--idempotency-key", metavar="KEY", help="A repeated command with this key appends nothing.")
+@click.option("--match-seq", type=int, help="Append only if the first record gets this seq.")
+@click.option("--fencing-token", help="Token of a fenced box.")
 @click.option(
-    "--idempotency-key", metavar="KEY", help="Repeating the command with the same key appends nothing."
+    "--batch-records",
+    type=click.IntRange(1),
+    default=5000,
+    show_default=True,
+    help="With -: records per append.",
 )
-@click.option("--match-seq", type=int, help="Only if the first record gets this seq.")
-@click.option("--fencing-token", help="The token of a fenced box.")
-@click.option(
-    "--batch-records", type=click.IntRange(1), default=5000, show_default=True, help="With -: at once."
-)
-@click.option("--batch-bytes", type=BYTES, default=1 << 20, help="With -: at once (default 1MiB).")
-@click.option("--linger", type=MILLIS, default=5, help="With -: longest wait of a record (default 5ms).")
-@connected
+@click.option("--batch-bytes", type=BYTES, default=1 << 20, help="With -: bytes per append (default 1MiB).")
+@click.option("--linger", type=MILLIS, default=5, help="With -: longest delay of a record (default 5ms).")
+@server_options
 def append(
     target: Target,
     box: str,
@@ -67,10 +69,10 @@ def append(
     batch_bytes: int,
     linger: int,
 ) -> None:
-    """Append DATA, JSON values, to BOX in one atomic write; the box is made if it is not there.
+    """Append the JSON values DATA to BOX in one atomic append. Creates BOX if it does not exist.
 
-    With `-` as DATA, standard input is appended line by line, in order, each line once, in as many writes as
-    it takes. It needs no more memory for a longer input.
+    With `-` as DATA, each line of standard input becomes a record, in order and exactly once, in as many
+    appends as needed. Memory use does not depend on the length of the input.
     """
     facts: dict[str, Any] = {
         "tag": tag,
@@ -80,11 +82,11 @@ def append(
     if data == ("-",):
         if idempotency_key or match_seq is not None or fencing_token:
             raise output.Refusal(
-                "--idempotency-key, --match-seq and --fencing-token are for one write, not for -"
+                "--idempotency-key, --match-seq and --fencing-token cannot be used with standard input (-)"
             )
-        lines = encoded_lines(sys.stdin.buffer, text=text, records=records, facts=facts)
+        lines = encode_lines(sys.stdin.buffer, text=text, records=records, facts=facts)
         if sys.stdin.isatty():
-            output.note(f"type one {'line' if text else 'JSON value'} a record; Ctrl-D ends")
+            output.note(f"type one {'line' if text else 'JSON value'} per record; Ctrl-D ends the input")
         with target.client(is_patient=True) as client:
             bounds = {"batch_records": batch_records, "batch_bytes": batch_bytes, "linger_ms": linger}
             _append_lines(client.box(box), lines, target.as_json, bounds)
@@ -95,45 +97,46 @@ def append(
 
     if text:
         for value in data:
-            checked_text(os.fsencode(value), "DATA")
-    values = data if text else tuple(msgspec.Raw(_checked(value)) for value in data)
+            decode_text(os.fsencode(value), "DATA")
+    values = data if text else tuple(msgspec.Raw(_parse_argument(value)) for value in data)
     entries = [Entry(value, tag, node, facts["meta"]) for value in values]
     with target.client() as client:
-        appended = client.box(box).append_batch(
+        reply = client.box(box).append_batch(
             entries, idempotency_key=idempotency_key, match_seq=match_seq, fencing_token=fencing_token
         )
-    output.show_facts(msgspec.to_builtins(appended), as_json=target.as_json)
+    output.show_facts(msgspec.to_builtins(reply), as_json=target.as_json)
 
 
-def _checked(text: str) -> bytes:
+def _parse_argument(text: str) -> bytes:
     return parse_json_raw(os.fsencode(text), "DATA")
 
 
-def checked_text(line: bytes, where: str) -> str:
+def decode_text(line: bytes, where: str) -> str:
     try:
         return line.decode()
     except UnicodeDecodeError as error:
         raise output.Refusal(
-            f"{where}: byte {error.start + 1} is not UTF-8; convert it (`iconv -t utf-8`), nothing is guessed"
+            f"{where}: byte {error.start + 1} is not UTF-8; convert the input first, for example with "
+            "`iconv -t utf-8`"
         ) from None
 
 
 def parse_json_raw(line: bytes, where: str) -> bytes:
-    """The line, which must be one JSON value; its digits stay as they are."""
+    """Return the line if it is one JSON value. Numbers keep their digits."""
     import msgspec
 
-    checked_text(line, where)
+    decode_text(line, where)
     try:
         return bytes(msgspec.json.decode(line, type=msgspec.Raw))
     except msgspec.DecodeError as error:
-        shown = line[:60].decode(errors="replace")
+        excerpt = line[:60].decode(errors="replace")
         raise output.Refusal(
-            f"{where}: {shown!r} is not JSON ({error}); text needs quotes, or --text"
+            f"{where}: {excerpt!r} is not valid JSON ({error}); put text in quotes, or add --text"
         ) from None
 
 
-def encoded_lines(stream: IO[bytes], *, text: bool, records: bool, facts: dict[str, Any]) -> Iterator[bytes]:
-    """Each line as a record of a write; blank ones are passed over."""
+def encode_lines(stream: IO[bytes], *, text: bool, records: bool, facts: dict[str, Any]) -> Iterator[bytes]:
+    """Encode each line as a record to append. Blank lines of JSON input are skipped."""
     import msgspec
 
     from streams.client.answers import Entry
@@ -142,7 +145,9 @@ def encoded_lines(stream: IO[bytes], *, text: bool, records: bool, facts: dict[s
     while line := stream.readline(LINE_BYTES_MAX):
         number += 1
         if len(line) == LINE_BYTES_MAX:
-            raise output.Refusal(f"line {number}: longer than {LINE_BYTES_MAX} bytes; this is not NDJSON")
+            raise output.Refusal(
+                f"line {number} is longer than {LINE_BYTES_MAX:,} bytes; the input must be NDJSON"
+            )
         line = line.strip(b"\r\n") if text else line.strip()
         if not line and not text:
             continue
@@ -150,7 +155,7 @@ def encoded_lines(stream: IO[bytes], *, text: bool, records: bool, facts: dict[s
             yield parse_json_raw(line, f"line {number}")
             continue
         value: Any = (
-            checked_text(line, f"line {number}")
+            decode_text(line, f"line {number}")
             if text
             else msgspec.Raw(parse_json_raw(line, f"line {number}"))
         )
@@ -162,19 +167,21 @@ def _append_lines(box: Box, lines: Iterator[bytes], as_json: bool, bounds: dict[
 
     producer = box.producer(settle_s=60.0, held_bytes=16 << 20, stop_at_failure=True, **bounds)
     try:
-        first, last = _submitted(box, producer, lines)
+        first, last = _submit_lines(box, producer, lines)
     except output.Refusal as refusal:
-        # All that was submitted has been settled, so this is where whoever repeats it goes on.
-        raise output.Refusal(f"{refusal.message}\n{_so_far(producer)}; mend it and go on there") from None
+        # All submitted records are settled, so this is the exact line at which to continue.
+        raise output.Refusal(
+            f"{refusal.message}\n{_so_far(producer)}; correct the input and continue after them"
+        ) from None
     except StreamsError as error:
         at_least = "at least " if isinstance(error, Uncertain) else ""
         message = f"{error.message}; {at_least}{_so_far(producer)}"
         raise type(error)(message, **error.detail) from error
     except KeyboardInterrupt:
-        output.tell(f"interrupted; {_so_far(producer)}")
+        output.inform(f"interrupted; {_so_far(producer)}")
         raise
     if first is None or last is None:
-        raise output.Nothing("standard input was empty; nothing was appended")
+        raise output.Nothing("standard input was empty; no record was appended")
     facts = {
         "box": box.name,
         "count": producer.statistics().acked,
@@ -184,8 +191,10 @@ def _append_lines(box: Box, lines: Iterator[bytes], as_json: bool, bounds: dict[
     output.show_facts(facts, as_json=as_json)
 
 
-def _submitted(box: Box, producer: Producer, lines: Iterator[bytes]) -> tuple[Ticket | None, Ticket | None]:
-    """The first and the last of what was submitted. All is settled in the end, whatever happens."""
+def _submit_lines(
+    box: Box, producer: Producer, lines: Iterator[bytes]
+) -> tuple[Ticket | None, Ticket | None]:
+    """Submit all lines and return the first and the last ticket. On return every record is settled."""
     from streams.client.errors import Closed
 
     first = last = None
@@ -197,29 +206,29 @@ def _submitted(box: Box, producer: Producer, lines: Iterator[bytes]) -> tuple[Ti
                 if number % 1000 == 0:
                     step(producer.statistics().acked)
         except Closed:
-            pass  # it has stopped at a failure, and says at which
+            pass  # the producer stopped at a failure; flush() raises it
         producer.flush()
     return first, last
 
 
 def _so_far(producer: Producer) -> str:
     count = producer.statistics().acked
-    return f"the first {count} records were appended, none after them" if count else "nothing was appended"
+    return (
+        f"the first {count} records were appended, and none after them" if count else "no record was appended"
+    )
 
 
 # -- read
 
 
 _filters = (
-    click.option(
-        "--match", metavar="TAG", help="Only records with this tag; `user-*` for all that begin so."
-    ),
-    click.option("--node", help="Leave out what this node wrote."),
-    click.option("--data", "data_only", is_flag=True, help="Only the data of each record."),
+    click.option("--match", metavar="TAG", help="Only records with this tag; `user-*` matches a prefix."),
+    click.option("--node", help="Skip records that this node wrote."),
+    click.option("--data", "data_only", is_flag=True, help="Print only the data of each record."),
 )
 
 
-def filtered(function: Any) -> Any:
+def filter_options(function: Any) -> Any:
     for option in reversed(_filters):
         function = option(function)
     return function
@@ -236,13 +245,15 @@ def match_of(text: str | None) -> str | list[str] | None:
 )
 @click.command("read")
 @click.argument("box")
-@click.option("--from", "from_seq", type=int, default=None, help="After this seq (default 0: all).")
-@click.option("--since", type=MILLIS, help="Not older than this: 90s, 2h, 7d.")
-@click.option("--group", help="After the cursor of this group; with --commit it moves.")
-@click.option("--commit", is_flag=True, help="Commit the group's cursor when all is printed.")
-@click.option("-n", "--limit", type=click.IntRange(0), help="At most so many.")
-@filtered
-@connected
+@click.option(
+    "--from", "from_seq", type=int, default=None, help="Start after this seq (default 0: all records)."
+)
+@click.option("--since", type=MILLIS, help="Only records younger than this: 90s, 2h, 7d.")
+@click.option("--group", help="Start after the cursor of this group.")
+@click.option("--commit", is_flag=True, help="Move the group's cursor after the records are printed.")
+@click.option("-n", "--limit", type=click.IntRange(0), help="Maximum number of records.")
+@filter_options
+@server_options
 def read(
     target: Target,
     box: str,
@@ -255,17 +266,18 @@ def read(
     node: str | None,
     data_only: bool,
 ) -> None:
-    """Print the records of BOX, oldest first, up to its end; one JSON object a line.
+    """Print the records of BOX, oldest first, up to its current end, one JSON object per line.
 
-    Records that were lost to a cap or an age are told on standard error. Exit code 5 when there is none.
+    A warning on standard error reports records that are gone (cap, TTL or crash). Exit code 5 if no record
+    matches.
     """
     if sum(start is not None for start in (from_seq, since, group)) > 1:
-        raise output.Refusal("--from, --since and --group say the same thing; give one")
+        raise output.Refusal("--from, --since and --group each set the start; use only one of them")
     if commit and group is None:
-        raise output.Refusal("--commit needs --group")
+        raise output.Refusal("--commit needs a group; add --group NAME")
     options: dict[str, Any] = {"match": match_of(match), "node": node}
     with target.client(is_patient=True) as client:
-        found = client.box(box)
+        handle = client.box(box)
         if since is not None:
             import time
 
@@ -275,11 +287,11 @@ def read(
         else:
             options["from_seq"] = from_seq or 0
         printer = output.RecordPrinter(as_json=target.as_json, data_only=data_only)
-        count, cursor = print_pages(found, options, printer, limit=limit)
+        count, cursor = print_pages(handle, options, printer, limit=limit)
         if commit and group is not None:
-            found.group(group).commit(cursor)
+            handle.group(group).commit(cursor)
     if count == 0:
-        raise output.Nothing(f"{box} has no such record")
+        raise output.Nothing(f"{box} has no matching record")
 
 
 def print_pages(
@@ -290,35 +302,39 @@ def print_pages(
     limit: int | None,
     follow: bool = False,
 ) -> tuple[int, int]:
-    """Prints what follows, a page at a time; (how many, the seq up to which). Ends at what is the head at
-    first, unless it is to follow."""
+    """Print records page by page, and return their count and the seq of the last one read.
+
+    Stops at the head of the first page, unless `follow` is set.
+    """
     from streams.client.retry import FOREVER
 
-    asked = {name: value for name, value in options.items() if value is not None}
-    asked |= {"include_tags": True, "max_bytes": _PAGE_BYTES}
+    query = {name: value for name, value in options.items() if value is not None}
+    query |= {"include_tags": True, "max_bytes": _PAGE_BYTES}
     count, until, cursor = 0, None, 0
     while limit is None or count < limit:
-        asked["limit"] = _PAGE_RECORDS if limit is None else min(limit - count, _PAGE_RECORDS)
-        page = box.raw_page(retry=FOREVER if follow else None, **asked)
-        if "generation" not in asked and asked.get("from_seq", 0) > page.head_seq:
-            # To the server this is a box that was made anew; who asks knows of no other one.
-            raise output.Nothing(f"{box.name} ends at {page.head_seq}; nothing is after {asked['from_seq']}")
-        tell_loss(box.name, page.tombstone)
+        query["limit"] = _PAGE_RECORDS if limit is None else min(limit - count, _PAGE_RECORDS)
+        page = box.raw_page(retry=FOREVER if follow else None, **query)
+        if "generation" not in query and query.get("from_seq", 0) > page.head_seq:
+            # The server treats this as a recreated box. The user named no earlier box, so that would mislead.
+            raise output.Nothing(
+                f"{box.name} ends at seq {page.head_seq}: no record is after {query['from_seq']}"
+            )
+        warn_about_gap(box.name, page.tombstone)
         printer(page.records)
         count += len(page.records)
         cursor = page.next_from_seq
         until = page.head_seq if until is None else until
         if not follow and (page.caught_up or cursor >= until):
             break
-        asked |= {"from_seq": cursor, "generation": page.generation}
-        asked.pop("from_ts", None)
-        asked.pop("group", None)
+        query |= {"from_seq": cursor, "generation": page.generation}
+        query.pop("from_ts", None)
+        query.pop("group", None)
         if follow:
-            asked["wait_ms"] = _WAIT_MS
+            query["wait_ms"] = _WAIT_MS
     return count, cursor
 
 
-def tell_loss(box: str, tombstone: Any) -> None:
+def warn_about_gap(box: str, tombstone: Any) -> None:
     import msgspec
 
     if bytes(tombstone) == b"null":
@@ -327,7 +343,7 @@ def tell_loss(box: str, tombstone: Any) -> None:
     output.warn(
         f"{box}: records {gap['gap_from']} to {gap['gap_to']} are gone ({gap['reason']})"
         if gap["reason"] != "recreated"
-        else f"{box} was deleted and made again; this is the new one"
+        else f"{box} was deleted and recreated; these records are from the new box"
     )
 
 
@@ -335,12 +351,12 @@ def tell_loss(box: str, tombstone: Any) -> None:
 @click.command("tail")
 @click.argument("box")
 @click.option(
-    "-n", "--last", type=click.IntRange(0), default=10, show_default=True, help="So many of the last."
+    "-n", "--last", type=click.IntRange(0), default=10, show_default=True, help="Number of last records."
 )
-@click.option("-f", "--follow", is_flag=True, help="Then wait for more, through restarts of the server.")
-@click.option("--limit", type=click.IntRange(1), help="End after so many.")
-@filtered
-@connected
+@click.option("-f", "--follow", is_flag=True, help="Then wait for new records, also across server restarts.")
+@click.option("--limit", type=click.IntRange(1), help="Exit after this many records.")
+@filter_options
+@server_options
 def tail(
     target: Target,
     box: str,
@@ -351,20 +367,20 @@ def tail(
     node: str | None,
     data_only: bool,
 ) -> None:
-    """Print the last records of BOX; with -f go on with what comes until Ctrl-C."""
+    """Print the last records of BOX; with -f also new records until Ctrl-C."""
     from streams.client.answers import Record
 
     with target.client(is_patient=True) as client:
-        found = client.box(box)
+        handle = client.box(box)
         items = [
-            item for item in found.tail(last, match=match_of(match), node=node) if isinstance(item, Record)
+            item for item in handle.tail(last, match=match_of(match), node=node) if isinstance(item, Record)
         ]
-        start = items[0].seq - 1 if items else found.position().head_seq
+        start = items[0].seq - 1 if items else handle.position().head_seq
         options = {"from_seq": start, "match": match_of(match), "node": node}
         printer = output.RecordPrinter(as_json=target.as_json, data_only=data_only)
-        count, _ = print_pages(found, options, printer, limit=limit, follow=follow)
+        count, _ = print_pages(handle, options, printer, limit=limit, follow=follow)
     if count == 0:
-        raise output.Nothing(f"{box} has no such record")
+        raise output.Nothing(f"{box} has no matching record")
 
 
 # -- watch
@@ -373,11 +389,11 @@ def tail(
 @example("streams watch orders --from 0 -n 2", "streams watch orders notes --from 0 -n 3 --data")
 @click.command("watch")
 @click.argument("boxes", nargs=-1, required=True)
-@click.option("--from", "from_seq", type=int, help="After this seq; without it, what comes from now on.")
-@click.option("-n", "--limit", type=click.IntRange(1), help="End after so many.")
-@click.option("--node", help="Leave out what this node wrote.")
-@click.option("--data", "data_only", is_flag=True, help="Only the data of each record.")
-@connected
+@click.option("--from", "from_seq", type=int, help="Start after this seq (default: only new records).")
+@click.option("-n", "--limit", type=click.IntRange(1), help="Exit after this many records.")
+@click.option("--node", help="Skip records that this node wrote.")
+@click.option("--data", "data_only", is_flag=True, help="Print only the data of each record.")
+@server_options
 def watch(
     target: Target,
     boxes: tuple[str, ...],
@@ -386,10 +402,10 @@ def watch(
     node: str | None,
     data_only: bool,
 ) -> None:
-    """Print what comes to BOXES, pushed by the server over one connection, until Ctrl-C.
+    """Print new records of BOXES until Ctrl-C. The server pushes them over one connection.
 
-    Each line is a record with the name of its `box`. What was lost, and boxes that are deleted, are told on
-    standard error.
+    Each line is a record with the name of its `box`. Warnings on standard error report lost records and
+    deleted boxes.
     """
     from streams.client.answers import BoxDeleted, Record, Tombstone
 
@@ -398,7 +414,7 @@ def watch(
         count = 0
         for box, item in client.watch(dict.fromkeys(boxes, from_seq), node=node, raw_data=True):
             if isinstance(item, Record):
-                printer([_encoded(item)], box)
+                printer([_encode_record(item)], box)
                 count += 1
                 if count == limit:
                     return
@@ -408,17 +424,17 @@ def watch(
                 output.warn(f"{box} was deleted")
 
 
-def _encoded(record: Record) -> bytes:
+def _encode_record(record: Record) -> bytes:
     import msgspec
 
     return msgspec.json.encode(present_fields(record))
 
 
-def present_fields(found: Any) -> dict[str, Any]:
-    """A record or a job as the server shows it: what is absent is left out."""
+def present_fields(item: Any) -> dict[str, Any]:
+    """Return the fields of a record or job as the API shows them, without absent fields."""
     import msgspec
 
-    fields = {field.encode_name: getattr(found, field.name) for field in msgspec.structs.fields(type(found))}
+    fields = {field.encode_name: getattr(item, field.name) for field in msgspec.structs.fields(type(item))}
     return {name: value for name, value in fields.items() if name == "data" or value not in (None, {})}
 
 
@@ -428,24 +444,24 @@ def present_fields(found: Any) -> dict[str, Any]:
 @example("streams delete orders --match kitchen --yes", "streams delete orders --before 2 --yes")
 @click.command("delete")
 @click.argument("box")
-@click.option("--match", metavar="TAG", help="Records with this tag; `user-*` for all that begin so.")
+@click.option("--match", metavar="TAG", help="Records with this tag; `user-*` matches a prefix.")
 @click.option("--before", "before_seq", type=int, help="Records before this seq.")
 @yes_option
-@connected
+@server_options
 def delete(target: Target, box: str, match: str | None, before_seq: int | None, yes: bool) -> None:
-    """Delete records of BOX, for ever. With both options, those that meet both."""
+    """Delete records of BOX, permanently. With both options, only records that match both."""
     import msgspec
 
     if match is None and before_seq is None:
         raise output.Refusal(
-            "say which: --match TAG, --before SEQ, or both; `streams box rm` deletes a whole box"
+            "name the records with --match TAG, --before SEQ, or both; `streams box rm` deletes a whole box"
         )
-    what = " and ".join(
+    condition = " and ".join(
         text
-        for text, given in ((f"tagged {match}", match), (f"before {before_seq}", before_seq))
-        if given is not None
+        for text, value in ((f"with tag {match}", match), (f"before seq {before_seq}", before_seq))
+        if value is not None
     )
     with target.client() as client:
-        output.confirm(f"Delete records of {box} {what}?", yes=yes)
-        deleted = client.box(box).delete(match_of(match), before_seq=before_seq)
-    output.show_facts(msgspec.structs.asdict(deleted), as_json=target.as_json)
+        output.confirm(f"Delete the records of {box} {condition}?", yes=yes)
+        reply = client.box(box).delete(match_of(match), before_seq=before_seq)
+    output.show_facts(msgspec.structs.asdict(reply), as_json=target.as_json)

@@ -1,4 +1,4 @@
-"""`streams restore`: put a backup, or the object boxes of an object store, into an empty data directory."""
+"""`streams restore`: restore a backup, or the boxes of class object, into an empty data directory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from streams.cli import output
-from streams.cli.backup import configured, opened
+from streams.cli.backup import load_config, open_backups
 from streams.cli.verbs import example
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def _moment(ctx: click.Context, param: click.Parameter, text: str | None) -> int | None:
-    """Milliseconds since 1970, or a date and time; without a zone it is that of this machine."""
+    """Parse milliseconds since 1970, or an ISO 8601 time (local time if it has no zone)."""
     if text is None or (text.isascii() and text.isdigit()):
         return int(text) if text else None
     try:
@@ -43,30 +43,32 @@ def _moment(ctx: click.Context, param: click.Parameter, text: str | None) -> int
 @example("streams restore backups --data-dir restored")
 @click.command("restore")
 @click.argument("source")
-@click.option("--backup", "id", metavar="ID", default="", help="Which one; the newest unless given.")
+@click.option("--backup", "id", metavar="ID", default="", help="Backup to restore (default: the newest).")
 @click.option(
     "--until",
     "until_ms",
     metavar="TIME",
     callback=_moment,
-    help="Leave out what was written after this time, by its $ts.",
+    help="Restore to this point in time: leave out records with a later $ts.",
 )
 @click.option(
     "--what",
     type=click.Choice(("backup", "objects")),
-    help="Needed only if SOURCE has both: a backup, or the boxes of class object as they were last.",
+    help="Only needed if SOURCE has both: a backup, or the latest state of the boxes of class object.",
 )
 @click.option(
     "--verify-key",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Accept only a backup that was signed with this ed25519 key (public, PEM).",
+    help="Accept only a backup signed with this ed25519 key (public key, PEM).",
 )
-@click.option("--data-dir", metavar="DIR", help="Where to put it; must be empty. [STREAMS_DATA_DIR]")
 @click.option(
-    "--shards", type=click.IntRange(1, 256), metavar="N", help="As many shards as it had unless given."
+    "--data-dir", metavar="DIR", help="Data directory to restore into; must be empty. [STREAMS_DATA_DIR]"
 )
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.option(
+    "--shards", type=click.IntRange(1, 256), metavar="N", help="Number of shards (default: as in the backup)."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
     source: str,
     id: str,
@@ -77,55 +79,60 @@ def command(
     shards: int | None,
     as_json: bool,
 ) -> None:
-    """Put a backup from SOURCE into an empty data directory.
+    """Restore a backup from SOURCE into an empty data directory.
 
-    If SOURCE is the cold store of a server (STREAMS_COLD_DIR), this brings back its boxes of class object
-    with everything that was acknowledged, whatever became of its machine.
+    If SOURCE is the cold store of a server (STREAMS_COLD_DIR), this restores its boxes of class object with
+    every acknowledged record, even if the machine of the server is lost.
 
-    With --until the oldest backup that was taken at or after that time is used, and records, and boxes, that
-    are younger are left out. What was deleted between that time and the backup stays deleted.
+    With --until, the oldest backup taken at or after that time is used, without its younger records and
+    boxes. Records that were deleted between that time and the backup stay deleted.
     """
-    config = configured(data_dir=data_dir)
+    config = load_config(data_dir=data_dir)
     verify = None if verify_key is None else _verifier(verify_key, what)
     is_backup = bool(id or verify) or until_ms is not None or what == "backup"
-    with opened(source, otherwise="Choose another backup", verify=verify) as place:
-        told = [] if is_backup else _find_objects(place)
-        if told and what is None and place.ids():
+    with open_backups(source, hint="Choose another backup", verify=verify) as backups:
+        chains = [] if is_backup else _find_objects(backups)
+        if chains and what is None and backups.ids():
             raise output.Refusal(
-                f"{source} has backups, and what is kept of boxes of class object; say --what backup, or "
+                f"{source} has both backups and boxes of class object; choose with --what backup or "
                 "--what objects"
             )
-        if told or what == "objects":
-            _restore_objects(place, told, source, config, shards, as_json)
+        if chains or what == "objects":
+            _restore_objects(backups, chains, source, config, shards, as_json)
             return
-        backup = _chosen(place, source, id, until_ms)
-        with closing(_directory(config.data_dir.absolute())) as directory:
-            found = _restore(place, backup, directory, config, shards, until_ms)
-    facts = {"id": backup.id, "taken_ms": backup.taken_ms, **found._asdict(), "data_dir": str(directory.path)}
-    cut = f"; left out {found.cut_records} records and {found.cut_boxes} boxes that are younger"
+        backup = _load_backup(backups, source, id, until_ms)
+        with closing(_open_directory(config.data_dir.absolute())) as directory:
+            result = _restore(backups, backup, directory, config, shards, until_ms)
+    facts = {
+        "id": backup.id,
+        "taken_ms": backup.taken_ms,
+        **result._asdict(),
+        "data_dir": str(directory.path),
+    }
+    cut = f"; left out {result.cut_records} records and {result.cut_boxes} boxes that are newer"
     text = (
-        f"{backup.id}, taken {output.moment(backup.taken_ms)}: {found.boxes} boxes, {found.records} records "
-        f"are in {directory.path}"
+        f"{backup.id}, taken {output.moment(backup.taken_ms)}: {result.boxes} boxes, {result.records} "
+        f"records are in {directory.path}"
     )
     output.show_result(text + (cut if until_ms is not None else ""), facts, as_json=as_json)
-    _warn_of_corrections(found)
+    _warn_of_corrections(result)
 
 
-def _warn_of_corrections(found: Restored) -> None:
-    """Says what two boxes did not agree about, and what readers are told of it."""
-    if found.skipped_seqs:
+def _warn_of_corrections(result: Restored) -> None:
+    """Warn about records and copies that two boxes disagreed about, and what readers see."""
+    if result.skipped_seqs:
         output.warn(
-            f"{found.skipped_seqs} seqs are skipped: boxes have copies of records that their sources had not "
-            "when they were captured. Readers of the sources see a tombstone (crash)"
+            f"{result.skipped_seqs} seqs are skipped: other boxes have copies of these records, but the "
+            "backup of their source box ends before them. Readers of the source see a tombstone (crash)"
         )
-    if found.compacted_keys:
+    if result.compacted_keys:
         output.warn(
-            f"up to {found.compacted_keys} keys of boxes with `compact: tag` are missing: compaction has "
-            "dropped their records of that time. Readers of the boxes see a tombstone (crash)"
+            f"up to {result.compacted_keys} tags of boxes with `compact: tag` are missing: compaction "
+            "deleted their records of that time. Readers of these boxes see a tombstone (crash)"
         )
-    if found.missing_copies:
+    if result.missing_copies:
         output.warn(
-            f"{found.missing_copies} copies of routers or dead letters could not be brought back. "
+            f"{result.missing_copies} copies of routers or dead letters could not be restored. "
             "Readers of their boxes see a tombstone (source_trim)"
         )
 
@@ -134,35 +141,37 @@ def _verifier(path: Path, what: str | None) -> Verify:
     from streams.cli.signing import load_verifier
 
     if what == "objects":
-        raise output.Refusal("--verify-key is for backups; what boxes of class object store is not signed")
+        raise output.Refusal("--verify-key works only with backups; boxes of class object are not signed")
     return load_verifier(path)
 
 
-def _find_objects(place: Target) -> list[Told]:
+def _find_objects(backups: Target) -> list[Told]:
     from shard.offline.restore_objects import find
     from shard.storage.files import Disk
 
-    return find(place.store, Disk())
+    return find(backups.store, Disk())
 
 
 def _restore_objects(
-    place: Target, told: list[Told], source: str, config: Config, shards: int | None, as_json: bool
+    backups: Target, chains: list[Told], source: str, config: Config, shards: int | None, as_json: bool
 ) -> None:
     from shard.offline.clock import now_ms
     from shard.offline.restore_objects import RestoringObjects, shards_of
     from shard.recovery.page_cache import page_cache_id
     from streams import progress
 
-    if not told:
-        raise output.Refusal(f"{source} holds nothing of boxes of class object")
-    with closing(_directory(config.data_dir.absolute())) as directory:
-        manifest = _manifest(told[-1].base.slots, shards_of(told), shards, scratches=len(told))
+    if not chains:
+        raise output.Refusal(
+            f"{source} has no boxes of class object; check the location, or restore a backup"
+        )
+    with closing(_open_directory(config.data_dir.absolute())) as directory:
+        manifest = _manifest(chains[-1].base.slots, shards_of(chains), shards, scratches=len(chains))
         directory.commit(manifest)
-        with _confined(directory) as disk, progress.shown("restore") as report:
-            found = RestoringObjects(
+        with _open_confined_disk(directory) as disk, progress.shown("restore") as report:
+            result = RestoringObjects(
                 disk,
-                place.store,
-                told,
+                backups.store,
+                chains,
                 data_dir=str(directory.path),
                 folders=list(manifest.directories),
                 slots=list(manifest.placement.slots),
@@ -172,65 +181,65 @@ def _restore_objects(
                 report=report,
             ).restore()
         directory.settle(manifest)
-    boxes, records = found.restored.boxes, found.restored.records
+    boxes, records = result.restored.boxes, result.restored.records
     facts = {
         "boxes": boxes,
         "records": records,
-        "chains": found.chains,
-        "objects": found.objects,
-        "left_out_objects": found.left_out,
-        "skipped_seqs": found.restored.skipped_seqs,
-        "missing_copies": found.restored.missing_copies,
+        "chains": result.chains,
+        "objects": result.objects,
+        "left_out_objects": result.left_out,
+        "skipped_seqs": result.restored.skipped_seqs,
+        "missing_copies": result.restored.missing_copies,
         "data_dir": str(directory.path),
     }
     text = f"{source}: {boxes} boxes of class object, {records} records are in {directory.path}"
     output.show_result(text, facts, as_json=as_json)
-    _warn_of_corrections(found.restored)
-    if found.left_out:
+    _warn_of_corrections(result.restored)
+    if result.left_out:
         output.warn(
-            f"{found.left_out} objects are damaged, or come after one that is missing; they were left out"
+            f"{result.left_out} objects were left out: they are damaged, or an object before them is missing"
         )
 
 
-def _chosen(place: Target, source: str, id: str, until_ms: int | None) -> Backup:
+def _load_backup(backups: Target, source: str, id: str, until_ms: int | None) -> Backup:
     from shard.offline.restore import choose
 
     try:
-        chosen = choose(place, id=id, until_ms=until_ms)
+        backup_id = choose(backups, id=id, until_ms=until_ms)
     except LookupError as error:
         raise output.Refusal(f"{source}: {error.args[0]}") from error
-    return place.load(chosen)
+    return backups.load(backup_id)
 
 
-def _directory(path: Path) -> DataDir:
-    """The directory, locked; new, empty, or left by a restore that did not end."""
+def _open_directory(path: Path) -> DataDir:
+    """Open and lock the directory. It must be new, empty, or left by an interrupted restore."""
     from gateway.supervise.data_dir import CannotServe, DataDir
-    from streams.cli.shardfolders import hold
+    from streams.cli.shardfolders import describe_lock
 
-    occupied = output.Refusal(f"{path} is not empty; restore into a new directory, with --data-dir")
+    not_empty = output.Refusal(f"{path} is not empty; restore into a new directory, with --data-dir")
     if path.is_dir() and not (path / "LOCK").exists() and any(path.iterdir()):
-        raise occupied  # somebody else's: not even a lock is put there
+        raise not_empty  # not a data directory: do not even create a lock file there
     try:
         directory = DataDir(path)
         if not directory.try_lock():
-            raise output.Occupied(
+            raise output.BusyRefusal(
                 f"{path} is in use by {directory.holder()}; restore into a new directory, with --data-dir"
             )
-        unfinished = directory.read()
-        if unfinished is not None and unfinished.is_restoring:
-            for name in (*unfinished.building, *unfinished.directories):
+        manifest = directory.read()
+        if manifest is not None and manifest.is_restoring:
+            for name in (*manifest.building, *manifest.directories):
                 directory.remove(name)
-        elif unfinished is not None or any(found.name != "LOCK" for found in path.iterdir()):
-            raise occupied
-        hold(directory, "streams restore")
+        elif manifest is not None or any(entry.name != "LOCK" for entry in path.iterdir()):
+            raise not_empty
+        describe_lock(directory, "streams restore")
     except CannotServe as error:
         raise output.Refusal(str(error)) from error
     return directory
 
 
 @contextmanager
-def _confined(directory: DataDir) -> Iterator[ConfinedDisk]:
-    """The disk below a data directory: what a backup names cannot be put anywhere else."""
+def _open_confined_disk(directory: DataDir) -> Iterator[ConfinedDisk]:
+    """Open the disk below a data directory. File names in a backup cannot lead outside of it."""
     from shard.storage.files import ConfinedDisk
 
     disk = ConfinedDisk(str(directory.path))
@@ -241,7 +250,7 @@ def _confined(directory: DataDir) -> Iterator[ConfinedDisk]:
 
 
 def _restore(
-    place: Target,
+    backups: Target,
     backup: Backup,
     directory: DataDir,
     config: Config,
@@ -256,10 +265,10 @@ def _restore(
 
     manifest = _manifest(backup.slots, len(backup.shards), shards, scratches=len(backup.shards))
     directory.commit(manifest)
-    with _confined(directory) as disk, progress.shown("restore") as report:
-        found = Restoring(
+    with _open_confined_disk(directory) as disk, progress.shown("restore") as report:
+        result = Restoring(
             disk,
-            Target(place.store, disk),
+            Target(backups.store, disk),
             backup,
             data_dir=str(directory.path),
             folders=list(manifest.directories),
@@ -271,20 +280,20 @@ def _restore(
             report=report,
         ).run()
     directory.settle(manifest)
-    return found
+    return result
 
 
 def _manifest(
     slots: list[tuple[int, int, int]], shards_before: int, shards: int | None, *, scratches: int
 ) -> Manifest:
-    """Names what is about to be built, and that nobody may serve it before it is."""
+    """Return a manifest that names the folders to build. No server starts on it until the restore is done."""
     from gateway.shards.placement import Placement
     from gateway.supervise.manifest import SALTS, fresh
     from shard.offline.restore import scratch_of
 
     now_ms = time.time_ns() // 1_000_000
     manifest = fresh(shards or shards_before, now_ms=now_ms, salt=secrets.randbelow(SALTS))
-    if shards in (None, shards_before):  # slots that had moved stay where they were
+    if shards in (None, shards_before):  # keep the slot map of the backup, including moved slots
         fields = {"slots": slots, "shards": shards_before, "version": 1}
         manifest = replace(manifest, placement=Placement.from_dict(fields))
     scratch = tuple(scratch_of(number) for number in range(scratches))

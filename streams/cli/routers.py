@@ -1,4 +1,4 @@
-"""`streams router`: copies from box to box."""
+"""`streams router`: continuous copies from box to box."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import click
 
 from streams.cli import output
 from streams.cli.records import match_of
-from streams.cli.verbs import Target, connected, example, yes_option
+from streams.cli.verbs import Target, example, server_options, yes_option
 
 
 @click.group("router")
 def command() -> None:
-    """Copy what is appended to one box into another, in order, each record once."""
+    """Copy each record that is appended to one box into another, in order, exactly once."""
 
 
 @example(
@@ -22,13 +22,15 @@ def command() -> None:
 @click.argument("router")
 @click.argument("source")
 @click.argument("dest")
-@click.option("--match", metavar="TAG", help="Only records with this tag; `user-*` for all that begin so.")
-@click.option("--from", "from_seq", type=int, help="After this seq of the source; without it, from now on.")
-@click.option("--no-node", is_flag=True, help="Copies have no node.")
-@click.option("--no-tag", is_flag=True, help="Copies have no tag.")
-@click.option("--no-create", is_flag=True, help="Refuse when the destination is not there.")
-@click.option("--allow-cycle", is_flag=True, help="A record may come round; it stops after 16 copies.")
-@connected
+@click.option("--match", metavar="TAG", help="Only records with this tag; `user-*` matches a prefix.")
+@click.option(
+    "--from", "from_seq", type=int, help="Start after this seq of the source (default: new records only)."
+)
+@click.option("--no-node", is_flag=True, help="Do not copy the node.")
+@click.option("--no-tag", is_flag=True, help="Do not copy the tag.")
+@click.option("--no-create", is_flag=True, help="Fail if the destination does not exist.")
+@click.option("--allow-cycle", is_flag=True, help="Allow a cycle; a record is copied at most 16 times.")
+@server_options
 def add(
     target: Target,
     router: str,
@@ -41,9 +43,9 @@ def add(
     no_create: bool,
     allow_cycle: bool,
 ) -> None:
-    """Make ROUTER from SOURCE to DEST, or change it."""
+    """Create or change ROUTER, which copies from SOURCE to DEST."""
     with target.client() as client:
-        found = client.put_router(
+        reply = client.put_router(
             router,
             source,
             dest,
@@ -54,32 +56,32 @@ def add(
             create_dest=not no_create,
             allow_cycle=allow_cycle,
         )
-    facts = {"router": found.router, "source": found.source, "dest": found.dest, "created": found.created}
+    facts = {"router": reply.router, "source": reply.source, "dest": reply.dest, "created": reply.created}
     output.show_facts(facts, as_json=target.as_json)
 
 
 @example("streams router ls --source orders")
 @command.command("ls")
 @click.argument("prefix", default="")
-@click.option("--source", default="", help="Only those that copy from this box.")
-@click.option("--dest", default="", help="Only those that copy into this box.")
-@connected
+@click.option("--source", default="", help="Only routers from this box.")
+@click.option("--dest", default="", help="Only routers into this box.")
+@server_options
 def ls(target: Target, prefix: str, source: str, dest: str) -> None:
-    """List routers. Exit code 5 when there is none."""
+    """List the routers whose names begin with PREFIX. Exit code 5 if there are none."""
     columns = ("router", "source", "dest", "filter")
     with target.client() as client:
         routers = client.routers(prefix, source=source, dest=dest)
         rows = ({column: getattr(router, column) for column in columns} for router in routers)
         if not output.show_rows(columns, rows, as_json=target.as_json):
-            raise output.Nothing("there is no such router")
+            raise output.Nothing("no router matches; `streams router ls` lists all routers")
 
 
 @example("streams router show orders-audit")
 @command.command("show")
 @click.argument("router")
-@connected
+@server_options
 def show(target: Target, router: str) -> None:
-    """Show what ROUTER does and how far it is."""
+    """Show the settings and the progress of ROUTER."""
     import msgspec
 
     with target.client() as client:
@@ -91,11 +93,11 @@ def show(target: Target, router: str) -> None:
 @command.command("rm")
 @click.argument("router")
 @yes_option
-@connected
+@server_options
 def rm(target: Target, router: str, yes: bool) -> None:
-    """End ROUTER. Copies that were made stay. Exit code 5 when it was not there."""
+    """Delete ROUTER. Existing copies stay. Exit code 5 if it does not exist."""
     with target.client() as client:
-        output.confirm(f"End the router {router}?", yes=yes)
+        output.confirm(f"Delete the router {router}?", yes=yes)
         if not client.drop_router(router):
-            raise output.Nothing(f"there is no router {router}")
+            raise output.Nothing(f"router {router!r} does not exist; `streams router ls` lists the routers")
     output.show_facts({"router": router, "deleted": True}, as_json=target.as_json)

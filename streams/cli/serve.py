@@ -27,7 +27,7 @@ def _option(setting: Setting) -> click.Option:
 
 
 def _banner(supervisor: Supervisor) -> None:
-    """For the person who started it; in JSON logs the same facts are one line among others."""
+    """Print the address and data directory at start; with JSON logs, write them as a log line."""
     import structlog
 
     config = supervisor.config
@@ -79,7 +79,7 @@ command = example("streams serve", "streams serve --port 5000 --shards 2 --data-
         callback=_serve,
         params=[
             *map(_option, SETTINGS),
-            click.Option(["--json", "as_json"], is_flag=True, help="The same as --log-format json."),
+            click.Option(["--json", "as_json"], is_flag=True, help="Short for --log-format json."),
         ],
         help="Run a server in the foreground until SIGTERM or Ctrl-C.",
     )

@@ -1,5 +1,7 @@
-"""The folders of a server's shards, for commands that read them: of a running server by its leave, of one
-that is stopped under its lock."""
+"""Opens the folders of a server's shards for commands that read them.
+
+Of a running server, the shards export a consistent state. Of a stopped server, the command takes its lock.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from shard.transfer.backup import ShardSource
 from shard.transfer.boxes import end_life, parts_of, read_shard
 from shard.transfer.exports import write_export
 from streams.cli import output
-from streams.cli.shardlinks import Exported
+from streams.cli.shardlinks import ShardExports
 from streams.config import Config
 
 if TYPE_CHECKING:
@@ -27,29 +29,27 @@ if TYPE_CHECKING:
 
 
 class Sources(NamedTuple):
-    """What of each shard is to be read, as of one moment for each box."""
+    """The data to read from each shard, as of one moment for each box."""
 
     manifest: Manifest
     shards: list[ShardSource]
     #: None if the server is stopped.
-    exported: Exported | None
+    exports: ShardExports | None
 
 
 def open_directory(path: Path) -> DataDir:
-    """A data directory that is there; it is not locked by this."""
+    """Open an existing data directory without locking it."""
     if not (path / "manifest.json").exists() and not (path / "manifest.copy.json").exists():
-        raise output.Refusal(
-            f"{path} is not a data directory of a server; name one with --data-dir or STREAMS_DATA_DIR"
-        )
+        raise output.Refusal(f"{path} is not a data directory; name one with --data-dir or STREAMS_DATA_DIR")
     try:
         return DataDir(path)
     except CannotServe as error:
         raise output.Refusal(str(error)) from error
 
 
-def hold(directory: DataDir, who: str) -> None:
-    """Says in the lock that it is us, for a server that is started meanwhile."""
-    directory.describe_holder(url=who, now_ms=time.time_ns() // 1_000_000)
+def describe_lock(directory: DataDir, holder: str) -> None:
+    """Write the name of this command into the lock, for the error message of a server started meanwhile."""
+    directory.describe_holder(url=holder, now_ms=time.time_ns() // 1_000_000)
 
 
 def read_manifest(directory: DataDir) -> Manifest:
@@ -58,32 +58,35 @@ def read_manifest(directory: DataDir) -> Manifest:
     except CannotServe as error:
         raise output.Refusal(str(error)) from error
     if manifest is None or manifest.is_restoring:
-        raise output.Refusal(f"{directory.path} holds no server's data (yet); was a restore cut short?")
+        raise output.Refusal(
+            f"{directory.path} has no complete data of a server; if a restore was interrupted, run "
+            "`streams restore` again"
+        )
     return manifest
 
 
 @contextmanager
-def sources(config: Config) -> Iterator[Sources]:
-    """What a backup of the server copies. Its folders are gone when the block ends."""
+def open_sources(config: Config) -> Iterator[Sources]:
+    """Open the folders that a backup of the server copies. Exports are deleted when the block ends."""
     with closing(open_directory(config.data_dir.absolute())) as directory:
         manifest = read_manifest(directory)
         if directory.try_lock():
-            hold(directory, "streams backup")
-            with _offline(directory, manifest, config) as found:
-                yield found
+            describe_lock(directory, "streams backup")
+            with _offline(directory, manifest, config) as sources:
+                yield sources
         else:
-            with _online(directory, manifest, config) as found:
-                yield found
+            with _online(directory, manifest, config) as sources:
+                yield sources
 
 
 @contextmanager
 def _online(directory: DataDir, manifest: Manifest, config: Config) -> Iterator[Sources]:
-    with Exported(sockets_of(directory, manifest), secrets.token_hex(8)) as exported:
+    with ShardExports(sockets_of(directory, manifest), secrets.token_hex(8)) as exports:
         shards = []
-        for name, facts, server in zip(manifest.directories, exported.facts, exported.servers, strict=True):
+        for name, facts, server in zip(manifest.directories, exports.facts, exports.servers, strict=True):
             store = store_of(directory.path / name, str(server["cold_dir"]), manifest)
             shards.append(ShardSource(str(facts["folder"]), store, int(facts["taken_ms"])))
-        yield Sources(manifest, shards, exported)
+        yield Sources(manifest, shards, exports)
 
 
 @contextmanager
@@ -97,8 +100,8 @@ def _offline(directory: DataDir, manifest: Manifest, config: Config) -> Iterator
         for number, (name, folder) in enumerate(zip(manifest.directories, folders, strict=True)):
             source = str(directory.path / name)
             machine = read_shard(disk, source, shard=number)
-            survived = not has_failed(disk, source)
-            end_life(machine, boot_id=page_cache_id(source), now_ms=now_ms(), cache_survived=survived)
+            cache_survived = not has_failed(disk, source)
+            end_life(machine, boot_id=page_cache_id(source), now_ms=now_ms(), cache_survived=cache_survived)
             remove_tree(disk, folder)
             write_export(disk, folder, parts_of(machine), now_ms=now_ms(), file_bytes=config.wal_file_bytes)
             store = store_of(directory.path / name, config.cold_dir, manifest)
@@ -112,23 +115,23 @@ def _offline(directory: DataDir, manifest: Manifest, config: Config) -> Iterator
 
 
 def sockets_of(directory: DataDir, manifest: Manifest) -> list[Path]:
-    """Of the shards of a running server."""
+    """Return the socket paths of a running server's shards."""
     sockets = [directory.path / "run" / f"shard-{shard:02d}.sock" for shard in range(manifest.shards)]
     if not all(path.exists() for path in sockets):
-        raise output.Occupied(
-            f"{directory.path} is in use by {directory.holder()}, which is starting, stopping, or no server; "
-            "repeat this when that is over"
+        raise output.BusyRefusal(
+            f"{directory.path} is locked by {directory.holder()}, but its shards do not listen: a server is "
+            "starting or stopping, or another command is running. Repeat the command later"
         )
     return sockets
 
 
 def store_of(folder: Path, cold_dir: str, manifest: Manifest) -> SegmentStore:
-    """The segments of a shard, to be read."""
+    """Open the segments of a shard for reading."""
     return SegmentStore(ExaminedDisk(), f"{folder}/segments", cold_store(cold_dir), server=manifest.server)
 
 
 def cold_store(location: str) -> ColdStore | None:
-    """The cold store of the server, if it has one."""
+    """Open the cold store at `location`; None if the location is empty."""
     if not location:
         return None
     from shard.storage.cold import ColdConfigError, open_cold
@@ -136,4 +139,4 @@ def cold_store(location: str) -> ColdStore | None:
     try:
         return open_cold(location, Disk())
     except ColdConfigError as error:
-        raise output.Refusal(f"{error} It is set by --cold-dir or STREAMS_COLD_DIR") from error
+        raise output.Refusal(f"{error} Set it with --cold-dir or STREAMS_COLD_DIR") from error

@@ -1,4 +1,4 @@
-"""The sockets of a running server's shards, from a plain blocking process on the same machine."""
+"""Blocking connections to the shards of a running server on the same machine."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from gateway.shards.unix_sockets import connectable_path
 from streams.protocol import wire
 from streams.protocol.errors import BY_CODE, Busy, Refused, ShardUnavailable, StreamsError
 
-#: A shard writes down what is not in segments before it answers: up to half a gigabyte.
+#: Before it answers, a shard writes its unsealed records to disk: up to half a gigabyte.
 _TIMEOUT_S: Final = 600.0
-#: Exports lapse after a minute without a word.
+#: A shard drops an export after a minute without renewal.
 _RENEW_S: Final = 10.0
 
 
 class ShardLink:
-    """One connection, one question at a time."""
+    """One connection to a shard; one request at a time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -35,7 +35,7 @@ class ShardLink:
                 self._socket.connect(short)
         except OSError as error:
             self._socket.close()
-            raise ShardUnavailable(f"{path}: the shard does not answer ({error.strerror})") from error
+            raise ShardUnavailable(f"{path}: cannot connect to the shard ({error.strerror})") from error
 
     def __repr__(self) -> str:
         return f"<ShardLink {self._path}>"
@@ -44,7 +44,7 @@ class ShardLink:
         self._socket.close()
 
     def ask(self, op: int, **fields: object) -> dict[str, Any]:
-        """The answer, or what it was refused with."""
+        """Send a request and return the reply. Raises the error that the shard answers with."""
         body = msgspec.json.encode(fields)
         head = wire.head_encoder.encode(wire.RequestHead())
         try:
@@ -52,54 +52,54 @@ class ShardLink:
                 self._socket.sendall(wire.frame(wire.REQUEST, 0, op, 1, head, len(body)) + body)
                 message = self._receive()
         except (OSError, wire.WireError) as error:
-            raise ShardUnavailable(f"{self._path}: the shard went away ({error})") from error
+            raise ShardUnavailable(f"{self._path}: the connection to the shard failed ({error})") from error
         if message.flags & wire.FAILED:
             code, text, _ = msgspec.json.decode(message.body)
             raise BY_CODE.get(code, StreamsError)(f"{self._path.stem}: {text}")
-        found: dict[str, Any] = msgspec.json.decode(message.body)
-        return found
+        reply: dict[str, Any] = msgspec.json.decode(message.body)
+        return reply
 
     def _receive(self) -> wire.Message:
         while True:
             count = self._socket.recv_into(self._receiver.space())
             if count == 0:
-                raise wire.WireError("it closed the connection")
+                raise wire.WireError("the shard closed the connection")
             for message in self._receiver.received(count):
                 return message
 
 
-class Exported:
-    """Exports of all shards under one id, kept alive until the block ends."""
+class ShardExports:
+    """Exports of all shards under one id, renewed until the block ends."""
 
     def __init__(self, sockets: list[Path], id: str) -> None:
         self._sockets = sockets
         self._id = id
         self._links: list[ShardLink] = []
-        self._ended = threading.Event()
-        self._renewing = threading.Thread(target=self._renew, name="renew", daemon=True)
+        self._stop = threading.Event()
+        self._renewal = threading.Thread(target=self._renew, name="renew", daemon=True)
         self.servers: list[dict[str, Any]] = []
         self.facts: list[dict[str, Any]] = []
 
     def __repr__(self) -> str:
-        return f"<Exported {self._id}: {len(self.facts)} of {len(self._sockets)} shards>"
+        return f"<ShardExports {self._id}: {len(self.facts)} of {len(self._sockets)} shards>"
 
     @property
     def usual_bytes_per_s(self) -> int:
-        """How fast the server does such work by itself; 0 is without a limit."""
+        """The server's own limit for upkeep work; 0 is no limit."""
         return int(self.servers[0]["upkeep_bytes_per_s"])
 
     def loads(self) -> list[dict[str, Any] | None]:
-        """How long each shard takes to ack (`load` of `shard/server/server.py`); None if it does not say."""
+        """Return the ack times of each shard (`load` of `shard/server/server.py`); None if not reported."""
         return [self._load(link) for link in self._links]
 
     def _load(self, link: ShardLink) -> dict[str, Any] | None:
         try:
-            found: dict[str, Any] | None = link.ask(wire.OP_EXPORT_RENEW, id=self._id).get("load")
+            load: dict[str, Any] | None = link.ask(wire.OP_EXPORT_RENEW, id=self._id).get("load")
         except (Busy, Refused):
             return None
-        return found
+        return load
 
-    def __enter__(self) -> Exported:
+    def __enter__(self) -> ShardExports:
         self.open()
         return self
 
@@ -109,10 +109,10 @@ class Exported:
                 link = ShardLink(path)
                 self._links.append(link)
                 self.servers.append(link.ask(wire.OP_HELLO))
-            for link in self._links:  # before the first is captured: see `shard/transfer/move_hold.py`
-                with suppress(Refused):  # a server of an earlier version holds nothing
+            for link in self._links:  # before the first export: see `shard/transfer/move_hold.py`
+                with suppress(Refused):  # earlier versions do not support `holds_moves`
                     link.ask(wire.OP_EXPORT, id=self._id, holds_moves=True)
-            self._renewing.start()
+            self._renewal.start()
             for link in self._links:
                 self.facts.append(link.ask(wire.OP_EXPORT, id=self._id))
             for link in self._links:
@@ -128,16 +128,16 @@ class Exported:
         self.close()
 
     def close(self) -> None:
-        self._ended.set()
+        self._stop.set()
         for link in self._links:
             try:
                 link.ask(wire.OP_EXPORT_END, id=self._id)
-            except (Busy, Refused):  # it has lapsed, or the shard is gone and with it the export
+            except (Busy, Refused):  # the export expired, or the shard stopped, which ends it too
                 pass
             link.close()
 
     def _renew(self) -> None:
-        """What does not renew lapses, and then the files that are read vanish; whoever reads notices that."""
-        while not self._ended.wait(_RENEW_S):
+        """Renew the exports. If that fails, they expire, their files are deleted, and the command fails."""
+        while not self._stop.wait(_RENEW_S):
             for link in list(self._links):
                 self._load(link)

@@ -26,9 +26,7 @@ def load_signer(path: Path) -> Signer:
     except (ValueError, TypeError, UnsupportedAlgorithm):
         key = None
     if not isinstance(key, Ed25519PrivateKey):
-        raise output.Refusal(
-            f"{path} is not a private ed25519 key without a password; make one with `{_MAKE}`"
-        )
+        raise output.Refusal(f"{path} is not an unencrypted private ed25519 key; create one with `{_MAKE}`")
     return signer_of(key)
 
 
@@ -43,7 +41,7 @@ def load_verifier(path: Path) -> Verify:
     except (ValueError, UnsupportedAlgorithm):
         key = None
     if not isinstance(key, Ed25519PublicKey):
-        raise output.Refusal(f"{path} is not a public ed25519 key; make one with `{_MAKE_PUBLIC}`")
+        raise output.Refusal(f"{path} is not a public ed25519 key; create one with `{_MAKE_PUBLIC}`")
     return verifier_of(key)
 
 
@@ -68,4 +66,4 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise output.Refusal(f"the key {path} cannot be read ({error.strerror})") from error
+        raise output.Refusal(f"the key file {path} cannot be read ({error.strerror})") from error

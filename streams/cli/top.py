@@ -1,4 +1,4 @@
-"""`streams top`: the busiest boxes, drawn again and again."""
+"""`streams top`: the busiest boxes, refreshed continuously."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final
 import click
 
 from streams.cli import output
-from streams.cli.verbs import MILLIS, Target, connected, example
+from streams.cli.verbs import MILLIS, Target, example, server_options
 
 _COLUMNS: Final = ("box", "type", "appends_per_s", "count", "bytes", "head_seq", "durability")
 
@@ -16,32 +16,36 @@ _COLUMNS: Final = ("box", "type", "appends_per_s", "count", "bytes", "head_seq",
 @example("streams top --count 1", "streams top --every 200ms --count 2 --json")
 @click.command("top")
 @click.argument("prefix", default="")
-@click.option("--every", "every_ms", type=MILLIS, default=1000, help="How often (default 1s).")
-@click.option("--count", type=click.IntRange(1), help="End after so many drawings.")
+@click.option("--every", "every_ms", type=MILLIS, default=1000, help="Refresh interval (default 1s).")
+@click.option("--count", type=click.IntRange(1), help="Exit after this many refreshes.")
 @click.option(
-    "--rows", "rows_max", type=click.IntRange(1), default=30, show_default=True, help="So many boxes."
+    "--rows",
+    "rows_max",
+    type=click.IntRange(1),
+    default=30,
+    show_default=True,
+    help="Number of boxes to show.",
 )
-@connected
+@server_options
 def command(target: Target, prefix: str, every_ms: int, count: int | None, rows_max: int) -> None:
-    """Show the boxes with the most appends, again and again, until Ctrl-C. Looking does not count as
-    reading."""
+    """Show the boxes with the most appends per second, refreshed until Ctrl-C. Does not count as a read."""
     with target.client(is_patient=True) as client, output.screen(as_json=target.as_json) as draw:
         before: dict[str, int] = {}
         last_s = time.monotonic()
-        drawn = 0
+        frames = 0
         while True:
             boxes = list(client.boxes(prefix))
             now_s = time.monotonic()
             rows: list[dict[str, Any]] = []
             for box in boxes:
-                grown = max(0, box.head_seq - before.get(box.box, box.head_seq))
-                rate = grown / max(now_s - last_s, 0.001)
+                appends = max(0, box.head_seq - before.get(box.box, box.head_seq))
+                rate = appends / max(now_s - last_s, 0.001)
                 fields = {column: getattr(box, column, None) for column in _COLUMNS}
                 rows.append({**fields, "appends_per_s": round(rate, 1)})
             rows.sort(key=lambda row: (-row["appends_per_s"], row["box"]))
             draw(_COLUMNS, rows[:rows_max])
-            drawn += 1
-            if drawn == count:
+            frames += 1
+            if frames == count:
                 return
             before, last_s = {box.box: box.head_seq for box in boxes}, now_s
             time.sleep(every_ms / 1000)

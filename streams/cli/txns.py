@@ -1,4 +1,4 @@
-"""`streams txn`: what shards hold for transactions, and which epochs were committed."""
+"""`streams txn`: open transactions and committed epochs of writers such as Spark."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from streams.cli import output
-from streams.cli.verbs import Target, connected, example, yes_option
+from streams.cli.verbs import Target, example, server_options, yes_option
 
 if TYPE_CHECKING:
     from streams.direct import Shards
@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 
 @click.group("txn")
 def command() -> None:
-    """Transactions of writers such as Spark: rows that shards hold until they are committed. Talks to the
-    shards themselves: by their Unix sockets, or by TCP (STREAMS_SHARD_HOST)."""
+    """Show and clean up transactions of writers such as Spark. Shards store their rows until the commit.
+
+    Connects to the shards directly: by Unix socket on the server's machine, else by TCP (STREAMS_SHARD_HOST).
+    """
 
 
 @contextmanager
@@ -26,7 +28,7 @@ def _shards(target: Target) -> Iterator[Shards]:
     from streams.client.retry import Retry
     from streams.direct import Shards
 
-    context = target.resolved()
+    context = target.resolve()
     retry = Retry(total_s=10.0, unreachable_s=0)
     with Shards(context.url, key=context.key or None, retry=retry) as shards:
         yield shards
@@ -35,29 +37,37 @@ def _shards(target: Target) -> Iterator[Shards]:
 @example("streams txn ls")
 @command.command("ls")
 @click.argument("prefix", default="")
-@connected
+@server_options
 def ls(target: Target, prefix: str) -> None:
-    """List open transactions of writers whose names begin with PREFIX, commits with rows that are yet to be
-    rendered, and the last committed epoch of each writer. Exit code 5 when there is none."""
+    """List the transactions of writers whose names begin with PREFIX.
+
+    Shows open transactions, commits whose rows are still being rendered, and the last committed epoch of
+    each writer. Exit code 5 if there are none.
+    """
     columns = ("writer", "state", "epoch", "query", "records", "bytes", "expires_ts", "committed_ts")
     with _shards(target) as shards:
         rows = _rows(shards, prefix)
     if not output.show_rows(columns, rows, as_json=target.as_json):
-        raise output.Nothing("no writer has a transaction, open or committed")
+        raise output.Nothing("no matching writer has an open or committed transaction")
 
 
 def _rows(shards: Shards, prefix: str) -> list[dict[str, Any]]:
-    """One row for each epoch, over all shards."""
+    """Return one row per writer, epoch and state, summed over all shards."""
     rows: dict[tuple[str, int, str], dict[str, Any]] = {}
     for shard in range(shards.count):
         state = shards.txn_list(shard, prefix=prefix)
-        for held in state.held:
-            fresh = {"writer": held.writer, "state": "open", "epoch": held.epoch, "query": held.query}
+        for open_txn in state.held:
+            fresh = {
+                "writer": open_txn.writer,
+                "state": "open",
+                "epoch": open_txn.epoch,
+                "query": open_txn.query,
+            }
             fresh |= {"records": 0, "bytes": 0, "expires_ts": 0}
-            row = rows.setdefault((held.writer, held.epoch, "open"), fresh)
-            row["records"] += held.records
-            row["bytes"] += held.bytes
-            row["expires_ts"] = max(row["expires_ts"], held.expires_ms)
+            row = rows.setdefault((open_txn.writer, open_txn.epoch, "open"), fresh)
+            row["records"] += open_txn.records
+            row["bytes"] += open_txn.bytes
+            row["expires_ts"] = max(row["expires_ts"], open_txn.expires_ms)
         for commit in state.rendering:
             fresh = {"writer": commit.writer, "state": "rendering", "epoch": commit.epoch, "records": 0}
             row = rows.setdefault((commit.writer, commit.epoch, "rendering"), fresh)
@@ -74,20 +84,22 @@ def _rows(shards: Shards, prefix: str) -> list[dict[str, Any]]:
 @click.argument("writer")
 @click.argument("epoch", type=int)
 @yes_option
-@connected
+@server_options
 def abort(target: Target, writer: str, epoch: int, yes: bool) -> None:
-    """Drop the rows that are held for EPOCH of WRITER. Its job has to write them again. Exit code 5 when
-    nothing was held."""
+    """Delete the uncommitted rows of EPOCH of WRITER. The job must write them again. Exit code 5 if there are
+    none."""
     from streams.direct import Txn
 
     with _shards(target) as shards:
-        output.confirm(f"Drop what is held for epoch {epoch} of {writer}?", yes=yes)
-        dropped = [shards.txn_abort(shard, Txn(writer, epoch)) for shard in range(shards.count)]
-    freed = sum(each.bytes for each in dropped)
-    if not freed:
-        raise output.Nothing(f"nothing is held for epoch {epoch} of {writer}")
+        output.confirm(f"Delete the uncommitted rows of epoch {epoch} of {writer}?", yes=yes)
+        replies = [shards.txn_abort(shard, Txn(writer, epoch)) for shard in range(shards.count)]
+    freed_bytes = sum(reply.bytes for reply in replies)
+    if not freed_bytes:
+        raise output.Nothing(
+            f"epoch {epoch} of {writer} has no uncommitted rows; `streams txn ls` lists them"
+        )
     output.show_facts(
-        {"writer": writer, "epoch": epoch, "aborted": True, "bytes": freed}, as_json=target.as_json
+        {"writer": writer, "epoch": epoch, "aborted": True, "bytes": freed_bytes}, as_json=target.as_json
     )
 
 
@@ -95,17 +107,21 @@ def abort(target: Target, writer: str, epoch: int, yes: bool) -> None:
 @command.command("forget")
 @click.argument("writer")
 @yes_option
-@connected
+@server_options
 def forget(target: Target, writer: str, yes: bool) -> None:
-    """Forget WRITER: what is held for it, and which epoch of it was committed last. Only for a writer that
-    will not come back: a job that repeats a committed epoch writes its rows again. Exit code 5 when it was
-    not known."""
+    """Forget WRITER: delete its uncommitted rows and the record of its last committed epoch.
+
+    Only for a writer that will not return: if its job repeats a committed epoch, the rows are written a
+    second time. Exit code 5 if no shard knows the writer.
+    """
     from streams.direct import Txn
 
     with _shards(target) as shards:
-        output.confirm(f"Forget {writer}? If it repeats an epoch, its rows are written again.", yes=yes)
+        output.confirm(
+            f"Forget {writer}? If its job repeats a committed epoch, the rows are duplicated.", yes=yes
+        )
         txn = Txn(writer, 0)
-        found = [shards.txn_abort(shard, txn, forgets=True) for shard in range(shards.count)]
-    if not any(each.is_forgotten or each.parcels for each in found):
-        raise output.Nothing(f"no shard knows the writer {writer}")
+        replies = [shards.txn_abort(shard, txn, forgets=True) for shard in range(shards.count)]
+    if not any(reply.is_forgotten or reply.parcels for reply in replies):
+        raise output.Nothing(f"no shard knows the writer {writer}; `streams txn ls` lists the writers")
     output.show_facts({"writer": writer, "forgotten": True}, as_json=target.as_json)

@@ -1,7 +1,7 @@
-"""What all verbs share: how a command is made, its examples, and how it reaches a server.
+"""Parts that all verbs share: decorators, examples, number options, and the connection to a server.
 
-Which server: `--url`, else `--context`, else STREAMS_URL, else STREAMS_CONTEXT, else the context in use
-(`streams context use`), else this machine's.
+The server is taken from the first of these that is set: `--url`, `--context`, STREAMS_URL, STREAMS_CONTEXT,
+the current context (`streams context use`), the server on this machine.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def example(*lines: str) -> Callable[[C], C]:
-    """Lines that a person could type, shown at the end of the help. A test runs each of them."""
+    """Add example command lines to the end of a command's help. A test runs each of them."""
 
     def add(command: C) -> C:
         command.examples = lines  # type: ignore[attr-defined]
@@ -36,12 +36,12 @@ def example(*lines: str) -> Callable[[C], C]:
 
 
 def examples_of(command: click.Command) -> tuple[str, ...]:
-    found: tuple[str, ...] = getattr(command, "examples", ())
-    return found
+    lines: tuple[str, ...] = getattr(command, "examples", ())
+    return lines
 
 
 class Target:
-    """The server a command talks to, and whether it wants JSON."""
+    """The server that a command talks to, and the output format (`as_json`)."""
 
     def __init__(self, url: str | None, key: str | None, context: str | None, as_json: bool) -> None:
         self._url = url
@@ -49,22 +49,25 @@ class Target:
         self._context = context
         self.as_json = as_json
 
-    def resolved(self) -> Context:
+    def resolve(self) -> Context:
         if self._url:
             return Context(self._url, self._key or os.environ.get("STREAMS_KEY") or "")
         if self._context is None and os.environ.get("STREAMS_URL"):
             return Context(os.environ["STREAMS_URL"], self._key or os.environ.get("STREAMS_KEY") or "")
-        found = find(self._context or os.environ.get("STREAMS_CONTEXT") or None)
-        return Context(found.url, self._key or os.environ.get("STREAMS_KEY") or found.key)
+        context = find(self._context or os.environ.get("STREAMS_CONTEXT") or None)
+        return Context(context.url, self._key or os.environ.get("STREAMS_KEY") or context.key)
 
     @contextmanager
     def client(self, *, is_patient: bool = False, retry_s: float = 10.0) -> Iterator[Client]:
-        """Someone at a terminal wants to hear at once that nobody is there. A command that runs for long is
-        patient once it has been answered. `retry_s`: how long a request that fails is repeated."""
+        """Open a client that reports an unreachable server at once.
+
+        A failed request is retried for `retry_s`. With `is_patient`, for commands that run long, every
+        request after the first answer is retried for 60 s, also while the server is unreachable.
+        """
         from streams.client._sync.client import Client
         from streams.client.retry import Retry
 
-        context = self.resolved()
+        context = self.resolve()
         retry = Retry(total_s=retry_s, unreachable_s=0)
         with Client(context.url, key=context.key or None, retry=retry) as client:
             if is_patient:
@@ -73,38 +76,38 @@ class Target:
             yield client
 
 
-def connected(function: F) -> F:
-    """Gives a verb the options of a server, and a `Target` as its first argument."""
+def server_options(function: F) -> F:
+    """Add the server options to a verb, and pass a `Target` as its first argument."""
 
-    def wrapped(
+    def call_with_target(
         url: str | None, key: str | None, context: str | None, as_json: bool, /, *args: Any, **more: Any
     ) -> Any:
         return function(Target(url, key, context, as_json), *args, **more)
 
-    def called(**given: Any) -> Any:
-        return wrapped(
-            given.pop("url"), given.pop("key"), given.pop("context"), given.pop("as_json"), **given
+    def callback(**params: Any) -> Any:
+        return call_with_target(
+            params.pop("url"), params.pop("key"), params.pop("context"), params.pop("as_json"), **params
         )
 
-    called.__name__, called.__doc__ = function.__name__, function.__doc__
-    called.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]
+    callback.__name__, callback.__doc__ = function.__name__, function.__doc__
+    callback.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]
     options = (
-        click.option("--url", metavar="URL", help="Server to talk to."),
+        click.option("--url", metavar="URL", help="URL of the server."),
         click.option("--key", "--token", "key", metavar="KEY", help="API key."),
-        click.option("--context", metavar="NAME", help="Server by the name given to `streams context add`."),
-        click.option("--json", "as_json", is_flag=True, help="JSON lines, also on a terminal."),
+        click.option("--context", metavar="NAME", help="Name of the server in `streams context ls`."),
+        click.option("--json", "as_json", is_flag=True, help="Print JSON lines, also on a terminal."),
     )
-    found: Any = called
+    command: Any = callback
     for option in reversed(options):
-        found = option(found)
-    return found  # type: ignore[no-any-return]
+        command = option(command)
+    return command  # type: ignore[no-any-return]
 
 
-yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
 
 
 class _Number(click.ParamType[int]):
-    """A whole number, or one with a unit."""
+    """A number, with or without a unit, converted to an integer in the smallest unit."""
 
     def __init__(self, name: str, units: dict[str, int]) -> None:
         self.name = name
@@ -113,11 +116,11 @@ class _Number(click.ParamType[int]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
             return value
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", str(value).lower())
-        if found is None or found[2] not in self._units:
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", str(value).lower())
+        if match is None or match[2] not in self._units:
             units = ", ".join(unit for unit in self._units if unit)
-            self.fail(f"{value!r} is not a number, alone or with one of {units}", param, ctx)
-        return round(float(found[1]) * self._units[found[2]])
+            self.fail(f"{value!r} is not a number, optionally followed by one of {units}", param, ctx)
+        return round(float(match[1]) * self._units[match[2]])
 
 
 #: Milliseconds: `1500`, `30s`, `7d`.
@@ -138,5 +141,5 @@ def parse_json(text: str, what: str) -> Any:
         return msgspec.json.decode(text)
     except msgspec.DecodeError as error:
         raise output.Refusal(
-            f"{what}: {text!r} is not JSON ({error}); text needs quotes: '\"like this\"'"
+            f"{what}: {text!r} is not valid JSON ({error}); quote text: '\"like this\"'"
         ) from None

@@ -1,10 +1,10 @@
-"""The one table of settings, from which environment, flags, `--help`, `streams config` and the docs come.
+"""The table of settings: source of environment variables, flags, `--help`, `streams config` and the docs.
 
-setting    one setting: its kind, how its text is read and how its value is shown
+setting    one setting: its kind, how its text is parsed and how its value is shown
 table      `Config`: every setting with its default, limits and help
-loading    from an environment and flags to a `Config`
-serving    whether a server may serve with these settings
-child      what a supervisor tells its shards and gateways
+loading    builds a `Config` from an environment and flags
+serving    checks whether a server may start with these settings
+child      arguments that a supervisor passes to its shards and gateways
 """
 
 from streams.config.child import (

@@ -1,4 +1,4 @@
-"""What a supervisor tells the shards and gateways that it starts, and what they say to each other."""
+"""Arguments that a supervisor passes to its shards and gateways, and texts that both sides know."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ import orjson
 from streams.config.setting import ConfigError
 from streams.config.table import Config
 
-#: Variables with our prefix that are not settings: how our own processes and tests talk to each other.
+#: Variables with the prefix STREAMS_ that are not settings: they connect processes and tests of the server.
 CHILD_CONFIG_VARIABLE: Final = "STREAMS_CHILD_CONFIG"
 READY_FD_VARIABLE: Final = "STREAMS_READY_FD"
-#: What a supervisor logs of a process that it had to kill when the server was stopped.
+#: Log event of a supervisor that had to kill a process when the server stopped.
 KILLED_AT_THE_END: Final = "killed: it did not end in time"
 
-#: How a shard begins the reason for which it cannot start without its cold store.
+#: First words of a shard's error message when it cannot start without its cold store.
 COLD_STORE_FAILED: Final = "the cold store cannot be opened"
 
 
 @dataclass(frozen=True, slots=True)
 class ChildArgs:
-    """What the supervisor tells a shard or a gateway when it starts one.
+    """The arguments that a supervisor passes to a shard or gateway process.
 
-    index       which shard or gateway this is
-    listen_fds  listening sockets, inherited; of a shard, the first is its Unix socket, the others are TCP
-    parent_fd   read end of a pipe; end of file means the supervisor is gone and the child must stop
+    index       number of the shard or gateway
+    listen_fds  inherited listening sockets; the first of a shard is its Unix socket, the others are TCP
+    parent_fd   read end of a pipe; end of file means that the supervisor is gone and the child must stop
     ready_fd    write end of a pipe for the lines `progress 0.42`, `ready`, `beat` and `error <message>`
     placement   the slot map as JSON
-    sockets     the shards' socket paths by shard number (gateways)
-    directory   the folder in the data directory that is the shard's (shards)
-    server      names the data directory, for good (shards)
-    addresses   the shards' TCP addresses by shard number, if they have some (gateways)
-    is_after_failure  its last process ended because a write or a sync failed (shards)
-    keys_file   where the keys are, as digests, when keys are asked for; read again on SIGHUP
+    sockets     socket paths of the shards, by shard number (gateways)
+    directory   folder of the shard in the data directory (shards)
+    server      permanent id of the data directory (shards)
+    addresses   TCP addresses of the shards, by shard number, if they listen on TCP (gateways)
+    is_after_failure  True if the previous process ended because a write or a sync failed (shards)
+    keys_file   file with the digests of the API keys, if keys are required; read again on SIGHUP
     """
 
     config: Config
@@ -54,7 +54,7 @@ class ChildArgs:
 
     @classmethod
     def parse(cls, argv: Sequence[str], environ: Mapping[str, str]) -> ChildArgs:
-        """Raises `ConfigError` when a person, not a supervisor, started this process."""
+        """Parse the arguments. Raises `ConfigError` if a person, not a supervisor, started this process."""
         parser = _ChildParser(add_help=False, allow_abbrev=False)
         parser.add_argument("--index", type=int, required=True)
         parser.add_argument("--listen-fd", type=int, action="append", required=True)
@@ -67,27 +67,30 @@ class ChildArgs:
         parser.add_argument("--sockets", default="[]")
         parser.add_argument("--addresses", default="[]")
         parser.add_argument("--keys-file", default="")
-        known = parser.parse_args(list(argv))
+        options = parser.parse_args(list(argv))
         if CHILD_CONFIG_VARIABLE not in environ:
             raise ConfigError(
-                [f"{CHILD_CONFIG_VARIABLE} is not set; this process is started by `streams serve`"]
+                [
+                    f"{CHILD_CONFIG_VARIABLE} is not set; do not start this process directly, run `streams "
+                    "serve`"
+                ]
             )
         return cls(
             config=Config.from_json(environ[CHILD_CONFIG_VARIABLE]),
-            index=known.index,
-            listen_fds=tuple(known.listen_fd),
-            parent_fd=known.parent_fd,
-            ready_fd=known.ready_fd,
-            directory=known.directory,
-            server=known.server,
-            is_after_failure=known.after_failure,
-            placement=known.placement,
-            sockets=tuple(orjson.loads(known.sockets)),
-            keys_file=known.keys_file,
-            addresses=tuple(orjson.loads(known.addresses)),
+            index=options.index,
+            listen_fds=tuple(options.listen_fd),
+            parent_fd=options.parent_fd,
+            ready_fd=options.ready_fd,
+            directory=options.directory,
+            server=options.server,
+            is_after_failure=options.after_failure,
+            placement=options.placement,
+            sockets=tuple(orjson.loads(options.sockets)),
+            keys_file=options.keys_file,
+            addresses=tuple(orjson.loads(options.addresses)),
         )
 
 
 class _ChildParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise ConfigError([f"{message}; this process is started by `streams serve`"])
+        raise ConfigError([f"{message}; do not start this process directly, run `streams serve`"])

@@ -1,7 +1,7 @@
-"""From an environment and a mapping of flags to a `Config`, or one `ConfigError` that names every bad value.
+"""Builds a `Config` from an environment and flags, or raises one `ConfigError` that names every bad value.
 
-A flag beats the environment, the environment beats the default. An empty value counts as not given. Nothing
-here reads the environment, a file or the clock by itself: the caller passes them in.
+A flag overrides the environment; the environment overrides the default. An empty value counts as not set.
+Nothing here reads the process environment, a file or the clock: the caller passes them in.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from streams.config.child import CHILD_CONFIG_VARIABLE, READY_FD_VARIABLE
 from streams.config.setting import PREFIX, ConfigError
 from streams.config.table import SETTINGS, Config
 
-#: Which server the command line talks to.
+#: Variables of the command line: the server that it talks to.
 CLIENT_VARIABLES: Final = ("STREAMS_URL", "STREAMS_KEY", "STREAMS_CONTEXT")
 _NOT_SETTINGS: Final = frozenset(
     {CHILD_CONFIG_VARIABLE, READY_FD_VARIABLE, "STREAMS_SWEEP", *CLIENT_VARIABLES}
@@ -26,83 +26,87 @@ Origin = Literal["default", "environment", "flag"]
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """One setting as it came: its text and where from."""
+class RawSetting:
+    """The text of one setting before parsing, and its origin."""
 
     text: str
     origin: Origin
 
 
-def _given(environ: Mapping[str, str], overrides: Mapping[str, object]) -> dict[str, Given]:
-    """What was given, by name, the flag before the variable."""
-    strange = overrides.keys() - {setting.name for setting in SETTINGS}
-    if strange:
-        raise ConfigError(f"there is no setting {name!r}{_nearest(name)}" for name in sorted(strange))
-    found: dict[str, Given] = {}
+def _collect(environ: Mapping[str, str], overrides: Mapping[str, object]) -> dict[str, RawSetting]:
+    """Collect the settings that are set, by name. A flag overrides the variable."""
+    unknown_names = overrides.keys() - {setting.name for setting in SETTINGS}
+    if unknown_names:
+        raise ConfigError(f"{name!r} is not a setting{_nearest(name)}" for name in sorted(unknown_names))
+    settings: dict[str, RawSetting] = {}
     for setting in SETTINGS:
         override = overrides.get(setting.name)
         if override is not None and str(override) != "":
-            found[setting.name] = Given(str(override), "flag")
+            settings[setting.name] = RawSetting(str(override), "flag")
         elif environ.get(setting.variable, "") != "":
-            found[setting.name] = Given(environ[setting.variable], "environment")
-    _split_host(found)
-    return found
+            settings[setting.name] = RawSetting(environ[setting.variable], "environment")
+    _split_host(settings)
+    return settings
 
 
-def _split_host(found: dict[str, Given]) -> None:
-    """A port inside the host is a port given where the host was given; `[::1]` loses its brackets."""
-    host = found.get("host")
+def _split_host(settings: dict[str, RawSetting]) -> None:
+    """Move a port inside the host setting to the port setting, with the same origin. Strip the brackets of
+    `[::1]`."""
+    host = settings.get("host")
     if host is None:
         return
-    bracketed = re.fullmatch(r"\[([^\]]*)\](?::(.*))?", host.text)
-    if bracketed is not None:
-        name, port = bracketed[1], bracketed[2]
+    match = re.fullmatch(r"\[([^\]]*)\](?::(.*))?", host.text)
+    if match is not None:
+        name, port = match[1], match[2]
     elif host.text.count(":") == 1:
         name, port = host.text.split(":")
     else:
         return
-    found["host"] = Given(name or "127.0.0.1", host.origin)
+    settings["host"] = RawSetting(name or "127.0.0.1", host.origin)
     if port is None:
         return
-    rival = found.get("port")
+    rival = settings.get("port")
     if rival is not None and rival.origin == host.origin and rival.text != port:
         raise ConfigError(
-            [f"STREAMS_HOST={host.text} and STREAMS_PORT={rival.text} name two ports; give the port once"]
+            [
+                f"STREAMS_HOST={host.text} and STREAMS_PORT={rival.text} name different ports; set the port "
+                "once"
+            ]
         )
     if rival is None or rival.origin == "environment":
-        found["port"] = Given(port, host.origin)
+        settings["port"] = RawSetting(port, host.origin)
 
 
 def load(environ: Mapping[str, str], overrides: Mapping[str, object] | None = None) -> Config:
-    """The settings of a server, or a `ConfigError` naming everything that is wrong with them."""
-    given = _given(environ, overrides or {})
+    """Return the settings of a server, or raise a `ConfigError` that names every bad value."""
+    settings = _collect(environ, overrides or {})
     values: dict[str, Any] = {}
     problems: list[str] = []
     for setting in SETTINGS:
-        if setting.name not in given:
+        if setting.name not in settings:
             continue
         try:
-            values[setting.name] = setting.parse(given[setting.name].text)
+            values[setting.name] = setting.parse(settings[setting.name].text)
         except (ValueError, KeyError):
-            text = "(hidden)" if setting.kind == "secret" else repr(given[setting.name].text)
-            asked = setting.flag if given[setting.name].origin == "flag" else setting.variable
-            problems.append(f"{asked} is {text}; it must be {setting.legal()}")
+            text = "(hidden)" if setting.kind == "secret" else repr(settings[setting.name].text)
+            source = setting.flag if settings[setting.name].origin == "flag" else setting.variable
+            problems.append(f"{source} is {text}; it must be {setting.legal()}")
     if problems:
         raise ConfigError(problems)
     return Config(**values)
 
 
 def origins(environ: Mapping[str, str], overrides: Mapping[str, object] | None = None) -> dict[str, Origin]:
-    """Where each setting's value came from, by name."""
-    given = _given(environ, overrides or {})
-    return {s.name: given[s.name].origin if s.name in given else "default" for s in SETTINGS}
+    """Return the origin of each setting's value, by name."""
+    settings = _collect(environ, overrides or {})
+    return {s.name: settings[s.name].origin if s.name in settings else "default" for s in SETTINGS}
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
-    """A warning for each variable that carries our prefix and means nothing to us: most are typos."""
-    known = {setting.variable for setting in SETTINGS} | _NOT_SETTINGS
-    strange = sorted(name for name in environ if name.startswith(PREFIX) and name not in known)
-    return [f"{name} is not a setting and has no effect{_nearest(name)}" for name in strange]
+    """Return a warning for each variable with our prefix that is not a setting; most are typos."""
+    variables = {setting.variable for setting in SETTINGS} | _NOT_SETTINGS
+    unknown_names = sorted(name for name in environ if name.startswith(PREFIX) and name not in variables)
+    return [f"{name} is not a setting and has no effect{_nearest(name)}" for name in unknown_names]
 
 
 def _nearest(name: str) -> str:

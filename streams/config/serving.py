@@ -1,4 +1,4 @@
-"""Whether a server may serve with these settings: keys, names of hosts, and who can reach its address."""
+"""Checks whether a server may start with its settings: keys, host names, and a publicly reachable address."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from streams.protocol.access.keys import MalformedKey, entries_of_list, parse_ri
 
 
 def items_of(text: str) -> list[str]:
-    """The items of a comma-separated list."""
+    """Split a comma-separated list."""
     return [item.strip() for item in text.split(",") if item.strip()]
 
 
 def host_name(host: str) -> str:
-    """The name or address in a `Host` header, without its port, brackets and final dot, in lower case."""
+    """Return the name or address in a `Host` header in lower case, without port, brackets and final dot."""
     name = host.lower()
     if name.startswith("["):
         return name[1:].partition("]")[0]
@@ -45,7 +45,7 @@ def _bad_names(config: Config) -> list[str]:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine can reach a listener there. A name other than localhost counts as open."""
+    """Return True if only this machine can reach the address. Other names than localhost count as public."""
     if address.lower() == "localhost":
         return True
     try:
@@ -55,8 +55,10 @@ def is_loopback(address: str) -> bool:
 
 
 def check_may_serve(config: Config) -> None:
-    """Refuse keys that cannot be read, settings that do not go together, and to serve openly where strangers
-    could reach us. The file with keys is not looked at here."""
+    """Raise `ConfigError` for malformed keys, conflicting settings, and an open server without keys.
+
+    The keys file is not read here.
+    """
     if config.api_keys:
         try:
             parse_ring(entries_of_list(config.api_keys))
@@ -67,16 +69,17 @@ def check_may_serve(config: Config) -> None:
         raise ConfigError(bad_names)
     if config.shard_host and not config.has_keys:
         raise ConfigError(
-            [f"STREAMS_SHARD_HOST is {config.shard_host}, and there are no keys; clients of shards need one"]
+            [f"STREAMS_SHARD_HOST is {config.shard_host}, but no API keys are set; set STREAMS_API_KEYS"]
         )
     if config.s2_durability == "object" and not config.cold_dir:
-        raise ConfigError(["STREAMS_S2_DURABILITY is object; it needs a cold store, set STREAMS_COLD_DIR"])
+        raise ConfigError(["STREAMS_S2_DURABILITY is object, which needs a cold store; set STREAMS_COLD_DIR"])
     if not config.has_keys and not is_loopback(config.host) and not config.allow_insecure_no_auth:
         raise ConfigError([refusal_to_serve_openly(config.host)])
 
 
 def refusal_to_serve_openly(address: str) -> str:
     return (
-        f"STREAMS_HOST is {address}, which other machines can reach, and there are no keys. Set keys, or "
-        "bind to 127.0.0.1, or set STREAMS_ALLOW_INSECURE_NO_AUTH=1 to serve everyone who can connect"
+        f"STREAMS_HOST is {address}, which other machines can reach, but no API keys are set. Set "
+        "STREAMS_API_KEYS, or bind to 127.0.0.1, or set STREAMS_ALLOW_INSECURE_NO_AUTH=1 to serve everyone "
+        "who can connect"
     )

@@ -1,4 +1,4 @@
-"""One setting: its kind, how its text is read and how its value is shown."""
+"""One setting: its kind, how its text is parsed and how its value is shown."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Kind = Literal["text", "path", "count", "bytes", "ms", "flag", "choice", "secret
 
 
 class ConfigError(ValueError):
-    """Settings that cannot be used. `problems` has one sentence for each, and they are reported together."""
+    """Invalid settings, reported together. `problems` has one sentence for each."""
 
     def __init__(self, problems: Iterable[str]) -> None:
         self.problems = tuple(problems)
@@ -24,7 +24,7 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One row of the table, as everything but the typed field itself needs it."""
+    """One row of the table of settings: everything except its value."""
 
     name: str
     kind: Kind
@@ -44,7 +44,7 @@ class Setting:
         return "--" + self.name.replace("_", "-")
 
     def legal(self) -> str:
-        """What may stand here, as the end of the sentence "it must be ..."."""
+        """Describe the legal values, as the end of the sentence "it must be ..."."""
         match self.kind:
             case "count":
                 return f"a whole number from {self.least} to {self.most}"
@@ -62,7 +62,7 @@ class Setting:
                 return "text without NUL characters"
 
     def parse(self, text: str) -> Any:
-        """The value of `text`; `ValueError` when it is not legal. `parse(show(value)) == value`."""
+        """Return the value of `text`; raise `ValueError` if it is illegal. `parse(show(value)) == value`."""
         match self.kind:
             case "count" | "bytes" | "ms":
                 value = parse_number(text, UNITS[self.kind])
@@ -81,7 +81,7 @@ class Setting:
                 return Path(text) if self.kind == "path" else text
 
     def show(self, value: Any) -> str:
-        """How the value is written for people, in a form `parse` takes back. A secret shows only presence."""
+        """Format the value for people, in a form that `parse` accepts. A secret shows only that it is set."""
         match self.kind:
             case "secret":
                 return "(set)" if value else ""

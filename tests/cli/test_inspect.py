@@ -136,11 +136,11 @@ def test_damage_is_told_and_has_its_exit_code(data_dir: Path, pattern: str, tmp_
 @pytest.mark.parametrize(
     ("name", "words", "message"),
     [
-        ("gone.wal", (), "is not there"),
+        ("gone.wal", (), "does not exist"),
         ("notes.txt", (), "is not a log"),
         ("seven.wal", (), "named by its number"),
         ("seven.snap", (), "named like a snapshot"),
-        ("1.wal", ("--records",), "is for segments"),
+        ("1.wal", ("--records",), "works only with segments"),
     ],
 )
 def test_what_is_no_file_of_a_server_is_refused(

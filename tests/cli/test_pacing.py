@@ -7,7 +7,7 @@ from collections.abc import Callable
 import click
 import pytest
 
-from streams.cli.pacing import AUTO, LEAST_BYTES_PER_S, MOST_BYTES_PER_S, UNLIMITED, Copying, Pace, Rate
+from streams.cli.pacing import AUTO, LEAST_BYTES_PER_S, MOST_BYTES_PER_S, UNLIMITED, CopyThrottle, Pace, Rate
 from streams.cli.pacing import ShardWatch as Watch
 from streams.progress import ByteLines
 from streams.protocol.telemetry.histogram import TIMES_S, Histogram, quantile
@@ -27,7 +27,7 @@ def copied_in(
     seconds: float, pace: Pace, clock: Clock, is_pressed: Callable[[], bool] | None, piece: int = MIB
 ) -> int:
     """Bytes that go by in so many seconds, if they take no time themselves."""
-    copying = Copying(pace, is_pressed=is_pressed, clock=lambda: clock.now_s, sleep=clock.sleep)
+    copying = CopyThrottle(pace, is_pressed=is_pressed, clock=lambda: clock.now_s, sleep=clock.sleep)
     end_s, size = clock.now_s + seconds, 0
     while clock.now_s < end_s:
         copying.pause(piece)
@@ -41,7 +41,7 @@ def test_a_fixed_rate_is_kept() -> None:
 
 def test_without_a_pace_nothing_sleeps() -> None:
     clock = Clock()
-    copying = Copying(None, clock=lambda: clock.now_s, sleep=clock.sleep)
+    copying = CopyThrottle(None, clock=lambda: clock.now_s, sleep=clock.sleep)
     for _ in range(1_000):
         copying.pause(MIB)
     assert clock.now_s == 0.0
@@ -121,7 +121,7 @@ def test_rates_are_written_as_sizes(text: str, rate: int) -> None:
 
 @pytest.mark.parametrize("text", ["fast", "0", "-1", "1 parsec", ""])
 def test_a_rate_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(click.BadParameter, match="neither auto, max, nor a size"):
+    with pytest.raises(click.BadParameter, match="is not auto, max, or a size"):
         Rate().convert(text, None, None)
 
 

@@ -153,7 +153,7 @@ def test_an_object_store_takes_and_gives_backups(tmp_path: Path) -> None:
         refused = streams("backup", url, "--list", **environ)
         assert refused.returncode == 3 and "cannot be used now" in refused.stderr
         looked = streams("verify", "--data-dir", data, "--cold-dir", f"{url}-cold", "--cold", **environ)
-        assert looked.returncode == 3 and "Repeat this" in looked.stderr
+        assert looked.returncode == 3 and "Repeat the command" in looked.stderr
         assert json.loads(looked.stdout)["unread"]
     finally:
         store.close()

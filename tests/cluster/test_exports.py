@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from streams.cli.shardlinks import Exported, ShardLink
+from streams.cli.shardlinks import ShardExports, ShardLink
 from streams.protocol import wire
 from streams.protocol.errors import Busy, NotFound, ShardUnavailable
 from streams.testing import Server, running_server
@@ -40,7 +40,7 @@ def test_segments_stay_while_an_export_names_them_and_go_when_it_ends(tmp_path: 
         socket = server.data_dir / "run" / "shard-00.sock"
         wait_for_segments(server.data_dir, 1)
         segments = list(server.data_dir.glob("shard-00/segments/*/*.seg"))
-        with Exported([socket], "mine"):
+        with ShardExports([socket], "mine"):
             client.ok("POST", "/v0/boxes/box/delete", {"before_seq": 1000})
             wait_for_snapshots(server, client, 4)
             assert all(path.exists() for path in segments)
@@ -58,7 +58,7 @@ def test_a_command_that_reads_an_export_is_told_how_long_acks_take(tmp_path: Pat
         client = Client(server.port)
         for number in range(5):
             client.append("box", number)
-        with Exported([server.data_dir / "run" / "shard-00.sock"], "mine") as exported:
+        with ShardExports([server.data_dir / "run" / "shard-00.sock"], "mine") as exported:
             assert sum(exported.servers[0]["recent_acks"]) <= 5
             for number in range(3):
                 client.append("box", number)

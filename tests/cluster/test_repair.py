@@ -211,7 +211,7 @@ def test_what_cannot_be_repaired_is_refused_and_left_as_it_is(data_dir: Path) ->
     }
     assert after == before
     nowhere = streams("repair", "--data-dir", str(data_dir / "nowhere"))
-    assert nowhere.returncode == 2 and "is not there" in nowhere.stderr
+    assert nowhere.returncode == 2 and "does not exist" in nowhere.stderr
 
 
 def test_what_is_no_data_directory_is_left_alone(tmp_path: Path) -> None:

@@ -262,7 +262,7 @@ def test_the_number_of_shards_comes_from_the_data_once_there_is_some(
 def test_an_open_address_without_keys_is_refused(tmp_path: Path) -> None:
     refused = streams("serve", "--host", "0.0.0.0", "--data-dir", str(tmp_path))
     assert refused.returncode == 2
-    for way_out in ("Set keys", "127.0.0.1", "STREAMS_ALLOW_INSECURE_NO_AUTH=1"):
+    for way_out in ("STREAMS_API_KEYS", "127.0.0.1", "STREAMS_ALLOW_INSECURE_NO_AUTH=1"):
         assert way_out in refused.stderr
 
 

@@ -108,9 +108,9 @@ def _all_of(terminal: IO[bytes]) -> bytes:
 def test_settings_and_packages_of_spark_are_passed_on() -> None:
     engine = Engine(None, None, None, ("spark.jars.packages=a:b:1", "x=y=z"), ("c:d:2",))
     assert engine.settings() == {"spark.jars.packages": "a:b:1,c:d:2", "x": "y=z"}
-    with pytest.raises(Refusal, match="--conf needs a name and a value"):
+    with pytest.raises(Refusal, match="--conf needs NAME=VALUE"):
         Engine(None, None, None, ("x",), ()).settings()
-    with pytest.raises(Refusal, match="--packages goes without --remote"):
+    with pytest.raises(Refusal, match="--packages cannot be used with --remote"):
         Engine(None, "sc://a", None, (), ("c:d:2",)).settings()
 
 
@@ -118,7 +118,7 @@ def test_a_job_takes_boxes_or_a_prefix_of_their_names(tmp_path: Path) -> None:
     environ = {**os.environ, "XDG_CONFIG_HOME": str(tmp_path)}
     for given in ([], ["a", "--prefix", "b"]):
         ran = in_process(["pipeline", "audit", *given], environ, tmp_path)
-        assert ran.returncode == 2 and b"give BOXES or --prefix, one of them" in ran.stderr
+        assert ran.returncode == 2 and b"either as BOXES or with --prefix, not both" in ran.stderr
 
 
 def test_a_path_that_spark_cannot_reach_names_the_package_that_is_missing(

@@ -13,34 +13,34 @@ _HEAD = """# The command line
 
 <!-- Written by `make docs` from the commands themselves. Do not edit. -->
 
-Data goes to standard output, talk to standard error. On a terminal data is a table; in a pipe, and with
-`--json`, it is one JSON value a line. Destructive verbs ask, or take `--yes`.
+Data goes to standard output, messages to standard error. On a terminal, data is a table; in a pipe, and with
+`--json`, it is one JSON value per line. Destructive commands ask for confirmation, or take `--yes`.
 
 | exit code | |
 |---|---|
-| 0 | done |
-| 1 | a bug in streams |
-| 2 | refused: change the request; nothing happened |
-| 3 | busy: try again later; nothing happened |
+| 0 | success |
+| 1 | a bug in streams, or `streams doctor` found a problem |
+| 2 | refused: change the command; nothing happened |
+| 3 | busy: retry later; nothing happened |
 | 4 | uncertain: it may have happened |
 | 5 | nothing to show |
-| 6 | data is damaged |
+| 6 | damaged data |
 | 130 | interrupted with Ctrl-C |
 
-Which server: `--url`, else `--context`, else `STREAMS_URL`, else `STREAMS_CONTEXT`, else the context in use,
-else `http://127.0.0.1:4000`. A key comes from `--key`, `STREAMS_KEY` or the context.
+The server is the first of these that is set: `--url`, `--context`, `STREAMS_URL`, `STREAMS_CONTEXT`, the
+current context, `http://127.0.0.1:4000`. The API key comes from `--key`, `STREAMS_KEY` or the context.
 """
 
 
 def commands(command: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
-    """Every command that does something, by the words it is called with."""
+    """Yield every command with its full name. Groups and hidden aliases are left out."""
     if isinstance(command, click.Group):
         context = click.Context(command)
         for each in command.list_commands(context):
-            found = command.get_command(context, each)
-            assert found is not None, "what is listed is there"
-            yield from commands(found, f"{name} {each}")
-    else:
+            child = command.get_command(context, each)
+            assert child is not None, "every listed command exists"
+            yield from commands(child, f"{name} {each}")
+    elif not command.hidden:
         yield name, command
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from streams.cli.shardlinks import Exported
+from streams.cli.shardlinks import ShardExports
 from tests.support.crashing import eventually
 
 
@@ -19,5 +19,5 @@ def wait_for_segments(data_dir: Path, count: int) -> None:
 
 def _count_segments(data_dir: Path) -> int:
     sockets = sorted((data_dir / "run").glob("shard-*.sock"))
-    with Exported(sockets, "test") as exported:
+    with ShardExports(sockets, "test") as exported:
         return sum(int(facts["segments"]) for facts in exported.facts)
