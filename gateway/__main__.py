@@ -136,7 +136,7 @@ class Gateway:
             guard=self._guard,
             origins=self._origins,
             collector=collector,
-            answered=self._report.answered,
+            response_counts=self._report.answered,
             route_times=self._report.route_times,
             logs_access=config.log == "debug",
             s2=self._s2,

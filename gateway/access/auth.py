@@ -1,6 +1,6 @@
-"""Who asks: the key in a request, found in the ring (v0 §11). Never sees a record, and never logs a key.
+"""Authenticates requests: finds the key of a request in the key ring (v0 §11). Never logs a key.
 
-A gateway without keys has no `Guard` at all; that one test is all that being open costs.
+A gateway without keys has no `Guard`: requests then cost one check for None.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from streams.protocol.access.rates import RequestRates
 from streams.protocol.errors import InvalidRequest, Unauthorized
 
 _token = re.compile(r"(?:^|&)token=([^&]*)")
-_ASK = "send Authorization: Bearer and a key"
+_ASK = "send Authorization: Bearer KEY"
 
 
 class Guard:
@@ -40,16 +40,16 @@ class Guard:
         return rule.is_open or (rule.is_probe and not self._probe_auth)
 
     def admit(self, headers: dict[str, str], query: str = "") -> Key:
-        """Whose request this is. `query` is that of an event stream, which may carry the key."""
+        """Return the key of a request. `query` is set for event streams, which may carry the key in it."""
         secret = bearer_of(headers.get("authorization"))
         if secret is None and query:
-            found = _token.search(query)
-            secret = unquote_plus(found[1]) if found else None
+            match = _token.search(query)
+            secret = unquote_plus(match[1]) if match else None
         if secret is None:
-            raise Unauthorized(f"authorization: there is no key in this request; {_ASK}")
+            raise Unauthorized(f"authorization: the request has no key; {_ASK}")
         key = self.ring.find(secret)
         if key is None:
-            raise Unauthorized("authorization: this key is not known here")
+            raise Unauthorized("authorization: this server does not have this key")
         return key
 
     def identify(self, request: Request, *, takes_token: bool) -> Key:
@@ -57,15 +57,17 @@ class Guard:
         if takes_token:
             request.query = without_token(request.query)
         elif "token=" in request.query and _token.search(request.query):
-            raise InvalidRequest(f"token: is taken by event streams only; {_ASK}", field="token")
+            raise InvalidRequest(
+                f"token: only event streams accept a key in the query; {_ASK}", field="token"
+            )
         return key
 
 
 def without_token(query: str) -> str:
-    """What a stream's own code, its answers and its errors get to see of the query."""
+    """Return the query without the key, so that handlers, responses and errors never contain it."""
     return _token.sub("", query).lstrip("&") if "token=" in query else query
 
 
 def read_ring(path: str) -> KeyRing:
-    """The keys that the supervisor has put there for its children: digests, no secrets."""
+    """Read the key ring that the supervisor wrote for its child processes: digests, no secrets."""
     return KeyRing.from_json(Path(path).read_bytes())

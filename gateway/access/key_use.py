@@ -1,11 +1,11 @@
-"""What keys use of their limits: gathered from the shards, told to the other shards, shown to people.
+"""Exchanges the usage of keys between shards, and reports it.
 
-Each shard knows exactly what a key uses there, and refuses what would be too much. What the key uses in other
-shards it hears from the first gateway, which asks all of them once a second (`run`) and tells each the sum of
-the others. With one shard there is nothing to tell.
+Each shard knows its own usage of every key and enforces the limits. For the usage in the other shards, the
+first gateway collects the usage of all shards once a second (`run`) and sends each shard the sum of the
+others.
 
-Bounds: `_CHUNK` keys in a message, a millisecond of a shard's time. A shard that does not answer counts
-with what it said last.
+Limits: `_CHUNK` keys per message, about a millisecond of a shard's time. A shard that does not reply counts
+with its last reply.
 """
 
 from __future__ import annotations
@@ -47,21 +47,21 @@ class KeyUse:
         rates: RequestRates | None = None,
         others: list[Link] | None = None,
     ) -> None:
-        """`slots` and `rates` count what keys have in this gateway; `others` are the other gateways."""
+        """`slots` and `rates` have the usage of keys in this gateway; `others` are the other gateways."""
         self._dispatch = dispatch
         self._slots = slots
         self._rates = rates or RequestRates()
         self._others = others or []
-        #: By shard: what each key used there when the shard answered last.
+        #: By shard: the usage of each key in its last reply.
         self._last: list[dict[str, Use]] = [{} for _ in dispatch.links]
 
     def __repr__(self) -> str:
         return f"<KeyUse of {len(self._last[0])} keys in {len(self._last)} shards>"
 
-    # -- telling the shards
+    # -- exchange between shards
 
     async def run(self, ring: RingSource) -> None:
-        """Tells every shard what keys use in the others, for ever."""
+        """Exchange usage between the shards every `EXCHANGE_EVERY_S`, forever."""
         while True:
             await self.exchange(ring())
             await trio.sleep(EXCHANGE_EVERY_S)
@@ -90,26 +90,26 @@ class KeyUse:
         return total
 
     async def _ask_all(self, messages: list[ExchangeUse]) -> list[dict[str, Use] | None]:
-        """What each shard answers to its message; None for one that does not."""
-        found: list[dict[str, Use] | None] = [None] * len(messages)
+        """Send each shard its message. Return the replies by shard; None if a shard does not reply."""
+        replies: list[dict[str, Use] | None] = [None] * len(messages)
 
         async def ask(shard: int, message: ExchangeUse) -> None:
             try:
                 link = self._dispatch.links[shard]
                 answer = await link.call(wire.OP_EXCHANGE_USE, _encode(message), b"")
-                found[shard] = decode_use(answer.body).use
+                replies[shard] = decode_use(answer.body).use
             except StreamsError as error:
-                log.debug("a shard does not say what keys use there", shard=shard, error=error.code)
+                log.debug("key usage of a shard is not available", shard=shard, error=error.code)
 
         async with trio.open_nursery() as nursery:
             for shard, message in enumerate(messages):
                 nursery.start_soon(ask, shard, message)
-        return found
+        return replies
 
-    # -- showing
+    # -- reports
 
     async def whoami(self, key: Key | None) -> dict[str, Any]:
-        """A key, its limits and what it uses of them now."""
+        """Describe a key, its limits and its current usage."""
         if key is None:
             return {"id": None, "scopes": words(ALL), "prefixes": [], "limits": {}}
         use: Use | None = Use()
@@ -120,27 +120,27 @@ class KeyUse:
         sessions = self._slots.sessions_of(key.id)
         if key.limits.sessions:
             sessions += await self._sessions_elsewhere(key.id)
-        return self.shown(key, use, sessions)
+        return self.describe(key, use, sessions)
 
     async def _sessions_elsewhere(self, id: str) -> int:
-        """S2 sessions of a key in the gateways that answer."""
-        found = 0
+        """Return the number of S2 sessions of a key in the other gateways that reply."""
+        count = 0
 
         async def ask(link: Link) -> None:
-            nonlocal found
+            nonlocal count
             try:
                 report = reports.decode_gateway((await link.call(wire.OP_REPORT, b"", b"")).body)
-                found += report.s2_sessions.get(id, 0)
+                count += report.s2_sessions.get(id, 0)
             except StreamsError as error:
-                log.debug("a gateway does not say what keys use there", link=repr(link), error=error.code)
+                log.debug("key usage of a gateway is not available", link=repr(link), error=error.code)
 
         async with trio.open_nursery() as nursery:
             for link in self._others:
                 nursery.start_soon(ask, link)
-        return found
+        return count
 
-    def shown(self, key: Key, use: Use | None, s2_sessions: int) -> dict[str, Any]:
-        """A key for people: never its digest. `use` is None when not all shards have said what it is."""
+    def describe(self, key: Key, use: Use | None, s2_sessions: int) -> dict[str, Any]:
+        """Describe a key without its digest. `use` is None if a shard has not reported its usage."""
         limits: dict[str, dict[str, int | None]] = {}
         for name, limit in key.limits.shown().items():
             if name in STORED:
@@ -156,16 +156,16 @@ class KeyUse:
             "limits": limits,
         }
 
-    def shown_all(
+    def describe_all(
         self, ring: KeyRing, use: list[dict[str, Use]], s2_sessions: list[dict[str, int]]
     ) -> list[dict[str, Any]]:
-        """All keys of a server by id, from the reports of its shards and gateways."""
-        found: dict[str, dict[str, Any]] = {}
+        """Describe all keys, ordered by id, with the usage in the reports of shards and gateways."""
+        descriptions: dict[str, dict[str, Any]] = {}
         for key in sorted(ring.keys, key=lambda key: key.id):
-            if key.id not in found:
+            if key.id not in descriptions:
                 total = Use()
                 for each in use:
                     total = total.plus(each.get(key.id, Use()))
                 sessions = sum(each.get(key.id, 0) for each in s2_sessions)
-                found[key.id] = self.shown(key, total, sessions)
-        return list(found.values())
+                descriptions[key.id] = self.describe(key, total, sessions)
+        return list(descriptions.values())

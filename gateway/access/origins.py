@@ -1,21 +1,21 @@
-"""Which host names a server answers to, and which web pages may use it (v0 §27).
+"""Checks the host name of requests and the origin of web pages (v0 §27).
 
-A browser lends every page its network: a page of any site can send requests to a server on this machine or
-in this network. With keys that does not matter, for a page has none. Without keys, two checks replace them:
+A page of any site can make its browser send requests to a server on this machine or network. A server with
+keys is safe: the page has no key. A server without keys makes two checks:
 
-- **Host.** The `Host` must be loopback, the address the server was bound to, or in `STREAMS_ALLOWED_HOSTS`. A
-  page whose own name is made to point here (DNS rebinding) is of the same origin to its browser, and is known
-  by the name alone.
+- **Host.** The `Host` must be loopback, the address the server is bound to, or in `STREAMS_ALLOWED_HOSTS`.
+  This stops DNS rebinding: if the host name of a page resolves to this server, the browser treats the page
+  as same-origin, and only the name reveals it.
 - **Site.** `Sec-Fetch-Site`, which pages cannot change, must be `same-origin` or `none`, or the `Origin` must
-  be allowed. Browsers leave `Sec-Fetch-Site` out towards plain-text addresses of other machines; there an
-  `Origin` that is not the host's own is refused.
+  be allowed. Browsers omit `Sec-Fetch-Site` for plain HTTP to other machines; then the `Origin` must be
+  the host's own.
 
-`STREAMS_CORS_ORIGINS` are the origins that may use the server, with and without keys: their preflights are
-answered and they may read answers. Credentials are never allowed: keys are sent in a header.
+`STREAMS_CORS_ORIGINS` lists the origins that may use the server, with and without keys: the server answers
+their preflights, and they may read responses. Credentials are never allowed: keys are sent in a header.
 
-Programs other than browsers send neither header. A request without `Host` (HTTP/1.0) is never a browser's.
+Other programs send neither header. Browsers always send `Host`, so a request without it (HTTP/1.0) passes.
 
-Cost: three lookups in a dict for each request, under a microsecond.
+Cost: three dict lookups per request, under a microsecond.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from streams.config import host_name, is_loopback, items_of
 from streams.protocol.errors import Forbidden
 from streams.protocol.model.names import shown
 
-#: Host headers that were found good are remembered as they were sent, up to so many.
+#: Size of the cache of accepted `Host` headers.
 _HOSTS_MAX = 256
 _GOOD_SITES = frozenset(("same-origin", "none"))
 _PREFLIGHT_S = b"600"
@@ -51,14 +51,14 @@ class Origins:
     # -- checks
 
     def check_host(self, headers: Mapping[str, str]) -> None:
-        """Raise `Forbidden` if the server has no keys and is asked by a name that is not its own."""
+        """Raise `Forbidden` if the server has no keys and the `Host` is not one of its names."""
         host = headers.get("host")
         if host in self._good_hosts or self._has_keys or host is None:
             return
         name = host_name(host)
         if not (name in self._hosts or name.endswith(".localhost") or is_loopback(name)):
             raise Forbidden(
-                f"host: {shown(host)} is not a name of this server, which has no keys; add it to "
+                f"host: {shown(host)} is not a name of this server, and the server has no keys; add it to "
                 "STREAMS_ALLOWED_HOSTS",
                 field="host",
             )
@@ -67,7 +67,7 @@ class Origins:
         self._good_hosts.add(host)
 
     def check_site(self, headers: Mapping[str, str], *, is_local_enough: bool = False) -> None:
-        """Raise `Forbidden` if the server has no keys and a page of an origin that is not allowed asks.
+        """Raise `Forbidden` if the server has no keys and the request comes from a page of a foreign origin.
 
         `is_local_enough` allows pages that this machine serves on other ports.
         """
@@ -80,16 +80,18 @@ class Origins:
             or (is_local_enough and _of_this_machine(origin))
         ):
             return
-        raise _refused(origin)
+        raise _forbidden_origin(origin)
 
     def check_socket(self, headers: Mapping[str, str]) -> None:
-        """Raise `Forbidden` if a WebSocket may not be opened. A browser asks nobody before it opens one to
-        another site, so its origin is checked also where there are keys."""
+        """Raise `Forbidden` if a page of this origin may not open a WebSocket.
+
+        Browsers send no preflight for WebSockets, so the origin is checked on servers with keys too.
+        """
         self.check_host(headers)
         self.check_site(headers)
         origin = headers.get("origin")
         if not (origin is None or origin in self._origins or _is_of_host(origin, headers)):
-            raise _refused(origin)
+            raise _forbidden_origin(origin)
 
     # -- CORS
 
@@ -97,20 +99,23 @@ class Origins:
         return origin in self._origins
 
     def allows_over_s2(self, origin: str) -> bool:
-        """The S2 API is made for pages. A request proves itself by its key or token and never by a cookie, so
-        where there are keys every page may use it; elsewhere those of this machine, and the allowed ones."""
+        """Return True if pages of this origin may use the S2 API.
+
+        S2 is made for web pages and authenticates by key or token, never by cookie. So a server with keys
+        allows every page, and a server without keys allows pages of this machine and allowed origins.
+        """
         return self._has_keys or origin in self._origins or _of_this_machine(origin) is not None
 
     def preflight(self, request: Request) -> Response | None:
-        """The answer to a CORS preflight of an allowed origin; None for every other request."""
+        """Return the response to a CORS preflight of an allowed origin; None for every other request."""
         headers = request.headers
         if headers.get("origin") not in self._origins or "access-control-request-method" not in headers:
             return None
         response = Response(204)
-        asked = headers.get("access-control-request-headers", "")
+        request_headers = headers.get("access-control-request-headers", "")
         response.headers += [
             (b"access-control-allow-methods", _METHODS),
-            (b"access-control-allow-headers", asked.encode("latin-1")),
+            (b"access-control-allow-headers", request_headers.encode("latin-1")),
             (b"access-control-max-age", _PREFLIGHT_S),
         ]
         return response
@@ -130,9 +135,9 @@ def _is_of_host(origin: str, headers: Mapping[str, str]) -> bool:
     return origin.lower().partition("://")[2] == headers.get("host", "").lower()
 
 
-def _refused(origin: str | None) -> Forbidden:
-    named = "of another origin" if origin is None else f"of {shown(origin)}"
+def _forbidden_origin(origin: str | None) -> Forbidden:
+    page = "of another origin" if origin is None else f"of {shown(origin)}"
     return Forbidden(
-        f"origin: a page {named} may not use this server; add its origin to STREAMS_CORS_ORIGINS",
+        f"origin: a page {page} may not use this server; add its origin to STREAMS_CORS_ORIGINS",
         field="origin",
     )

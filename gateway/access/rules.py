@@ -1,9 +1,8 @@
-"""The one table of what each address asks of a key (v0 §11): its scopes, and where it names things.
+"""The table of access rules (v0 §11): the scopes that each route requires, and where it names boxes.
 
-`Api` looks every route up here when it is built, so a route without a rule stops a gateway from starting.
-What a rule says of the path is checked before the handler is called. Names in a body are checked by whoever
-reads the body, handler or shard, on the value that is then used; the rule says which there are, and a test
-goes through all of them.
+`Api` looks up every route at startup, so a route without a rule stops the gateway from starting. The path is
+checked before the handler is called. Names in a body are checked by the code that parses it, handler or
+shard, on the value that it uses; the rule lists these fields, and a test covers all of them.
 """
 
 from __future__ import annotations
@@ -19,34 +18,36 @@ from streams.protocol.errors import Forbidden
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
     scopes: int = 0
-    #: Answered without a key.
+    #: Needs no key.
     is_open: bool = False
-    #: A probe: open, unless STREAMS_PROBE_AUTH says otherwise.
+    #: A probe: needs no key unless STREAMS_PROBE_AUTH is set.
     is_probe: bool = False
-    #: Answered by whatever name a server without keys is asked, and to pages of every origin.
+    #: On a server without keys, accepts every host name and origin.
     is_for_anyone: bool = False
-    #: An event stream: a browser cannot send headers with it, so its key may come as `?token=`.
+    #: An event stream: browsers cannot send headers with it, so its key may be in `?token=`.
     takes_token: bool = False
-    #: Shows what is outside any prefix, so a key that has prefixes is refused.
+    #: Shows data of all boxes, so keys with prefixes are rejected.
     is_whole: bool = False
     #: The first parameter of the path is a name that must be within the key's prefixes.
     names_path: bool = False
-    #: Fields of the body that name boxes; `*` stands for the keys of an object.
+    #: Fields of the body that name boxes; `*` means the keys of an object.
     names_body: tuple[str, ...] = ()
-    #: Fields of the body, or of the query where the body is lines, that take more than `scopes`.
+    #: Fields of the body (of the query for NDJSON) that need scopes beyond `scopes`.
     scopes_body: tuple[tuple[str, int], ...] = ()
-    #: The answer leaves out what is outside the key's prefixes.
+    #: The response omits names outside the key's prefixes.
     is_filtered: bool = False
-    #: What the address opens belongs to the key that made it.
+    #: The session belongs to the key that created it.
     is_bound: bool = False
 
     def check(self, grant: Grant, name: str) -> None:
-        """Raises `Forbidden`. `name` is the first parameter of the path."""
+        """Raise `Forbidden` if the grant does not allow the route. `name` is the first path parameter."""
         grant.require(self.scopes)
         if self.names_path:
             grant.require_name(name, "name")
         elif self.is_whole and grant.prefixes:
-            raise Forbidden("prefixes: this shows all boxes, and the key is for some only", field="prefixes")
+            raise Forbidden(
+                "prefixes: this route shows all boxes; use a key without prefixes", field="prefixes"
+            )
 
 
 _OPEN = Rule(is_open=True)
@@ -79,7 +80,7 @@ RULES: Final[dict[str, Rule]] = {
     "POST /v0/boxes/{box}/nack": _box(WRITE),
     "POST /v0/boxes/{box}/extend": _box(WRITE),
     "GET /v0/boxes/{box}/work": _box(READ | WRITE, takes_token=True),
-    # It takes records out of one box and puts them into another, as a worker does that acks and appends.
+    # It moves records between boxes, like a worker that acks jobs and appends records.
     "POST /v0/boxes/{box}/requeue": _box(READ | WRITE, names_body=("from",)),
     "GET /v0/boxes/{box}/groups": _box(READ),
     "PUT /v0/boxes/{box}/groups/{group}": _box(WRITE),
@@ -93,19 +94,19 @@ RULES: Final[dict[str, Rule]] = {
     "GET /v0/routers": Rule(scopes=READ, is_filtered=True),
     "POST /v0/watch": Rule(scopes=READ, names_body=("boxes.*",)),
     "GET /v0/watch/{wid}": Rule(scopes=READ, takes_token=True, is_bound=True),
-    # What a socket asks for is checked command by command (`api/websockets.py`).
+    # Each command on the WebSocket is checked separately (`api/websockets.py`).
     "GET /v0/ws": _ANY,
     "GET /v0/whoami": _ANY,
-    # Whoever writes to shards directly needs the map, whatever else the key allows.
+    # Clients that connect to shards directly need the map, whatever their key allows.
     "GET /v0/placement": _ANY,
-    # Prometheus asks by whatever name it has for the server.
+    # Prometheus may use any host name for the server.
     "GET /v0/metrics": Rule(scopes=READ, is_whole=True, is_for_anyone=True),
     "GET /metrics": Rule(scopes=READ, is_whole=True, is_for_anyone=True),
     "GET /v0/status": Rule(scopes=READ, is_whole=True),
-    # They say what this software is, which everybody may know, and nothing of what is in it.
+    # They describe the API and contain no data of the server.
     "GET /v0/openapi.json": _OPEN,
     "GET /docs": _OPEN,
-    # The console is static, and asks with the key that it is given.
+    # The console is static and sends requests with the key that the user enters.
     "GET /": _OPEN,
     "GET /console/console.css": _OPEN,
     "GET /console/console.js": _OPEN,
@@ -123,10 +124,8 @@ _BY_SHAPE: Final = {_parameter.sub("{}", route): route for route in RULES}
 
 
 def route_of(method: str, template: str) -> str:
-    """The address as it is called in `RULES`, whatever `template` calls its parameters."""
+    """Return the route's key in `RULES`, whatever names `template` has for its parameters."""
     route = _BY_SHAPE.get(_parameter.sub("{}", f"{method} {template}"))
     if route is None:
-        raise LookupError(
-            f"{method} {template} has no rule in gateway/access/rules.py: say what it asks of a key"
-        )
+        raise LookupError(f"{method} {template} has no rule in gateway/access/rules.py; add one")
     return route

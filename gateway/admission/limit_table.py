@@ -83,7 +83,7 @@ REQUEST_LIMITS: Final = (
     RequestLimit(
         "size and speed of a body",
         "30 s and a second for 64 KiB",
-        ("gateway.http.edge_rules:check_body_length", "gateway.requests.content:uncompressed"),
+        ("gateway.http.edge_rules:check_body_length", "gateway.requests.content:decompress_body"),
         ("refuses",),
         ("payload_too_large", "invalid_request"),
         settings=("STREAMS_MAX_BODY_BYTES",),

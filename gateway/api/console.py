@@ -1,8 +1,8 @@
-"""The console: static pages at `/` that use only the public `/v0` (v0 §13).
+"""Serves the console: static pages at `/` that use only the public `/v0` (v0 §13).
 
-They are for everybody, as `/docs` is: they say nothing of what is in the server, and ask for a key when it
-does. They load nothing from anywhere else, no other page may frame them, and nothing that a record says is
-ever markup.
+Anyone may load them, as `/docs`: they contain no data of the server and prompt for a key if the server
+requires one. They load nothing from other hosts, no other page may frame them, and record contents are never
+rendered as markup.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _HEADERS: Final = (
         b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'",
     ),
     (b"referrer-policy", b"no-referrer"),
-    # Kept, and asked for each time whether it is still the same: no page meets the script of another version.
+    # Browsers revalidate on every load, so a page never runs with the script of another version.
     (b"cache-control", b"no-cache"),
 )
 
@@ -50,11 +50,11 @@ class Console:
 
     async def file(self, request: Request) -> Response:
         Query(request.query).done()
-        found = self._files[request.path]
-        asked = request.headers.get("if-none-match", "")
-        is_known = found.tag in [tag.strip() for tag in asked.split(",")]
+        file = self._files[request.path]
+        cached_tags = request.headers.get("if-none-match", "")
+        is_cached = file.tag in [tag.strip() for tag in cached_tags.split(",")]
         response = Response(
-            304 if is_known else 200, *([] if is_known else [found.text]), content_type=found.kind
+            304 if is_cached else 200, *([] if is_cached else [file.text]), content_type=file.kind
         )
-        response.headers += [*_HEADERS, (b"etag", found.tag.encode())]
+        response.headers += [*_HEADERS, (b"etag", file.tag.encode())]
         return response

@@ -1,11 +1,11 @@
-"""Groups: cursors that a box keeps for its readers (v0 §10). Bodies go through unread."""
+"""Handlers for groups: cursors that a box stores for its readers (v0 §10). Bodies pass through unparsed."""
 
 from __future__ import annotations
 
 from urllib.parse import unquote, urlencode
 
 from gateway.api.responses import from_reply, from_shard
-from gateway.requests.content import is_ndjson, uncompressed
+from gateway.requests.content import check_content_type, decompress_body
 from gateway.requests.request import Request, Response
 from gateway.shards.dispatch import Dispatch
 from streams.protocol import wire
@@ -20,8 +20,8 @@ class Groups:
         self._body_bytes_max = body_bytes_max
 
     async def commit(self, request: Request, box: str, rest: str) -> Response:
-        is_ndjson(request, allowed=False)
-        body = await uncompressed(request, self._body_bytes_max)
+        check_content_type(request, allow_ndjson=False)
+        body = await decompress_body(request, self._body_bytes_max)
         head = _head(request, box, rest)
         return from_shard(request, await self._dispatch.to_owner(wire.OP_COMMIT_GROUP, head, body))
 

@@ -1,9 +1,8 @@
-"""Questions that a shard may take its time to answer: a diff or a claim with `wait_ms` (v0 §4.6, §8).
+"""Sends requests that may wait in the shard: a diff or a claim with `wait_ms` (v0 §4.6, §8).
 
-And how much memory their answers may take: the largest page that a question can bring is taken from the
-budget of answers before the question is sent, and what is not needed is given back with the answer. A
-question that waits in the shard gives it back meanwhile, or a thousand long polls would take all of it; what
-it brings in the end is charged when it is here.
+Memory: before a request is sent, the largest page it can return is reserved in the budget of answers. The
+unused part is released when the reply arrives. A request that waits in the shard releases its reservation
+while it waits, or a thousand long polls would use up the budget; its page is charged when it arrives.
 """
 
 from __future__ import annotations
@@ -21,37 +20,42 @@ from streams.protocol.errors import OutcomeUnknown, StreamsError
 from streams.protocol.messages.requests import DIFF_BYTES_DEFAULT, DIFF_BYTES_MAX
 
 _WAITS = b"wait_ms"
-#: A question that has no answer after this long waits in the shard for something to come.
+#: A request without a reply after this long is waiting in the shard for new records.
 _PARKED_S = 0.01
 
 _MAX_BYTES = re.compile(rb'"max_bytes"\s*:\s*(\d{1,19})').findall
 _MAX = re.compile(rb'"max"\s*:\s*(\d{1,19})').findall
 _PAGE_BYTES_MAX = DIFF_BYTES_MAX
-#: A claim brings at most as many bytes as a diff. A job has at most a megabyte unless the settings say more.
+#: A job has at most a megabyte by default. A claim returns at most as many bytes as a diff.
 _JOB_BYTES = 1024 * 1024
 
 
 def page_bytes_max(op: int, body: Buffer) -> int:
-    """The largest page that a diff or a claim can bring. The body is not parsed: where it is in doubt, the
-    largest of what it says counts."""
-    if b"\\" in body:  # names may be written in other ways
+    """Return an upper bound for the page that a diff or a claim returns.
+
+    The body is searched, not parsed: if it names several sizes, the largest counts.
+    """
+    if b"\\" in body:  # field names may be escaped
         return _PAGE_BYTES_MAX
     if op == wire.OP_DIFF:
-        found = [int(each) or DIFF_BYTES_DEFAULT for each in _MAX_BYTES(body)]
-        return min(max(found, default=DIFF_BYTES_DEFAULT), _PAGE_BYTES_MAX)
+        sizes = [int(each) or DIFF_BYTES_DEFAULT for each in _MAX_BYTES(body)]
+        return min(max(sizes, default=DIFF_BYTES_DEFAULT), _PAGE_BYTES_MAX)
     return min(max(map(int, _MAX(body)), default=1) * _JOB_BYTES, _PAGE_BYTES_MAX)
 
 
 async def ask(
     dispatch: Dispatch, op: int, request: Request, head: wire.RequestHead, body: Buffer
 ) -> wire.Message:
-    """The owner's answer. The memory of a page is charged, and passed on in `request.page_charge`."""
+    """Send a request to the owner of its box and return the reply.
+
+    The memory of its page is charged and handed over in `request.page_charge`.
+    """
     if op not in (wire.OP_DIFF, wire.OP_CLAIM):
         return await dispatch.to_owner(op, head, body)
     answers, owner = dispatch.answers, request.owner
     size = page_bytes_max(op, body)
     await answers.take(owner, size)
-    room = _Room(answers, owner, size)
+    room = _PageReservation(answers, owner, size)
     try:
         window = dispatch.page_windows[dispatch.placement.shard_of(head.box)]
         await room.enter(window)
@@ -64,42 +68,42 @@ async def ask(
     return message
 
 
-class _Room:
-    """What is taken for a page that is still to come: from the budget, and of the link that will carry it."""
+class _PageReservation:
+    """A reservation for a page that has not arrived: memory of the budget, and window of the shard's link."""
 
-    __slots__ = ("_answers", "_expected", "_owner", "_window", "taken")
+    __slots__ = ("_answers", "_expected_bytes", "_owner", "_window", "reserved_bytes")
 
-    def __init__(self, answers: MemoryBudget, owner: str, taken: int) -> None:
+    def __init__(self, answers: MemoryBudget, owner: str, reserved_bytes: int) -> None:
         self._answers = answers
         self._owner = owner
-        self.taken = taken
+        self.reserved_bytes = reserved_bytes
         self._window: PageWindow | None = None
-        self._expected = 0
+        self._expected_bytes = 0
 
     async def enter(self, window: PageWindow) -> None:
-        """Wait for the turn of a page that will be large, by the last ones of its owner."""
-        self._expected = window.guess(self._owner, self.taken)
-        if self._expected:
-            await window.enter(self._owner, self._expected)
+        """Wait for room in the link's window, if the owner's last pages were large."""
+        self._expected_bytes = window.guess(self._owner, self.reserved_bytes)
+        if self._expected_bytes:
+            await window.enter(self._owner, self._expected_bytes)
             self._window = window
 
     @property
     def is_bulk(self) -> bool:
-        return self._expected > 0
+        return self._expected_bytes > 0
 
     def leave(self) -> None:
-        """The page has come, or will not come soon."""
+        """Leave the window: the page has arrived, or the request waits in the shard."""
         window, self._window = self._window, None
         if window is not None:
-            window.leave(self._expected)
+            window.leave(self._expected_bytes)
 
     def hand_over(self) -> int:
-        taken, self.taken = self.taken, 0
-        return taken
+        reserved_bytes, self.reserved_bytes = self.reserved_bytes, 0
+        return reserved_bytes
 
     def give(self) -> None:
         self.leave()
-        if self.taken:
+        if self.reserved_bytes:
             self._answers.give(self._owner, self.hand_over())
 
     async def give_when_parked(self) -> None:
@@ -113,21 +117,25 @@ async def _ask(
     request: Request,
     head: wire.RequestHead,
     body: Buffer,
-    room: _Room,
+    room: _PageReservation,
 ) -> wire.Message:
-    """The owner's answer. Where the body asks to wait, only for as long as whoever asked is there: the shard
-    is told, and gives no job to a worker that has gone."""
+    """Send the request. If it may wait, withdraw it when the client disconnects.
+
+    Then the shard leases no job to a worker that is gone.
+    """
     watch_peer = request.watch_peer
     if watch_peer is None or _WAITS not in body:
         return await dispatch.to_owner(op, head, body, is_bulk=room.is_bulk)
     answer: wire.Message | None = None
-    refusal: StreamsError = OutcomeUnknown("the client went away while it waited", outcome="unknown")
+    refusal: StreamsError = OutcomeUnknown(
+        "the client disconnected while its request waited", outcome="unknown"
+    )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(watch_peer, nursery.cancel_scope)
         nursery.start_soon(room.give_when_parked)
         try:
             answer = await dispatch.to_owner(op, head, body, is_bulk=room.is_bulk)
-        except StreamsError as error:  # kept, for a nursery would wrap it
+        except StreamsError as error:  # a nursery would wrap it in a group
             refusal = error
         nursery.cancel_scope.cancel()
     if answer is None:

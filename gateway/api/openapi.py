@@ -1,7 +1,7 @@
-"""The OpenAPI 3.1 document (v0 §13), made of the protocol's own types and the tables of addresses. Pure.
+"""Builds the OpenAPI 3.1 document (v0 §13) from the protocol's types and the route tables. Pure.
 
-Complete means: every address that is answered, every parameter, body and answer with its schema, every
-status with the error codes that come with it, and what is asked of a key.
+The document is complete: every route, every parameter, body and response with its schema, every status with
+its error codes, and the access that each route requires.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _PATH_SCHEMAS: dict[str, dict[str, Any]] = {
     "wid": {"type": "string", "pattern": "^wid_[A-Za-z0-9_-]{1,60}$"},
 }
 _WORDS = {
-    200: "Done.",
-    201: "Done, and made something new.",
-    101: "The socket is open.",
-    304: "It is still the same.",
+    200: "Success.",
+    201: "Created.",
+    101: "The WebSocket is open.",
+    304: "Not modified.",
 }
 _parameter = re.compile(r"\{([^}]*)\}")
 
@@ -70,11 +70,11 @@ def document(version: str) -> dict[str, Any]:
 
 def _operation(route: str, operation: Operation, rule: Rule) -> dict[str, Any]:
     method, _, path = route.partition(" ")
-    shown: dict[str, Any] = {
+    description: dict[str, Any] = {
         "operationId": _id_of(method, path),
         "tags": [operation.tag],
         "summary": operation.summary,
-        "description": _asks(rule),
+        "description": _describe_access(rule),
         "parameters": _parameters(path, operation),
         "responses": _responses(path, operation, rule),
         "security": _security(rule),
@@ -84,8 +84,8 @@ def _operation(route: str, operation: Operation, rule: Rule) -> dict[str, Any]:
         if operation.other_body:
             lines = f"One {bodies.NewRecord.__name__} a line, the other fields in the query."
             content[operation.other_body] = {"schema": {"type": "string", "description": lines}}
-        shown["requestBody"] = {"required": operation.is_body_required, "content": content}
-    return shown
+        description["requestBody"] = {"required": operation.is_body_required, "content": content}
+    return description
 
 
 def _id_of(method: str, path: str) -> str:
@@ -93,48 +93,50 @@ def _id_of(method: str, path: str) -> str:
     return "_".join([method.lower(), *(["probe"] if not path.startswith("/v0") else []), *words_of])
 
 
-def _asks(rule: Rule) -> str:
+def _describe_access(rule: Rule) -> str:
     if rule.is_open:
-        return "Asks for no key."
+        return "Needs no key."
     if rule.is_probe:
-        return "Asks for a key only if the server was told so."
-    asked = " and ".join(words(rule.scopes)) or "any scope"
-    more = [f"`{field}` in it takes {' and '.join(words(scopes))} too" for field, scopes in rule.scopes_body]
+        return "Needs a key only if STREAMS_PROBE_AUTH is set."
+    scope_names = " and ".join(words(rule.scopes)) or "any scope"
+    more = [f"`{field}` also needs {' and '.join(words(scopes))}" for field, scopes in rule.scopes_body]
     if rule.names_path or rule.names_body:
-        named = ", ".join(
+        places = ", ".join(
             (*(["the path"] if rule.names_path else []), *(f"`{name}`" for name in rule.names_body))
         )
-        more.append(f"names in {named} must be within the key's prefixes")
+        more.append(f"names in {places} must be within the key's prefixes")
     if rule.is_filtered:
-        more.append("shows what is within the key's prefixes")
+        more.append("shows only names within the key's prefixes")
     if rule.is_bound:
-        more.append("opens for the key that made it")
-    return "; ".join([f"With keys on, asks for {asked}", *more]) + "."
+        more.append("opens only for the key that created it")
+    return "; ".join([f"If the server has keys, needs {scope_names}", *more]) + "."
 
 
 def _security(rule: Rule) -> list[dict[str, list[str]]]:
     if rule.is_open:
         return []
-    found: list[dict[str, list[str]]] = [{"bearer": []}]
+    schemes: list[dict[str, list[str]]] = [{"bearer": []}]
     if rule.takes_token:
-        found.append({"token": []})
-    return [*found, {}]  # none, where the server asks for no keys
+        schemes.append({"token": []})
+    return [*schemes, {}]  # {}: no key, for servers without keys
 
 
 def _parameters(path: str, operation: Operation) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = [
+    parameters: list[dict[str, Any]] = [
         {"name": name, "in": "path", "required": True, "schema": _PATH_SCHEMAS[name]}
         for name in _parameter.findall(path)
     ]
     for name, schema in operation.query.items():
-        found.append({"name": name, "in": "query", "required": name in operation.required, "schema": schema})
+        parameters.append(
+            {"name": name, "in": "query", "required": name in operation.required_query, "schema": schema}
+        )
     for name in operation.headers:
-        found.append({"name": name, "in": "header", "required": False, "schema": {"type": "string"}})
-    return found
+        parameters.append({"name": name, "in": "header", "required": False, "schema": {"type": "string"}})
+    return parameters
 
 
 def codes_of(path: str, operation: Operation, rule: Rule) -> list[str]:
-    """Every code that this address can answer with, in the order of their statuses."""
+    """Return every error code that a route can return, ordered by status."""
     codes = {*COMMON_CODES, *operation.codes}
     if rule.scopes & ~READ:
         codes |= {"disk_full"}
@@ -148,38 +150,40 @@ def codes_of(path: str, operation: Operation, rule: Rule) -> list[str]:
 
 
 def _responses(path: str, operation: Operation, rule: Rule) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for status, answer in operation.answers.items():
-        shown: dict[str, Any] = {"description": _WORDS[status]}
+    responses: dict[str, Any] = {}
+    for status, reply_type in operation.answers.items():
+        response: dict[str, Any] = {"description": _WORDS[status]}
         if status not in (101, 304):
             schema = (
                 {"type": "string"}
-                if answer is None
+                if reply_type is None
                 else {"type": "object"}
-                if answer is dict
-                else _ref(answer)
+                if reply_type is dict
+                else _ref(reply_type)
             )
-            shown["content"] = {operation.answer_type: {"schema": schema}}
+            response["content"] = {operation.answer_type: {"schema": schema}}
             if operation.other_answer:
-                shown["content"][operation.other_answer] = {"schema": {"type": "string"}}
-        found[str(status)] = shown
+                response["content"][operation.other_answer] = {"schema": {"type": "string"}}
+        responses[str(status)] = response
     by_status: dict[int, list[str]] = {}
     for code in codes_of(path, operation, rule):
         by_status.setdefault(STATUS_OF[code], []).append(code)
     for status, codes in by_status.items():
-        found[str(status)] = _refusal(codes)
-    return found
+        responses[str(status)] = _error_response(codes)
+    return responses
 
 
-def _refusal(codes: list[str]) -> dict[str, Any]:
-    shown: dict[str, Any] = {
+def _error_response(codes: list[str]) -> dict[str, Any]:
+    response: dict[str, Any] = {
         "description": ", ".join(f"`{code}`" for code in codes),
         "content": {_JSON: {"schema": {"allOf": [{"$ref": _REF.format(name="Error")}, _with_codes(codes)]}}},
     }
     if any(code in RETRY_AFTER_S for code in codes):
         seconds = {"type": "integer", "minimum": 1}
-        shown["headers"] = {"Retry-After": {"required": True, "schema": seconds, "description": "Seconds."}}
-    return shown
+        response["headers"] = {
+            "Retry-After": {"required": True, "schema": seconds, "description": "Seconds."}
+        }
+    return response
 
 
 def _with_codes(codes: list[str]) -> dict[str, Any]:
@@ -199,26 +203,26 @@ _REPLIES = frozenset(
 
 
 def _components() -> dict[str, Any]:
-    asked: set[type[Any]] = {bodies.NewRecord}
-    answered: set[type[Any]] = set()
+    body_types: set[type[Any]] = {bodies.NewRecord}
+    reply_types: set[type[Any]] = set()
     for operation in OPERATIONS.values():
-        asked |= {operation.body} if operation.body is not None else set()
-        answered |= {kind for kind in operation.answers.values() if kind is not None and kind is not dict}
-    kinds = {*asked, *answered, server_replies.Performance}
+        body_types |= {operation.body} if operation.body is not None else set()
+        reply_types |= {kind for kind in operation.answers.values() if kind is not None and kind is not dict}
+    kinds = {*body_types, *reply_types, server_replies.Performance}
     _, schemas = msgspec.json.schema_components(kinds, ref_template=_REF)
     for name in bodies.TOLERANT:
         del schemas[name]["additionalProperties"]
     for name, schema in schemas.items():
         if name in _REPLIES:
             _describe_absent_fields(schema)
-    for kind in answered:
+    for kind in reply_types:
         _add_field(schemas[kind.__name__], "performance", _ref(server_replies.Performance))
     _add_field(schemas["BoxConfig"], "durable", {"type": "boolean"})  # as `BoxConfig.shown` does
     return {**dict(sorted(schemas.items())), "Error": _ERROR}
 
 
 def _describe_absent_fields(schema: dict[str, Any]) -> None:
-    """Describe that a field of a reply which has a default is absent or has a value, and is never null."""
+    """Remove defaults and nulls from a reply schema: an optional field is absent or has a value."""
     for shape in schema["properties"].values():
         if "default" in shape:
             del shape["default"]
@@ -236,7 +240,7 @@ def _add_field(schema: dict[str, Any], name: str, shape: dict[str, Any]) -> None
 _ERROR: dict[str, Any] = {
     "type": "object",
     "title": "Error",
-    "description": "What went wrong: `code` is stable, `message` is for people.",
+    "description": "An error: `code` is stable, `message` is for people.",
     "required": ["error"],
     "properties": {
         "error": {

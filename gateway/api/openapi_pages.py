@@ -1,6 +1,6 @@
-"""`/v0/openapi.json` for programs and `/docs` for people (v0 §13): one document, two forms.
+"""Serves the OpenAPI document: `/v0/openapi.json` for programs and `/docs` for people (v0 §13).
 
-The page is made here, whole: it loads nothing from anywhere, runs no script and needs no network.
+The page is rendered here completely: it loads nothing, runs no script and needs no network.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class OpenApiPages:
 
     @cached_property
     def _html(self) -> bytes:
-        return page_of(self._document).encode()
+        return render_page(self._document).encode()
 
     async def document(self, request: Request) -> Response:
         Query(request.query).done()
@@ -57,21 +57,21 @@ p{margin:.4rem 0}.dim{color:var(--dim)}
 """
 
 
-def page_of(document: dict[str, Any]) -> str:
+def render_page(document: dict[str, Any]) -> str:
     info = document["info"]
     parts = [
         "<!doctype html><html lang=en><meta charset=utf-8>",
         "<meta name=viewport content='width=device-width'>",
         f"<title>{escape(info['title'])} {escape(info['version'])}</title><style>{_STYLE}</style>",
         f"<h1>{escape(info['title'])} <span class=dim>{escape(info['version'])}</span></h1>",
-        f"<p>{escape(info['description'])} The same for programs: "
+        f"<p>{escape(info['description'])} For programs: "
         "<a href=/v0/openapi.json><code>/v0/openapi.json</code></a>.</p>",
     ]
     by_tag: dict[str, list[str]] = {}
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
-            shown = _operation(method.upper(), path, operation)
-            by_tag.setdefault(operation["tags"][0], []).append(shown)
+            section = _operation(method.upper(), path, operation)
+            by_tag.setdefault(operation["tags"][0], []).append(section)
     for tag, operations in by_tag.items():
         parts.append(f"<h2>{escape(tag)}</h2>{''.join(operations)}")
     parts.append("<h2>Shapes</h2>")
@@ -114,19 +114,19 @@ def _operation(method: str, path: str, operation: dict[str, Any]) -> str:
 
 
 def _fields(schema: dict[str, Any]) -> str:
-    required = schema.get("required", [])
+    required_names = schema.get("required", [])
     rows = []
     for name, each in schema.get("properties", {}).items():
         default = (
             f" = <code>{escape(orjson.dumps(each['default']).decode())}</code>" if "default" in each else ""
         )
-        must = " (always)" if name in required else ""
+        must = " (always)" if name in required_names else ""
         rows.append(f"<tr><td><code>{escape(name)}</code>{must}<td>{_shape(each)}{default}")
     return f"<table>{''.join(rows)}</table>" if rows else ""
 
 
 def _shape(schema: dict[str, Any]) -> str:
-    """A schema in a few words."""
+    """Render a schema as a short phrase, such as "integer ≥ 0"."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         return f"<a href='#{escape(name)}'>{escape(name)}</a>"
@@ -144,6 +144,6 @@ def _shape(schema: dict[str, Any]) -> str:
 
 
 def _code(text: str) -> str:
-    """Text with `words` in it."""
+    """Render text with `backticked` parts as code."""
     parts = escape(text).split("`")
     return "".join(f"<code>{part}</code>" if at % 2 else part for at, part in enumerate(parts))

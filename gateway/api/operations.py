@@ -1,7 +1,7 @@
-"""What each address takes and answers, as the OpenAPI document tells it. One line of facts an address.
+"""The table of operations in the OpenAPI document: parameters, bodies and replies of each route.
 
-`access/rules.py` says who may; this says what. `openapi.py` makes the document out of both, and a test sees
-to it that no address is missing.
+`access/rules.py` has the access rules. `openapi.py` builds the document from both tables, and a test checks
+that no route is missing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _flag(default: bool) -> Schema:
 _PAGE: Mapping[str, Schema] = {
     "prefix": _TEXT,
     "page_size": {"type": "integer", "minimum": 1, "maximum": PAGE_SIZE_MAX, "default": PAGE_SIZE_DEFAULT},
-    "cursor": {**_TEXT, "description": "`next_cursor` of the page before."},
+    "cursor": {**_TEXT, "description": "`next_cursor` of the previous page."},
 }
 _STREAM: Mapping[str, Schema] = {
     "node": _TEXT,
@@ -42,16 +42,16 @@ _STREAM: Mapping[str, Schema] = {
 }
 _URGENT: Schema = {
     **_flag(False),
-    "description": "Goes before others, and is not refused for pressure. So does `X-Streams-Urgent: 1`.",
+    "description": "Served first and never rejected for overload, as with `X-Streams-Urgent: 1`.",
 }
 _LINES: Mapping[str, Schema] = {
     "node": _TEXT,
     "idempotency_key": _TEXT,
     "create": {"type": "boolean"},
-    "config": {**_TEXT, "description": "A box config as JSON; with lines as the body."},
+    "config": {**_TEXT, "description": "A box config as JSON; for NDJSON bodies."},
     "disable_backpressure": {
         **_flag(False),
-        "description": "Not refused for pressure; with lines as the body. It may still wait: see `urgent`.",
+        "description": "Never rejected for overload; for NDJSON bodies. It may still wait: see `urgent`.",
     },
     "match_seq": _NUMBER,
     "fencing_token": _TEXT,
@@ -61,7 +61,7 @@ _LINES: Mapping[str, Schema] = {
 EVENT_STREAM: Final = "text/event-stream"
 NDJSON: Final = "application/x-ndjson"
 
-#: What can happen at every address but the probes, and at those with a body.
+#: Error codes of every route except probes, and additional codes of routes with a body.
 COMMON_CODES: Final = (
     "invalid_request",
     "unauthorized",
@@ -73,7 +73,7 @@ COMMON_CODES: Final = (
     "shard_unavailable",
 )
 BODY_CODES: Final = ("payload_too_large", "unsupported_media_type")
-#: What reading or changing stored records can meet.
+#: Error codes of routes that read or change stored records.
 STORED_CODES: Final = ("cold_store_unavailable", "data_damaged")
 
 
@@ -82,24 +82,24 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     summary: str
     body: type[Any] | None = None
     is_body_required: bool = True
-    #: Also taken as the body, beside JSON.
+    #: Another media type that is accepted for the body.
     other_body: str = ""
     query: Mapping[str, Schema] = {}
-    #: Parameters of the query without which it is refused.
-    required: tuple[str, ...] = ()
-    #: status -> the type of the answer; None is an event stream or a text.
+    #: Names of the query parameters that are required.
+    required_query: tuple[str, ...] = ()
+    #: Status -> type of the reply; None for an event stream or plain text.
     answers: Mapping[int, type[Any] | None] = {}
     answer_type: str = "application/json"
-    #: The text that is answered, beside JSON, to those who do not ask for JSON.
+    #: The media type for clients that do not ask for JSON.
     other_answer: str = ""
     codes: tuple[str, ...] = ()
     headers: tuple[str, ...] = ()
 
 
 def _at_box(summary: str, answer: type[Any] | None, *codes: str, **more: Any) -> Operation:
-    found = ("box_not_found", *codes, *STORED_CODES)
-    given: dict[str, Any] = {"tag": "boxes", "answers": {200: answer}, "codes": found, **more}
-    return Operation(summary=summary, **given)
+    error_codes = ("box_not_found", *codes, *STORED_CODES)
+    fields: dict[str, Any] = {"tag": "boxes", "answers": {200: answer}, "codes": error_codes, **more}
+    return Operation(summary=summary, **fields)
 
 
 def _at_queue(summary: str, answer: type[Any] | None, body: type[Any] | None, **more: Any) -> Operation:
@@ -120,11 +120,11 @@ def _page(summary: str, kind: str) -> Operation:
     )
 
 
-_HEALTH = _probe("The process answers.", server_replies.Health)
-_READY = _probe("All shards serve.", server_replies.Ready)
+_HEALTH = _probe("Check that the process is alive.", server_replies.Health)
+_READY = _probe("Check that all shards serve requests.", server_replies.Ready)
 _METRICS = Operation(
     tag="operation",
-    summary="What the server has done and does: for Prometheus, or as JSON.",
+    summary="Metrics of the server, for Prometheus or as JSON.",
     answers={200: server_replies.Metrics},
     other_answer="text/plain",
     codes=("not_acceptable",),
@@ -134,7 +134,7 @@ _METRICS = Operation(
 OPERATIONS: Final[dict[str, Operation]] = {
     "PUT /v0/boxes/{box}": Operation(
         tag="boxes",
-        summary="Create a box, or change the config of one that is there.",
+        summary="Create a box, or change the config of an existing one.",
         body=BoxPatch,
         is_body_required=False,
         answers={200: replies.PutBoxReply, 201: replies.PutBoxReply},
@@ -142,7 +142,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
     ),
     "GET /v0/boxes/{box}": _at_box("The state of a box.", replies.BoxState, query={"touch": _flag(True)}),
     "DELETE /v0/boxes/{box}": _at_box(
-        "Delete a box with all that is in it and every router at it.",
+        "Delete a box, its records, and every router from or to it.",
         replies.DeleteBoxReply,
         "box_not_empty",
         query={"if_empty": _flag(False)},
@@ -163,7 +163,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
         headers=("Idempotency-Key", "X-Streams-Urgent"),
     ),
     "POST /v0/boxes/{box}/diff": _at_box(
-        "Read on from a position; wait for more.",
+        "Read records from a position; optionally wait for new ones.",
         replies.Diff,
         "group_not_found",
         tag="records",
@@ -174,12 +174,14 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "POST /v0/boxes/{box}/delete": _at_box(
         "Delete records by seq or tag.", replies.DeleteRecordsReply, tag="records", body=bodies.DeleteBody
     ),
-    "GET /v0/boxes/{box}/tail": _at_box("Where the box ends.", replies.Tail, tag="records"),
+    "GET /v0/boxes/{box}/tail": _at_box(
+        "The end of a box: its last sequence number.", replies.Tail, tag="records"
+    ),
     "GET /v0/boxes/{box}/records/{seq}": _at_box(
         "One record.", replies.OneRecord, "not_found", tag="records"
     ),
     "PUT /v0/boxes/{box}/fence": _at_box(
-        "Set the token that writers must show.",
+        "Set the fencing token that writers must send.",
         replies.SetFenceReply,
         "fencing_token_mismatch",
         body=bodies.FenceBody,
@@ -187,15 +189,17 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "POST /v0/boxes/{box}/claim": _at_queue(
         "Lease jobs to a worker.", replies.ClaimReply, bodies.ClaimBody, headers=("Prefer",)
     ),
-    "POST /v0/boxes/{box}/ack": _at_queue("Finish jobs.", replies.AckReply, bodies.AckBody),
-    "POST /v0/boxes/{box}/nack": _at_queue("Give jobs back.", replies.NackReply, bodies.NackBody),
-    "POST /v0/boxes/{box}/extend": _at_queue("Keep jobs for longer.", replies.ExtendReply, bodies.ExtendBody),
+    "POST /v0/boxes/{box}/ack": _at_queue("Acknowledge finished jobs.", replies.AckReply, bodies.AckBody),
+    "POST /v0/boxes/{box}/nack": _at_queue("Return jobs to the queue.", replies.NackReply, bodies.NackBody),
+    "POST /v0/boxes/{box}/extend": _at_queue(
+        "Extend the leases of jobs.", replies.ExtendReply, bodies.ExtendBody
+    ),
     "GET /v0/boxes/{box}/work": _at_queue(
         "A stream of jobs, leased to the connection.",
         None,
         None,
         query={"node": _TEXT, "max": {"type": "integer", "minimum": 1}, "lease_ms": _NUMBER},
-        required=("node",),
+        required_query=("node",),
         answer_type=EVENT_STREAM,
     ),
     "POST /v0/boxes/{box}/requeue": _at_queue(
@@ -213,10 +217,10 @@ OPERATIONS: Final[dict[str, Operation]] = {
         answers={200: replies.CommitGroupReply, 201: replies.CommitGroupReply},
     ),
     "GET /v0/boxes/{box}/groups/{group}": _at_box(
-        "Where a group is.", replies.GetGroupReply, "group_not_found", tag="groups"
+        "The cursor of a group.", replies.GetGroupReply, "group_not_found", tag="groups"
     ),
     "DELETE /v0/boxes/{box}/groups/{group}": _at_box(
-        "Forget a group.", replies.DeleteGroupReply, tag="groups"
+        "Delete a group.", replies.DeleteGroupReply, tag="groups"
     ),
     "GET /v0/boxes/{box}/watch": _at_box(
         "Watch one box.",
@@ -231,19 +235,19 @@ OPERATIONS: Final[dict[str, Operation]] = {
     ),
     "PUT /v0/routers/{router}": Operation(
         tag="routers",
-        summary="Copy what is appended to one box into another.",
+        summary="Create or replace a router, which copies records from one box into another.",
         body=bodies.RouterBody,
         answers={200: replies.PutRouterReply, 201: replies.PutRouterReply},
         codes=("box_not_found", "router_cycle", *STORED_CODES),
     ),
     "GET /v0/routers/{router}": Operation(
         tag="routers",
-        summary="A router and how far it is.",
+        summary="A router and its progress.",
         answers={200: replies.RouterState},
         codes=("router_not_found",),
     ),
     "DELETE /v0/routers/{router}": Operation(
-        tag="routers", summary="End a router; copies stay.", answers={200: replies.DeleteRouterReply}
+        tag="routers", summary="Delete a router; its copies stay.", answers={200: replies.DeleteRouterReply}
     ),
     "GET /v0/routers": Operation(
         tag="routers",
@@ -253,7 +257,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
     ),
     "POST /v0/watch": Operation(
         tag="watch",
-        summary="Make a session that watches boxes.",
+        summary="Create a session that watches boxes.",
         body=bodies.WatchBody,
         query={"lenient": _flag(False)},
         answers={200: replies.WatchReply},
@@ -262,7 +266,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
     ),
     "GET /v0/watch/{wid}": Operation(
         tag="watch",
-        summary="The events of a session, from where it is.",
+        summary="The events of a session, from its cursor.",
         answers={200: None},
         answer_type=EVENT_STREAM,
         codes=("not_found", *STORED_CODES),
@@ -276,19 +280,19 @@ OPERATIONS: Final[dict[str, Operation]] = {
     ),
     "GET /v0/whoami": Operation(
         tag="operation",
-        summary="The key of the request, its limits and what it uses of them.",
+        summary="The key of the request, its limits and its usage.",
         answers={200: server_replies.WhoAmI},
     ),
     **{f"GET {path}": _HEALTH for path in ("/v0/health", "/health", "/healthz", "/ping")},
     **{f"GET {path}": _READY for path in ("/v0/ready", "/readyz")},
     **{f"GET {path}": _METRICS for path in ("/v0/metrics", "/metrics")},
-    "GET /v0/status": _probe("How the server is, process by process.", server_replies.Status),
+    "GET /v0/status": _probe("The state of the server, process by process.", server_replies.Status),
     "GET /v0/openapi.json": Operation(tag="operation", summary="This document.", answers={200: dict}),
     "GET /docs": Operation(
         tag="operation", summary="This document, for people.", answers={200: None}, answer_type="text/html"
     ),
     "GET /": _page("The console.", "text/html"),
-    "GET /console/console.css": _page("How the console looks.", "text/css"),
-    "GET /console/console.js": _page("What the console does.", "text/javascript"),
-    "GET /console/api.js": _page("How the console asks.", "text/javascript"),
+    "GET /console/console.css": _page("The style sheet of the console.", "text/css"),
+    "GET /console/console.js": _page("The script of the console.", "text/javascript"),
+    "GET /console/api.js": _page("The API client of the console.", "text/javascript"),
 }

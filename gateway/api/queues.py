@@ -1,4 +1,7 @@
-"""Queues: claim, ack, nack, extend, work, requeue (v0 §8). Other bodies go through unread."""
+"""Handlers for queues: claim, ack, nack, extend, work, requeue (v0 §8).
+
+Only the body of a requeue is parsed here; the others pass through to the shard.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from gateway.api import unknown_fields
 from gateway.api.job_streams import JobStreams
 from gateway.api.responses import from_reply
 from gateway.requests import sse
-from gateway.requests.content import control_body, is_ndjson
+from gateway.requests.content import check_content_type, control_body
 from gateway.requests.request import Request, Response
 from gateway.shards.dispatch import Dispatch
 from streams.protocol import wire
@@ -20,7 +23,7 @@ from streams.protocol.messages.queue_requests import decode_requeue
 from streams.protocol.messages.queues import AwaitMovesReply, PlanRequeueReply
 from streams.protocol.messages.replies import RequeueReply
 
-#: How long a requeue waits until all of it has arrived. It goes on after that.
+#: A requeue request waits this long for its moves. The moves continue after that.
 _REQUEUE_WAIT_MS = 10_000
 
 _decode_planned = msgspec.json.Decoder(PlanRequeueReply).decode
@@ -50,25 +53,29 @@ class Queues:
         return await self._work.open(box, request.query, request.key)
 
     async def requeue(self, request: Request, box: str, rest: str) -> Response:
-        """Dead letters move back: planned where they are, carried like any copy, and waited for here."""
-        is_ndjson(request, allowed=False)
+        """Move dead letters back into their queue.
+
+        The shard of the dead-letter box plans the moves, the router relay copies the records, and this
+        request waits until they arrive.
+        """
+        check_content_type(request, allow_ndjson=False)
         body = await control_body(request, self._body_bytes_max)
-        ask = self._dispatch.to_owner
-        require_queue = partial(ask, wire.OP_REQUIRE_QUEUE, wire.RequestHead(box, request.query), b"")
+        send = self._dispatch.to_owner
+        require_queue = partial(send, wire.OP_REQUIRE_QUEUE, wire.RequestHead(box, request.query), b"")
         try:
-            asked = decode_requeue(body, box)
+            requeue = decode_requeue(body, box)
         except InvalidRequest:
-            await require_queue()  # its refusal goes first
+            await require_queue()  # if the box is no queue, report that first
             raise
-        request.require_name(asked.from_box, "from")
+        request.require_name(requeue.from_box, "from")
         await require_queue()
-        source = asked.from_box
-        plan = wire.RequestHead(source, urlencode({"to": box, "max": asked.max}))
-        planned = _decode_planned((await ask(wire.OP_PLAN_REQUEUE, plan, b"")).body)
-        wait = {"to": box, "position": planned.position, "wait_ms": _REQUEUE_WAIT_MS}
-        awaited = await ask(wire.OP_AWAIT_MOVES, wire.RequestHead(source, urlencode(wait)), b"")
-        pending = _decode_awaited(awaited.body).pending
-        return from_reply(request, RequeueReply(box, source, planned.planned, pending))
+        source = requeue.from_box
+        plan = wire.RequestHead(source, urlencode({"to": box, "max": requeue.max}))
+        plan_reply = _decode_planned((await send(wire.OP_PLAN_REQUEUE, plan, b"")).body)
+        wait = {"to": box, "position": plan_reply.position, "wait_ms": _REQUEUE_WAIT_MS}
+        wait_reply = await send(wire.OP_AWAIT_MOVES, wire.RequestHead(source, urlencode(wait)), b"")
+        pending = _decode_awaited(wait_reply.body).pending
+        return from_reply(request, RequeueReply(box, source, plan_reply.planned, pending))
 
     async def _forward(self, op: int, request: Request, box: str) -> Response:
         return await unknown_fields.forward_json(self._dispatch, op, request, box, self._body_bytes_max)

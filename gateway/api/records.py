@@ -1,10 +1,10 @@
-"""Records of a box: append, diff, one, tail, delete (v0 §3-§5). Bodies go through unread."""
+"""Handlers for records of a box: append, diff, one, tail, delete (v0 §3-§5). Bodies pass through unparsed."""
 
 from __future__ import annotations
 
 from gateway.api import unknown_fields
 from gateway.api.responses import from_shard
-from gateway.requests.content import is_ndjson, uncompressed
+from gateway.requests.content import check_content_type, decompress_body
 from gateway.requests.request import Request, Response
 from gateway.requests.urgency import is_urgent
 from gateway.shards.dispatch import Dispatch
@@ -20,10 +20,10 @@ class Records:
         self._body_bytes_max = body_bytes_max
 
     async def append(self, request: Request, box: str, rest: str) -> Response:
-        form = wire.FORM_NDJSON if is_ndjson(request, allowed=True) else wire.FORM_JSON
+        form = wire.FORM_NDJSON if check_content_type(request, allow_ndjson=True) else wire.FORM_JSON
         body = request.body
         if "content-encoding" in request.headers:
-            body = await uncompressed(request, self._body_bytes_max)
+            body = await decompress_body(request, self._body_bytes_max)
         key = request.key
         grant, account = (None, "") if key is None else (key.passed_on, key.account)
         idempotency_key = request.headers.get("idempotency-key", "")
@@ -45,7 +45,7 @@ class Records:
     async def one(self, request: Request, box: str, rest: str) -> Response:
         Query(request.query).done()
         if not (rest.isascii() and rest.isdigit() and len(rest) <= 20):
-            raise InvalidRequest(f"seq: {shown(rest)} is not a seq", field="seq")
+            raise InvalidRequest(f"seq: {shown(rest)} is not a sequence number", field="seq")
         head = wire.RequestHead(box, f"seq={rest}")
         return from_shard(request, await self._dispatch.to_owner(wire.OP_GET_RECORD, head, b""))
 

@@ -1,4 +1,4 @@
-"""Metrics and status (v0 §13)."""
+"""Handlers for metrics and status (v0 §13)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ReportPages:
         Query(request.query).done()
         is_json = wants_json(request.headers.get("accept", "*/*"))
         reports = await self._collector.gather()
-        # A thousand boxes take ten milliseconds to word, which nobody else should wait for.
+        # Formatting a thousand boxes takes ten milliseconds: do it outside the event loop.
         if is_json:
             facts = await trio.to_thread.run_sync(as_facts, reports)
             return from_facts(request, {"metrics": facts})
@@ -48,25 +48,28 @@ class ReportPages:
         return from_facts(request, {**status_of(reports, shows_detail=shows_detail), "keys": keys})
 
     async def _keys(self, reports: Reports) -> list[dict[str, Any]]:
-        """All keys with their limits and what they use of them, never a secret."""
+        """Describe all keys with their limits and usage, without secrets."""
         if self._guard is None:
             return []
         use = [shard.key_use for shard in reports.shards]
         sessions = [gateway.s2_sessions for gateway in reports.gateways]
-        return await trio.to_thread.run_sync(self._key_use.shown_all, self._guard.ring, use, sessions)
+        return await trio.to_thread.run_sync(self._key_use.describe_all, self._guard.ring, use, sessions)
 
 
 def wants_json(accept: str) -> bool:
-    """Whether JSON is asked for before text. Text is what Prometheus reads, and what `*/*` gets."""
+    """Return True if the client prefers JSON to text. Prometheus reads text, and `*/*` gets text."""
     text = _weight(accept, ("text/plain", "text/*", "*/*"))
     json = _weight(accept, ("application/json", "application/*", "*/*"))
     if not text and not json:
-        raise NotAcceptable("accept: metrics are text/plain or application/json", field="accept")
+        raise NotAcceptable("accept: metrics are available as text/plain or application/json", field="accept")
     return json > text
 
 
 def _weight(accept: str, names: tuple[str, ...]) -> float:
-    """How much a type is wanted, by the most exact of its names that is there; 0 is not at all."""
+    """Return the q-value of the first of `names` that the header has; 0 if it has none.
+
+    `names` are ordered from the most specific type to `*/*`.
+    """
     weights: dict[str, float] = {}
     for item in accept.lower().split(","):
         kind, *parameters = (part.strip() for part in item.split(";"))

@@ -1,4 +1,4 @@
-"""A shard's answer as a response: its bytes go through, `performance` is put at their end (v0 §0.7)."""
+"""Builds responses from shard replies: passes the bytes through and appends `performance` (v0 §0.7)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _encode = msgspec.json.Encoder().encode
 def from_shard(
     request: Request, message: wire.Message, throttle_wait_s: float = 0.0, warnings: Sequence[str] = ()
 ) -> Response:
-    status, shard_costs = _told_in(message.head)
+    status, shard_costs = _status_and_costs(message.head)
     if throttle_wait_s:
         shard_costs += b',"throttle_wait_ms":%.3f' % (throttle_wait_s * 1000)
     spent_ms = (time.perf_counter_ns() - request.started_ns) / 1e6
@@ -31,19 +31,22 @@ def from_shard(
 
 
 @lru_cache(maxsize=64)
-def _told_in(head: bytes) -> tuple[int, bytes]:
-    """Status and costs out of a shard's head. Answers that one write or sync has released have the same."""
-    told = _decode_head(head)
+def _status_and_costs(head: bytes) -> tuple[int, bytes]:
+    """Return the status and the cost fields of a reply head.
+
+    Cached: all replies that one write or fsync releases have identical heads.
+    """
+    reply_head = _decode_head(head)
     costs = b""
-    if told.fsync_ms >= 0:
-        costs = b',"fsync_ms":%.3f,"wal_append_ms":%.3f' % (told.fsync_ms, told.wal_append_ms)
-    if told.records_scanned >= 0:
-        costs += b',"records_scanned":%d' % told.records_scanned
-    return told.status, costs
+    if reply_head.fsync_ms >= 0:
+        costs = b',"fsync_ms":%.3f,"wal_append_ms":%.3f' % (reply_head.fsync_ms, reply_head.wal_append_ms)
+    if reply_head.records_scanned >= 0:
+        costs += b',"records_scanned":%d' % reply_head.records_scanned
+    return reply_head.status, costs
 
 
 def from_reply(request: Request, reply: msgspec.Struct, status: int = 200) -> Response:
-    """A reply of a gateway's own."""
+    """Build the response for a reply that the gateway produced itself."""
     spent_ms = (time.perf_counter_ns() - request.started_ns) / 1e6
     costs = b',"performance":{"server_total_ms":%.3f}}' % spent_ms
     return Response(status, memoryview(_encode(reply))[:-1], costs)

@@ -1,4 +1,4 @@
-"""Every address of `/v0` and its handler, by method."""
+"""The route table of `/v0`: path, method, handler."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from gateway.shards.dispatch import Dispatch
 from gateway.shards.router_reconciler import RouterReconciler
 from gateway.watch.service import Watch
 
-#: A handler of an address under a box: (request, box, the rest of the path after the box).
+#: A handler of a route under a box: (request, box, rest of the path after the action).
 BoxHandler = Callable[[Request, str, str], Awaitable[Response]]
-#: A handler of an address with one name, of a router or of a watch session: (request, name).
+#: A handler of a route with one name, of a router or of a watch session: (request, name).
 NamedHandler = Callable[[Request, str], Awaitable[Response]]
 PlainHandler = Callable[[Request], Awaitable[Response]]
 
 
 class RouteTable(NamedTuple):
-    #: Action after the box's name, with a slash where more must follow -> method -> handler.
+    #: Action after the box name, with a trailing slash if a parameter follows -> method -> handler.
     under_box: dict[str, dict[str, BoxHandler]]
     under_router: dict[str, NamedHandler]
     under_watch: dict[str, NamedHandler]
@@ -41,7 +41,7 @@ class RouteTable(NamedTuple):
 
 def build_route_table(
     dispatch: Dispatch,
-    ops: ServerInfo,
+    server_info: ServerInfo,
     *,
     body_bytes_max: int,
     version: str,
@@ -56,19 +56,19 @@ def build_route_table(
     watches = Watches(watch, body_bytes_max)
     queues = Queues(dispatch, body_bytes_max, JobStreams(dispatch, draining, watch))
     groups = Groups(dispatch, body_bytes_max)
-    described, console = OpenApiPages(version), Console()
+    openapi_pages, console = OpenApiPages(version), Console()
     plain: dict[str, dict[str, PlainHandler]] = {
         "/v0/boxes": {"GET": boxes.list},
         "/v0/routers": {"GET": routers.list},
-        "/v0/placement": {"GET": ops.placement},
-        "/v0/whoami": {"GET": ops.whoami},
-        "/v0/openapi.json": {"GET": described.document},
-        "/docs": {"GET": described.page},
+        "/v0/placement": {"GET": server_info.placement},
+        "/v0/whoami": {"GET": server_info.whoami},
+        "/v0/openapi.json": {"GET": openapi_pages.document},
+        "/docs": {"GET": openapi_pages.page},
         **{path: {"GET": console.file} for path in FILES},
         "/v0/watch": {"POST": watches.create},
         "/v0/ws": {"GET": watches.not_a_socket},
-        **{path: {"GET": ops.health} for path in ("/v0/health", "/health", "/healthz", "/ping")},
-        **{path: {"GET": ops.ready} for path in ("/v0/ready", "/readyz")},
+        **{path: {"GET": server_info.health} for path in ("/v0/health", "/health", "/healthz", "/ping")},
+        **{path: {"GET": server_info.ready} for path in ("/v0/ready", "/readyz")},
     }
     if reports is not None:
         plain |= {path: {"GET": reports.metrics} for path in ("/v0/metrics", "/metrics")}

@@ -1,11 +1,11 @@
-"""`/v0/routers` (v0 §6). Parses, asks the reconciler, shapes the answer."""
+"""Handlers for routers (v0 §6): parse the request, call the reconciler, shape the response."""
 
 from __future__ import annotations
 
 import msgspec
 
 from gateway.api.responses import from_reply
-from gateway.requests.content import control_body, is_ndjson
+from gateway.requests.content import check_content_type, control_body
 from gateway.requests.request import Request, Response
 from gateway.shards.dispatch import cursor_of, name_of
 from gateway.shards.router_reconciler import RouterReconciler
@@ -26,14 +26,14 @@ class Routers:
 
     async def put(self, request: Request, name: str) -> Response:
         _no_query(request)
-        is_ndjson(request, allowed=False)
+        check_content_type(request, allow_ndjson=False)
         check_router_name(name)
         body = await control_body(request, self._body_bytes_max)
         route, from_seq = requests.parse_router(body)
         _check_ends(request, route)
         if request.grant is not None and request.grant.prefixes:
             existing = await self._reconciler.get(name)
-            if existing is not None:  # it would be replaced
+            if existing is not None:  # the request would replace it
                 _check_ends(request, existing.route)
         try:
             put = await self._reconciler.put(name, route, from_seq, request.account)
@@ -51,10 +51,12 @@ class Routers:
         _no_query(request)
         router = await self._reconciler.get(check_router_name(name))
         if router is None:
-            raise RouterNotFound(f"router {name} does not exist", router=name)
+            raise RouterNotFound(f"router {name!r} does not exist", router=name)
         _check_ends(request, router.route)
         state = await self._reconciler.state(router)
-        last_error = state.last_error if state.is_tied else "its boxes are not tied yet; this is tried again"
+        last_error = (
+            state.last_error if state.is_tied else "its boxes are not attached yet; the server retries"
+        )
         reply = RouterState(
             **router.shown(),
             forwarded_total=state.forwarded_total,
@@ -84,29 +86,32 @@ class Routers:
             after=name_of(query.text("cursor")),
         )
         query.done()
-        found, more = await _page(self._reconciler, question, request.grant)
-        shown = [replies.Router(**router.shown()) for router in found]
-        return from_reply(request, RouterPage(shown, cursor_of(found[-1].name) if more else None))
+        routers, more = await _page(self._reconciler, question, request.grant)
+        descriptions = [replies.Router(**router.shown()) for router in routers]
+        return from_reply(request, RouterPage(descriptions, cursor_of(routers[-1].name) if more else None))
 
 
 async def _page(
     reconciler: RouterReconciler, question: ListRouters, grant: Grant | None
 ) -> tuple[list[Router], bool]:
-    """Routers that may be shown, and whether there are more. With prefixes there is no telling how many
-    pages of the register hold one page of ours; routers are few (STREAMS_MAX_ROUTERS)."""
+    """Return one page of the routers that a key may see, and True if there are more.
+
+    For a key with prefixes, any number of register pages may be needed to fill one page. That is acceptable:
+    routers are few (STREAMS_MAX_ROUTERS).
+    """
     if grant is None or not grant.prefixes:
         page = await reconciler.page(question)
         return page.routers, page.more
-    found: list[Router] = []
+    routers: list[Router] = []
     for prefix in grant.within(question.prefix):
-        asked = msgspec.structs.replace(question, prefix=prefix, limit=PAGE_SIZE_MAX)
-        while len(found) <= question.limit:
-            page = await reconciler.page(asked)
-            found += [each for each in page.routers if _is_covered(grant, each.route)]
+        page_request = msgspec.structs.replace(question, prefix=prefix, limit=PAGE_SIZE_MAX)
+        while len(routers) <= question.limit:
+            page = await reconciler.page(page_request)
+            routers += [each for each in page.routers if _is_covered(grant, each.route)]
             if not page.more:
                 break
-            asked = msgspec.structs.replace(asked, after=page.routers[-1].name)
-    return found[: question.limit], len(found) > question.limit
+            page_request = msgspec.structs.replace(page_request, after=page.routers[-1].name)
+    return routers[: question.limit], len(routers) > question.limit
 
 
 def _is_covered(grant: Grant, route: Route) -> bool:

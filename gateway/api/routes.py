@@ -1,6 +1,7 @@
-"""Finds the handler of a request, checks what comes before it, and calls it. One handler for both fronts.
+"""Routes each request: finds its endpoint, checks host, origin and key, and calls the handler.
 
-The hot addresses, those under a box, are found with two string operations; the rest by their whole path.
+Both fronts call `Api.handle`. Routes under a box are the hot ones: they are found with two string operations.
+All others are looked up by their whole path.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ AnyHandler = Callable[..., Awaitable[Response]]
 
 
 class Endpoint(NamedTuple):
-    """The handler of a route, the rule that a key must pass before it, and the times of its requests."""
+    """The handler of a route, the access rule that is checked before it, and its latency histogram."""
 
     handler: AnyHandler
     rule: Rule
     times: Histogram
 
 
-#: The route of all requests of the S2 API, which has metrics of its own.
+#: The metrics label of all S2 requests: the S2 API counts its operations itself.
 S2_ROUTE = "/v1"
 
 _API_PREFIX = "/v0/"
@@ -70,14 +71,14 @@ class Api:
         guard: Guard | None = None,
         origins: Origins | None = None,
         collector: Collector | None = None,
-        answered: dict[int, int] | None = None,
+        response_counts: dict[int, int] | None = None,
         route_times: dict[str, Histogram] | None = None,
         logs_access: bool = False,
         key_use: KeyUse | None = None,
     ) -> None:
         key_use = key_use or KeyUse(dispatch, watch.slots)
         self._route_times = {} if route_times is None else route_times
-        #: It asks for keys, hosts and origins itself, and refuses in its own words (`gateway/s2/permits.py`).
+        #: The S2 API checks keys, hosts and origins itself and has its own errors (`gateway/s2/permits.py`).
         self._under_s2 = Endpoint(
             s2.handle,
             Rule(is_open=True, is_for_anyone=True),
@@ -86,13 +87,13 @@ class Api:
         self._s2 = s2
         self.guard = guard
         self._origins = origins or Origins(has_keys=guard is not None)
-        #: Method and address of everything that is answered, as in `gateway/access/rules.py`.
+        #: Every route as "METHOD path", with the names of `gateway/access/rules.py`.
         self.routes: list[str] = []
-        #: Requests answered, by status.
-        self._answered = {} if answered is None else answered
+        #: Number of responses by status.
+        self._response_counts = {} if response_counts is None else response_counts
         self._logs_access = logs_access
         self.sockets = WebSockets(watch, dispatch, self._origins, guard)
-        found = build_route_table(
+        table = build_route_table(
             dispatch,
             ServerInfo(dispatch, version=version, sockets=sockets, addresses=addresses, key_use=key_use),
             body_bytes_max=body_bytes_max,
@@ -102,26 +103,29 @@ class Api:
             reports=None if collector is None else ReportPages(collector, key_use, guard),
         )
         self._under_box = {
-            action: self._ruled(f"{_BOX_PREFIX}{{box}}{_shape(action)}", methods)
-            for action, methods in found.under_box.items()
+            action: self._endpoints(f"{_BOX_PREFIX}{{box}}{_shape(action)}", methods)
+            for action, methods in table.under_box.items()
         }
-        self._under_routers = self._ruled(f"{_ROUTER_PREFIX}{{router}}", found.under_router)
-        self._under_watch = self._ruled(f"{_WATCH_PREFIX}{{wid}}", found.under_watch)
-        self._plain = {path: self._ruled(path, methods) for path, methods in found.plain.items()}
+        self._under_routers = self._endpoints(f"{_ROUTER_PREFIX}{{router}}", table.under_router)
+        self._under_watch = self._endpoints(f"{_WATCH_PREFIX}{{wid}}", table.under_watch)
+        self._plain = {path: self._endpoints(path, methods) for path, methods in table.plain.items()}
 
-    def _ruled(self, template: str, methods: Mapping[str, AnyHandler]) -> dict[str, Endpoint]:
-        ruled: dict[str, Endpoint] = {}
+    def _endpoints(self, template: str, methods: Mapping[str, AnyHandler]) -> dict[str, Endpoint]:
+        endpoints: dict[str, Endpoint] = {}
         for method, handler in methods.items():
             route = route_of(method, template)
             self.routes.append(route)
             times = self._route_times.setdefault(route, Histogram())
-            ruled[method] = Endpoint(handler, RULES[route], times)
-        return ruled
+            endpoints[method] = Endpoint(handler, RULES[route], times)
+        return endpoints
 
     async def admit_body(self, path: str, headers: dict[str, str], query: str) -> str:
-        """For the fronts of a server with keys: the owner of a body that is still to come."""
+        """Authenticate a request before its body is read, and return the owner to charge the body to.
+
+        Fronts call it only on a server with keys.
+        """
         assert self.guard is not None
-        if path.startswith(S2_PREFIX):  # which knows tokens of its own
+        if path.startswith(S2_PREFIX):  # it has access tokens beside keys
             return await self._s2.admit_body(path, headers, query)
         return self.guard.admit(headers, query).id
 
@@ -131,14 +135,14 @@ class Api:
             if request.method == "OPTIONS" and (preflight := self._preflight(request)) is not None:
                 response = preflight
             elif self.guard is None:
-                response = await self._unguarded(request)
+                response = await self._handle_without_keys(request)
             else:
-                response = await self._guarded(self.guard, request)
+                response = await self._handle_with_keys(self.guard, request)
         except StreamsError as error:
             spent_ms = (time.perf_counter_ns() - request.started_ns) / 1e6
             response = response_for(error, server_total_ms=spent_ms)
         status = response.status
-        self._answered[status] = self._answered.get(status, 0) + 1
+        self._response_counts[status] = self._response_counts.get(status, 0) + 1
         if request.times is not None:
             request.times.observe((time.perf_counter_ns() - request.started_ns) / 1e9)
         if self._logs_access:
@@ -152,11 +156,13 @@ class Api:
 
     @staticmethod
     def _log_access(request: Request, request_id: str, status: int) -> None:
-        """Neither query nor headers nor the name of a session: whoever knows those may use them. Of a stream,
-        its beginning."""
+        """Log a request without its query, headers and session name: each of them can grant access.
+
+        A streamed response is logged when it begins.
+        """
         took_ms = (time.perf_counter_ns() - request.started_ns) / 1e6
         log.debug(
-            "answered",
+            "request",
             request_id=request_id,
             method=request.method,
             path=loggable_path(request.path),
@@ -171,56 +177,58 @@ class Api:
         self._origins.check_host(request.headers)
         return self._origins.preflight(request)
 
-    async def _unguarded(self, request: Request) -> Response:
+    async def _handle_without_keys(self, request: Request) -> Response:
         origins, headers = self._origins, request.headers
         try:
-            routed, names = self._find(request)
+            endpoint, names = self._find(request)
         except StreamsError:
             origins.check_host(headers)
             origins.check_site(headers)
             raise
-        request.times = routed.times
-        rule = routed.rule
+        request.times = endpoint.times
+        rule = endpoint.rule
         if not rule.is_for_anyone:
             origins.check_host(headers)
-            if not rule.is_open:  # static pages, which other pages may link to
+            if not rule.is_open:  # open routes are static pages, which any page may link to
                 origins.check_site(headers)
-        return await routed.handler(request, *names)
+        return await endpoint.handler(request, *names)
 
-    async def _guarded(self, guard: Guard, request: Request) -> Response:
+    async def _handle_with_keys(self, guard: Guard, request: Request) -> Response:
         try:
-            routed, names = self._find(request)
-        except StreamsError:  # a stranger is not told which addresses there are
+            endpoint, names = self._find(request)
+        except StreamsError:  # without a key, a client must not learn which routes exist
             guard.identify(request, takes_token=False)
             raise
-        request.times = routed.times
-        rule = routed.rule
+        request.times = endpoint.times
+        rule = endpoint.rule
         if guard.is_open(rule):
-            return await routed.handler(request, *names)
+            return await endpoint.handler(request, *names)
         request.key = key = guard.identify(request, takes_token=rule.takes_token)
         rule.check(key.grant, names[0] if names else "")
         if request.charge is not None:
             request.charge.assign(key.id)
         guard.in_flight.take(key)
         try:
-            return await routed.handler(request, *names)
+            return await endpoint.handler(request, *names)
         finally:
             guard.in_flight.give(key)
 
     def _find(self, request: Request) -> tuple[Endpoint, tuple[str, ...]]:
-        """Who answers, with the rule that comes first, and the names in the path that the handler takes. No
-        handler is called but through here, so none is without its rule."""
+        """Return the endpoint of a request and the path parameters of its handler.
+
+        Handlers are called only through an endpoint, so every handler has an access rule.
+        """
         path = request.path
         if path.startswith(_BOX_PREFIX):
             name, _, action = path[len(_BOX_PREFIX) :].partition("/")
             if "%" in name:
-                name = _decoded(name)
+                name = _decode_segment(name)
             action, slash, rest = action.partition("/")
             methods = self._under_box.get(action + slash)
             if methods is not None and name and bool(rest) == bool(slash) and "/" not in rest:
                 return self._pick(methods, request), (name, rest)
         elif path.startswith(_ROUTER_PREFIX) and path != _ROUTER_PREFIX:
-            name = _decoded(path[len(_ROUTER_PREFIX) :], "router")
+            name = _decode_segment(path[len(_ROUTER_PREFIX) :], "router")
             return self._pick(self._under_routers, request), (name,)
         elif path.startswith(S2_PREFIX):
             return self._under_s2, ()
@@ -231,7 +239,7 @@ class Api:
             wid = path.removeprefix(_WATCH_PREFIX)
             if wid != path and wid and "/" not in wid:
                 return self._pick(self._under_watch, request), (wid,)
-        raise NotFound(f"{shown(path)}: there is nothing at this address", path=path[:256])
+        raise NotFound(f"{shown(path)}: there is no such route; see /docs for all routes", path=path[:256])
 
     @staticmethod
     def _pick(methods: Mapping[str, Endpoint], request: Request) -> Endpoint:
@@ -248,8 +256,11 @@ def _shape(action: str) -> str:
     return f"/{action}{{}}" if action.endswith("/") else f"/{action}" if action else ""
 
 
-def _decoded(segment: str, field: str = "box") -> str:
-    """A path segment without its percent-encoding. Split first, then decode: `%2F` is part of a name."""
+def _decode_segment(segment: str, field: str = "box") -> str:
+    """Decode the percent-encoding of one path segment.
+
+    The path is split before it is decoded: `%2F` is part of a name.
+    """
     try:
         return unquote(segment, errors="strict")
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""Health, readiness, placement and the key of a request (v0 §13, §14)."""
+"""Handlers for health, readiness, placement and the key of a request (v0 §13, §14)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ServerInfo:
         self._started_ns = time.monotonic_ns()
 
     async def health(self, request: Request) -> Response:
-        """The process answers; whether it can serve is `ready`'s to say."""
+        """Report that the process is alive. `ready` reports whether it can serve."""
         uptime_ms = (time.monotonic_ns() - self._started_ns) // 1_000_000
         return from_reply(request, Health("ok", self._version, uptime_ms))
 
@@ -42,9 +42,9 @@ class ServerInfo:
         shards = await self._dispatch.describe()
         waiting = [shard for shard in shards if not shard["ready"]]
         if waiting:
-            done = sum(float(shard.get("replay_progress", 0.0)) for shard in shards) / len(shards)
-            names = ", ".join(_named(shard) for shard in waiting)
-            detail: dict[str, Any] = {"replay_progress": round(done, 4), "shards": shards}
+            progress = sum(float(shard.get("replay_progress", 0.0)) for shard in shards) / len(shards)
+            names = ", ".join(_describe_shard(shard) for shard in waiting)
+            detail: dict[str, Any] = {"replay_progress": round(progress, 4), "shards": shards}
             steps = [shard["next_step"] for shard in waiting if "next_step" in shard]
             if steps:
                 detail["next_step"] = steps[0]
@@ -59,16 +59,15 @@ class ServerInfo:
         return from_reply(request, reply)
 
     async def whoami(self, request: Request) -> Response:
-        """The key of the request: what it allows, its limits and what it uses of them."""
+        """Describe the key of the request: its scopes, its limits and its usage."""
         Query(request.query).done()
         return from_facts(request, await self._key_use.whoami(request.key))
 
     async def placement(self, request: Request) -> Response:
-        """Which shard owns which slots and where it listens, for clients that talk to shards directly.
+        """Describe the slots and the addresses of each shard, for clients that connect to shards directly.
 
-        A Unix socket takes everything of the server's own user and holds nobody to a key's prefixes. So its
-        path is shown only to keys that read or write and have no prefixes; others get an empty text for each
-        shard, and use TCP.
+        A shard does not check key prefixes on its Unix socket. So the socket path is shown only to keys that
+        read or write and have no prefixes. Other keys get an empty path for each shard and use TCP.
         """
         grant = request.grant
         shows_paths = grant is None or (bool(grant.scopes & (READ | WRITE)) and not grant.prefixes)
@@ -77,7 +76,7 @@ class ServerInfo:
         return from_reply(request, Placement(**runs, sockets=list(sockets), addresses=list(self._addresses)))
 
 
-def _named(shard: dict[str, Any]) -> str:
-    """A shard with the reason why it is away, where the supervisor knows one."""
+def _describe_shard(shard: dict[str, Any]) -> str:
+    """Return the number of a shard, and the reason why it is down if the supervisor knows it."""
     reason = shard.get("reason", "")
     return f"{shard['shard']} ({REASONS[reason][0]})" if reason in REASONS else str(shard["shard"])

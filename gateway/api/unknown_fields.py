@@ -1,12 +1,11 @@
-"""Tolerant reads: unknown fields of a read are ignored and reported (v0 §20).
+"""Ignores unknown fields of reads and reports them as warnings (v0 §20).
 
-A client of a newer version sends fields that this server does not know. Reads go on without them and list
-them in `warnings`. Everything that writes, acknowledges, moves a cursor, deletes or configures stays strict:
-there a mistyped field would turn a condition into none. `Prefer: handling=strict` (RFC 7240) makes reads
-strict too.
+A newer client may send fields that this server does not know. Reads ignore them and list them in `warnings`.
+Requests that write, acknowledge, move a cursor, delete or configure stay strict: there a mistyped field would
+silently drop a condition. `Prefer: handling=strict` (RFC 7240) makes reads strict too.
 
-A shard reads strictly, whoever asks. Its refusal is what makes the gateway look at the body, so that a
-request without unknown fields costs nothing more.
+Shards always parse strictly. The gateway parses the body only after a shard has rejected it, so a request
+without unknown fields has no extra cost.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import msgspec
 
 from gateway.api import long_polls
 from gateway.api.responses import from_shard
-from gateway.requests.content import is_ndjson, uncompressed
+from gateway.requests.content import check_content_type, decompress_body
 from gateway.requests.request import Buffer, Request, Response
 from gateway.shards.dispatch import Dispatch
 from gateway.watch.plan import WATCH_FIELDS, Plan, plan_of_body
@@ -31,7 +30,7 @@ _FIELDS = {
 }
 WARNINGS_MAX = 8
 _NAME_CHARS_MAX = 64
-#: A larger body is never one of a read with a field too many: 256 nodes have 32 KiB.
+#: Larger bodies are not searched for unknown fields: a read with 256 nodes has 32 KiB.
 _BODY_BYTES_MAX = 1024 * 1024
 
 _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -48,15 +47,15 @@ def wants_strict(headers: Mapping[str, str]) -> bool:
     return False
 
 
-def without_unknown(body: bytes, known: Iterable[str]) -> tuple[bytes, list[str]]:
-    """The body without its unknown top-level fields, and a warning for each of the first of them."""
+def strip_unknown_fields(body: bytes, field_names: Iterable[str]) -> tuple[bytes, list[str]]:
+    """Return the body without unknown top-level fields, and warnings for the first `WARNINGS_MAX` of them."""
     try:
         if len(body) > _BODY_BYTES_MAX:
             return body, []
         fields = _decode_fields(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return body, []
-    unknown = sorted(fields.keys() - set(known))
+    unknown = sorted(fields.keys() - set(field_names))
     if not unknown:
         return body, []
     warnings = [f"unknown field {name[:_NAME_CHARS_MAX]!r} was ignored" for name in unknown[:WARNINGS_MAX]]
@@ -66,27 +65,27 @@ def without_unknown(body: bytes, known: Iterable[str]) -> tuple[bytes, list[str]
 async def ask(
     dispatch: Dispatch, op: int, request: Request, head: wire.RequestHead, body: Buffer
 ) -> tuple[wire.Message, list[str]]:
-    """The owner's answer to a read, and warnings about what was ignored."""
+    """Send a request to the owner of its box. Return the reply and a warning for each ignored field."""
     try:
         return await long_polls.ask(dispatch, op, request, head, body), []
     except InvalidRequest:
-        known = _FIELDS.get(op)
-        if known is None or wants_strict(request.headers):
+        field_names = _FIELDS.get(op)
+        if field_names is None or wants_strict(request.headers):
             raise
-        trimmed, warnings = without_unknown(bytes(body), known)
+        stripped_body, warnings = strip_unknown_fields(bytes(body), field_names)
         if not warnings:
             raise
-    return await long_polls.ask(dispatch, op, request, head, trimmed), warnings
+    return await long_polls.ask(dispatch, op, request, head, stripped_body), warnings
 
 
 async def forward_json(
     dispatch: Dispatch, op: int, request: Request, box: str, body_bytes_max: int
 ) -> Response:
-    """Pass a JSON body on to the owner of a box, and its answer, with its warnings, back."""
-    is_ndjson(request, allowed=False)
+    """Forward a JSON body to the owner of a box, and return its reply, with warnings, as a response."""
+    check_content_type(request, allow_ndjson=False)
     body = request.body
     if "content-encoding" in request.headers:
-        body = await uncompressed(request, body_bytes_max)
+        body = await decompress_body(request, body_bytes_max)
     head = wire.RequestHead(box, request.query)
     answer, warnings = await ask(dispatch, op, request, head, body)
     response = from_shard(request, answer, warnings=warnings)
@@ -95,11 +94,11 @@ async def forward_json(
 
 
 def plan_watch(body: bytes, node_bytes_max: int, *, strict: bool) -> tuple[Plan, list[str]]:
-    """What a watch or a subscription asks for, and warnings about what was ignored."""
+    """Parse the body of a watch or subscription. Return its plan and a warning for each ignored field."""
     try:
         return plan_of_body(body, node_bytes_max), []
     except InvalidRequest:
-        trimmed, warnings = without_unknown(body, WATCH_FIELDS)
+        stripped_body, warnings = strip_unknown_fields(body, WATCH_FIELDS)
         if strict or not warnings:
             raise
-    return plan_of_body(trimmed, node_bytes_max), warnings
+    return plan_of_body(stripped_body, node_bytes_max), warnings

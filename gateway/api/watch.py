@@ -1,11 +1,11 @@
-"""Watch over server-sent events (v0 §7.1-§7.4)."""
+"""Handlers for watching over server-sent events (v0 §7.1-§7.4)."""
 
 from __future__ import annotations
 
 from gateway.api import unknown_fields
 from gateway.api.responses import from_reply
 from gateway.requests import sse
-from gateway.requests.content import control_body, is_ndjson
+from gateway.requests.content import check_content_type, control_body
 from gateway.requests.request import Request, Response, Sink
 from gateway.watch import cursors
 from gateway.watch.plan import plan_of_query
@@ -26,7 +26,7 @@ class Watches:
         query = Query(request.query)
         lenient = bool(query.flag("lenient", False))
         query.done()
-        is_ndjson(request, allowed=False)
+        check_content_type(request, allow_ndjson=False)
         body = await control_body(request, self._body_bytes_max)
         strict = unknown_fields.wants_strict(request.headers)
         plan, warnings = unknown_fields.plan_watch(body, self._watch.node_bytes_max, strict=strict)
@@ -47,8 +47,8 @@ class Watches:
         """`GET /v0/watch/{wid}`"""
         sse.check_accepts(request)
         Query(request.query).done()
-        told = request.headers.get("last-event-id")
-        cursor = cursors.decode_untrusted(told, "last-event-id") if told else None
+        last_event_id = request.headers.get("last-event-id")
+        cursor = cursors.decode_untrusted(last_event_id, "last-event-id") if last_event_id else None
         if request.method == "HEAD":
             return sse.response(_Nothing())
         return sse.response(await self._watch.open_session(wid, cursor, request.key))
@@ -56,20 +56,20 @@ class Watches:
     async def box(self, request: Request, box: str, rest: str) -> Response:
         """`GET /v0/boxes/{box}/watch`"""
         sse.check_accepts(request)
-        told = request.headers.get("last-event-id")
-        plan = plan_of_query(box, request.query, told, self._watch.node_bytes_max)
+        last_event_id = request.headers.get("last-event-id")
+        plan = plan_of_query(box, request.query, last_event_id, self._watch.node_bytes_max)
         views = await self._watch.look_at(plan, lenient=False, wait_s=OPEN_S_MAX)
         if request.method == "HEAD":
             return sse.response(_Nothing())
         return sse.response(self._watch.opened(plan, views, request.key))
 
     async def not_a_socket(self, request: Request) -> Response:
-        """`GET /v0/ws` by somebody who does not ask for a WebSocket."""
-        raise InvalidRequest("upgrade: this address speaks WebSocket only", field="upgrade")
+        """Refuse a `GET /v0/ws` without a WebSocket upgrade."""
+        raise InvalidRequest("upgrade: this route accepts WebSocket connections only", field="upgrade")
 
 
 class _Nothing:
-    """The body of an answer to HEAD."""
+    """The body of a response to HEAD: never sent."""
 
     async def run(self, sink: Sink) -> None:
         raise AssertionError("a HEAD has no body")

@@ -1,19 +1,19 @@
-"""The data plane over one WebSocket (v0 §7.5): subscribe, unsubscribe, publish, ping.
+"""Serves WebSocket connections (v0 §7.5): subscribe, unsubscribe, publish, ping.
 
-Commands are JSON objects with an `op` and, if the client likes, a `request_id` that every answer to it
-carries, the records of a subscription included. They are carried out one after the other, so what one socket
-publishes is appended in the order in which it was sent, and one command is all that is in flight.
+A command is a JSON object with an `op` and an optional `request_id`. Every reply to a command carries its
+`request_id`, and so do the records of a subscription. A connection executes one command at a time, so its
+records are appended in the order in which the client published them.
 
     subscribe    box, from_seq or tail; or boxes as in POST /v0/watch; and the options of that  -> subscribed
     unsubscribe  box or boxes (a list)                                                          -> ack
     publish      box, and the body of an append                                                 -> ack
     ping                                                                                        -> ack
 
-A browser sends `Origin` and asks nobody before it opens a socket to another site, so a page of another origin
-is refused unless it is allowed (`gateway/access/origins.py`).
+Browsers open WebSockets to other sites without a preflight. So a page of another origin is rejected unless
+its origin is allowed (`gateway/access/origins.py`).
 
-Bounds: `WATCHED_BOXES_MAX` boxes a socket; the size of a message in `http/hypercorn/server.py`; unsent events
-as for every stream (`watch/stream.py`), and while more than `_ANSWERS_BYTES_MAX` are, no command is taken.
+Limits: `WATCHED_BOXES_MAX` boxes per connection. `http/hypercorn/server.py` bounds the size of a message,
+`watch/stream.py` the unsent events. No command is read while more than `_ANSWERS_BYTES_MAX` bytes are unsent.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ log = structlog.get_logger()
 
 _REQUEST_ID_BYTES_MAX = 256
 _ANSWERS_BYTES_MAX = 1024 * 1024
-#: There is nothing to beat with: a client that wants to hear us pings, the kernel looks after the rest.
+#: WebSocket heartbeats are empty: clients ping if they need to, and TCP keepalive finds dead peers.
 _HEARTBEAT_MS = 60_000
 
 Fields = dict[str, msgspec.Raw]
@@ -84,7 +84,7 @@ class WebSockets:
 
 
 class WebSocketEncoder:
-    """Events as messages that carry the id of the request that asked for them."""
+    """Encodes events as messages with the `request_id` of the command that caused them."""
 
     key = None
 
@@ -101,9 +101,9 @@ class WebSocketEncoder:
     def refusal(self, error: StreamsError) -> bytes:
         return self._error({"code": error.code, "message": error.message}, detail=error.detail)
 
-    def _error(self, told: dict[str, Any], **more: Any) -> bytes:
-        told |= {name: value for name, value in more.items() if value}
-        return self.event(b"error", orjson.dumps(told), b"")
+    def _error(self, fields: dict[str, Any], **more: Any) -> bytes:
+        fields |= {name: value for name, value in more.items() if value}
+        return self.event(b"error", orjson.dumps(fields), b"")
 
     def heartbeat(self) -> bytes:
         return b""
@@ -127,12 +127,12 @@ class WebSocketConnection:
         self._rates = rates
         self._socket = socket
         self._sink = QueuedSink()
-        #: Whose backlog is read next: one page of all is on its way.
+        #: Held while a stream reads its backlog: one page of all streams is in flight.
         self._turn = trio.Lock()
         self._scope = trio.CancelScope()
         self._nursery: trio.Nursery | None = None
-        #: Box -> how to end its stream.
-        self._subscribed: dict[str, trio.CancelScope] = {}
+        #: Box -> cancel scope of its stream.
+        self._scopes: dict[str, trio.CancelScope] = {}
         self._commands: dict[str, Callable[[Fields, WebSocketEncoder], Awaitable[bytes]]] = {
             "subscribe": self._subscribe,
             "unsubscribe": self._unsubscribe,
@@ -141,13 +141,13 @@ class WebSocketConnection:
         }
 
     def __repr__(self) -> str:
-        return f"<WebSocketConnection {len(self._subscribed)} boxes>"
+        return f"<WebSocketConnection {len(self._scopes)} boxes>"
 
     def end(self) -> None:
         self._scope.cancel()
 
     async def run(self) -> None:
-        """Until the peer goes away, does not read what it asked for, or the gateway drains."""
+        """Serve until the client disconnects or stalls, or the gateway drains."""
         try:
             with self._scope:
                 async with trio.open_nursery() as self._nursery:
@@ -182,7 +182,7 @@ class WebSocketConnection:
             op = _text(fields, "op")
             command = self._commands.get(op)
             if command is None:
-                raise InvalidRequest(f"op: {op[:64]} is none of {', '.join(self._commands)}", field="op")
+                raise InvalidRequest(f"op: {op[:64]} is not one of {', '.join(self._commands)}", field="op")
             self._sink.put(await command(fields, wording))
         except StreamsError as error:
             self._sink.put(wording.refusal(error))
@@ -194,37 +194,39 @@ class WebSocketConnection:
         plan, warnings = unknown_fields.plan_watch(body, self._watch.node_bytes_max, strict=self._strict)
         self._check(READ, *plan.starts)
         for box in plan.starts:
-            if box in self._subscribed:
-                raise InvalidRequest(f"boxes: {box} is subscribed on this socket already", field="boxes")
-        if len(self._subscribed) + len(plan.starts) > WATCHED_BOXES_MAX:
-            raise InvalidRequest(f"boxes: at most {WATCHED_BOXES_MAX} on one socket", field="boxes")
+            if box in self._scopes:
+                raise InvalidRequest(f"boxes: {box} is already subscribed on this connection", field="boxes")
+        if len(self._scopes) + len(plan.starts) > WATCHED_BOXES_MAX:
+            raise InvalidRequest(
+                f"boxes: at most {WATCHED_BOXES_MAX} subscriptions per connection", field="boxes"
+            )
         views = await self._watch.look_at(plan, lenient=False)
         assert self._nursery is not None
-        shown: dict[str, Any] = {"boxes": starts_shown(plan, views)}
+        description: dict[str, Any] = {"boxes": starts_shown(plan, views)}
         if warnings:
-            shown["warnings"] = warnings
-        self._sink.put(wording.event(b"subscribed", msgspec.json.encode(shown), b""))
+            description["warnings"] = warnings
+        self._sink.put(wording.event(b"subscribed", msgspec.json.encode(description), b""))
         for box, view in views.items():
             merge = merge_of(Plan({box: plan.starts[box]}, plan.encoding, _HEARTBEAT_MS), {box: view})
             stream = self._watch.stream(
                 merge, plan.encoding, _HEARTBEAT_MS, wording, self._turn, owner=owner_of(self._key)
             )
-            scope = self._subscribed[box] = trio.CancelScope()
+            scope = self._scopes[box] = trio.CancelScope()
             self._nursery.start_soon(self._run_stream, stream, scope)
-        return b""  # said already: nothing of the boxes may come before it
+        return b""  # the reply is in the sink already: it must precede all events
 
     async def _run_stream(self, stream: Stream, scope: trio.CancelScope) -> None:
         with scope:
             await stream.run(self._sink)
-            self.end()  # by itself it ends only when the peer does not read
+            self.end()  # a stream returns only if the client does not read
 
     async def _unsubscribe(self, fields: Fields, wording: WebSocketEncoder) -> bytes:
-        boxes = _listed(fields)
+        boxes = _box_names(fields)
         for box in boxes:
-            if box not in self._subscribed:
-                raise InvalidRequest(f"box: {box[:256]} is not subscribed on this socket", field="box")
+            if box not in self._scopes:
+                raise InvalidRequest(f"box: {box[:256]} is not subscribed on this connection", field="box")
         for box in boxes:
-            self._subscribed.pop(box).cancel()
+            self._scopes.pop(box).cancel()
         await trio.lowlevel.checkpoint()
         return wording.event(b"ack", orjson.dumps({"boxes": boxes}), b"")
 
@@ -237,8 +239,8 @@ class WebSocketConnection:
         head = wire.RequestHead(box, grant=grant, account=account)
         owner = owner_of(self._key)
         is_urgent = bytes(fields.get("disable_backpressure", b"")) == b"true"
-        encoded = msgspec.json.encode(body)
-        answer, waited_s = await self._dispatch.append(head, encoded, owner=owner, is_urgent=is_urgent)
+        payload = msgspec.json.encode(body)
+        answer, waited_s = await self._dispatch.append(head, payload, owner=owner, is_urgent=is_urgent)
         return wording.event(b"ack", b"".join(from_shard(request, answer, waited_s).parts), b"")
 
     def _check(self, scope: int, *boxes: str) -> None:
@@ -256,10 +258,13 @@ class WebSocketConnection:
 
 
 def _request_id(fields: Fields) -> bytes:
-    """As it was written; text or a number, whatever the client counts with."""
+    """Return the raw JSON of `request_id`: a string or a number, echoed unchanged."""
     raw = bytes(fields.get("request_id", b""))
     if raw[:1] in (b"{", b"[") or len(raw) > _REQUEST_ID_BYTES_MAX:
-        raise InvalidRequest("request_id: must be a short text or a number", field="request_id")
+        raise InvalidRequest(
+            f"request_id: must be a string or number of at most {_REQUEST_ID_BYTES_MAX} bytes",
+            field="request_id",
+        )
     return raw
 
 
@@ -272,25 +277,25 @@ def _value(fields: Fields, name: str) -> Any:
 def _text(fields: Fields, name: str) -> str:
     value = _value(fields, name)
     if not isinstance(value, str):
-        raise InvalidRequest(f"{name}: must be text", field=name)
+        raise InvalidRequest(f"{name}: must be a string", field=name)
     return value
 
 
-def _listed(fields: Fields) -> list[str]:
+def _box_names(fields: Fields) -> list[str]:
     if "boxes" not in fields:
         return [_text(fields, "box")]
     boxes = _value(fields, "boxes")
     if not isinstance(boxes, list) or not all(isinstance(box, str) for box in boxes):
-        raise InvalidRequest("boxes: must be a list of names", field="boxes")
+        raise InvalidRequest("boxes: must be a list of box names", field="boxes")
     return list(dict.fromkeys(boxes))
 
 
 def _watch_body(fields: Fields) -> bytes:
-    """What `POST /v0/watch` would be sent. One box can be said without the map."""
+    """Build the body of an equivalent `POST /v0/watch`. A single `box` replaces the `boxes` map."""
     body: dict[str, Any] = {name: raw for name, raw in fields.items() if name not in ("op", "request_id")}
     if "box" in body:
         if "boxes" in body:
-            raise InvalidRequest("box: cannot be given together with boxes", field="box")
+            raise InvalidRequest("box: cannot be combined with boxes", field="box")
         box = _text(fields, "box")
         del body["box"]
         body["boxes"] = {box: {name: body.pop(name) for name in ("from_seq", "tail") if name in body}}

@@ -19,7 +19,7 @@ import trio
 from gateway.admission.memory import MemoryBudget
 from gateway.requests.errors import error_response, response_for
 from gateway.requests.request import S2_PREFIX, Handler, Request, Response
-from gateway.requests.s2_errors import S2Error, refused_early
+from gateway.requests.s2_errors import S2Error, early_s2_error
 from streams.protocol.errors import InvalidRequest, PayloadTooLarge, StreamsError, Throttled
 
 log = structlog.get_logger("gateway.front")
@@ -142,7 +142,7 @@ def streams_refused() -> Throttled:
 def refusal(error: StreamsError, headers: Mapping[str, str], started_ns: int, path: str = "") -> Response:
     """Return the error response for a request that never reached the handler, in the format of its API."""
     if path.startswith(S2_PREFIX):
-        response = refused_early(error, headers.get("content-type")).response
+        response = early_s2_error(error, headers.get("content-type")).response
     else:
         response = response_for(error, server_total_ms=(time.perf_counter_ns() - started_ns) / 1e6)
     response.headers.append((b"x-request-id", request_id_of(headers).encode()))

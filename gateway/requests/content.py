@@ -1,9 +1,9 @@
-"""Bodies as they travel: which types are read, and how they are compressed and uncompressed (v0 §0.2).
+"""Checks the content type of bodies, decompresses requests and compresses responses (v0 §0.2).
 
-Bounds: a body is uncompressed in steps, each charged to the budget of bodies before it is made, up to the
-limit and not a byte further, whatever it claims. Work on more than `_THREAD_BYTES` runs in one of
-`_THREADS_MAX` threads, so that large bodies do not hold up the others: a thread writes into memory that the
-kernel maps, page by page, and the event loop copies none of it.
+Limits: a body is decompressed in steps. Each step is charged to the budget of bodies before it runs, and
+decompression stops one byte after the limit, whatever size the body claims. Work on more than
+`_THREAD_BYTES` runs in one of `_THREADS_MAX` threads, so large bodies do not block the event loop: a thread
+writes into mapped memory, and the event loop copies none of it.
 """
 
 from __future__ import annotations
@@ -24,49 +24,50 @@ _JSON = "application/json"
 _FORM = "application/x-www-form-urlencoded"
 NDJSON = "application/x-ndjson"
 
-#: A body that the gateway parses itself. To parse 64 MiB would hold up everybody for half a second, and take
-#: ten times as much memory. The largest that is of use, a watch of 256 boxes, is a tenth of this.
+#: Limit for bodies that the gateway parses itself. Parsing 64 MiB would block the event loop for half a
+#: second and take ten times as much memory. The largest useful body, a watch of 256 boxes, is a tenth of
+#: this.
 CONTROL_BYTES_MAX = 1024 * 1024
 
 _COMPRESS_BYTES_MIN = 1024
 _THREAD_BYTES = 64 * 1024
-#: Compression keeps a core busy, so more threads would only take turns.
+#: Compression saturates a core, so more threads would not help.
 _THREADS_MAX = 2
 _threads = trio.CapacityLimiter(_THREADS_MAX)
-#: The first step of a body is made at once, without a thread; each further one doubles what there is.
+#: The first step runs on the event loop. Each further step doubles the output, up to this many bytes.
 _STEP_BYTES_MAX = 4 * 1024 * 1024
-#: What zlib has made is copied in pieces of this size, so that a thread holds up the event loop for 20 µs.
+#: Output of zlib is copied in pieces of this size: a copy holds the GIL for 20 µs.
 _COPY_BYTES = 128 * 1024
-#: Compressed bytes that are given to zlib at a time: it copies what it has not used.
+#: Input per call of zlib, which copies its unused input.
 _GZIP_INPUT_BYTES = 64 * 1024
-#: Windows of zstd up to 8 MiB, what its format asks every decoder to support.
+#: zstd windows up to 8 MiB, the size that its format requires every decoder to support.
 _ZSTD_WINDOW_MAX = 8 * 1024 * 1024
 
 
-def is_ndjson(request: Request, *, allowed: bool) -> bool:
-    """Checks the type of a request's body. Whether it is lines of JSON and not one JSON value."""
+def check_content_type(request: Request, *, allow_ndjson: bool) -> bool:
+    """Check the content type of a body. Return True for NDJSON, False for JSON or no body."""
     if not request.body:
         return False
     headers = request.headers
-    given = headers.get("content-type")
-    if given == _JSON:
+    content_type = headers.get("content-type")
+    if content_type == _JSON:
         return False
-    if given is None:
+    if content_type is None:
         raise UnsupportedMediaType(f"content-type: is missing; send {_JSON}", field="content-type")
-    kind = given.partition(";")[0].strip().lower()
+    kind = content_type.partition(";")[0].strip().lower()
     if kind == _JSON or (kind.startswith("application/") and kind.endswith("+json")):
         return False
     if kind == _FORM and "origin" not in headers and "sec-fetch-site" not in headers:
-        return False  # what `curl -d` sends; a browser's form always carries one of the two
-    if kind == NDJSON and allowed:
+        return False  # sent by `curl -d`; a browser's form always has one of these two headers
+    if kind == NDJSON and allow_ndjson:
         return True
     raise UnsupportedMediaType(
-        f"content-type: {shown(given)} is not read here; send {_JSON}", field="content-type"
+        f"content-type: {shown(content_type)} is not accepted here; send {_JSON}", field="content-type"
     )
 
 
-async def uncompressed(request: Request, bytes_max: int) -> Buffer:
-    """The body without its `Content-Encoding`."""
+async def decompress_body(request: Request, bytes_max: int) -> Buffer:
+    """Return the body of a request, decompressed according to its `Content-Encoding`."""
     encoding = request.headers.get("content-encoding")
     if encoding is None or not request.body:
         return request.body
@@ -76,43 +77,45 @@ async def uncompressed(request: Request, bytes_max: int) -> Buffer:
     decoder = _DECODERS.get(name)
     if decoder is None:
         raise UnsupportedMediaType(
-            f"content-encoding: {shown(encoding)} is not read here; send gzip, zstd or none",
+            f"content-encoding: {shown(encoding)} is not supported; send gzip, zstd or none",
             field="content-encoding",
         )
-    return await _decoded_in_steps(decoder(request.body), request, bytes_max)
+    return await _decompress_in_steps(decoder(request.body), request, bytes_max)
 
 
 async def control_body(request: Request, bytes_max: int) -> bytes:
-    """The uncompressed body of a request that the gateway parses itself."""
+    """Return the decompressed body of a request that the gateway parses itself."""
     bytes_max = min(bytes_max, CONTROL_BYTES_MAX)
-    body = await uncompressed(request, bytes_max)
+    body = await decompress_body(request, bytes_max)
     if len(body) > bytes_max:
-        raise PayloadTooLarge(f"body: more than {bytes_max} bytes at this address", limit_bytes=bytes_max)
+        raise PayloadTooLarge(
+            f"body: has more than {bytes_max} bytes, the limit of this route", limit_bytes=bytes_max
+        )
     return bytes(body)
 
 
 class _Decoder(Protocol):
-    """One compressed body."""
+    """Decompresses one body."""
 
-    #: Memory that the decoder itself may use beside what it has made, in bytes.
+    #: Memory that the decoder may use beside its output, in bytes.
     window_bytes_max: int
 
     def read(self, size: int) -> bytes:
-        """At most so many bytes more; fewer only at the end. Raises `InvalidRequest`."""
+        """Return the next `size` bytes; fewer only at the end. Raises `InvalidRequest`."""
 
     def read_into(self, space: memoryview) -> int:
-        """Fill a space, and return how many bytes that were; fewer only at the end. Raises as `read`."""
+        """Fill `space` and return the number of bytes; fewer than fit only at the end. Raises as `read`."""
 
 
-async def _decoded_in_steps(decoder: _Decoder, request: Request, bytes_max: int) -> Buffer:
+async def _decompress_in_steps(decoder: _Decoder, request: Request, bytes_max: int) -> Buffer:
     charge = request.open_charge()
-    charged = 0 if charge is None else charge.size
+    compressed_bytes = 0 if charge is None else charge.size
 
-    def charge_for(made: int) -> int:
-        # The decoder remembers no more than what it has made.
+    def charge_for(size: int) -> int:
+        # The decoder's window is never larger than its output.
         if charge is not None:
-            charge.grow(charged + made + min(made, decoder.window_bytes_max) - charge.size)
-        return made
+            charge.grow(compressed_bytes + size + min(size, decoder.window_bytes_max) - charge.size)
+        return size
 
     room = charge_for(min(_THREAD_BYTES, bytes_max + 1))
     plain: Buffer = decoder.read(room)
@@ -122,15 +125,15 @@ async def _decoded_in_steps(decoder: _Decoder, request: Request, bytes_max: int)
         memory[:] = plain
         while have == room <= bytes_max:
             room = charge_for(min(have + min(have, _STEP_BYTES_MAX), bytes_max + 1))
-            memory.resize(room)  # It moves, if it has to, without being copied.
+            memory.resize(room)  # the kernel remaps it without a copy
             with memoryview(memory) as whole, whole[have:] as space:
                 have += await trio.to_thread.run_sync(decoder.read_into, space, limiter=_threads)
         memory.resize(have)
         plain = memoryview(memory)
     if have > bytes_max:
-        raise PayloadTooLarge(f"body: more than {bytes_max} bytes when uncompressed", limit=bytes_max)
+        raise PayloadTooLarge(f"body: has more than {bytes_max} bytes when decompressed", limit=bytes_max)
     if charge is not None:
-        charge.shrink_to(charged + have)
+        charge.shrink_to(compressed_bytes + have)
     return plain
 
 
@@ -192,7 +195,7 @@ class _Unzstd:
         return piece
 
     def read_into(self, space: memoryview) -> int:
-        """It decodes straight into its place, and other threads run meanwhile."""
+        """Decode directly into `space`, without the GIL."""
         have = 0
         try:
             while have < len(space):
@@ -209,14 +212,14 @@ _DECODERS: dict[str, Callable[[Buffer], _Decoder]] = {"gzip": _Gunzip, "x-gzip":
 
 
 async def compress(request: Request, response: Response) -> None:
-    """Compresses the answer in place if the request accepts it and it is worth it."""
-    accepted = request.headers.get("accept-encoding")
-    if accepted is None or response.is_streamed:
+    """Compress a response in place if the client accepts it and the response is large enough."""
+    accept_encoding = request.headers.get("accept-encoding")
+    if accept_encoding is None or response.is_streamed:
         return
     size = sum(map(len, response.parts))
     if size < _COMPRESS_BYTES_MIN:
         return
-    encoding = _chosen(accepted)
+    encoding = _choose_encoding(accept_encoding)
     if encoding is None:
         return
     encode = _gzip if encoding == b"gzip" else _zstd
@@ -231,9 +234,9 @@ async def compress(request: Request, response: Response) -> None:
     response.headers.append((b"vary", b"accept-encoding"))
 
 
-def _chosen(accepted: str) -> bytes | None:
+def _choose_encoding(accept_encoding: str) -> bytes | None:
     weights: dict[str, float] = {}
-    for item in accepted.lower().split(","):
+    for item in accept_encoding.lower().split(","):
         name, _, parameters = item.partition(";")
         weight = 1.0
         key, _, value = parameters.strip().partition("=")
@@ -244,8 +247,8 @@ def _chosen(accepted: str) -> bytes | None:
                 weight = 0.0
         weights[name.strip()] = weight
     anything = weights.get("*", 0.0)
-    offered = [(weights.get(name, anything), name) for name in ("gzip", "zstd")]
-    weight, name = max(offered)  # zstd on a tie: better and faster
+    candidates = [(weights.get(name, anything), name) for name in ("gzip", "zstd")]
+    weight, name = max(candidates)  # zstd on a tie: better and faster
     return name.encode() if weight > 0 else None
 
 

@@ -1,4 +1,4 @@
-"""The one table from an error's code to its `/v0` status, and the JSON shape of an error (v0 §0.6)."""
+"""Maps error codes to `/v0` statuses and builds error responses (v0 §0.6)."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ STATUS_OF: dict[str, int] = {
     "disk_full": 507,
 }
 
-#: What only streams of the S2 API meet, which says it in its own words, and transactions on the shard wire:
-#: no address of `/v0` answers with these.
-ELSEWHERE: frozenset[str] = frozenset(
+#: Codes that no `/v0` route returns: S2 streams (which have their own error format) and transactions on the
+#: shard wire.
+NOT_IN_V0: frozenset[str] = frozenset(
     (
         "stream_not_found",
         "basin_not_found",
@@ -65,7 +65,7 @@ ELSEWHERE: frozenset[str] = frozenset(
     )
 )
 
-#: Seconds a client is asked to wait, for the codes whose answer must say so.
+#: Default `Retry-After` in seconds, for the codes that require one.
 RETRY_AFTER_S: dict[str, int] = {
     "throttled": 1,
     "not_ready": 1,
@@ -77,7 +77,7 @@ RETRY_AFTER_S: dict[str, int] = {
 }
 
 
-#: A connection that was refused for pressure is not read from for as long as it was asked to wait, at most.
+#: Upper bound of the pause before the next request of a throttled connection is read.
 PAUSE_S_MAX = 1.0
 
 

@@ -1,6 +1,6 @@
-"""Where a live answer goes that one task sends: puts wait in a queue for it.
+"""Buffers a live response in a queue for the task that sends it.
 
-Bound: the code that puts checks `unsent_bytes` first.
+Limit: the producer checks `unsent_bytes` before each `put`.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from gateway.requests.request import ClientStalled, Progress
 
 
 class QueuedSink:
-    """A `Sink` whose sender takes what was put, sends it, and says so with `note_sent`."""
+    """A `Sink` with a separate sender: it takes pieces with `next`, sends them, and calls `note_sent`."""
 
-    __slots__ = ("_has_more", "_moved", "_unsent", "charge", "unsent_bytes")
+    __slots__ = ("_has_more", "_progress", "_unsent", "charge", "unsent_bytes")
 
     def __init__(self) -> None:
         self._unsent: deque[bytes] = deque()
-        #: With what the sender has taken and not sent yet.
+        #: Bytes in the queue, and bytes that the sender has taken and not sent yet.
         self.unsent_bytes = 0
         self.charge: Progress | None = None
         self._has_more = trio.Event()
-        self._moved = trio.Event()
+        self._progress = trio.Event()
 
     def __repr__(self) -> str:
         return f"<QueuedSink {self.unsent_bytes} B unsent>"
@@ -35,14 +35,14 @@ class QueuedSink:
             self._has_more.set()
 
     async def next(self) -> bytes:
-        """Wait for the next piece that was put. One that is there is taken without waiting."""
+        """Take the next piece; wait only if the queue is empty."""
         while not self._unsent:
             self._has_more = trio.Event()
             await self._has_more.wait()
         return self._unsent.popleft()
 
     async def next_all(self) -> bytes:
-        """Wait for all that was put, as one piece."""
+        """Take all queued pieces as one; wait only if the queue is empty."""
         first = await self.next()
         if not self._unsent:
             return first
@@ -54,14 +54,14 @@ class QueuedSink:
         self.unsent_bytes -= count
         if self.charge is not None:
             self.charge.note_progress(count)
-        self._moved.set()
-        self._moved = trio.Event()
+        self._progress.set()
+        self._progress = trio.Event()
 
     async def wait_sent(self, stall_s: float) -> None:
         if not self.unsent_bytes:
             await trio.lowlevel.checkpoint()
         while self.unsent_bytes:
             with trio.move_on_after(stall_s) as scope:
-                await self._moved.wait()
+                await self._progress.wait()
             if scope.cancelled_caught:
                 raise ClientStalled

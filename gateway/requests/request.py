@@ -1,7 +1,7 @@
-"""One request and one response, as both fronts see them: the edge (HTTP/1.1) and the Quart app (all else).
+"""One request and one response, shared by both fronts: the edge (HTTP/1.1) and the Quart app (the rest).
 
-A front owns bytes, framing, deadlines and connection life. It builds a `Request`, awaits the handler and
-sends the `Response`. A handler knows neither front.
+A front owns bytes, framing, deadlines and the connection. It builds a `Request`, awaits the handler and sends
+the `Response`. Handlers do not depend on a front.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
     from streams.protocol.access.keys import Key
     from streams.protocol.telemetry.histogram import Histogram
 
-#: One buffer of a response body. Bodies are lists of buffers so that a shard's bytes are never copied
-#: just to stand next to ours.
+#: One buffer of a response body. Bodies are lists of buffers, so a shard's bytes are not copied to append
+#: the gateway's own.
 Buffer = bytes | bytearray | memoryview
 
-#: Addresses of the S2 API (`gateway/s2/`).
+#: Path prefix of the S2 API (`gateway/s2/`).
 S2_PREFIX = "/v1/"
-#: The type of a session of frames of the S2 API.
+#: Content type of an S2 session in frames.
 SESSION_TYPE = "s2s/proto"
 
 
 def media_type(value: str | None) -> str:
-    """The first media type of a header, without its parameters."""
+    """Return the first media type of a header value, without parameters."""
     return "" if value is None else value.partition(",")[0].partition(";")[0].strip().lower()
 
 
 def is_full_duplex(method: str, path: str, content_type: str | None) -> bool:
-    """Return True for an append session: it is answered while its body is still arriving."""
+    """Return True for an append session: its response starts while its body is still arriving."""
     return method == "POST" and path.startswith(S2_PREFIX) and media_type(content_type) == SESSION_TYPE
 
 
@@ -43,9 +43,9 @@ WatchPeer = Callable[["trio.CancelScope"], Awaitable[None]]
 
 
 class Request:
-    """A whole request: the body has been read and is within the limit, transfer framing is undone.
+    """A complete request: its body is read, within the limit, and without transfer framing.
 
-    `path` is the raw path as it came, still percent-encoded, without the query. `query` is raw too.
+    `path` is the raw path, percent-encoded and without the query. `query` is raw too.
     Header names are lower case; a header sent twice has its values joined with ", ".
     """
 
@@ -81,23 +81,23 @@ class Request:
         self.headers = headers
         self.body = body
         self.started_ns = started_ns
-        #: Where the time that it took is counted, once its route is known.
+        #: The latency histogram of its route, once the route is known.
         self.times: Histogram | None = None
-        #: How long it was left unread because there was too much to do.
+        #: Seconds that the front delayed reading it because of overload.
         self.waited_s = 0.0
-        #: The body as it arrives, where the answer begins before its end (`is_full_duplex`); `body` is empty
-        #: then. Reading it may raise `BodyBroken`.
+        #: The arriving body of a full-duplex request (`is_full_duplex`); `body` is empty then. Iterating may
+        #: raise `BodyBroken`.
         self.incoming: AsyncIterator[bytes] | None = None
-        #: Waits until whoever asked has gone, and cancels the scope it is given. A handler that only waits
-        #: runs it beside that; one that writes does not, for a write would be left in doubt.
+        #: Waits until the client disconnects, then cancels the given scope. Handlers that only wait run it in
+        #: parallel. Handlers that write do not: the outcome of a cancelled write would be unknown.
         self.watch_peer: WatchPeer | None = None
-        #: Whose request it is; None when this gateway asks for no keys.
+        #: The key of the request; None if the server has no keys.
         self.key: Key | None = None
-        #: What bounds the bodies of this gateway, and what this request has of it. The front closes the
-        #: charge when the handler has returned. None for a body too small to count.
+        #: The budget of bodies, and this request's charge in it (None for small bodies). The front closes the
+        #: charge after the handler has returned.
         self.memory: MemoryBudget | None = None
         self.charge: Charge | None = None
-        #: The memory of the page that a shard has answered with. The handler passes it on to its response.
+        #: The charge for the page in a shard's reply. The handler hands it over to its response.
         self.page_charge: Charge | None = None
 
     @property
@@ -106,27 +106,27 @@ class Request:
 
     @property
     def passed_on(self) -> Grant | None:
-        """What the shard has to look at itself."""
+        """Return the grant that the shard must check itself, if any."""
         return None if self.key is None else self.key.passed_on
 
     @property
     def owner(self) -> str:
-        """To whom its memory is charged (`gateway/admission/memory.py`)."""
+        """Return the owner to charge its memory to (`gateway/admission/memory.py`)."""
         return owner_of(self.key)
 
     def open_charge(self) -> Charge | None:
-        """What this request has of the budget of bodies; None where there is no budget."""
+        """Return the request's charge in the budget of bodies, opened if needed; None without a budget."""
         if self.charge is None and self.memory is not None:
             self.charge = self.memory.open(self.owner)
         return self.charge
 
     @property
     def account(self) -> str:
-        """The key, if it has limits that shards enforce."""
+        """Return the id of the key if shards enforce limits of it, else ""."""
         return "" if self.key is None else self.key.account
 
     def require_name(self, name: str, field: str) -> None:
-        """Raises `Forbidden` for a name out of the body that the key may not use."""
+        """Raise `Forbidden` if the key may not use a name in the body."""
         if self.key is not None:
             self.key.grant.require_name(name, field)
 
@@ -135,32 +135,37 @@ class Request:
 
 
 class BodyBroken(Exception):
-    """A body that is read as it arrives broke its framing, or ended too early. What came before it counts."""
+    """A full-duplex body broke its framing or ended too early. The bytes before that are valid."""
 
 
 class ClientStalled(Exception):
-    """The peer of a live answer has taken nothing for as long as was allowed."""
+    """The client of a live response has read nothing for the allowed time."""
 
 
 class Progress(Protocol):
-    """Hears how many bytes a client has taken."""
+    """Receives the number of bytes that a client has read."""
 
     def note_progress(self, count: int) -> None: ...
 
 
 class Sink(Protocol):
-    """Where a live answer goes. `put` never waits: what the peer does not take at once is kept, so whoever
-    puts looks at `unsent_bytes` first and bounds it."""
+    """The output of a live response.
 
-    #: Set while somebody waits for what is unsent to be sent (`gateway/requests/unsent_charge.py`).
+    `put` never waits: it buffers the bytes that the client does not read at once. The producer must check
+    `unsent_bytes` first to bound the buffer.
+    """
+
+    #: Set while a task waits for the unsent bytes to be sent (`gateway/requests/unsent_charge.py`).
     charge: Progress | None
 
     @property
     def unsent_bytes(self) -> int: ...
 
     def put(self, data: bytes) -> None:
-        """Sends now what can be sent now. May be called from any task. Drops everything once the peer has
-        gone; the front then cancels `Live.run`."""
+        """Send as much as the socket takes now and buffer the rest. Any task may call it.
+
+        After a disconnect the data is dropped, and the front cancels `Live.run`.
+        """
 
     async def wait_sent(self, stall_s: float) -> None:
         """Wait until every byte is sent; always a checkpoint.
@@ -170,29 +175,34 @@ class Sink(Protocol):
 
 
 class Live(Protocol):
-    """A body that is written as things happen. An iterator costs two changes of task for each piece; where
-    one event goes to a thousand peers, that is most of the price, so here the owner of the event writes."""
+    """A response body that is written as events happen.
+
+    The producer of an event writes it to the sinks. An iterator would cost two task switches per piece, most
+    of the cost when one event goes to a thousand clients.
+    """
 
     async def run(self, sink: Sink) -> None:
-        """Writes the body; its return is the body's end. Cancelled when the peer goes away."""
+        """Write the body and return at its end. Cancelled when the client disconnects."""
 
     def close(self) -> None:
-        """Called by the front exactly once, whether `run` was called or not (a HEAD, a peer that left)."""
+        """Release resources.
+
+        The front calls it exactly once, even if `run` was not called (for HEAD, say).
+        """
 
 
 _JSON = b"application/json"
 _NOSNIFF = (b"x-content-type-options", b"nosniff")
-#: Answers are not for caches: they are of one moment, and of one key.
+#: Responses must not be cached: they are valid for one moment and one key.
 NO_STORE = (b"cache-control", b"no-store")
 _JSON_HEADERS = ((b"content-type", _JSON), _NOSNIFF, NO_STORE)
 
 
 class Response:
-    """A status, headers (lower-case names) and a body: `parts`, or a `stream` that ends when it ends, or a
-    `live` one.
+    """A status, headers (lower-case names) and a body: `parts`, a `stream` to iterate, or a `live` writer.
 
-    Fronts add `content-length` (or the framing of a stream), `date` and `connection`; handlers never do.
-    A HEAD request gets the same headers and no body: the front sees to it.
+    Fronts add `content-length` (or the framing of a stream), `date` and `connection`; handlers never do. For
+    a HEAD request the front sends the headers without the body.
     """
 
     __slots__ = ("charge", "headers", "live", "parts", "pause_s", "status", "stream")
@@ -212,10 +222,10 @@ class Response:
         )
         self.stream = stream
         self.live = live
-        #: What a large body has of the budget of answers. The front closes it when the body is sent.
+        #: The charge of a large body in the budget of answers. The front closes it when the body is sent.
         self.charge: Charge | None = None
-        #: How long the front leaves the next request of this connection unread. A client that was told when
-        #: to come back and comes at once would cost as much in refusals as it was refused for.
+        #: Seconds before the front reads the next request of this connection. It stops a client that ignores
+        #: `Retry-After` from costing as much in rejections as in requests.
         self.pause_s = 0.0
 
     @property
@@ -239,7 +249,7 @@ class Socket(Protocol):
 
 
 class RefusedEarly(Exception):
-    """Ends a request before its handler is called, with an answer in the form of its API."""
+    """Rejects a request before its handler is called, with a response in the format of its API."""
 
     def __init__(self, response: Response) -> None:
         super().__init__(f"status {response.status}")
@@ -250,6 +260,6 @@ class RefusedEarly(Exception):
 #: of the body (`admission/memory.py`). Raises `StreamsError` or `RefusedEarly`. None: the server has no keys.
 Admit = Callable[[str, dict[str, str], str], Awaitable[str]]
 
-#: Serves one WebSocket. It is given the request's headers and a way to accept; what it raises before that is
-#: answered as to any request. Its return closes the socket.
+#: Serves one WebSocket, given the request's headers and an accept function. An error before the accept
+#: becomes an error response. Returning closes the socket.
 SocketHandler = Callable[[dict[str, str], Callable[[], Awaitable[Socket]]], Awaitable[None]]

@@ -1,4 +1,4 @@
-"""The one table from what went wrong to the S2 API's status and body (s2 §5). Pure."""
+"""Maps errors to statuses and bodies of the S2 API (s2 §5). Pure."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ STATUS_OF: dict[str, int] = {
     "server_draining": 503,
 }
 
-#: Our code -> theirs. A code that promises that nothing was done is used only where that is known.
+#: Code of `/v0` -> code of S2. Codes that promise "no side effect" are used only where that is certain.
 _CODE_OF: dict[str, str] = {
     "invalid_request": "invalid",
     "batch_too_large": "invalid",
@@ -60,12 +60,12 @@ _CODE_OF: dict[str, str] = {
     "cold_store_unavailable": "unavailable",
     "data_damaged": "storage",
 }
-#: Caps of how much there may be, where waiting does not help.
+#: Limits on the number of things: retrying later does not help.
 _QUOTAS = ("boxes", "basins", "access_tokens")
 
 
 class S2Error(Exception):
-    """A failure as the S2 API tells it."""
+    """An error in the format of the S2 API."""
 
     def __init__(
         self, code: str, message: str, *, body: bytes = b"", status: int = 0, retry_after_ms: int = 0
@@ -86,17 +86,16 @@ class S2Error(Exception):
         return response
 
 
-def refused_early(error: StreamsError, content_type: str | None) -> S2Error:
-    """The answer to a request of which only the head has reached a handler: its body is too long, or broken,
-    or there is no room for it."""
+def early_s2_error(error: StreamsError, content_type: str | None) -> S2Error:
+    """Build the error for a request whose body was not read: too long, malformed, or no memory for it."""
     if isinstance(error, (errors.InvalidRequest, errors.PayloadTooLarge)):
         is_protobuf = "protobuf" in media_type(content_type)
         return S2Error("bad_proto" if is_protobuf else "bad_json", error.message)
-    return translated(error)
+    return to_s2_error(error)
 
 
-def translated(error: StreamsError) -> S2Error:
-    """What a shard or a link says, in the words of S2."""
+def to_s2_error(error: StreamsError) -> S2Error:
+    """Translate an error of a shard or a link into an S2 error."""
     detail = error.detail
     if isinstance(error, errors.FencingTokenMismatch):
         body = orjson.dumps({"fencing_token_mismatch": detail["token"]})

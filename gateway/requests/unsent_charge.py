@@ -1,7 +1,7 @@
-"""Charges what live answers have put into their sinks and their clients have not taken yet.
+"""Charges the unsent bytes of live responses to the budget of answers (`gateway/admission/memory.py`).
 
-Event streams, WebSockets, streams of jobs and S2 sessions each have one page on its way at most. All of them
-together, and those of each key, are held to the budget of answers (`gateway/admission/memory.py`).
+Event streams, WebSockets, job streams and S2 sessions each have at most one page in flight. The budget bounds
+the total, and the total of each key.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gateway.requests.request import ClientStalled, Sink
 
 
 class SharedCharge:
-    """Bytes that several clients have yet to take: there is one copy of them, and it is charged once."""
+    """A charge for bytes that several clients have not read yet: one copy in memory, charged once."""
 
     __slots__ = ("_charge", "_holds")
 
@@ -49,80 +49,80 @@ class SharedCharge:
 
 
 class _Hold:
-    """The part of one client in a `SharedCharge`; it behaves as a `Charge` does."""
+    """One client's reference to a `SharedCharge`, with the interface of a `Charge`."""
 
-    __slots__ = ("_end", "_shared")
+    __slots__ = ("_end", "_shared_charge")
 
-    def __init__(self, shared: SharedCharge) -> None:
-        self._shared = shared
+    def __init__(self, shared_charge: SharedCharge) -> None:
+        self._shared_charge = shared_charge
         self._end: Callable[[], None] | None = None
 
     def watch(self, end: Callable[[], None]) -> None:
         self._end = end
-        self._shared.watch()
+        self._shared_charge.watch()
 
     def note_progress(self, count: int) -> None:
-        self._shared.note_progress(count)
+        self._shared_charge.note_progress(count)
 
     def end(self) -> None:
         if self._end is not None:
             self._end()
 
     def close(self) -> None:
-        self._shared.release(self)
+        self._shared_charge.release(self)
 
 
 class UnsentCharge:
-    """What a live answer has put into its sink and its client has not taken yet.
+    """The charge for the unsent bytes of one live response.
 
-    The owner of the answer reserves room for a page, puts it, settles what is left of it, and waits until it
-    is sent before the next page.
+    For each page, the producer calls `reserve`, puts the page into the sink, calls `settle` to charge the
+    unsent bytes, and calls `wait_sent` before the next page.
     """
 
-    __slots__ = ("_answers", "_charge", "_owner", "_sink", "_taken")
+    __slots__ = ("_answers", "_charge", "_owner", "_reserved_bytes", "_sink")
 
     def __init__(self, answers: MemoryBudget, owner: str, sink: Sink) -> None:
         self._answers = answers
         self._owner = owner
         self._sink = sink
-        self._taken = 0
+        self._reserved_bytes = 0
         self._charge: Charge | _Hold | None = None
 
     async def reserve(self, count: int) -> None:
-        """Waits for the room of a page. Raises `Throttled`."""
+        """Wait for memory for a page. Raises `Throttled`."""
         if count > SMALL_ANSWER_BYTES:
             await self._answers.take(self._owner, count)
-            self._taken += count
+            self._reserved_bytes += count
 
     def try_reserve(self, count: int) -> bool:
-        """Return True if there was room for a page without waiting."""
+        """Reserve memory for a page without waiting. Return True on success."""
         if count > SMALL_ANSWER_BYTES:
             if not self._answers.try_take(self._owner, count):
                 return False
-            self._taken += count
+            self._reserved_bytes += count
         return True
 
     def settle(self) -> None:
-        """Charges what is unsent; a reservation ends with that."""
-        taken, self._taken = self._taken, 0
+        """Convert the reservation into a charge for the unsent bytes."""
+        reserved_bytes, self._reserved_bytes = self._reserved_bytes, 0
         if self._charge is not None:
             self._charge.close()
-        self._charge = self._answers.charge(self._owner, taken, self._sink.unsent_bytes)
+        self._charge = self._answers.charge(self._owner, reserved_bytes, self._sink.unsent_bytes)
 
-    def share(self, shared: SharedCharge | None, size: int) -> SharedCharge | None:
-        """The same for a page of which all who follow a feed have the same copy, charged by the first."""
+    def share(self, shared_charge: SharedCharge | None, size: int) -> SharedCharge | None:
+        """Charge a page that all followers of a feed share: the first client charges it for all."""
         if self._sink.unsent_bytes <= SMALL_ANSWER_BYTES:
-            return shared
-        if shared is None or not shared.is_open:
+            return shared_charge
+        if shared_charge is None or not shared_charge.is_open:
             charge = self._answers.charge(self._owner, 0, size)
             if charge is None:
                 return None
-            shared = SharedCharge(charge)
-        hold = shared.hold()  # before the other one is let go, which may be the same page's
+            shared_charge = SharedCharge(charge)
+        hold = shared_charge.hold()  # before the old charge closes: it may be for this page
         if self._charge is not None:
             self._charge.close()
         self._charge = hold
-        return shared
+        return shared_charge
 
     async def wait_sent(self, stall_s: float) -> None:
         """Wait until every byte is sent. Reservations stay.
@@ -145,13 +145,13 @@ class UnsentCharge:
             raise ClientStalled
 
     def clear(self) -> None:
-        """All has been sent meanwhile."""
+        """Release the charge: every byte is sent."""
         charge, self._charge = self._charge, None
         if charge is not None:
             charge.close()
 
     def close(self) -> None:
         self.clear()
-        taken, self._taken = self._taken, 0
-        if taken:
-            self._answers.give(self._owner, taken)
+        reserved_bytes, self._reserved_bytes = self._reserved_bytes, 0
+        if reserved_bytes:
+            self._answers.give(self._owner, reserved_bytes)

@@ -1,7 +1,6 @@
-"""How a request says that it is urgent: the header `X-Streams-Urgent: 1` or the query flag `urgent=true`.
+"""Detects urgent requests: the header `X-Streams-Urgent: 1` or the query flag `urgent=true`.
 
-Both stand in the head of a request, so a gateway knows that a request is urgent before it has read a body,
-and never looks into one for it.
+Both are in the head of a request, so a gateway recognizes an urgent request before it reads the body.
 """
 
 from __future__ import annotations
@@ -24,19 +23,21 @@ _END = b"\r\n\r\n"
 
 
 def is_urgent(request: Request) -> bool:
-    """Return True if the request has the flag. Raises `InvalidRequest` for a header that is no flag."""
+    """Return True if the request is urgent. Raises `InvalidRequest` for an invalid header value."""
     value = request.headers.get(HEADER)
     if value is not None:
         if value in ("1", "true"):
             return True
         if value not in ("0", "false"):
-            raise InvalidRequest(f"{_HEADER_TITLE}: {shown(value)} is neither 1 nor 0", field=_HEADER_TITLE)
+            raise InvalidRequest(f"{_HEADER_TITLE}: {shown(value)} must be 1 or 0", field=_HEADER_TITLE)
     return "urgent" in request.query and _in_query(request.query) is not None
 
 
 def head_is_urgent(data: Buffer) -> bool:
-    """Return True if the head at the start of `data`, or as much of it as there is, has the flag. It only
-    decides about the order in which requests are read: `is_urgent` has the last word."""
+    """Return True if the request head at the start of `data`, complete or not, has the flag.
+
+    It only decides the order in which requests are read; `is_urgent` decides about the request.
+    """
     start = bytes(data)
     end = start.find(_END)
     head = start if end < 0 else start[:end]

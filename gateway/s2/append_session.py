@@ -1,15 +1,15 @@
-"""Append sessions (s2 §13): frames of inputs come in, acks go out in their order.
+"""Serves append sessions (s2 §13): receives inputs in frames, sends their acks in the same order.
 
     frames ──► reading task ──► link of the shard ──► answers ──► acking task ──► acks, many in one write
 
-One task reads inputs and posts them to the shard, without a task for each. Answers settle inputs in whatever
-order; the acking task wakes up once for all that have come, and writes the acks of the inputs at the front of
-the queue. The first failure is the last frame: the inputs behind it were refused by the shard, or are
-withdrawn.
+One task reads inputs and posts them to the shard, without a task per input. Replies may arrive in any order.
+The acking task wakes up once for all replies that have arrived, and writes the acks of the inputs at the
+front of the queue. The first failure is the last frame: the shard rejects the inputs after it, or the session
+withdraws them.
 
-Bounds: at most `_INPUTS_MAX` inputs and `_INPUT_BYTES_MAX` bytes are on the way, and nothing is read from the
-client beyond that. `append_window.py` bounds all sessions together. A partial frame, and a decompressed frame
-that waits to be sent, are charged to the budget of bodies.
+Limits: at most `_INPUTS_MAX` inputs and `_INPUT_BYTES_MAX` bytes are in flight; beyond that, the session
+stops reading from the client. `append_window.py` bounds all sessions together. A partial frame, and a
+decompressed frame that waits to be sent, are charged to the budget of bodies.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gateway.admission.memory import Charge
 from gateway.requests.request import BodyBroken, ClientStalled, Sink
 from gateway.requests.s2_errors import S2Error
 from gateway.s2 import frames, messages
-from gateway.s2.ciphers import Sealing
+from gateway.s2.ciphers import RecordCipher
 from gateway.s2.messages import Input
 from gateway.s2.sessions import STALL_S, UNSENT_BYTES_MAX, Draining, failure_of
 from gateway.s2.shard_calls import PostedAppend, ShardCalls
@@ -36,7 +36,7 @@ _INPUT_BYTES_MAX = 8 * 1024 * 1024
 
 
 class AppendSession:
-    """The body of the answer to an append session."""
+    """The response body of one append session."""
 
     def __init__(
         self,
@@ -50,64 +50,67 @@ class AppendSession:
         draining: Draining,
         charge: Charge | None = None,
     ) -> None:
-        """`charge`: the memory of what has come and is not on its way yet. The session closes it."""
+        """`charge` is for received bytes that are not in flight yet. The session closes it."""
         self._charge = charge
         self._calls = calls
         self._box = box
-        self._sealing = None if cipher is None else Sealing(cipher, key, box)
+        self._record_cipher = None if cipher is None else RecordCipher(cipher, key, box)
         self._incoming = incoming
-        #: Raises when the caller may not send this.
+        #: Raises if the caller may not append this input.
         self._check = check
         #: Waits until the caller may send the next input.
         self._pace = pace
         self._draining = draining
         self._chain = uuid.uuid4().hex
         #: Inputs without an ack, oldest first, and their bytes.
-        self._posted: deque[PostedAppend] = deque()
+        self._pending: deque[PostedAppend] = deque()
         self._bytes = 0
-        #: Set when the acking task has something to do, and when there is room for inputs.
+        #: Wake-ups: for the acking task (a reply or the end), and for the reading task (room for inputs).
         self._has_news = trio.Event()
-        self._relieved = trio.Event()
-        #: True when no more inputs will be posted, and why if that is a failure.
+        self._has_room = trio.Event()
+        #: True when no more inputs will be posted, and the error if reading failed.
         self._has_ended = False
         self._failure: S2Error | None = None
         self._reading = trio.CancelScope()
 
     def __repr__(self) -> str:
-        return f"<AppendSession {self._box}, {len(self._posted)} inputs of {self._bytes} B on the way>"
+        return f"<AppendSession {self._box}, {len(self._pending)} inputs of {self._bytes} B in flight>"
 
     def close(self) -> None:
         if self._charge is not None:
             self._charge.close()
 
     async def run(self, sink: Sink) -> None:
-        stalled: ClientStalled | None = None
+        stall: ClientStalled | None = None
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._keep_reading)
                 nursery.start_soon(self._end_in_time)
                 try:
                     await self._keep_acking(sink)
-                except ClientStalled as error:  # raised here, it would come out as a group
-                    stalled = error
+                except ClientStalled as error:  # a nursery would wrap it in a group
+                    stall = error
                 nursery.cancel_scope.cancel()
         finally:
-            for posted in self._posted:
-                posted.close()
-            self._posted.clear()
-        if stalled is not None:
-            raise stalled
+            for append in self._pending:
+                append.close()
+            self._pending.clear()
+        if stall is not None:
+            raise stall
 
     # -- reading
 
     def _hold(self, size: int) -> None:
-        """Charges what is in memory of the frames that come. Raises `Throttled`."""
+        """Set the charge for received frames to `size` bytes. Raises `Throttled`."""
         if self._charge is not None:
             self._charge.shrink_to(size)
             self._charge.grow(size - self._charge.size)
 
     async def _receive(self) -> bytes:
-        """The next bytes of the client; b"" at the end. Only a wait in here is the client's."""
+        """Return the next bytes from the client; b"" at the end.
+
+        Only here the session waits for the client, so only here its charge can end it as stalled.
+        """
         charge = self._charge
         if charge is not None:
             charge.watch(self._reading.cancel)
@@ -131,55 +134,57 @@ class AppendSession:
                 receiver.end_untrusted()
             if self._reading.cancelled_caught:
                 if self._charge is not None:
-                    self._charge.grow(0)  # raises when the client had stalled
+                    self._charge.grow(0)  # raises if the client stalled
                 raise S2Error("server_draining", "the server is stopping")
         except (S2Error, StreamsError, BodyBroken) as error:
             self._failure = failure_of(error)
         self._has_ended = True
         self._has_news.set()
 
-    async def _post(self, given: Input) -> None:
-        self._check(given)
+    async def _post(self, batch: Input) -> None:
+        self._check(batch)
         await self._pace()
-        while len(self._posted) >= _INPUTS_MAX or self._bytes > _INPUT_BYTES_MAX:
-            self._relieved = trio.Event()
-            await self._relieved.wait()
-        posted = await self._calls.post_append(self._box, given, self._sealing, self._chain, self._on_settled)
-        self._posted.append(posted)
-        self._bytes += posted.metered
+        while len(self._pending) >= _INPUTS_MAX or self._bytes > _INPUT_BYTES_MAX:
+            self._has_room = trio.Event()
+            await self._has_room.wait()
+        append = await self._calls.post_append(
+            self._box, batch, self._record_cipher, self._chain, self._on_settled
+        )
+        self._pending.append(append)
+        self._bytes += append.metered_bytes
 
     async def _end_in_time(self) -> None:
-        """What has come by then gets its ack; then the session is told that this was all."""
+        """Stop reading when the drain time is over. Inputs read by then are still acked."""
         await self._draining.wait_over()
         self._reading.cancel()
 
     # -- acking
 
     def _on_settled(self) -> None:
-        if self._posted and self._posted[0].result is not None:
+        if self._pending and self._pending[0].result is not None:
             self._has_news.set()
 
     async def _keep_acking(self, sink: Sink) -> None:
-        """One ack an input, in their order; the first failure is the last frame."""
+        """Send one ack per input, in order, and stop after the first failure."""
         while True:
             acks: list[bytes] = []
-            while self._posted and self._posted[0].result is not None:
-                posted = self._posted.popleft()
-                self._bytes -= posted.metered
-                if isinstance(posted.result, StreamsError):
-                    acks.append(frames.terminal(failure_of(posted.result)))
+            while self._pending and self._pending[0].result is not None:
+                append = self._pending.popleft()
+                self._bytes -= append.metered_bytes
+                if isinstance(append.result, StreamsError):
+                    acks.append(frames.terminal(failure_of(append.result)))
                     sink.put(b"".join(acks))
                     return
-                assert posted.result is not None
-                body = messages.ack_as_protobuf(posted.result)
+                assert append.result is not None
+                body = messages.ack_as_protobuf(append.result)
                 acks.append(frames.frame(body, is_advised=self._draining.is_set))
             if acks:
-                self._relieved.set()
+                self._has_room.set()
                 sink.put(b"".join(acks))
                 if sink.unsent_bytes > UNSENT_BYTES_MAX:
                     await sink.wait_sent(STALL_S)
                     continue
-            if self._has_ended and not self._posted:
+            if self._has_ended and not self._pending:
                 if self._failure is not None:
                     sink.put(frames.terminal(self._failure))
                 return

@@ -1,9 +1,9 @@
-"""Appends of the S2 API that are on their way to shards: how many bytes at a time, and how long they take.
+"""Bounds the bytes of S2 appends in flight to shards, and measures their latency.
 
-Every append needs a permit for its bytes before it is sent, and gives it back when its answer is here. Who
-waits for one is served in the order of coming, so that a large batch is not passed by for ever.
+Every append needs a permit for its bytes before it is sent, and returns it when the reply arrives. Permits
+are granted first come, first served, so a large batch does not starve.
 
-Bounds: `_BYTES_MAX` under way, whatever the number of sessions; a session waits before it reads on.
+Limit: `_BYTES_MAX` in flight over all sessions. A session waits for its permit before it reads more.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gateway.admission.waiter import Waiter
 from streams.protocol.telemetry.histogram import Histogram
 from streams.protocol.telemetry.reports import S2_BATCH_BYTES, S2_BATCH_RECORDS, S2_TIMES_S, S2Report
 
-#: A batch is in memory about three times: as it came, as it is sent, and in the buffer of the link.
+#: A batch is in memory about three times: as received, as sent, and in the buffer of the link.
 _BYTES_MAX = 64 * 1024 * 1024
 
 
@@ -34,7 +34,7 @@ class AppendWindow:
         return f"<AppendWindow {self._bytes_left} B left, {len(self._waiting)} waiting>"
 
     async def enter(self, size: int) -> None:
-        """Waits for a permit. Who has got one leaves."""
+        """Wait for a permit of `size` bytes. The caller must call `leave` afterwards."""
         since_s = trio.current_time()
         if self._waiting or size > self._bytes_left:
             waiter = Waiter(size)
@@ -58,7 +58,7 @@ class AppendWindow:
             self._bytes_left -= waiter.size
             waiter.grant()
 
-    def acked(self, *, records: int, size: int, took_s: float) -> None:
+    def observe_ack(self, *, records: int, size: int, took_s: float) -> None:
         self._ack_times.observe(took_s)
         self._records.observe(records)
         self._bytes.observe(size)

@@ -1,10 +1,10 @@
-"""Records at rest under a key that only the client keeps (s2 §16).
+"""Encrypts records at rest with a key that only the client stores (s2 §16).
 
-A record that a cipher has closed is `nonce · ciphertext and tag` of its tail, bound to the name of its
-stream; its number and time stay open, and commands do. The key comes with every request and is forgotten
-with it.
+An encrypted record is `nonce · ciphertext and tag` of its tail, authenticated with the name of its stream.
+Its sequence number and time stay in plain text, and so do command records. The key is sent with every request
+and never stored.
 
-The packages that have the ciphers are imported when the first stream needs one: they take 10 MB of a gateway.
+The cipher packages are imported when the first stream needs them: they take 10 MB of memory.
 """
 
 from __future__ import annotations
@@ -23,91 +23,94 @@ from streams.protocol.model.sequenced import Record
 _KEY_BYTES = 32
 _KEY_TEXT_MAX = 44
 
-#: (data or ciphertext, nonce, bound to) -> the other.
-_Turn = Callable[[bytes, bytes, bytes], bytes]
+#: Encrypts or decrypts: (data, nonce, associated data) -> result.
+_CipherFunction = Callable[[bytes, bytes, bytes], bytes]
 
 
-class Closed(Exception):
-    """It was closed with another key, or for another stream, or has been changed."""
+class DecryptionFailed(Exception):
+    """The record was encrypted with another key or for another stream, or it was modified."""
 
 
-def _aes(key: bytes) -> tuple[int, _Turn, _Turn]:
+def _aes(key: bytes) -> tuple[int, _CipherFunction, _CipherFunction]:
     from cryptography.exceptions import InvalidTag
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
     aead = AESGCM(key)
 
-    def opened(data: bytes, nonce: bytes, bound: bytes) -> bytes:
+    def decrypt(data: bytes, nonce: bytes, bound: bytes) -> bytes:
         try:
             return aead.decrypt(nonce, data, bound)
         except InvalidTag:
-            raise Closed from None
+            raise DecryptionFailed from None
 
-    return 12, lambda data, nonce, bound: aead.encrypt(nonce, data, bound), opened
+    return 12, lambda data, nonce, bound: aead.encrypt(nonce, data, bound), decrypt
 
 
-def _aegis(key: bytes) -> tuple[int, _Turn, _Turn]:
+def _aegis(key: bytes) -> tuple[int, _CipherFunction, _CipherFunction]:
     from nacl import bindings
     from nacl.exceptions import CryptoError
 
-    def opened(data: bytes, nonce: bytes, bound: bytes) -> bytes:
+    def decrypt(data: bytes, nonce: bytes, bound: bytes) -> bytes:
         try:
             return bindings.crypto_aead_aegis256_decrypt(data, bound, nonce, key)
-        except (CryptoError, ValueError):  # the latter when it is shorter than a tag
-            raise Closed from None
+        except (CryptoError, ValueError):  # ValueError if it is shorter than a tag
+            raise DecryptionFailed from None
 
     return (
         32,
         lambda data, nonce, bound: bindings.crypto_aead_aegis256_encrypt(data, bound, nonce, key),
-        opened,
+        decrypt,
     )
 
 
-_MADE: dict[Cipher, Callable[[bytes], tuple[int, _Turn, _Turn]]] = {"aes-256-gcm": _aes, "aegis-256": _aegis}
+_CIPHERS: dict[Cipher, Callable[[bytes], tuple[int, _CipherFunction, _CipherFunction]]] = {
+    "aes-256-gcm": _aes,
+    "aegis-256": _aegis,
+}
 
 
 def check_header(headers: Mapping[str, str]) -> str:
-    """The key as it came, "" when none did. Whether one is needed, the stream says."""
-    given = headers.get("s2-encryption-key")
-    if given is None:
+    """Return the encryption key in the headers, or "" without one. The stream decides if it needs a key."""
+    text = headers.get("s2-encryption-key")
+    if text is None:
         return ""
-    if not 1 <= len(given.strip()) <= _KEY_TEXT_MAX:
+    if not 1 <= len(text.strip()) <= _KEY_TEXT_MAX:
         raise S2Error("bad_header", f"s2-encryption-key: must have 1 to {_KEY_TEXT_MAX} characters")
-    return given.strip()
+    return text.strip()
 
 
-class Sealing:
-    """One cipher with one key, for one stream."""
+class RecordCipher:
+    """One cipher with one key, for the records of one stream."""
 
     def __init__(self, cipher: Cipher, key_text: str, box: str) -> None:
         self.cipher = cipher
         self._bound = box.encode()
-        self._nonce_bytes, self._seal, self._open = _MADE[cipher](_key(cipher, key_text))
+        self._nonce_bytes, self._encrypt, self._decrypt = _CIPHERS[cipher](_key(cipher, key_text))
 
-    def sealed(self, given: Input) -> list[bytes]:
-        """The tails of the records as they are to be kept."""
-        commands = given.command_indexes
+    def encrypt_batch(self, batch: Input) -> list[bytes]:
+        """Return the encrypted tails of a batch, as they are stored. Commands stay in plain text."""
+        commands = batch.command_indexes
         return [
-            tail if index in commands else sequenced.sealed_tail(self._closed(tail), size=size)
-            for index, (tail, size) in enumerate(zip(given.tails, given.sizes, strict=True))
+            tail if index in commands else sequenced.sealed_tail(self._encrypt_tail(tail), size=size)
+            for index, (tail, size) in enumerate(zip(batch.tails, batch.sizes, strict=True))
         ]
 
-    def _closed(self, tail: bytes) -> bytes:
+    def _encrypt_tail(self, tail: bytes) -> bytes:
         nonce = os.urandom(self._nonce_bytes)
-        return nonce + self._seal(tail, nonce, self._bound)
+        return nonce + self._encrypt(tail, nonce, self._bound)
 
-    def opened(self, text: bytes) -> bytes:
-        """Records as they are kept, as those who have the key see them."""
-        return sequenced.SEPARATOR.join(map(self._opened, sequenced.records_of(text)))
+    def decrypt_page(self, text: bytes) -> bytes:
+        """Return the stored records of a page, decrypted."""
+        return sequenced.SEPARATOR.join(map(self._decrypt_record, sequenced.records_of(text)))
 
-    def _opened(self, record: Record) -> bytes:
+    def _decrypt_record(self, record: Record) -> bytes:
         if not record.sealed:
             tail = sequenced.tail_of(record.headers, record.body)
         else:
             nonce, data = record.sealed[: self._nonce_bytes], record.sealed[self._nonce_bytes :]
             try:
-                tail = self._open(data, nonce, self._bound)
-            except Closed:
+                tail = self._decrypt(data, nonce, self._bound)
+            except DecryptionFailed:
                 raise S2Error(
                     "decryption_failed", f"record {record.seq_num} was not closed with this key"
                 ) from None

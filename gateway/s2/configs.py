@@ -77,9 +77,9 @@ class BasinBody(msgspec.Struct, frozen=True):
     create_stream_on_read: bool | UnsetType = UNSET
 
     def patch(self) -> BasinPatch:
-        given = self.default_stream_config
+        defaults = self.default_stream_config
         return BasinPatch(
-            defaults=given.patch() if isinstance(given, StreamBody) else given,
+            defaults=defaults.patch() if isinstance(defaults, StreamBody) else defaults,
             cipher=self.stream_cipher,
             create_on_append=self.create_stream_on_append,
             create_on_read=self.create_stream_on_read,
@@ -127,10 +127,10 @@ def _age_secs(retention: _Retention) -> int:
 
 
 def _min_age(empty: _DeleteOnEmpty) -> int | UnsetType | None:
-    given = empty.min_age_secs
-    if isinstance(given, int):
-        _check_u64(given, "delete_on_empty.min_age_secs")
-    return given
+    age_secs = empty.min_age_secs
+    if isinstance(age_secs, int):
+        _check_u64(age_secs, "delete_on_empty.min_age_secs")
+    return age_secs
 
 
 def _check_u64(number: int, field: str) -> None:
@@ -138,7 +138,7 @@ def _check_u64(number: int, field: str) -> None:
         raise S2Error("bad_json", f"{field}: is not an unsigned number of 64 bits")
 
 
-def decoded(body: bytes, kind: type[_T]) -> _T:
+def decode_body(body: bytes, kind: type[_T]) -> _T:
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -149,7 +149,7 @@ def decoded(body: bytes, kind: type[_T]) -> _T:
 # As answers show them
 
 
-def shown_stream_config(spec: Spec) -> dict[str, Any]:
+def describe_stream_config(spec: Spec) -> dict[str, Any]:
     """Of a stream everything is said; of a basin's defaults what is not said is null."""
     age = spec.age_secs
     timestamping = None
@@ -163,34 +163,36 @@ def shown_stream_config(spec: Spec) -> dict[str, Any]:
     }
 
 
-def shown_basin_config(config: BasinConfig) -> dict[str, Any]:
+def describe_basin_config(config: BasinConfig) -> dict[str, Any]:
     return {
-        "default_stream_config": None if config.defaults == Spec() else shown_stream_config(config.defaults),
+        "default_stream_config": None
+        if config.defaults == Spec()
+        else describe_stream_config(config.defaults),
         "stream_cipher": config.cipher,
         "create_stream_on_append": config.create_on_append,
         "create_stream_on_read": config.create_on_read,
     }
 
 
-def shown_basin(basin: Basin) -> dict[str, Any]:
+def describe_basin(basin: Basin) -> dict[str, Any]:
     return {
         "name": basin.name,
         "location": LOCATION,
-        "created_at": shown_time(basin.created_ms),
-        "deleted_at": shown_time(basin.deleted_ms) if basin.deleted_ms else None,
+        "created_at": format_time(basin.created_ms),
+        "deleted_at": format_time(basin.deleted_ms) if basin.deleted_ms else None,
         "state": "deleting" if basin.deleted_ms else "active",
     }
 
 
-def shown_stream(name: str, stream: Stream) -> dict[str, Any]:
+def describe_stream(name: str, stream: Stream) -> dict[str, Any]:
     return {
         "name": name,
-        "created_at": shown_time(stream.created_ms),
-        "deleted_at": shown_time(stream.deleted_ms) if stream.deleted_ms else None,
+        "created_at": format_time(stream.created_ms),
+        "deleted_at": format_time(stream.deleted_ms) if stream.deleted_ms else None,
         "cipher": stream.cipher,
     }
 
 
-def shown_time(ms: int) -> str:
+def format_time(ms: int) -> str:
     moment = datetime.fromtimestamp(ms // 1000, UTC)
     return f"{moment:%Y-%m-%dT%H:%M:%S}.{ms % 1000:03}000Z"

@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from gateway.requests.content import uncompressed
+from gateway.requests.content import decompress_body
 from gateway.requests.request import Request, Response
 from gateway.requests.s2_errors import S2Error
 from gateway.s2 import configs, fields
@@ -28,7 +28,7 @@ async def json_body(request: Request) -> bytes:
 
 async def plain_body(request: Request, code: str) -> bytes:
     try:
-        body = bytes(await uncompressed(request, BODY_BYTES_MAX))
+        body = bytes(await decompress_body(request, BODY_BYTES_MAX))
     except (PayloadTooLarge, InvalidRequest) as error:
         raise S2Error(code, error.message) from None
     if len(body) > BODY_BYTES_MAX:
@@ -36,16 +36,16 @@ async def plain_body(request: Request, code: str) -> bytes:
     return body
 
 
-def answer(facts: Any, status: int = 200, result: str = "") -> Response:
+def json_response(facts: Any, status: int = 200, result: str = "") -> Response:
     response = Response(status, orjson.dumps(facts))
     if result:
         response.headers.append((b"s2-provision-result", result.encode()))
     return response
 
 
-def _provisioned(shown: dict[str, Any], result: s2.Result, *, ensures: bool) -> Response:
+def _provision_response(description: dict[str, Any], result: s2.Result, *, ensures: bool) -> Response:
     """A repeat of a creation is answered as the creation was."""
-    return answer(shown, 200 if ensures and result != "created" else 201, result)
+    return json_response(description, 200 if ensures and result != "created" else 201, result)
 
 
 class Basins:
@@ -58,19 +58,19 @@ class Basins:
         permit.check("list-basins")
         names = permit.basins.narrow(prefix)
         if names.is_empty:
-            return answer({"basins": [], "has_more": False})
+            return json_response({"basins": [], "has_more": False})
         command = s2.ListBasins(names.common_prefix, after, limit)
         page = await self._calls.ask_register(command, s2.BasinPage)
-        shown = [
-            configs.shown_basin(each)
+        descriptions = [
+            configs.describe_basin(each)
             for each in page.basins
             if names.holds(each.name) and permit.sees_basin(each.name)
         ]
-        return answer({"basins": shown, "has_more": page.more and not names.exact})
+        return json_response({"basins": descriptions, "has_more": page.more and not names.exact})
 
     async def create(self, request: Request, permit: Permit) -> Response:
         token = fields.request_token(request.headers)
-        body = configs.decoded(await json_body(request), configs.CreateBasin)
+        body = configs.decode_body(await json_body(request), configs.CreateBasin)
         name = fields.basin_name(body.basin, "bad_json")
         permit.check("create-basin", name)
         return await self._put(name, body.config, permit, token=token, ensures=False, account=request.account)
@@ -79,7 +79,7 @@ class Basins:
         fields.basin_name(basin, "bad_path")
         body = configs.EnsureBasin()
         if request.body:
-            body = configs.decoded(await json_body(request), configs.EnsureBasin)
+            body = configs.decode_body(await json_body(request), configs.EnsureBasin)
         permit.check("create-basin", basin)
         return await self._put(basin, body.config, permit, token="", ensures=True, account=request.account)
 
@@ -104,27 +104,27 @@ class Basins:
             account=account,
         )
         put = await self._calls.ask_register(command, s2.PutBasinReply)
-        return _provisioned(configs.shown_basin(put.basin), put.result, ensures=ensures)
+        return _provision_response(configs.describe_basin(put.basin), put.result, ensures=ensures)
 
     async def get(self, request: Request, permit: Permit, basin: str) -> Response:
         fields.basin_name(basin, "bad_path")
         permit.check("get-basin-config", basin)
-        found = await self._calls.basin(basin)
-        return answer(configs.shown_basin_config(found.config))
+        state = await self._calls.basin(basin)
+        return json_response(configs.describe_basin_config(state.config))
 
     async def reconfigure(self, request: Request, permit: Permit, basin: str) -> Response:
         fields.basin_name(basin, "bad_path")
-        patch = configs.decoded(await json_body(request), configs.BasinBody).patch()
+        patch = configs.decode_body(await json_body(request), configs.BasinBody).patch()
         permit.check("reconfigure-basin", basin)
-        found = await self._calls.ask_register(s2.PatchBasin(basin, patch), s2.GetBasinReply)
-        assert found.basin is not None
-        return answer(configs.shown_basin_config(found.basin.config))
+        reply = await self._calls.ask_register(s2.PatchBasin(basin, patch), s2.GetBasinReply)
+        assert reply.basin is not None
+        return json_response(configs.describe_basin_config(reply.basin.config))
 
     async def delete(self, request: Request, permit: Permit, basin: str) -> Response:
         fields.basin_name(basin, "bad_path")
         permit.check("delete-basin", basin)
         await self._calls.ask_register(s2.DeleteBasin(basin), s2.GetBasinReply)
-        self._calls.basin_deleted.set()
+        self._calls.has_deleted_basin.set()
         return Response(202)
 
 
@@ -140,40 +140,46 @@ class Streams:
         permit.check("list-streams", basin)
         names = permit.streams.narrow(permit.prefix + prefix)
         if names.is_empty:
-            return answer({"streams": [], "has_more": False})
+            return json_response({"streams": [], "has_more": False})
         prefix = names.common_prefix
         after = permit.prefix + after if after else ""
-        found: dict[str, s2.Stream] = {}
+        streams_by_box: dict[str, s2.Stream] = {}
         more = False
         for shard in range(self._calls.shards):
-            part, part_more = await self._listed(shard, box_of(basin, prefix), box_of(basin, after), limit)
-            found.update(part)
+            part, part_more = await self._list_shard(
+                shard, box_of(basin, prefix), box_of(basin, after), limit
+            )
+            streams_by_box.update(part)
             more = more or part_more
-        boxes = sorted(found)
-        shown: list[dict[str, Any]] = []
+        boxes = sorted(streams_by_box)
+        descriptions: list[dict[str, Any]] = []
         for box in boxes[:limit]:
             name = box.partition("/")[2]
             if names.holds(name) and permit.sees_stream(basin, name):
-                shown.append(configs.shown_stream(name.removeprefix(permit.prefix), found[box]))
-        return answer({"streams": shown, "has_more": (more or len(boxes) > limit) and not names.exact})
+                descriptions.append(
+                    configs.describe_stream(name.removeprefix(permit.prefix), streams_by_box[box])
+                )
+        return json_response(
+            {"streams": descriptions, "has_more": (more or len(boxes) > limit) and not names.exact}
+        )
 
-    async def _listed(
+    async def _list_shard(
         self, shard: int, prefix: str, after: str, limit: int
     ) -> tuple[dict[str, s2.Stream], bool]:
         """Up to `limit` streams of one shard, and whether it has more."""
-        found: dict[str, s2.Stream] = {}
+        streams_by_box: dict[str, s2.Stream] = {}
         while True:
-            command = s2.ListStreams(prefix, after, limit - len(found))
+            command = s2.ListStreams(prefix, after, limit - len(streams_by_box))
             page = await self._calls.ask(shard, command, s2.StreamPage)
-            found.update(page.streams)
+            streams_by_box.update(page.streams)
             after = page.after
-            if not after or len(found) >= limit:
-                return found, bool(after)
+            if not after or len(streams_by_box) >= limit:
+                return streams_by_box, bool(after)
 
     async def create(self, request: Request, permit: Permit) -> Response:
         basin = fields.basin_of(request.headers)
         token = fields.request_token(request.headers)
-        body = configs.decoded(await json_body(request), configs.CreateStream)
+        body = configs.decode_body(await json_body(request), configs.CreateStream)
         name = fields.stream_name(permit.prefix + body.stream if body.stream else "", "bad_json")
         permit.check("create-stream", basin, name)
         return await self._put(
@@ -185,7 +191,7 @@ class Streams:
         stream = fields.stream_name(permit.prefix + stream if stream else "", "bad_path")
         body = configs.StreamBody()
         if request.body:
-            body = configs.decoded(await json_body(request), configs.StreamBody)
+            body = configs.decode_body(await json_body(request), configs.StreamBody)
         permit.check("create-stream", basin, stream)
         return await self._put(basin, stream, body, permit, token="", ensures=True, account=request.account)
 
@@ -200,33 +206,33 @@ class Streams:
         ensures: bool,
         account: str,
     ) -> Response:
-        asked = (body or configs.StreamBody()).spec()
-        found = await self._calls.basin(basin)
+        spec = (body or configs.StreamBody()).spec()
+        basin_state = await self._calls.basin(basin)
         may_update = permit.allows("reconfigure-stream", basin, stream)
         put = await self._calls.put_stream(
-            found,
+            basin_state,
             stream,
-            asked,
+            spec,
             token=token,
             ensures=ensures,
             may_update=may_update,
             account=account,
         )
-        shown = configs.shown_stream(stream.removeprefix(permit.prefix), put.stream)
-        return _provisioned(shown, put.result, ensures=ensures)
+        description = configs.describe_stream(stream.removeprefix(permit.prefix), put.stream)
+        return _provision_response(description, put.result, ensures=ensures)
 
     async def get(self, request: Request, permit: Permit, stream: str) -> Response:
         box = self._box(request, permit, "get-stream-config", stream)
-        found = await self._calls.ask_owner(box, s2.GetStream(box), s2.GetStreamReply)
-        return answer(configs.shown_stream_config(found.stream.spec))
+        reply = await self._calls.ask_owner(box, s2.GetStream(box), s2.GetStreamReply)
+        return json_response(configs.describe_stream_config(reply.stream.spec))
 
     async def reconfigure(self, request: Request, permit: Permit, stream: str) -> Response:
         box = self._box(request, permit, "reconfigure-stream", stream)
-        patch = configs.decoded(await json_body(request), configs.StreamBody).patch()
+        patch = configs.decode_body(await json_body(request), configs.StreamBody).patch()
         basin = await self._calls.basin(fields.basin_of(request.headers))
         command = s2.PatchStream(box, patch, basin.config.defaults)
-        found = await self._calls.ask_owner(box, command, s2.GetStreamReply)
-        return answer(configs.shown_stream_config(found.stream.spec))
+        reply = await self._calls.ask_owner(box, command, s2.GetStreamReply)
+        return json_response(configs.describe_stream_config(reply.stream.spec))
 
     async def delete(self, request: Request, permit: Permit, stream: str) -> Response:
         box = self._box(request, permit, "delete-stream", stream)

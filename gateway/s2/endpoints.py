@@ -16,7 +16,7 @@ from gateway.admission.limits import InFlight
 from gateway.admission.memory import STRANGERS
 from gateway.http.edge_rules import request_id_of
 from gateway.requests.request import Live, RefusedEarly, Request, Response
-from gateway.requests.s2_errors import S2Error, translated
+from gateway.requests.s2_errors import S2Error, to_s2_error
 from gateway.s2 import ciphers, fields, frames
 from gateway.s2.append_session import AppendSession
 from gateway.s2.append_window import AppendWindow
@@ -25,8 +25,8 @@ from gateway.s2.housekeeping import Housekeeping
 from gateway.s2.locations import Locations
 from gateway.s2.messages import Input
 from gateway.s2.permits import OPERATIONS, Admit, Authenticator, KeyPermit, Permit
-from gateway.s2.records import Asked, Records, check_commands, first_page, stream_config
-from gateway.s2.sessions import Draining, EventWording, FrameWording, Held, ReadSession
+from gateway.s2.records import ReadQuery, Records, check_commands, first_page, stream_config
+from gateway.s2.sessions import AuthorizedSession, Draining, EventEncoder, FrameEncoder, ReadSession
 from gateway.s2.shard_calls import ShardCalls
 from gateway.s2.tokens import Tokens
 from gateway.s2.usage import Usage
@@ -60,7 +60,7 @@ class S2:
         self._watch = watch
         self._in_flight = in_flight or InFlight()
         self._calls = ShardCalls(dispatch)
-        self._doorkeeper = Authenticator(self._calls, admit)
+        self._authenticator = Authenticator(self._calls, admit)
         self._tokens = Tokens(self._calls)
         self._usage = Usage(self._calls)
         self._locations = Locations()
@@ -89,9 +89,9 @@ class S2:
         `RefusedEarly`."""
         request = Request("", path, query, headers)
         try:
-            await self._doorkeeper.permit(request)
+            await self._authenticator.permit(request)
         except (S2Error, StreamsError) as error:
-            failure = error if isinstance(error, S2Error) else translated(error)
+            failure = error if isinstance(error, S2Error) else to_s2_error(error)
             response = failure.response
             response.headers.append((b"x-request-id", request_id_of(headers).encode("latin-1")))
             raise RefusedEarly(response) from None
@@ -105,7 +105,7 @@ class S2:
         except S2Error as error:
             response = error.response
         except StreamsError as error:
-            response = translated(error).response
+            response = to_s2_error(error).response
         self._allow_origin(request, response)
         return response
 
@@ -116,7 +116,7 @@ class S2:
 
     async def _answer(self, request: Request) -> Response:
         _, _, *segments = fields.path_segments(request.path)
-        permit = Permit() if request.method == "OPTIONS" else await self._doorkeeper.permit(request)
+        permit = Permit() if request.method == "OPTIONS" else await self._authenticator.permit(request)
         handlers = self._handlers(request, permit, segments)
         if not handlers:
             return Response(404)
@@ -137,15 +137,17 @@ class S2:
                 response = await handler()
             finally:
                 self._in_flight.give(request.key)
-        assert permit.asked is not None, "an address of this API answers without asking what its caller may"
-        self._count(*permit.asked)
+        assert permit.checked_operation is not None, (
+            "an address of this API answers without asking what its caller may"
+        )
+        self._count(*permit.checked_operation)
         return response
 
     def _count(self, operation: str, basin: str) -> None:
         """Counts what was not refused. Appends and reads are counted by batch, where they are done."""
         if operation not in ("append", "read"):
             is_of_account = OPERATIONS[operation][0] == "account"
-            self._calls.history.tally.did(operation, ACCOUNT if is_of_account else basin)
+            self._calls.history.counters.count_operation(operation, ACCOUNT if is_of_account else basin)
 
     def _handlers(self, request: Request, permit: Permit, segments: list[str]) -> _Handlers:
         """What can be done at this address, by method; nothing when there is no such address."""
@@ -226,26 +228,28 @@ class S2:
         key = ciphers.check_header(request.headers)
         spec = stream_config(request.headers)
         box = box_of(basin, stream)
-        asked = partial(self._calls.ask_owner, box, s2.GetStream(box), s2.GetStreamReply)
+        get_stream = partial(self._calls.ask_owner, box, s2.GetStream(box), s2.GetStreamReply)
         account = request.account
-        found = await self._calls.making(basin, stream, spec, is_append=True, call=asked, account=account)
-        cipher = found.stream.cipher
+        reply = await self._calls.call_or_create(
+            basin, stream, spec, is_append=True, call=get_stream, account=account
+        )
+        cipher = reply.stream.cipher
         if cipher is not None:
-            ciphers.Sealing(cipher, key, box)
+            ciphers.RecordCipher(cipher, key, box)
         charge = None if request.memory is None else request.memory.open(request.owner)
         incoming = request.incoming
         assert incoming is not None, "the front hands on the body of a session as it arrives"
 
-        def check(given: Input) -> None:
-            check_commands(permit, given, basin, stream)
-            given.account = account
+        def check(batch: Input) -> None:
+            check_commands(permit, batch, basin, stream)
+            batch.account = account
 
         async def pace() -> None:
             if request.key is not None:
                 await trio.sleep(self._in_flight.rates.reserve(request.key, time.monotonic()))
 
         session = AppendSession(self._calls, box, cipher, key, incoming, check, pace, self._draining, charge)
-        return _session(self._held(session, request, permit, frames.terminal(_REVOKED)))
+        return _session_response(self._authorize_session(session, request, permit, frames.terminal(_REVOKED)))
 
     async def _read(self, request: Request, permit: Permit, stream: str) -> Response:
         headers = request.headers
@@ -253,20 +257,24 @@ class S2:
         is_session = fields.media_type(headers, "content-type") == fields.SESSION_TYPE
         if not is_session and fields.media_type(headers, "accept") != "text/event-stream":
             return await self._records.read(request, basin, stream)
-        asked = Asked.from_query(request.query, None if is_session else headers.get("last-event-id"))
+        query = ReadQuery.from_query(request.query, None if is_session else headers.get("last-event-id"))
         key = ciphers.check_header(headers)
         spec = stream_config(headers)
-        wording: FrameWording | EventWording = FrameWording(frames.codec_for(headers.get("accept-encoding")))
+        encoder: FrameEncoder | EventEncoder = FrameEncoder(frames.codec_for(headers.get("accept-encoding")))
         if not is_session:
-            wording = EventWording(is_base64=fields.is_base64(headers), delivered=asked.delivered)
-        asked.check()
-        head = asked.head(box_of(basin, stream), may_follow=asked.may_follow)
+            encoder = EventEncoder(
+                is_base64=fields.is_base64(headers), already_delivered=query.already_delivered
+            )
+        query.check()
+        head = query.head(box_of(basin, stream), may_follow=query.may_follow)
         first = await first_page(self._calls, basin, stream, spec, head, key, request.account)
-        session = ReadSession(self._calls, asked, head, first, key, wording, self._draining, request.owner)
-        live = self._held(session, request, permit, wording.failure(_REVOKED))
-        return _session(live) if is_session else _events(live)
+        session = ReadSession(self._calls, query, head, first, key, encoder, self._draining, request.owner)
+        live = self._authorize_session(session, request, permit, encoder.failure(_REVOKED))
+        return _session_response(live) if is_session else _event_response(live)
 
-    def _held(self, session: Live, request: Request, permit: Permit, ending: bytes) -> Held:
+    def _authorize_session(
+        self, session: Live, request: Request, permit: Permit, ending: bytes
+    ) -> AuthorizedSession:
         """A session counts as an open stream (v0 §12)."""
         is_of_ring = isinstance(permit, KeyPermit)
         try:
@@ -274,18 +282,18 @@ class S2:
         except StreamsError:
             session.close()
             raise
-        return Held(session, slot, permit, ending)
+        return AuthorizedSession(session, slot, permit, ending)
 
 
-def _session(live: Live) -> Response:
-    return _streamed(live, fields.SESSION_TYPE.encode())
+def _session_response(live: Live) -> Response:
+    return _live_response(live, fields.SESSION_TYPE.encode())
 
 
-def _events(live: Live) -> Response:
-    return _streamed(live, b"text/event-stream")
+def _event_response(live: Live) -> Response:
+    return _live_response(live, b"text/event-stream")
 
 
-def _streamed(live: Live, content_type: bytes) -> Response:
+def _live_response(live: Live, content_type: bytes) -> Response:
     response = Response(200, content_type=content_type, live=live)
     response.headers.append((b"cache-control", b"no-cache, no-transform"))
     response.headers.append((b"x-accel-buffering", b"no"))

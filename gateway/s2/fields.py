@@ -114,7 +114,7 @@ _type_name = re.compile(r"`(str|int|float|bool)`")
 
 def bad_json(error: Exception) -> S2Error:
     """What a decoder says of a body, with the types as JSON calls them."""
-    return S2Error("bad_json", "body: " + _type_name.sub(lambda found: _JSON_NAMES[found[1]], str(error)))
+    return S2Error("bad_json", "body: " + _type_name.sub(lambda match: _JSON_NAMES[match[1]], str(error)))
 
 
 def request_token(headers: Mapping[str, str]) -> str:
@@ -135,12 +135,12 @@ def basin_of(headers: Mapping[str, str]) -> str:
 
 
 def is_base64(headers: Mapping[str, str]) -> bool:
-    given = headers.get("s2-format", "raw").strip().lower()
-    if given in ("raw", "json"):
+    format_name = headers.get("s2-format", "raw").strip().lower()
+    if format_name in ("raw", "json"):
         return False
-    if given in ("base64", "json-binsafe"):
+    if format_name in ("base64", "json-binsafe"):
         return True
-    raise S2Error("bad_header", f"s2-format: {shown(given)} is neither raw nor base64")
+    raise S2Error("bad_header", f"s2-format: {shown(format_name)} is neither raw nor base64")
 
 
 def media_type(headers: Mapping[str, str], name: str) -> str:

@@ -23,9 +23,9 @@ NONE, ZSTD, GZIP = 0, 1, 2
 _TERMINAL, _ADVISED = 0x80, 0x10
 
 
-def codec_for(accepted: str | None) -> int:
+def codec_for(accept_encoding: str | None) -> int:
     """What the frames of an answer are compressed with."""
-    names = [item.partition(";")[0].strip() for item in (accepted or "").lower().split(",")]
+    names = [item.partition(";")[0].strip() for item in (accept_encoding or "").lower().split(",")]
     return ZSTD if "zstd" in names else GZIP if "gzip" in names else NONE
 
 

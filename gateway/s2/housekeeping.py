@@ -24,7 +24,7 @@ log = structlog.get_logger()
 _EVERY_S = 0.5
 _BUSY_EVERY_S = 0.05
 #: Remnants are looked for this often: they are rare, and only take room.
-_REMNANTS_EVERY_S = 60.0
+_ORPHANS_EVERY_S = 60.0
 _PAGE = 1000
 
 
@@ -37,69 +37,71 @@ class Housekeeping:
 
     async def run(self) -> None:
         """For ever. Runs in one gateway."""
-        remnants_at_s = 0.0
+        orphans_at_s = 0.0
         while True:
             is_busy = False
-            self._calls.basin_deleted = trio.Event()
+            self._calls.has_deleted_basin = trio.Event()
             try:
                 is_busy = await self._empty_basins()
-                if trio.current_time() >= remnants_at_s:
-                    await self._delete_remnants()
-                    remnants_at_s = trio.current_time() + _REMNANTS_EVERY_S
+                if trio.current_time() >= orphans_at_s:
+                    await self._delete_orphans()
+                    orphans_at_s = trio.current_time() + _ORPHANS_EVERY_S
             except StreamsError as error:  # a shard is away: later
                 log.debug("basins not looked at", error=error.code)
             if is_busy:
                 await trio.sleep(_BUSY_EVERY_S)
             else:
                 with trio.move_on_after(_EVERY_S):
-                    await self._calls.basin_deleted.wait()
+                    await self._calls.has_deleted_basin.wait()
 
-    async def _basins(self, *, deleted: bool) -> list[s2.Basin]:
-        found: list[s2.Basin] = []
+    async def _basins(self, *, is_deleting: bool) -> list[s2.Basin]:
+        basins: list[s2.Basin] = []
         after = ""
         while True:
-            command = s2.ListBasins("", after, _PAGE, deleted)
+            command = s2.ListBasins("", after, _PAGE, is_deleting)
             page = await self._calls.ask_register(command, s2.BasinPage)
-            found += page.basins
+            basins += page.basins
             if not page.more:
-                return found
+                return basins
             after = page.basins[-1].name
 
     async def _empty_basins(self) -> bool:
         """Return True if a basin is still being deleted."""
         is_busy = False
-        for basin in await self._basins(deleted=True):
-            left = 0
+        for basin in await self._basins(is_deleting=True):
+            remaining = 0
             for shard in range(self._calls.shards):
                 for box, stream in await self._streams(shard, f"{basin.name}/"):
-                    left += 1
+                    remaining += 1
                     if not stream.deleted_ms:
                         await self._delete(box, stream)
-            if not left:
+            if not remaining:
                 await self._calls.ask_register(s2.DropBasin(basin.name, basin.number), s2.GetBasinReply)
-            is_busy = is_busy or bool(left)
+            is_busy = is_busy or bool(remaining)
         return is_busy
 
-    async def _delete_remnants(self) -> None:
-        found = [each for shard in range(self._calls.shards) for each in await self._streams(shard, "")]
-        if not found:
+    async def _delete_orphans(self) -> None:
+        streams_by_box = [
+            each for shard in range(self._calls.shards) for each in await self._streams(shard, "")
+        ]
+        if not streams_by_box:
             return
-        numbers = {basin.name: basin.number for basin in await self._basins(deleted=False)}
-        for box, stream in found:
+        numbers = {basin.name: basin.number for basin in await self._basins(is_deleting=False)}
+        for box, stream in streams_by_box:
             if not stream.deleted_ms and numbers.get(box.partition("/")[0]) != stream.basin_number:
                 log.info("a stream without a basin is deleted", stream=box)
                 await self._delete(box, stream)
 
     async def _streams(self, shard: int, prefix: str) -> list[tuple[str, s2.Stream]]:
-        found: list[tuple[str, s2.Stream]] = []
+        streams_by_box: list[tuple[str, s2.Stream]] = []
         after = ""
         while True:
             command = s2.ListStreams(prefix, after, _PAGE)
             page = await self._calls.ask(shard, command, s2.StreamPage)
-            found += page.streams
+            streams_by_box += page.streams
             after = page.after
             if not after:
-                return found
+                return streams_by_box
 
     async def _delete(self, box: str, stream: s2.Stream) -> None:
         try:

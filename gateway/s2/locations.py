@@ -5,7 +5,7 @@ from __future__ import annotations
 from gateway.requests.request import Request, Response
 from gateway.requests.s2_errors import S2Error
 from gateway.s2 import configs
-from gateway.s2.control import answer, json_body
+from gateway.s2.control import json_body, json_response
 from gateway.s2.permits import Permit
 
 _HERE = {
@@ -19,15 +19,15 @@ _HERE = {
 class Locations:
     async def list(self, permit: Permit) -> Response:
         permit.check("list-locations")
-        return answer([_HERE])
+        return json_response([_HERE])
 
     async def get_default(self, permit: Permit) -> Response:
         permit.check("get-default-location")
-        return answer(_HERE)
+        return json_response(_HERE)
 
     async def set_default(self, request: Request, permit: Permit) -> Response:
-        name = configs.decoded(await json_body(request), str)
+        name = configs.decode_body(await json_body(request), str)
         permit.check("set-default-location")
         if name != configs.LOCATION:
             raise S2Error("invalid", f"this server has one location, which is {configs.LOCATION}")
-        return answer(_HERE)
+        return json_response(_HERE)

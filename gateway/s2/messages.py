@@ -34,7 +34,7 @@ _TRIM_BYTES = 8
 _HEADERS_MAX = 2**24
 
 
-class Given(NamedTuple):
+class InputRecord(NamedTuple):
     """A record as it came."""
 
     timestamp: int | None
@@ -50,7 +50,7 @@ class Input:
         "fence",
         "fencing_token",
         "match_seq_num",
-        "metered",
+        "metered_bytes",
         "sizes",
         "tails",
         "times",
@@ -58,7 +58,7 @@ class Input:
     )
 
     def __init__(
-        self, records: list[Given], match_seq_num: int | None = None, fencing_token: str | None = None
+        self, records: list[InputRecord], match_seq_num: int | None = None, fencing_token: str | None = None
     ) -> None:
         self._begin(len(records), match_seq_num, fencing_token)
         self.sizes: list[int] = []
@@ -79,12 +79,12 @@ class Input:
         cls, tails: list[bytes], sizes: list[int], match_seq_num: int | None, fencing_token: str | None
     ) -> Input:
         """A batch of records without headers and times. `tails` are those records as they are kept."""
-        given = cls.__new__(cls)
-        given._begin(len(tails), match_seq_num, fencing_token)
-        given.sizes, given.tails = sizes, tails
-        given._measure()
-        given.times = array("q")
-        return given
+        batch = cls.__new__(cls)
+        batch._begin(len(tails), match_seq_num, fencing_token)
+        batch.sizes, batch.tails = sizes, tails
+        batch._measure()
+        batch.times = array("q")
+        return batch
 
     def _begin(self, count: int, match_seq_num: int | None, fencing_token: str | None) -> None:
         if not 1 <= count <= BATCH_RECORDS_MAX:
@@ -99,11 +99,13 @@ class Input:
         self.trims: list[tuple[int, int]] = []
 
     def _measure(self) -> None:
-        self.metered = sum(self.sizes)
-        if self.metered > BATCH_METERED_MAX:
-            raise _invalid(f"records: {self.metered} metered bytes, at most {BATCH_METERED_MAX} are allowed")
+        self.metered_bytes = sum(self.sizes)
+        if self.metered_bytes > BATCH_METERED_MAX:
+            raise _invalid(
+                f"records: {self.metered_bytes} metered bytes, at most {BATCH_METERED_MAX} are allowed"
+            )
 
-    def _look_at_headers(self, index: int, record: Given) -> None:
+    def _look_at_headers(self, index: int, record: InputRecord) -> None:
         """A header without a name makes the record a command."""
         if len(record.headers) >= _HEADERS_MAX:
             raise _invalid(f"records[{index}].headers: has too many")
@@ -174,8 +176,8 @@ def input_from_protobuf(data: bytes) -> Input:
         raise S2Error("bad_proto", f"not an AppendInput: {error}") from None
 
 
-def _append_input(data: bytes) -> tuple[list[Given], int | None, str | None]:
-    records: list[Given] = []
+def _append_input(data: bytes) -> tuple[list[InputRecord], int | None, str | None]:
+    records: list[InputRecord] = []
     match_seq_num: int | None = None
     fencing_token: str | None = None
     for tag, number, start, stop in sequenced.fields(data, 0, len(data)):
@@ -218,7 +220,7 @@ def _plain_input(data: bytes) -> Input | None:
             sizes += [sequenced.metered_of((), b"") + body_bytes] * (len(tails) - count)
     except (BadProtobuf, IndexError):
         return None
-    others: tuple[list[Given], int | None, str | None] = ([], None, None)
+    others: tuple[list[InputRecord], int | None, str | None] = ([], None, None)
     if at < end:
         others = _append_input(data[at:])
     return None if others[0] or not tails else Input.of_bodies(tails, sizes, *others[1:])
@@ -232,11 +234,11 @@ def _minimal_varint(data: bytes, at: int) -> tuple[int, int]:
     return number, end
 
 
-def _append_record(data: bytes, at: int, end: int) -> Given:
+def _append_record(data: bytes, at: int, end: int) -> InputRecord:
     if at < end and data[at] == 0x1A:  # nothing but a body: most records
         size, start = read_varint(data, at + 1)
         if start + size == end:
-            return Given(None, [], data[start:end])
+            return InputRecord(None, [], data[start:end])
     timestamp: int | None = None
     headers: list[Header] = []
     body = b""
@@ -249,7 +251,7 @@ def _append_record(data: bytes, at: int, end: int) -> Given:
             timestamp = number
         elif tag >> 3 <= 3:
             raise wrong_wire_type(tag)
-    return Given(timestamp, headers, body)
+    return InputRecord(timestamp, headers, body)
 
 
 def _position(seq_num: int, timestamp: int) -> bytes:
@@ -297,24 +299,24 @@ _decode_input = msgspec.json.Decoder(_JsonInput).decode
 
 def input_from_json(data: bytes, *, is_base64: bool) -> Input:
     try:
-        given = _decode_input(data)
+        body = _decode_input(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise bad_json(error) from None
-    numbers = [given.match_seq_num, *(record.timestamp for record in given.records)]
+    numbers = [body.match_seq_num, *(record.timestamp for record in body.records)]
     if any(number is not None and not 0 <= number <= U64_MAX for number in numbers):
         raise S2Error("bad_json", "body: a number is not an unsigned one of 64 bits")
-    if given.fencing_token is not None and len(given.fencing_token.encode()) > STREAM_TOKEN_BYTES_MAX:
+    if body.fencing_token is not None and len(body.fencing_token.encode()) > STREAM_TOKEN_BYTES_MAX:
         raise S2Error("bad_json", f"fencing_token: is longer than {STREAM_TOKEN_BYTES_MAX} bytes")
     to_bytes = _from_base64 if is_base64 else str.encode
     records = [
-        Given(
+        InputRecord(
             record.timestamp,
             [(to_bytes(name), to_bytes(value)) for name, value in record.headers],
             to_bytes(record.body) if record.body else b"",
         )
-        for record in given.records
+        for record in body.records
     ]
-    return Input(records, given.match_seq_num, given.fencing_token)
+    return Input(records, body.match_seq_num, body.fencing_token)
 
 
 def _from_base64(text: str) -> bytes:
@@ -334,7 +336,7 @@ def ack_as_json(ack: AppendStreamReply) -> bytes:
 
 
 def batch_as_json(records: list[Record], tail: tuple[int, int] | None, *, is_base64: bool) -> bytes:
-    listed: list[dict[str, Any]] = []
+    json_records: list[dict[str, Any]] = []
     to_text = _as_base64 if is_base64 else _as_text
     for record in records:
         each: dict[str, Any] = position(record.seq_num, record.timestamp)
@@ -342,8 +344,8 @@ def batch_as_json(records: list[Record], tail: tuple[int, int] | None, *, is_bas
             each["headers"] = [(to_text(name), to_text(value)) for name, value in record.headers]
         if record.body:
             each["body"] = to_text(record.body)
-        listed.append(each)
-    answer: dict[str, Any] = {"records": listed}
+        json_records.append(each)
+    answer: dict[str, Any] = {"records": json_records}
     if tail is not None:
         answer["tail"] = position(*tail)
     return orjson.dumps(answer)

@@ -1,15 +1,15 @@
-"""Who may do what under `/v1` (s2 §17): operations, and what a token or a key allows of them.
+"""Authenticates and authorizes requests under `/v1` (s2 §17).
 
-A request is one or more operations on a basin and a stream. A **token** that this API has issued allows what
-its scope says, wherever it is presented. Any other bearer is a key of the server, which its guard knows; on a
-server without keys everything is allowed, as in `s2 lite`.
+A request is one or more operations on a basin and a stream. An **access token**, issued by this API, allows
+the operations of its scope. Any other bearer is a key of the server. A server without keys allows everything,
+as `s2 lite` does.
 
-What the register said of a token counts for a second, so a revocation counts everywhere after that; and for
-as long as the register cannot be reached, so that its shard does not take the streams of all others with it;
-but never longer than until the token expires.
-A session of a token that is revoked or expires ends within `_LOOK_AGAIN_S` of that.
+Revocation: a gateway caches the register's reply about a token for `_CACHE_S`, so a revocation takes effect
+everywhere within a second. While the register's shard is down, the cached reply stays valid until the token
+expires, so that the streams of other shards stay available. A session ends within `_LOOK_AGAIN_S` after its
+token is revoked or expires.
 
-A token counts against the limits of a key as a key of its own.
+Limits: a token has the limits of a key, counted separately.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from streams.protocol.messages.s2 import EVERY_NAME, AccessToken, NameSet, box_o
 
 READ, WRITE = "read", "write"
 
-#: Operation -> (its group, whether it reads or writes, what a key of ours must allow for it).
+#: Operation -> (group, read or write, the scope that a key of the server needs for it).
 OPERATIONS: Final[dict[str, tuple[str, str, str]]] = {
     "list-basins": ("account", READ, "read"),
     "create-basin": ("account", WRITE, "admin"),
@@ -61,23 +61,23 @@ OPERATIONS: Final[dict[str, tuple[str, str, str]]] = {
     "stream-metrics": ("stream", READ, "read"),
 }
 
-_KEPT_S = 1.0
-#: How often a session looks whether its token still counts.
+_CACHE_S = 1.0
+#: How often a session checks that its token is still valid.
 _LOOK_AGAIN_S = 5.0
-_KEPT_MAX = 1024
+_CACHE_TOKENS_MAX = 1024
 
 
 class Permit:
-    """What one caller may do. This one may do everything."""
+    """The permissions of one caller. This base class allows everything."""
 
-    #: The first operation that it was asked for, and on which basin. Nothing is answered by code that has not
-    #: asked (`endpoints.py`). A request is this operation; what else it is asked for goes with it.
-    asked: tuple[str, str] | None = None
+    #: The first operation that was checked, and its basin. The request is counted as this operation. Every
+    #: handler must check at least one (`endpoints.py` asserts it).
+    checked_operation: tuple[str, str] | None = None
 
-    #: What is put before every name of a stream that this caller gives, and taken off those it gets.
+    #: Added to every stream name that the caller sends, and removed from every name in responses.
     prefix = ""
 
-    #: The names within which this caller lists. A key of ours lists a kind of thing whole or not at all.
+    #: The names that the caller may list. A key of the server lists all names of a kind or none.
     basins = streams = tokens = EVERY_NAME
 
     @property
@@ -94,8 +94,8 @@ class Permit:
         return True
 
     def check(self, operation: str, basin: str = "", stream: str = "") -> None:
-        if self.asked is None:
-            self.asked = (operation, basin)
+        if self.checked_operation is None:
+            self.checked_operation = (operation, basin)
         if not self.allows(operation, basin, stream):
             raise S2Error("permission_denied", f"the access token does not allow {operation} here")
 
@@ -104,17 +104,17 @@ class Permit:
         if not self.tokens.holds(id):
             raise S2Error("permission_denied", "id: is outside the scope of the token that asks")
 
-    def limited(self, token: AccessToken) -> AccessToken:
-        """The token as this caller may issue it: never more than the caller has itself."""
+    def restrict(self, token: AccessToken) -> AccessToken:
+        """Return the token that the caller may issue: never wider than the caller's own permissions."""
         return token
 
-    async def wait_void(self) -> None:
-        """Returns when this permit does not count any more. Most end with the request, or with their key."""
+    async def wait_revoked(self) -> None:
+        """Wait until the permit is no longer valid. Never returns for permits without a token."""
         await trio.sleep_forever()
 
 
 class KeyPermit(Permit):
-    """A basin counts as the beginning of its streams' boxes."""
+    """The permissions of a key. For its prefixes, a basin is the prefix of its streams' box names."""
 
     def __init__(self, grant: Grant) -> None:
         self._grant = grant
@@ -135,7 +135,7 @@ class KeyPermit(Permit):
     def sees_every_basin(self) -> bool:
         return self._has("read", "")
 
-    def limited(self, token: AccessToken) -> AccessToken:
+    def restrict(self, token: AccessToken) -> AccessToken:
         for operation in token.ops:
             if not self.allows(operation):
                 raise S2Error("permission_denied", f"scope: the key that asks does not allow {operation}")
@@ -143,9 +143,9 @@ class KeyPermit(Permit):
 
 
 class TokenPermit(Permit):
-    def __init__(self, token: AccessToken, doorkeeper: Authenticator) -> None:
+    def __init__(self, token: AccessToken, authenticator: Authenticator) -> None:
         self._token = token
-        self._doorkeeper = doorkeeper
+        self._authenticator = authenticator
         self.prefix = (token.streams.prefix or "") if token.auto_prefix else ""
         self.basins, self.streams, self.tokens = token.basins, token.streams, token.tokens
 
@@ -167,9 +167,8 @@ class TokenPermit(Permit):
     def sees_stream(self, basin: str, name: str) -> bool:
         return self._token.streams.holds(name)
 
-    def limited(self, token: AccessToken) -> AccessToken:
-        """Operations and names must be within the caller's own. The caller's expiry is the default and the
-        latest."""
+    def restrict(self, token: AccessToken) -> AccessToken:
+        """Require operations and names within the caller's own; limit the expiry to the caller's."""
         own = self._token
         sets: tuple[tuple[NameSet, NameSet], ...] = (
             (token.basins, own.basins),
@@ -185,40 +184,42 @@ class TokenPermit(Permit):
             raise S2Error("permission_denied", "expires_at: is later than that of the token that asks")
         return msgspec.structs.replace(token, expires_ms=token.expires_ms or own.expires_ms)
 
-    async def wait_void(self) -> None:
+    async def wait_revoked(self) -> None:
         counts = True
         while counts:
             await trio.sleep(_LOOK_AGAIN_S)
-            counts = await self._doorkeeper.still_holds(self._token)
+            counts = await self._authenticator.is_still_valid(self._token)
 
 
-#: The guard of the server: whose request it is. Raises `Unauthorized`. None: the server has no keys.
+#: Returns the grant of a request's key. Raises `Unauthorized`. None: the server has no keys.
 Admit = Callable[[Request], Grant]
 
 
 class Authenticator:
+    """Finds the permit of a request: by access token, by key, or for a server without keys."""
+
     def __init__(self, calls: ShardCalls, admit: Admit | None = None) -> None:
         self._calls = calls
         self._admit = admit
-        #: Digest -> (what the register said, until when that counts).
-        self._kept: dict[str, tuple[s2.FindTokenReply, float]] = {}
+        #: Digest -> (reply of the register, time at which it becomes stale).
+        self._cache: dict[str, tuple[s2.FindTokenReply, float]] = {}
 
     def __repr__(self) -> str:
-        return f"<Authenticator with {len(self._kept)} tokens at hand>"
+        return f"<Authenticator with {len(self._cache)} cached tokens>"
 
     async def permit(self, request: Request) -> Permit:
         scheme, _, secret = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and secret:
-            found = await self._find(digest_of(secret.strip()))
-            if found.token is not None and not _is_past(found.token.expires_ms):
-                request.key = Key(found.token.digest)
-                return TokenPermit(found.token, self)
-            if found.is_known:
+            lookup = await self._find(digest_of(secret.strip()))
+            if lookup.token is not None and not _is_past(lookup.token.expires_ms):
+                request.key = Key(lookup.token.digest)
+                return TokenPermit(lookup.token, self)
+            if lookup.is_known:
                 raise S2Error("authn", "authorization: the access token has expired")
         return Permit() if self._admit is None else KeyPermit(self._admit(request))
 
-    async def still_holds(self, token: AccessToken) -> bool:
-        """Whether it counts and allows the same. While nobody can say, it does."""
+    async def is_still_valid(self, token: AccessToken) -> bool:
+        """Return True if the token is unchanged and not expired, or if the register cannot be reached."""
         if _is_past(token.expires_ms):
             return False
         try:
@@ -228,24 +229,24 @@ class Authenticator:
 
     async def _find(self, digest: str) -> s2.FindTokenReply:
         now_s = time.monotonic()
-        kept = self._kept.get(digest)
-        if kept is not None and now_s < kept[1]:
-            return kept[0]
+        cache_entry = self._cache.get(digest)
+        if cache_entry is not None and now_s < cache_entry[1]:
+            return cache_entry[0]
         try:
-            found = await self._calls.ask(0, s2.FindToken(digest), s2.FindTokenReply)
+            lookup = await self._calls.ask(0, s2.FindToken(digest), s2.FindTokenReply)
         except Busy:
-            if kept is not None:
-                return kept[0]
+            if cache_entry is not None:
+                return cache_entry[0]
             raise
-        self._kept.pop(digest, None)
-        self._kept[digest] = (found, now_s + _KEPT_S)
-        if len(self._kept) > _KEPT_MAX:
-            del self._kept[next(iter(self._kept))]
-        return found
+        self._cache.pop(digest, None)
+        self._cache[digest] = (lookup, now_s + _CACHE_S)
+        if len(self._cache) > _CACHE_TOKENS_MAX:
+            del self._cache[next(iter(self._cache))]
+        return lookup
 
 
 def _is_past(expires_ms: int) -> bool:
-    """Whether a token expired, also while its register cannot be reached."""
+    """Return True if a token has expired, by this gateway's clock."""
     return 0 < expires_ms <= time.time() * 1000
 
 

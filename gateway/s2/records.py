@@ -12,7 +12,7 @@ import orjson
 from gateway.requests.request import Buffer, Request, Response
 from gateway.requests.s2_errors import S2Error
 from gateway.s2 import ciphers, configs, fields, messages
-from gateway.s2.control import answer, json_body, plain_body
+from gateway.s2.control import json_body, json_response, plain_body
 from gateway.s2.permits import Permit
 from gateway.s2.shard_calls import ShardCalls
 from streams.protocol.errors import PositionUnwritten
@@ -32,7 +32,7 @@ _WAIT_S_MAX = 60
 SLICE_MS = 20_000
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class ReadQuery(msgspec.Struct, frozen=True, kw_only=True):
     """What the query of a read says. None is "no limit"."""
 
     seq_num: int | None = None
@@ -44,12 +44,12 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     until: int | None = None
     wait_s: int | None = None
     #: Records and metered bytes that the client has got before, of this read.
-    delivered: tuple[int, int] = (0, 0)
+    already_delivered: tuple[int, int] = (0, 0)
 
     @classmethod
-    def from_query(cls, text: str, last_event_id: str | None = None) -> Asked:
+    def from_query(cls, text: str, last_event_id: str | None = None) -> ReadQuery:
         query = fields.Query(text)
-        asked = cls(
+        read = cls(
             seq_num=query.number("seq_num"),
             timestamp=query.number("timestamp"),
             tail_offset=query.number("tail_offset"),
@@ -59,7 +59,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
             until=query.number("until"),
             wait_s=query.number("wait", fields.U32_MAX),
         )
-        return asked if last_event_id is None else asked._resumed(last_event_id)
+        return read if last_event_id is None else read._resume_after(last_event_id)
 
     def check(self) -> None:
         """Raise `invalid` for a start that is none. Headers are judged before it."""
@@ -68,7 +68,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
         if self.until is not None and self.timestamp is not None and self.timestamp >= self.until:
             raise S2Error("invalid", "until: must be later than timestamp")
 
-    def _resumed(self, last_event_id: str) -> Asked:
+    def _resume_after(self, last_event_id: str) -> ReadQuery:
         """The read behind the last event that its client has seen: `seq,count,bytes`. It wins over the start
         in the query."""
         parts = last_event_id.strip().split(",")
@@ -82,7 +82,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
             tail_offset=None,
             count=None if self.count is None else max(0, self.count - count),
             bytes=None if self.bytes is None else max(0, self.bytes - size),
-            delivered=(count, size),
+            already_delivered=(count, size),
         )
 
     @property
@@ -129,11 +129,11 @@ def after(head: ReadHead, page: StreamRecords) -> ReadHead:
     )
 
 
-def opened(page: StreamRecords, key: str, box: str) -> Buffer:
+def decrypt_records(page: StreamRecords, key: str, box: str) -> Buffer:
     """The records of a page as those see them who may."""
     if page.cipher is None:
         return page.records
-    return ciphers.Sealing(_cipher(page.cipher), key, box).opened(bytes(page.records))
+    return ciphers.RecordCipher(_cipher(page.cipher), key, box).decrypt_page(bytes(page.records))
 
 
 def _cipher(name: str) -> Cipher:
@@ -148,11 +148,11 @@ def tail_of(page: StreamRecords) -> tuple[int, int] | None:
 
 def stream_config(headers: Mapping[str, str]) -> Spec | None:
     """The config for a stream that this request makes."""
-    given = headers.get("s2-stream-config")
-    if given is None:
+    text = headers.get("s2-stream-config")
+    if text is None:
         return None
     try:
-        return configs.decoded(given.encode("latin-1"), configs.StreamBody).spec()
+        return configs.decode_body(text.encode("latin-1"), configs.StreamBody).spec()
     except S2Error as error:
         if error.code == "bad_json":
             raise S2Error("bad_header", f"s2-stream-config: {error}") from None
@@ -166,30 +166,32 @@ class Records:
     async def append(self, request: Request, permit: Permit, basin: str, stream: str) -> Response:
         headers = request.headers
         key = ciphers.check_header(headers)
-        asked = stream_config(headers)
+        spec = stream_config(headers)
         if fields.is_protobuf(fields.media_type(headers, "content-type")):
-            given = messages.input_from_protobuf(await plain_body(request, "bad_proto"))
+            batch = messages.input_from_protobuf(await plain_body(request, "bad_proto"))
         else:
             is_base64 = fields.is_base64(headers)
-            given = messages.input_from_json(await json_body(request), is_base64=is_base64)
-        check_commands(permit, given, basin, stream)
-        given.account = account = request.account
-        call = partial(self._calls.append, box_of(basin, stream), given, key)
-        ack = await self._calls.making(basin, stream, asked, is_append=True, call=call, account=account)
+            batch = messages.input_from_json(await json_body(request), is_base64=is_base64)
+        check_commands(permit, batch, basin, stream)
+        batch.account = account = request.account
+        call = partial(self._calls.append, box_of(basin, stream), batch, key)
+        ack = await self._calls.call_or_create(
+            basin, stream, spec, is_append=True, call=call, account=account
+        )
         if fields.is_protobuf(fields.media_type(headers, "accept")):
             return Response(200, messages.ack_as_protobuf(ack), content_type=b"application/protobuf")
         return Response(200, messages.ack_as_json(ack))
 
     async def read(self, request: Request, basin: str, stream: str) -> Response:
         headers = request.headers
-        asked = Asked.from_query(request.query)
+        query = ReadQuery.from_query(request.query)
         key = ciphers.check_header(headers)
         spec = stream_config(headers)
         is_base64 = fields.is_base64(headers)
-        asked.check()
+        query.check()
         box = box_of(basin, stream)
-        wait_s = 0 if asked.is_empty else min(asked.wait_s or 0, _WAIT_S_MAX)
-        head = asked.head(box, may_follow=wait_s > 0)
+        wait_s = 0 if query.is_empty else min(query.wait_s or 0, _WAIT_S_MAX)
+        head = query.head(box, may_follow=wait_s > 0)
         answers, owner = self._calls.answers, request.owner
         await answers.take(owner, head.max_bytes)
         try:  # What a wait brings in the end is charged when it is here.
@@ -197,15 +199,15 @@ class Records:
         finally:
             answers.give(owner, head.max_bytes)
         page = await self._wait_page(page, head, wait_ms=1000 * wait_s)
-        records = opened(page, key, box)
-        self._calls.history.tally.read(basin, len(records))
+        records = decrypt_records(page, key, box)
+        self._calls.history.counters.read(basin, len(records))
         tail = tail_of(page) if records else None
         if fields.is_protobuf(fields.media_type(headers, "accept")):
             body = messages.batch_as_protobuf(records, tail)
             response = Response(200, body, content_type=b"application/protobuf")
         else:
-            listed = list(sequenced.records_of(bytes(records)))
-            body = messages.batch_as_json(listed, tail, is_base64=is_base64)
+            decoded_records = list(sequenced.records_of(bytes(records)))
+            body = messages.batch_as_json(decoded_records, tail, is_base64=is_base64)
             response = Response(200, body)
         response.charge = answers.charge(owner, 0, len(body))
         return response
@@ -222,15 +224,17 @@ class Records:
         """A stream that this makes has the defaults of its basin: `s2-stream-config` is for records."""
         call = partial(self._calls.tail, box_of(basin, stream))
         account = request.account
-        tail = await self._calls.making(basin, stream, None, is_append=False, call=call, account=account)
-        return answer({"tail": messages.position(tail.seq_num, tail.timestamp)})
+        tail = await self._calls.call_or_create(
+            basin, stream, None, is_append=False, call=call, account=account
+        )
+        return json_response({"tail": messages.position(tail.seq_num, tail.timestamp)})
 
 
-def check_commands(permit: Permit, given: messages.Input, basin: str, stream: str) -> None:
+def check_commands(permit: Permit, batch: messages.Input, basin: str, stream: str) -> None:
     """Commands are operations of their own."""
-    if given.fence is not None:
+    if batch.fence is not None:
         permit.check("fence", basin, stream)
-    if given.trims:
+    if batch.trims:
         permit.check("trim", basin, stream)
 
 
@@ -240,7 +244,7 @@ async def first_page(
     """The first page of a read: the start is found and judged, and so is the key."""
     try:
         call = partial(calls.read, head)
-        page = await calls.making(basin, stream, spec, is_append=False, call=call, account=account)
+        page = await calls.call_or_create(basin, stream, spec, is_append=False, call=call, account=account)
         cipher = page.cipher
     except PositionUnwritten as error:
         _check_key(error.detail["cipher"], key, head.box)
@@ -251,7 +255,7 @@ async def first_page(
 
 def _check_key(cipher: str | None, key: str, box: str) -> None:
     if cipher is not None:
-        ciphers.Sealing(_cipher(cipher), key, box)
+        ciphers.RecordCipher(_cipher(cipher), key, box)
 
 
 def error_event(error: S2Error) -> bytes:

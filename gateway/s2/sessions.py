@@ -18,11 +18,11 @@ import trio
 from gateway.admission.limits import Slot
 from gateway.admission.memory import EVERYONE
 from gateway.requests.request import BodyBroken, Buffer, ClientStalled, Live, Sink
-from gateway.requests.s2_errors import S2Error, translated
+from gateway.requests.s2_errors import S2Error, to_s2_error
 from gateway.requests.unsent_charge import UnsentCharge
 from gateway.s2 import frames, messages
 from gateway.s2.permits import Permit
-from gateway.s2.records import SLICE_MS, Asked, after, error_event, opened, ping_event, tail_of
+from gateway.s2.records import SLICE_MS, ReadQuery, after, decrypt_records, error_event, ping_event, tail_of
 from gateway.s2.shard_calls import PendingRead, ShardCalls
 from streams.protocol.errors import StreamsError
 from streams.protocol.messages.s2 import (
@@ -58,7 +58,7 @@ class Draining:
         await trio.sleep(self._stay_s)
 
 
-class Held:
+class AuthorizedSession:
     """A session as an open stream of its key: it holds a slot, and ends when its key or token is taken."""
 
     def __init__(self, session: Live, slot: Slot, permit: Permit, ending: bytes) -> None:
@@ -76,29 +76,29 @@ class Held:
         self._slot.give()
 
     async def run(self, sink: Sink) -> None:
-        stalled: ClientStalled | None = None
-        is_void = False
+        stall: ClientStalled | None = None
+        is_revoked = False
         async with trio.open_nursery() as nursery:
 
-            def revoked() -> None:
-                nonlocal is_void
-                is_void = True
+            def revoke() -> None:
+                nonlocal is_revoked
+                is_revoked = True
                 nursery.cancel_scope.cancel()
 
             async def watch_permit() -> None:
-                await self._permit.wait_void()
-                revoked()
+                await self._permit.wait_revoked()
+                revoke()
 
             nursery.start_soon(watch_permit)
-            self._slot.on_revoked(revoked)
+            self._slot.on_revoked(revoke)
             try:
                 await self._session.run(sink)
             except ClientStalled as error:  # raised here, it would come out as a group
-                stalled = error
+                stall = error
             nursery.cancel_scope.cancel()
-        if stalled is not None:
-            raise stalled
-        if is_void:
+        if stall is not None:
+            raise stall
+        if is_revoked:
             sink.put(self._ending)
 
 
@@ -106,10 +106,10 @@ def failure_of(error: StreamsError | S2Error | BodyBroken) -> S2Error:
     """The error in the words of the S2 API."""
     if isinstance(error, BodyBroken):
         return S2Error("bad_frame", str(error))
-    return error if isinstance(error, S2Error) else translated(error)
+    return error if isinstance(error, S2Error) else to_s2_error(error)
 
 
-class Wording(Protocol):
+class SessionEncoder(Protocol):
     """How a read session is told to its client."""
 
     def batch(self, records: Buffer, tail: tuple[int, int] | None, *, is_advised: bool) -> bytes: ...
@@ -121,7 +121,7 @@ class Wording(Protocol):
     def end(self) -> bytes: ...
 
 
-class FrameWording:
+class FrameEncoder:
     def __init__(self, codec: int) -> None:
         self._codec = codec
 
@@ -139,18 +139,18 @@ class FrameWording:
         return b""
 
 
-class EventWording:
-    def __init__(self, *, is_base64: bool, delivered: tuple[int, int] = (0, 0)) -> None:
+class EventEncoder:
+    def __init__(self, *, is_base64: bool, already_delivered: tuple[int, int] = (0, 0)) -> None:
         """`delivered`: records and metered bytes of the same read before its client came again."""
         self._is_base64 = is_base64
-        self._count, self._metered = delivered
+        self._count, self._metered_bytes = already_delivered
 
     def batch(self, records: Buffer, tail: tuple[int, int] | None, *, is_advised: bool) -> bytes:
-        listed = list(sequenced.records_of(bytes(records)))
-        self._count += len(listed)
-        self._metered += sum(record.metered for record in listed)
-        data = messages.batch_as_json(listed, tail, is_base64=self._is_base64)
-        id = b"%d,%d,%d" % (listed[-1].seq_num, self._count, self._metered)
+        decoded_records = list(sequenced.records_of(bytes(records)))
+        self._count += len(decoded_records)
+        self._metered_bytes += sum(record.metered for record in decoded_records)
+        data = messages.batch_as_json(decoded_records, tail, is_base64=self._is_base64)
+        id = b"%d,%d,%d" % (decoded_records[-1].seq_num, self._count, self._metered_bytes)
         return b"event: batch\nid: %b\ndata: %b\n\n" % (id, data)
 
     def heartbeat(self, tail: tuple[int, int], *, is_advised: bool) -> bytes:
@@ -169,31 +169,31 @@ class ReadSession:
     def __init__(
         self,
         calls: ShardCalls,
-        asked: Asked,
+        query: ReadQuery,
         head: ReadHead,
         first: StreamRecords,
         key: str,
-        wording: Wording,
+        encoder: SessionEncoder,
         draining: Draining,
         owner: str = EVERYONE,
     ) -> None:
         self._calls = calls
         self._owner = owner
-        self._asked = asked
+        self._query = query
         self._head = head
         self._page = first
         #: The page behind this one, if it is being fetched.
         self._ahead: PendingRead | None = None
         self._key = key
-        self._wording = wording
+        self._encoder = encoder
         self._draining = draining
-        self._count_left = asked.count
-        self._bytes_left = asked.bytes
+        self._count_left = query.count
+        self._bytes_left = query.bytes
         #: When a reader at the end of the stream gives up, if ever.
         self._until_s: float | None = None
         self._is_live = False
         #: Whether the reader has been told that the server is about to stop.
-        self._is_told = False
+        self._has_advised = False
 
     def __repr__(self) -> str:
         return f"<ReadSession {self._head.box} at {self._head.from_seq}>"
@@ -204,51 +204,51 @@ class ReadSession:
     @property
     def _is_advised(self) -> bool:
         """Clients that have a bound and a wait take the advice badly (s2 §13)."""
-        return self._draining.is_set and not (self._asked.is_bounded and self._asked.wait_s)
+        return self._draining.is_set and not (self._query.is_bounded and self._query.wait_s)
 
     async def run(self, sink: Sink) -> None:
-        unread = UnsentCharge(self._calls.answers, self._owner, sink)
+        unsent = UnsentCharge(self._calls.answers, self._owner, sink)
         try:
-            while not await self._told(sink, unread):
-                self._page = await self._next(sink, unread)
-            sink.put(self._wording.end())
+            while not await self._send_page(sink, unsent):
+                self._page = await self._next(sink, unsent)
+            sink.put(self._encoder.end())
         except (StreamsError, S2Error) as error:
-            sink.put(self._wording.failure(_gone(failure_of(error))))
+            sink.put(self._encoder.failure(_as_retryable(failure_of(error))))
         finally:
             if self._ahead is not None:
                 self._ahead.close()
-            unread.close()
+            unsent.close()
 
-    async def _told(self, sink: Sink, unread: UnsentCharge) -> bool:
+    async def _send_page(self, sink: Sink, unsent: UnsentCharge) -> bool:
         """Tells the page. Whether it was the last one."""
-        page, wording = self._page, self._wording
+        page, encoder = self._page, self._encoder
         tail = tail_of(page)
         if page.records:
-            records = opened(page, self._key, self._head.box)
-            sink.put(wording.batch(records, tail, is_advised=self._is_advised))
-            self._calls.history.tally.read(self._head.box.partition("/")[0], len(records))
+            records = decrypt_records(page, self._key, self._head.box)
+            sink.put(encoder.batch(records, tail, is_advised=self._is_advised))
+            self._calls.history.counters.read(self._head.box.partition("/")[0], len(records))
             self._consume(page.count, records)
             self._until_s = None
-            unread.settle()
+            unsent.settle()
             if sink.unsent_bytes > UNSENT_BYTES_MAX:
                 if tail is None and not self._is_over(page):
-                    self._fetch_ahead(unread)
-                await unread.wait_sent(STALL_S)
+                    self._fetch_ahead(unsent)
+                await unsent.wait_sent(STALL_S)
         if self._is_over(page):
-            if tail is not None and self._asked.is_empty and self._asked.wait_s:
-                sink.put(wording.heartbeat(tail, is_advised=self._is_advised))
+            if tail is not None and self._query.is_empty and self._query.wait_s:
+                sink.put(encoder.heartbeat(tail, is_advised=self._is_advised))
             return True
         if tail is None:
             self._is_live = False
             return False
-        if self._asked.wait_s == 0 or (self._asked.is_bounded and not self._asked.wait_s):
+        if self._query.wait_s == 0 or (self._query.is_bounded and not self._query.wait_s):
             return True
-        if self._until_s is None and self._asked.wait_s is not None:
-            self._until_s = trio.current_time() + self._asked.wait_s
+        if self._until_s is None and self._query.wait_s is not None:
+            self._until_s = trio.current_time() + self._query.wait_s
         if self._until_s is not None and trio.current_time() >= self._until_s:
             return True
         if not (self._is_live and page.records):
-            sink.put(wording.heartbeat(tail, is_advised=self._is_advised))
+            sink.put(encoder.heartbeat(tail, is_advised=self._is_advised))
         self._is_live = True
         return False
 
@@ -266,18 +266,18 @@ class ReadSession:
         # cases the next one has nothing in it.
         return page.is_full and not page.records
 
-    async def _next(self, sink: Sink, unread: UnsentCharge) -> StreamRecords:
+    async def _next(self, sink: Sink, unsent: UnsentCharge) -> StreamRecords:
         """The next page; an empty one after a while in which nothing came."""
         if self._ahead is not None:
             ahead, self._ahead = self._ahead, None
             return await ahead.page()
         head = self._next_head(self._wait_ms() if tail_of(self._page) is not None else 0)
         if not head.wait_ms:
-            await unread.reserve(head.max_bytes)
+            await unsent.reserve(head.max_bytes)
             return await self._calls.read(head)
         if sink.unsent_bytes:  # A reader that has not taken what there is need not hear of what comes.
-            await unread.wait_sent(STALL_S)
-        unread.close()
+            await unsent.wait_sent(STALL_S)
+        unsent.close()
         page: StreamRecords | StreamsError | None = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._end_when_draining, nursery.cancel_scope)
@@ -301,10 +301,10 @@ class ReadSession:
             wait_ms=wait_ms,
         )
 
-    def _fetch_ahead(self, unread: UnsentCharge) -> None:
+    def _fetch_ahead(self, unsent: UnsentCharge) -> None:
         """Asks for the next page, if there is room for it now."""
         head = self._next_head(0)
-        if unread.try_reserve(head.max_bytes):
+        if unsent.try_reserve(head.max_bytes):
             self._ahead = self._calls.begin_read(head)
 
     def _wait_ms(self) -> int:
@@ -323,12 +323,12 @@ class ReadSession:
 
     def _leave(self) -> None:
         """Advice is given once; whoever is still there at the end of the time is told that it is over."""
-        if self._is_told:
+        if self._has_advised:
             raise S2Error("server_draining", "the server is stopping")
-        self._is_told = True
+        self._has_advised = True
 
 
-def _gone(error: S2Error) -> S2Error:
+def _as_retryable(error: S2Error) -> S2Error:
     """A stream that goes away under its reader: the client comes again, and hears why."""
     if error.code in ("stream_not_found", "stream_deletion_pending"):
         return S2Error("unavailable", str(error))

@@ -1,7 +1,8 @@
-"""What shards are asked for the S2 API, and making a stream that is not there when its basin says so.
+"""Sends requests of the S2 API to shards, and creates missing streams if their basin allows it.
 
-Which cipher a stream has is its shard's to say. It is remembered here so that an append need not ask first: a
-shard refuses what is closed in another way than its stream's, and then it is done again.
+Ciphers: the shard knows the cipher of a stream. The gateway caches it so that an append needs no extra
+request. If the cached cipher is wrong, the shard rejects the append, and the gateway encrypts and sends it
+again.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import trio
 
 from gateway.admission.memory import EVERYONE, MemoryBudget
 from gateway.s2.append_window import AppendWindow
-from gateway.s2.ciphers import Sealing
+from gateway.s2.ciphers import RecordCipher
 from gateway.s2.messages import Input
 from gateway.s2.usage_history import UsageHistory
 from gateway.shards.dispatch import Dispatch
@@ -36,23 +37,25 @@ _R = TypeVar("_R")
 _encode = msgspec.msgpack.Encoder().encode
 _decode_appended = msgspec.msgpack.Decoder(AppendStreamReply).decode
 
-#: Streams whose cipher is remembered; those without one are not.
+#: Size of the cipher cache. Streams without a cipher are not cached.
 _CIPHERS_MAX = 10_000
 
 
 class PostedAppend:
-    """An append on its way to its shard. It holds its permit and its place in the append limiter until it has
-    a result, or is closed."""
+    """An append in flight.
 
-    __slots__ = ("metered", "result", "withdraw")
+    It holds its permit and its place in the append limiter until it has a result or is closed.
+    """
 
-    def __init__(self, metered: int) -> None:
-        self.metered = metered
+    __slots__ = ("metered_bytes", "result", "withdraw")
+
+    def __init__(self, metered_bytes: int) -> None:
+        self.metered_bytes = metered_bytes
         self.result: AppendStreamReply | StreamsError | None = None
         self.withdraw: Callable[[], None] = lambda: None
 
     def __repr__(self) -> str:
-        return f"<PostedAppend {self.metered} B, {self.result!r}>"
+        return f"<PostedAppend {self.metered_bytes} B, {self.result!r}>"
 
     def close(self) -> None:
         if self.result is None:
@@ -60,7 +63,7 @@ class PostedAppend:
 
 
 class PendingRead:
-    """A page that a shard has been asked for."""
+    """A read in flight to a shard."""
 
     __slots__ = ("_answer", "_id", "_is_here", "_link")
 
@@ -75,7 +78,7 @@ class PendingRead:
             self._on_answer(error)
 
     def __repr__(self) -> str:
-        return f"<PendingRead {self._id}, {'here' if self._is_here.is_set() else 'on its way'}>"
+        return f"<PendingRead {self._id}, {'done' if self._is_here.is_set() else 'in flight'}>"
 
     def _on_answer(self, answer: wire.Message | StreamsError) -> None:
         self._answer = answer
@@ -102,8 +105,8 @@ class ShardCalls:
         self.inflight = AppendWindow()
         self.history = UsageHistory(dispatch, int(time.time()))
         self._ciphers: dict[str, Cipher] = {}
-        #: Set when a basin was deleted through this gateway.
-        self.basin_deleted = trio.Event()
+        #: Set when this gateway deletes a basin.
+        self.has_deleted_basin = trio.Event()
 
     def __repr__(self) -> str:
         return f"<ShardCalls {self._dispatch!r}>"
@@ -114,10 +117,10 @@ class ShardCalls:
 
     @property
     def answers(self) -> MemoryBudget:
-        """What bounds the answers of this gateway."""
+        """Return the memory budget of the gateway's responses."""
         return self._dispatch.answers
 
-    # -- asking
+    # -- requests
 
     async def ask(self, shard: int, command: s2.ControlCommand, reply: type[_R]) -> _R:
         link = self._dispatch.links[shard]
@@ -131,98 +134,110 @@ class ShardCalls:
         return await self.ask(self._dispatch.placement.shard_of(box), command, reply)
 
     async def basin(self, name: str) -> s2.Basin:
-        found = (await self.ask_register(s2.GetBasin(name), s2.GetBasinReply)).basin
-        if found is None:
+        basin = (await self.ask_register(s2.GetBasin(name), s2.GetBasinReply)).basin
+        if basin is None:
             raise BasinNotFound(f"basin {name} does not exist", basin=name)
-        return found
+        return basin
 
     async def _call(self, op: int, box: str, head: bytes, body: bytes) -> wire.Message:
         return await self._dispatch.links[self._dispatch.placement.shard_of(box)].call(op, head, body)
 
     # -- records
 
-    async def append(self, box: str, given: Input, key: str) -> AppendStreamReply:
-        """Without a key it is tried in the open, so that a shard judges first whether there is a stream."""
-        await self.inflight.enter(given.metered)
+    async def append(self, box: str, batch: Input, key: str) -> AppendStreamReply:
+        """Append a batch and return its ack.
+
+        Without a key the batch is sent in plain text first, so that the shard can report a missing stream.
+        """
+        await self.inflight.enter(batch.metered_bytes)
         try:
-            return await self.append_as(self._ciphers.get(box) if key else None, box, given, key)
+            return await self.append_as(self._ciphers.get(box) if key else None, box, batch, key)
         except CipherMismatch as mismatch:
             cipher = mismatch.detail["cipher"]
             self._remember(box, cipher)
-            return await self.append_as(cipher, box, given, key)
+            return await self.append_as(cipher, box, batch, key)
         finally:
-            self.inflight.leave(given.metered)
+            self.inflight.leave(batch.metered_bytes)
 
     async def append_as(
         self,
         cipher: Cipher | None,
         box: str,
-        given: Input,
+        batch: Input,
         key: str,
     ) -> AppendStreamReply:
-        """Appends what is closed like this; the stream must say the same. Whoever calls has a permit for its
-        bytes. It waits in the append limiter of its shard, as any append does."""
+        """Append a batch encrypted with `cipher`; the shard rejects it if the stream has another cipher.
+
+        The caller holds a permit for the bytes. Like any append, it waits in the limiter of its shard.
+        """
         since_s = trio.current_time()
-        tails = given.tails if cipher is None else Sealing(cipher, key, box).sealed(given)
-        head, body = given.wire(box, cipher=cipher, tails=tails, chain="")
+        tails = batch.tails if cipher is None else RecordCipher(cipher, key, box).encrypt_batch(batch)
+        head, body = batch.wire(box, cipher=cipher, tails=tails, chain="")
         limiter = self._dispatch.append_limiters[self._dispatch.placement.shard_of(box)]
-        await limiter.enter(given.account or EVERYONE, len(body))
+        await limiter.enter(batch.account or EVERYONE, len(body))
         try:
             message = await self._call(wire.OP_APPEND_STREAM, box, head, body)
         finally:
             limiter.leave(len(body))
-        return self._acked(box, given, since_s, message)
+        return self._on_ack(box, batch, since_s, message)
 
     async def post_append(
-        self, box: str, given: Input, sealing: Sealing | None, chain: str, on_settled: Callable[[], None]
+        self,
+        box: str,
+        batch: Input,
+        record_cipher: RecordCipher | None,
+        chain: str,
+        on_settled: Callable[[], None],
     ) -> PostedAppend:
-        """Sends an append without waiting for its answer: waits for a permit and for the append limiter.
-        Appends that one task posts reach the shard in this order. `on_settled` is called when there is a
-        result."""
+        """Send an append without waiting for its reply, after waiting for a permit and for the limiter.
+
+        The shard receives the appends of one task in the order of its calls. `on_settled` is called when
+        the append has a result.
+        """
         since_s = trio.current_time()
         shard = self._dispatch.placement.shard_of(box)
         link = self._dispatch.links[shard]
-        await self.inflight.enter(given.metered)
+        await self.inflight.enter(batch.metered_bytes)
         try:
-            cipher = None if sealing is None else sealing.cipher
-            tails = given.tails if sealing is None else sealing.sealed(given)
-            head, body = given.wire(box, cipher=cipher, tails=tails, chain=chain)
+            cipher = None if record_cipher is None else record_cipher.cipher
+            tails = batch.tails if record_cipher is None else record_cipher.encrypt_batch(batch)
+            head, body = batch.wire(box, cipher=cipher, tails=tails, chain=chain)
             limiter = self._dispatch.append_limiters[shard]
-            await limiter.enter_from_session(given.account or EVERYONE, len(body))
+            await limiter.enter_from_session(batch.account or EVERYONE, len(body))
         except BaseException:
-            self.inflight.leave(given.metered)
+            self.inflight.leave(batch.metered_bytes)
             raise
-        posted = PostedAppend(given.metered)
+        append = PostedAppend(batch.metered_bytes)
 
         def leave() -> None:
             limiter.leave(len(body))
-            self.inflight.leave(given.metered)
+            self.inflight.leave(batch.metered_bytes)
 
         def settle(answer: wire.Message | StreamsError) -> None:
             leave()
             if not isinstance(answer, StreamsError):
-                posted.result = self._acked(box, given, since_s, answer)
+                append.result = self._on_ack(box, batch, since_s, answer)
             else:
-                posted.result = answer
+                append.result = answer
             on_settled()
 
         try:
-            sent = link.post(wire.OP_APPEND_STREAM, head, body, settle)
+            request_id = link.post(wire.OP_APPEND_STREAM, head, body, settle)
         except BaseException:
             leave()
             raise
 
         def withdraw() -> None:
-            link.withdraw(sent)
+            link.withdraw(request_id)
             leave()
 
-        posted.withdraw = withdraw
-        return posted
+        append.withdraw = withdraw
+        return append
 
-    def _acked(self, box: str, given: Input, since_s: float, message: wire.Message) -> AppendStreamReply:
+    def _on_ack(self, box: str, batch: Input, since_s: float, message: wire.Message) -> AppendStreamReply:
         took_s = trio.current_time() - since_s
-        self.inflight.acked(records=len(given.tails), size=given.metered, took_s=took_s)
-        self.history.tally.appended(box.partition("/")[0], given.metered)
+        self.inflight.observe_ack(records=len(batch.tails), size=batch.metered_bytes, took_s=took_s)
+        self.history.counters.count_append(box.partition("/")[0], batch.metered_bytes)
         return _decode_appended(message.body)
 
     def _remember(self, box: str, cipher: Cipher | None) -> None:
@@ -237,43 +252,45 @@ class ShardCalls:
         return s2_requests.decode_records(message.body)
 
     def begin_read(self, head: ReadHead) -> PendingRead:
-        """Asks for a page that is awaited later. Its caller closes it."""
+        """Start a read that is awaited later. The caller closes it."""
         return PendingRead(self._dispatch.links[self._dispatch.placement.shard_of(head.box)], head)
 
     async def tail(self, box: str) -> s2.StreamTail:
         return await self.ask_owner(box, s2.GetStreamTail(box), s2.StreamTail)
 
-    # -- streams that are not there
+    # -- creating streams on demand
 
-    async def making(
+    async def call_or_create(
         self,
         basin: str,
         stream: str,
-        asked: Spec | None,
+        spec: Spec | None,
         *,
         is_append: bool,
         call: Callable[[], Awaitable[_R]],
         account: str = "",
     ) -> _R:
-        """What the call comes to; a stream that is not there is made first if its basin says so. `account`
-        is the key whose limits count for that."""
+        """Run `call`; if its stream is missing and the basin allows it, create the stream and run it again.
+
+        `account` is the key whose limits apply to the new stream.
+        """
         try:
             return await call()
         except StreamNotFound as missing:
-            found = await self.basin(basin)
-            if not (found.config.create_on_append if is_append else found.config.create_on_read):
+            basin_state = await self.basin(basin)
+            if not (basin_state.config.create_on_append if is_append else basin_state.config.create_on_read):
                 raise missing from None
         try:
-            await self.put_stream(found, stream, asked or Spec(), account=account)
+            await self.put_stream(basin_state, stream, spec or Spec(), account=account)
         except ResourceAlreadyExists:
-            pass  # somebody else has made it
+            pass  # another request has created it
         return await call()
 
     async def put_stream(
         self,
         basin: s2.Basin,
         stream: str,
-        asked: Spec,
+        spec: Spec,
         *,
         token: str = "",
         ensures: bool = False,
@@ -286,7 +303,7 @@ class ShardCalls:
         command = s2.PutStream(
             box=box,
             basin_number=basin.number,
-            asked=asked,
+            asked=spec,
             defaults=basin.config.defaults,
             cipher=basin.config.cipher,
             token=token,

@@ -16,7 +16,7 @@ from msgspec import UNSET, UnsetType
 from gateway.requests.request import Request, Response
 from gateway.requests.s2_errors import S2Error
 from gateway.s2 import configs, fields
-from gateway.s2.control import answer, json_body
+from gateway.s2.control import json_body, json_response
 from gateway.s2.permits import OPERATIONS, READ, WRITE, Permit, digest_of
 from gateway.s2.shard_calls import ShardCalls
 from streams.protocol.messages import s2
@@ -82,15 +82,17 @@ class _Groups(msgspec.Struct, frozen=True):
     stream: _Group | None = None
 
     def ops(self) -> set[str]:
-        asked = {"account": self.account, "basin": self.basin, "stream": self.stream}
-        given = {
+        groups = {"account": self.account, "basin": self.basin, "stream": self.stream}
+        group_kinds = {
             (name, kind)
-            for name, group in asked.items()
+            for name, group in groups.items()
             if group is not None
-            for kind, wanted in ((READ, group.read), (WRITE, group.write))
-            if wanted
+            for kind, is_allowed in ((READ, group.read), (WRITE, group.write))
+            if is_allowed
         }
-        return {operation for operation, (group, kind, _) in OPERATIONS.items() if (group, kind) in given}
+        return {
+            operation for operation, (group, kind, _) in OPERATIONS.items() if (group, kind) in group_kinds
+        }
 
 
 class _Scope(msgspec.Struct, frozen=True):
@@ -111,10 +113,10 @@ class _Issue(msgspec.Struct, frozen=True):
 _fraction = re.compile(r"\.([0-9]{1,9})(?=[Zz+-])")
 
 
-def _moment(text: str) -> tuple[int, str]:
+def _parse_time(text: str) -> tuple[int, str]:
     """A time of RFC 3339 in milliseconds, and as it is shown: in UTC, as exactly as it was given."""
-    found = _fraction.search(text)
-    digits = found[1] if found else ""
+    fraction = _fraction.search(text)
+    digits = fraction[1] if fraction else ""
     try:
         moment = msgspec.convert(_fraction.sub("", text, count=1), datetime)
         seconds = int(moment.timestamp())
@@ -134,8 +136,8 @@ def token_of(body: _Issue, digest: str) -> AccessToken:
     if not ops:
         raise S2Error("invalid", "Access token permissions cannot be empty")
     names = {
-        where: given.names(where) if given is not None else NameSet()
-        for where, given in (
+        where: name_rule.names(where) if name_rule is not None else NameSet()
+        for where, name_rule in (
             ("basins", scope.basins),
             ("streams", scope.streams),
             ("access_tokens", scope.access_tokens),
@@ -144,9 +146,9 @@ def token_of(body: _Issue, digest: str) -> AccessToken:
     if body.auto_prefix_streams and names["streams"].prefix is None:
         raise S2Error("invalid", "Auto prefixing is only allowed for streams with prefix matching")
     expires_ms = 0
-    asked = msgspec.to_builtins(scope)
+    scope_json = msgspec.to_builtins(scope)
     if body.expires_at is not None:
-        expires_ms, asked["expires_at"] = _moment(body.expires_at)
+        expires_ms, scope_json["expires_at"] = _parse_time(body.expires_at)
         expires_ms = max(1, expires_ms)
     return AccessToken(
         id=body.id,
@@ -155,7 +157,7 @@ def token_of(body: _Issue, digest: str) -> AccessToken:
         streams=names["streams"],
         tokens=names["access_tokens"],
         ops=tuple(sorted(ops)),
-        scope=orjson.dumps(asked).decode(),
+        scope=orjson.dumps(scope_json).decode(),
         auto_prefix=bool(body.auto_prefix_streams),
         expires_ms=expires_ms,
     )
@@ -179,30 +181,30 @@ _IS_PREFIX: dict[str, Callable[[str], bool]] = {
 }
 
 
-def shown_token(token: AccessToken) -> dict[str, Any]:
-    asked = orjson.loads(token.scope)
-    groups = asked.get("op_groups") or {}
-    scope: dict[str, Any] = {where: _shown_names(asked.get(where)) for where in _IS_PREFIX}
-    scope["op_groups"] = {name: _shown_group(groups.get(name)) for name in ("account", "basin", "stream")}
-    scope["ops"] = asked.get("ops") or []
+def describe_token(token: AccessToken) -> dict[str, Any]:
+    scope_json = orjson.loads(token.scope)
+    groups = scope_json.get("op_groups") or {}
+    scope: dict[str, Any] = {where: _describe_names(scope_json.get(where)) for where in _IS_PREFIX}
+    scope["op_groups"] = {name: _describe_group(groups.get(name)) for name in ("account", "basin", "stream")}
+    scope["ops"] = scope_json.get("ops") or []
     return {
         "id": token.id,
         "scope": scope,
         "auto_prefix_streams": token.auto_prefix,
-        "expires_at": asked.get("expires_at")
-        or (configs.shown_time(token.expires_ms) if token.expires_ms else None),
+        "expires_at": scope_json.get("expires_at")
+        or (configs.format_time(token.expires_ms) if token.expires_ms else None),
     }
 
 
-def _shown_names(asked: dict[str, str | None] | None) -> dict[str, str] | None:
+def _describe_names(name_rule: dict[str, str | None] | None) -> dict[str, str] | None:
     """Exactly one key, or null for no names at all."""
-    named = {kind: text for kind, text in (asked or {}).items() if text is not None}
-    return None if named in ({}, {"exact": ""}) else named
+    set_fields = {kind: text for kind, text in (name_rule or {}).items() if text is not None}
+    return None if set_fields in ({}, {"exact": ""}) else set_fields
 
 
-def _shown_group(asked: dict[str, bool | None] | None) -> dict[str, bool]:
-    given = asked or {}
-    return {"read": bool(given.get("read")), "write": bool(given.get("write"))}
+def _describe_group(group: dict[str, bool | None] | None) -> dict[str, bool]:
+    flags = group or {}
+    return {"read": bool(flags.get("read")), "write": bool(flags.get("write"))}
 
 
 class Tokens:
@@ -211,11 +213,11 @@ class Tokens:
 
     async def issue(self, request: Request, permit: Permit) -> Response:
         secret = secrets.token_urlsafe(_SECRET_BYTES)
-        token = token_of(configs.decoded(await json_body(request), _Issue), digest_of(secret))
+        token = token_of(configs.decode_body(await json_body(request), _Issue), digest_of(secret))
         permit.check("issue-access-token")
-        token = permit.limited(token)
+        token = permit.restrict(token)
         await self._calls.ask(0, s2.IssueToken(token), s2.FindTokenReply)
-        return answer({"access_token": secret}, 201)
+        return json_response({"access_token": secret}, 201)
 
     async def list(self, request: Request, permit: Permit) -> Response:
         query = fields.Query(request.query)
@@ -223,11 +225,11 @@ class Tokens:
         limit = query.limit()
         names = permit.tokens.narrow(query.text("prefix") or "")
         if names.is_empty:
-            return answer({"access_tokens": [], "has_more": False})
+            return json_response({"access_tokens": [], "has_more": False})
         command = s2.ListTokens(names.common_prefix, query.text("start_after") or "", limit)
         page = await self._calls.ask(0, command, s2.TokenPage)
-        shown = [shown_token(token) for token in page.tokens if names.holds(token.id)]
-        return answer({"access_tokens": shown, "has_more": page.more and not names.exact})
+        descriptions = [describe_token(token) for token in page.tokens if names.holds(token.id)]
+        return json_response({"access_tokens": descriptions, "has_more": page.more and not names.exact})
 
     async def revoke(self, request: Request, permit: Permit, id: str) -> Response:
         token_id(id, "bad_path")

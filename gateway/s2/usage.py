@@ -14,7 +14,7 @@ import msgspec
 from gateway.requests.request import Request, Response
 from gateway.requests.s2_errors import S2Error
 from gateway.s2 import fields
-from gateway.s2.control import answer
+from gateway.s2.control import json_response
 from gateway.s2.permits import OPERATIONS, Permit
 from gateway.s2.shard_calls import ShardCalls
 from gateway.s2.usage_counters import ACCOUNT, APPEND_BYTES, INTERVALS_S, READ_BYTES, Sums
@@ -30,7 +30,7 @@ def _of_group(group: str) -> tuple[str, ...]:
     return tuple(operation for operation, facts in OPERATIONS.items() if facts[0] == group)
 
 
-class _Counted(msgspec.Struct, frozen=True):
+class _CounterSet(msgspec.Struct, frozen=True):
     """A set out of the history."""
 
     #: The name of each series -> what is counted for it.
@@ -40,8 +40,8 @@ class _Counted(msgspec.Struct, frozen=True):
     interval: str
 
 
-def _operations(*operations: str, interval: str) -> _Counted:
-    return _Counted({operation: operation for operation in operations}, "operations", interval)
+def _operations(*operations: str, interval: str) -> _CounterSet:
+    return _CounterSet({operation: operation for operation in operations}, "operations", interval)
 
 
 _HISTORY = {
@@ -49,8 +49,8 @@ _HISTORY = {
     "basin-ops": _operations(*_of_group("basin"), "stream-metrics", interval="hour"),
     "append-ops": _operations("append", interval="minute"),
     "read-ops": _operations("read", "check-tail", interval="minute"),
-    "append-throughput": _Counted({"append-throughput": APPEND_BYTES}, "bytes", "minute"),
-    "read-throughput": _Counted({"read-throughput": READ_BYTES}, "bytes", "minute"),
+    "append-throughput": _CounterSet({"append-throughput": APPEND_BYTES}, "bytes", "minute"),
+    "read-throughput": _CounterSet({"read-throughput": READ_BYTES}, "bytes", "minute"),
 }
 #: What is stored is told by the hour for a basin, by the minute for a stream.
 _BASIN_STORAGE_INTERVAL, _STREAM_STORAGE_INTERVAL = "hour", "minute"
@@ -58,16 +58,16 @@ _BASIN_STORAGE_INTERVAL, _STREAM_STORAGE_INTERVAL = "hour", "minute"
 _AHEAD_S, _RANGE_S_MAX = 300, 31 * 24 * 3600
 
 
-class _Asked:
-    def __init__(self, query: str, known: tuple[str, ...], now_s: int) -> None:
-        given = fields.Query(query)
-        self.set = given.text("set") or ""
-        if self.set not in known:
-            raise S2Error("bad_query", f"set: must be one of {', '.join(known)}")
-        self.interval = given.text("interval")
+class _MetricsQuery:
+    def __init__(self, query: str, set_names: tuple[str, ...], now_s: int) -> None:
+        parameters = fields.Query(query)
+        self.set = parameters.text("set") or ""
+        if self.set not in set_names:
+            raise S2Error("bad_query", f"set: must be one of {', '.join(set_names)}")
+        self.interval = parameters.text("interval")
         if self.interval is not None and self.interval not in INTERVALS_S:
             raise S2Error("bad_query", f"interval: must be one of {', '.join(INTERVALS_S)}")
-        start, end = given.number("start", fields.U32_MAX), given.number("end", fields.U32_MAX)
+        start, end = parameters.number("start", fields.U32_MAX), parameters.number("end", fields.U32_MAX)
         if start is None or end is None:
             raise S2Error("invalid", "start, end: both must be given, in seconds")
         if start > end or end > now_s + _AHEAD_S or end - start > _RANGE_S_MAX:
@@ -87,36 +87,36 @@ class Usage:
         self._calls = calls
 
     async def account(self, request: Request, permit: Permit) -> Response:
-        asked = _Asked(request.query, _ACCOUNT, int(time.time()))
+        query = _MetricsQuery(request.query, _ACCOUNT, int(time.time()))
         permit.check("account-metrics")
-        if asked.set == "estimated-billable-usage":
-            return answer({"values": []})
-        if asked.set in _HISTORY:
+        if query.set == "estimated-billable-usage":
+            return json_response({"values": []})
+        if query.set in _HISTORY:
             if not permit.sees_every_basin:
                 raise S2Error(
-                    "permission_denied", f"the access token is not for all basins, as {asked.set} is"
+                    "permission_denied", f"the access token is not for all basins, as {query.set} is"
                 )
-            return await self._counted(asked, ACCOUNT)
+            return await self._sum_counters(query, ACCOUNT)
         names: list[str] = []
-        after, more = "", asked.has_now
+        after, more = "", query.has_now
         while more:
             page = await self._calls.ask_register(s2.ListBasins("", after), s2.BasinPage)
             names += [basin.name for basin in page.basins if not basin.deleted_ms]
             after, more = page.basins[-1].name if page.basins else "", page.more
-        seen = [name for name in names if permit.sees_basin(name)]
-        return answer({"values": [{"label": {"name": "active-basins", "values": seen}}]})
+        visible_names = [name for name in names if permit.sees_basin(name)]
+        return json_response({"values": [{"label": {"name": "active-basins", "values": visible_names}}]})
 
     async def basin(self, request: Request, permit: Permit, basin: str) -> Response:
         fields.basin_name(basin, "bad_path")
         now_s = int(time.time())
-        asked = _Asked(request.query, _BASIN, now_s)
+        query = _MetricsQuery(request.query, _BASIN, now_s)
         permit.check("basin-metrics", basin)
         await self._calls.basin(basin)
-        if asked.set in _HISTORY:
-            return await self._counted(asked, basin)
-        asked.check_interval(_BASIN_STORAGE_INTERVAL)
+        if query.set in _HISTORY:
+            return await self._sum_counters(query, basin)
+        query.check_interval(_BASIN_STORAGE_INTERVAL)
         size = 0
-        for shard in range(self._calls.shards) if asked.has_now else ():
+        for shard in range(self._calls.shards) if query.has_now else ():
             after = ""
             while True:
                 command = s2.GetUsage(box_of(basin, ""), after)
@@ -125,32 +125,32 @@ class Usage:
                 after = usage.after
                 if not after:
                     break
-        return _storage(asked, now_s, size)
+        return _storage(query, now_s, size)
 
     async def stream(self, request: Request, permit: Permit, basin: str, stream: str) -> Response:
         fields.basin_name(basin, "bad_path")
         stream = fields.stream_name(permit.prefix + stream if stream else "", "bad_path")
         now_s = int(time.time())
-        asked = _Asked(request.query, _STREAM, now_s)
+        query = _MetricsQuery(request.query, _STREAM, now_s)
         permit.check("stream-metrics", basin, stream)
-        asked.check_interval(_STREAM_STORAGE_INTERVAL)
+        query.check_interval(_STREAM_STORAGE_INTERVAL)
         box = box_of(basin, stream)
         await self._calls.ask_owner(box, s2.GetStream(box), s2.GetStreamReply)
         usage = await self._calls.ask_owner(box, s2.GetUsage(box, "", True), s2.StreamUsage)
-        return _storage(asked, now_s, usage.bytes)
+        return _storage(query, now_s, usage.bytes)
 
-    async def _counted(self, asked: _Asked, basin: str) -> Response:
-        counted = _HISTORY[asked.set]
-        interval = asked.interval or counted.interval
-        sums = Sums(counted.series.values(), asked.start_s, asked.end_s, INTERVALS_S[interval])
+    async def _sum_counters(self, query: _MetricsQuery, basin: str) -> Response:
+        counters = _HISTORY[query.set]
+        interval = query.interval or counters.interval
+        sums = Sums(counters.series.values(), query.start_s, query.end_s, INTERVALS_S[interval])
         await self._calls.history.add_to(sums, basin)
         values = [
-            {"accumulation": {"name": name, "unit": counted.unit, "interval": interval, "values": points}}
-            for name, points in ((name, sums.points(what)) for name, what in counted.series.items())
+            {"accumulation": {"name": name, "unit": counters.unit, "interval": interval, "values": points}}
+            for name, points in ((name, sums.points(what)) for name, what in counters.series.items())
         ]
-        return answer({"values": values})
+        return json_response({"values": values})
 
 
-def _storage(asked: _Asked, now_s: int, size: int) -> Response:
-    values: list[Any] = [[now_s, size]] if asked.has_now else []
-    return answer({"values": [{"gauge": {"name": "storage", "unit": "bytes", "values": values}}]})
+def _storage(query: _MetricsQuery, now_s: int, size: int) -> Response:
+    values: list[Any] = [[now_s, size]] if query.has_now else []
+    return json_response({"values": [{"gauge": {"name": "storage", "unit": "bytes", "values": values}}]})

@@ -65,26 +65,27 @@ class UsageCounters:
         self._at_s = _minute_of(now_s)
         self._rows: Rows = {}
         #: Minutes that are over and not kept yet, oldest first.
-        self.waiting: deque[Minute] = deque()
+        self.unsaved_minutes: deque[Minute] = deque()
         #: Minutes that were given up.
-        self.lost = 0
+        self.minutes_lost = 0
 
     def __repr__(self) -> str:
-        return f"<UsageCounters {len(self._rows)} basins, {len(self.waiting)} unsaved, {self.lost} lost>"
+        minutes = f"{len(self.unsaved_minutes)} unsaved minutes, {self.minutes_lost} lost"
+        return f"<UsageCounters {len(self._rows)} basins, {minutes}>"
 
     # -- counting
 
-    def did(self, operation: str, basin: str) -> None:
+    def count_operation(self, operation: str, basin: str) -> None:
         row = self._row(basin)
         row[operation] = row.get(operation, 0) + 1
 
-    def appended(self, basin: str, size: int) -> None:
-        self._moved(basin, "append", APPEND_BYTES, size)
+    def count_append(self, basin: str, size: int) -> None:
+        self._count_batch(basin, "append", APPEND_BYTES, size)
 
     def read(self, basin: str, size: int) -> None:
-        self._moved(basin, "read", READ_BYTES, size)
+        self._count_batch(basin, "read", READ_BYTES, size)
 
-    def _moved(self, basin: str, operation: str, bytes_name: str, size: int) -> None:
+    def _count_batch(self, basin: str, operation: str, bytes_name: str, size: int) -> None:
         row = self._row(basin)
         row[operation] = row.get(operation, 0) + 1
         row[bytes_name] = row.get(bytes_name, 0) + size
@@ -102,7 +103,7 @@ class UsageCounters:
 
     # -- minutes
 
-    def turn(self, now_s: int) -> None:
+    def roll_over(self, now_s: int) -> None:
         """Ends the minute under way if it is another one by now."""
         at_s = _minute_of(now_s)
         if at_s != self._at_s:
@@ -113,23 +114,23 @@ class UsageCounters:
         """Ends the minute under way, over or not. One in which nothing was done leaves nothing."""
         if not self._rows:
             return
-        if len(self.waiting) >= self._minutes_max:
-            self.waiting.popleft()
-            self.lost += 1
-        self.waiting.append(Minute(self._number, self._at_s, self._rows))
+        if len(self.unsaved_minutes) >= self._minutes_max:
+            self.unsaved_minutes.popleft()
+            self.minutes_lost += 1
+        self.unsaved_minutes.append(Minute(self._number, self._at_s, self._rows))
         self._number += 1
         self._rows = {}
         self._basins_left = self._basins_max
 
-    def settle(self, minute: Minute) -> None:
+    def mark_saved(self, minute: Minute) -> None:
         """It is kept; it may have been given up meanwhile."""
-        if minute in self.waiting:
-            self.waiting.remove(minute)
+        if minute in self.unsaved_minutes:
+            self.unsaved_minutes.remove(minute)
 
-    def unsettled(self) -> list[Minute]:
+    def snapshot_unsaved(self) -> list[Minute]:
         """What the history does not have, as it is now."""
         rows = {basin: dict(row) for basin, row in self._rows.items()}
-        return [*self.waiting, Minute(self._number, self._at_s, rows)]
+        return [*self.unsaved_minutes, Minute(self._number, self._at_s, rows)]
 
 
 class Sums:

@@ -30,13 +30,13 @@ log = structlog.get_logger()
 BOX = "s2.usage"
 
 _MINUTE_MS = 60_000
-_KEPT_MS = 32 * 24 * 60 * _MINUTE_MS
+_RETENTION_MS = 32 * 24 * 60 * _MINUTE_MS
 #: A record has some 170 bytes, so these are 32 days of 15 basins that are used in every minute.
-_KEPT_BYTES = 128 * 1024 * 1024
+_RETENTION_BYTES = 128 * 1024 * 1024
 #: A minute is given up before its key is forgotten.
 _CONFIG = BoxPatch(
-    ttl_ms=_KEPT_MS,
-    cap_bytes=_KEPT_BYTES,
+    ttl_ms=_RETENTION_MS,
+    cap_bytes=_RETENTION_BYTES,
     durability="disk",
     idempotency_window_ms=2 * MINUTES_MAX * _MINUTE_MS,
 )
@@ -62,13 +62,13 @@ class _Question(msgspec.Struct, omit_defaults=True):
     max_bytes: int = 0
 
 
-class _Found(msgspec.Struct):
+class _StoredRecord(msgspec.Struct):
     ts: int = msgspec.field(name="$ts")
     data: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class _Page(msgspec.Struct):
-    records: list[_Found]
+    records: list[_StoredRecord]
     next_from_seq: int
     caught_up: bool
 
@@ -81,10 +81,10 @@ class UsageHistory:
     def __init__(self, dispatch: Dispatch, now_s: int) -> None:
         self._dispatch = dispatch
         self._writer = uuid.uuid4().hex[:12]
-        self.tally = UsageCounters(now_s)
+        self.counters = UsageCounters(now_s)
 
     def __repr__(self) -> str:
-        return f"<UsageHistory {self.tally!r}>"
+        return f"<UsageHistory {self.counters!r}>"
 
     # -- writing
 
@@ -92,32 +92,32 @@ class UsageHistory:
         """For ever, in every gateway."""
         while True:
             await trio.sleep(60 - time.time() % 60)
-            await self.keep(int(time.time()))
+            await self.save(int(time.time()))
 
-    async def keep(self, now_s: int) -> None:
+    async def save(self, now_s: int) -> None:
         """Writes the minutes that are over."""
-        self.tally.turn(now_s)
+        self.counters.roll_over(now_s)
         await self._write()
 
     async def finish(self, within_s: float) -> None:
         """When nothing is counted any more: the gateway is about to end."""
-        self.tally.end()
+        self.counters.end()
         with trio.move_on_after(within_s):
             await self._write()
 
     async def _write(self) -> None:
-        for minute in list(self.tally.waiting):
+        for minute in list(self.counters.unsaved_minutes):
             try:
                 await self._dispatch.append(wire.RequestHead(BOX), self._batch(minute))
             except StreamsError as error:
                 log.warning(
                     "usage is kept later",
                     error=error.code,
-                    minutes=len(self.tally.waiting),
-                    lost=self.tally.lost,
+                    minutes=len(self.counters.unsaved_minutes),
+                    lost=self.counters.minutes_lost,
                 )
                 return
-            self.tally.settle(minute)
+            self.counters.mark_saved(minute)
 
     def _batch(self, minute: Minute) -> bytes:
         records = [
@@ -131,8 +131,8 @@ class UsageHistory:
     async def add_to(self, sums: Sums, basin: str) -> None:
         """Adds what is known of a basin. Records that others have put into the box are passed over."""
         # Taken first: what is written meanwhile is then seen twice, and told by its number, but never missed.
-        unsettled = self.tally.unsettled()
-        kept: set[int] = set()
+        unsaved_minutes = self.counters.snapshot_unsaved()
+        saved_numbers: set[int] = set()
         # A minute is written after it has begun, and given up when it cannot be written for so long.
         question = _Question(
             ("tag", "Eq", basin), sums.first_s * 1000, limit=_PAGE_RECORDS, max_bytes=_PAGE_BYTES
@@ -141,16 +141,16 @@ class UsageHistory:
         is_over = False
         while not is_over:
             page = await self._page(question)
-            for found in page.records:
-                entry = _entry_untrusted(found.data)
+            for record in page.records:
+                entry = _entry_untrusted(record.data)
                 if entry is not None:
                     sums.add(entry.minute, entry.counts)
                     if entry.writer == self._writer:
-                        kept.add(entry.number)
+                        saved_numbers.add(entry.number)
             is_over = page.caught_up or (bool(page.records) and page.records[-1].ts > last_ms)
             question.from_ts, question.from_seq = None, page.next_from_seq
-        for minute in unsettled:
-            if minute.number not in kept and basin in minute.rows:
+        for minute in unsaved_minutes:
+            if minute.number not in saved_numbers and basin in minute.rows:
                 sums.add(minute.at_s, minute.rows[basin])
 
     async def _page(self, question: _Question) -> _Page:

@@ -28,7 +28,7 @@ from gateway.access.rules import RULES
 from gateway.api.console import FILES
 from gateway.api.openapi import document
 from gateway.api.operations import _LINES, EVENT_STREAM, OPERATIONS
-from gateway.requests.errors import ELSEWHERE, STATUS_OF
+from gateway.requests.errors import NOT_IN_V0, STATUS_OF
 from streams.protocol.messages.bodies import NewRecord
 from streams.protocol.payloads.appends import _FullRecord
 from tests.contract.conftest import NO_TLS
@@ -85,8 +85,8 @@ def test_every_error_code_is_told_with_its_status():
         for operation in methods.values():
             for status, answer in operation["responses"].items():
                 told |= dict.fromkeys(re.findall(r"`([a-z_]+)`", answer["description"]), int(status))
-    assert STATUS_OF.keys() >= ELSEWHERE
-    untold = ELSEWHERE | {"method_not_allowed"}
+    assert STATUS_OF.keys() >= NOT_IN_V0
+    untold = NOT_IN_V0 | {"method_not_allowed"}
     assert told == {code: status for code, status in STATUS_OF.items() if code not in untold}
 
 

@@ -19,7 +19,7 @@ from gateway.admission.append_limiter import (
     PageWindow,
 )
 from gateway.admission.request_scheduler import RequestScheduler
-from gateway.s2.messages import Given, Input
+from gateway.s2.messages import Input, InputRecord
 from gateway.s2.shard_calls import PostedAppend, ShardCalls
 from gateway.shards.dispatch import Dispatch
 from gateway.shards.links import Link, OnAnswer
@@ -323,7 +323,7 @@ async def test_an_append_to_a_stream_takes_its_turn_and_keeps_its_place(
         return len(sent)
 
     link.post = post  # type: ignore[method-assign, assignment]
-    given = [Input([Given(None, [], b"x" * size)]) for size in (1, 2, 3)]
+    given = [Input([InputRecord(None, [], b"x" * size)]) for size in (1, 2, 3)]
     posted: list[PostedAppend] = []
 
     async def append() -> None:

@@ -16,7 +16,7 @@ import zstandard
 
 from gateway.admission.memory import EVERYONE, STALLED_S, MemoryBudget
 from gateway.requests import content
-from gateway.requests.content import uncompressed
+from gateway.requests.content import decompress_body
 from gateway.requests.queued_sink import QueuedSink
 from gateway.requests.request import Request
 from gateway.s2.append_session import AppendSession
@@ -38,7 +38,7 @@ def request_of(body: bytes, encoding: str, bytes_max: int = 512 * MIB) -> Reques
 async def test_what_was_compressed_comes_back_and_is_charged_until_the_request_is_over(encoding, size):
     plain = (b"0123456789abcdef" * (size // 16 + 1))[:size]
     request = request_of(COMPRESS[encoding](plain), encoding)
-    assert await uncompressed(request, 10 * MIB + 1) == plain
+    assert await decompress_body(request, 10 * MIB + 1) == plain
     assert request.charge is not None and request.memory is not None
     assert request.charge.size == request.memory.bytes_used == size
     request.charge.close()
@@ -59,7 +59,7 @@ async def test_the_event_loop_copies_nothing_of_a_large_body(encoding, monkeypat
     plain = random.Random(1).randbytes(9 * MIB)
     request = request_of(COMPRESS[encoding](plain), encoding)
     request.body = memoryview(request.body)  # as a long body is
-    body = await uncompressed(request, 10 * MIB)
+    body = await decompress_body(request, 10 * MIB)
     assert body == plain
     assert isinstance(body, memoryview) and isinstance(body.obj, mmap.mmap)
     assert threading.get_ident() not in {thread for thread, _ in written}
@@ -71,7 +71,7 @@ async def test_a_bomb_is_refused_before_it_is_in_memory(encoding):
     """64 MiB in some kilobytes, and room for one: the budget is never exceeded, whatever is read of it."""
     request = request_of(COMPRESS[encoding](bytes(64 * MIB)), encoding, MIB)
     with pytest.raises(Throttled) as caught:
-        await uncompressed(request, 64 * MIB)
+        await decompress_body(request, 64 * MIB)
     assert caught.value.detail == {"limit": "body_bytes_in_flight"}
     assert request.memory is not None and 0 < request.memory.bytes_used <= MIB
 
@@ -81,10 +81,10 @@ async def test_a_body_is_not_uncompressed_beyond_its_limit(encoding):
     for size, fits in ((MIB, True), (MIB + 1, False), (64 * MIB, False)):
         request = request_of(COMPRESS[encoding](bytes(size)), encoding)
         if fits:
-            assert len(await uncompressed(request, MIB)) == MIB
+            assert len(await decompress_body(request, MIB)) == MIB
         else:
             with pytest.raises(PayloadTooLarge):
-                await uncompressed(request, MIB)
+                await decompress_body(request, MIB)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ async def test_a_body_is_not_uncompressed_beyond_its_limit(encoding):
 )
 async def test_what_is_not_whole_is_refused(encoding, body):
     with pytest.raises(InvalidRequest):
-        await uncompressed(request_of(body, encoding), MIB)
+        await decompress_body(request_of(body, encoding), MIB)
 
 
 async def test_a_frame_of_an_s2_session_is_charged_while_it_is_not_whole(autojump_clock):

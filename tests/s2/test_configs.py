@@ -13,7 +13,7 @@ from streams.protocol.messages.s2 import DEFAULTS, Basin, BasinConfig, Spec, Str
 
 
 def body(**fields: Any) -> configs.StreamBody:
-    return configs.decoded(msgspec.json.encode(fields), configs.StreamBody)
+    return configs.decode_body(msgspec.json.encode(fields), configs.StreamBody)
 
 
 FULL = {
@@ -74,20 +74,20 @@ def test_what_does_not_parse_is_told_apart_from_what_makes_no_sense(
 
 
 def test_a_basin_shows_what_was_set_and_a_stream_all_of_it() -> None:
-    assert configs.shown_basin_config(BasinConfig()) == {
+    assert configs.describe_basin_config(BasinConfig()) == {
         "default_stream_config": None,
         "stream_cipher": None,
         "create_stream_on_append": False,
         "create_stream_on_read": False,
     }
-    assert configs.shown_stream_config(Spec(min_age_secs=0)) == {
+    assert configs.describe_stream_config(Spec(min_age_secs=0)) == {
         "storage_class": None,
         "retention_policy": None,
         "timestamping": None,
         "delete_on_empty": {"min_age_secs": 0},
     }
-    assert configs.shown_stream_config(FULL_SPEC) == FULL
-    assert configs.shown_stream_config(Spec(age_secs=0).over(DEFAULTS)) == {
+    assert configs.describe_stream_config(FULL_SPEC) == FULL
+    assert configs.describe_stream_config(Spec(age_secs=0).over(DEFAULTS)) == {
         "storage_class": "express",
         "retention_policy": {"infinite": {}},
         "timestamping": {"mode": "client-prefer", "uncapped": False},
@@ -97,12 +97,12 @@ def test_a_basin_shows_what_was_set_and_a_stream_all_of_it() -> None:
 
 def test_a_flag_of_a_basin_cannot_be_taken_back() -> None:
     with pytest.raises(S2Error) as refused:
-        configs.decoded(b'{"create_stream_on_append":null}', configs.BasinBody)
+        configs.decode_body(b'{"create_stream_on_append":null}', configs.BasinBody)
     assert refused.value.code == "bad_json"
 
 
 def test_times_are_shown_with_microseconds() -> None:
     basin = Basin(name="b", number=1, config=BasinConfig(), created_ms=1_767_323_045_678, deleted_ms=0)
-    assert configs.shown_basin(basin)["created_at"] == "2026-01-02T03:04:05.678000Z"
+    assert configs.describe_basin(basin)["created_at"] == "2026-01-02T03:04:05.678000Z"
     stream = Stream(basin_number=1, spec=DEFAULTS, created_ms=5, deleted_ms=1_767_323_045_000)
-    assert configs.shown_stream("s", stream)["deleted_at"] == "2026-01-02T03:04:05.000000Z"
+    assert configs.describe_stream("s", stream)["deleted_at"] == "2026-01-02T03:04:05.000000Z"

@@ -15,9 +15,9 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.requests.s2_errors import STATUS_OF, S2Error, translated
+from gateway.requests.s2_errors import STATUS_OF, S2Error, to_s2_error
 from gateway.s2 import frames, messages
-from gateway.s2.messages import Given, Input
+from gateway.s2.messages import Input, InputRecord
 from streams.protocol import errors
 from streams.protocol.messages.s2 import AppendStreamReply
 from streams.protocol.model import sequenced
@@ -136,18 +136,18 @@ def test_any_batch_is_read_as_it_was_written(
 # -- what a batch may hold
 
 
-def command(operation: bytes, body: bytes = b"") -> list[Given]:
-    return [Given(None, [(b"", operation)], body)]
+def command(operation: bytes, body: bytes = b"") -> list[InputRecord]:
+    return [InputRecord(None, [(b"", operation)], body)]
 
 
 @pytest.mark.parametrize(
     "records",
     [
         [],
-        [Given(None, [], b"")] * 1001,
-        [Given(None, [], b"x" * MIB)],
-        [Given(None, [], b"x" * (MIB // 2))] * 2,
-        [Given(None, [(b"", b"fence"), (b"a", b"b")], b"")],
+        [InputRecord(None, [], b"")] * 1001,
+        [InputRecord(None, [], b"x" * MIB)],
+        [InputRecord(None, [], b"x" * (MIB // 2))] * 2,
+        [InputRecord(None, [(b"", b"fence"), (b"a", b"b")], b"")],
         command(b"explode"),
         command(b"trim", b"short"),
         command(b"fence", b"\xff"),
@@ -165,14 +165,14 @@ def command(operation: bytes, body: bytes = b"") -> list[Given]:
         "a long token",
     ],
 )
-def test_a_batch_that_may_not_be_is_invalid(records: list[Given]) -> None:
+def test_a_batch_that_may_not_be_is_invalid(records: list[InputRecord]) -> None:
     assert code_of(Input, records) == "invalid"
 
 
 def test_the_largest_batch_is_taken() -> None:
-    assert Input([Given(None, [], b"x" * (MIB - 8))]).metered == MIB
-    assert Input([Given(None, [], b"")] * 1000).count == 1000
-    assert code_of(Input, [Given(None, [], b"")], None, "x" * 37) == "invalid"
+    assert Input([InputRecord(None, [], b"x" * (MIB - 8))]).metered_bytes == MIB
+    assert Input([InputRecord(None, [], b"")] * 1000).count == 1000
+    assert code_of(Input, [InputRecord(None, [], b"")], None, "x" * 37) == "invalid"
 
 
 # -- JSON
@@ -231,7 +231,7 @@ def test_a_batch_as_json_leaves_out_what_is_empty() -> None:
 
 
 def test_a_terminal_frame_carries_a_status_and_the_body_of_the_answer() -> None:
-    error = translated(errors.SeqMismatch("", next_seq=1))
+    error = to_s2_error(errors.SeqMismatch("", next_seq=1))
     assert frames.terminal(error).hex() == "000019" + "80" + "019c" + b'{"seq_num_mismatch":1}'.hex()
 
 
@@ -286,13 +286,13 @@ def test_frames_are_compressed_with_the_best_that_is_accepted() -> None:
 def test_every_error_of_ours_has_a_status_in_theirs() -> None:
     details = {"token": "", "next_seq": 0, "seq_num": 0, "timestamp": 0}
     for kind in errors.BY_CODE.values():
-        found = translated(kind("why", **details))
+        found = to_s2_error(kind("why", **details))
         assert found.code in STATUS_OF or found.status in (412, 416)
         assert found.body
 
 
 def test_nothing_that_may_have_happened_is_told_as_if_it_had_not() -> None:
-    assert translated(errors.OutcomeUnknown()).code == "unavailable"
-    assert translated(errors.ShardUnavailable()).code == "hot_server"
-    assert translated(errors.Throttled("", limit="boxes")).code == "quota_exhausted"
-    assert translated(errors.Throttled("", limit="in_flight")).code == "rate_limited"
+    assert to_s2_error(errors.OutcomeUnknown()).code == "unavailable"
+    assert to_s2_error(errors.ShardUnavailable()).code == "hot_server"
+    assert to_s2_error(errors.Throttled("", limit="boxes")).code == "quota_exhausted"
+    assert to_s2_error(errors.Throttled("", limit="in_flight")).code == "rate_limited"

@@ -300,17 +300,17 @@ async def test_a_token_expires_while_its_register_is_out_of_reach(monkeypatch: p
     monkeypatch.setattr("gateway.s2.permits.time.monotonic", lambda: now_s)
     token = AccessToken(id="a", digest=digest_of("secret"), ops=("read",), expires_ms=2_000_000)
     register = _Register(token)
-    doorkeeper = Authenticator(register)
+    authenticator = Authenticator(register)
     request = Request("GET", "/v1/streams", "", {"authorization": "Bearer secret"}, b"")
-    assert (await doorkeeper.permit(request)).allows("read")
+    assert (await authenticator.permit(request)).allows("read")
     register.is_away = True
     now_s = 1999.0
-    assert (await doorkeeper.permit(request)).allows("read")
-    assert await doorkeeper.still_holds(token)
+    assert (await authenticator.permit(request)).allows("read")
+    assert await authenticator.is_still_valid(token)
     now_s = 2000.0
-    assert not await doorkeeper.still_holds(token)
+    assert not await authenticator.is_still_valid(token)
     with pytest.raises(S2Error, match="has expired"):
-        await doorkeeper.permit(request)
+        await authenticator.permit(request)
 
 
 class _Key:

@@ -35,16 +35,16 @@ DAY_S = 20_000 * INTERVALS_S["day"]
 
 def test_operations_and_bytes_are_counted_by_basin_and_minute() -> None:
     tally = UsageCounters(DAY_S + 59)
-    tally.appended("basin-one", 10)
-    tally.appended("basin-one", 5)
+    tally.count_append("basin-one", 10)
+    tally.count_append("basin-one", 5)
     tally.read("basin-two", 7)
-    tally.did("list-streams", "basin-two")
-    tally.did("list-basins", ACCOUNT)
-    tally.turn(DAY_S + 59)
-    assert not tally.waiting
-    tally.turn(DAY_S + 60)
+    tally.count_operation("list-streams", "basin-two")
+    tally.count_operation("list-basins", ACCOUNT)
+    tally.roll_over(DAY_S + 59)
+    assert not tally.unsaved_minutes
+    tally.roll_over(DAY_S + 60)
     tally.read("basin-two", 1)
-    (first, under_way) = tally.unsettled()
+    (first, under_way) = tally.snapshot_unsaved()
     assert (first.number, first.at_s) == (0, DAY_S)
     assert first.rows == {
         "basin-one": {"append": 2, APPEND_BYTES: 15},
@@ -53,58 +53,62 @@ def test_operations_and_bytes_are_counted_by_basin_and_minute() -> None:
     }
     assert (under_way.number, under_way.at_s) == (1, DAY_S + 60)
     assert under_way.rows == {"basin-two": {"read": 1, READ_BYTES: 1}}
-    tally.settle(first)
-    assert not tally.waiting
+    tally.mark_saved(first)
+    assert not tally.unsaved_minutes
 
 
 def test_a_minute_without_anything_leaves_nothing() -> None:
     tally = UsageCounters(DAY_S)
-    tally.turn(DAY_S + 60)
-    tally.turn(DAY_S + 120)
+    tally.roll_over(DAY_S + 60)
+    tally.roll_over(DAY_S + 120)
     tally.end()
-    assert not tally.waiting
+    assert not tally.unsaved_minutes
 
 
 def test_what_is_told_of_the_minute_under_way_does_not_change() -> None:
     tally = UsageCounters(DAY_S)
-    tally.appended("basin-one", 1)
-    (told,) = tally.unsettled()
-    tally.appended("basin-one", 1)
+    tally.count_append("basin-one", 1)
+    (told,) = tally.snapshot_unsaved()
+    tally.count_append("basin-one", 1)
     assert told.rows["basin-one"]["append"] == 1
 
 
 def test_basins_beyond_the_bound_are_counted_together_and_the_account_by_itself() -> None:
     tally = UsageCounters(DAY_S)
     for number in range(BASINS_MAX + 3):
-        tally.appended(f"basin-{number}", 2)
-    tally.appended("basin-0", 2)
-    tally.did("list-basins", ACCOUNT)
+        tally.count_append(f"basin-{number}", 2)
+    tally.count_append("basin-0", 2)
+    tally.count_operation("list-basins", ACCOUNT)
     tally.end()
-    rows = tally.waiting[0].rows
+    rows = tally.unsaved_minutes[0].rows
     assert len(rows) == BASINS_MAX + 2
     assert rows["basin-0"]["append"] == 2
     assert rows[OTHERS] == {"append": 3, APPEND_BYTES: 6}
     assert rows[ACCOUNT] == {"list-basins": 1}
     # The next minute has room again.
-    tally.appended(f"basin-{BASINS_MAX}", 2)
-    assert f"basin-{BASINS_MAX}" in tally.unsettled()[-1].rows
+    tally.count_append(f"basin-{BASINS_MAX}", 2)
+    assert f"basin-{BASINS_MAX}" in tally.snapshot_unsaved()[-1].rows
 
 
 def test_the_oldest_minute_is_given_up_when_too_many_wait() -> None:
     tally = UsageCounters(DAY_S)
     for minute in range(MINUTES_MAX + 2):
-        tally.appended("basin-one", 1)
-        tally.turn(DAY_S + 60 * (minute + 1))
-    assert (len(tally.waiting), tally.lost) == (MINUTES_MAX, 2)
-    assert tally.waiting[0].at_s == DAY_S + 120
+        tally.count_append("basin-one", 1)
+        tally.roll_over(DAY_S + 60 * (minute + 1))
+    assert (len(tally.unsaved_minutes), tally.minutes_lost) == (MINUTES_MAX, 2)
+    assert tally.unsaved_minutes[0].at_s == DAY_S + 120
 
 
 def test_a_clock_that_goes_back_makes_another_minute_of_the_same_time() -> None:
     tally = UsageCounters(DAY_S)
     for now_s in (DAY_S + 60, DAY_S, DAY_S + 60):
-        tally.appended("basin-one", 1)
-        tally.turn(now_s)
-    assert [(each.number, each.at_s) for each in tally.waiting] == [(0, DAY_S), (1, DAY_S + 60), (2, DAY_S)]
+        tally.count_append("basin-one", 1)
+        tally.roll_over(now_s)
+    assert [(each.number, each.at_s) for each in tally.unsaved_minutes] == [
+        (0, DAY_S),
+        (1, DAY_S + 60),
+        (2, DAY_S),
+    ]
 
 
 # -- summing
@@ -150,7 +154,7 @@ async def keep(gateway: Gateway, shard: MemoryShard, now_s: int, *, cut: bool = 
     shard.driver.now_ms = now_s * 1000
     assert isinstance(gateway.link, MemoryLink)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(gateway.history.keep, now_s)
+        nursery.start_soon(gateway.history.save, now_s)
         await wait_all_tasks_blocked()
         if cut:
             gateway.link.cut()
@@ -163,14 +167,14 @@ async def test_any_gateway_tells_what_was_kept_and_its_own_minute_under_way() ->
     shard = MemoryShard()
     one, two = Gateway(shard), Gateway(shard)
     assert await one.total() == 0
-    one.history.tally.appended("basin-one", 1)
-    two.history.tally.appended("basin-one", 1)
-    two.history.tally.appended("basin-two", 1)
+    one.history.counters.count_append("basin-one", 1)
+    two.history.counters.count_append("basin-one", 1)
+    two.history.counters.count_append("basin-two", 1)
     assert (await one.total(), await two.total()) == (1, 1)
     await keep(one, shard, DAY_S + 60)
     assert (await one.total(), await two.total()) == (1, 2)
     await keep(two, shard, DAY_S + 61)
-    one.history.tally.appended("basin-one", 1)
+    one.history.counters.count_append("basin-one", 1)
     assert (await one.total(), await two.total()) == (3, 2)
     assert await Gateway(shard).total("basin-two") == 1
     assert await one.total(start_s=DAY_S + 60) == 1
@@ -179,13 +183,13 @@ async def test_any_gateway_tells_what_was_kept_and_its_own_minute_under_way() ->
 async def test_a_minute_whose_answer_is_lost_is_counted_once() -> None:
     shard = MemoryShard()
     gateway = Gateway(shard)
-    gateway.history.tally.appended("basin-one", 1)
+    gateway.history.counters.count_append("basin-one", 1)
     await keep(gateway, shard, DAY_S + 60, cut=True)
-    assert len(gateway.history.tally.waiting) == 1
+    assert len(gateway.history.counters.unsaved_minutes) == 1
     assert shard.driver.state(BOX).head_seq == 1
     assert (await gateway.total(), await Gateway(shard).total()) == (1, 1)
     await keep(gateway, shard, DAY_S + MINUTES_MAX * 60)
-    assert not gateway.history.tally.waiting
+    assert not gateway.history.counters.unsaved_minutes
     assert shard.driver.state(BOX).head_seq == 1
     assert (await gateway.total(), await Gateway(shard).total()) == (1, 1)
 

@@ -28,7 +28,7 @@ class Silent:
         self.history = UsageHistory(dispatch, 0)
         self.answers = dispatch.answers
 
-    async def making(self, *_: Any, call: Callable[[], Awaitable[Any]], **__: Any) -> Any:
+    async def call_or_create(self, *_: Any, call: Callable[[], Awaitable[Any]], **__: Any) -> Any:
         return await call()
 
     async def read(self, head: ReadHead) -> StreamRecords:
