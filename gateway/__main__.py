@@ -101,7 +101,7 @@ class Gateway:
         self._table = ConnectionTable(self._limits.connections_max, self._limits.connections_per_address_max)
         budgets = {"bodies": self._bodies, "answers": self._dispatch.answers}
         self._report = SelfReport(
-            arguments.index, self._dispatch, self._watch, self._pressure, self._s2.inflight, budgets
+            arguments.index, self._dispatch, self._watch, self._pressure, self._s2.append_window, budgets
         )
         rates = None if guard is None else guard.in_flight.rates
         self._key_use = KeyUse(self._dispatch, self._watch.slots, rates, self._others)

@@ -20,14 +20,14 @@ class SelfReport:
         dispatch: Dispatch,
         watch: Watch,
         pressure: GatewayPressure,
-        inflight: AppendWindow,
+        append_window: AppendWindow,
         budgets: dict[str, MemoryBudget],
     ) -> None:
         self._gateway = gateway
         self._dispatch = dispatch
         self._watch = watch
         self._pressure = pressure
-        self._inflight = inflight
+        self._append_window = append_window
         self._budgets = budgets
         #: As many as there are listening sockets.
         self.fronts: list[Front] = []
@@ -63,6 +63,6 @@ class SelfReport:
                 )
             ],
             delivery=[times.facts() for times in self._watch.feeds.delivery_times],
-            s2=self._inflight.report(),
+            s2=self._append_window.report(),
             s2_sessions=self._watch.slots.sessions_by_key,
         )

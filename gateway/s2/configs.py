@@ -1,7 +1,7 @@
-"""Configs of streams and basins as JSON, and back (s2 §7). Pure.
+"""Decodes and describes configs of streams and basins as JSON (s2 §7). Pure.
 
-In a config that creates, null is the same as nothing said. In one that changes, nothing said keeps what is
-there and null takes it back.
+In a config that creates, null equals an absent field. In a config that changes, an absent field keeps its
+value and null resets it to the default.
 """
 
 from __future__ import annotations
@@ -60,8 +60,7 @@ class StreamBody(msgspec.Struct, frozen=True):
         return SpecPatch(**fields)
 
     def spec(self) -> Spec:
-        """The config of something new. An empty `delete_on_empty` is one of 0 seconds; within it, null is
-        no number."""
+        """Return the config of a new stream. An empty `delete_on_empty` object means 0 seconds."""
         spec = self.patch().applied(Spec())
         if isinstance(self.delete_on_empty, _DeleteOnEmpty):
             if self.delete_on_empty.min_age_secs is None:
@@ -86,14 +85,14 @@ class BasinBody(msgspec.Struct, frozen=True):
         )
 
     def config(self) -> BasinConfig:
-        """The config of a new basin."""
+        """Return the config of a new basin."""
         config = self.patch().applied(BasinConfig())
         if isinstance(self.default_stream_config, StreamBody):
             return msgspec.structs.replace(config, defaults=self.default_stream_config.spec())
         return config
 
 
-#: The one location there is. Whatever a client asks for, a basin is here, and says so.
+#: The only location. Every basin is in it, whatever location its client requests.
 LOCATION = "local"
 _Location = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9:.-]{1,64}$")]
 
@@ -115,7 +114,7 @@ class CreateStream(msgspec.Struct, frozen=True):
 
 
 def _age_secs(retention: _Retention) -> int:
-    """0 is for ever, here; what a client calls 0 is no retention at all, and refused."""
+    """Return the retention in seconds; 0 means forever. An age of 0 in the request is rejected."""
     if (retention.age is UNSET) == (retention.infinite is UNSET):
         raise S2Error("bad_json", "retention_policy: must be either an age or infinite")
     if retention.age is UNSET:
@@ -146,11 +145,11 @@ def decode_body(body: bytes, kind: type[_T]) -> _T:
 
 
 # ---------------------------------------------------------------------------------------------------
-# As answers show them
+# Descriptions for responses
 
 
 def describe_stream_config(spec: Spec) -> dict[str, Any]:
-    """Of a stream everything is said; of a basin's defaults what is not said is null."""
+    """Describe a stream config. Fields that a basin's defaults do not set are null."""
     age = spec.age_secs
     timestamping = None
     if spec.mode is not None or spec.uncapped is not None:

@@ -1,4 +1,4 @@
-"""Basins and streams: list, create, ensure, configure, delete (s2 §8, §9)."""
+"""Handlers for basins and streams: list, create, ensure, configure, delete (s2 §8, §9)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BODY_BYTES_MAX = 2 * 1024 * 1024
 
 
 async def json_body(request: Request) -> bytes:
-    """The body of a request that must be JSON."""
+    """Return the body of a request. Raises `bad_json` if its content type is not JSON."""
     if not fields.is_json(fields.media_type(request.headers, "content-type")):
         raise S2Error("bad_json", "content-type: must be application/json")
     return await plain_body(request, "bad_json")
@@ -44,7 +44,7 @@ def json_response(facts: Any, status: int = 200, result: str = "") -> Response:
 
 
 def _provision_response(description: dict[str, Any], result: s2.Result, *, ensures: bool) -> Response:
-    """A repeat of a creation is answered as the creation was."""
+    """Build the response to a create or ensure request. A repeated create gets 201 like the first one."""
     return json_response(description, 200 if ensures and result != "created" else 201, result)
 
 
@@ -133,7 +133,7 @@ class Streams:
         self._calls = calls
 
     async def list(self, request: Request, permit: Permit) -> Response:
-        """A page over all shards. Of a basin that is not there it is empty."""
+        """List one page of streams over all shards. A missing basin has an empty list."""
         basin = fields.basin_of(request.headers)
         query = fields.Query(request.query)
         prefix, after, limit = query.stream_part("prefix"), query.stream_part("start_after"), query.limit()
@@ -166,7 +166,7 @@ class Streams:
     async def _list_shard(
         self, shard: int, prefix: str, after: str, limit: int
     ) -> tuple[dict[str, s2.Stream], bool]:
-        """Up to `limit` streams of one shard, and whether it has more."""
+        """Return up to `limit` streams of one shard, and True if it has more."""
         streams_by_box: dict[str, s2.Stream] = {}
         while True:
             command = s2.ListStreams(prefix, after, limit - len(streams_by_box))

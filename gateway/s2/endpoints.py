@@ -1,6 +1,6 @@
-"""Every address of `/v1` and what answers there (s2 §2). One handler for both fronts.
+"""Routes every request of `/v1` to its handler (s2 §2). Both fronts call `S2.handle`.
 
-A path is split first and decoded then. Errors have the shapes of the S2 API, whatever made them.
+Paths are split before they are decoded. All errors have the format of the S2 API.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class S2:
         in_flight: InFlight | None = None,
         origins: Origins | None = None,
     ) -> None:
-        """`admit` and `in_flight` are of the guard of a server with keys; `watch` counts open streams."""
+        """`admit` and `in_flight` come from the guard of a server with keys; `watch` counts open streams."""
         self._origins = origins or Origins(has_keys=admit is not None)
         self._watch = watch
         self._in_flight = in_flight or InFlight()
@@ -73,8 +73,8 @@ class S2:
         return f"<S2 {self._calls!r}>"
 
     @property
-    def inflight(self) -> AppendWindow:
-        return self._calls.inflight
+    def append_window(self) -> AppendWindow:
+        return self._calls.append_window
 
     @property
     def history(self) -> UsageHistory:
@@ -85,8 +85,10 @@ class S2:
         return Housekeeping(self._calls)
 
     async def admit_body(self, path: str, headers: dict[str, str], query: str) -> str:
-        """The owner of a body that is still to come: a key of the server, or a token. Raises
-        `RefusedEarly`."""
+        """Authenticate a request before its body is read, and return the owner to charge the body to.
+
+        The owner is a key of the server or a token. Raises `RefusedEarly`.
+        """
         request = Request("", path, query, headers)
         try:
             await self._authenticator.permit(request)
@@ -144,13 +146,13 @@ class S2:
         return response
 
     def _count(self, operation: str, basin: str) -> None:
-        """Counts what was not refused. Appends and reads are counted by batch, where they are done."""
+        """Count a successful operation. Appends and reads are counted per batch elsewhere."""
         if operation not in ("append", "read"):
             is_of_account = OPERATIONS[operation][0] == "account"
             self._calls.history.counters.count_operation(operation, ACCOUNT if is_of_account else basin)
 
     def _handlers(self, request: Request, permit: Permit, segments: list[str]) -> _Handlers:
-        """What can be done at this address, by method; nothing when there is no such address."""
+        """Return the handlers of a path by method; an empty dict if there is no such route."""
         basins, streams_, tokens = self._basins, self._streams, self._tokens
         match segments:
             case ["basins"]:
@@ -238,7 +240,7 @@ class S2:
             ciphers.RecordCipher(cipher, key, box)
         charge = None if request.memory is None else request.memory.open(request.owner)
         incoming = request.incoming
-        assert incoming is not None, "the front hands on the body of a session as it arrives"
+        assert incoming is not None, "the front must pass the body of a session as it arrives"
 
         def check(batch: Input) -> None:
             check_commands(permit, batch, basin, stream)
@@ -275,7 +277,7 @@ class S2:
     def _authorize_session(
         self, session: Live, request: Request, permit: Permit, ending: bytes
     ) -> AuthorizedSession:
-        """A session counts as an open stream (v0 §12)."""
+        """Take a slot for a session, which counts as an open stream (v0 §12)."""
         is_of_ring = isinstance(permit, KeyPermit)
         try:
             slot = self._watch.take_slot(request.key, is_of_ring=is_of_ring, is_session=True)

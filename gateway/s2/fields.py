@@ -1,5 +1,7 @@
-"""Names, numbers and tokens of a request, checked (s2 §3, §6). Pure. What is wrong with one says where it
-stood: `bad_path`, `bad_query`, `bad_header` or `bad_json`."""
+"""Parses and checks names, numbers and tokens of S2 requests (s2 §3, §6). Pure.
+
+The error code names the place of a bad value: `bad_path`, `bad_query`, `bad_header` or `bad_json`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from streams.protocol.model.names import shown
 
 LIST_LIMIT_MAX = 1000
 U32_MAX, U64_MAX = 2**32 - 1, 2**64 - 1
-#: The longest time that can be kept: times are signed in the log.
+#: The latest time that can be stored: times are signed in the log.
 TIME_MAX = 2**63 - 1
 
 _basin_name = re.compile(r"[a-z0-9][a-z0-9-]{6,46}[a-z0-9]").fullmatch
@@ -53,7 +55,7 @@ def stream_name(name: str, where: str) -> str:
 
 
 def path_segments(path: str) -> list[str]:
-    """Split first, then decoded: `%2F` is part of a name."""
+    """Split a path and decode its segments, in this order: `%2F` is part of a name."""
     try:
         return [str(unquote_to_bytes(segment), "utf-8") for segment in path.split("/")]
     except UnicodeDecodeError:
@@ -61,7 +63,7 @@ def path_segments(path: str) -> list[str]:
 
 
 class Query:
-    """The parameters of a request. Unknown ones are passed over."""
+    """The query parameters of a request. Unknown ones are ignored."""
 
     def __init__(self, query: str) -> None:
         self._values: dict[str, str] = {}
@@ -113,7 +115,7 @@ _type_name = re.compile(r"`(str|int|float|bool)`")
 
 
 def bad_json(error: Exception) -> S2Error:
-    """What a decoder says of a body, with the types as JSON calls them."""
+    """Build the error for a decoder failure, with JSON names for Python types."""
     return S2Error("bad_json", "body: " + _type_name.sub(lambda match: _JSON_NAMES[match[1]], str(error)))
 
 
@@ -144,7 +146,7 @@ def is_base64(headers: Mapping[str, str]) -> bool:
 
 
 def media_type(headers: Mapping[str, str], name: str) -> str:
-    """The first media type of a header, without its parameters."""
+    """Return the first media type of a header, without its parameters."""
     return http.media_type(headers.get(name))
 
 

@@ -1,4 +1,4 @@
-"""Frames of an s2s session: bytes in, messages out, and back (s2 §13). Pure.
+"""Encodes and decodes the frames of s2s sessions (s2 §13). Pure.
 
 [3 bytes length = 1 + body] [flags] [body]
 flags: bit 7 terminal · bits 6-5 compression (0 none, 1 zstd, 2 gzip) · bit 4 reconnecting is advised
@@ -24,13 +24,13 @@ _TERMINAL, _ADVISED = 0x80, 0x10
 
 
 def codec_for(accept_encoding: str | None) -> int:
-    """What the frames of an answer are compressed with."""
+    """Return the codec for the frames of a response, by the client's `Accept-Encoding`."""
     names = [item.partition(";")[0].strip() for item in (accept_encoding or "").lower().split(",")]
     return ZSTD if "zstd" in names else GZIP if "gzip" in names else NONE
 
 
 def frame(*parts: Buffer, codec: int = NONE, is_advised: bool = False) -> bytes:
-    """A frame whose body is these parts, one behind the other. Without compression they are copied once."""
+    """Encode a frame whose body is the concatenation of `parts`. Uncompressed parts are copied once."""
     size = sum(map(len, parts))
     if codec == NONE or size < _COMPRESS_BYTES_MIN:
         codec = NONE
@@ -47,13 +47,13 @@ def frame(*parts: Buffer, codec: int = NONE, is_advised: bool = False) -> bytes:
 
 
 def terminal(error: S2Error) -> bytes:
-    """The last frame of a session that failed: a status, and the body of such an answer."""
+    """Encode the last frame of a failed session: status and error body."""
     body = error.status.to_bytes(2, "big") + error.body
     return (1 + len(body)).to_bytes(3, "big") + bytes([_TERMINAL]) + body
 
 
 class Receiver:
-    """Turns bytes into the bodies of frames. Holds at most one partial frame and one read."""
+    """Decodes a byte stream into frame bodies. Buffers at most one partial frame and one read."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -62,11 +62,14 @@ class Receiver:
         return f"<Receiver {len(self._buffer)} B>"
 
     def __len__(self) -> int:
-        """Bytes of a frame that is not whole yet."""
+        """Return the number of buffered bytes of a partial frame."""
         return len(self._buffer)
 
     def feed_untrusted(self, data: bytes) -> Iterator[bytes]:
-        """One body after the other, so that those before a bad frame count. To be used up before the next."""
+        """Yield the bodies of complete frames; bodies before a bad frame are valid.
+
+        The caller must exhaust the iterator before the next call.
+        """
         buffer = self._buffer
         buffer += data
         at = 0
@@ -83,7 +86,7 @@ class Receiver:
         del buffer[:at]
 
     def end_untrusted(self) -> None:
-        """There will be no more."""
+        """Raise `bad_frame` if the input ended in the middle of a frame."""
         if self._buffer:
             raise _bad("the session ended in the middle of a frame")
 

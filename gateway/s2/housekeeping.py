@@ -1,11 +1,12 @@
-"""What nobody waits for: emptying basins that are being deleted, and deleting remnants.
+"""Deletes basins and orphan streams in the background.
 
-A basin goes in this order: marked ─► its streams deleted, in all shards ─► dropped when none is left. Every
-step can be repeated, so whoever is killed between two of them leaves something that the next round settles.
+Deleting a basin: mark it ─► delete its streams in all shards ─► drop it when no stream remains. Every step is
+idempotent, so the next round repairs a crash between two steps.
 
-A stream whose basin is not in the register, or is there with another number, is a remnant: it was made by
-somebody who had asked for the basin just before it went. Streams are listed before the register is asked, and
-a basin is registered before its first stream is made, so what is missing then was dropped.
+An orphan is a stream whose basin is missing from the register, or registered there with another number: a
+request looked up the basin just before it was dropped, and created the stream after that. Streams are listed
+before the register is read, and a basin is registered before its first stream is created. So a basin that is
+missing then was dropped.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from streams.protocol.messages import s2
 
 log = structlog.get_logger()
 
-#: How often basins are looked at; the answer is short when none is being deleted. Sooner when one is deleted
-#: through this gateway, and more often while one is being deleted.
+#: Polling interval for deleted basins; the reply is short when there is none. A deletion through this gateway
+#: wakes the loop at once, and it polls faster while a basin is being deleted.
 _EVERY_S = 0.5
 _BUSY_EVERY_S = 0.05
-#: Remnants are looked for this often: they are rare, and only take room.
+#: Interval of the search for orphans: they are rare and cost only space.
 _ORPHANS_EVERY_S = 60.0
 _PAGE = 1000
 
@@ -36,7 +37,7 @@ class Housekeeping:
         return f"<Housekeeping {self._calls!r}>"
 
     async def run(self) -> None:
-        """For ever. Runs in one gateway."""
+        """Delete basins and orphans, forever. Runs in one gateway."""
         orphans_at_s = 0.0
         while True:
             is_busy = False
@@ -46,8 +47,8 @@ class Housekeeping:
                 if trio.current_time() >= orphans_at_s:
                     await self._delete_orphans()
                     orphans_at_s = trio.current_time() + _ORPHANS_EVERY_S
-            except StreamsError as error:  # a shard is away: later
-                log.debug("basins not looked at", error=error.code)
+            except StreamsError as error:  # a shard is down: retry later
+                log.debug("S2 housekeeping failed, retrying", error=error.code)
             if is_busy:
                 await trio.sleep(_BUSY_EVERY_S)
             else:
@@ -89,7 +90,7 @@ class Housekeeping:
         numbers = {basin.name: basin.number for basin in await self._basins(is_deleting=False)}
         for box, stream in streams_by_box:
             if not stream.deleted_ms and numbers.get(box.partition("/")[0]) != stream.basin_number:
-                log.info("a stream without a basin is deleted", stream=box)
+                log.info("deleting an S2 stream whose basin no longer exists", stream=box)
                 await self._delete(box, stream)
 
     async def _streams(self, shard: int, prefix: str) -> list[tuple[str, s2.Stream]]:

@@ -1,4 +1,4 @@
-"""Where basins can be (s2 §17): in one place, this server, which is the default and stays it."""
+"""Handlers for locations (s2 §17): this server is the only location and the default."""
 
 from __future__ import annotations
 

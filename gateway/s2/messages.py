@@ -1,7 +1,7 @@
-"""Records as clients send and get them: protobuf and JSON to what is kept, and back (s2 §10, §14). Pure.
+"""Converts records between protobuf or JSON and their stored form (s2 §10, §14). Pure.
 
-Protobuf is read and written by hand: there are seven small messages, and what a library makes of them, an
-object for every record and header, would cost more than all the rest of an append.
+Protobuf is encoded and decoded by hand. There are seven small messages, and a library would create an object
+for every record and header, which would cost more than the rest of an append.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _HEADERS_MAX = 2**24
 
 
 class InputRecord(NamedTuple):
-    """A record as it came."""
+    """A record as the client sent it."""
 
     timestamp: int | None
     headers: list[Header]
@@ -43,7 +43,7 @@ class InputRecord(NamedTuple):
 
 
 class Input:
-    """One batch to append, checked, and what the commands in it say."""
+    """One validated batch to append, with the effects of its command records."""
 
     __slots__ = (
         "account",
@@ -71,14 +71,14 @@ class Input:
         self.times = array("q")
         if any(record.timestamp is not None for record in records):
             for record in records:
-                # Times are signed in the log; a client's time from the far future is capped in any case.
+                # Times are signed in the log; a time in the far future would be capped anyway.
                 self.times.append(-1 if record.timestamp is None else min(record.timestamp, TIME_MAX))
 
     @classmethod
     def of_bodies(
         cls, tails: list[bytes], sizes: list[int], match_seq_num: int | None, fencing_token: str | None
     ) -> Input:
-        """A batch of records without headers and times. `tails` are those records as they are kept."""
+        """Build a batch of records without headers and times. `tails` are the records in stored form."""
         batch = cls.__new__(cls)
         batch._begin(len(tails), match_seq_num, fencing_token)
         batch.sizes, batch.tails = sizes, tails
@@ -91,7 +91,7 @@ class Input:
             raise _invalid(f"records: a batch has 1 to {BATCH_RECORDS_MAX} records, this one {count}")
         if fencing_token is not None and len(fencing_token.encode()) > STREAM_TOKEN_BYTES_MAX:
             raise _invalid(f"fencing_token: is longer than {STREAM_TOKEN_BYTES_MAX} bytes")
-        #: The key whose limits count, if it has some.
+        #: The key whose limits apply, or "".
         self.account = ""
         self.match_seq_num = match_seq_num
         self.fencing_token = fencing_token
@@ -106,7 +106,7 @@ class Input:
             )
 
     def _look_at_headers(self, index: int, record: InputRecord) -> None:
-        """A header without a name makes the record a command."""
+        """Check headers and record commands: a single header with an empty name makes a record a command."""
         if len(record.headers) >= _HEADERS_MAX:
             raise _invalid(f"records[{index}].headers: has too many")
         if all(name for name, _ in record.headers):
@@ -136,11 +136,11 @@ class Input:
 
     @property
     def command_indexes(self) -> frozenset[int]:
-        """Which records are commands: these are never closed by a cipher."""
+        """Return the indexes of command records, which are never encrypted."""
         return frozenset(index for index, tail in enumerate(self.tails) if _is_command(tail))
 
     def wire(self, box: str, *, cipher: Cipher | None, tails: list[bytes], chain: str) -> tuple[bytes, bytes]:
-        """Head and body of the message to the shard."""
+        """Return head and body of the request to the shard."""
         head = AppendHead(
             box,
             array("I", accumulate(map(len, tails))).tobytes(),
@@ -157,7 +157,7 @@ class Input:
 
 
 def _is_command(tail: bytes) -> bool:
-    """A header that begins with its value has no name: 1a len 12."""
+    """Return True for a command record: its first header has no name (bytes 1a len 12)."""
     return len(tail) > 2 and tail[0] == 0x1A and tail[1] < 128 and tail[2] == 0x12
 
 
@@ -193,11 +193,12 @@ def _append_input(data: bytes) -> tuple[list[InputRecord], int | None, str | Non
 
 
 def _plain_input(data: bytes) -> Input | None:
-    """A batch whose records are nothing but bodies, as most are. None if it is any other, or may be wrong:
-    then it is read field by field.
+    """Decode a batch whose records have only bodies, the common case.
 
-    A record is `0a size 1a size body`, and what is kept of it (`sequenced.tail_of`) `22 size body`. Records
-    of one size begin with the same bytes, so a stretch of them is cut without a look at their numbers.
+    Returns None for any other batch and for malformed input; the caller then decodes field by field.
+
+    A record is `0a size 1a size body`; its stored form (`sequenced.tail_of`) is `22 size body`. Records of
+    one size start with the same bytes, so a run of them is sliced without decoding their sizes again.
     """
     tails: list[bytes] = []
     sizes: list[int] = []
@@ -227,7 +228,7 @@ def _plain_input(data: bytes) -> Input | None:
 
 
 def _minimal_varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number of at most three bytes, none of them too many, and where it ends."""
+    """Decode a varint of at most three bytes in its shortest form. Return the number and its end."""
     number, end = read_varint(data, at)
     if end - at > 3 or (end - at > 1 and not data[end - 1]):
         raise BadProtobuf
@@ -235,7 +236,7 @@ def _minimal_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _append_record(data: bytes, at: int, end: int) -> InputRecord:
-    if at < end and data[at] == 0x1A:  # nothing but a body: most records
+    if at < end and data[at] == 0x1A:  # only a body, as in most records
         size, start = read_varint(data, at + 1)
         if start + size == end:
             return InputRecord(None, [], data[start:end])
@@ -260,13 +261,13 @@ def _position(seq_num: int, timestamp: int) -> bytes:
 
 
 def ack_as_protobuf(ack: AppendStreamReply) -> bytes:
-    """All three positions are there, even when their fields are zero."""
+    """Encode an ack. All three positions are present, even if their fields are zero."""
     start, end = _position(ack.start_seq_num, ack.start_ts), _position(ack.end_seq_num, ack.end_ts)
     return b"\x0a%b%b\x12%b%b\x1a%b%b" % (varint(len(start)), start, *(varint(len(end)), end) * 2)
 
 
 def batch_parts(records: Buffer, tail: tuple[int, int] | None) -> list[Buffer]:
-    """A batch in pieces. `records` are entries with separators between them, as they are kept."""
+    """Return the parts of an encoded batch. `records` are stored entries with separators between them."""
     parts: list[Buffer] = [sequenced.SEPARATOR, records] if records else []
     if tail is not None:
         position = _position(*tail)

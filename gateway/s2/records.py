@@ -1,5 +1,7 @@
-"""Append, read and check the tail of a stream: one request, one answer (s2 §11). And what a read asks for,
-which sessions share."""
+"""Handlers for append, read and check tail: one request, one response (s2 §11).
+
+`ReadQuery` and the page helpers are shared with read sessions.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +30,12 @@ from streams.protocol.messages.s2 import (
 from streams.protocol.model import sequenced
 
 _WAIT_S_MAX = 60
-#: A shard is asked for this long at a time: links give up on a question after a minute.
+#: Longest wait of one request to a shard: links time out after a minute.
 SLICE_MS = 20_000
 
 
 class ReadQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """What the query of a read says. None is "no limit"."""
+    """The query parameters of a read. None means no limit."""
 
     seq_num: int | None = None
     timestamp: int | None = None
@@ -43,7 +45,7 @@ class ReadQuery(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int | None = None
     until: int | None = None
     wait_s: int | None = None
-    #: Records and metered bytes that the client has got before, of this read.
+    #: Records and metered bytes that this read delivered before its client reconnected.
     already_delivered: tuple[int, int] = (0, 0)
 
     @classmethod
@@ -62,15 +64,17 @@ class ReadQuery(msgspec.Struct, frozen=True, kw_only=True):
         return read if last_event_id is None else read._resume_after(last_event_id)
 
     def check(self) -> None:
-        """Raise `invalid` for a start that is none. Headers are judged before it."""
+        """Raise `invalid` if the start or the end is invalid. Call it after checking the headers."""
         if sum(each is not None for each in (self.seq_num, self.timestamp, self.tail_offset)) > 1:
             raise S2Error("invalid", "seq_num, timestamp, tail_offset: at most one says where to start")
         if self.until is not None and self.timestamp is not None and self.timestamp >= self.until:
             raise S2Error("invalid", "until: must be later than timestamp")
 
     def _resume_after(self, last_event_id: str) -> ReadQuery:
-        """The read behind the last event that its client has seen: `seq,count,bytes`. It wins over the start
-        in the query."""
+        """Return the read that continues after the last event of the client, `seq,count,bytes`.
+
+        The event id overrides the start in the query.
+        """
         parts = last_event_id.strip().split(",")
         if len(parts) != 3 or not all(part.isascii() and part.isdigit() and len(part) < 20 for part in parts):
             raise S2Error("bad_header", "last-event-id: is not the id of an event of this API")
@@ -91,7 +95,7 @@ class ReadQuery(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_empty(self) -> bool:
-        """True if it asks for no record at all: it is answered at once, wherever it starts."""
+        """Return True if the read is limited to zero records: it returns at once, wherever it starts."""
         return self.count == 0 or self.bytes == 0
 
     @property
@@ -99,7 +103,7 @@ class ReadQuery(msgspec.Struct, frozen=True, kw_only=True):
         return not self.is_bounded or bool(self.wait_s)
 
     def head(self, box: str, *, may_follow: bool, wait_ms: int = 0) -> ReadHead:
-        """The first question to a shard."""
+        """Return the first request to the shard."""
         offset = self.tail_offset
         if self.seq_num is None and self.timestamp is None and offset is None:
             offset = 0
@@ -118,7 +122,7 @@ class ReadQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def after(head: ReadHead, page: StreamRecords) -> ReadHead:
-    """The question behind an answer."""
+    """Return the request for the page after `page`."""
     return msgspec.structs.replace(
         head,
         from_seq=page.next_seq_num,
@@ -130,7 +134,7 @@ def after(head: ReadHead, page: StreamRecords) -> ReadHead:
 
 
 def decrypt_records(page: StreamRecords, key: str, box: str) -> Buffer:
-    """The records of a page as those see them who may."""
+    """Return the records of a page, decrypted if the stream has a cipher."""
     if page.cipher is None:
         return page.records
     return ciphers.RecordCipher(_cipher(page.cipher), key, box).decrypt_page(bytes(page.records))
@@ -141,13 +145,13 @@ def _cipher(name: str) -> Cipher:
 
 
 def tail_of(page: StreamRecords) -> tuple[int, int] | None:
-    """Where the stream ends, for whoever has got there."""
+    """Return the tail of the stream if the page reaches it, else None."""
     at_end = page.next_seq_num >= page.tail_seq_num
     return (page.tail_seq_num, page.tail_ts) if at_end else None
 
 
 def stream_config(headers: Mapping[str, str]) -> Spec | None:
-    """The config for a stream that this request makes."""
+    """Return the config for a stream that this request may create, from its header."""
     text = headers.get("s2-stream-config")
     if text is None:
         return None
@@ -194,13 +198,13 @@ class Records:
         head = query.head(box, may_follow=wait_s > 0)
         answers, owner = self._calls.answers, request.owner
         await answers.take(owner, head.max_bytes)
-        try:  # What a wait brings in the end is charged when it is here.
+        try:  # a page that arrives after a wait is charged on arrival
             page = await first_page(self._calls, basin, stream, spec, head, key, request.account)
         finally:
             answers.give(owner, head.max_bytes)
         page = await self._wait_page(page, head, wait_ms=1000 * wait_s)
         records = decrypt_records(page, key, box)
-        self._calls.history.counters.read(basin, len(records))
+        self._calls.history.counters.count_read(basin, len(records))
         tail = tail_of(page) if records else None
         if fields.is_protobuf(fields.media_type(headers, "accept")):
             body = messages.batch_as_protobuf(records, tail)
@@ -213,7 +217,7 @@ class Records:
         return response
 
     async def _wait_page(self, page: StreamRecords, head: ReadHead, *, wait_ms: int) -> StreamRecords:
-        """What there is, or what comes while there is time."""
+        """Return the page if it has records, or wait up to `wait_ms` for the next records."""
         while not page.records and not page.is_full and wait_ms > 0:
             slice_ms = min(wait_ms, SLICE_MS)
             page = await self._calls.read(msgspec.structs.replace(after(head, page), wait_ms=slice_ms))
@@ -221,7 +225,10 @@ class Records:
         return page
 
     async def tail(self, request: Request, basin: str, stream: str) -> Response:
-        """A stream that this makes has the defaults of its basin: `s2-stream-config` is for records."""
+        """Check the tail. A stream created by this request gets the basin's defaults.
+
+        `s2-stream-config` applies only to appends and reads.
+        """
         call = partial(self._calls.tail, box_of(basin, stream))
         account = request.account
         tail = await self._calls.call_or_create(
@@ -231,7 +238,7 @@ class Records:
 
 
 def check_commands(permit: Permit, batch: messages.Input, basin: str, stream: str) -> None:
-    """Commands are operations of their own."""
+    """Check the permissions for the commands in a batch: each command is an operation."""
     if batch.fence is not None:
         permit.check("fence", basin, stream)
     if batch.trims:
@@ -241,7 +248,7 @@ def check_commands(permit: Permit, batch: messages.Input, basin: str, stream: st
 async def first_page(
     calls: ShardCalls, basin: str, stream: str, spec: Spec | None, head: ReadHead, key: str, account: str
 ) -> StreamRecords:
-    """The first page of a read: the start is found and judged, and so is the key."""
+    """Read the first page. Raises if its start or the encryption key is invalid."""
     try:
         call = partial(calls.read, head)
         page = await calls.call_or_create(basin, stream, spec, is_append=False, call=call, account=account)

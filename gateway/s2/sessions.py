@@ -1,9 +1,9 @@
-"""Read sessions (s2 §12, §13), as s2s frames or as server-sent events; and what all sessions share.
+"""Serves read sessions (s2 §12, §13), as s2s frames or server-sent events; also has code for all sessions.
 
-    pages from the shard, one after the other ──► frames or events out; at the end, heartbeats
+    pages from the shard, one after the other ──► frames or events out; heartbeats at the tail
 
-Bounds: a reader's answers wait for it to take them (`UNSENT_BYTES_MAX`). Meanwhile the next page is fetched,
-if there is room for it in the budget of answers.
+Limits: with more than `UNSENT_BYTES_MAX` unsent, a session waits for its client. Meanwhile it prefetches one
+page if the budget of answers has room for it.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from streams.protocol.messages.s2 import (
 from streams.protocol.model import sequenced
 
 UNSENT_BYTES_MAX = 2 * 1024 * 1024
-#: As long as the front gives to any answer that does not move.
+#: The front's limit for any response without progress.
 STALL_S = 30.0
-#: Between two signs of life of a session at the end of its stream.
+#: Range of the random interval between heartbeats at the tail.
 _HEARTBEAT_S = (5.0, 15.0)
-#: A session that is still there when the server is about to stop is told so this long before.
+#: Sessions are ended this long before the drain time of the server is over.
 _DRAIN_LEFT_S = 2.0
 
 
 class Draining:
-    """Whether the server is about to stop, and until when sessions may stay."""
+    """The drain state of the server, and how long sessions may stay open."""
 
     def __init__(self, event: trio.Event, drain_s: float) -> None:
         self.event = event
@@ -59,13 +59,13 @@ class Draining:
 
 
 class AuthorizedSession:
-    """A session as an open stream of its key: it holds a slot, and ends when its key or token is taken."""
+    """A session that holds a stream slot of its key, and ends when its key or token is revoked."""
 
     def __init__(self, session: Live, slot: Slot, permit: Permit, ending: bytes) -> None:
         self._session = session
         self._slot = slot
         self._permit = permit
-        #: What is said last to one whose key is gone.
+        #: The last bytes to a client whose key or token was revoked.
         self._ending = ending
 
     def __repr__(self) -> str:
@@ -93,7 +93,7 @@ class AuthorizedSession:
             self._slot.on_revoked(revoke)
             try:
                 await self._session.run(sink)
-            except ClientStalled as error:  # raised here, it would come out as a group
+            except ClientStalled as error:  # a nursery would wrap it in a group
                 stall = error
             nursery.cancel_scope.cancel()
         if stall is not None:
@@ -103,14 +103,14 @@ class AuthorizedSession:
 
 
 def failure_of(error: StreamsError | S2Error | BodyBroken) -> S2Error:
-    """The error in the words of the S2 API."""
+    """Convert any session error to an S2 error."""
     if isinstance(error, BodyBroken):
         return S2Error("bad_frame", str(error))
     return error if isinstance(error, S2Error) else to_s2_error(error)
 
 
 class SessionEncoder(Protocol):
-    """How a read session is told to its client."""
+    """Encodes the output of a read session."""
 
     def batch(self, records: Buffer, tail: tuple[int, int] | None, *, is_advised: bool) -> bytes: ...
 
@@ -141,7 +141,7 @@ class FrameEncoder:
 
 class EventEncoder:
     def __init__(self, *, is_base64: bool, already_delivered: tuple[int, int] = (0, 0)) -> None:
-        """`delivered`: records and metered bytes of the same read before its client came again."""
+        """`already_delivered`: records and metered bytes of this read before the client reconnected."""
         self._is_base64 = is_base64
         self._count, self._metered_bytes = already_delivered
 
@@ -164,7 +164,7 @@ class EventEncoder:
 
 
 class ReadSession:
-    """The body of the answer to a read session. Its first page has been read, so its start is good."""
+    """The response body of one read session. Its first page is read already, so its start is valid."""
 
     def __init__(
         self,
@@ -182,17 +182,17 @@ class ReadSession:
         self._query = query
         self._head = head
         self._page = first
-        #: The page behind this one, if it is being fetched.
+        #: The prefetch of the next page, if any.
         self._ahead: PendingRead | None = None
         self._key = key
         self._encoder = encoder
         self._draining = draining
         self._count_left = query.count
         self._bytes_left = query.bytes
-        #: When a reader at the end of the stream gives up, if ever.
+        #: When a reader at the tail stops waiting; None for never.
         self._until_s: float | None = None
         self._is_live = False
-        #: Whether the reader has been told that the server is about to stop.
+        #: True if the client was advised to reconnect because the server drains.
         self._has_advised = False
 
     def __repr__(self) -> str:
@@ -203,7 +203,10 @@ class ReadSession:
 
     @property
     def _is_advised(self) -> bool:
-        """Clients that have a bound and a wait take the advice badly (s2 §13)."""
+        """True if batches advise a reconnect.
+
+        Clients with a limit and a wait mishandle the advice (s2 §13).
+        """
         return self._draining.is_set and not (self._query.is_bounded and self._query.wait_s)
 
     async def run(self, sink: Sink) -> None:
@@ -220,13 +223,13 @@ class ReadSession:
             unsent.close()
 
     async def _send_page(self, sink: Sink, unsent: UnsentCharge) -> bool:
-        """Tells the page. Whether it was the last one."""
+        """Send the page. Return True if it was the last one."""
         page, encoder = self._page, self._encoder
         tail = tail_of(page)
         if page.records:
             records = decrypt_records(page, self._key, self._head.box)
             sink.put(encoder.batch(records, tail, is_advised=self._is_advised))
-            self._calls.history.counters.read(self._head.box.partition("/")[0], len(records))
+            self._calls.history.counters.count_read(self._head.box.partition("/")[0], len(records))
             self._consume(page.count, records)
             self._until_s = None
             unsent.settle()
@@ -259,15 +262,15 @@ class ReadSession:
             self._bytes_left -= sum(sequenced.metered_sizes(memoryview(records)))
 
     def _is_over(self, page: StreamRecords) -> bool:
-        """Whether a bound of the session is met. A page has bounds of its own, which mean nothing here."""
+        """Return True if the session has reached its limit. Limits of a page do not count."""
         if self._count_left == 0 or self._bytes_left == 0:
             return True
-        # It may have stopped at the limit of a page, or at that of the session, or at `until`. In the latter
-        # cases the next one has nothing in it.
+        # A full page stopped at its own limit, at the session's limit or at `until`. In the last two cases
+        # the next page is empty.
         return page.is_full and not page.records
 
     async def _next(self, sink: Sink, unsent: UnsentCharge) -> StreamRecords:
-        """The next page; an empty one after a while in which nothing came."""
+        """Return the next page; an empty one if nothing arrives within the heartbeat interval."""
         if self._ahead is not None:
             ahead, self._ahead = self._ahead, None
             return await ahead.page()
@@ -275,7 +278,7 @@ class ReadSession:
         if not head.wait_ms:
             await unsent.reserve(head.max_bytes)
             return await self._calls.read(head)
-        if sink.unsent_bytes:  # A reader that has not taken what there is need not hear of what comes.
+        if sink.unsent_bytes:  # a client that has not read the backlog needs no new records
             await unsent.wait_sent(STALL_S)
         unsent.close()
         page: StreamRecords | StreamsError | None = None
@@ -283,12 +286,12 @@ class ReadSession:
             nursery.start_soon(self._end_when_draining, nursery.cancel_scope)
             try:
                 page = await self._calls.read(head)
-            except StreamsError as error:  # raised here, it would come out as a group
+            except StreamsError as error:  # a nursery would wrap it in a group
                 page = error
             nursery.cancel_scope.cancel()
         if isinstance(page, StreamsError):
             raise page
-        if page is None:  # the server is about to stop: the reader is told where it stands
+        if page is None:  # the server drains: send the client its position
             self._leave()
             return msgspec.structs.replace(self._page, records=b"")
         return page
@@ -302,7 +305,7 @@ class ReadSession:
         )
 
     def _fetch_ahead(self, unsent: UnsentCharge) -> None:
-        """Asks for the next page, if there is room for it now."""
+        """Prefetch the next page if the budget has room for it now."""
         head = self._next_head(0)
         if unsent.try_reserve(head.max_bytes):
             self._ahead = self._calls.begin_read(head)
@@ -311,7 +314,7 @@ class ReadSession:
         wait_s = random.uniform(*_HEARTBEAT_S)
         if self._until_s is not None:
             wait_s = min(wait_s, max(0.001, self._until_s - trio.current_time()))
-        # A clock of whole milliseconds may come a little early; who gives up then has not waited long enough.
+        # Millisecond clocks may fire early: 2 ms more make sure that the session waits long enough.
         return min(SLICE_MS, int(wait_s * 1000) + 2)
 
     async def _end_when_draining(self, scope: trio.CancelScope) -> None:
@@ -322,14 +325,14 @@ class ReadSession:
         scope.cancel()
 
     def _leave(self) -> None:
-        """Advice is given once; whoever is still there at the end of the time is told that it is over."""
+        """Advise a reconnect once. At the end of the drain time, end the session."""
         if self._has_advised:
             raise S2Error("server_draining", "the server is stopping")
         self._has_advised = True
 
 
 def _as_retryable(error: S2Error) -> S2Error:
-    """A stream that goes away under its reader: the client comes again, and hears why."""
+    """Convert "stream is gone" to a retryable error: the client reconnects and gets the reason."""
     if error.code in ("stream_not_found", "stream_deletion_pending"):
         return S2Error("unavailable", str(error))
     return error

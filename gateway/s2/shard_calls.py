@@ -102,7 +102,7 @@ class PendingRead:
 class ShardCalls:
     def __init__(self, dispatch: Dispatch) -> None:
         self._dispatch = dispatch
-        self.inflight = AppendWindow()
+        self.append_window = AppendWindow()
         self.history = UsageHistory(dispatch, int(time.time()))
         self._ciphers: dict[str, Cipher] = {}
         #: Set when this gateway deletes a basin.
@@ -149,7 +149,7 @@ class ShardCalls:
 
         Without a key the batch is sent in plain text first, so that the shard can report a missing stream.
         """
-        await self.inflight.enter(batch.metered_bytes)
+        await self.append_window.enter(batch.metered_bytes)
         try:
             return await self.append_as(self._ciphers.get(box) if key else None, box, batch, key)
         except CipherMismatch as mismatch:
@@ -157,7 +157,7 @@ class ShardCalls:
             self._remember(box, cipher)
             return await self.append_as(cipher, box, batch, key)
         finally:
-            self.inflight.leave(batch.metered_bytes)
+            self.append_window.leave(batch.metered_bytes)
 
     async def append_as(
         self,
@@ -197,7 +197,7 @@ class ShardCalls:
         since_s = trio.current_time()
         shard = self._dispatch.placement.shard_of(box)
         link = self._dispatch.links[shard]
-        await self.inflight.enter(batch.metered_bytes)
+        await self.append_window.enter(batch.metered_bytes)
         try:
             cipher = None if record_cipher is None else record_cipher.cipher
             tails = batch.tails if record_cipher is None else record_cipher.encrypt_batch(batch)
@@ -205,13 +205,13 @@ class ShardCalls:
             limiter = self._dispatch.append_limiters[shard]
             await limiter.enter_from_session(batch.account or EVERYONE, len(body))
         except BaseException:
-            self.inflight.leave(batch.metered_bytes)
+            self.append_window.leave(batch.metered_bytes)
             raise
         append = PostedAppend(batch.metered_bytes)
 
         def leave() -> None:
             limiter.leave(len(body))
-            self.inflight.leave(batch.metered_bytes)
+            self.append_window.leave(batch.metered_bytes)
 
         def settle(answer: wire.Message | StreamsError) -> None:
             leave()
@@ -236,7 +236,7 @@ class ShardCalls:
 
     def _on_ack(self, box: str, batch: Input, since_s: float, message: wire.Message) -> AppendStreamReply:
         took_s = trio.current_time() - since_s
-        self.inflight.observe_ack(records=len(batch.tails), size=batch.metered_bytes, took_s=took_s)
+        self.append_window.observe_ack(records=len(batch.tails), size=batch.metered_bytes, took_s=took_s)
         self.history.counters.count_append(box.partition("/")[0], batch.metered_bytes)
         return _decode_appended(message.body)
 

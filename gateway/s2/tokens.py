@@ -1,5 +1,7 @@
-"""Access tokens: issue, list, revoke (s2 §17). A secret is shown once, when it is issued; only what it
-hashes to is kept."""
+"""Handlers for access tokens: issue, list, revoke (s2 §17).
+
+The secret is returned once, when the token is issued. Only its digest is stored.
+"""
 
 from __future__ import annotations
 
@@ -114,7 +116,7 @@ _fraction = re.compile(r"\.([0-9]{1,9})(?=[Zz+-])")
 
 
 def _parse_time(text: str) -> tuple[int, str]:
-    """A time of RFC 3339 in milliseconds, and as it is shown: in UTC, as exactly as it was given."""
+    """Parse an RFC 3339 time. Return milliseconds, and the time in UTC with the client's precision."""
     fraction = _fraction.search(text)
     digits = fraction[1] if fraction else ""
     try:
@@ -129,7 +131,7 @@ def _parse_time(text: str) -> tuple[int, str]:
 
 
 def token_of(body: _Issue, digest: str) -> AccessToken:
-    """What is asked for, checked."""
+    """Validate the request and build its token."""
     token_id(body.id, "bad_json")
     scope = body.scope
     ops = set(scope.ops or ()) | (scope.op_groups.ops() if scope.op_groups else set())
@@ -197,7 +199,7 @@ def describe_token(token: AccessToken) -> dict[str, Any]:
 
 
 def _describe_names(name_rule: dict[str, str | None] | None) -> dict[str, str] | None:
-    """Exactly one key, or null for no names at all."""
+    """Return an object with exactly one field, or None for no names."""
     set_fields = {kind: text for kind, text in (name_rule or {}).items() if text is not None}
     return None if set_fields in ({}, {"exact": ""}) else set_fields
 

@@ -1,7 +1,7 @@
-"""Metrics of the account, of a basin, of a stream (s2 §17).
+"""Handlers for metrics of the account, a basin or a stream (s2 §17).
 
-What was done (operations, throughput) is in the history. What there is (basins, bytes stored) is known of now
-alone, so a range that does not reach to now has no points of that. Nothing is billed.
+Operations and throughput come from the usage history. Basins and stored bytes are known only for the present:
+a range that does not include now has no points for them. Nothing is billed.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def _of_group(group: str) -> tuple[str, ...]:
 
 
 class _CounterSet(msgspec.Struct, frozen=True):
-    """A set out of the history."""
+    """A metric set that is computed from the history."""
 
-    #: The name of each series -> what is counted for it.
+    #: Series name -> counter name.
     series: dict[str, str]
     unit: str
-    #: When none is asked for.
+    #: The default interval.
     interval: str
 
 
@@ -52,9 +52,9 @@ _HISTORY = {
     "append-throughput": _CounterSet({"append-throughput": APPEND_BYTES}, "bytes", "minute"),
     "read-throughput": _CounterSet({"read-throughput": READ_BYTES}, "bytes", "minute"),
 }
-#: What is stored is told by the hour for a basin, by the minute for a stream.
+#: The only intervals of the storage metrics.
 _BASIN_STORAGE_INTERVAL, _STREAM_STORAGE_INTERVAL = "hour", "minute"
-#: A range may end a little in the future, for clocks differ, and be at most a month long.
+#: A range may end a little in the future, because clocks differ, and is at most a month long.
 _AHEAD_S, _RANGE_S_MAX = 300, 31 * 24 * 3600
 
 

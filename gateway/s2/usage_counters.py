@@ -1,10 +1,11 @@
-"""What was done over `/v1`, counted by basin and operation, a minute at a time (s2 §17). Pure: time is an
-argument, and `usage_history.py` keeps what is counted here.
+"""Counts operations and bytes of `/v1` by basin and minute (s2 §17).
 
-    did, appended, read ─► the minute under way ─► `turn` ─► waiting ─► kept in the box, then `settle`
+Pure: time is an argument. `usage_history.py` saves the counts in a box.
 
-Bounds: `BASINS_MAX` basins a minute, and all others together as `OTHERS`; `MINUTES_MAX` minutes that wait to
-be kept, and the oldest is given up for a new one.
+    count_* ─► current minute ─► `roll_over` ─► unsaved minutes ─► saved in the box, then `mark_saved`
+
+Limits: `BASINS_MAX` basins per minute, the others together as `OTHERS`; `MINUTES_MAX` unsaved minutes, after
+which a new one replaces the oldest.
 """
 
 from __future__ import annotations
@@ -20,43 +21,43 @@ from msgspec import Meta
 INTERVALS_S: Final = {"minute": 60, "hour": 3600, "day": 24 * 3600}
 _MINUTE_S: Final = INTERVALS_S["minute"]
 
-#: In place of a basin. Names of basins have 8 characters at least.
+#: Row names that are no basins: basin names have at least 8 characters.
 ACCOUNT, OTHERS = "account", "others"
-#: Counted beside operations.
+#: Counters of bytes, beside those of operations.
 APPEND_BYTES, READ_BYTES = "append-bytes", "read-bytes"
 
-#: Some 100 bytes each, so a full minute is 25 KB.
+#: About 100 bytes per basin: a full minute has 25 KB.
 BASINS_MAX = 256
-#: An hour in which the box of the history cannot be written to.
+#: Buffers one hour while the history box cannot be written.
 MINUTES_MAX = 60
 
-#: A terabyte in a minute. The sum of all that the box has room for is a number that JSON can hold.
+#: At most a terabyte per minute: the sum over a full history box is still exact in JSON.
 _Count = Annotated[int, Meta(ge=0, le=2**40)]
 
-#: Basin -> what was counted -> how often, or how many bytes.
+#: Basin -> counter name -> count.
 Rows = dict[str, dict[str, int]]
 
 
 class Minute(msgspec.Struct, frozen=True):
-    #: No two of one process have the same, whatever the clock does.
+    #: Unique within the process, whatever its clock does.
     number: int
     at_s: int
     rows: Rows
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """What the history has of one basin and one minute: the `data` of a record."""
+    """The counts of one basin in one minute: the `data` of a history record."""
 
-    #: Where the minute begins, in seconds since 1970.
+    #: Start of the minute, in seconds since 1970.
     minute: int
-    #: The process that counted, and which of its minutes it is.
+    #: The process that counted, and the number of the minute in it.
     writer: str
     number: int
     counts: dict[str, _Count]
 
 
 class UsageCounters:
-    """Counts. One addition a request or batch, never one a record."""
+    """Counts operations and bytes: one addition per request or batch, never per record."""
 
     def __init__(self, now_s: int, basins_max: int = BASINS_MAX, minutes_max: int = MINUTES_MAX) -> None:
         self._basins_max = self._basins_left = basins_max
@@ -64,9 +65,9 @@ class UsageCounters:
         self._number = 0
         self._at_s = _minute_of(now_s)
         self._rows: Rows = {}
-        #: Minutes that are over and not kept yet, oldest first.
+        #: Finished minutes that are not saved yet, oldest first.
         self.unsaved_minutes: deque[Minute] = deque()
-        #: Minutes that were given up.
+        #: Number of minutes that were dropped because the buffer was full.
         self.minutes_lost = 0
 
     def __repr__(self) -> str:
@@ -82,7 +83,7 @@ class UsageCounters:
     def count_append(self, basin: str, size: int) -> None:
         self._count_batch(basin, "append", APPEND_BYTES, size)
 
-    def read(self, basin: str, size: int) -> None:
+    def count_read(self, basin: str, size: int) -> None:
         self._count_batch(basin, "read", READ_BYTES, size)
 
     def _count_batch(self, basin: str, operation: str, bytes_name: str, size: int) -> None:
@@ -93,7 +94,7 @@ class UsageCounters:
     def _row(self, basin: str) -> dict[str, int]:
         row = self._rows.get(basin)
         if row is None:
-            if basin != ACCOUNT:  # which has room whatever the basins take
+            if basin != ACCOUNT:  # the account row does not count against the limit
                 if self._basins_left:
                     self._basins_left -= 1
                 else:
@@ -104,14 +105,14 @@ class UsageCounters:
     # -- minutes
 
     def roll_over(self, now_s: int) -> None:
-        """Ends the minute under way if it is another one by now."""
+        """Finish the current minute if the clock is in another one."""
         at_s = _minute_of(now_s)
         if at_s != self._at_s:
             self.end()
             self._at_s = at_s
 
     def end(self) -> None:
-        """Ends the minute under way, over or not. One in which nothing was done leaves nothing."""
+        """Finish the current minute now. A minute without counts is not saved."""
         if not self._rows:
             return
         if len(self.unsaved_minutes) >= self._minutes_max:
@@ -123,24 +124,24 @@ class UsageCounters:
         self._basins_left = self._basins_max
 
     def mark_saved(self, minute: Minute) -> None:
-        """It is kept; it may have been given up meanwhile."""
+        """Remove a saved minute from the buffer, if it has not been dropped meanwhile."""
         if minute in self.unsaved_minutes:
             self.unsaved_minutes.remove(minute)
 
     def snapshot_unsaved(self) -> list[Minute]:
-        """What the history does not have, as it is now."""
+        """Return a copy of all minutes that are not in the history, the current one last."""
         rows = {basin: dict(row) for basin, row in self._rows.items()}
         return [*self.unsaved_minutes, Minute(self._number, self._at_s, rows)]
 
 
 class Sums:
-    """Counts of a range of time, by interval."""
+    """Sums of counters over a time range, by interval."""
 
     def __init__(self, names: Iterable[str], start_s: int, end_s: int, interval_s: int) -> None:
-        #: The minutes that the range touches, both of these among them.
+        #: The first and the last minute of the range, inclusive.
         self.first_s, self.last_s = _minute_of(start_s), _minute_of(end_s)
         self._interval_s = interval_s
-        #: What was counted -> where an interval begins -> the sum.
+        #: Counter name -> start of the interval -> sum.
         self._points: dict[str, dict[int, int]] = {name: {} for name in names}
 
     def add(self, at_s: int, counts: dict[str, int]) -> None:
@@ -151,7 +152,7 @@ class Sums:
                     points[begins_s] = points.get(begins_s, 0) + counts[name]
 
     def points(self, name: str) -> list[tuple[int, int]]:
-        """In order of time. An interval without any is left out."""
+        """Return the sums of one counter in time order. Empty intervals are omitted."""
         return sorted(self._points[name].items())
 
 

@@ -1,13 +1,12 @@
-"""Keeps what was counted (`usage_counters.py`) in a box of this server, and sums it up.
+"""Saves usage counters (`usage_counters.py`) in a box of this server, and sums them up.
 
-The box is an ordinary one: in backups, on its shard, readable over `/v0`. Each gateway writes once a minute,
-and when it stops: one batch, a record for each basin with its name as the tag. What a gateway has not written
-is in its own answers alone, and lost when it is killed.
+The box is an ordinary one: it is in backups, belongs to a shard and is readable over `/v0`. Each gateway
+appends one batch per minute and one when it stops, with one record per basin and the basin name as its tag.
+Counts that a gateway has not saved are visible only in its own responses, and are lost if it is killed.
 
-A minute is written under an idempotency key that no other has, so that writing it again after an answer that
-did not come counts it once.
+Each minute has its own idempotency key, so a retry after a lost reply counts it once.
 
-Bounds: `_KEPT_MS` and `_KEPT_BYTES`, whichever is less. A page at a time is in memory when it is summed.
+Limits: `_RETENTION_MS` and `_RETENTION_BYTES`, whichever is reached first. Summing reads one page at a time.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ BOX = "s2.usage"
 
 _MINUTE_MS = 60_000
 _RETENTION_MS = 32 * 24 * 60 * _MINUTE_MS
-#: A record has some 170 bytes, so these are 32 days of 15 basins that are used in every minute.
+#: A record has about 170 bytes: enough for 32 days of 15 basins that are used every minute.
 _RETENTION_BYTES = 128 * 1024 * 1024
-#: A minute is given up before its key is forgotten.
+#: The idempotency window is longer than the buffer of unsaved minutes, so no minute counts twice.
 _CONFIG = BoxPatch(
     ttl_ms=_RETENTION_MS,
     cap_bytes=_RETENTION_BYTES,
@@ -89,18 +88,18 @@ class UsageHistory:
     # -- writing
 
     async def run(self) -> None:
-        """For ever, in every gateway."""
+        """Save once a minute, forever. Runs in every gateway."""
         while True:
             await trio.sleep(60 - time.time() % 60)
             await self.save(int(time.time()))
 
     async def save(self, now_s: int) -> None:
-        """Writes the minutes that are over."""
+        """Save the finished minutes."""
         self.counters.roll_over(now_s)
         await self._write()
 
     async def finish(self, within_s: float) -> None:
-        """When nothing is counted any more: the gateway is about to end."""
+        """Save everything before the gateway stops, within `within_s` seconds."""
         self.counters.end()
         with trio.move_on_after(within_s):
             await self._write()
@@ -111,7 +110,7 @@ class UsageHistory:
                 await self._dispatch.append(wire.RequestHead(BOX), self._batch(minute))
             except StreamsError as error:
                 log.warning(
-                    "usage is kept later",
+                    "usage counters are not saved, retrying in a minute",
                     error=error.code,
                     minutes=len(self.counters.unsaved_minutes),
                     lost=self.counters.minutes_lost,
@@ -129,11 +128,11 @@ class UsageHistory:
     # -- reading
 
     async def add_to(self, sums: Sums, basin: str) -> None:
-        """Adds what is known of a basin. Records that others have put into the box are passed over."""
-        # Taken first: what is written meanwhile is then seen twice, and told by its number, but never missed.
+        """Add the saved and unsaved counts of a basin to `sums`. Foreign records in the box are skipped."""
+        # Copied first: a minute that is saved meanwhile appears twice, and its number reveals it.
         unsaved_minutes = self.counters.snapshot_unsaved()
         saved_numbers: set[int] = set()
-        # A minute is written after it has begun, and given up when it cannot be written for so long.
+        # A minute is saved after its start, and at most `MINUTES_MAX` minutes late.
         question = _Question(
             ("tag", "Eq", basin), sums.first_s * 1000, limit=_PAGE_RECORDS, max_bytes=_PAGE_BYTES
         )

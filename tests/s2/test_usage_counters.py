@@ -34,17 +34,17 @@ DAY_S = 20_000 * INTERVALS_S["day"]
 
 
 def test_operations_and_bytes_are_counted_by_basin_and_minute() -> None:
-    tally = UsageCounters(DAY_S + 59)
-    tally.count_append("basin-one", 10)
-    tally.count_append("basin-one", 5)
-    tally.read("basin-two", 7)
-    tally.count_operation("list-streams", "basin-two")
-    tally.count_operation("list-basins", ACCOUNT)
-    tally.roll_over(DAY_S + 59)
-    assert not tally.unsaved_minutes
-    tally.roll_over(DAY_S + 60)
-    tally.read("basin-two", 1)
-    (first, under_way) = tally.snapshot_unsaved()
+    counters = UsageCounters(DAY_S + 59)
+    counters.count_append("basin-one", 10)
+    counters.count_append("basin-one", 5)
+    counters.count_read("basin-two", 7)
+    counters.count_operation("list-streams", "basin-two")
+    counters.count_operation("list-basins", ACCOUNT)
+    counters.roll_over(DAY_S + 59)
+    assert not counters.unsaved_minutes
+    counters.roll_over(DAY_S + 60)
+    counters.count_read("basin-two", 1)
+    (first, under_way) = counters.snapshot_unsaved()
     assert (first.number, first.at_s) == (0, DAY_S)
     assert first.rows == {
         "basin-one": {"append": 2, APPEND_BYTES: 15},
@@ -53,58 +53,58 @@ def test_operations_and_bytes_are_counted_by_basin_and_minute() -> None:
     }
     assert (under_way.number, under_way.at_s) == (1, DAY_S + 60)
     assert under_way.rows == {"basin-two": {"read": 1, READ_BYTES: 1}}
-    tally.mark_saved(first)
-    assert not tally.unsaved_minutes
+    counters.mark_saved(first)
+    assert not counters.unsaved_minutes
 
 
 def test_a_minute_without_anything_leaves_nothing() -> None:
-    tally = UsageCounters(DAY_S)
-    tally.roll_over(DAY_S + 60)
-    tally.roll_over(DAY_S + 120)
-    tally.end()
-    assert not tally.unsaved_minutes
+    counters = UsageCounters(DAY_S)
+    counters.roll_over(DAY_S + 60)
+    counters.roll_over(DAY_S + 120)
+    counters.end()
+    assert not counters.unsaved_minutes
 
 
 def test_what_is_told_of_the_minute_under_way_does_not_change() -> None:
-    tally = UsageCounters(DAY_S)
-    tally.count_append("basin-one", 1)
-    (told,) = tally.snapshot_unsaved()
-    tally.count_append("basin-one", 1)
+    counters = UsageCounters(DAY_S)
+    counters.count_append("basin-one", 1)
+    (told,) = counters.snapshot_unsaved()
+    counters.count_append("basin-one", 1)
     assert told.rows["basin-one"]["append"] == 1
 
 
 def test_basins_beyond_the_bound_are_counted_together_and_the_account_by_itself() -> None:
-    tally = UsageCounters(DAY_S)
+    counters = UsageCounters(DAY_S)
     for number in range(BASINS_MAX + 3):
-        tally.count_append(f"basin-{number}", 2)
-    tally.count_append("basin-0", 2)
-    tally.count_operation("list-basins", ACCOUNT)
-    tally.end()
-    rows = tally.unsaved_minutes[0].rows
+        counters.count_append(f"basin-{number}", 2)
+    counters.count_append("basin-0", 2)
+    counters.count_operation("list-basins", ACCOUNT)
+    counters.end()
+    rows = counters.unsaved_minutes[0].rows
     assert len(rows) == BASINS_MAX + 2
     assert rows["basin-0"]["append"] == 2
     assert rows[OTHERS] == {"append": 3, APPEND_BYTES: 6}
     assert rows[ACCOUNT] == {"list-basins": 1}
     # The next minute has room again.
-    tally.count_append(f"basin-{BASINS_MAX}", 2)
-    assert f"basin-{BASINS_MAX}" in tally.snapshot_unsaved()[-1].rows
+    counters.count_append(f"basin-{BASINS_MAX}", 2)
+    assert f"basin-{BASINS_MAX}" in counters.snapshot_unsaved()[-1].rows
 
 
 def test_the_oldest_minute_is_given_up_when_too_many_wait() -> None:
-    tally = UsageCounters(DAY_S)
+    counters = UsageCounters(DAY_S)
     for minute in range(MINUTES_MAX + 2):
-        tally.count_append("basin-one", 1)
-        tally.roll_over(DAY_S + 60 * (minute + 1))
-    assert (len(tally.unsaved_minutes), tally.minutes_lost) == (MINUTES_MAX, 2)
-    assert tally.unsaved_minutes[0].at_s == DAY_S + 120
+        counters.count_append("basin-one", 1)
+        counters.roll_over(DAY_S + 60 * (minute + 1))
+    assert (len(counters.unsaved_minutes), counters.minutes_lost) == (MINUTES_MAX, 2)
+    assert counters.unsaved_minutes[0].at_s == DAY_S + 120
 
 
 def test_a_clock_that_goes_back_makes_another_minute_of_the_same_time() -> None:
-    tally = UsageCounters(DAY_S)
+    counters = UsageCounters(DAY_S)
     for now_s in (DAY_S + 60, DAY_S, DAY_S + 60):
-        tally.count_append("basin-one", 1)
-        tally.roll_over(now_s)
-    assert [(each.number, each.at_s) for each in tally.unsaved_minutes] == [
+        counters.count_append("basin-one", 1)
+        counters.roll_over(now_s)
+    assert [(each.number, each.at_s) for each in counters.unsaved_minutes] == [
         (0, DAY_S),
         (1, DAY_S + 60),
         (2, DAY_S),
