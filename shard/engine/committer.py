@@ -339,7 +339,7 @@ class Committer:
             return None  # a wake-up follows its end
         if self._oldest_unsynced_ns:
             return max(0, self._oldest_unsynced_ns + self._sync_interval_ns - monotonic_ns()) / 1e9
-        if self._wal.mark_due:
+        if self._wal.needs_marker:
             return self._sync_interval_ns / 1e9
         return None
 

@@ -1,6 +1,6 @@
 """The thread that makes and drops log files, so that commits do not wait for it.
 
-    engine, committer --prepare, release, drop_kept--> work --> [wal-files thread] --> Wal
+    engine, committer --prepare, release, drop_retained--> work --> [wal-files thread] --> Wal
 
 The next file is made while the current one fills: full of zeros, because a sync over blocks that exist is
 several times faster; or only allocated, if the last one was full so soon that writing every byte twice would
@@ -63,7 +63,7 @@ class LogFiles:
         """Drop all log files up to this number. May be asked twice."""
         self._work.put(number)
 
-    def drop_kept(self, number: int) -> None:
+    def drop_retained(self, number: int) -> None:
         """Drop a log file that was released and kept. May be asked twice."""
         self._work.put(-number)
 
@@ -75,7 +75,7 @@ class LogFiles:
                 if work is True:
                     self._prepare_next()
                 elif work < 0:
-                    self._wal.drop_kept(-work)
+                    self._wal.drop_retained(-work)
                 else:
                     self._release(work)
         except BaseException as failure:

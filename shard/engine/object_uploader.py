@@ -161,10 +161,10 @@ class ObjectUploader:
         is another store than theirs, and then nothing of it is worth anything without a base. Also counts
         what they have left, or lives that are short would add up to a log that is never folded up."""
         chain = ChainName.parse(self._uploading.chain)
-        chains_there: list[object_chains.Found] = []
+        chains_there: list[object_chains.ChainObjects] = []
         backoff_s = _BACKOFF_S
         while chain is not None and not await self._try(
-            lambda: chains_there.extend(object_chains.survey(self._target.store, chain.root)),
+            lambda: chains_there.extend(object_chains.list_chains(self._target.store, chain.root)),
             "a look at what is there",
         ):
             await trio.sleep(backoff_s)
@@ -279,7 +279,13 @@ class ObjectUploader:
                     del parts
                     self._on_uploaded(self._uploading.moved(chain.text, lsn, is_base=True))
                     follows = list(self._uploading.follows)
-                    tidy = partial(object_chains.tidy, self._target.store, self._disk, chain, follows=follows)
+                    tidy = partial(
+                        object_chains.remove_superseded,
+                        self._target.store,
+                        self._disk,
+                        chain,
+                        follows=follows,
+                    )
                     await self._try(tidy, "the removal of what is not needed any more")
                     return True
             await trio.sleep(_REFUSED_S if self._uploading.refusal else backoff_s)
@@ -294,13 +300,13 @@ class ObjectUploader:
     async def _choose_chain(self) -> ChainName | None:
         """The chain that is being written, or a new one; None when the store is away, or another's. So it is
         asked before anything is put together for it."""
-        target, chains_there = self._target, list[object_chains.Found]()
+        target, chains_there = self._target, list[object_chains.ChainObjects]()
         chain = ChainName.parse(self._uploading.chain)
         if chain is not None:
             probe = partial(target.store.size, f"{chain.root}backups/{object_log.base_id(0)}.json")
             return chain if await self._try(probe, "a look at what is there") else None
         if not await self._try(
-            lambda: chains_there.extend(object_chains.survey(target.store)), "a look at what is there"
+            lambda: chains_there.extend(object_chains.list_chains(target.store)), "a look at what is there"
         ):
             return None
         try:

@@ -90,7 +90,7 @@ class SnapshotKeeper:
         self._log_outcome = log_outcome
         self._on_failed = on_failed
         self._retention = Retention(needs_lsn)
-        self._wal.keeps = self._retention.keeps
+        self._wal.must_retain = self._retention.needs_frames
         self._memory = process.MemoryReturn()
         self._due_event = trio.Event()
         self._bytes_taken = 0
@@ -186,7 +186,7 @@ class SnapshotKeeper:
         assert state.lsn <= self._machine.durable_lsn, "SNAPSHOT_DURABLE"
         segment_names = await trio.to_thread.run_sync(self._write, state, rest_s)
         self._taken_s = taken_s
-        self._retention.written(state.needs_lsn, segment_names, state.held)
+        self._retention.note_snapshot(state.needs_lsn, segment_names, state.held)
         self._release()
 
     def _write(self, state: ShardState, rest_s: float) -> set[Name]:
@@ -194,19 +194,19 @@ class SnapshotKeeper:
         return names_in(state)
 
     def _release(self) -> None:
-        for file in self._wal.kept_files():
-            if not self._retention.keeps(file.first_lsn, file.last_lsn):
-                self._committer.files.drop_kept(file.number)
+        for file in self._wal.retained_files():
+            if not self._retention.needs_frames(file.first_lsn, file.last_lsn):
+                self._committer.files.drop_retained(file.number)
         self.sweep()
         *older, newest = self._wal.files()
-        through = self._retention.released(older)
+        through = self._retention.last_unneeded(older)
         assert through < newest.number, "NEWEST_STAYS"
         if through:
             self._committer.files.release(through)
 
     def sweep(self) -> None:
         """Have segments dropped that no snapshot names."""
-        segment_names = self._retention.named()
+        segment_names = self._retention.named_segments()
         if segment_names is not None:
             self._upkeep.sweep(segment_names)
         self._upkeep.wake()  # files that were pinned may go, whatever is named

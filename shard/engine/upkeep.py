@@ -354,7 +354,7 @@ class Upkeep:
             return  # dead by now; it is dropped with its stub and its copy
         self._commit(changes.SegmentMoved(box.generation, segment.serial))
         if await self._wait_durable(self._machine.lsn):
-            await self._in_thread(self._store.drop_hot, name)
+            await self._in_thread(self._store.remove_local, name)
             self.segments_moved += 1
         await self._rest(segment.total_bytes)
 

@@ -36,7 +36,7 @@ def claim(location: str, owner: Owner) -> dict[str, str]:
         f"`streams takeover --data-dir {owner.data_dir} --cold-dir {location}`, and start again"
     )
     try:
-        found = ownership.claim(open_cold(location, Disk()), owner)
+        current_owner = ownership.claim(open_cold(location, Disk()), owner)
     except ColdConfigError as error:
         return {"refused": f"{error} It is set by STREAMS_COLD_DIR"}
     except ColdDamaged as error:
@@ -44,11 +44,11 @@ def claim(location: str, owner: Owner) -> dict[str, str]:
         return {"refused": f"{unclear}. {next_step}"}
     except ColdError as error:
         return {"away": str(error)}
-    if found.server == owner.server:
+    if current_owner.server == owner.server:
         return {}
     return {
-        "refused": f"{location} is the cold store of another {found}. Two servers in one place would destroy "
-        f"each other's data. {next_step}"
+        "refused": f"{location} is the cold store of another {current_owner}. Two servers in one place would "
+        f"destroy each other's data. {next_step}"
     }
 
 
@@ -58,8 +58,8 @@ def main() -> int:
     parser.add_argument("--data-dir", required=True)
     arguments = parser.parse_args()
     config = Config.from_json(os.environ[CHILD_CONFIG_VARIABLE])
-    found = claim(config.cold_dir, owner_of(arguments.server, arguments.data_dir))
-    sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
+    result = claim(config.cold_dir, owner_of(arguments.server, arguments.data_dir))
+    sys.stdout.write(msgspec.json.encode(result).decode() + "\n")
     sys.stdout.flush()
     return 0
 

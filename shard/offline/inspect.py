@@ -29,7 +29,7 @@ _ITEMS_MAX = 8
 Row = dict[str, Any]
 
 
-class NotOurs(Exception):
+class UnknownFileKind(Exception):
     """A file that no shard has written."""
 
 
@@ -37,7 +37,9 @@ def inspect(disk: DiskLike, path: str, *, records: bool = False) -> Iterator[Row
     """The rows of one file, by its name. Damage is a row with `problem`."""
     reader = _READERS.get(PurePosixPath(path).suffix)
     if reader is None:
-        raise NotOurs(f"{path} is not a log (.wal), segment (.seg), stub (.stub) or snapshot (.snap) file")
+        raise UnknownFileKind(
+            f"{path} is not a log (.wal), segment (.seg), stub (.stub) or snapshot (.snap) file"
+        )
     try:
         yield from reader(disk, path, records)
     except Corrupt as damage:
@@ -58,7 +60,7 @@ def _log(disk: DiskLike, path: str, records: bool) -> Iterator[Row]:
             continue
         if isinstance(change, BoxCreated):
             names[change.generation] = change.name
-        fields = {name: _shown(value) for name, value in msgspec.structs.asdict(change).items()}
+        fields = {name: _summarize(value) for name, value in msgspec.structs.asdict(change).items()}
         box = names.get(fields.get("generation", 0))
         yield row | {"change": _words(type(change).__name__)} | ({"box": box} if box else {}) | fields
 
@@ -120,21 +122,21 @@ _READERS: dict[str, Callable[[DiskLike, str, bool], Iterator[Row]]] = {
 def _state(disk: DiskLike, path: str) -> ShardState:
     file = PurePosixPath(path)
     if not file.stem.isdigit():
-        raise NotOurs(f"{path} is not named like a snapshot, which is by its lsn")
+        raise UnknownFileKind(f"{path} is not named like a snapshot, which is by its lsn")
     return frames.decode_state(Snapshots(disk, str(file.parent)).load(int(file.stem)))
 
 
 def _box_names(disk: DiskLike, directory: str) -> dict[int, str]:
     """By generation, as far as the newest snapshot knows them."""
     try:
-        loaded = Snapshots(disk, directory).load_newest()
+        snapshot = Snapshots(disk, directory).load_newest()
     except Corrupt:
         return {}
-    boxes = frames.decode_state(loaded.content).boxes if loaded is not None else []
+    boxes = frames.decode_state(snapshot.content).boxes if snapshot is not None else []
     return {box.generation: box.name for box in boxes}
 
 
-def _shown(value: Any) -> Any:
+def _summarize(value: Any) -> Any:
     if isinstance(value, Batch):
         return {"first_seq": value.first_seq, "records": value.count, "bytes": len(value.blob)}
     if isinstance(value, BitMap64):
@@ -142,9 +144,9 @@ def _shown(value: Any) -> Any:
     if isinstance(value, bytes | memoryview):
         return {"bytes": len(value)}
     if isinstance(value, msgspec.Struct):
-        return {name: _shown(each) for name, each in msgspec.structs.asdict(value).items()}
+        return {name: _summarize(each) for name, each in msgspec.structs.asdict(value).items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_shown(each) for each in value] if len(value) <= _ITEMS_MAX else {"items": len(value)}
+        return [_summarize(each) for each in value] if len(value) <= _ITEMS_MAX else {"items": len(value)}
     return value
 
 

@@ -112,7 +112,7 @@ class LogRepair:
         if snapshot is None:
             return None
         self._findings.notes += [
-            f"{path}: the snapshot is damaged, the one before it was used" for path in snapshot.skipped
+            f"{path}: the snapshot is damaged, the one before it was used" for path in snapshot.damaged_paths
         ]
         return frames.decode_state(snapshot.content)
 
@@ -130,7 +130,7 @@ class LogRepair:
 
     def _hydrate_retained(self) -> None:
         """Gives back chunks from files of the log that were kept for them."""
-        retained_frames = Wal(self._disk, f"{self._source}/wal").scan_kept()
+        retained_frames = Wal(self._disk, f"{self._source}/wal").scan_retained()
         try:
             for frame in retained_frames:
                 self._hydrate({}, frame)
@@ -176,15 +176,15 @@ class LogRepair:
         own = None if claim is None else self.machine.generations.get(claim.generation)
         if claim is None or own is None:
             self._suspect(self.machine.generations, size)
-        elif claim.is_kept and claim.begins_at <= own.log.head_seq:
-            pass  # it is there from before, or was to be stored (`_make_way`)
+        elif claim.is_kept and claim.first_seq_taken <= own.log.head_seq:
+            pass  # it is there from before, or was to be stored (`_adjust`)
         elif (
-            claim.begins_at == own.log.head_seq + 1
+            claim.first_seq_taken == own.log.head_seq + 1
             and claim.is_count_sure
             and claim.records <= size // _RECORD_BYTES_MIN
         ):
             self._lose_next(own, claim.records)
-        elif claim.begins_at == own.log.head_seq + 1 or claim.is_generation_sure:
+        elif claim.first_seq_taken == own.log.head_seq + 1 or claim.is_generation_sure:
             self._suspect({own.generation: own}, size)
         else:
             self._suspect(self.machine.generations, size)
@@ -365,5 +365,5 @@ class LogRepair:
 def _begins_at(change: BatchAppended) -> int:
     """The first seq that a write takes: copies behind a loss of their source begin with the hole that tells
     of it."""
-    is_behind_loss = isinstance(change, changes.BatchForwarded) and change.lost > 0
-    return change.batch.first_seq - is_behind_loss
+    follows_loss = isinstance(change, changes.BatchForwarded) and change.lost > 0
+    return change.batch.first_seq - follows_loss

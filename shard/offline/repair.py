@@ -93,12 +93,12 @@ def repair_shard(
     end_life(machine, boot_id=boot_id, now_ms=now_ms, cache_survived=cache_survived)
     parts = parts_of(machine)
     for facts in parts.state.boxes:
-        builder.bring(f"{source}/segments", segment_repair.keep_intact_segments(facts))
+        builder.import_segments(f"{source}/segments", segment_repair.keep_intact_segments(facts))
         builder.add(facts, parts.batches_of(facts))
     for index in segment_repair.stubs_to_write.values():
         segments.write_stub(disk, builder.segments, index)
     for stub in segment_repair.stubs_to_drop:
-        builder.bring_stub(f"{source}/segments", stub)
+        builder.import_stub(f"{source}/segments", stub)
     builder.add_not_recreated(parts.state.not_recreated)
     builder.add_routers(parts.state)
     builder.add_marks(parts.state.marks)

@@ -60,7 +60,7 @@ _STEP = 0.002
 Report = Callable[[float], None]
 
 
-class NoRoom(Exception):
+class NotEnoughSpace(Exception):
     """The disk has not enough space; nothing was changed."""
 
 
@@ -84,7 +84,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return owners
 
 
-class Moved(NamedTuple):
+class ReshardResult(NamedTuple):
     boxes: int
     batches: int
     linked: int
@@ -93,12 +93,12 @@ class Moved(NamedTuple):
 
 def reshard(
     disk: DiskLike, plan: Plan, *, boot_id: str, now_ms: int, report: Report = lambda ratio: None
-) -> Moved:
+) -> ReshardResult:
     """Builds all new folders from the old ones."""
-    return _Resharding(disk, plan, boot_id=boot_id, now_ms=now_ms, report=report).run()
+    return _Reshard(disk, plan, boot_id=boot_id, now_ms=now_ms, report=report).run()
 
 
-class _Resharding:
+class _Reshard:
     def __init__(self, disk: DiskLike, plan: Plan, *, boot_id: str, now_ms: int, report: Report) -> None:
         self._disk = disk
         self._plan = plan
@@ -109,16 +109,16 @@ class _Resharding:
         self._report = report
         self._has_links = has_links(disk, plan.data_dir)
         self._last_generation = 0
-        self._moved = Moved(0, 0, 0, 0)
+        self._result = ReshardResult(0, 0, 0, 0)
         self._builders = [
             ShardBuilder(disk, f"{plan.data_dir}/{name}", file_bytes=plan.wal_file_bytes)
             for name in plan.targets
         ]
 
     def __repr__(self) -> str:
-        return f"<_Resharding {len(self._plan.sources)} -> {len(self._builders)}: {self._moved}>"
+        return f"<_Resharding {len(self._plan.sources)} -> {len(self._builders)}: {self._result}>"
 
-    def run(self) -> Moved:
+    def run(self) -> ReshardResult:
         for number, name in enumerate(self._plan.sources):
             self._move_all(number, f"{self._plan.data_dir}/{name}")
         for number, builder in enumerate(self._builders):
@@ -126,21 +126,23 @@ class _Resharding:
             builder.finish(last_generation=self._last_generation, boot_id=self._boot_id, now_ms=self._now_ms)
             builder.check()
         self._report(1.0)
-        return self._moved
+        return self._result
 
     def _move_all(self, number: int, source: str) -> None:
-        def tell(begun: float) -> None:
-            self._report((number + begun) / len(self._plan.sources))
+        def report_progress(done_ratio: float) -> None:
+            self._report((number + done_ratio) / len(self._plan.sources))
 
-        machine = read_shard(self._disk, source, shard=number, report=lambda ratio: tell(_READING * ratio))
-        survived = not has_failed(self._disk, source)
-        end_life(machine, boot_id=self._boot_id, now_ms=self._now_ms, cache_survived=survived)
+        machine = read_shard(
+            self._disk, source, shard=number, report=lambda ratio: report_progress(_READING * ratio)
+        )
+        cache_survived = not has_failed(self._disk, source)
+        end_life(machine, boot_id=self._boot_id, now_ms=self._now_ms, cache_survived=cache_survived)
         parts = parts_of(machine)
         self._refuse_if_full(machine, parts, source)
         for at, facts in enumerate(parts.state.boxes):
             self._move(facts, parts, source)
-            tell(_READING + (1 - _READING) * at / len(parts.state.boxes))
-        self._take_stubs(machine, source)
+            report_progress(_READING + (1 - _READING) * at / len(parts.state.boxes))
+        self._move_stubs(machine, source)
         for builder, names in self._by_owner(parts.state.not_recreated):
             builder.add_not_recreated(names)
         self._builders[0].add_routers(parts.state)
@@ -152,52 +154,52 @@ class _Resharding:
     def _move(self, facts: BoxFacts, parts: Parts, source: str) -> None:
         builder = self._owner(facts.name)
         batches = parts.batches_of(facts)
-        brought = builder.bring(f"{source}/segments", facts)
+        files = builder.import_segments(f"{source}/segments", facts)
         builder.add(facts, batches)
-        moved = self._moved
-        self._moved = Moved(
-            moved.boxes + 1,
-            moved.batches + len(batches),
-            moved.linked + brought.linked,
-            moved.copied_bytes + brought.copied_bytes,
+        result = self._result
+        self._result = ReshardResult(
+            result.boxes + 1,
+            result.batches + len(batches),
+            result.linked + files.linked_files,
+            result.copied_bytes + files.copied_bytes,
         )
 
-    def _take_stubs(self, machine: Machine, source: str) -> None:
+    def _move_stubs(self, machine: Machine, source: str) -> None:
         """Stubs that nobody names go where their box is, because its next segment may have the same number;
         those of boxes that are gone to any shard."""
-        named = {Name.of(segment).stub for segment in machine.segments()}
+        stubs_in_use = {Name.of(segment).stub for segment in machine.segments()}
         for stub in segments.list_stubs(self._disk, f"{source}/segments"):
-            if stub not in named:
+            if stub not in stubs_in_use:
                 generation = int(stub.partition("/")[0])
                 box = machine.generations.get(generation)
                 builder = self._builders[generation % len(self._builders)]
                 if box is not None:
                     builder = self._owner(box.name)
-                builder.bring_stub(f"{source}/segments", stub)
+                builder.import_stub(f"{source}/segments", stub)
 
     def _owner(self, name: str) -> ShardBuilder:
         return self._builders[self._owners[slot_of(name)]]
 
     def _by_owner(self, names: list[str]) -> list[tuple[ShardBuilder, list[str]]]:
-        found: dict[int, list[str]] = {}
+        names_by_shard: dict[int, list[str]] = {}
         for name in names:
-            found.setdefault(self._owners[slot_of(name)], []).append(name)
-        return [(self._builders[shard], mine) for shard, mine in sorted(found.items())]
+            names_by_shard.setdefault(self._owners[slot_of(name)], []).append(name)
+        return [(self._builders[shard], mine) for shard, mine in sorted(names_by_shard.items())]
 
     def _refuse_if_full(self, machine: Machine, parts: Parts, source: str) -> None:
-        unsealed = (batch for tail in parts.tails.values() for batch in tail)
-        needed = _SPARE_BYTES + sum(len(batch.blob) + _FRAME_BYTES for batch in unsealed)
-        needed += _BOX_BYTES * len(parts.state.boxes)
+        batches = (batch for tail in parts.tails.values() for batch in tail)
+        needed_bytes = _SPARE_BYTES + sum(len(batch.blob) + _FRAME_BYTES for batch in batches)
+        needed_bytes += _BOX_BYTES * len(parts.state.boxes)
         if not self._has_links:
             directory = f"{source}/segments"
             files = {Name.of(segment).file for segment in machine.segments()}
             present = files & set(segments.list_segments(self._disk, directory))
-            needed += sum(self._disk.size(f"{directory}/{file}") for file in present)
-        free = self._disk.free_bytes(self._plan.data_dir)
-        if free < needed:
-            raise NoRoom(
-                f"moving the boxes of {source} needs {needed >> 20} MiB, and {free >> 20} MiB are free on "
-                "the disk; make room, or start with the number of shards as it was"
+            needed_bytes += sum(self._disk.size(f"{directory}/{file}") for file in present)
+        free_bytes = self._disk.free_bytes(self._plan.data_dir)
+        if free_bytes < needed_bytes:
+            raise NotEnoughSpace(
+                f"moving the boxes of {source} needs {needed_bytes >> 20} MiB, and {free_bytes >> 20} MiB "
+                "are free on the disk; make room, or start with the number of shards as it was"
             )
 
 
@@ -226,31 +228,31 @@ def main() -> int:
     arguments = parser.parse_args()
     _watch_parent(arguments.parent_fd)
 
-    told = -1.0
+    last_ratio = -1.0
 
-    def tell(line: str) -> None:
+    def write_line(line: str) -> None:
         os.write(arguments.report_fd, line.replace("\n", " ").encode() + b"\n")
 
     def report(ratio: float) -> None:
-        nonlocal told
-        if ratio - told >= _STEP:
-            told = ratio
-            tell(f"progress {ratio:.4f}")
+        nonlocal last_ratio
+        if ratio - last_ratio >= _STEP:
+            last_ratio = ratio
+            write_line(f"progress {ratio:.4f}")
 
     plan = msgspec.json.decode(arguments.plan, type=Plan)
     try:
         life = page_cache_id(plan.data_dir)
-        moved = reshard(Disk(), plan, boot_id=life, now_ms=now_ms(), report=report)
+        result = reshard(Disk(), plan, boot_id=life, now_ms=now_ms(), report=report)
     except Corrupt as damage:
-        tell(f"error {damage}")
+        write_line(f"error {damage}")
         return EXIT_CORRUPT
-    except NoRoom as refusal:
-        tell(f"error {refusal}")
+    except NotEnoughSpace as refusal:
+        write_line(f"error {refusal}")
         return EXIT_REFUSED
     except OSError as error:
-        tell(f"error {error}")
+        write_line(f"error {error}")
         return EXIT_FAILED
-    tell(f"done {msgspec.json.encode(moved._asdict()).decode()}")
+    write_line(f"done {msgspec.json.encode(result._asdict()).decode()}")
     return 0
 
 

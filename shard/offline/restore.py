@@ -47,7 +47,7 @@ from streams.protocol.model.slots import slot_of
 Report = Callable[[float], None]
 
 
-class Restored(NamedTuple):
+class RestoreResult(NamedTuple):
     boxes: int
     records: int
     #: Records and boxes that are younger than the time that was asked for.
@@ -60,7 +60,7 @@ class Restored(NamedTuple):
     compacted_keys: int = 0
 
 
-def choose(target: Target, *, id: str = "", until_ms: int | None = None) -> str:
+def choose_backup(target: Target, *, id: str = "", until_ms: int | None = None) -> str:
     """The id of the backup to restore: the one asked for, else the oldest one taken at or after the time,
     else the newest. Raises `LookupError`, which says what there is."""
     ids = target.ids()
@@ -80,7 +80,7 @@ def choose(target: Target, *, id: str = "", until_ms: int | None = None) -> str:
     return ids[-1]
 
 
-class Restoring:
+class RestoreJob:
     def __init__(
         self,
         disk: DiskLike,
@@ -114,34 +114,36 @@ class Restoring:
             ShardBuilder(disk, f"{data_dir}/{name}", file_bytes=file_bytes, pause=pause) for name in folders
         ]
         self._stores = [SegmentStore(disk, builder.segments) for builder in self._builders]
-        self._named: list[set[Name]] = [set() for _ in folders]
+        self._segment_names: list[set[Name]] = [set() for _ in folders]
         self._marks = MarkMerge(owners_of(backup.slots) if owners is None else owners, slots)
         #: By generation, and boxes that are younger than the time.
         self._cuts: dict[int, Cut] = {}
         self._later_boxes: set[str] = set()
         self._done_bytes = 0
-        self._found = Restored(0, 0, 0, 0)
+        self._result = RestoreResult(0, 0, 0, 0)
 
     def __repr__(self) -> str:
-        return f"<Restoring {self._backup.id} into {len(self._builders)} shards: {self._found}>"
+        return f"<RestoreJob {self._backup.id} into {len(self._builders)} shards: {self._result}>"
 
-    def run(self) -> Restored:
+    def run(self) -> RestoreResult:
         last_generation = 0
         for number, machine in self.machines():
-            self._give(number, machine)
+            self._distribute(number, machine)
             last_generation = max(last_generation, machine.last_generation)
         for at, builder in enumerate(self._builders):
             builder.add_marks(self._marks.of(at))
-        for builder, store, named in zip(self._builders, self._stores, self._named, strict=True):
+        for builder, store, segment_names in zip(
+            self._builders, self._stores, self._segment_names, strict=True
+        ):
             builder.finish(last_generation=last_generation, boot_id=self._boot_id, now_ms=self._now_ms)
-            store.remove_unnamed(named)  # what a cut has written anew
+            store.remove_unnamed(segment_names)  # what a cut has written anew
         self._reconcile()
         self._report(1.0)
-        return self._found
+        return self._result
 
     def _reconcile(self) -> None:
         """Reads what was built, and corrects what the shards do not agree about."""
-        if not any(builder.names_others for builder in self._builders):
+        if not any(builder.needs_reconciling for builder in self._builders):
             for builder in self._builders:
                 builder.check()
             return
@@ -154,10 +156,10 @@ class Restoring:
             until_ms=self._until_ms,
             now_ms=self._now_ms,
         )
-        self._found = self._found._replace(**reconciler.run()._asdict())
-        for builder, made in zip(self._builders, reconciler.changes_by_shard, strict=True):
-            if made:
-                builder.amend(made, now_ms=self._now_ms)
+        self._result = self._result._replace(**reconciler.run()._asdict())
+        for builder, changes in zip(self._builders, reconciler.changes_by_shard, strict=True):
+            if changes:
+                builder.amend(changes, now_ms=self._now_ms)
 
     def machines(self) -> Iterator[tuple[int, Machine]]:
         """The shards that are to be put back, one after the other."""
@@ -167,11 +169,11 @@ class Restoring:
             yield number, self._read(shard, scratch, number)
             remove_tree(self._disk, scratch)
 
-    def keeps(self, facts: BoxFacts) -> bool:
+    def includes(self, facts: BoxFacts) -> bool:
         """Whether a box that was found is to be put back."""
         return True
 
-    def keeps_registers(self, number: int) -> bool:
+    def includes_registers(self, number: int) -> bool:
         """Whether the registers of this shard are to be put back: of routers, basins and tokens."""
         return True
 
@@ -180,19 +182,19 @@ class Restoring:
     def _fetch_files(self, shard: BackupShard, scratch: str) -> None:
         for path in ("", "/wal", "/snapshot"):
             self._disk.mkdir(scratch + path)
-        for path, stored in shard.files.items():
-            self._target.fetch(stored, f"{scratch}/{path}", self._pause)
-            self._note(stored.size)
+        for path, stored_object in shard.files.items():
+            self._target.fetch(stored_object, f"{scratch}/{path}", self._pause)
+            self._note(stored_object.size)
 
     def _read(self, shard: BackupShard, scratch: str, number: int) -> Machine:
-        loaded = Snapshots(self._disk, f"{scratch}/snapshot").load_newest()
-        if loaded is None:
+        snapshot = Snapshots(self._disk, f"{scratch}/snapshot").load_newest()
+        if snapshot is None:
             raise Corrupt(
                 f"{self._backup.id}/shard-{number:02d}", 0, "the backup of this shard has no snapshot"
             )
         owners = {
             facts.generation: self._slots[slot_of(facts.name)]
-            for facts in frames.decode_state(loaded.content).boxes
+            for facts in frames.decode_state(snapshot.content).boxes
         }
         for segment in shard.segments:
             if segment.generation not in owners:
@@ -216,22 +218,24 @@ class Restoring:
 
     # -- giving out
 
-    def _give(self, number: int, machine: Machine) -> None:
+    def _distribute(self, number: int, machine: Machine) -> None:
         # The life it was taken from went on; here it ends in order, so it is not asked what that one lost.
         machine.stopped_clean = True
         end_life(machine, boot_id=self._boot_id, now_ms=self._now_ms)
-        dropped = self._cut(machine)
+        later_boxes = self._cut(machine)
         parts = parts_of(machine)
-        boxes = [facts for facts in parts.state.boxes if facts.name not in dropped and self.keeps(facts)]
+        boxes = [
+            facts for facts in parts.state.boxes if facts.name not in later_boxes and self.includes(facts)
+        ]
         for facts in boxes:
             owner = self._slots[slot_of(facts.name)]
             self._builders[owner].add(facts, parts.batches_of(facts))
-            self._named[owner].update(
+            self._segment_names[owner].update(
                 Name(facts.generation, segment.first_seq, segment.serial) for segment in facts.segments
             )
         for name in parts.state.not_recreated:
             self._builders[self._slots[slot_of(name)]].add_not_recreated([name])
-        if self.keeps_registers(number):
+        if self.includes_registers(number):
             self._builders[0].add_routers(parts.state)
         for builder in self._builders:
             builder.add_follows(servers_of(parts.state))
@@ -239,33 +243,33 @@ class Restoring:
         self._marks.add(
             number, [mark for mark in parts.state.marks if until_ms is None or mark.at_ms <= until_ms]
         )
-        self._found = self._found._replace(
-            boxes=self._found.boxes + len(boxes),
-            records=self._found.records + sum(facts.live_count for facts in boxes),
+        self._result = self._result._replace(
+            boxes=self._result.boxes + len(boxes),
+            records=self._result.records + sum(facts.live_count for facts in boxes),
         )
 
     def _cut(self, machine: Machine) -> set[str]:
         """Takes away what is younger than the time. Returns the boxes that did not exist yet."""
         if self._until_ms is None:
             return set()
-        dropped = {name for name, box in machine.boxes.items() if box.created_ms > self._until_ms}
-        cut = keys = 0
+        later_boxes = {name for name, box in machine.boxes.items() if box.created_ms > self._until_ms}
+        cut_records = keys = 0
         for name, box in machine.boxes.items():
             before = box.log.count
-            if name in dropped:
-                cut += before
+            if name in later_boxes:
+                cut_records += before
             elif not box.is_memory:
                 store = self._stores[self._slots[slot_of(name)]]
-                self._cuts[box.generation] = found = cut_box(box, self._until_ms, store, machine)
-                cut += before - box.log.count
-                keys += found.keys
-        self._later_boxes |= dropped
-        self._found = self._found._replace(
-            cut_records=self._found.cut_records + cut,
-            cut_boxes=self._found.cut_boxes + len(dropped),
-            compacted_keys=self._found.compacted_keys + keys,
+                self._cuts[box.generation] = box_cut = cut_box(box, self._until_ms, store, machine)
+                cut_records += before - box.log.count
+                keys += box_cut.keys
+        self._later_boxes |= later_boxes
+        self._result = self._result._replace(
+            cut_records=self._result.cut_records + cut_records,
+            cut_boxes=self._result.cut_boxes + len(later_boxes),
+            compacted_keys=self._result.compacted_keys + keys,
         )
-        return dropped
+        return later_boxes
 
 
 def cut_box(box: Box, until_ms: int, store: SegmentStore, machine: Machine) -> Cut:
@@ -275,33 +279,33 @@ def cut_box(box: Box, until_ms: int, store: SegmentStore, machine: Machine) -> C
     until_seq = max(load_missing(store, lambda: log.first_seq_at(until_ms + 1)) - 1, log.earliest_seq - 1)
     if until_seq >= log.head_seq:
         return Cut()
-    found = survey_cut(box, until_seq, store)
-    seq = found.retained_seqs.max() if found.retained_seqs else until_seq
+    cut = survey_cut(box, until_seq, store)
+    seq = cut.retained_seqs.max() if cut.retained_seqs else until_seq
     last = log.last_live_before(seq + 1)
     last_ts = load_missing(store, lambda: log.ts_of(last)) if last else min(log.last_ts, until_ms)
-    stand_in: Segment | None = None
+    replacement: Segment | None = None
     for segment in log.segments:
         if segment.first_seq <= seq < segment.last_seq:
             runs = live_runs(log, segment, seq)
             if runs:
                 box.last_serial += 1
-                stand_in = store.write(box.generation, box.last_serial, live_batches(store, segment, runs))
-    cut_after(box, seq, last_ts=last_ts, stand_in=stand_in)
-    if found.retained_seqs:
+                replacement = store.write(box.generation, box.last_serial, live_batches(store, segment, runs))
+    cut_after(box, seq, last_ts=last_ts, stand_in=replacement)
+    if cut.retained_seqs:
         for key in [key for key, entry in box.keys.items() if entry.last_seq > until_seq]:
             del box.keys[key]
         younger = BitMap64()
         younger.add_range(until_seq + 1, seq + 1)
-        younger -= found.retained_seqs
+        younger -= cut.retained_seqs
         change = load_missing(store, lambda: box.plan_deletes(younger, SizedSeqs.of({}), until_ms))
         if change.seqs:
             machine.apply(change, machine.lsn + 1)
-    if found.keys:
-        seq, top = log.head_seq, log.head_seq + found.keys
+    if cut.keys:
+        seq, top = log.head_seq, log.head_seq + cut.keys
         if box.is_disk and box.reserved_seq < top:
             machine.apply(SeqsReserved(box.generation, top), machine.lsn + 1)
         machine.apply(SeqsLost(box.generation, seq + 1, top), machine.lsn + 1)
-    return found
+    return cut
 
 
 def live_batches(

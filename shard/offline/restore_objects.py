@@ -22,42 +22,42 @@ from shard.core.boxes.offline_edits import fitted
 from shard.core.changes import BoxFacts, Change, UploadsMoved
 from shard.core.machine import Machine
 from shard.offline.payload_loading import load_missing
-from shard.offline.restore import Report, Restored, Restoring, scratch_of
+from shard.offline.restore import Report, RestoreJob, RestoreResult, scratch_of
 from shard.storage import object_log
 from shard.storage.cold import ColdDamaged, ColdMissing, ColdStore
 from shard.storage.files import Corrupt, DiskLike, remove_tree
 from shard.storage.object_log import LogName, ObjectLog
 from shard.storage.wal import FILE_BYTES
 from shard.transfer import object_chains
-from shard.transfer.object_chains import Told
+from shard.transfer.object_chains import RestorableChain
 from streams.protocol.model.slots import slot_of
 
 #: Objects that are fetched at once: each takes a round trip, and they are small.
 _FETCHES = 8
 
 
-class RestoredObjects(NamedTuple):
-    restored: Restored
+class ObjectRestoreResult(NamedTuple):
+    result: RestoreResult
     chains: int
     objects: int
     #: Objects behind something that is missing or damaged.
     left_out: int
 
 
-def find(store: ColdStore, disk: DiskLike) -> list[Told]:
+def find_chains(store: ColdStore, disk: DiskLike) -> list[RestorableChain]:
     """The chains that count. Raises `Corrupt` if the base of one is damaged."""
-    told = object_chains.tell(store, disk, object_chains.survey(store))
-    gone = object_chains.superseded(told)
-    return [each for each in told if each not in gone]
+    chains = object_chains.load_bases(store, disk, object_chains.list_chains(store))
+    superseded_chains = object_chains.find_superseded(chains)
+    return [each for each in chains if each not in superseded_chains]
 
 
-def shards_of(told: Sequence[Told]) -> int:
+def shard_count(chains: Sequence[RestorableChain]) -> int:
     """How many shards the newest of these servers had."""
-    return max(shard for _, _, shard in told[-1].base.slots) + 1
+    return max(shard for _, _, shard in chains[-1].base.slots) + 1
 
 
-class Replayed(NamedTuple):
-    reached_lsn: int
+class ReplayResult(NamedTuple):
+    last_lsn: int
     objects: int
     left_out: int
 
@@ -67,30 +67,30 @@ def replay(
     base_lsn: int,
     contents: Iterable[ObjectLog | None],
     fit: Callable[[Change, Box], Change],
-) -> Replayed:
+) -> ReplayResult:
     """Applies what is behind a base: objects in the order of their names, None for one that is not whole."""
-    reached, taken, left_out = base_lsn, 0, 0
+    last_lsn, object_count, left_out = base_lsn, 0, 0
     for content in contents:
-        if content is None or content.previous_lsn > reached:
+        if content is None or content.previous_lsn > last_lsn:
             left_out += 1
-        elif content.last_lsn > reached:
+        elif content.last_lsn > last_lsn:
             for lsn, change in content.changes:
-                if lsn > reached:
+                if lsn > last_lsn:
                     box: Box | None = machine.generations.get(getattr(change, "generation", 0))
                     machine.apply(change if box is None else fit(change, box), machine.lsn + 1)
-            reached = content.last_lsn
-            taken += 1
+            last_lsn = content.last_lsn
+            object_count += 1
     # All of it is in the store, so all of it may be seen.
     machine.apply(UploadsMoved("", machine.lsn, 0, False), machine.lsn + 1)
-    return Replayed(reached, taken, left_out)
+    return ReplayResult(last_lsn, object_count, left_out)
 
 
-class RestoringObjects(Restoring):
+class ObjectRestoreJob(RestoreJob):
     def __init__(
         self,
         disk: DiskLike,
         store: ColdStore,
-        told: Sequence[Told],
+        chains: Sequence[RestorableChain],
         *,
         data_dir: str,
         folders: list[str],
@@ -102,35 +102,35 @@ class RestoringObjects(Restoring):
     ) -> None:
         """`slots` has the new shard of each slot, `folders` the folder of each new shard."""
         self._store = store
-        self._told = told
+        self._chains = chains
         #: Of each slot, the chain that tells what is in it.
-        self._tellers = object_chains.owners_among(told)
+        self._slot_chains = object_chains.chain_of_each_slot(chains)
         self._place = 0
         self._objects = self._left_out = 0
         super().__init__(
             disk,
-            object_chains.target_of(store, disk, told[-1].found.name),
-            told[-1].base,
+            object_chains.target_of(store, disk, chains[-1].objects.name),
+            chains[-1].base,
             data_dir=data_dir,
             folders=folders,
             slots=slots,
-            owners=self._tellers,
+            owners=self._slot_chains,
             file_bytes=file_bytes,
             boot_id=boot_id,
             now_ms=now_ms,
             report=report,
         )
 
-    def restore(self) -> RestoredObjects:
-        found = self.run()
-        return RestoredObjects(found, len(self._told), self._objects, self._left_out)
+    def restore(self) -> ObjectRestoreResult:
+        result = self.run()
+        return ObjectRestoreResult(result, len(self._chains), self._objects, self._left_out)
 
     def machines(self) -> Iterator[tuple[int, Machine]]:
         for builder in self._builders:
-            builder.add_follows({each.found.name.server for each in self._told})
-        for place, each in enumerate(self._told):
+            builder.add_follows({each.objects.name.server for each in self._chains})
+        for place, each in enumerate(self._chains):
             self._place = place
-            self._target = object_chains.target_of(self._store, self._disk, each.found.name)
+            self._target = object_chains.target_of(self._store, self._disk, each.objects.name)
             self._backup = each.base
             scratch = f"{self._data_dir}/{scratch_of(place)}"
             (shard,) = each.base.shards
@@ -139,29 +139,31 @@ class RestoringObjects(Restoring):
             self._replay(machine, each)
             yield place, machine
             remove_tree(self._disk, scratch)
-            self._report(min(0.99, (place + 1) / len(self._told)))
+            self._report(min(0.99, (place + 1) / len(self._chains)))
 
-    def keeps(self, facts: BoxFacts) -> bool:
+    def includes(self, facts: BoxFacts) -> bool:
         """Of a box in two chains, the one counts that has its slot."""
-        return facts.config.durability == "object" and self._tellers[slot_of(facts.name)] == self._place
+        return facts.config.durability == "object" and self._slot_chains[slot_of(facts.name)] == self._place
 
-    def keeps_registers(self, number: int) -> bool:
+    def includes_registers(self, number: int) -> bool:
         """Shard 0 has them, and its newest chain tells what they are."""
-        places = [place for place, each in enumerate(self._told) if each.found.name.shard == 0]
+        places = [place for place, each in enumerate(self._chains) if each.objects.name.shard == 0]
         return bool(places) and number == places[-1]
 
     # -- the log
 
-    def _replay(self, machine: Machine, told: Told) -> None:
-        base_lsn = told.found.bases[-1]
-        wanted = sorted(log for log in told.found.logs if log.last_lsn > base_lsn)
+    def _replay(self, machine: Machine, chain: RestorableChain) -> None:
+        base_lsn = chain.objects.bases[-1]
+        names = sorted(log for log in chain.objects.logs if log.last_lsn > base_lsn)
 
         def fit(change: Change, box: Box) -> Change:
             store = self._stores[self._slots[slot_of(box.name)]]
             return load_missing(store, lambda: fitted(change, box))
 
-        _, taken, left_out = replay(machine, base_lsn, self._fetch_logs(told.found.name.root, wanted), fit)
-        self._objects += taken
+        _, object_count, left_out = replay(
+            machine, base_lsn, self._fetch_logs(chain.objects.name.root, names), fit
+        )
+        self._objects += object_count
         self._left_out += left_out
 
     def _fetch_logs(self, root: str, names: Sequence[LogName]) -> Iterator[ObjectLog | None]:

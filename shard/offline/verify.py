@@ -54,7 +54,7 @@ class Scope(NamedTuple):
     pause: Pause = segments.no_pause
 
 
-class Verified(NamedTuple):
+class VerifyResult(NamedTuple):
     problems: list[Problem]
     #: Why not all of the cold store could be looked at, if so. That says nothing about what is there.
     unread: str
@@ -64,8 +64,8 @@ class Verified(NamedTuple):
     bytes: int
 
 
-def verify_shard(disk: DiskLike, scope: Scope) -> Verified:
-    problems = list(_snapshots(disk, scope.directory))
+def verify_shard(disk: DiskLike, scope: Scope) -> VerifyResult:
+    problems = list(_verify_snapshots(disk, scope.directory))
     if scope.is_online:
         problems += map(_problem, Wal(disk, f"{scope.directory}/wal").verify_closed())
     machine: Machine | None = None
@@ -77,22 +77,22 @@ def verify_shard(disk: DiskLike, scope: Scope) -> Verified:
     except (frames.UnknownFrame, DoesNotApply) as error:
         problems.append(Problem(scope.state, 0, f"snapshot and log contradict each other: {error!r}"))
     else:
-        problems += _together(scope, machine)
-    names = _named(disk, scope, machine)
+        problems += _verify_state(scope, machine)
+    names = _names_in_use(disk, scope, machine)
     unread = ""
     size = 0
     for name in names:
         try:
-            looked_at, found = _segment(disk, scope, name)
+            segment_bytes, segment_problems = _verify_segment(disk, scope, name)
         except Unreachable as trouble:  # each further try would take as long as this one
             unread, scope = str(trouble), scope._replace(with_cold=False)
             continue
-        size += looked_at
-        known = {(problem.path, problem.offset) for problem in problems}
-        problems += [problem for problem in found if (problem.path, problem.offset) not in known]
+        size += segment_bytes
+        places = {(problem.path, problem.offset) for problem in problems}
+        problems += [problem for problem in segment_problems if (problem.path, problem.offset) not in places]
     boxes = machine.boxes if machine is not None else {}
     records = sum(box.log.count for box in boxes.values() if not box.is_memory)
-    return Verified(problems, unread, len(boxes), records, len(names), size)
+    return VerifyResult(problems, unread, len(boxes), records, len(names), size)
 
 
 def bytes_to_read(disk: DiskLike, scope: Scope) -> int:
@@ -116,23 +116,23 @@ def _problem(damage: Corrupt) -> Problem:
     return Problem(damage.path, damage.offset, damage.reason)
 
 
-def _snapshots(disk: DiskLike, directory: str) -> Iterator[Problem]:
+def _verify_snapshots(disk: DiskLike, directory: str) -> Iterator[Problem]:
     """Each by itself. One that is damaged does no harm while another one is whole."""
     snapshots = Snapshots(disk, f"{directory}/snapshot")
-    found: list[Problem] = []
-    lsns = snapshots.kept()
+    problems: list[Problem] = []
+    lsns = snapshots.list_lsns()
     for lsn in lsns:
         try:
             frames.decode_state(snapshots.load(lsn))
         except Corrupt as damage:
-            found.append(_problem(damage))
+            problems.append(_problem(damage))
         except FileNotFoundError:  # it has made way for a newer one meanwhile
             pass
-    for problem in found:
-        yield problem._replace(is_harmless=len(found) < len(lsns))
+    for problem in problems:
+        yield problem._replace(is_harmless=len(problems) < len(lsns))
 
 
-def _together(scope: Scope, machine: Machine) -> Iterator[Problem]:
+def _verify_state(scope: Scope, machine: Machine) -> Iterator[Problem]:
     for name, box in machine.boxes.items():
         try:
             box.log.check()
@@ -146,7 +146,7 @@ def _together(scope: Scope, machine: Machine) -> Iterator[Problem]:
         yield Problem(scope.state, 0, f"{error} is not as it must be")
 
 
-def _named(disk: DiskLike, scope: Scope, machine: Machine | None) -> list[Name]:
+def _names_in_use(disk: DiskLike, scope: Scope, machine: Machine | None) -> list[Name]:
     """The segments that are in use; if that is not known, all that are there."""
     if machine is not None:
         return [Name.of(segment) for segment in machine.segments()]
@@ -162,7 +162,7 @@ def name_of(file: str) -> Name:
     return Name(int(generation), int(first_seq), int(serial))
 
 
-def _segment(disk: DiskLike, scope: Scope, name: Name) -> tuple[int, list[Problem]]:
+def _verify_segment(disk: DiskLike, scope: Scope, name: Name) -> tuple[int, list[Problem]]:
     """(bytes looked at, what is wrong) of a segment and its stub."""
     directory = f"{scope.directory}/segments"
     file, stub = f"{directory}/{name.file}", f"{directory}/{name.stub}"
@@ -173,7 +173,9 @@ def _segment(disk: DiskLike, scope: Scope, name: Name) -> tuple[int, list[Proble
     try:
         if disk.exists(file):
             size = disk.size(file)
-            problems += map(_problem, segments.verify_segment(_Paced(FileSource(disk, file), scope.pause)))
+            problems += map(
+                _problem, segments.verify_segment(_PacedSource(FileSource(disk, file), scope.pause))
+            )
         elif not disk.exists(stub):
             problems.append(Problem(file, 0, "the segment is missing, and the log names it"))
         elif scope.with_cold:
@@ -183,17 +185,17 @@ def _segment(disk: DiskLike, scope: Scope, name: Name) -> tuple[int, list[Proble
                 problems.append(_problem(damage))
             else:
                 size = source.size()
-                problems += map(_problem, segments.verify_segment(_Paced(source, scope.pause)))
+                problems += map(_problem, segments.verify_segment(_PacedSource(source, scope.pause)))
         if disk.exists(stub) and disk.exists(file) and not problems:
             of_file = segments.open_segment(FileSource(disk, file))
             if digest_of(of_file) != digest_of(segments.open_stub(FileSource(disk, stub))):
                 problems.append(Problem(stub, 0, "the stub is that of another segment"))
     except FileNotFoundError:  # it has moved to the cold store between two steps
-        return _segment(disk, scope, name)
+        return _verify_segment(disk, scope, name)
     return size, problems
 
 
-class _Paced:
+class _PacedSource:
     """A source that is read no faster than `pause` lets it."""
 
     def __init__(self, source: Source, pause: Pause) -> None:

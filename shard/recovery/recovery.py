@@ -79,7 +79,7 @@ def recover(
             owner.log.attach(open_segment(owner.generation, facts), facts.dead)
             if number % _STEP_SEGMENTS == 0:
                 yield Progress(0, 1)
-    for frame in wal.scan_kept():
+    for frame in wal.scan_retained():
         if frame.lsn in missing_chunks:
             missing_chunks.remove(frame.lsn)
             _load_chunk(machine, wal, frame)
@@ -120,7 +120,7 @@ def recover(
     if settles:
         wal.settle()
     machine.recovered(machine.lsn)
-    skipped_snapshots = snapshot.skipped if snapshot is not None else []
+    skipped_snapshots = snapshot.damaged_paths if snapshot is not None else []
     yield RecoverySummary(snapshot_lsn, needs_lsn, machine.lsn, frames_applied, read_bytes, skipped_snapshots)
 
 

@@ -30,7 +30,7 @@ class Faults:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._mutex = threading.Lock()
-        self._damaged: dict[str, DamagedFile] = {}
+        self._damaged_files: dict[str, DamagedFile] = {}
         self._damage_seen: dict[str, int] = dict.fromkeys(DAMAGE_KINDS, 0)
         self._cold_failures: dict[str, int] = dict.fromkeys(COLD_OPERATIONS, 0)
         self._cold_error = ""
@@ -38,13 +38,13 @@ class Faults:
         self._cold_failing_since: float | None = None
 
     def __repr__(self) -> str:
-        return f"<Faults {len(self._damaged)} damaged files, cold store {self._cold_failures}>"
+        return f"<Faults {len(self._damaged_files)} damaged files, cold store {self._cold_failures}>"
 
     def note_damage(self, kind: Kind, path: str, reason: str, box: str = "") -> None:
         with self._mutex:
             self._damage_seen[kind] += 1
-            if path in self._damaged or len(self._damaged) < FILES_MAX:
-                self._damaged[path] = DamagedFile(kind, path, box, reason[:_TEXT_MAX])
+            if path in self._damaged_files or len(self._damaged_files) < FILES_MAX:
+                self._damaged_files[path] = DamagedFile(kind, path, box, reason[:_TEXT_MAX])
 
     def note_cold_failure(self, operation: Operation, error: str) -> None:
         with self._mutex:
@@ -62,7 +62,7 @@ class Faults:
         with self._mutex:
             since = self._cold_failing_since
             return FaultsReport(
-                damaged=list(self._damaged.values()),
+                damaged=list(self._damaged_files.values()),
                 damage_seen=dict(self._damage_seen),
                 cold_failures=dict(self._cold_failures),
                 cold_failing_s=0.0 if since is None else max(0.001, round(self._clock() - since, 3)),

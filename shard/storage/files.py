@@ -159,30 +159,30 @@ class Disk:
         total = 0
         for first in range(0, len(buffers), BUFFERS_PER_CALL):
             run = buffers[first : first + BUFFERS_PER_CALL]
-            wanted = sum(map(len, run))
-            taken = os.pwritev(handle, run, offset + total)
-            if taken < wanted:
-                taken += self._write_rest(handle, run, taken, offset + total)
-            assert taken == wanted, "WHOLE_WRITE: the loop above ends only there or by raising"
-            total += taken
+            run_bytes = sum(map(len, run))
+            count = os.pwritev(handle, run, offset + total)
+            if count < run_bytes:
+                count += self._write_rest(handle, run, count, offset + total)
+            assert count == run_bytes, "WHOLE_WRITE: the loop above ends only there or by raising"
+            total += count
         return total
 
     def _write_rest(self, handle: int, buffers: Sequence[Buffer], skip: int, offset: int) -> int:
         """Write what a short `pwritev` left over, buffer by buffer; rare, so plain."""
-        rest = 0
+        total = 0
         start = offset
         for buffer in buffers:
             view = memoryview(buffer)[skip:]
             skip = max(0, skip - len(buffer))
             offset = start + len(buffer) - len(view)
             while view:
-                taken = os.pwrite(handle, view, offset)
-                assert taken > 0, "WHOLE_WRITE: a regular file takes at least a byte or raises"
-                rest += taken
-                offset += taken
-                view = view[taken:]
+                count = os.pwrite(handle, view, offset)
+                assert count > 0, "WHOLE_WRITE: a regular file takes at least a byte or raises"
+                total += count
+                offset += count
+                view = view[count:]
             start += len(buffer)
-        return rest
+        return total
 
     def pread(self, handle: int, length: int, offset: int) -> bytes:
         data = os.pread(handle, min(length, READ_BYTES_PER_CALL), offset)
@@ -255,8 +255,8 @@ class Disk:
         return os.path.isdir(path)
 
     def space(self, path: str) -> Space:
-        found = os.statvfs(path)
-        return Space(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
+        stats = os.statvfs(path)
+        return Space(stats.f_bavail * stats.f_frsize, stats.f_blocks * stats.f_frsize)
 
     def free_bytes(self, path: str) -> int:
         return self.space(path).free_bytes
@@ -287,8 +287,8 @@ class ExaminedDisk(Disk):
                 raise
             path = self._paths.get(handle, "a file")
             if length > PAGE_BYTES:  # where in there?
-                for at in range(offset, offset + length, PAGE_BYTES):
-                    self.pread(handle, min(PAGE_BYTES, offset + length - at), at)
+                for page in range(offset, offset + length, PAGE_BYTES):
+                    self.pread(handle, min(PAGE_BYTES, offset + length - page), page)
             raise Corrupt(path, offset, f"the disk cannot read it ({error.strerror})") from error
 
 
@@ -365,8 +365,8 @@ class ConfinedDisk(Disk):
             return os.stat(name, dir_fd=parent, follow_symlinks=False).st_size
 
     def space(self, path: str) -> Space:
-        found = os.fstatvfs(self._root_handle)
-        return Space(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
+        stats = os.fstatvfs(self._root_handle)
+        return Space(stats.f_bavail * stats.f_frsize, stats.f_blocks * stats.f_frsize)
 
     def _mode(self, path: str) -> int:
         try:
@@ -379,16 +379,16 @@ class ConfinedDisk(Disk):
     def _parent(self, path: str) -> Iterator[tuple[int, str]]:
         """The directory that holds `path`, and the name there."""
         *folders, name = self._parts(path) or ["."]
-        with self._walked(folders) as handle:
+        with self._open_folder(folders) as handle:
             yield handle, name
 
     @contextmanager
     def _directory(self, path: str) -> Iterator[int]:
-        with self._walked(self._parts(path)) as handle:
+        with self._open_folder(self._parts(path)) as handle:
             yield handle
 
     @contextmanager
-    def _walked(self, folders: Sequence[str]) -> Iterator[int]:
+    def _open_folder(self, folders: Sequence[str]) -> Iterator[int]:
         handle = os.dup(self._root_handle)
         try:
             for folder in folders:
@@ -419,7 +419,7 @@ def read_chunks(disk: DiskLike, path: str, chunk_bytes: int) -> Iterator[bytes]:
         disk.close(handle)
 
 
-def read_around(disk: DiskLike, path: str) -> bytes:
+def read_skipping_damage(disk: DiskLike, path: str) -> bytes:
     """All of a file, with zeros in place of what an examined disk cannot give back."""
     try:
         return disk.read_all(path)

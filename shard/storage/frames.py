@@ -206,8 +206,8 @@ def decode(kind: int, version: int, content: memoryview) -> Change:
     if kind in _HELD:
         (length,) = _LENGTH.unpack_from(content)
         at = _LENGTH.size + length
-        held = msgspec.msgpack.decode(content[_LENGTH.size : at], type=_HELD[kind])
-        return msgspec.structs.replace(held, body=bytes(content[at:]))
+        chunk = msgspec.msgpack.decode(content[_LENGTH.size : at], type=_HELD[kind])
+        return msgspec.structs.replace(chunk, body=bytes(content[at:]))
     decoder = _PLAIN_DECODERS.get(kind)
     if decoder is None:
         raise UnknownFrame(f"a frame has kind {kind}, which this server does not know")
@@ -236,7 +236,7 @@ class BatchClaim(NamedTuple):
 
     generation: int
     #: The first seq that it takes: one less than that of the batch if a hole comes before it.
-    begins_at: int
+    first_seq_taken: int
     records: int
     #: Whether another part of the batch says the same about how many records there are.
     is_count_sure: bool
@@ -251,8 +251,8 @@ def read_claim(kind: int, content: memoryview) -> BatchClaim | None:
     at = behind_loss = 0
     try:
         if kind == FORWARDED:
-            _, _, lost, origin_bytes = _FORWARDED_HEAD.unpack_from(content)
-            at, behind_loss = _FORWARDED_HEAD.size + origin_bytes, int(lost > 0)
+            _, _, lost_count, origin_bytes = _FORWARDED_HEAD.unpack_from(content)
+            at, behind_loss = _FORWARDED_HEAD.size + origin_bytes, int(lost_count > 0)
         elif kind == _STREAM_APPENDED:
             at = _STREAM_HEAD.size + int(_STREAM_HEAD.unpack_from(content)[-1])
         elif kind not in (APPENDED, _KEPT):
@@ -267,7 +267,7 @@ def read_claim(kind: int, content: memoryview) -> BatchClaim | None:
         return None
     return BatchClaim(
         generation,
-        begins_at=first_seq - behind_loss,
+        first_seq_taken=first_seq - behind_loss,
         records=records,
         is_count_sure=is_sure,
         is_generation_sure=kind != FORWARDED,
@@ -282,14 +282,14 @@ def _forwarded_head(change: changes.BatchAppended) -> bytes:
 
 
 def _decode_forwarded(content: memoryview) -> changes.BatchForwarded:
-    life, position, lost, origin_bytes = _FORWARDED_HEAD.unpack_from(content)
+    life, position, lost_count, origin_bytes = _FORWARDED_HEAD.unpack_from(content)
     at = _FORWARDED_HEAD.size + origin_bytes
     origin = str(content[_FORWARDED_HEAD.size : at], "utf-8")
     generation, at_ms, *cuts, key_bytes = _APPENDED_HEAD.unpack_from(content, at)
     assert key_bytes == 0, "NO_KEY: copies have no idempotency key"
     batch = Batch.from_bytes(content[at + _APPENDED_HEAD.size :])
     return changes.BatchForwarded(
-        generation, batch, at_ms, None, *cuts, origin=origin, life=life, position=position, lost=lost
+        generation, batch, at_ms, None, *cuts, origin=origin, life=life, position=position, lost=lost_count
     )
 
 

@@ -61,8 +61,8 @@ class ChainName(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> ChainName | None:
-        found = _CHAIN.fullmatch(text)
-        return cls(int(found[1]), int(found[2]), found[3]) if found else None
+        match = _CHAIN.fullmatch(text)
+        return cls(int(match[1]), int(match[2]), match[3]) if match else None
 
 
 class LogName(NamedTuple):
@@ -78,8 +78,8 @@ class LogName(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> LogName | None:
-        found = _LOG.fullmatch(text)
-        return cls(int(found[1]), int(found[2]), int(found[3])) if found else None
+        match = _LOG.fullmatch(text)
+        return cls(int(match[1]), int(match[2]), int(match[3])) if match else None
 
 
 def base_id(lsn: int) -> str:
@@ -88,8 +88,8 @@ def base_id(lsn: int) -> str:
 
 def base_lsn(text: str) -> int | None:
     """Of a name below a chain, if it is that of a base."""
-    found = _BASE.fullmatch(text)
-    return int(found[1]) if found else None
+    match = _BASE.fullmatch(text)
+    return int(match[1]) if match else None
 
 
 class ObjectLog(NamedTuple):
@@ -139,15 +139,15 @@ def decode(name: str, content: bytes) -> ObjectLog:
     body = memoryview(content)[_HEADER_BYTES:]
     if len(body) != length or xxh3_64_intdigest(body, seed=seed) != checksum:
         raise Corrupt(name, _HEADER_BYTES, "it does not match its checksum")
-    found: list[tuple[int, Change]] = []
+    changes: list[tuple[int, Change]] = []
     at = 0
     while at < length:
         size, kind, frame_version, _, lsn = _FRAME.unpack_from(body, at)
         at += _FRAME.size
         try:
-            found.append((lsn, frames.decode(kind, frame_version, body[at : at + size])))
+            changes.append((lsn, frames.decode(kind, frame_version, body[at : at + size])))
         except frames.UnknownFrame as error:
             raise Corrupt(name, _HEADER_BYTES + at, str(error)) from None
         at += size
-    assert len(found) == count, "FRAME_COUNT: the checksum is right"
-    return ObjectLog(previous_lsn, last_lsn, found)
+    assert len(changes) == count, "FRAME_COUNT: the checksum is right"
+    return ObjectLog(previous_lsn, last_lsn, changes)

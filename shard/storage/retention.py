@@ -5,7 +5,7 @@
     names          {1, 2, 3}     {2, 4}        so the segments {1, 2, 3, 4} stay, beside those that are live
 
 Single frames that a snapshot names (chunks of transactions) do not keep the log from there on: their files
-are set aside when they are released (`Wal.keeps`), and dropped when no snapshot names a frame in them.
+are set aside when they are released (`Wal.must_retain`), and dropped when no snapshot names a frame in them.
 
 The older one must stay usable too, should the newer one turn out to be damaged. What a snapshot of an earlier
 life names is not known here; nothing is dropped until it has made place.
@@ -31,54 +31,56 @@ from shard.storage.wal import WalFile
 class Retention:
     def __init__(self, needs_lsn: int) -> None:
         """`needs_lsn`: of the snapshot that was recovered from, 0 when there was none."""
-        self._needs = [0, needs_lsn]
-        self._named: list[set[Name] | None] = [None, None]
-        self._held: list[array[int] | None] = [None, None]
+        self._first_lsns = [0, needs_lsn]
+        self._segments_by_snapshot: list[set[Name] | None] = [None, None]
+        self._frames_by_snapshot: list[array[int] | None] = [None, None]
 
     def __repr__(self) -> str:
-        return f"<Retention of the log from lsn {min(self._needs)} on>"
+        return f"<Retention of the log from lsn {min(self._first_lsns)} on>"
 
     def is_settled(self, files: Sequence[WalFile]) -> bool:
         """Return True if one more snapshot would release neither segments nor any of these log files."""
-        return self._named[0] == self._named[1] and _last_before(files, self._needs[-1]) == self.released(
-            files
-        )
+        return self._segments_by_snapshot[0] == self._segments_by_snapshot[1] and _last_before(
+            files, self._first_lsns[-1]
+        ) == self.last_unneeded(files)
 
-    def written(self, needs_lsn: int, named: set[Name], held: Iterable[int] = ()) -> None:
+    def note_snapshot(self, needs_lsn: int, segments: set[Name], frame_lsns: Iterable[int] = ()) -> None:
         """A snapshot is on the disk, and the oldest one has made place for it. `held`: single frames that it
         names beside those from `needs_lsn` on."""
-        self._needs = [self._needs[-1], needs_lsn]
-        self._named = [self._named[-1], named]
-        self._held = [self._held[-1], array("Q", sorted(held))]
-        assert len(self._needs) == len(self._named) == len(self._held) == 2, "TWO_SNAPSHOTS"
+        self._first_lsns = [self._first_lsns[-1], needs_lsn]
+        self._segments_by_snapshot = [self._segments_by_snapshot[-1], segments]
+        self._frames_by_snapshot = [self._frames_by_snapshot[-1], array("Q", sorted(frame_lsns))]
+        assert (
+            len(self._first_lsns) == len(self._segments_by_snapshot) == len(self._frames_by_snapshot) == 2
+        ), "TWO_SNAPSHOTS"
 
-    def keeps(self, first_lsn: int, last_lsn: int) -> bool:
+    def needs_frames(self, first_lsn: int, last_lsn: int) -> bool:
         """True if a snapshot names a frame between these; or if that is not known. Any thread may ask."""
-        for held in list(self._held):
-            if held is None or bisect_left(held, first_lsn) < bisect_right(held, last_lsn):
+        for frame_lsns in list(self._frames_by_snapshot):
+            if frame_lsns is None or bisect_left(frame_lsns, first_lsn) < bisect_right(frame_lsns, last_lsn):
                 return True
         return False
 
-    def named(self) -> set[Name] | None:
+    def named_segments(self) -> set[Name] | None:
         """Segments that a snapshot names; None when that is not known."""
-        older, newer = self._named
+        older, newer = self._segments_by_snapshot
         return None if older is None or newer is None else older | newer
 
-    def released(self, files: Sequence[WalFile]) -> int:
+    def last_unneeded(self, files: Sequence[WalFile]) -> int:
         """The number of the last log file that is not needed any more; 0 when there is none. The file that is
         being written is not to be among them."""
-        needed_lsn = min(self._needs)
-        through = _last_before(files, needed_lsn)
-        assert all(file.last_lsn < needed_lsn for file in files if file.number <= through), "BELOW_SNAPSHOT"
+        first_lsn = min(self._first_lsns)
+        through = _last_before(files, first_lsn)
+        assert all(file.last_lsn < first_lsn for file in files if file.number <= through), "BELOW_SNAPSHOT"
         return through
 
 
-def _last_before(files: Sequence[WalFile], needed_lsn: int) -> int:
+def _last_before(files: Sequence[WalFile], lsn: int) -> int:
     """The number of the last file that ends before this lsn; 0 when there is none."""
     assert all(older.last_lsn < newer.first_lsn for older, newer in pairwise(files)), "FILES_RISE"
     through = 0
     for file in files:
-        if file.last_lsn >= needed_lsn:
+        if file.last_lsn >= lsn:
             break
         through = file.number
     return through

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from xxhash import xxh3_64, xxh3_64_intdigest
 
-from shard.storage.files import Buffer, Corrupt, DiskLike, read_around
+from shard.storage.files import Buffer, Corrupt, DiskLike, read_skipping_damage
 from shard.storage.wal import (
     CHECKSUM_BYTES,
     FRAME_HEAD,
@@ -59,7 +59,7 @@ class Gap(NamedTuple):
     guess: Frame | None = None
 
 
-class _Found(NamedTuple):
+class _ScannedFrame(NamedTuple):
     frame: Frame
     end: int
 
@@ -78,20 +78,20 @@ def salvage(disk: DiskLike, directory: str) -> Iterator[Frame | Gap]:
         if (number := number_of(name)) is not None
     )
     newest: _Newest | None = None
-    next_lsn = proven = 0
-    proven_at = end = (directory, 0)
+    next_lsn = proven_lsn = 0
+    proof_at = end = (directory, 0)
     for number in numbers:
         path = path_of(directory, number)
-        data = read_around(disk, path)
+        data = read_skipping_damage(disk, path)
         try:
             first_lsn = first_lsn_of(path, data, number)
-            if first_lsn - 1 > proven:
-                proven, proven_at = first_lsn - 1, (path, 0)
+            if first_lsn - 1 > proven_lsn:
+                proven_lsn, proof_at = first_lsn - 1, (path, 0)
             if next_lsn and first_lsn > next_lsn:
                 # They are missing from the end of the file before, or files between are.
                 is_next = newest is not None and newest.number == number - 1
                 reason = f"frames before {path} are missing"
-                yield from _at_the_end(newest if is_next else None, end, next_lsn, first_lsn - 1, reason)
+                yield from _salvage_tail(newest if is_next else None, end, next_lsn, first_lsn - 1, reason)
                 next_lsn = first_lsn
             next_lsn = next_lsn or first_lsn
         except Corrupt as damage:
@@ -101,25 +101,25 @@ def salvage(disk: DiskLike, directory: str) -> Iterator[Frame | Gap]:
         bad_at: int | None = None
         #: Where the damage ends that was found last: a frame, or a marker.
         bad_until: int | None = None
-        for found in _frames(path, data, number, next_lsn):
-            if isinstance(found, int):
-                bad_at, bad_until = found if bad_at is None else bad_at, None
+        for item in _frames(path, data, number, next_lsn):
+            if isinstance(item, int):
+                bad_at, bad_until = item if bad_at is None else bad_at, None
                 continue
-            frame = found.frame
+            frame = item.frame
             if bad_at is not None and bad_until is None:
                 bad_until = frame.offset
             if bad_at is not None and next_lsn and bad_until == frame.offset:
-                mended = _mended(data, bad_at, number, next_lsn, until=frame.offset)
-                if mended is not None:
-                    yield _note(path, mended)
-                    yield mended
+                repaired_frame = _repair_frame(data, bad_at, number, next_lsn, until=frame.offset)
+                if repaired_frame is not None:
+                    yield _note_repair(path, repaired_frame)
+                    yield repaired_frame
                     next_lsn += 1
                     bad_at = bad_until = None
                     end = (path, frame.offset)
             if frame.kind == MARKER_KIND:
-                says = U64.unpack_from(frame.content, 8)[0]
-                if says > proven:
-                    proven, proven_at = says, (path, frame.offset)
+                durable_lsn = U64.unpack_from(frame.content, 8)[0]
+                if durable_lsn > proven_lsn:
+                    proven_lsn, proof_at = durable_lsn, (path, frame.offset)
                 continue
             if next_lsn and frame.lsn != next_lsn:
                 at = frame.offset if bad_at is None else bad_at
@@ -130,18 +130,18 @@ def salvage(disk: DiskLike, directory: str) -> Iterator[Frame | Gap]:
             yield frame
             next_lsn = frame.lsn + 1
             bad_at = bad_until = None
-            end = (path, found.end)
+            end = (path, item.end)
         if bad_at is not None:
             end = (path, bad_at)
         newest = _Newest(path, number, data)
-    if newest is not None and proven >= next_lsn:
-        reason = f"the frame of lsn {next_lsn} is not valid, but lsn {proven} was durable"
+    if newest is not None and proven_lsn >= next_lsn:
+        reason = f"the frame of lsn {next_lsn} is not valid, but lsn {proven_lsn} was durable"
         # What is proven stands before what proves it. Behind that may be remains of an older file.
-        ends_at = proven_at[1] if proven_at[0] == newest.path else None
-        yield from _at_the_end(newest, end, next_lsn, proven, reason, until=ends_at)
+        ends_at = proof_at[1] if proof_at[0] == newest.path else None
+        yield from _salvage_tail(newest, end, next_lsn, proven_lsn, reason, until=ends_at)
 
 
-def _at_the_end(
+def _salvage_tail(
     file: _Newest | None,
     end: tuple[str, int],
     next_lsn: int,
@@ -157,22 +157,22 @@ def _at_the_end(
         size = _FILE_BYTES_MAX if file is None else len(file.data)
         yield Gap(path, offset, size, next_lsn, last_lsn, reason)
         return
-    mended = _mended(file.data, offset, file.number, next_lsn, until=None)
-    if mended is not None:
-        yield _note(path, mended)
-        yield mended
-        offset += FRAME_HEAD.size + (len(mended.content) + 7 & ~7) + CHECKSUM_BYTES
+    repaired_frame = _repair_frame(file.data, offset, file.number, next_lsn, until=None)
+    if repaired_frame is not None:
+        yield _note_repair(path, repaired_frame)
+        yield repaired_frame
+        offset += FRAME_HEAD.size + (len(repaired_frame.content) + 7 & ~7) + CHECKSUM_BYTES
         next_lsn += 1
     if next_lsn <= last_lsn:
-        left = (len(file.data) if until is None else until) - offset
+        gap_bytes = (len(file.data) if until is None else until) - offset
         guess = _guess(file.data, offset, file.number, next_lsn, until=None)
-        yield Gap(path, offset, max(0, left), next_lsn, last_lsn, reason, guess)
+        yield Gap(path, offset, max(0, gap_bytes), next_lsn, last_lsn, reason, guess)
 
 
-def _note(path: str, mended: Frame) -> Gap:
+def _note_repair(path: str, frame: Frame) -> Gap:
     """A gap without frames: it says what was found out about the next frame."""
-    reason = f"the frame of lsn {mended.lsn} was damaged; its checksum shows that it is whole again"
-    return Gap(path, mended.offset, 0, 0, 0, reason)
+    reason = f"the frame of lsn {frame.lsn} was damaged; its checksum shows that it is whole again"
+    return Gap(path, frame.offset, 0, 0, 0, reason)
 
 
 def frames_of(disk: DiskLike, path: str) -> Iterator[Frame | int]:
@@ -183,22 +183,22 @@ def frames_of(disk: DiskLike, path: str) -> Iterator[Frame | int]:
     if number is None:
         raise Corrupt(path, 0, "a log file is named by its number")
     # Looked at before: a server may fill this file and begin the next one while it is read.
-    proven = _proven_by(disk, path_of(directory or ".", number + 1), number + 1)
-    data = read_around(disk, path)
+    proven_lsn = _proven_by(disk, path_of(directory or ".", number + 1), number + 1)
+    data = read_skipping_damage(disk, path)
     next_lsn = first_lsn_of(path, data, number)
     bad_at: int | None = None
-    for found in _frames(path, data, number, next_lsn):
-        if isinstance(found, int):
-            bad_at = found if bad_at is None else bad_at
-        elif found.frame.kind == MARKER_KIND:
-            proven = max(proven, U64.unpack_from(found.frame.content, 8)[0])
+    for item in _frames(path, data, number, next_lsn):
+        if isinstance(item, int):
+            bad_at = item if bad_at is None else bad_at
+        elif item.frame.kind == MARKER_KIND:
+            proven_lsn = max(proven_lsn, U64.unpack_from(item.frame.content, 8)[0])
         else:
             if bad_at is not None:
                 yield bad_at
             bad_at = None
-            yield found.frame
-            next_lsn = found.frame.lsn + 1
-    if bad_at is not None and proven >= next_lsn:
+            yield item.frame
+            next_lsn = item.frame.lsn + 1
+    if bad_at is not None and proven_lsn >= next_lsn:
         yield bad_at
 
 
@@ -216,26 +216,26 @@ def _proven_by(disk: DiskLike, path: str, number: int) -> int:
         disk.close(handle)
 
 
-def _frames(path: str, data: bytes, number: int, next_lsn: int) -> Iterator[_Found | int]:
+def _frames(path: str, data: bytes, number: int, next_lsn: int) -> Iterator[_ScannedFrame | int]:
     """Frames and markers that are whole, and where they are not."""
     offset = HEADER_BYTES
     end = len(data.rstrip(b"\0")) + CHECKSUM_BYTES
     while offset + FRAME_HEAD.size + CHECKSUM_BYTES <= len(data) and offset < end:
-        found = _frame_at(data, offset, number, next_lsn)
-        if found is None:
+        scanned_frame = _frame_at(data, offset, number, next_lsn)
+        if scanned_frame is None:
             yield offset
             offset += _STEP
-            while offset < end and (found := _frame_at(data, offset, number, next_lsn)) is None:
+            while offset < end and (scanned_frame := _frame_at(data, offset, number, next_lsn)) is None:
                 offset += _STEP
-            if found is None:
+            if scanned_frame is None:
                 return
-        yield found
-        offset = found.end
-        if found.frame.kind != MARKER_KIND:
-            next_lsn = found.frame.lsn + 1
+        yield scanned_frame
+        offset = scanned_frame.end
+        if scanned_frame.frame.kind != MARKER_KIND:
+            next_lsn = scanned_frame.frame.lsn + 1
 
 
-def _frame_at(data: bytes, offset: int, number: int, next_lsn: int) -> _Found | None:
+def _frame_at(data: bytes, offset: int, number: int, next_lsn: int) -> _ScannedFrame | None:
     if offset + FRAME_HEAD.size + CHECKSUM_BYTES > len(data):
         return None
     length, kind, version, zero, lsn = FRAME_HEAD.unpack_from(data, offset)
@@ -252,36 +252,38 @@ def _frame_at(data: bytes, offset: int, number: int, next_lsn: int) -> _Found | 
     if xxh3_64_intdigest(view[offset:end], number) != U64.unpack_from(data, end)[0]:
         return None
     frame = Frame(kind, version, lsn, view[start : start + length], number, offset)
-    return _Found(frame, end + CHECKSUM_BYTES)
+    return _ScannedFrame(frame, end + CHECKSUM_BYTES)
 
 
-def _mended(data: bytes, offset: int, number: int, lsn: int, *, until: int | None) -> Frame | None:
+def _repair_frame(data: bytes, offset: int, number: int, lsn: int, *, until: int | None) -> Frame | None:
     """The frame at `offset`, if its head, or one bit of its checksum or its front, is all that is damaged.
     `until` is where it ends, if that is known."""
     if offset + FRAME_HEAD.size + CHECKSUM_BYTES > len(data):
         return None
     view, start = memoryview(data), offset + FRAME_HEAD.size
-    found = _length_and_kind(view[offset:start], lsn)
-    for length, kind in (*([found] if found else ()), *_heads(view, offset, lsn, until)):
+    own_head = _length_and_kind(view[offset:start], lsn)
+    for length, kind in (*([own_head] if own_head else ()), *_candidate_heads(view, offset, lsn, until)):
         end = start + (length + 7 & ~7)
         if end + CHECKSUM_BYTES > len(data):
             continue
         digest = xxh3_64(FRAME_HEAD.pack(length, kind, 1, 0, lsn), seed=number)
         digest.update(view[start:end])
         wrong_bits = (digest.intdigest() ^ U64.unpack_from(data, end)[0]).bit_count()
-        if wrong_bits == 0 or (wrong_bits == 1 and (length, kind) == found):
+        if wrong_bits == 0 or (wrong_bits == 1 and (length, kind) == own_head):
             return Frame(kind, 1, lsn, view[start : start + length], number, offset)
-    return None if found is None else _with_front(view, offset, number, lsn, *found)
+    return None if own_head is None else _repair_front(view, offset, number, lsn, *own_head)
 
 
-def _with_front(view: memoryview, offset: int, number: int, lsn: int, length: int, kind: int) -> Frame | None:
+def _repair_front(
+    view: memoryview, offset: int, number: int, lsn: int, length: int, kind: int
+) -> Frame | None:
     """The frame with one bit of its front the other way, if that makes its checksum right. There it says
     whose batch it holds and which; a bit of a record costs that batch, and no question is left."""
     start = offset + FRAME_HEAD.size
     end = start + (length + 7 & ~7)
     if end + CHECKSUM_BYTES > len(view):
         return None
-    (stored,) = U64.unpack_from(view, end)
+    (stored_checksum,) = U64.unpack_from(view, end)
     front = bytearray(view[offset : min(end, start + _FRONT_BYTES)])
     rest = view[offset + len(front) : end]
     for at in range(FRAME_HEAD.size, len(front)):
@@ -289,23 +291,23 @@ def _with_front(view: memoryview, offset: int, number: int, lsn: int, length: in
             front[at] ^= 1 << bit
             digest = xxh3_64(front, seed=number)
             digest.update(rest)
-            if digest.intdigest() == stored:
+            if digest.intdigest() == stored_checksum:
                 content = memoryview(bytes(front) + bytes(rest))[FRAME_HEAD.size : FRAME_HEAD.size + length]
                 return Frame(kind, 1, lsn, content, number, offset)
             front[at] ^= 1 << bit
     return None
 
 
-def _heads(view: memoryview, offset: int, lsn: int, until: int | None) -> Iterator[tuple[int, int]]:
+def _candidate_heads(view: memoryview, offset: int, lsn: int, until: int | None) -> Iterator[tuple[int, int]]:
     """(length, kind) of every head that the frame may have had: all that end where it does, or else all that
     differ in one bit from the bytes there."""
     start = offset + FRAME_HEAD.size
     if until is None:
         head = int.from_bytes(view[offset:start], "little")
         for bit in range(8 * FRAME_HEAD.size):
-            found = _length_and_kind((head ^ 1 << bit).to_bytes(FRAME_HEAD.size, "little"), lsn)
-            if found is not None:
-                yield found
+            candidate = _length_and_kind((head ^ 1 << bit).to_bytes(FRAME_HEAD.size, "little"), lsn)
+            if candidate is not None:
+                yield candidate
         return
     end = until - CHECKSUM_BYTES
     for padding in range(min(8, end - start + 1)):
@@ -316,18 +318,18 @@ def _heads(view: memoryview, offset: int, lsn: int, until: int | None) -> Iterat
 
 def _length_and_kind(head: Buffer, lsn: int) -> tuple[int, int] | None:
     """What a head of this lsn says; None if it cannot be one."""
-    length, kind, version, zero, found_lsn = FRAME_HEAD.unpack(head)
-    is_one = not zero and version == 1 and kind < _KINDS_MAX and found_lsn == lsn
-    return (length, kind) if is_one else None
+    length, kind, version, zero, head_lsn = FRAME_HEAD.unpack(head)
+    is_head = not zero and version == 1 and kind < _KINDS_MAX and head_lsn == lsn
+    return (length, kind) if is_head else None
 
 
 def _guess(data: bytes, offset: int, number: int, lsn: int, *, until: int | None) -> Frame | None:
     """The frame that seems to be there: of the lsn that is next, and ending where the next one begins."""
     if offset + FRAME_HEAD.size > len(data):
         return None
-    length, kind, version, zero, found_lsn = FRAME_HEAD.unpack_from(data, offset)
+    length, kind, version, zero, head_lsn = FRAME_HEAD.unpack_from(data, offset)
     start = offset + FRAME_HEAD.size
     end = start + (length + 7 & ~7) + CHECKSUM_BYTES
-    if zero or version != 1 or found_lsn != lsn or end > len(data) or until not in (None, end):
+    if zero or version != 1 or head_lsn != lsn or end > len(data) or until not in (None, end):
         return None
     return Frame(kind, version, lsn, memoryview(data)[start : start + length], number, offset)

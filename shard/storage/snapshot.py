@@ -45,39 +45,39 @@ _HEADER_BYTES = _HEAD.size + _U64.size
 assert _HEADER_BYTES == 48, "HEADER_BYTES"
 
 
-class Loaded(NamedTuple):
+class LoadedSnapshot(NamedTuple):
     """A snapshot that verified, and the paths of newer ones that did not, for the caller to tell about."""
 
     lsn: int
     content: memoryview
-    skipped: list[str]
+    damaged_paths: list[str]
 
 
 class Snapshots:
     def __init__(self, disk: DiskLike, directory: str) -> None:
         self._disk = disk
         self._directory = directory
-        self._damaged: set[int] = set()
+        self._damaged_lsns: set[int] = set()
 
     def __repr__(self) -> str:
-        return f"<Snapshots {self._directory}: {len(self._damaged)} damaged>"
+        return f"<Snapshots {self._directory}: {len(self._damaged_lsns)} damaged>"
 
-    def kept(self) -> list[int]:
+    def list_lsns(self) -> list[int]:
         """The lsns of the snapshots that could be loaded, as far as is known, oldest first."""
-        return [lsn for lsn in self._lsns() if lsn not in self._damaged]
+        return [lsn for lsn in self._lsns() if lsn not in self._damaged_lsns]
 
-    def load_newest(self) -> Loaded | None:
+    def load_newest(self) -> LoadedSnapshot | None:
         """The newest snapshot that verifies; None if there never was one. Only reads."""
         lsns = self._lsns()
-        skipped: list[str] = []
+        damaged_paths: list[str] = []
         first: Corrupt | None = None
         for lsn in reversed(lsns):
             path = self._path(lsn)
             try:
-                return Loaded(lsn, _content(path, self._disk.read_all(path), lsn), skipped)
+                return LoadedSnapshot(lsn, _content(path, self._disk.read_all(path), lsn), damaged_paths)
             except Corrupt as damage:
-                self._damaged.add(lsn)
-                skipped.append(path)
+                self._damaged_lsns.add(lsn)
+                damaged_paths.append(path)
                 first = first or damage
         if first is None:
             return None
@@ -107,17 +107,17 @@ class Snapshots:
             disk.close(handle)
         disk.rename(temporary, self._path(lsn))
         disk.fsync_dir(self._directory)
-        self._damaged.discard(lsn)
+        self._damaged_lsns.discard(lsn)
         self._drop_old()
-        assert len(self.kept()) <= KEPT_MAX, "TWO_KEPT"
+        assert len(self.list_lsns()) <= KEPT_MAX, "TWO_KEPT"
 
     def _drop_old(self) -> None:
         """Old, damaged and half-written files go. If a crash brings one back, it is dropped the next time."""
-        keep = {f"{lsn:020d}.snap" for lsn in self.kept()[-KEPT_MAX:]}
+        keep = {f"{lsn:020d}.snap" for lsn in self.list_lsns()[-KEPT_MAX:]}
         for name in self._disk.listdir(self._directory):
             if name not in keep and name.endswith((".snap", ".tmp")):
                 self._disk.unlink(f"{self._directory}/{name}")
-        self._damaged.clear()
+        self._damaged_lsns.clear()
 
     def _lsns(self) -> list[int]:
         if not self._disk.exists(self._directory):
@@ -155,9 +155,9 @@ def _content(path: str, data: bytes, lsn: int) -> memoryview:
     head = data[: _HEAD.size]
     if len(data) < _HEADER_BYTES or xxh3_64_intdigest(head, lsn) != _U64.unpack_from(data, len(head))[0]:
         raise Corrupt(path, 0, "the snapshot's header is not valid")
-    magic, version, _, found_lsn, length, checksum = _HEAD.unpack(head)
-    if magic != _MAGIC or found_lsn != lsn:
-        raise Corrupt(path, 0, f"the header is that of a snapshot of lsn {found_lsn}")
+    magic, version, _, header_lsn, length, checksum = _HEAD.unpack(head)
+    if magic != _MAGIC or header_lsn != lsn:
+        raise Corrupt(path, 0, f"the header is that of a snapshot of lsn {header_lsn}")
     if version != FORMAT_VERSION:
         raise Corrupt(path, 0, f"the snapshot is of format {version}, this server reads {FORMAT_VERSION}")
     content = memoryview(data)[_HEADER_BYTES:]

@@ -115,7 +115,7 @@ class ReadAhead(WrappedSource):
         return self._step[at : at + length]
 
 
-class Places(NamedTuple):
+class PieceTable(NamedTuple):
     """Of pieces that lie one behind the other; the zeros behind a piece are not in its length."""
 
     offsets: array[int]
@@ -133,10 +133,10 @@ class Places(NamedTuple):
 
     def end(self, at: int) -> int:
         """Where the zeros behind a piece end."""
-        return self.offsets[at] + padded(self.lengths[at])
+        return self.offsets[at] + padded_length(self.lengths[at])
 
 
-def padded(length: int) -> int:
+def padded_length(length: int) -> int:
     return length + 7 & ~7
 
 
@@ -162,41 +162,44 @@ def read_exactly(source: Source, offset: int, length: int) -> bytes:
     return content
 
 
-def read_verified(source: Source, offset: int, length: int, *, checksum: int, seed: int, what: str) -> bytes:
+def read_verified(source: Source, offset: int, length: int, *, checksum: int, seed: int, label: str) -> bytes:
     content = read_exactly(source, offset, length)
     if xxh3_64_intdigest(content, seed) != checksum:
-        raise Corrupt(source.name, offset, f"the {what} does not match its checksum")
+        raise Corrupt(source.name, offset, f"the {label} does not match its checksum")
     return content
 
 
 def read_runs(
-    source: Source, places: Places, first: int, last: int, *, bytes_max: int, seed: int, what: str
+    source: Source, table: PieceTable, first: int, last: int, *, bytes_max: int, seed: int, label: str
 ) -> Iterator[tuple[int, int, memoryview]]:
     """Pieces first..last in as few reads as `bytes_max` allows: (first, last, their bytes with all zeros).
 
     Neighbours are read together, and every piece of a run was verified when the run is given out.
     """
-    offsets, lengths, checksums = places
+    offsets, lengths, checksums = table
     while first <= last:
-        until = places.last_within(first, last, bytes_max)
+        until = table.last_within(first, last, bytes_max)
         start = offsets[first]
-        assert places.end(until) > start, "PROGRESS"
-        content = memoryview(read_exactly(source, start, places.end(until) - start))
+        assert table.end(until) > start, "PROGRESS"
+        content = memoryview(read_exactly(source, start, table.end(until) - start))
         for at in range(first, until + 1):
             offset = offsets[at] - start
-            if xxh3_64_intdigest(content[offset : offset + padded(lengths[at])], seed) != checksums[at]:
-                raise Corrupt(source.name, offsets[at], f"the {what} does not match its checksum")
+            if (
+                xxh3_64_intdigest(content[offset : offset + padded_length(lengths[at])], seed)
+                != checksums[at]
+            ):
+                raise Corrupt(source.name, offsets[at], f"the {label} does not match its checksum")
         yield first, until, content
         first = until + 1
 
 
 def read_pieces(
-    source: Source, places: Places, first: int, last: int, *, seed: int, what: str
+    source: Source, table: PieceTable, first: int, last: int, *, seed: int, label: str
 ) -> Iterator[memoryview]:
     """Pieces first..last one by one, without their zeros."""
-    runs = read_runs(source, places, first, last, bytes_max=READ_BYTES, seed=seed, what=what)
+    runs = read_runs(source, table, first, last, bytes_max=READ_BYTES, seed=seed, label=label)
     for run_first, run_last, content in runs:
-        start = places.offsets[run_first]
+        start = table.offsets[run_first]
         for at in range(run_first, run_last + 1):
-            offset = places.offsets[at] - start
-            yield content[offset : offset + places.lengths[at]]
+            offset = table.offsets[at] - start
+            yield content[offset : offset + table.lengths[at]]

@@ -42,7 +42,7 @@ from shard.transfer.backup_manifest import (
     SHARDS,
     Backup,
     BackupShard,
-    Stored,
+    StoredObject,
     StoredSegment,
     new_id,
     object_of,
@@ -79,7 +79,7 @@ class ShardSource(NamedTuple):
     taken_ms: int
 
 
-class Taken(NamedTuple):
+class BackupResult(NamedTuple):
     backup: Backup
     copied_segments: int
     copied_bytes: int
@@ -148,53 +148,55 @@ class Target:
         signer: Signer | None = None,
         pause: Pause = segments.no_pause,
         expect: Expect = lambda size: None,
-    ) -> Taken:
+    ) -> BackupResult:
         """Copies objects that the target lacks. It is a backup when this returns, and none if it raises."""
         taken_ms = min(shard.taken_ms for shard in shards)
         id = id or new_id(taken_ms)
         states = [_state_of(self._disk, shard.folder) for shard in shards]
-        needed = [self._needed(shard, state) for shard, state in zip(shards, states, strict=True)]
-        known = self._known(signer)
+        needed_segments = [
+            self._list_segments(shard, state) for shard, state in zip(shards, states, strict=True)
+        ]
+        existing_segments = self._existing_segments(signer)
         missing = [
             (shard, segment)
-            for shard, names in zip(shards, needed, strict=True)
+            for shard, names in zip(shards, needed_segments, strict=True)
             for segment in names
-            if not self._has(segment, known)
+            if not self._has(segment, existing_segments)
         ]
         files_bytes = sum(self._disk.size(path) for shard in shards for path in self._files_of(shard.folder))
         expect(sum(segment.size for _, segment in missing) + files_bytes)
-        copied = 0
+        copied_bytes = 0
         for shard, segment in missing:
-            known[segment] = self._copy_segment(shard, segment, pause, signer is not None)
-            copied += segment.size
-        found = [
+            existing_segments[segment] = self._copy_segment(shard, segment, pause, signer is not None)
+            copied_bytes += segment.size
+        backup_shards = [
             BackupShard(
                 state.lsn,
                 len(state.boxes),
                 self._copy_files(id, number, shard.folder, pause, signer is not None),
-                [known[segment] for segment in names],
+                [existing_segments[segment] for segment in names],
             )
-            for number, (shard, state, names) in enumerate(zip(shards, states, needed, strict=True))
+            for number, (shard, state, names) in enumerate(zip(shards, states, needed_segments, strict=True))
         ]
         format = FORMAT if signer is None else FORMAT_SIGNED
-        backup = Backup(format=format, id=id, taken_ms=taken_ms, slots=slots, shards=found)
+        backup = Backup(format=format, id=id, taken_ms=taken_ms, slots=slots, shards=backup_shards)
         content = backup.encode()
         if signer is not None:
             self._put(self._signature(id), [signer.sign(content)])
         self._put(self._manifest(id), [content])
-        files = sum(stored.size for shard in found for stored in shard.files.values())
-        return Taken(backup, len(missing), copied + files + len(content))
+        files = sum(stored_object.size for shard in backup_shards for stored_object in shard.files.values())
+        return BackupResult(backup, len(missing), copied_bytes + files + len(content))
 
-    def _needed(self, shard: ShardSource, state: ShardState) -> list[StoredSegment]:
-        needed: list[StoredSegment] = []
+    def _list_segments(self, shard: ShardSource, state: ShardState) -> list[StoredSegment]:
+        needed_segments: list[StoredSegment] = []
         for facts in state.boxes:
             for segment in facts.segments:
                 name = Name(facts.generation, segment.first_seq, segment.serial)
                 index = shard.store.index_of(name)
-                needed.append(StoredSegment(*name, index.file_bytes, digest_of(index)))
-        return needed
+                needed_segments.append(StoredSegment(*name, index.file_bytes, digest_of(index)))
+        return needed_segments
 
-    def _known(self, signer: Signer | None) -> dict[StoredSegment, StoredSegment]:
+    def _existing_segments(self, signer: Signer | None) -> dict[StoredSegment, StoredSegment]:
         """Segments of the newest readable backup, by what identifies them: they were whole when it was taken.
 
         Whoever signs vouches for the SHA-256s too, so it believes only a manifest that it has signed itself.
@@ -204,14 +206,15 @@ class Target:
                 shards = self._load(id, None if signer is None else signer.verify).shards
             except (Corrupt, BadSignature):  # the new backup does not depend on that one
                 continue
-            found = [segment for shard in shards for segment in shard.segments]
+            backup_segments = [segment for shard in shards for segment in shard.segments]
             return {
-                _unsigned(segment): segment if signer is not None else _unsigned(segment) for segment in found
+                _without_sha256(segment): segment if signer is not None else _without_sha256(segment)
+                for segment in backup_segments
             }
         return {}
 
-    def _has(self, segment: StoredSegment, known: dict[StoredSegment, StoredSegment]) -> bool:
-        return segment in known and self.store.size(self._root + segment.object) == segment.size
+    def _has(self, segment: StoredSegment, existing_segments: dict[StoredSegment, StoredSegment]) -> bool:
+        return segment in existing_segments and self.store.size(self._root + segment.object) == segment.size
 
     def _copy_segment(
         self, shard: ShardSource, segment: StoredSegment, pause: Pause, is_signed: bool
@@ -220,18 +223,18 @@ class Target:
         name, store = segment.name, shard.store
         index = store.index_of(name)
         sha256 = hashlib.sha256() if is_signed else None
-        if not store.is_elsewhere(name):
+        if not store.is_only_in_cold(name):
             try:
-                source = _Verified(store.source_of(name), index, pause)
+                source = _VerifiedSegment(store.source_of(name), index, pause)
                 self._put(self._root + segment.object, source, sha256)
-                return _signed(segment, sha256)
+                return _with_sha256(segment, sha256)
             except FileNotFoundError:  # it has moved to the cold store between two steps
                 sha256 = hashlib.sha256() if is_signed else None
         path = f"{shard.folder}/segment"
-        self._copy_by_way_of(path, store.source_of(name), index, segment, pause, sha256)
-        return _signed(segment, sha256)
+        self._copy_through_file(path, store.source_of(name), index, segment, pause, sha256)
+        return _with_sha256(segment, sha256)
 
-    def _copy_by_way_of(
+    def _copy_through_file(
         self,
         path: str,
         source: Source,
@@ -246,9 +249,9 @@ class Target:
         try:
             offset = 0
             for step in segments.verified_bytes(source, index):
-                written = self._disk.pwritev(handle, step, offset)
-                offset += written
-                pause(written)
+                step_bytes = self._disk.pwritev(handle, step, offset)
+                offset += step_bytes
+                pause(step_bytes)
                 if sha256 is not None:
                     for buffer in step:
                         sha256.update(buffer)
@@ -261,8 +264,8 @@ class Target:
 
     def _copy_files(
         self, id: str, number: int, folder: str, pause: Pause, is_signed: bool
-    ) -> dict[str, Stored]:
-        copied: dict[str, Stored] = {}
+    ) -> dict[str, StoredObject]:
+        objects: dict[str, StoredObject] = {}
         for path in self._files_of(folder):
             file = path.removeprefix(f"{folder}/")
             name = object_of(self._root, id, number, file)
@@ -270,9 +273,9 @@ class Target:
             self.store.put(name, path, size=size, checksum=checksum)
             self.store.verify(name, size=size, checksum=checksum)
             sha256 = _sha256_of(self._disk, path) if is_signed else ""
-            copied[file] = Stored(name, size, checksum, sha256)
+            objects[file] = StoredObject(name, size, checksum, sha256)
             pause(size)
-        return copied
+        return objects
 
     def _files_of(self, folder: str) -> list[str]:
         """The paths of a shard's log and snapshots."""
@@ -299,46 +302,50 @@ class Target:
         """
         assert keep > 0
         ids = self.ids()
-        gone, kept = ids[:-keep], ids[-keep:]
-        needed: set[str] = set()
-        for id in kept:
+        dropped_ids, retained_ids = ids[:-keep], ids[-keep:]
+        needed_names: set[str] = set()
+        for id in retained_ids:
             for shard in self.load(id).shards:
-                needed.update(self._root + segment.object for segment in shard.segments)
-                needed.update(stored.name for stored in shard.files.values())
-        for id in gone:
+                needed_names.update(self._root + segment.object for segment in shard.segments)
+                needed_names.update(stored_object.name for stored_object in shard.files.values())
+        for id in dropped_ids:
             self.store.delete(self._manifest(id))
         for name in list(self.store.names(self._root + MANIFESTS)):
-            if name.endswith(".sig") and name not in map(self._signature, kept):
+            if name.endswith(".sig") and name not in map(self._signature, retained_ids):
                 self.store.delete(name)
         for prefix in (SHARDS, SEGMENTS):
             for name in list(self.store.names(self._root + prefix)):
-                if name not in needed:
+                if name not in needed_names:
                     self.store.delete(name)
-        return gone
+        return dropped_ids
 
     # -- fetching
 
-    def fetch(self, stored: Stored, path: str, pause: Pause) -> None:
+    def fetch(self, stored_object: StoredObject, path: str, pause: Pause) -> None:
         """Puts an object into a local file, and proves that it is whole. Durable with its folder."""
         handle = self._disk.create(path)
         try:
-            for offset in range(0, stored.size, _READ_BYTES):
-                piece = self.store.read(stored.name, offset, min(_READ_BYTES, stored.size - offset))
+            for offset in range(0, stored_object.size, _READ_BYTES):
+                piece = self.store.read(
+                    stored_object.name, offset, min(_READ_BYTES, stored_object.size - offset)
+                )
                 self._disk.pwritev(handle, [piece], offset)
                 pause(len(piece))
             self._disk.fsync(handle)
         finally:
             self._disk.close(handle)
-        if measure(self._disk, path) != (stored.size, stored.checksum):
-            raise Corrupt(stored.name, 0, "the object does not match the checksum that the backup has of it")
-        check_sha256(self._disk, path, stored.name, stored.sha256)
+        if measure(self._disk, path) != (stored_object.size, stored_object.checksum):
+            raise Corrupt(
+                stored_object.name, 0, "the object does not match the checksum that the backup has of it"
+            )
+        check_sha256(self._disk, path, stored_object.name, stored_object.sha256)
 
     def source(self, segment: StoredSegment) -> Source:
         """The bytes of a segment, under the name it had."""
         return _SegmentObject(self.store, segment, self._root + segment.object)
 
 
-class _Verified:
+class _VerifiedSegment:
     """The bytes of a segment, to be gone through more than once, each time verified."""
 
     def __init__(self, source: Source, index: SegmentIndex, pause: Pause) -> None:
@@ -385,15 +392,15 @@ def _sha256_of(disk: DiskLike, path: str) -> str:
     return digest.hexdigest()
 
 
-def _unsigned(segment: StoredSegment) -> StoredSegment:
+def _without_sha256(segment: StoredSegment) -> StoredSegment:
     return msgspec.structs.replace(segment, sha256="") if segment.sha256 else segment
 
 
-def _signed(segment: StoredSegment, sha256: hashlib._Hash | None) -> StoredSegment:
+def _with_sha256(segment: StoredSegment, sha256: hashlib._Hash | None) -> StoredSegment:
     return segment if sha256 is None else msgspec.structs.replace(segment, sha256=sha256.hexdigest())
 
 
 def _state_of(disk: DiskLike, folder: str) -> ShardState:
-    loaded = Snapshots(disk, f"{folder}/snapshot").load_newest()
-    assert loaded is not None, "an export has a snapshot"
-    return frames.decode_state(loaded.content)
+    snapshot = Snapshots(disk, f"{folder}/snapshot").load_newest()
+    assert snapshot is not None, "an export has a snapshot"
+    return frames.decode_state(snapshot.content)

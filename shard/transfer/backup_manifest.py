@@ -37,7 +37,7 @@ _SHARDS_MAX = 256
 MANIFESTS, SHARDS, SEGMENTS = "backups/", "backup-shards/", "backup-segments/"
 
 
-class Stored(msgspec.Struct, frozen=True, array_like=True):
+class StoredObject(msgspec.Struct, frozen=True, array_like=True):
     """An object: its name in the target, and what it must be like."""
 
     name: str
@@ -71,7 +71,7 @@ class BackupShard(msgspec.Struct, frozen=True):
     lsn: int
     boxes: int
     #: By path in the shard's folder.
-    files: dict[str, Stored]
+    files: dict[str, StoredObject]
     segments: list[StoredSegment]
 
 
@@ -92,7 +92,7 @@ class Backup(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def size(self) -> int:
         """Bytes that it needs, those it shares with others included."""
-        files = sum(stored.size for shard in self.shards for stored in shard.files.values())
+        files = sum(stored_object.size for shard in self.shards for stored_object in shard.files.values())
         return files + sum(segment.size for shard in self.shards for segment in shard.segments)
 
     def encode(self) -> bytes:
@@ -108,11 +108,11 @@ def decode(content: bytes, *, name: str, id: str, root: str) -> Backup:
         raise Corrupt(name, 0, "it does not match its checksum")
     try:
         _check_format(msgspec.json.decode(line, type=_AnyFormat).format)
-        found = msgspec.json.decode(line, type=Backup)
-        _check(found, id, root)
+        backup = msgspec.json.decode(line, type=Backup)
+        _check(backup, id, root)
     except ValueError as error:
         raise Corrupt(name, 0, str(error)) from None
-    return found
+    return backup
 
 
 def new_id(taken_ms: int) -> str:
@@ -144,13 +144,13 @@ def _check(backup: Backup, id: str, root: str) -> None:
     # A base of a chain holds one shard, and the map of all.
     _check_slots(backup.slots, shards=_SHARDS_MAX if root else len(backup.shards))
     for number, shard in enumerate(backup.shards):
-        for path, stored in shard.files.items():
+        for path, stored_object in shard.files.items():
             if not _FILE.fullmatch(path):
                 raise ValueError(f"{path!r} is not the name of a file in a backup")
-            if stored.name != object_of(root, id, number, path):
-                raise ValueError(f"{stored.name!r} is not the object of {path} of shard {number}")
-            _check_numbers(stored.size, stored.checksum)
-            _check_sha256(backup.format, stored.sha256)
+            if stored_object.name != object_of(root, id, number, path):
+                raise ValueError(f"{stored_object.name!r} is not the object of {path} of shard {number}")
+            _check_numbers(stored_object.size, stored_object.checksum)
+            _check_sha256(backup.format, stored_object.sha256)
         for segment in shard.segments:
             _check_numbers(
                 segment.generation, segment.first_seq, segment.serial, segment.size, segment.digest

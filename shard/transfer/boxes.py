@@ -120,8 +120,8 @@ def end_life(machine: Machine, *, boot_id: str, now_ms: int, cache_survived: boo
 # Segment files
 
 
-class Brought(NamedTuple):
-    linked: int
+class ImportedFiles(NamedTuple):
+    linked_files: int
     copied_bytes: int
 
 
@@ -151,10 +151,10 @@ def _files_of(disk: DiskLike, directory: str, facts: BoxFacts) -> list[str]:
     files: list[str] = []
     for segment in facts.segments:
         name = Name(facts.generation, segment.first_seq, segment.serial)
-        found = [file for file in (name.file, name.stub) if file.rpartition("/")[2] in present]
-        if not found:
+        files_present = [file for file in (name.file, name.stub) if file.rpartition("/")[2] in present]
+        if not files_present:
             raise Corrupt(f"{directory}/{name.file}", 0, "the segment is missing, and the log names it")
-        files += found
+        files += files_present
     return files
 
 
@@ -168,7 +168,7 @@ def _copy(disk: DiskLike, directory: str, file: str, target: str) -> int:
     return source.size()
 
 
-def _name_alone(disk: DiskLike, directory: str, file: str, target: str) -> int:
+def _create_empty(disk: DiskLike, directory: str, file: str, target: str) -> int:
     """Makes an empty file of this name: nobody reads a stub that nothing names."""
     handle = disk.create(f"{target}/{file}")
     try:
@@ -222,7 +222,7 @@ class ShardBuilder:
         return f"<ShardBuilder {self.directory}: {len(self._boxes)} boxes, {self._lsn} batches>"
 
     @property
-    def names_others(self) -> bool:
+    def needs_reconciling(self) -> bool:
         """Whether something in it concerns boxes that may be in another shard."""
         return bool(self._routers or self._basins) or any(map(needs_reconciling, self._boxes))
 
@@ -232,7 +232,7 @@ class ShardBuilder:
         return f"{self.directory}/segments"
 
     def add(self, facts: BoxFacts, batches: Iterable[Batch]) -> None:
-        """A box and its unsealed batches, in order. Its segments are brought by `bring`."""
+        """A box and its unsealed batches, in order. Its segments come with `import_segments`."""
         lsns = array("Q")
         for batch in batches:
             self._lsn += 1
@@ -241,32 +241,32 @@ class ShardBuilder:
             self._group_bytes += len(batch.blob)
             if self._group_bytes >= _GROUP_BYTES or len(self._group) >= _GROUP_FRAMES:
                 self._write_group()
-        self._boxes.append(rebased(facts, lsns))
+        self._boxes.append(rebase(facts, lsns))
 
     def _write_group(self) -> None:
         if self._group:
             self._wal.append(self._group)
             self._wal.sync()
-            written, self._group, self._group_bytes = self._group_bytes, [], 0
-            self._pause(written)
+            written_bytes, self._group, self._group_bytes = self._group_bytes, [], 0
+            self._pause(written_bytes)
 
-    def bring(self, source: str, facts: BoxFacts) -> Brought:
+    def import_segments(self, source: str, facts: BoxFacts) -> ImportedFiles:
         """Takes over files and stubs of a box's segments from another `segments` directory."""
-        return self._bring(source, _files_of(self._disk, source, facts), _copy)
+        return self._import_files(source, _files_of(self._disk, source, facts), _copy)
 
-    def bring_stub(self, source: str, stub: str) -> None:
+    def import_stub(self, source: str, stub: str) -> None:
         """Takes along a stub that nothing names: the server drops that segment from the cold store. The name
         says which one, so the stub may be damaged."""
-        self._bring(source, [stub], _name_alone)
+        self._import_files(source, [stub], _create_empty)
 
-    def _bring(
+    def _import_files(
         self,
         source: str,
         files: Sequence[str],
         copy: Callable[[DiskLike, str, str, str], int],
-    ) -> Brought:
+    ) -> ImportedFiles:
         disk, target = self._disk, self.segments
-        linked = copied_bytes = 0
+        linked_files = copied_bytes = 0
         for file in files:
             folder = parent_of(f"{target}/{file}")
             if folder not in self._folders:
@@ -275,12 +275,12 @@ class ShardBuilder:
                 self._folders[folder] = None
             try:
                 disk.link(f"{source}/{file}", f"{target}/{file}")
-                linked += 1
+                linked_files += 1
             except OSError as error:
                 if error.errno not in _NO_LINKS:
                     raise
                 copied_bytes += copy(disk, source, file, target)
-        return Brought(linked, copied_bytes)
+        return ImportedFiles(linked_files, copied_bytes)
 
     def add_not_recreated(self, names: Iterable[str]) -> None:
         """Names of deleted boxes that must not come back by themselves."""
@@ -343,21 +343,23 @@ class ShardBuilder:
         """Reads the folder as its shard will, and compares. Raises what a damaged folder raises. Returns the
         machine that was read."""
         machine = read_shard(self._disk, self.directory, open_segment=open_segment)
-        built = {facts.generation: facts for facts in self._boxes}
-        assert built.keys() == machine.generations.keys(), "a box is missing"
+        built_facts = {facts.generation: facts for facts in self._boxes}
+        assert built_facts.keys() == machine.generations.keys(), "a box is missing"
         for generation, box in machine.generations.items():
-            found, given = box.facts(), built[generation]
+            actual_facts, expected_facts = box.facts(), built_facts[generation]
             for field in ("name", "head_seq", "earliest_seq", "live_count", "live_bytes", "holes", "batches"):
-                assert getattr(found, field) == getattr(given, field), f"{field} of {given.name} differs"
+                assert getattr(actual_facts, field) == getattr(expected_facts, field), (
+                    f"{field} of {expected_facts.name} differs"
+                )
         return machine
 
-    def amend(self, made: Sequence[tuple[int, Change]], *, now_ms: int) -> None:
+    def amend(self, changes: Sequence[tuple[int, Change]], *, now_ms: int) -> None:
         """Logs changes behind what was finished."""
-        amend(self._disk, self.directory, made, now_ms=now_ms, file_bytes=self._file_bytes)
+        amend(self._disk, self.directory, changes, now_ms=now_ms, file_bytes=self._file_bytes)
 
 
 def amend(
-    disk: DiskLike, directory: str, made: Sequence[tuple[int, Change]], *, now_ms: int, file_bytes: int
+    disk: DiskLike, directory: str, changes: Sequence[tuple[int, Change]], *, now_ms: int, file_bytes: int
 ) -> None:
     """Logs changes behind what is in a folder that was built; `made` begins with the next lsn. Durable on
     return."""
@@ -365,15 +367,15 @@ def amend(
     for _ in wal.scan():
         pass
     wal.settle()
-    encoded = [frames.encode(lsn, change) for lsn, change in made]
-    encoded.append(frames.encode(made[-1][0] + 1, ShardStopped(now_ms)))
-    for at in range(0, len(encoded), _GROUP_FRAMES):
-        wal.append(encoded[at : at + _GROUP_FRAMES])
+    frame_parts = [frames.encode(lsn, change) for lsn, change in changes]
+    frame_parts.append(frames.encode(changes[-1][0] + 1, ShardStopped(now_ms)))
+    for at in range(0, len(frame_parts), _GROUP_FRAMES):
+        wal.append(frame_parts[at : at + _GROUP_FRAMES])
         wal.sync()
     wal.close()
 
 
-def rebased(facts: BoxFacts, lsns: array[int]) -> BoxFacts:
+def rebase(facts: BoxFacts, lsns: array[int]) -> BoxFacts:
     """The facts of a box in a log in which its unsealed batches have these lsns. What its idempotency keys
     rest on is durable, wherever it stood."""
     keys = [(key, first_seq, last_seq, at_ms, 0) for key, first_seq, last_seq, at_ms, _ in facts.keys]

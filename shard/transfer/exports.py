@@ -89,12 +89,12 @@ class Exports:
         self._hold = MoveHold(machine, now_ms=now_ms, log_outcome=log_outcome, lease_s=lease_s)
         #: Of the one that is under way; it is so until its folder and its pins are gone.
         self._id = ""
-        self._is_wanted = False
+        self._is_open = False
         self._facts: dict[str, object] | None = None
         #: Answers to `begin`, and to `end`.
         self._waiting: list[Answer] = []
         self._ending: list[Answer] = []
-        self._changed = trio.Event()
+        self._wake_up = trio.Event()
 
     def __repr__(self) -> str:
         return f"<Exports {self._id or 'none'}, {self._pins!r}>"
@@ -118,27 +118,27 @@ class Exports:
                 answer(Throttled("another backup of this shard is under way; try again when it is over"))
         elif op == wire.OP_EXPORT:
             self._begin(id, answer)
-        elif not id or id != self._id or (op == wire.OP_EXPORT_RENEW and not self._is_wanted):
+        elif not id or id != self._id or (op == wire.OP_EXPORT_RENEW and not self._is_open):
             answer(NotFound(f"id: there is no export {shown(id)} (any more)", field="id"))
         elif op == wire.OP_EXPORT_RENEW:
-            self._changed.set()
+            self._wake_up.set()
             answer({"id": id})
         else:
-            self._is_wanted = False
-            self._changed.set()
+            self._is_open = False
+            self._wake_up.set()
             self._ending.append(answer)
 
     def _begin(self, id: str, answer: Answer) -> None:
         if not id:
             answer(InvalidRequest("id: an export needs one", field="id"))
-        elif self._id and (id != self._id or not self._is_wanted):
+        elif self._id and (id != self._id or not self._is_open):
             answer(Throttled("another backup or check of this shard is under way; try again when it is over"))
         elif self._facts is not None:
             answer(self._facts)
         else:
-            self._id, self._is_wanted = id, True
+            self._id, self._is_open = id, True
             self._waiting.append(answer)
-            self._changed.set()
+            self._wake_up.set()
 
     # -- done
 
@@ -149,12 +149,12 @@ class Exports:
 
     async def _run_exports(self) -> None:
         while True:
-            await self._changed.wait()
-            self._changed = trio.Event()
+            await self._wake_up.wait()
+            self._wake_up = trio.Event()
             if self._id:  # also if its end came before this task ran: then it has to be answered
                 id = self._id
                 try:
-                    failure = await self._keep(id)
+                    failure = await self._run_export(id)
                     await trio.to_thread.run_sync(self._remove_folder)
                 finally:
                     self._release()
@@ -162,9 +162,9 @@ class Exports:
                     _answer_all(self._waiting, failure)
                 _answer_all(self._ending, {"id": id})
 
-    async def _keep(self, id: str) -> StreamsError | None:
+    async def _run_export(self, id: str) -> StreamsError | None:
         """Runs one export from its begin to its end. Returns why it failed, if it did."""
-        parts, taken_ms = await self._take()
+        parts, taken_ms = await self._capture()
         if not await self._wait_durable(parts.state.lsn):
             return ShuttingDown()
         try:
@@ -181,16 +181,16 @@ class Exports:
         }
         del parts  # the unsealed batches are in the folder now
         _answer_all(self._waiting, self._facts)
-        while self._is_wanted:
-            with trio.move_on_after(self._lease_s) as waited:
-                await self._changed.wait()
-            self._changed = trio.Event()
-            if waited.cancelled_caught:
+        while self._is_open:
+            with trio.move_on_after(self._lease_s) as lease:
+                await self._wake_up.wait()
+            self._wake_up = trio.Event()
+            if lease.cancelled_caught:
                 log.warning("an export was given up: nobody has asked for it in time", id=id)
-                self._is_wanted = False
+                self._is_open = False
         return None
 
-    async def _take(self) -> tuple[Parts, int]:
+    async def _capture(self) -> tuple[Parts, int]:
         """Everything as of this moment, and the moment. Rows of commits are rendered before it."""
         await self._wait_rendered()
         self._pins.is_all = True
@@ -213,7 +213,7 @@ class Exports:
             log.warning("the folder of an export could not be removed", reason=str(error))
 
     def _release(self) -> None:
-        self._id, self._is_wanted = "", False
+        self._id, self._is_open = "", False
         self._facts = None
         self._pins.release()
         self._on_unpinned()
@@ -229,11 +229,11 @@ class Exports:
             time.sleep(written_bytes / self._bytes_per_s)
 
 
-def _answer_all(waiting: list[Answer], found: dict[str, object] | StreamsError) -> None:
+def _answer_all(waiting: list[Answer], reply: dict[str, object] | StreamsError) -> None:
     answers = waiting.copy()
     waiting.clear()
     for answer in answers:
-        answer(found)
+        answer(reply)
 
 
 def write_export(

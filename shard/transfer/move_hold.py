@@ -39,7 +39,7 @@ class MoveHold:
         self._lease_s = lease_s
         #: Of the backup that holds; "" = none.
         self._id = ""
-        self._changed = trio.Event()
+        self._wake_up = trio.Event()
 
     def __repr__(self) -> str:
         return f"<MoveHold {self._id or 'none'}>"
@@ -50,29 +50,29 @@ class MoveHold:
             return False
         self._id = id
         self._machine.moves.hold()
-        self._changed.set()
+        self._wake_up.set()
         return True
 
     def renew(self, id: str) -> None:
         if id == self._id:
-            self._changed.set()
+            self._wake_up.set()
 
     def end(self, id: str) -> None:
         """Let go, if it is this backup that holds."""
         if self._id and id == self._id:
             self._id = ""
             self._log_outcome(self._machine.let_moves_go(self._now_ms()))
-            self._changed.set()
+            self._wake_up.set()
 
     async def run(self) -> None:
         """Ends a hold that nobody has renewed in time."""
         while True:
-            await self._changed.wait()
+            await self._wake_up.wait()
             while self._id:
-                self._changed = trio.Event()
-                with trio.move_on_after(self._lease_s) as waited:
-                    await self._changed.wait()
-                if waited.cancelled_caught:
+                self._wake_up = trio.Event()
+                with trio.move_on_after(self._lease_s) as lease:
+                    await self._wake_up.wait()
+                if lease.cancelled_caught:
                     log.warning("a backup that held dead letters is gone; they move on", id=self._id)
                     self.end(self._id)
-            self._changed = trio.Event()
+            self._wake_up = trio.Event()

@@ -33,7 +33,7 @@ class ForeignChains(Exception):
     """The store holds what another data directory has put there."""
 
 
-class Found(NamedTuple):
+class ChainObjects(NamedTuple):
     """A chain as its names tell it."""
 
     name: ChainName
@@ -44,30 +44,30 @@ class Found(NamedTuple):
     names: list[str]
 
 
-class Told(NamedTuple):
+class RestorableChain(NamedTuple):
     """A chain that has a base, and the slots it had."""
 
-    found: Found
+    objects: ChainObjects
     base: Backup
     slots: frozenset[int]
 
 
-def survey(store: ColdStore, root: str = object_log.ROOT) -> list[Found]:
+def list_chains(store: ColdStore, root: str = object_log.ROOT) -> list[ChainObjects]:
     """All chains, in the order of their numbers; or the one with this root."""
-    found: dict[ChainName, Found] = {}
+    chains: dict[ChainName, ChainObjects] = {}
     for name in store.names(root):
         chain_text, _, rest = name.removeprefix(object_log.ROOT).partition("/")
         chain = ChainName.parse(chain_text)
         if chain is None:
             continue
-        here = found.setdefault(chain, Found(chain, [], [], []))
-        here.names.append(name)
+        objects = chains.setdefault(chain, ChainObjects(chain, [], [], []))
+        objects.names.append(name)
         lsn, log = object_log.base_lsn(rest), LogName.parse(rest)
         if lsn is not None:
-            here.bases.append(lsn)
+            objects.bases.append(lsn)
         elif log is not None:
-            here.logs.append(log)
-    return [found[name] for name in sorted(found)]
+            objects.logs.append(log)
+    return [chains[name] for name in sorted(chains)]
 
 
 def target_of(store: ColdStore, disk: DiskLike, chain: ChainName) -> Target:
@@ -75,37 +75,39 @@ def target_of(store: ColdStore, disk: DiskLike, chain: ChainName) -> Target:
     return Target(store, disk, root=chain.root)
 
 
-def tell(store: ColdStore, disk: DiskLike, chains: Iterable[Found]) -> list[Told]:
+def load_bases(store: ColdStore, disk: DiskLike, chains: Iterable[ChainObjects]) -> list[RestorableChain]:
     """Those that have a base, with the newest of it."""
-    told: list[Told] = []
+    restorable_chains: list[RestorableChain] = []
     for chain in chains:
         if chain.bases:
             base = target_of(store, disk, chain.name).load(object_log.base_id(chain.bases[-1]))
             owners = owners_of(base.slots)
             own = frozenset(slot for slot in range(SLOTS) if owners[slot] == chain.name.shard)
-            told.append(Told(chain, base, own))
-    return told
+            restorable_chains.append(RestorableChain(chain, base, own))
+    return restorable_chains
 
 
-def owners_among(told: Sequence[Told]) -> list[int]:
+def chain_of_each_slot(chains: Sequence[RestorableChain]) -> list[int]:
     """Of each slot the chain that tells it, by its place in `told`; `len(told)` where there is none."""
-    owners = [len(told)] * SLOTS
-    for place, each in enumerate(told):  # ascending numbers: later ones take over
+    owners = [len(chains)] * SLOTS
+    for place, each in enumerate(chains):  # ascending numbers: later ones take over
         for slot in each.slots:
             owners[slot] = place
     return owners
 
 
-def superseded(told: Sequence[Told]) -> list[Told]:
+def find_superseded(chains: Sequence[RestorableChain]) -> list[RestorableChain]:
     """Chains that tell nothing any more."""
-    needed = set(owners_among(told))
-    return [each for place, each in enumerate(told) if place not in needed]
+    owners = set(chain_of_each_slot(chains))
+    return [each for place, each in enumerate(chains) if place not in owners]
 
 
-def next_name(chains: Sequence[Found], *, shard: int, server: str, follows: Iterable[str]) -> ChainName:
+def next_name(
+    chains: Sequence[ChainObjects], *, shard: int, server: str, follows: Iterable[str]
+) -> ChainName:
     """A name for a chain that is about to begin. Raises `ForeignChains`."""
-    known = {server, *follows}
-    foreign = sorted({chain.name.server for chain in chains if chain.name.server not in known})
+    own_servers = {server, *follows}
+    foreign = sorted({chain.name.server for chain in chains if chain.name.server not in own_servers})
     if foreign:
         raise ForeignChains(
             f"it holds what {len(foreign)} other data directories have put there: put that back with "
@@ -116,19 +118,19 @@ def next_name(chains: Sequence[Found], *, shard: int, server: str, follows: Iter
     return ChainName(number, shard, server)
 
 
-def tidy(store: ColdStore, disk: DiskLike, own: ChainName, *, follows: Iterable[str]) -> None:
+def remove_superseded(store: ColdStore, disk: DiskLike, own: ChainName, *, follows: Iterable[str]) -> None:
     """Drops what a new base of `own` has made needless: older bases, changes that it holds, chains whose
     slots are told by others. What this leaves behind is dropped the next time."""
-    chains = survey(store)
+    chains = list_chains(store)
     mine = next(chain for chain in chains if chain.name == own)
     for log in mine.logs:
         if log.last_lsn <= mine.bases[-1]:
             store.delete(own.root + log.text)
     target_of(store, disk, own).prune(keep=1)
-    known = {own.server, *follows}
-    for each in superseded(tell(store, disk, chains)):
-        if each.found.name.server in known and each.found.name != own:
+    own_servers = {own.server, *follows}
+    for each in find_superseded(load_bases(store, disk, chains)):
+        if each.objects.name.server in own_servers and each.objects.name != own:
             # Its bases first: without one it is not a chain, whatever is left of it.
-            rest = sorted(each.found.names, key=lambda name: "/backups/" not in name)
+            rest = sorted(each.objects.names, key=lambda name: "/backups/" not in name)
             for name in rest:
                 store.delete(name)

@@ -19,9 +19,9 @@ class MarkMerge:
         """The old and the new shard of each slot."""
         assert len(old) == len(new) == SLOTS
         #: (old shard, new shard) -> the slots that go from one to the other, as bits.
-        self._ways: dict[tuple[int, int], int] = {}
-        for slot, way in enumerate(zip(old, new, strict=True)):
-            self._ways[way] = self._ways.get(way, 0) | 1 << slot
+        self._slots_by_move: dict[tuple[int, int], int] = {}
+        for slot, move in enumerate(zip(old, new, strict=True)):
+            self._slots_by_move[move] = self._slots_by_move.get(move, 0) | 1 << slot
         #: writer -> old shard -> its marks.
         self._marks: dict[str, dict[int, list[MarkFacts]]] = {}
 
@@ -35,25 +35,27 @@ class MarkMerge:
 
     def of(self, shard: int) -> list[MarkFacts]:
         """The marks of a new shard, oldest first."""
-        sources = {old: slots for (old, new), slots in self._ways.items() if new == shard}
-        found: list[MarkFacts] = []
+        sources = {old: slots for (old, new), slots in self._slots_by_move.items() if new == shard}
+        marks: list[MarkFacts] = []
         for writer, by_shard in self._marks.items():
             #: (epoch, query) -> the slots that have it, when, whose it is, and how long it is kept.
             epochs: dict[tuple[int, str], tuple[int, int, str | None, bool | None]] = {}
             for old, slots in sources.items():
                 for mark in by_shard.get(old, ()):
                     own = int.from_bytes(mark.slots, "little") & slots if mark.slots else slots
-                    known, at_ms, owner, once = epochs.get((mark.epoch, mark.query), (0, 0, None, mark.once))
+                    known_slots, at_ms, owner, once = epochs.get(
+                        (mark.epoch, mark.query), (0, 0, None, mark.once)
+                    )
                     owner = mark.owner if owner is None else owner
                     # The longest time wins: for ever, 90 days, a day.
                     once = False if False in (once, mark.once) else once and mark.once
-                    epochs[mark.epoch, mark.query] = (known | own, max(at_ms, mark.at_ms), owner, once)
+                    epochs[mark.epoch, mark.query] = (known_slots | own, max(at_ms, mark.at_ms), owner, once)
             everything = sum(sources.values())
             for (epoch, query), (slots, at_ms, owner, once) in epochs.items():
                 if slots:
                     bits = b"" if slots == everything else slots.to_bytes(SLOTS // 8, "little")
-                    found.append(MarkFacts(writer, epoch, query, at_ms, bits, owner, once))
-        return sorted(found, key=lambda mark: mark.at_ms)
+                    marks.append(MarkFacts(writer, epoch, query, at_ms, bits, owner, once))
+        return sorted(marks, key=lambda mark: mark.at_ms)
 
 
 def owners_of(runs: Sequence[tuple[int, int, int]]) -> list[int]:

@@ -71,7 +71,7 @@ def _manifest(path: Path, as_json: bool) -> int:
 
 
 def _show(path: Path, records: bool, as_json: bool) -> int:
-    from shard.offline.inspect import NotOurs, inspect
+    from shard.offline.inspect import UnknownFileKind, inspect
     from shard.storage.files import Disk
 
     if records and path.suffix != ".seg":
@@ -90,6 +90,6 @@ def _show(path: Path, records: bool, as_json: bool) -> int:
                 output.print_line(row.get("record", row))
         elif not output.show_rows(_COLUMNS.get(path.suffix, ()), rows(), as_json=as_json):
             raise output.Nothing(f"{path} is empty")
-    except NotOurs as error:
+    except UnknownFileKind as error:
         raise output.Refusal(str(error)) from error
     return output.EXIT_DAMAGED if has_damage else output.EXIT_DONE

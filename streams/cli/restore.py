@@ -20,11 +20,11 @@ from streams.cli.verbs import example
 if TYPE_CHECKING:
     from gateway.supervise.data_dir import DataDir
     from gateway.supervise.manifest import Manifest
-    from shard.offline.restore import Restored
+    from shard.offline.restore import RestoreResult
     from shard.storage.files import ConfinedDisk
     from shard.transfer.backup import Target, Verify
     from shard.transfer.backup_manifest import Backup
-    from shard.transfer.object_chains import Told
+    from shard.transfer.object_chains import RestorableChain
     from streams.config import Config
 
 
@@ -118,7 +118,7 @@ def command(
     _warn_of_corrections(result)
 
 
-def _warn_of_corrections(result: Restored) -> None:
+def _warn_of_corrections(result: RestoreResult) -> None:
     """Warn about records and copies that two boxes disagreed about, and what readers see."""
     if result.skipped_seqs:
         output.warn(
@@ -145,18 +145,23 @@ def _verifier(path: Path, what: str | None) -> Verify:
     return load_verifier(path)
 
 
-def _find_objects(backups: Target) -> list[Told]:
-    from shard.offline.restore_objects import find
+def _find_objects(backups: Target) -> list[RestorableChain]:
+    from shard.offline.restore_objects import find_chains
     from shard.storage.files import Disk
 
-    return find(backups.store, Disk())
+    return find_chains(backups.store, Disk())
 
 
 def _restore_objects(
-    backups: Target, chains: list[Told], source: str, config: Config, shards: int | None, as_json: bool
+    backups: Target,
+    chains: list[RestorableChain],
+    source: str,
+    config: Config,
+    shards: int | None,
+    as_json: bool,
 ) -> None:
     from shard.offline.clock import now_ms
-    from shard.offline.restore_objects import RestoringObjects, shards_of
+    from shard.offline.restore_objects import ObjectRestoreJob, shard_count
     from shard.recovery.page_cache import page_cache_id
     from streams import progress
 
@@ -165,10 +170,10 @@ def _restore_objects(
             f"{source} has no boxes of class object; check the location, or restore a backup"
         )
     with closing(_open_directory(config.data_dir.absolute())) as directory:
-        manifest = _manifest(chains[-1].base.slots, shards_of(chains), shards, scratches=len(chains))
+        manifest = _manifest(chains[-1].base.slots, shard_count(chains), shards, scratches=len(chains))
         directory.commit(manifest)
         with _open_confined_disk(directory) as disk, progress.shown("restore") as report:
-            result = RestoringObjects(
+            result = ObjectRestoreJob(
                 disk,
                 backups.store,
                 chains,
@@ -181,20 +186,20 @@ def _restore_objects(
                 report=report,
             ).restore()
         directory.settle(manifest)
-    boxes, records = result.restored.boxes, result.restored.records
+    boxes, records = result.result.boxes, result.result.records
     facts = {
         "boxes": boxes,
         "records": records,
         "chains": result.chains,
         "objects": result.objects,
         "left_out_objects": result.left_out,
-        "skipped_seqs": result.restored.skipped_seqs,
-        "missing_copies": result.restored.missing_copies,
+        "skipped_seqs": result.result.skipped_seqs,
+        "missing_copies": result.result.missing_copies,
         "data_dir": str(directory.path),
     }
     text = f"{source}: {boxes} boxes of class object, {records} records are in {directory.path}"
     output.show_result(text, facts, as_json=as_json)
-    _warn_of_corrections(result.restored)
+    _warn_of_corrections(result.result)
     if result.left_out:
         output.warn(
             f"{result.left_out} objects were left out: they are damaged, or an object before them is missing"
@@ -202,10 +207,10 @@ def _restore_objects(
 
 
 def _load_backup(backups: Target, source: str, id: str, until_ms: int | None) -> Backup:
-    from shard.offline.restore import choose
+    from shard.offline.restore import choose_backup
 
     try:
-        backup_id = choose(backups, id=id, until_ms=until_ms)
+        backup_id = choose_backup(backups, id=id, until_ms=until_ms)
     except LookupError as error:
         raise output.Refusal(f"{source}: {error.args[0]}") from error
     return backups.load(backup_id)
@@ -256,9 +261,9 @@ def _restore(
     config: Config,
     shards: int | None,
     until_ms: int | None,
-) -> Restored:
+) -> RestoreResult:
     from shard.offline.clock import now_ms
-    from shard.offline.restore import Restoring
+    from shard.offline.restore import RestoreJob
     from shard.recovery.page_cache import page_cache_id
     from shard.transfer.backup import Target
     from streams import progress
@@ -266,7 +271,7 @@ def _restore(
     manifest = _manifest(backup.slots, len(backup.shards), shards, scratches=len(backup.shards))
     directory.commit(manifest)
     with _open_confined_disk(directory) as disk, progress.shown("restore") as report:
-        result = Restoring(
+        result = RestoreJob(
             disk,
             Target(backups.store, disk),
             backup,

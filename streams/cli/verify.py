@@ -17,7 +17,7 @@ from streams.cli.verbs import example
 if TYPE_CHECKING:
     from gateway.supervise.data_dir import DataDir
     from gateway.supervise.manifest import Manifest
-    from shard.offline.verify import Problem, Scope, Verified
+    from shard.offline.verify import Problem, Scope, VerifyResult
     from shard.storage.segments.store import SegmentStore
     from streams.cli.pacing import CopyThrottle
     from streams.cli.shardlinks import ShardExports
@@ -43,7 +43,7 @@ def command(data_dir: str | None, cold_dir: str | None, with_cold: bool, rate: i
     with ExitStack() as stack:
         directory = stack.enter_context(closing(open_directory(config.data_dir.absolute())))
         problems, manifest = manifest_of(directory)
-        reports: list[Verified] = []
+        reports: list[VerifyResult] = []
         is_online = not directory.try_lock()
         if not is_online:
             describe_lock(directory, "streams verify")
@@ -83,7 +83,7 @@ def manifest_of(directory: DataDir) -> tuple[list[Problem], Manifest | None]:
     return problems, manifests[0] if not missing else None
 
 
-def verify(scopes: list[Scope], throttle: CopyThrottle) -> Iterator[Verified]:
+def verify(scopes: list[Scope], throttle: CopyThrottle) -> Iterator[VerifyResult]:
     """Verify one shard after the other."""
     from shard.offline.verify import bytes_to_read, verify_shard
     from shard.storage.files import ExaminedDisk
@@ -130,7 +130,7 @@ def _scopes(
 
 
 def _show(
-    path: Path, problems: list[Problem], reports: list[Verified], is_online: bool, as_json: bool
+    path: Path, problems: list[Problem], reports: list[VerifyResult], is_online: bool, as_json: bool
 ) -> None:
     totals = {
         "data_dir": str(path),

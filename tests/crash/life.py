@@ -180,7 +180,7 @@ class Life:
         self._step: Coroutine[_Turn, Any, bool] | None = None
         self._turn: _Turn | None = None
         self._retention = Retention(self.found.needs_lsn)
-        self.wal.keeps = self._retention.keeps
+        self.wal.must_retain = self._retention.needs_frames
         self._capture: Capture | None = None
         self._backlog: list[tuple[list[FrameParts], bool, bool]] = []
         self._until_logged: list[Parked] = []
@@ -341,7 +341,7 @@ class Life:
         """The commit thread has had nothing to do for a whole interval."""
         if self._unsynced:
             self.sync()
-        elif self.wal.mark_due:
+        elif self.wal.needs_marker:
             self.is_writing = True
             self.wal.mark()
             self.is_writing = False
@@ -357,7 +357,7 @@ class Life:
             return
         work = self._file_work.popleft()
         if work is not True and work < 0:
-            self.wal.drop_kept(-work)
+            self.wal.drop_retained(-work)
             return
         if work is not True:
             for file in self.wal.files()[:-1]:
@@ -452,14 +452,14 @@ class Life:
         state = capture.state()
         self._make_durable(state.lsn)
         self.snapshots.write(state.lsn, frames.encode_state(state))
-        self._retention.written(state.needs_lsn, names_in(state), state.held)
-        for kept in self.wal.kept_files():
-            if not self._retention.keeps(kept.first_lsn, kept.last_lsn):
+        self._retention.note_snapshot(state.needs_lsn, names_in(state), state.held)
+        for kept in self.wal.retained_files():
+            if not self._retention.needs_frames(kept.first_lsn, kept.last_lsn):
                 self._file_work.append(-kept.number)
-        named = self._retention.named()
+        named = self._retention.named_segments()
         if named is not None:
             self.upkeep.sweep(named)
-        through = self._retention.released(self.wal.files()[:-1])
+        through = self._retention.last_unneeded(self.wal.files()[:-1])
         if through:
             self._file_work.append(through)
 

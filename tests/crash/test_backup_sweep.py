@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from shard.offline.restore import Restoring, scratch_of
+from shard.offline.restore import RestoreJob, scratch_of
 from shard.storage.cold import FolderCold
 from shard.storage.files import remove_tree
 from shard.storage.segments.store import SegmentStore
@@ -47,7 +47,7 @@ def restore(disk: FaultDisk, id: str) -> None:
     for path in (*FOLDERS, f"/data/{scratch_of(0)}"):
         remove_tree(disk, path)
     target = target_of(disk)
-    Restoring(
+    RestoreJob(
         disk,
         target,
         target.load(id),

@@ -197,7 +197,7 @@ def test_large_transactions_keep_the_files_of_the_log_that_have_their_rows_and_n
             life.do_file_work()
     assert life.machine.txns.oldest_lsn == put_lsn, "it was not written again"
     assert life.wal.files()[0].first_lsn > put_lsn, "the log has gone on without it"
-    (kept,) = life.wal.kept_files()
+    (kept,) = life.wal.retained_files()
     assert kept.first_lsn <= put_lsn <= kept.last_lsn
     life.end()
     world.ended(Level.KILL)
@@ -213,5 +213,5 @@ def test_large_transactions_keep_the_files_of_the_log_that_have_their_rows_and_n
         life.finish_snapshot()
         for _ in range(5):
             life.do_file_work()
-    assert not life.wal.kept_files()
+    assert not life.wal.retained_files()
     life.machine.check()

@@ -22,7 +22,7 @@ from shard.core.boxes.offline_edits import fitted
 from shard.core.boxes.sealed import NotLoaded
 from shard.core.changes import Change, ShardState
 from shard.core.machine import Machine
-from shard.offline.restore_objects import Replayed, replay
+from shard.offline.restore_objects import ReplayResult, replay
 from shard.storage import object_log
 from shard.storage.files import Corrupt
 from shard.storage.object_log import LogName, ObjectLog
@@ -76,7 +76,7 @@ class Store:
                 found.append(None)
         return found
 
-    def put_back(self) -> tuple[Machine, Replayed]:
+    def put_back(self) -> tuple[Machine, ReplayResult]:
         machine = Machine()
         base_lsn = 0
         if self.base is not None:
@@ -121,7 +121,7 @@ def check(driver: Driver, store: Store) -> None:
     machine = driver.machine
     restored, found = store.put_back()
     restored.check()
-    reached = max(found.reached_lsn, machine.uploading.lsn)
+    reached = max(found.last_lsn, machine.uploading.lsn)
     then = recovered(driver.log[:reached])
     unshipped = [commit.lsn for commit in then.txns.commits.values() if commit.to_ship is not None]
     if unshipped:  # the log was cut inside a commit: the store gets its rows with the frames that render them

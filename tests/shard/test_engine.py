@@ -714,12 +714,12 @@ async def test_both_snapshots_of_a_quiet_shard_can_be_started_from(open_desk: Op
         snapshots = Snapshots(Disk(), f"{tmp_path}/snapshot")
 
         def newest() -> set[Name]:
-            return names_in(frames.decode_state(snapshots.load(snapshots.kept()[-1])))
+            return names_in(frames.decode_state(snapshots.load(snapshots.list_lsns()[-1])))
 
-        await desk.until(lambda: len(snapshots.kept()) == 2 and len(newest()) == 2)
+        await desk.until(lambda: len(snapshots.list_lsns()) == 2 and len(newest()) == 2)
         await desk.ask(commands.DeleteBox("a"))
-        await desk.until(lambda: desk.store.is_elsewhere(Name.of(gone)))
-        states = [frames.decode_state(snapshots.load(lsn)) for lsn in snapshots.kept()]
+        await desk.until(lambda: desk.store.is_only_in_cold(Name.of(gone)))
+        states = [frames.decode_state(snapshots.load(lsn)) for lsn in snapshots.list_lsns()]
         assert [names_in(state) for state in states] == [{Name.of(desk.segments("b")[0])}] * 2
 
 

@@ -213,8 +213,8 @@ async def test_a_server_that_was_restored_goes_on_in_a_chain_of_its_own(
         assert (await life.append("again", idempotency_key="k")).first_seq == 1
         assert (await life.append("second")).first_seq == 2
         await life.ask(commands.DeleteBox("gone", False))
-        await life.until(lambda: len(object_chains.survey(store)) == 1)
-        assert object_chains.survey(store)[0].name.server == "2"
+        await life.until(lambda: len(object_chains.list_chains(store)) == 1)
+        assert object_chains.list_chains(store)[0].name.server == "2"
     machine, _ = put_back(store, tmp_path / "back-again")
     assert list(machine.boxes) == ["b"] and restored(machine) == [1, 2]
 
@@ -242,12 +242,12 @@ async def test_after_resharding_each_slot_is_told_by_one_chain_at_any_time(
         gone, kept = mine[1][0], mine[1][1]
         await life.ask(commands.DeleteBox(gone, False))
         await life.append("newer", box=kept)
-    assert len(object_chains.survey(store)) == 2, "the other half is told by the old chain alone"
+    assert len(object_chains.list_chains(store)) == 2, "the other half is told by the old chain alone"
     machine, _ = put_back(store, tmp_path / "back")
     assert set(machine.boxes) == set(names) - {gone} and restored(machine, kept) == [1, 2]
     async with living(tmp_path / "shard-00-v2", store, shard=0, slots=slots) as life:
         await life.append("newer", box=mine[0][0])
-        await life.until(lambda: {chain.name.number for chain in object_chains.survey(store)} == {2, 3})
+        await life.until(lambda: {chain.name.number for chain in object_chains.list_chains(store)} == {2, 3})
     machine, _ = put_back(store, tmp_path / "back-again")
     assert set(machine.boxes) == set(names) - {gone}
     assert restored(machine, kept) == restored(machine, mine[0][0]) == [1, 2]

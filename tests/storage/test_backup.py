@@ -15,7 +15,7 @@ from pyroaring import BitMap64
 
 from shard.core.boxes.log import SizedSeqs
 from shard.core.machine import Machine
-from shard.offline.restore import Restored, Restoring, choose
+from shard.offline.restore import RestoreJob, RestoreResult, choose_backup
 from shard.storage.cold import ColdDamaged, ColdError, ColdMissing, FolderCold
 from shard.storage.files import Corrupt, Disk, DiskLike, remove_tree
 from shard.storage.segments.store import Name, SegmentStore
@@ -57,12 +57,12 @@ def source_of(place: Place, name: str, taken_ms: int = 5_000) -> ShardSource:
 
 def restore(
     place: Place, target: Target, backup: Backup, *, shards: int = 2, until_ms: int | None = None
-) -> Restored:
+) -> RestoreResult:
     disk, root = place
     folders = [f"back-{at}" for at in range(shards)]
     for folder in folders:
         remove_tree(disk, f"{root}/{folder}")
-    return Restoring(
+    return RestoreJob(
         disk,
         target,
         backup,
@@ -199,7 +199,7 @@ def test_segments_in_the_cold_store_are_copied_too(place: Place) -> None:
     store = SegmentStore(disk, f"{root}/one/segments", target.store)  # the same place, even
     for segment in driver.machine.boxes["b"].log.segments[:2]:
         store.copy_to_cold(Name.of(segment))
-        store.drop_hot(Name.of(segment))
+        store.remove_local(Name.of(segment))
     source = source_of(place, "one")._replace(store=SegmentStore(disk, f"{root}/one/segments", target.store))
     taken = target.take([source], SLOT_RUNS)
     assert taken.copied_segments == 3
@@ -318,15 +318,15 @@ def test_the_backup_asked_for_or_the_one_after_the_time_or_the_newest_is_chosen(
     disk, root = place
     target = target_in(place)
     with pytest.raises(LookupError, match="there is no backup"):
-        choose(target)
+        choose_backup(target)
     write_folder(disk, f"{root}/one", simple())
     one, two, three = (
         target.take([source_of(place, "one", taken_ms)], SLOT_RUNS).backup.id
         for taken_ms in (1_000, 2_000, 3_000)
     )
-    assert choose(target) == three
-    assert choose(target, id=one) == one
-    assert [choose(target, until_ms=at) for at in (0, 1_000, 1_001, 3_000, 9_000)] == [
+    assert choose_backup(target) == three
+    assert choose_backup(target, id=one) == one
+    assert [choose_backup(target, until_ms=at) for at in (0, 1_000, 1_001, 3_000, 9_000)] == [
         one,
         one,
         two,
@@ -334,7 +334,7 @@ def test_the_backup_asked_for_or_the_one_after_the_time_or_the_newest_is_chosen(
         three,
     ]
     with pytest.raises(LookupError, match=f"there is no backup nothing; there are {one}"):
-        choose(target, id="nothing")
+        choose_backup(target, id="nothing")
 
 
 def test_pruning_keeps_what_the_kept_backups_need_and_nothing_else(place: Place) -> None:

@@ -16,7 +16,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from xxhash import xxh3_64_hexdigest
 
-from shard.offline.restore import Restoring
+from shard.offline.restore import RestoreJob
 from shard.storage.cold import FolderCold
 from shard.storage.files import ConfinedDisk, Corrupt, Disk, remove_tree
 from shard.transfer.backup import BadSignature, Target
@@ -52,7 +52,7 @@ def rewrite(tmp_path: Path, id: str, change: Callable[[dict[str, Any]], None]) -
 
 def restore(target: Target, tmp_path: Path, id: str) -> None:
     disk = ConfinedDisk(f"{tmp_path}/data")
-    Restoring(
+    RestoreJob(
         disk,
         Target(target.store, disk),
         target.load(id),

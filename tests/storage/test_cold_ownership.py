@@ -80,7 +80,7 @@ def moved(cold: FolderCold, directory: Path, server: str, text: str) -> tuple[Se
     store = SegmentStore(Disk(), str(directory), cold, server=server)
     name = Name.of(store.write(7, 1, [a_batch(1, data=f'"{text}"'.encode())]))
     store.copy_to_cold(name)
-    store.drop_hot(name)
+    store.remove_local(name)
     return store, name
 
 

@@ -26,7 +26,7 @@ from shard.core.changes import (
     RecordsEvicted,
 )
 from shard.offline.repair import CannotRepair, Loss, RepairResult, repair_shard
-from shard.offline.verify import Scope, Verified, verify_shard
+from shard.offline.verify import Scope, VerifyResult, verify_shard
 from shard.storage import frames
 from shard.storage.files import Corrupt, remove_tree
 from shard.storage.salvage import Gap, salvage
@@ -87,7 +87,7 @@ def flipped(seed: int, path: str, at: int) -> FaultDisk:
     return disk
 
 
-def verified(disk: FaultDisk, directory: str = ONE) -> Verified:
+def verified(disk: FaultDisk, directory: str = ONE) -> VerifyResult:
     store = SegmentStore(disk, f"{directory}/segments")
     return verify_shard(disk, Scope(directory, directory, store, lambda slot: True))
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from shard.core.machine import Outcome
-from shard.offline.restore import Restoring
+from shard.offline.restore import RestoreJob
 from shard.offline.verify import Scope, verify_shard
 from shard.storage.cold import FolderCold
 from shard.storage.files import Disk
@@ -83,7 +83,7 @@ def test_the_golden_backups_of_both_formats_are_restored(tmp_path: Path, backup:
     verify = load_verifier(backup / "backup.pub") if backup == SIGNED_BACKUP else None
     target = Target(FolderCold(str(backup), disk), disk, verify=verify)
     (id,) = target.ids()
-    Restoring(
+    RestoreJob(
         disk,
         target,
         target.load(id),

@@ -16,7 +16,7 @@ import pytest
 
 from shard.core.machine import Machine
 from shard.core.routers.router_outbox import RouterOutbox
-from shard.offline.restore import Restored, Restoring
+from shard.offline.restore import RestoreJob, RestoreResult
 from shard.offline.verify import Scope, verify_shard
 from shard.storage.cold import FolderCold
 from shard.storage.files import Disk
@@ -49,7 +49,7 @@ class World:
         for driver in self.shards:
             driver.start("boot")
         self.captured: dict[int, ShardSource] = {}
-        self.answer = Restored(0, 0, 0, 0)
+        self.answer = RestoreResult(0, 0, 0, 0)
 
     @property
     def first(self) -> QueueDriver:
@@ -124,7 +124,7 @@ class World:
         runs = [(0, SLOTS // 2, 0), (SLOTS // 2, SLOTS, 1)]
         backup = self.target.take([self.captured[0], self.captured[1]], runs).backup
         folders = [f"back-{at}" for at in range(shards)]
-        self.answer = Restoring(
+        self.answer = RestoreJob(
             DISK,
             self.target,
             self.target.load(backup.id),

@@ -56,7 +56,7 @@ def move_all(shard: Path, cold: Path) -> None:
     store = store_of(shard, cold)
     for segment in read_shard(DISK, str(shard)).segments():
         store.copy_to_cold(Name.of(segment))
-        store.drop_hot(Name.of(segment))
+        store.remove_local(Name.of(segment))
 
 
 def copy_of(cold: Path, serial: int) -> Path:

@@ -49,7 +49,7 @@ def test_the_newest_snapshot_comes_back_whole(tmp_path: Path, real: bool) -> Non
     for lsn in (0, 9, 10, 100):
         snapshots.write(lsn, [b"lsn ", b"%d" % lsn])
         assert loaded(disk, directory) == (lsn, b"lsn %d" % lsn, [])
-    assert snapshots.kept() == [10, 100]
+    assert snapshots.list_lsns() == [10, 100]
     assert len(disk.listdir(directory)) == 2
 
 
@@ -110,9 +110,9 @@ def test_a_damaged_snapshot_does_not_count_as_kept_and_does_not_push_out_a_good_
     disk.flip(path_of(7), 60)
     snapshots = Snapshots(disk, DIRECTORY)
     assert snapshots.load_newest() is not None
-    assert snapshots.kept() == [5]
+    assert snapshots.list_lsns() == [5]
     snapshots.write(9, [b"nine"])
-    assert snapshots.kept() == [5, 9]
+    assert snapshots.list_lsns() == [5, 9]
     assert len(disk.listdir(DIRECTORY)) == 2
 
 

@@ -22,7 +22,7 @@ from shard.storage.segments import (
     SegmentIndex,
     Source,
     TagDirectory,
-    Tagged,
+    TaggedRecords,
     build_index,
     copy_segment,
     find_tags,
@@ -48,7 +48,7 @@ from tests.support.segments import (
     written,
 )
 
-NOTHING = Tagged(array("Q"), array("I"))
+NOTHING = TaggedRecords(array("Q"), array("I"))
 
 TAGS = st.one_of(
     st.none(),
@@ -231,15 +231,15 @@ def test_a_walk_reads_the_directory_and_then_many_blocks_at_a_time(monkeypatch: 
 def test_verify_finds_tags_that_are_not_those_of_the_batches(
     monkeypatch: pytest.MonkeyPatch, wrong: dict[str, list[int]]
 ) -> None:
-    right = TagIndexBuilder.take
+    add_correctly = TagIndexBuilder.add
 
-    def take_wrongly(self: TagIndexBuilder, batch: Batch) -> None:
-        right(self, batch)
+    def add_wrongly(self: TagIndexBuilder, batch: Batch) -> None:
+        add_correctly(self, batch)
         if batch.first_seq == 2**40:
             self._entries_of.update({tag: array("Q", entries) for tag, entries in wrong.items()})
 
     with monkeypatch.context() as patch:
-        patch.setattr(TagIndexBuilder, "take", take_wrongly)
+        patch.setattr(TagIndexBuilder, "add", add_wrongly)
         _, source = written(FaultDisk("/data"), a_mixed_lot())
     reasons = [problem.reason for problem in verify_segment(source)]
     assert reasons and all("not right" in reason or "are listed" in reason for reason in reasons)

@@ -14,7 +14,7 @@ import pytest
 
 from shard.core.changes import ShardState
 from shard.core.machine import Machine
-from shard.offline.reshard import NoRoom, Plan, reshard
+from shard.offline.reshard import NotEnoughSpace, Plan, reshard
 from shard.storage.files import Corrupt, Disk, DiskLike
 from shard.storage.segments import list_stubs, write_stub
 from shard.storage.segments.store import Name, SegmentStore
@@ -144,7 +144,7 @@ def test_either_snapshot_of_a_built_folder_is_enough(place: Place) -> None:
     disk, root = place
     write_folder(disk, f"{root}/old-0", stopped(5))
     before = moved(disk, plan_of(root, 1, 1))
-    kept = Snapshots(disk, f"{root}/new-0-v2/snapshot").kept()
+    kept = Snapshots(disk, f"{root}/new-0-v2/snapshot").list_lsns()
     assert len(kept) == 2
     disk.unlink(f"{root}/new-0-v2/snapshot/{kept[1]:020d}.snap")
     assert contents(disk, f"{root}/new-0-v2") == before
@@ -189,7 +189,7 @@ def test_a_move_that_does_not_fit_is_refused_before_anything_of_that_shard_is_wr
     disk, root = FaultDisk("/data"), "/data"
     sealed(disk, root)
     disk.free = 1 << 20
-    with pytest.raises(NoRoom, match="1 MiB are free"):
+    with pytest.raises(NotEnoughSpace, match="1 MiB are free"):
         reshard(disk, plan_of(root, 1, 2), boot_id=BOOT, now_ms=1_000)
     disk.free = (16 << 20) + 1024 + 100  # enough for links, not for copies
 
@@ -197,7 +197,7 @@ def test_a_move_that_does_not_fit_is_refused_before_anything_of_that_shard_is_wr
         raise OSError(errno.EPERM, "no links here", old)
 
     real, disk.link = disk.link, link  # type: ignore[method-assign]
-    with pytest.raises(NoRoom):
+    with pytest.raises(NotEnoughSpace):
         reshard(disk, plan_of(root, 1, 2, version=3), boot_id=BOOT, now_ms=1_000)
     disk.link = real  # type: ignore[method-assign]
     reshard(disk, plan_of(root, 1, 2, version=4), boot_id=BOOT, now_ms=1_000)

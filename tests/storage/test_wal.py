@@ -450,9 +450,9 @@ def test_a_quiet_log_has_proof_of_its_last_frame_however_it_became_quiet() -> No
     wal = opened(marked)
     wal.append([frame(1, b"last")])
     wal.sync()
-    assert wal.mark_due
+    assert wal.needs_marker
     wal.mark()
-    assert not wal.mark_due
+    assert not wal.needs_marker
     marked = marked.crash(random.Random(0))
     wal = opened(settled)
     wal.append([frame(1, b"last")])

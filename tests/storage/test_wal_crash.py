@@ -83,7 +83,7 @@ def live(disk: FaultDisk, model: Model, name: bytes, rng: random.Random) -> None
         if step % 5 == 4:
             snapshots.write(wal.durable_lsn, [snapshot_of(model, wal.durable_lsn)])
             for file in wal.files()[:-1]:
-                if file.last_lsn <= snapshots.kept()[0]:
+                if file.last_lsn <= snapshots.list_lsns()[0]:
                     wal.release(file.number)
     wal.close()
     model.durable_lsn = wal.durable_lsn

@@ -17,8 +17,8 @@ import trio
 from shard.core.machine import Machine
 from shard.engine.engine import Engine
 from shard.engine.object_uploader import UploadTarget
-from shard.offline.restore import Restored
-from shard.offline.restore_objects import RestoredObjects, RestoringObjects, find
+from shard.offline.restore import RestoreResult
+from shard.offline.restore_objects import ObjectRestoreJob, ObjectRestoreResult, find_chains
 from shard.storage.cold import ColdStore, ColdUnavailable
 from shard.storage.files import Buffer, Disk
 from shard.storage.segments.store import SegmentStore
@@ -179,14 +179,14 @@ async def living(
         await trio.to_thread.run_sync(store.wait_idle)
 
 
-def put_back(store: ColdStore, directory: Path) -> tuple[Machine, RestoredObjects]:
+def put_back(store: ColdStore, directory: Path) -> tuple[Machine, ObjectRestoreResult]:
     """What `streams restore` makes of a store alone, as the machine of a shard that has all slots."""
     disk = Disk()
     directory.mkdir()
-    told = find(store, disk)
+    told = find_chains(store, disk)
     if not told:  # nothing was ever there
-        return Machine(), RestoredObjects(Restored(0, 0, 0, 0), 0, 0, 0)
-    found = RestoringObjects(
+        return Machine(), ObjectRestoreResult(RestoreResult(0, 0, 0, 0), 0, 0, 0)
+    found = ObjectRestoreJob(
         disk,
         store,
         told,

@@ -166,9 +166,9 @@ class ColdBase:
     def read_many(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         check_name(name)
         assert all(offset >= 0 and length >= 0 for offset, length in ranges), "RANGES"
-        wanted = [(offset, length) for offset, length in ranges if length]
-        found = iter(self._read(name, wanted) if wanted else ())
-        parts = [next(found) if length else b"" for _, length in ranges]
+        nonempty_ranges = [(offset, length) for offset, length in ranges if length]
+        contents = iter(self._read(name, nonempty_ranges) if nonempty_ranges else ())
+        parts = [next(contents) if length else b"" for _, length in ranges]
         assert all(len(part) == length for part, (_, length) in zip(parts, ranges, strict=True)), "EXACT_READ"
         return parts
 
@@ -179,7 +179,7 @@ class ColdBase:
         raise NotImplementedError
 
     def _chunks(
-        self, name: str, source: str | Iterable[Buffer], expected: Measure
+        self, name: str, source: str | Iterable[Buffer], expected_measure: Measure
     ) -> Generator[Buffer, None, None]:
         """The bytes of a source; after the last of them `Corrupt`, unless they are those expected."""
         where = source if isinstance(source, str) else name
@@ -192,16 +192,18 @@ class ColdBase:
                 yield chunk
         except OSError as error:
             raise LocalFailure(error) from error
-        if size != expected.size:
-            raise Corrupt(where, size, f"it is {size} bytes long, not {expected.size}; it was not copied")
-        if digest.intdigest() != expected.checksum:
+        if size != expected_measure.size:
+            raise Corrupt(
+                where, size, f"it is {size} bytes long, not {expected_measure.size}; it was not copied"
+            )
+        if digest.intdigest() != expected_measure.checksum:
             raise Corrupt(where, 0, "it does not match its checksum; it was not copied")
 
 
-def compare(name: str, found: Measure, expected: Measure) -> None:
-    if found.size != expected.size:
-        raise ColdDamaged(name, f"it is {found.size} bytes long, not {expected.size}")
-    if found.checksum != expected.checksum:
+def compare(name: str, actual: Measure, expected_measure: Measure) -> None:
+    if actual.size != expected_measure.size:
+        raise ColdDamaged(name, f"it is {actual.size} bytes long, not {expected_measure.size}")
+    if actual.checksum != expected_measure.checksum:
         raise ColdDamaged(name, "it does not match its checksum")
 
 

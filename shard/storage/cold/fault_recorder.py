@@ -23,39 +23,39 @@ class FaultRecordingCold:
         return f"<FaultRecordingCold {self._store!r}>"
 
     def put(self, name: str, source: str | Iterable[Buffer], *, size: int, checksum: int) -> None:
-        with self._observed("write"):
+        with self._recording("write"):
             self._store.put(name, source, size=size, checksum=checksum)
 
     def create(self, name: str, content: bytes) -> bool:
-        with self._observed("write"):
+        with self._recording("write"):
             return self._store.create(name, content)
 
     def delete(self, name: str) -> None:
-        with self._observed("delete"):
+        with self._recording("delete"):
             self._store.delete(name)
 
     def verify(self, name: str, *, size: int, checksum: int) -> None:
-        with self._observed("read"):
+        with self._recording("read"):
             self._store.verify(name, size=size, checksum=checksum)
 
     def read(self, name: str, offset: int, length: int) -> bytes:
-        with self._observed("read"):
+        with self._recording("read"):
             return self._store.read(name, offset, length)
 
     def read_many(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        with self._observed("read"):
+        with self._recording("read"):
             return self._store.read_many(name, ranges)
 
     def size(self, name: str) -> int | None:
-        with self._observed("read"):
+        with self._recording("read"):
             return self._store.size(name)
 
     def names(self, prefix: str = "") -> Iterator[str]:
-        with self._observed("read"):
+        with self._recording("read"):
             yield from self._store.names(prefix)
 
     @contextmanager
-    def _observed(self, operation: Operation) -> Iterator[None]:
+    def _recording(self, operation: Operation) -> Iterator[None]:
         try:
             yield
         except ColdUnavailable as error:

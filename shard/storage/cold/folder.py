@@ -51,13 +51,13 @@ class FolderCold(ColdBase):
         return f"<FolderCold {self._folder}: {len(self._putting)} being put>"
 
     def verify(self, name: str, *, size: int, checksum: int) -> None:
-        with self._translated(name):
-            found = measure(self._disk, self._path(name))
-        compare(name, found, Measure(size, checksum))
+        with self._translate_errors(name):
+            actual = measure(self._disk, self._path(name))
+        compare(name, actual, Measure(size, checksum))
 
     def size(self, name: str) -> int | None:
         try:
-            with self._translated(name):
+            with self._translate_errors(name):
                 return self._disk.size(self._path(name))
         except ColdMissing:
             return None
@@ -65,7 +65,7 @@ class FolderCold(ColdBase):
     def names(self, prefix: str = "") -> Iterator[str]:
         check_prefix(prefix)
         try:
-            with self._translated(prefix):
+            with self._translate_errors(prefix):
                 entries = self._disk.listdir(f"{self._folder}/{prefix}".rstrip("/"))
         except ColdMissing:
             return
@@ -80,7 +80,7 @@ class FolderCold(ColdBase):
     def delete(self, name: str) -> None:
         path = self._path(name)
         try:
-            with self._translated(name):
+            with self._translate_errors(name):
                 if self._disk.exists(path):
                     self._disk.unlink(path)
                 # What a crash has left of a put.
@@ -105,14 +105,14 @@ class FolderCold(ColdBase):
             folder = parent_of(folder)
 
     def _put(self, name: str, chunks: Chunks, size: int) -> None:
-        me = object()
-        if self._putting.setdefault(name, me) is not me:
+        own_token = object()
+        if self._putting.setdefault(name, own_token) is not own_token:
             raise ColdUnavailable(name, "another thread is putting it")
         path = self._path(name)
         try:
             self._make_folders(name)
-            written = self._write(path + TEMPORARY, chunks)
-            assert written == size, "WHOLE_OR_ABSENT"
+            written_bytes = self._write(path + TEMPORARY, chunks)
+            assert written_bytes == size, "WHOLE_OR_ABSENT"
             self._disk.rename(path + TEMPORARY, path)
             self._disk.fsync_dir(parent_of(path))
         except OSError as error:
@@ -120,8 +120,8 @@ class FolderCold(ColdBase):
             self._durable_folders.clear()
             raise ColdUnavailable(name, str(error)) from error
         finally:
-            ended = self._putting.pop(name)
-            assert ended is me, "ONE_PUT_A_NAME"
+            token = self._putting.pop(name)
+            assert token is own_token, "ONE_PUT_A_NAME"
 
     def create(self, name: str, content: bytes) -> bool:
         path = self._path(name)
@@ -178,7 +178,7 @@ class FolderCold(ColdBase):
                 self._durable_folders.add(path)
 
     def _read(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        with self._translated(name):
+        with self._translate_errors(name):
             handle = self._disk.open(self._path(name), writable=False)
             try:
                 parts = [self._disk.pread(handle, length, offset) for offset, length in ranges]
@@ -194,7 +194,7 @@ class FolderCold(ColdBase):
         return f"{self._folder}/{name}"
 
     @contextmanager
-    def _translated(self, name: str) -> Iterator[None]:
+    def _translate_errors(self, name: str) -> Iterator[None]:
         try:
             yield
         except (FileNotFoundError, NotADirectoryError):

@@ -147,11 +147,11 @@ class ObjectCold(ColdBase):
 
         async def attempt() -> Measure:
             digest = xxh3_64()
-            found_size = await self._head(name)
-            if found_size == size:
+            stored_size = await self._head(name)
+            if stored_size == size:
                 for start in range(0, size, self._piece_bytes):
                     digest.update(await self._fetch(name, start, min(size, start + self._piece_bytes)))
-            return Measure(found_size, digest.intdigest())
+            return Measure(stored_size, digest.intdigest())
 
         compare(name, self._call(name, attempt, moved_bytes=size), Measure(size, checksum))
 
@@ -224,30 +224,30 @@ class ObjectCold(ColdBase):
 
     def _read(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         runs, run_of = _runs(ranges, piece_bytes=self._piece_bytes)
-        gate = asyncio.Semaphore(FETCHES_MAX)
+        limit = asyncio.Semaphore(FETCHES_MAX)
 
         async def fetch(start: int, end: int) -> bytes:
             pieces = []
             for at in range(start, end, self._piece_bytes):
-                async with gate:
+                async with limit:
                     pieces.append(await self._fetch(name, at, min(end, at + self._piece_bytes)))
             return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
         async def attempt() -> list[bytes]:
             return await asyncio.gather(*(fetch(start, end) for start, end in runs))
 
-        found = self._call(name, attempt, moved_bytes=sum(end - start for start, end in runs))
+        contents = self._call(name, attempt, moved_bytes=sum(end - start for start, end in runs))
         parts = []
         for (offset, length), run in zip(ranges, run_of, strict=True):
             start = offset - runs[run][0]
-            parts.append(found[run][start : start + length])
+            parts.append(contents[run][start : start + length])
         return parts
 
     async def _fetch(self, name: str, start: int, end: int) -> bytes:
-        found = await obstore.get_range_async(self._store, name, start=start, end=end)
-        if len(found) != end - start:
+        content = await obstore.get_range_async(self._store, name, start=start, end=end)
+        if len(content) != end - start:
             raise too_short(name, end)
-        return bytes(found)
+        return bytes(content)
 
     async def _head(self, name: str) -> int:
         try:
@@ -265,16 +265,20 @@ class ObjectCold(ColdBase):
             page = await listing().__anext__()
         except StopAsyncIteration:
             return []
-        return [found["path"] for found in page]
+        return [entry["path"] for entry in page]
 
     def _call(self, name: str, attempt: Callable[[], Awaitable[T]], *, moved_bytes: int = 0) -> T:
-        return asyncio.run(self._bounded(name, attempt, self._deadline_s + moved_bytes / BYTES_PER_S_MIN))
+        return asyncio.run(
+            self._run_with_deadline(name, attempt, self._deadline_s + moved_bytes / BYTES_PER_S_MIN)
+        )
 
-    async def _bounded(self, name: str, attempt: Callable[[], Awaitable[T]], deadline_s: float) -> T:
+    async def _run_with_deadline(
+        self, name: str, attempt: Callable[[], Awaitable[T]], deadline_s: float
+    ) -> T:
         """Try until the deadline, and say in our own words what went wrong."""
         try:
             async with asyncio.timeout(deadline_s):
-                return await self._retried(attempt)
+                return await self._retry(attempt)
         except TimeoutError:
             raise ColdUnavailable(name, f"no answer from {self._url} within {deadline_s:.3g} s") from None
         except FileNotFoundError as error:
@@ -286,7 +290,7 @@ class ObjectCold(ColdBase):
                 raise ColdDamaged(name, "it ends before the bytes that were asked for") from error
             raise ColdUnavailable(name, _first_line(error)) from error
 
-    async def _retried(self, attempt: Callable[[], Awaitable[T]]) -> T:
+    async def _retry(self, attempt: Callable[[], Awaitable[T]]) -> T:
         backoff_s = self._backoff_s
         for _ in range(ATTEMPTS_MAX - 1):
             try:
@@ -320,9 +324,13 @@ def _runs(ranges: Sequence[tuple[int, int]], *, piece_bytes: int) -> tuple[list[
     for number in sorted(range(len(ranges)), key=lambda number: ranges[number]):
         offset, length = ranges[number]
         start, end = runs[-1] if runs else (0, -1)
-        joined = max(end, offset + length)
-        if runs and offset <= end + GAP_BYTES_MAX and (joined == end or joined - start <= piece_bytes):
-            runs[-1] = (start, joined)
+        joined_end = max(end, offset + length)
+        if (
+            runs
+            and offset <= end + GAP_BYTES_MAX
+            and (joined_end == end or joined_end - start <= piece_bytes)
+        ):
+            runs[-1] = (start, joined_end)
         else:
             runs.append((offset, offset + length))
         run_of[number] = len(runs) - 1
@@ -343,8 +351,8 @@ def _check_url(url: str) -> None:
 
 def _status(error: BaseError) -> int:
     """The HTTP status in a message of the library, which has no field for it; 0 if there is none."""
-    found = _STATUS.search(str(error))
-    return int(found[1]) if found else 0
+    match = _STATUS.search(str(error))
+    return int(match[1]) if match else 0
 
 
 def _is_bucket_missing(error: FileNotFoundError) -> bool:

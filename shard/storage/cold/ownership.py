@@ -72,16 +72,16 @@ def read_owner(store: ColdStore) -> Owner | None:
 def claim(store: ColdStore, owner: Owner) -> Owner:
     """Claim a store that has no owner. Returns the owner it has now: this one, or another."""
     for _ in range(_TRIES):
-        found = read_owner(store)
-        if found is not None:
-            return found
+        current_owner = read_owner(store)
+        if current_owner is not None:
+            return current_owner
         # Whether it was created or not, the next look says who owns it: an answer may have been lost, and
         # some stores create twice.
         store.create(MARK, msgspec.json.encode(owner))
-    found = read_owner(store)
-    if found is None:
+    current_owner = read_owner(store)
+    if current_owner is None:
         raise ColdUnavailable(MARK, "it was created, and is not there")
-    return found
+    return current_owner
 
 
 def take_over(store: ColdStore, owner: Owner) -> None:
@@ -136,11 +136,11 @@ class OwnedCold:
         now = self._clock()
         if now < self._checked_until:
             return
-        found = claim(self._store, self._owner)
-        if found.server != self._owner.server:
+        current_owner = claim(self._store, self._owner)
+        if current_owner.server != self._owner.server:
             raise ColdUnavailable(
                 name,
-                f"the cold store belongs to {found}; nothing is changed there by server "
+                f"the cold store belongs to {current_owner}; nothing is changed there by server "
                 f"{self._owner.server}. To take it back, stop that server and run `streams takeover`",
             )
         self._checked_until = now + CHECK_S

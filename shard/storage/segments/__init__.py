@@ -36,7 +36,7 @@ from shard.storage.segments.index import (
     stub_name,
 )
 from shard.storage.segments.reader import read_batches, verified_bytes, verify_segment, verify_stub
-from shard.storage.segments.tags import TagDirectory, Tagged, find_tags, walk_tags
+from shard.storage.segments.tags import TagDirectory, TaggedRecords, find_tags, walk_tags
 from shard.storage.segments.writer import (
     build_index,
     copy_segment,
@@ -53,7 +53,7 @@ __all__ = [
     "SegmentIndex",
     "Source",
     "TagDirectory",
-    "Tagged",
+    "TaggedRecords",
     "build_index",
     "copy_segment",
     "find_tags",

@@ -45,7 +45,7 @@ from xxhash import xxh3_64_intdigest
 
 from shard.storage.files import Corrupt, DiskLike, parent_of
 from shard.storage.segments.tags import TagDirectory
-from shard.storage.sources import Places, Source, column_of, read_exactly, read_verified
+from shard.storage.sources import PieceTable, Source, column_of, read_exactly, read_verified
 
 FORMAT_VERSION = 1
 
@@ -86,7 +86,7 @@ def stub_name(*, generation: int, first_seq: int, serial: int) -> str:
     return f"{generation}/{first_seq:020d}-{serial:012d}.stub"
 
 
-class _Named(NamedTuple):
+class _NameParts(NamedTuple):
     generation: int
     first_seq: int
     serial: int
@@ -95,7 +95,7 @@ class _Named(NamedTuple):
 class Kind(NamedTuple):
     """What is different between a segment and a stub."""
 
-    what: str
+    label: str
     suffix: str
     magic: bytes
     name_of: Callable[..., str]
@@ -105,14 +105,14 @@ SEGMENT = Kind("segment", ".seg", b"streams\x47", segment_name)
 STUB = Kind("stub", ".stub", b"streams\x48", stub_name)
 
 
-def _parse_name(name: str, kind: Kind) -> _Named | None:
+def _parse_name(name: str, kind: Kind) -> _NameParts | None:
     """What the last two steps of a path say, or None if they are not those of a segment or stub."""
     generation, _, file = "/".join(name.split("/")[-2:]).partition("/")
     numbers = (generation, *file.removesuffix(kind.suffix).split("-"))
     if len(numbers) != 3 or not all(number.isascii() and number.isdigit() for number in numbers):
         return None
-    named = _Named(*map(int, numbers))
-    return named if kind.name_of(**named._asdict()) == f"{generation}/{file}" else None
+    parts = _NameParts(*map(int, numbers))
+    return parts if kind.name_of(**parts._asdict()) == f"{generation}/{file}" else None
 
 
 def list_segments(disk: DiskLike, directory: str) -> list[str]:
@@ -126,8 +126,8 @@ def list_stubs(disk: DiskLike, directory: str) -> list[str]:
 
 
 def _list(disk: DiskLike, directory: str, kind: Kind) -> list[str]:
-    found = [(named, name) for name in _names(disk, directory) if (named := _parse_name(name, kind))]
-    return [name for _, name in sorted(found)]
+    entries = [(parts, name) for name in _names(disk, directory) if (parts := _parse_name(name, kind))]
+    return [name for _, name in sorted(entries)]
 
 
 def remove_leftovers(disk: DiskLike, directory: str) -> list[str]:
@@ -209,14 +209,14 @@ class SegmentIndex(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return stub_name(generation=self.generation, first_seq=self.first_seq, serial=self.serial)
 
     @property
-    def places(self) -> Places:
+    def piece_table(self) -> PieceTable:
         """Where the batches are."""
-        return Places(self.offsets, self.lengths, self.checksums)
+        return PieceTable(self.offsets, self.lengths, self.checksums)
 
     @property
     def batches_end(self) -> int:
         """Where the batches end in the file and the batch index begins."""
-        return self.places.end(-1)
+        return self.piece_table.end(-1)
 
     def at(self, seq: int) -> int | None:
         """Which batch holds `seq`; None if it is outside or in a hole."""
@@ -288,27 +288,27 @@ def open_stub(source: Source) -> SegmentIndex:
 
 
 def _open(source: Source, kind: Kind) -> SegmentIndex:
-    named = _parse_name(source.name, kind)
-    if named is None:
-        raise Corrupt(source.name, 0, f"the name is not that of a {kind.what}")
-    generation, first_seq, serial = named
+    name_parts = _parse_name(source.name, kind)
+    if name_parts is None:
+        raise Corrupt(source.name, 0, f"the name is not that of a {kind.label}")
+    generation, first_seq, serial = name_parts
     size = source.size()
     if size < HEADER_BYTES + FOOTER_BYTES:
-        raise Corrupt(source.name, size, f"the file ends here; no {kind.what} is as short as {size} bytes")
-    _check_header(source, kind, named)
+        raise Corrupt(source.name, size, f"the file ends here; no {kind.label} is as short as {size} bytes")
+    _check_header(source, kind, name_parts)
     at = size - FOOTER_BYTES
-    body = _read_sealed(source, at, FOOTER_BYTES, generation, "footer")
+    body = _read_checksummed(source, at, FOOTER_BYTES, generation, "footer")
     (magic, version, batches, last_seq, records, record_bytes, index_offset, index_checksum, *rest) = (
         _FOOTER.unpack(body)
     )
     directory_offset, directory_bytes, directory_checksum, tag_blocks, tags, file_bytes = rest
     columns_bytes = batches * INDEX_ENTRY_BYTES
     columns_at = index_offset if kind is SEGMENT else HEADER_BYTES
-    size_wanted = file_bytes if kind is SEGMENT else HEADER_BYTES + columns_bytes + FOOTER_BYTES
-    if magic != _FOOTER_MAGIC or version != FORMAT_VERSION or size != size_wanted:
-        raise Corrupt(source.name, at, f"the footer is not that of a {kind.what} of {size} bytes")
+    expected_size = file_bytes if kind is SEGMENT else HEADER_BYTES + columns_bytes + FOOTER_BYTES
+    if magic != _FOOTER_MAGIC or version != FORMAT_VERSION or size != expected_size:
+        raise Corrupt(source.name, at, f"the footer is not that of a {kind.label} of {size} bytes")
     content = read_verified(
-        source, columns_at, columns_bytes, checksum=index_checksum, seed=generation, what="batch index"
+        source, columns_at, columns_bytes, checksum=index_checksum, seed=generation, label="batch index"
     )
     index = SegmentIndex(
         generation=generation,
@@ -328,17 +328,17 @@ def _open(source: Source, kind: Kind) -> SegmentIndex:
     return index
 
 
-def _check_header(source: Source, kind: Kind, named: _Named) -> None:
-    head = _read_sealed(source, 0, HEADER_BYTES, named.generation, "header")
+def _check_header(source: Source, kind: Kind, name_parts: _NameParts) -> None:
+    head = _read_checksummed(source, 0, HEADER_BYTES, name_parts.generation, "header")
     magic, version, _, generation, serial, first_seq = _HEADER.unpack(head)
     if magic != kind.magic:
-        raise Corrupt(source.name, 0, f"the header is not that of a {kind.what}")
+        raise Corrupt(source.name, 0, f"the header is not that of a {kind.label}")
     if version != FORMAT_VERSION:
-        reason = f"the {kind.what} is of format {version}, this server reads {FORMAT_VERSION}"
+        reason = f"the {kind.label} is of format {version}, this server reads {FORMAT_VERSION}"
         raise Corrupt(source.name, 0, reason)
-    if _Named(generation, first_seq, serial) != named:
-        found = kind.name_of(generation=generation, first_seq=first_seq, serial=serial)
-        raise Corrupt(source.name, 0, f"the header is that of {found}")
+    if _NameParts(generation, first_seq, serial) != name_parts:
+        other_name = kind.name_of(generation=generation, first_seq=first_seq, serial=serial)
+        raise Corrupt(source.name, 0, f"the header is that of {other_name}")
 
 
 def _is_coherent(index: SegmentIndex, index_offset: int) -> bool:
@@ -365,10 +365,10 @@ def _decode_columns(content: bytes, count: int) -> dict[str, array[int]]:
     return columns
 
 
-def _read_sealed(source: Source, offset: int, length: int, generation: int, what: str) -> bytes:
+def _read_checksummed(source: Source, offset: int, length: int, generation: int, label: str) -> bytes:
     """A header or footer without its checksum, which stands at its end."""
     content = read_exactly(source, offset, length)
     body = content[: -_U64.size]
     if xxh3_64_intdigest(body, generation) != _U64.unpack_from(content, len(body))[0]:
-        raise Corrupt(source.name, offset, f"the {what} does not match its checksum")
+        raise Corrupt(source.name, offset, f"the {label} does not match its checksum")
     return body

@@ -30,7 +30,7 @@ from shard.storage.segments.index import (
 )
 from shard.storage.segments.tag_writer import TagIndexBuilder
 from shard.storage.segments.tags import read_tag_index, verify_tags
-from shard.storage.sources import READ_BYTES, ReadAhead, Source, padded, read_pieces, read_runs
+from shard.storage.sources import READ_BYTES, ReadAhead, Source, padded_length, read_pieces, read_runs
 from streams.protocol.model.records import Batch
 
 
@@ -40,9 +40,9 @@ def read_batches(
     """Batches first_at..last_at (indexes, both included), or as many of them as fit into `bytes_max` bytes
     of the file, but one at least. Neighbours are read together."""
     assert 0 <= first_at <= last_at < len(index), "BATCH_RANGE"
-    places = index.places
-    last_at = places.last_within(first_at, last_at, bytes_max)
-    pieces = read_pieces(source, places, first_at, last_at, seed=index.generation, what="batch")
+    table = index.piece_table
+    last_at = table.last_within(first_at, last_at, bytes_max)
+    pieces = read_pieces(source, table, first_at, last_at, seed=index.generation, label="batch")
     batches = [_decode_batch(source, index, at, piece) for at, piece in enumerate(pieces, first_at)]
     assert len(batches) == last_at - first_at + 1, "READ_SOME"
     return batches
@@ -81,11 +81,13 @@ def verify_segment(source: Source) -> Iterator[Corrupt]:
             continue
         problems += _verify_batch(source.name, index, at, batch)
         if not problems:
-            tags.take(batch)
+            tags.add(batch)
     yield from problems
     # What the tags should be is known only if every batch could be read.
     at = index.batches_end + len(index) * INDEX_ENTRY_BYTES
-    yield from verify_tags(source, index, offset=at, expected=None if problems else tags.tagged())
+    yield from verify_tags(
+        source, index, offset=at, expected_tags=None if problems else tags.records_by_tag()
+    )
 
 
 def verify_stub(source: Source) -> Iterator[Corrupt]:
@@ -109,15 +111,15 @@ def _verify_columns(name: str, index: SegmentIndex) -> Iterator[Corrupt]:
             yield Corrupt(name, index.offsets[at], f"the batches are not in order: {reason}")
         if not last_ts <= index.first_times[at] <= index.last_times[at]:
             yield Corrupt(name, index.offsets[at], "the times of the batches are not in order")
-        offset = index.offsets[at] + padded(index.lengths[at])
+        offset = index.offsets[at] + padded_length(index.lengths[at])
         next_seq = index.first_seqs[at] + index.counts[at]
         last_ts = index.last_times[at]
 
 
 def _verify_batch(name: str, index: SegmentIndex, at: int, batch: Batch) -> Iterator[Corrupt]:
     """Whether a batch is what the index says of it. Its seqs were compared when it was read."""
-    said = (index.first_times[at], index.last_times[at], index.sizes[at])
-    if said != (batch.first_ts, batch.last_ts, batch.size(0, batch.count - 1)):
+    index_entry = (index.first_times[at], index.last_times[at], index.sizes[at])
+    if index_entry != (batch.first_ts, batch.last_ts, batch.size(0, batch.count - 1)):
         yield Corrupt(name, index.offsets[at], "times or size of the batch are not what the index says")
     tags = batch.tag_list()
     if tags is not None and len(tags) != batch.count:
@@ -135,8 +137,8 @@ def verified_bytes(source: Source, index: SegmentIndex) -> Iterator[list[Buffer]
     for problem in _verify_columns(source.name, index):
         raise problem
     yield [encode_header(SEGMENT, index.generation, index.serial, index.first_seq)]
-    batches = (source, index.places, 0, len(index) - 1)
-    for _, _, content in read_runs(*batches, bytes_max=READ_BYTES, seed=index.generation, what="batch"):
+    batches = (source, index.piece_table, 0, len(index) - 1)
+    for _, _, content in read_runs(*batches, bytes_max=READ_BYTES, seed=index.generation, label="batch"):
         yield from _by_steps(content)
     columns = encode_columns(index)
     yield [columns]

@@ -29,7 +29,7 @@ def chunks(numbers: array[int]) -> Iterator[array[int]]:
         yield numbers[at : at + COPY_MAX]
 
 
-def converted(numbers: array[int], kind: str) -> array[int]:
+def convert(numbers: array[int], kind: str) -> array[int]:
     """Numbers with another number of bytes each; `OverflowError` if one needs more."""
     result = array(kind)
     for some in chunks(numbers):
@@ -37,7 +37,7 @@ def converted(numbers: array[int], kind: str) -> array[int]:
     return result
 
 
-def in_order(items: Collection[T]) -> Iterator[list[T]]:
+def sorted_runs(items: Collection[T]) -> Iterator[list[T]]:
     """`sorted`, in runs that are sorted one by one: to sort half a million names in one go would take a
     third of a second, and nothing else would run meanwhile."""
     if len(items) <= SORT_MAX:

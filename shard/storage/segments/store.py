@@ -132,39 +132,39 @@ class SegmentStore:
             self._cold.put(cold_name, path, size=size, checksum=checksum)
             self._cold.verify(cold_name, size=size, checksum=checksum)
 
-    def drop_hot(self, name: Name) -> None:
+    def remove_local(self, name: Name) -> None:
         """The copy in the cold store is the segment now."""
         segment_index.remove_segment(self._disk, self._directory, name.file)
 
-    def remove_unnamed(self, named: Set[Name], cold: Set[Name] = frozenset()) -> int:
+    def remove_unnamed(self, names_in_use: Set[Name], cold: Set[Name] = frozenset()) -> int:
         """Drops segments that nobody names any more, here and in the cold store, and the files here of those
         that are `cold`; how many there were. What the cold store does not let go now is tried again the next
         time."""
-        assert cold <= named, "COLD_IS_NAMED"
-        kept = {name.file for name in named - cold} | {name.stub for name in named}
-        removed = 0
+        assert cold <= names_in_use, "COLD_IS_NAMED"
+        files_in_use = {name.file for name in names_in_use - cold} | {name.stub for name in names_in_use}
+        removed_count = 0
         stubs: list[str] = []
-        empty: list[str] = []
+        empty_folders: list[str] = []
         for folder, files in segment_index.list_folders(self._disk, self._directory):
             names = [f"{folder}/{file}" for file in files]
-            gone = [name for name in names if name.endswith(".seg") and name not in kept]
-            for name in gone:
+            unused_files = [name for name in names if name.endswith(".seg") and name not in files_in_use]
+            for name in unused_files:
                 segment_index.remove_segment(self._disk, self._directory, name)
-            removed += len(gone)
-            stubs += [name for name in names if name.endswith(".stub") and name not in kept]
-            if len(gone) == len(names):
-                empty.append(folder)
-        for folder in empty:
+            removed_count += len(unused_files)
+            stubs += [name for name in names if name.endswith(".stub") and name not in files_in_use]
+            if len(unused_files) == len(names):
+                empty_folders.append(folder)
+        for folder in empty_folders:
             self._disk.rmdir(self._path(folder))
         # The cold store comes last: if it is away, nothing else waits for it.
         for stub in stubs:
             if self._cold is None:
                 break
-            with self._translated():
+            with self._translate_errors():
                 self._delete_cold(self._cold, f"{stub.removesuffix('.stub')}.seg")
             segment_index.remove_segment(self._disk, self._directory, stub)
-            removed += 1
-        return removed
+            removed_count += 1
+        return removed_count
 
     def _delete_cold(self, cold: ColdStore, file: str) -> None:
         name = self._cold_name(file)
@@ -182,14 +182,14 @@ class SegmentStore:
         """The index, from the file or the stub."""
         return self._index(name)
 
-    def is_elsewhere(self, name: Name) -> bool:
+    def is_only_in_cold(self, name: Name) -> bool:
         """Whether its bytes are in the cold store now and not here."""
         return not self._disk.exists(self._path(name.file))
 
     def source_of(self, name: Name) -> Source:
         """Where its bytes are now. If the file moves to the cold store meanwhile, this source is gone."""
-        with self._translated():
-            return _TranslatedSource(self._source(name), self._translated)
+        with self._translate_errors():
+            return _TranslatedSource(self._source(name), self._translate_errors)
 
     def source_in_cold(self, name: Name, size: int | None = None) -> Source:
         """The copy in the cold store, whether or not there is a file or a stub here. Without its size, the
@@ -197,14 +197,14 @@ class SegmentStore:
         cold = self._cold
         if cold is None:
             raise Unreachable(f"{self._path(name.file)}: {_NO_COLD}")
-        with self._translated():
+        with self._translate_errors():
             if size is None:
                 names = dict.fromkeys((self._cold_name(name.file), _name_without_server(name.file)))
-                found = next((each for each in map(cold.size, names) if each is not None), None)
-                if found is None:
+                stored_size = next((each for each in map(cold.size, names) if each is not None), None)
+                if stored_size is None:
                     raise Corrupt(self._cold_name(name.file), 0, "there is nothing under this name")
-                size = found
-            return _TranslatedSource(self._cold_source(cold, name, size), self._translated)
+                size = stored_size
+            return _TranslatedSource(self._cold_source(cold, name, size), self._translate_errors)
 
     def open(self, generation: int, facts: SegmentFacts) -> Segment:
         """What is kept in memory of a segment, read from its file or its stub."""
@@ -224,7 +224,7 @@ class SegmentStore:
             index = self._index(name)
             return reader.read_batches(self._source(name), index, at, len(index) - 1, bytes_max=bytes_max)
 
-        return self._wherever_it_is(name, read)
+        return self._read_again_if_moved(name, read)
 
     def read_all(self, name: Name) -> Iterator[Batch]:
         with self._reading(name):
@@ -238,7 +238,7 @@ class SegmentStore:
 
     def find_tags(self, name: Name, match: Match) -> tuple[Sequence[int], Sequence[int]]:
         """Seqs of the records whose tag matches, and their bytes."""
-        return self._wherever_it_is(
+        return self._read_again_if_moved(
             name, lambda: tags.find_tags(self._source(name), self._index(name), match)
         )
 
@@ -247,7 +247,7 @@ class SegmentStore:
         with self._reading(name):
             yield from tags.walk_tags(self._source(name), self._index(name))
 
-    def _wherever_it_is(self, name: Name, read: Callable[[], T]) -> T:
+    def _read_again_if_moved(self, name: Name, read: Callable[[], T]) -> T:
         """A file can go to the cold store between the look for it and the read; then another look helps."""
         with self._reading(name):
             try:
@@ -270,7 +270,7 @@ class SegmentStore:
         if not self._server or name in self._without_server:
             return without_server
         note = partial(self._without_server.add, name)
-        return _EitherSource(ColdSource(cold, self._cold_name(name.file), size), without_server, note)
+        return _FallbackSource(ColdSource(cold, self._cold_name(name.file), size), without_server, note)
 
     def _cold_name(self, file: str) -> str:
         """A box keeps its number when it moves to another shard, so no shard stands in the name."""
@@ -291,9 +291,9 @@ class SegmentStore:
             index = segment_index.open_stub(FileSource(self._disk, self._path(name.stub)))
         assert name == (index.generation, index.first_seq, index.serial), "NAME_IS_CONTENT"
         self._indexes[name] = index
-        kept = list(self._indexes.items())
-        excess = sum(len(each) for _, each in kept) - _INDEX_BATCHES_MAX
-        for old, its_index in kept[:-1]:
+        entries = list(self._indexes.items())
+        excess = sum(len(each) for _, each in entries) - _INDEX_BATCHES_MAX
+        for old, its_index in entries[:-1]:
             if excess <= 0:
                 break
             self._indexes.pop(old, None)
@@ -305,13 +305,13 @@ class SegmentStore:
         """A segment that cannot be read is damaged as far as anyone can tell; that is no reason to end the
         shard, as a disk that cannot be written is."""
         try:
-            with self._translated():
+            with self._translate_errors():
                 yield
         except OSError as error:
             raise Corrupt(self._path(name.file), 0, f"it cannot be read ({error.strerror})") from error
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         """What goes wrong with the cold store, in terms of this file."""
         if self._cold is None:
             yield
@@ -324,7 +324,7 @@ class SegmentStore:
             raise Corrupt(error.name, 0, error.reason) from error
 
 
-class _EitherSource(WrappedSource):
+class _FallbackSource(WrappedSource):
     """A segment in the cold store, under its name or else under the one it has from before servers had a
     number there."""
 
@@ -341,24 +341,24 @@ class _EitherSource(WrappedSource):
             return self._source.read(offset, length)
         except ColdMissing as missing:
             try:
-                found = self._second.read(offset, length)
+                content = self._second.read(offset, length)
             except ColdMissing:
                 raise missing from None
         self._note()
-        return found
+        return content
 
 
 class _TranslatedSource(WrappedSource):
     """A source whose errors are those of this file."""
 
-    __slots__ = ("_translated",)
+    __slots__ = ("_translate_errors",)
 
-    def __init__(self, source: Source, translated: Callable[[], AbstractContextManager[None]]) -> None:
+    def __init__(self, source: Source, translate_errors: Callable[[], AbstractContextManager[None]]) -> None:
         super().__init__(source)
-        self._translated = translated
+        self._translate_errors = translate_errors
 
     def read(self, offset: int, length: int) -> bytes:
-        with self._translated():
+        with self._translate_errors():
             return self._source.read(offset, length)
 
 

@@ -22,8 +22,8 @@ from itertools import accumulate, chain
 from pyroaring import BitMap64
 from xxhash import xxh3_64_intdigest
 
-from shard.storage.segments.small_steps import chunks, converted, in_order
-from shard.storage.segments.tags import BLOCK_HEAD, TagDirectory, Tagged
+from shard.storage.segments.small_steps import chunks, convert, sorted_runs
+from shard.storage.segments.tags import BLOCK_HEAD, TagDirectory, TaggedRecords
 from shard.storage.sources import PADDING
 from streams.protocol.model.records import Batch
 
@@ -44,7 +44,7 @@ class TagIndexBuilder:
     def __repr__(self) -> str:
         return f"<TagIndexBuilder {len(self._entries_of)} tags>"
 
-    def take(self, batch: Batch) -> None:
+    def add(self, batch: Batch) -> None:
         if batch.tags is None:
             return
         if batch.count == 1:
@@ -61,10 +61,11 @@ class TagIndexBuilder:
                 entries.append(seq)
                 entries.append(size)
 
-    def tagged(self) -> dict[str, Tagged]:
+    def records_by_tag(self) -> dict[str, TaggedRecords]:
         """All that was taken in, by tag."""
         return {
-            tag: Tagged(entries[::2], array("I", entries[1::2])) for tag, entries in self._entries_of.items()
+            tag: TaggedRecords(entries[::2], array("I", entries[1::2]))
+            for tag, entries in self._entries_of.items()
         }
 
     def encode(self, offset: int, generation: int) -> Generator[bytes, None, TagDirectory]:
@@ -94,7 +95,7 @@ def _encode_blocks(entries_of: Mapping[str, array[int]]) -> Iterator[tuple[bytes
     """(first name, block) in order. A tag whose records alone fill more than a block has one to itself."""
     block = _BlockBuilder()
     for tag in chain.from_iterable(
-        in_order(entries_of)
+        sorted_runs(entries_of)
     ):  # by code point, which is the order of the UTF-8 bytes too
         name = tag.encode()
         entries = entries_of[tag]
@@ -135,7 +136,7 @@ class _BlockBuilder:
         self.bytes_max += entry_bytes
 
     def encode(self) -> bytes:
-        sizes = _narrowed(self._sizes)
+        sizes = _narrow(self._sizes)
         assert len(self._record_ends) == len(self.names), "ONE_SIZE_EACH"
         assert self._record_ends[-1] == len(self._sizes), "ONE_SIZE_EACH"
         block = b"".join(
@@ -160,13 +161,13 @@ def _bitmap_if_smaller(seqs: array[int]) -> bytes | None:
     for part in chunks(seqs):
         bitmap.update(part)
     bitmap.run_optimize()
-    packed: bytes = bitmap.serialize()
-    return packed if len(packed) < 8 * len(seqs) else None
+    content: bytes = bitmap.serialize()
+    return content if len(content) < 8 * len(seqs) else None
 
 
-def _narrowed(sizes: array[int]) -> array[int]:
+def _narrow(sizes: array[int]) -> array[int]:
     """With as few bytes a number as the largest of them needs."""
     for kind in ("B", "H"):
         with suppress(OverflowError):
-            return converted(sizes, kind)
-    return converted(sizes, "I")
+            return convert(sizes, kind)
+    return convert(sizes, "I")

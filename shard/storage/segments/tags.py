@@ -42,13 +42,13 @@ from typing import NamedTuple, Protocol
 from pyroaring import BitMap64
 
 from shard.storage.files import Corrupt
-from shard.storage.segments.small_steps import chunks, converted, in_order
+from shard.storage.segments.small_steps import chunks, convert, sorted_runs
 from shard.storage.sources import (
     READ_BYTES,
-    Places,
+    PieceTable,
     Source,
     column_of,
-    padded,
+    padded_length,
     read_pieces,
     read_runs,
     read_verified,
@@ -60,7 +60,7 @@ _DIRECTORY_ENTRY_BYTES = 24
 _WIDTHS = {1: "B", 2: "H", 4: "I"}
 
 
-class Tagged(NamedTuple):
+class TaggedRecords(NamedTuple):
     """Records that have a tag: two columns of the same length."""
 
     #: u64, ascending.
@@ -93,60 +93,60 @@ class HasTags(Protocol):
 # Reading
 
 
-def find_tags(source: Source, index: HasTags, match: Match) -> Tagged:
+def find_tags(source: Source, index: HasTags, match: Match) -> TaggedRecords:
     """All records whose tag the match accepts. Reads of the tag index what it needs, and no batch."""
     # A text that is not UTF-8 is in no block, and the empty tag is no tag.
     text = match.text.encode("utf-8", "surrogatepass")
     if index.directory.blocks == 0 or not (text or match.is_prefix):
-        return Tagged(array("Q"), array("I"))
+        return TaggedRecords(array("Q"), array("I"))
     blocks = _Blocks(source, index)
     first_at = max(0, bisect_right(blocks.firsts, text) - 1)
     if not match.is_prefix:
         (block,) = blocks.read(first_at, first_at)
         first = bisect_left(block.names, text)
-        return block.tagged(first, first + block.names.has_at(first, text))
-    found: list[Tagged] = []
+        return block.records_of(first, first + block.names.has_at(first, text))
+    parts: list[TaggedRecords] = []
     tags = 0
     for block in blocks.read(first_at, max(first_at, blocks.firsts.end_of_prefix(text) - 1)):
         first = bisect_left(block.names, text)
         end = block.names.end_of_prefix(text, first)
-        found.append(block.tagged(first, end))
+        parts.append(block.records_of(first, end))
         tags += end - first
     # The seqs of a single tag rise by themselves.
-    return _merged(found) if tags > 1 else max(found, key=lambda tagged: len(tagged.seqs))
+    return _merge(parts) if tags > 1 else max(parts, key=lambda records: len(records.seqs))
 
 
 def walk_tags(source: Source, index: HasTags) -> Iterator[tuple[str, array[int], array[int]]]:
     """Every tag in order, with seqs and sizes of its records. Reads and verifies block by block."""
     if index.directory.blocks:
         for block in _Blocks(source, index).read(0, index.directory.blocks - 1):
-            for name, tagged in block.each():
-                yield str(name, "utf-8"), *tagged
+            for name, records in block.each():
+                yield str(name, "utf-8"), *records
 
 
 def read_tag_index(source: Source, index: HasTags, *, offset: int) -> Iterator[memoryview]:
     """All bytes of the tag index, which begins at `offset`, verified; for one who makes a copy."""
     blocks = _Blocks(source, index)
     for first, last, content in blocks.runs():
-        if blocks.places.offsets[first] != offset:
+        if blocks.piece_table.offsets[first] != offset:
             raise Corrupt(source.name, offset, "the next tag block is not here")
-        offset = blocks.places.end(last)
+        offset = blocks.piece_table.end(last)
         yield content
     if offset != index.directory.offset:
         raise Corrupt(source.name, offset, "the tag directory does not follow here")
     yield memoryview(blocks.content)
 
 
-def _merged(found: list[Tagged]) -> Tagged:
+def _merge(parts: list[TaggedRecords]) -> TaggedRecords:
     size_of: dict[int, int] = {}
-    for seqs, sizes in found:
+    for seqs, sizes in parts:
         for some_seqs, some_sizes in zip(chunks(seqs), chunks(sizes), strict=True):
             size_of.update(zip(some_seqs, some_sizes, strict=True))
-    merged = Tagged(array("Q"), array("I"))
-    for run in in_order(size_of):
-        merged.seqs.fromlist(run)
-        merged.sizes.extend(map(size_of.__getitem__, run))
-    return merged
+    records = TaggedRecords(array("Q"), array("I"))
+    for run in sorted_runs(size_of):
+        records.seqs.fromlist(run)
+        records.sizes.extend(map(size_of.__getitem__, run))
+    return records
 
 
 class _Names(Sequence[bytes]):
@@ -180,11 +180,11 @@ class _Blocks:
         self._source = source
         self._generation = index.generation
         content = read_verified(
-            source, offset, length, checksum=checksum, seed=index.generation, what="tag directory"
+            source, offset, length, checksum=checksum, seed=index.generation, label="tag directory"
         )
         view = memoryview(content)
         self.content = content
-        self.places = Places(
+        self.piece_table = PieceTable(
             offsets=column_of("Q", view, 0, blocks),
             checksums=column_of("Q", view, 8 * blocks, blocks),
             lengths=column_of("I", view, 16 * blocks, blocks),
@@ -195,7 +195,7 @@ class _Blocks:
 
     def read(self, first_at: int, last_at: int) -> Iterator[_Block]:
         pieces = read_pieces(
-            self._source, self.places, first_at, last_at, seed=self._generation, what="tag block"
+            self._source, self.piece_table, first_at, last_at, seed=self._generation, label="tag block"
         )
         return map(_Block, pieces)
 
@@ -203,7 +203,13 @@ class _Blocks:
         """All blocks, many at a time, as `read_runs` gives them."""
         last = len(self.firsts) - 1
         return read_runs(
-            self._source, self.places, 0, last, bytes_max=READ_BYTES, seed=self._generation, what="tag block"
+            self._source,
+            self.piece_table,
+            0,
+            last,
+            bytes_max=READ_BYTES,
+            seed=self._generation,
+            label="tag block",
         )
 
 
@@ -243,18 +249,18 @@ class _Block:
             accumulate((self._start(tag + 1) - self._start(tag) for tag in self._bitmap_tags), initial=0)
         )
 
-    def tagged(self, first: int, end: int) -> Tagged:
+    def records_of(self, first: int, end: int) -> TaggedRecords:
         """The records of tags first..end-1, tag after tag."""
         start, stop = self._start(first), self._start(end)
         sizes = column_of(_WIDTHS[self._width], self._sizes, self._width * start, stop - start)
-        return Tagged(self._seqs_of(first, end), sizes if self._width == 4 else converted(sizes, "I"))
+        return TaggedRecords(self._seqs_of(first, end), sizes if self._width == 4 else convert(sizes, "I"))
 
-    def each(self) -> Iterator[tuple[bytes, Tagged]]:
+    def each(self) -> Iterator[tuple[bytes, TaggedRecords]]:
         """Every name with its records."""
-        seqs, sizes = self.tagged(0, len(self.names))
+        seqs, sizes = self.records_of(0, len(self.names))
         start = 0
         for name, end in zip(self.names, self._record_ends, strict=True):
-            yield name, Tagged(seqs[start:end], sizes[start:end])
+            yield name, TaggedRecords(seqs[start:end], sizes[start:end])
             start = end
 
     def _start(self, tag: int) -> int:
@@ -289,7 +295,7 @@ class _Block:
 
 
 def verify_tags(
-    source: Source, index: HasTags, *, offset: int, expected: dict[str, Tagged] | None
+    source: Source, index: HasTags, *, offset: int, expected_tags: dict[str, TaggedRecords] | None
 ) -> Iterator[Corrupt]:
     """Whether every tag block is unharmed and, if `expected` is given, says the same as the batches. The
     first block should be at `offset`."""
@@ -298,40 +304,40 @@ def verify_tags(
     except Corrupt as damage:
         yield damage
         return
-    listed = 0
+    tag_count = 0
     last = b""
     for at in range(index.directory.blocks):
-        if blocks.places.offsets[at] != offset:
+        if blocks.piece_table.offsets[at] != offset:
             yield Corrupt(source.name, offset, "the next tag block is not here")
-        offset = blocks.places.offsets[at]
+        offset = blocks.piece_table.offsets[at]
         try:
             (block,) = blocks.read(at, at)
         except Corrupt as damage:
             yield damage
-            expected = None
+            expected_tags = None
         else:
-            for reason in _problems_of(block, blocks.firsts[at], last, expected):
+            for reason in _find_problems(block, blocks.firsts[at], last, expected_tags):
                 yield Corrupt(source.name, offset, reason)
-            listed += len(block.names)
+            tag_count += len(block.names)
             last = block.names[len(block.names) - 1]
-        offset += padded(blocks.places.lengths[at])
+        offset += padded_length(blocks.piece_table.lengths[at])
     if offset != index.directory.offset:
         yield Corrupt(source.name, offset, "the tag directory does not follow here")
     tags = index.directory.tags
-    if expected is not None and not listed == tags == len(expected):
-        reason = f"{listed} tags are listed, the footer has {tags}, the batches {len(expected)}"
+    if expected_tags is not None and not tag_count == tags == len(expected_tags):
+        reason = f"{tag_count} tags are listed, the footer has {tags}, the batches {len(expected_tags)}"
         yield Corrupt(source.name, index.directory.offset, reason)
 
 
-def _problems_of(
-    block: _Block, first: bytes, last: bytes, expected: dict[str, Tagged] | None
+def _find_problems(
+    block: _Block, first: bytes, last: bytes, expected_tags: dict[str, TaggedRecords] | None
 ) -> Iterator[str]:
     """What is wrong in a block; the directory has it begin with `first`, the one before ended with `last`."""
     if block.names[0] != first:
         yield "the directory has another first name"
-    for name, tagged in block.each():
+    for name, records in block.each():
         if not last < name:
             yield f"tag {name!r} comes after {last!r}"
         last = name
-        if expected is not None and tagged != expected.get(str(name, "utf-8")):
+        if expected_tags is not None and records != expected_tags.get(str(name, "utf-8")):
             yield f"seqs or sizes of tag {name!r} are not right"

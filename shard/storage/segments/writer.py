@@ -44,7 +44,7 @@ from shard.storage.segments.index import (
 )
 from shard.storage.segments.reader import verified_bytes
 from shard.storage.segments.tag_writer import TagIndexBuilder
-from shard.storage.sources import PADDING, Source, checksum_of, padded
+from shard.storage.sources import PADDING, Source, checksum_of, padded_length
 from streams.protocol.model.records import Batch
 
 #: A step is over when it has `STEP_BYTES` or this many batches. To take in a batch costs some 4 µs, a tagged
@@ -80,7 +80,7 @@ def layout(batches: Iterable[Batch]) -> array[int]:
     offset = HEADER_BYTES
     for batch in batches:
         offsets.append(offset)
-        offset += padded(sum(map(len, batch.to_parts())))
+        offset += padded_length(sum(map(len, batch.to_parts())))
     return offsets
 
 
@@ -100,8 +100,8 @@ def write_segment(
     builder = _Builder(generation=generation, serial=serial)
     steps = _steps(builder, batches)
     first = next(steps)  # before anything is created: the name is known only with the first batch
-    written = _write_file(disk, f"{directory}/{builder.name}", chain((first,), steps), pause)
-    assert written == builder.index().file_bytes, "WRITTEN_WHOLE"
+    size = _write_file(disk, f"{directory}/{builder.name}", chain((first,), steps), pause)
+    assert size == builder.index().file_bytes, "WRITTEN_WHOLE"
     return builder.index()
 
 
@@ -117,30 +117,30 @@ def _write_file(
     disk.mkdir(folder)
     disk.fsync_dir(directory)
     is_new = not disk.exists(path)
-    made = path.removesuffix(SEGMENT.suffix) + ".tmp"
-    handle = disk.create(made)
+    current_path = path.removesuffix(SEGMENT.suffix) + ".tmp"
+    handle = disk.create(current_path)
     try:
         try:
-            offset = synced = 0
+            offset = synced_offset = 0
             for step in steps:
-                if offset - synced >= SYNC_BYTES:
+                if offset - synced_offset >= SYNC_BYTES:
                     disk.fdatasync(handle)
-                    synced = offset
-                written = disk.pwritev(handle, step, offset)
-                offset += written
-                pause(written)
+                    synced_offset = offset
+                step_bytes = disk.pwritev(handle, step, offset)
+                offset += step_bytes
+                pause(step_bytes)
             disk.fsync(handle)
         finally:
             disk.close(handle)
-        disk.rename(made, path)
-        made = path
+        disk.rename(current_path, path)
+        current_path = path
         disk.fsync_dir(folder)
     except BaseException:
         # Nobody knows of this file yet, unless it took the place of one that is the same and that somebody
         # may know. A file that cannot be removed now is found by the next listing of the directory.
-        if made != path or is_new:
+        if current_path != path or is_new:
             with suppress(OSError):
-                disk.unlink(made)
+                disk.unlink(current_path)
         raise
     return offset
 
@@ -158,11 +158,11 @@ def _steps(builder: _Builder, batches: Iterable[Batch]) -> Iterator[list[Buffer]
             start, count = builder.offset, 0
     if step:
         yield step
-    given = builder.offset
+    offset = builder.offset
     for buffer in builder.finish():
-        given += len(buffer)
+        offset += len(buffer)
         yield [buffer]
-    assert given == builder.index().file_bytes, "FROM_BATCHES"
+    assert offset == builder.index().file_bytes, "FROM_BATCHES"
 
 
 def copy_segment(
@@ -173,8 +173,8 @@ def copy_segment(
     It fails as `write_segment` does, and with `Corrupt` if what the source has is damaged.
     """
     index = open_segment(source)
-    written = _write_file(disk, f"{directory}/{index.name}", verified_bytes(source, index), pause)
-    assert written == index.file_bytes, "WRITTEN_WHOLE"
+    size = _write_file(disk, f"{directory}/{index.name}", verified_bytes(source, index), pause)
+    assert size == index.file_bytes, "WRITTEN_WHOLE"
     return index
 
 
@@ -184,8 +184,8 @@ def write_stub(disk: DiskLike, directory: str, index: SegmentIndex) -> None:
     columns = encode_columns(index)
     header = encode_header(STUB, index.generation, index.serial, index.first_seq)
     step: list[Buffer] = [header, columns, encode_footer(index, columns)]
-    written = _write_file(disk, f"{directory}/{index.stub_name}", [step], no_pause)
-    assert written == HEADER_BYTES + len(columns) + FOOTER_BYTES, "WRITTEN_WHOLE"
+    size = _write_file(disk, f"{directory}/{index.stub_name}", [step], no_pause)
+    assert size == HEADER_BYTES + len(columns) + FOOTER_BYTES, "WRITTEN_WHOLE"
 
 
 class _Builder:
@@ -254,7 +254,7 @@ class _Builder:
         self._add_count(batch.count)
         self._add_size(size)
         if batch.tags is not None:
-            self._tags.take(batch)
+            self._tags.add(batch)
         self._records += batch.count
         self._record_bytes += size
         self.offset += length + len(padding)

@@ -25,7 +25,7 @@ from shard.storage.wal.format import (
     number_of,
     path_of,
 )
-from shard.storage.wal.log import FILE_BYTES, Syncing, Wal, WalFile
+from shard.storage.wal.log import FILE_BYTES, PendingSync, Wal, WalFile
 
 __all__ = [
     "CHECKSUM_BYTES",
@@ -38,7 +38,7 @@ __all__ = [
     "U64",
     "Frame",
     "FrameParts",
-    "Syncing",
+    "PendingSync",
     "Wal",
     "WalFile",
     "first_lsn_of",

@@ -80,7 +80,7 @@ def path_of(directory: str, number: int) -> str:
     return f"{directory}/{number:012d}.wal"
 
 
-def kept_path_of(directory: str, number: int) -> str:
+def retained_path_of(directory: str, number: int) -> str:
     return f"{directory}/{number:012d}.held"
 
 
@@ -131,9 +131,9 @@ def first_lsn_of(path: str, data: bytes, number: int) -> int:
     head = data[: _FILE_HEAD.size]
     if len(data) < HEADER_BYTES or xxh3_64_intdigest(head, number) != U64.unpack_from(data, len(head))[0]:
         raise Corrupt(path, 0, "the file's header is not valid")
-    magic, version, _, found_number, first_lsn = _FILE_HEAD.unpack(head)
-    if magic != _FILE_MAGIC or found_number != number:
-        raise Corrupt(path, 0, f"the header is that of file {found_number}")
+    magic, version, _, header_number, first_lsn = _FILE_HEAD.unpack(head)
+    if magic != _FILE_MAGIC or header_number != number:
+        raise Corrupt(path, 0, f"the header is that of file {header_number}")
     if version != FORMAT_VERSION:
         raise Corrupt(path, 0, f"the file is of format {version}, this server reads {FORMAT_VERSION}")
     return int(first_lsn)
@@ -148,11 +148,11 @@ def encode_marker(number: int, lsn: int, durable_lsn: int) -> bytes:
 def markers_after(data: bytes, offset: int, number: int) -> Iterator[int]:
     """What the good markers behind `offset` claim is durable. The magic makes this a search, not a parse."""
     magic = U64.pack(MARKER_MAGIC ^ number)
-    found = data.find(magic, offset)
-    while found >= 0:
-        start = found - FRAME_HEAD_BYTES
+    position = data.find(magic, offset)
+    while position >= 0:
+        start = position - FRAME_HEAD_BYTES
         body = data[start : start + _MARKER.size]
         checksum = data[start + _MARKER.size : start + MARKER_BYTES]
         if start >= offset and start % 8 == 0 and checksum == U64.pack(xxh3_64_intdigest(body, number)):
             yield _MARKER.unpack(body)[-1]
-        found = data.find(magic, found + 1)
+        position = data.find(magic, position + 1)

@@ -50,8 +50,8 @@ from shard.storage.wal.format import (
     encode_frame,
     encode_header,
     encode_marker,
-    kept_path_of,
     path_of,
+    retained_path_of,
 )
 from shard.storage.wal.scan import LogFile, LogScan, read_frame
 from shard.storage.wal.spares import ZEROS, Spares
@@ -64,7 +64,7 @@ FILE_BYTES = 64 << 20
 _RENAME_LOOKS, _RENAME_LOOK_S = 5, 0.002
 
 
-class Syncing(NamedTuple):
+class PendingSync(NamedTuple):
     """A sync that goes on beside further appends: of which file, and up to which lsn."""
 
     handle: int
@@ -96,17 +96,17 @@ class Wal:
         #: Frames stop short of the end by one marker, so that `mark` always fits and the size stays the same.
         self._frames_end_max = file_bytes - MARKER_BYTES
         #: Asked when a file is released: True if a frame between these lsns is still wanted.
-        self.keeps: Callable[[int, int], bool] = lambda first_lsn, last_lsn: False
+        self.must_retain: Callable[[int, int], bool] = lambda first_lsn, last_lsn: False
         self._scan = LogScan(disk, directory)
         self._files = self._scan.files
         #: Released files that are kept, by number.
-        self._kept = self._scan.kept
+        self._retained_files = self._scan.retained_files
         self._spares = Spares(disk, directory, file_bytes=file_bytes, reserves=reserves)
         self._current: LogFile | None = None
         self._handle = -1
         #: Held while the disk syncs. A sync that fails may not be repeated: the next one would succeed and
         #: prove nothing. So each waits for the one before, and for what became of it.
-        self._syncing = threading.Lock()
+        self._sync_lock = threading.Lock()
         self._state = "new"  # -> scanned -> open -> closed, or failed from anywhere
         #: The greatest lsn that a marker or a header in the newest file proves durable.
         self._proven_lsn = 0
@@ -122,7 +122,7 @@ class Wal:
         )
 
     @property
-    def mark_due(self) -> bool:
+    def needs_marker(self) -> bool:
         """Whether durable frames stand in the newest file that nothing in it proves."""
         return self._current is not None and self._proven_lsn < self.durable_lsn
 
@@ -134,11 +134,14 @@ class Wal:
         """All files, oldest first; the last one is the newest, which cannot be released."""
         return [WalFile(file.number, file.first_lsn, file.last_lsn) for file in list(self._files.values())]
 
-    def kept_files(self) -> list[WalFile]:
+    def retained_files(self) -> list[WalFile]:
         """Files that were released and kept, oldest first."""
-        return [WalFile(file.number, file.first_lsn, file.last_lsn) for file in list(self._kept.values())]
+        return [
+            WalFile(file.number, file.first_lsn, file.last_lsn)
+            for file in list(self._retained_files.values())
+        ]
 
-    # Reading: scan_kept, scan, settle, read.
+    # Reading: scan_retained, scan, settle, read.
 
     @property
     def scanned_bytes(self) -> int:
@@ -149,11 +152,11 @@ class Wal:
         """Bytes that `scan` has to read."""
         return self._scan.total_bytes
 
-    def scan_kept(self) -> Iterator[Frame]:
+    def scan_retained(self) -> Iterator[Frame]:
         """All frames of files that were released and kept. It comes before `scan`. A file ends at its first
         damaged frame; the caller finds out which frames are missing."""
         assert self._state == "new", "STATE"
-        return self._scan.kept_frames()
+        return self._scan.retained_frames()
 
     def scan(self, *, snapshot_lsn: int = 0) -> Iterator[Frame]:
         """All frames in order. Writes nothing; raises `Corrupt` where durable bytes are missing or changed.
@@ -219,8 +222,8 @@ class Wal:
         their pages for clean, and a later sync passes over them. Writing them again makes it look."""
         if self._proven_lsn < newest.last_lsn:
             # From the last frame that is proven, because a marker may stand between it and the next.
-            proven = self._proven_lsn - newest.first_lsn
-            offset = newest.offsets[proven] << 3 if proven >= 0 else HEADER_BYTES
+            proven_at = self._proven_lsn - newest.first_lsn
+            offset = newest.offsets[proven_at] << 3 if proven_at >= 0 else HEADER_BYTES
             for at in range(offset, newest.end, len(ZEROS)):
                 length = min(len(ZEROS), newest.end - at)
                 self._disk.pwritev(handle, [self._disk.pread(handle, length, at)], at)
@@ -236,7 +239,7 @@ class Wal:
         return read_frame(self._disk, self._file_of(lsn), lsn)
 
     def _file_of(self, lsn: int) -> LogFile:
-        for file in reversed([*self._kept.values(), *self._files.values()]):
+        for file in reversed([*self._retained_files.values(), *self._files.values()]):
             if file.first_lsn <= lsn <= file.last_lsn:
                 return file
         raise AssertionError(f"lsn {lsn} was released")
@@ -275,8 +278,8 @@ class Wal:
         """What can be written for certain: into the current file, and into those that are ready. Any thread
         may ask; it is right to within what is being written."""
         current = self._current
-        left = 0 if current is None else max(0, self._frames_end_max - current.end)
-        return left + len(self._spares) * (self._frames_end_max - HEADER_BYTES)
+        current_room = 0 if current is None else max(0, self._frames_end_max - current.end)
+        return current_room + len(self._spares) * (self._frames_end_max - HEADER_BYTES)
 
     @property
     def has_spare(self) -> bool:
@@ -298,31 +301,31 @@ class Wal:
             self._state = "failed"
             raise
 
-    def begin_sync(self) -> Syncing | None:
+    def begin_sync(self) -> PendingSync | None:
         """A sync that another thread is to make with `run_sync`, beside further appends, and that counts from
         `end_sync` on. None if all is durable. Like all but `run_sync` it belongs to the writing thread."""
         self._refuse_unless_open()
         if self.durable_lsn == self.logged_lsn:
             return None
-        self._syncing.acquire()
-        return Syncing(self._handle, self.logged_lsn)
+        self._sync_lock.acquire()
+        return PendingSync(self._handle, self.logged_lsn)
 
-    def run_sync(self, syncing: Syncing) -> None:
-        assert self._syncing.locked(), "ONE_SYNC"
+    def run_sync(self, pending_sync: PendingSync) -> None:
+        assert self._sync_lock.locked(), "ONE_SYNC"
         try:
-            self._disk.fdatasync(syncing.handle)
+            self._disk.fdatasync(pending_sync.handle)
         except BaseException:
             self._state = "failed"
             raise
         finally:
-            self._syncing.release()
+            self._sync_lock.release()
 
-    def end_sync(self, syncing: Syncing) -> bool:
+    def end_sync(self, pending_sync: PendingSync) -> bool:
         """Whether more is durable now."""
-        assert syncing.lsn <= self.logged_lsn, "DURABLE_IS_LOGGED"
-        grown = syncing.lsn > self.durable_lsn
-        self.durable_lsn = max(self.durable_lsn, syncing.lsn)
-        return grown
+        assert pending_sync.lsn <= self.logged_lsn, "DURABLE_IS_LOGGED"
+        is_further = pending_sync.lsn > self.durable_lsn
+        self.durable_lsn = max(self.durable_lsn, pending_sync.lsn)
+        return is_further
 
     def mark(self) -> None:
         """Leave proof, in the file itself, of all that is durable; for when nothing else is coming."""
@@ -348,7 +351,7 @@ class Wal:
         self._state = "closed"
 
     def _close_handle(self) -> None:
-        with self._syncing:
+        with self._sync_lock:
             self._disk.close(self._handle)
             self._handle = -1
 
@@ -364,7 +367,9 @@ class Wal:
         assert self._proven_lsn <= self.durable_lsn <= lsn, "DURABLE_IS_LOGGED"
         assert offset % 8 == 0 or file is None, "ALIGNED"
         proof = (
-            encode_marker(file.number, lsn, self.durable_lsn) if file is not None and self.mark_due else b""
+            encode_marker(file.number, lsn, self.durable_lsn)
+            if file is not None and self.needs_marker
+            else b""
         )
         for kind, version, frame_lsn, parts in frames:
             lsn += 1
@@ -397,9 +402,9 @@ class Wal:
             assert self._current is not None, "STATE: a file was begun"
             at = self._current.end
             write = partial(self._disk.pwritev, self._handle, buffers, at)
-            written = self._when_there_is_room(write) if waits else write()
-            self._current.end += written
-            self.bytes_written += written
+            size = self._when_there_is_room(write) if waits else write()
+            self._current.end += size
+            self.bytes_written += size
 
     def _sync(self) -> None:
         if self.durable_lsn < self.logged_lsn:
@@ -407,12 +412,12 @@ class Wal:
             self.durable_lsn = self.logged_lsn
 
     def _sync_file(self) -> None:
-        with self._syncing:
+        with self._sync_lock:
             self._refuse_unless_open()
             self._disk.fdatasync(self._handle)
 
     def _mark(self) -> None:
-        if self.mark_due:
+        if self.needs_marker:
             assert self._current is not None, "STATE: a file was begun"
             self._write([encode_marker(self._current.number, self.logged_lsn, self.durable_lsn)])
             self._sync_file()
@@ -437,7 +442,7 @@ class Wal:
         if self._handle >= 0:
             self._close_handle()
         number = self._newest().number + 1 if self._files else 1
-        assert number not in self._kept, "KEPT_OR_NOT"
+        assert number not in self._retained_files, "KEPT_OR_NOT"
         spare = self._when_there_is_room(self._spares.take)
         file = LogFile(number, self.path_of(number), first_lsn)
         handle = disk.open(spare, writable=True)
@@ -472,12 +477,12 @@ class Wal:
         self._refuse_unless_open()
         numbers = list(self._files)
         assert number == numbers[0] != numbers[-1], "CONTIGUOUS_NUMBER"
-        assert number not in self._kept, "KEPT_OR_NOT"
+        assert number not in self._retained_files, "KEPT_OR_NOT"
         file = self._files[number]
         try:
-            if self.keeps(file.first_lsn, file.last_lsn):
-                old, file.path = file.path, kept_path_of(self._directory, number)
-                self._kept[number] = file  # first: a reader finds it in one of the two
+            if self.must_retain(file.first_lsn, file.last_lsn):
+                old, file.path = file.path, retained_path_of(self._directory, number)
+                self._retained_files[number] = file  # first: a reader finds it in one of the two
                 self._disk.rename(old, file.path)
                 self._disk.fsync_dir(self._directory)
                 del self._files[number]
@@ -488,10 +493,10 @@ class Wal:
             self._state = "failed"
             raise
 
-    def drop_kept(self, number: int) -> None:
+    def drop_retained(self, number: int) -> None:
         """Drop a file that was kept. May be asked twice."""
         self._refuse_unless_open()
-        file = self._kept.pop(number, None)
+        file = self._retained_files.pop(number, None)
         if file is not None:
             self._disk.unlink(file.path)
             self._disk.fsync_dir(self._directory)

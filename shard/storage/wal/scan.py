@@ -35,10 +35,10 @@ from shard.storage.wal.format import (
     U64,
     Frame,
     first_lsn_of,
-    kept_path_of,
     markers_after,
     number_of,
     path_of,
+    retained_path_of,
 )
 
 
@@ -72,7 +72,7 @@ class LogScan:
         #: Found so far, by number.
         self.files: dict[int, LogFile] = {}
         #: Released files that are kept, by number.
-        self.kept: dict[int, LogFile] = {}
+        self.retained_files: dict[int, LogFile] = {}
         #: The greatest lsn that a marker or a header in the newest file proves durable.
         self.proven_lsn = 0
         self.scanned_bytes = 0
@@ -86,16 +86,16 @@ class LogScan:
         """The lsn of the last frame; 0 if the log has no file."""
         return list(self.files.values())[-1].last_lsn if self.files else 0
 
-    def kept_frames(self) -> Iterator[Frame]:
+    def retained_frames(self) -> Iterator[Frame]:
         """All frames of files that were released and kept. It comes before `frames`. A file ends at its first
         damaged frame; the caller finds out which frames are missing."""
-        assert not self.files and not self.kept, "SCANNED_ONCE"
+        assert not self.files and not self.retained_files, "SCANNED_ONCE"
         for number in self._numbers(".held"):
-            path = kept_path_of(self._directory, number)
+            path = retained_path_of(self._directory, number)
             data = self._disk.read_all(path)
             file = LogFile(number, path, first_lsn_of(path, data, number))
             yield from self._frames_of(file, data)
-            self.kept[number] = file
+            self.retained_files[number] = file
         self.proven_lsn = 0
 
     def frames(self, snapshot_lsn: int) -> Iterator[Frame]:
@@ -177,7 +177,7 @@ class LogScan:
         lsn = file.first_lsn
         offset = HEADER_BYTES
         while offset + FRAME_HEAD_BYTES + CHECKSUM_BYTES <= size:
-            length, kind, version, _, found_lsn = unpack_head(data, offset)
+            length, kind, version, _, frame_lsn = unpack_head(data, offset)
             start = offset + FRAME_HEAD_BYTES
             end = start + (length + 7 & ~7)
             if end + CHECKSUM_BYTES > size:
@@ -186,9 +186,9 @@ class LogScan:
                 break
             if kind == MARKER_KIND:
                 self.proven_lsn = unpack_u64(data, start + 8)[0]
-            elif found_lsn != lsn:
+            elif frame_lsn != lsn:
                 # CONTIGUOUS_LSN: a frame with a good checksum was written here, by us, with the next lsn.
-                raise Corrupt(file.path, offset, f"the frame is of lsn {found_lsn}, lsn {lsn} was expected")
+                raise Corrupt(file.path, offset, f"the frame is of lsn {frame_lsn}, lsn {lsn} was expected")
             else:
                 remember(offset >> 3)
                 yield Frame(kind, version, lsn, view[start : start + length], number, offset)
@@ -217,16 +217,16 @@ def read_frame(disk: DiskLike, file: LogFile, lsn: int) -> Frame:
     try:
         head = disk.pread(handle, FRAME_HEAD_BYTES, offset)
         length = FRAME_HEAD.unpack(head)[0] if len(head) == FRAME_HEAD_BYTES else 0
-        padded = length + 7 & ~7
-        data = disk.pread(handle, FRAME_HEAD_BYTES + padded + CHECKSUM_BYTES, offset)
+        padded_length = length + 7 & ~7
+        data = disk.pread(handle, FRAME_HEAD_BYTES + padded_length + CHECKSUM_BYTES, offset)
     finally:
         disk.close(handle)
     view = memoryview(data)
-    whole = len(data) == FRAME_HEAD_BYTES + padded + CHECKSUM_BYTES
+    is_whole = len(data) == FRAME_HEAD_BYTES + padded_length + CHECKSUM_BYTES
     body = view[:-CHECKSUM_BYTES]
-    if not whole or xxh3_64_intdigest(body, file.number) != U64.unpack(view[-CHECKSUM_BYTES:])[0]:
+    if not is_whole or xxh3_64_intdigest(body, file.number) != U64.unpack(view[-CHECKSUM_BYTES:])[0]:
         raise Corrupt(file.path, offset, f"the frame of lsn {lsn} is not valid")
-    _, kind, version, _, found_lsn = FRAME_HEAD.unpack_from(data)
-    assert found_lsn == lsn, "CONTIGUOUS_LSN: the offsets were taken down as the frames were"
+    _, kind, version, _, frame_lsn = FRAME_HEAD.unpack_from(data)
+    assert frame_lsn == lsn, "CONTIGUOUS_LSN: the offsets were taken down as the frames were"
     content = view[FRAME_HEAD_BYTES : FRAME_HEAD_BYTES + length]
     return Frame(kind, version, lsn, content, file.number, offset)
