@@ -1,17 +1,17 @@
-"""Bytes on disk: files, frames, the write-ahead log, snapshots, segments. Knows positions, never a policy.
+"""Reads and writes the shard's files: log, snapshots, segments and the cold store. It makes no decisions.
 
-files           the disk as the shard sees it, and `Corrupt`, the error that says stored bytes are wrong
-frames          a change to bytes and back; the state of a snapshot too
-wal/            the log: append, sync, rotate, scan, release
+files           disk calls, and `Corrupt`, the error for damaged bytes
+frames          encodes changes and snapshot states, and decodes them
+wal/            the write-ahead log: append, sync, rotate, scan, release
 snapshot        the state up to an lsn as one file
-retention       what the two newest snapshots still need of log and segments
-segments/       sealed segments: index, tags, writer, reader; store has all segments of a shard
-sources         bytes of a file that never changes, wherever it is
+retention       which log files and segments the two newest snapshots still need
+segments/       sealed segments: index, tags, writer, reader; `store` manages all segments of a shard
+sources         verified reads of immutable files, local or remote
 cold/           the cold store: a folder or an object store
-object_log      names and bytes of what object boxes have in the object store
+object_log      names and bytes of the objects that hold changes of object boxes
 salvage         reads a damaged log, for repair
-faults          damage and failed calls that were met, for metrics and `streams doctor`
+faults          damaged files and failed cold store calls, for metrics and `streams doctor`
 
-Assertions are about what this process has made, and each has a name that the head of its file explains. What
-is wrong with stored bytes is `Corrupt`, never an assertion.
+Assertions check only data that this process produced. Each has a name, which the head of its file explains.
+Damaged bytes raise `Corrupt`; they never fail an assertion.
 """

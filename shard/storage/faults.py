@@ -1,10 +1,10 @@
-"""Faults that a shard has met since it started: damaged files and failed calls of the cold store.
+"""Counts the faults of a shard since it started: damaged files and failed calls of the cold store.
 
 A shard goes on serving after these faults, so only this record shows them: in the metrics, in `/v0/status`
 and in `streams doctor`. No decision depends on it.
 
-Bounds: `FILES_MAX` damaged files are listed, and all are counted; one error text of the cold store is kept,
-`_TEXT_MAX` characters of it.
+Bounds: the first `FILES_MAX` damaged files are listed, and all are counted; one error text of the cold store
+is stored, cut to `_TEXT_MAX` characters.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from streams.protocol.telemetry.reports import COLD_OPERATIONS, DAMAGE_KINDS, Da
 Kind = Literal["segment", "snapshot"]
 Operation = Literal["read", "write", "delete"]
 
-#: More than anybody reads in a status; `streams verify` lists all.
+#: A status lists no more; `streams verify` lists all.
 FILES_MAX: Final = 20
 _TEXT_MAX: Final = 300
 
 
 class Faults:
-    """Called from any thread."""
+    """Damage and cold store failures. Any thread may call it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -1,17 +1,17 @@
-"""The disk, as the shard sees it: a handful of calls, and the one error that says stored bytes are wrong.
+"""Defines the disk calls of the shard's storage, and `Corrupt`, the error for damaged bytes.
 
-This file owns every use of `os` and `fcntl` in the shard's storage. All else takes a `DiskLike`, so that a
-test can hand it a disk which lies (`tests/support/faultdisk.py`).
+Only this file uses `os` and `fcntl` in the shard's storage. Everything else takes a `DiskLike`, so that tests
+can pass a disk that loses writes or fails (`tests/support/faultdisk.py`).
 
 Rules of the file:
-  1. An `OSError` leaves as it came. What a failed write means is for the caller to say.
-  2. Nothing here is durable by itself. Data is durable after `fdatasync` or `fsync` of the file, a name
-     (creation, rename, removal) after `fsync_dir` of the directory that holds it.
-  3. Nothing here is cached or retried; a short write is continued, which is not a retry.
+  1. An `OSError` is raised unchanged. The caller decides what a failed write means.
+  2. No call makes data durable by itself. Data is durable after `fdatasync` or `fsync` of the file, a name
+     (creation, rename, removal) after `fsync_dir` of its directory.
+  3. Nothing is cached or retried; a short write is continued, which is not a retry.
 
 Invariants:
-  WHOLE_WRITE  `pwritev` returns only when every byte was taken.
-  SHORT_READ   `pread` returns what was asked for, or less at the end of a file; never more.
+  WHOLE_WRITE  `pwritev` returns only when it has written every byte.
+  SHORT_READ   `pread` returns the requested bytes, or fewer at the end of a file; never more.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
-#: One run of bytes to be written. A memoryview must be of bytes (format "B"), so that `len` is its size.
+#: A run of bytes to write. A memoryview must be of bytes (format "B"), so that `len` is its size.
 Buffer = bytes | bytearray | memoryview
 
 #: Linux takes at most this many buffers in one `pwritev` (`getconf IOV_MAX`).
@@ -34,13 +34,13 @@ BUFFERS_PER_CALL = 1024
 READ_BYTES_PER_CALL = 1 << 30
 
 
-#: What a disk or its file system says of bytes that it cannot give back: a bad sector, a checksum of its own.
+#: Errors of a disk or file system that cannot read stored bytes: a bad sector, a failed checksum.
 UNREADABLE = (errno.EIO, errno.EUCLEAN, errno.EBADMSG)
 
-#: What a file system says when it has no room for more, or a user has none left.
+#: Errors of a file system that is full, or of a user whose quota is used up.
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
-#: What a disk gives back or loses as one.
+#: A disk reads or loses at least this much at once.
 PAGE_BYTES = 4096
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -55,33 +55,35 @@ class Corrupt(Exception):
         self.reason = reason
         super().__init__(
             f"{path} is damaged at byte {offset}: {reason}. Nothing was changed. Run `streams verify` to see "
-            "how far the damage goes, then `streams repair` to keep what is whole, or put a backup in place."
+            "how far the damage goes, then `streams repair` to keep the intact data, or restore a backup."
         )
 
 
 class Space(NamedTuple):
-    """Of a file system: what may still be written to it, and how large it is."""
+    """Free and total bytes of a file system."""
 
     free_bytes: int
     total_bytes: int
 
 
 class DiskLike(Protocol):
-    """What storage may ask of a disk. A handle is an int that only the disk which gave it understands."""
+    """The disk calls that storage uses. A handle is an int that is valid only on the disk that returned
+    it."""
 
     def open(self, path: str, *, writable: bool) -> int:
         """Open an existing file."""
 
     def create(self, path: str) -> int:
-        """Open a file for reading and writing; make it if it is not there, empty it if it is."""
+        """Open a file for reading and writing. Create it if it does not exist, truncate it if it does."""
 
     def lock(self, path: str) -> int:
-        """Hold `path` alone until the handle is closed; `BlockingIOError` if another holder is alive."""
+        """Lock `path` exclusively until the handle is closed; `BlockingIOError` if another process holds
+        it."""
 
     def close(self, handle: int) -> None: ...
 
     def pwritev(self, handle: int, buffers: Sequence[Buffer], offset: int) -> int:
-        """Write the buffers one after the other from `offset` on; the number of bytes written."""
+        """Write the buffers one after the other from `offset` on; return the number of bytes."""
 
     def pread(self, handle: int, length: int, offset: int) -> bytes: ...
 
@@ -90,8 +92,10 @@ class DiskLike(Protocol):
     def truncate(self, handle: int, size: int) -> None: ...
 
     def allocate(self, handle: int, size: int) -> None:
-        """Have room for the first `size` bytes of a file, so that writing them cannot run out of it. What was
-        not written reads as zeros. A file system that copies on write promises less."""
+        """Reserve space for the first `size` bytes of a file, so that writing them cannot run out of space.
+
+        Unwritten bytes read as zeros. A copy-on-write file system guarantees less.
+        """
 
     def fdatasync(self, handle: int) -> None:
         """Make a file's bytes and its size durable."""
@@ -102,21 +106,21 @@ class DiskLike(Protocol):
         """Make the names in a directory durable."""
 
     def rename(self, old: str, new: str) -> None:
-        """Give a file another name in the same directory, at once and over whatever had that name."""
+        """Rename a file within its directory, atomically, replacing any file with the new name."""
 
     def link(self, old: str, new: str) -> None:
-        """Give a file a second name, in any directory of the same file system; `OSError` if it has none."""
+        """Create a hard link in any directory of the same file system; `OSError` if it supports none."""
 
     def unlink(self, path: str) -> None: ...
 
     def mkdir(self, path: str) -> None:
-        """Make a directory unless it is there. Its parent must be."""
+        """Create a directory unless it exists. Its parent must exist."""
 
     def rmdir(self, path: str) -> None:
         """Remove an empty directory."""
 
     def listdir(self, path: str) -> list[str]:
-        """The names in a directory, sorted."""
+        """Return the names in a directory, sorted."""
 
     def exists(self, path: str) -> bool: ...
 
@@ -125,14 +129,14 @@ class DiskLike(Protocol):
     def is_dir(self, path: str) -> bool: ...
 
     def space(self, path: str) -> Space:
-        """Of the file system that holds `path`."""
+        """Return free and total bytes of the file system that holds `path`."""
 
     def free_bytes(self, path: str) -> int:
-        """What may still be written to the file system of `path`."""
+        """Return the bytes that can still be written to the file system of `path`."""
 
 
 class Disk:
-    """The real one. It has no state; every method is a system call or a loop over one."""
+    """The real disk. It has no state; every method is a system call or a loop over one."""
 
     def __repr__(self) -> str:
         return "<Disk>"
@@ -168,7 +172,7 @@ class Disk:
         return total
 
     def _write_rest(self, handle: int, buffers: Sequence[Buffer], skip: int, offset: int) -> int:
-        """Write what a short `pwritev` left over, buffer by buffer; rare, so plain."""
+        """Write the remaining buffers of a short `pwritev`, one by one. This is rare, so it is simple."""
         total = 0
         start = offset
         for buffer in buffers:
@@ -263,8 +267,10 @@ class Disk:
 
 
 class ExaminedDisk(Disk):
-    """A disk for tools that look for damage: bytes that it cannot give back are `Corrupt`, with their place.
-    A shard that serves gets the `OSError`."""
+    """A disk for tools that look for damage: unreadable bytes raise `Corrupt` with their position.
+
+    A serving shard uses `Disk` and gets the `OSError`.
+    """
 
     def __init__(self) -> None:
         self._paths: dict[int, str] = {}
@@ -286,17 +292,17 @@ class ExaminedDisk(Disk):
             if error.errno not in UNREADABLE:
                 raise
             path = self._paths.get(handle, "a file")
-            if length > PAGE_BYTES:  # where in there?
+            if length > PAGE_BYTES:  # find the first unreadable page
                 for page in range(offset, offset + length, PAGE_BYTES):
                     self.pread(handle, min(PAGE_BYTES, offset + length - page), page)
             raise Corrupt(path, offset, f"the disk cannot read it ({error.strerror})") from error
 
 
 class ConfinedDisk(Disk):
-    """A disk that reaches one directory only, for files whose names come out of other files.
+    """A disk that reaches one directory only, for files whose names come from untrusted files.
 
-    Every path is walked by descriptors from that directory on, and no link is followed, so neither a name nor
-    a link that somebody plants meanwhile leads out of it. `create` makes new files only.
+    Every path is opened folder by folder, relative to that directory, and no symbolic link is followed. So
+    neither a name nor a link that an attacker plants leads out of it. `create` makes new files only.
     """
 
     def __init__(self, root: str) -> None:
@@ -307,7 +313,7 @@ class ConfinedDisk(Disk):
         return f"<ConfinedDisk {self._root}>"
 
     def close_root(self) -> None:
-        """Give the directory back. Nothing can be opened afterwards."""
+        """Close the directory. Nothing can be opened afterwards."""
         os.close(self._root_handle)
 
     def open(self, path: str, *, writable: bool) -> int:
@@ -377,7 +383,7 @@ class ConfinedDisk(Disk):
 
     @contextmanager
     def _parent(self, path: str) -> Iterator[tuple[int, str]]:
-        """The directory that holds `path`, and the name there."""
+        """Open the directory that holds `path`; yield its handle and the last name."""
         *folders, name = self._parts(path) or ["."]
         with self._open_folder(folders) as handle:
             yield handle, name
@@ -408,7 +414,7 @@ class ConfinedDisk(Disk):
 
 
 def read_chunks(disk: DiskLike, path: str, chunk_bytes: int) -> Iterator[bytes]:
-    """All of a file, in chunks of one size but for the last."""
+    """Yield all bytes of a file, in chunks of one size except the last."""
     handle = disk.open(path, writable=False)
     try:
         offset = 0
@@ -420,7 +426,7 @@ def read_chunks(disk: DiskLike, path: str, chunk_bytes: int) -> Iterator[bytes]:
 
 
 def read_skipping_damage(disk: DiskLike, path: str) -> bytes:
-    """All of a file, with zeros in place of what an examined disk cannot give back."""
+    """Return all bytes of a file, with zeros in place of unreadable pages. Needs an `ExaminedDisk`."""
     try:
         return disk.read_all(path)
     except Corrupt:
@@ -441,7 +447,7 @@ def read_skipping_damage(disk: DiskLike, path: str) -> bytes:
 
 
 def remove_tree(disk: DiskLike, path: str) -> None:
-    """Remove a directory and all that is in it, if it is there; durably when this returns."""
+    """Remove a directory with its content, if it exists. The removal is durable on return."""
     if not disk.exists(path):
         return
     for name in disk.listdir(path):
@@ -455,5 +461,5 @@ def remove_tree(disk: DiskLike, path: str) -> None:
 
 
 def parent_of(path: str) -> str:
-    """The directory that holds the name `path`."""
+    """Return the directory of a path."""
     return os.path.dirname(path) or "."

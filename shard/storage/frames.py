@@ -1,4 +1,4 @@
-"""Change <-> bytes, and the state of a shard <-> bytes. Pure.
+"""Encodes and decodes changes (frames of the log) and the state of a shard (snapshots). Pure.
 
 The content of a frame (the log adds length, lsn and checksum, see `wal/format.py`):
 
@@ -18,14 +18,14 @@ The content of a frame (the log adds length, lsn and checksum, see `wal/format.p
     all others      one msgpack map, field by field
 
 Rules of the file
-- A kind's number and a version's meaning are on disk: they are frozen. A new layout is a new version, and the
-  reader of the old one stays.
+- The numbers of kinds and the layouts of versions are on disk and never change. A new layout gets a new
+  version, and the decoder of the old one stays.
 
 Invariants
 - KINDS_UNIQUE: each kind of change has a number of its own.
-- KIND_BYTE: a kind is one byte, and not 0, which is that of the log's markers.
+- KIND_BYTE: a kind is one byte, and not 0, which is the kind of the log's markers.
 - DECODABLE: every kind that is written has a decoder.
-- KIND_IS_TYPE: the head of a frame is that of its kind of change.
+- KIND_IS_TYPE: the head of a frame belongs to its kind of change.
 - NO_KEY: copies, and appends to streams, have no idempotency key.
 """
 
@@ -99,12 +99,12 @@ APPENDED = _KINDS[changes.BatchAppended]
 FORWARDED = _KINDS[changes.BatchForwarded]
 _STREAM_APPENDED = _KINDS[changes.StreamAppended]
 _DELETED = _KINDS[changes.RecordsDeleted]
-#: Also a `RecordsDeleted`, with groups. Of another kind, not version: salvage knows one version.
+#: A `RecordsDeleted` with groups. It has its own kind, not a version: salvage knows one version only.
 _DELETED_IN_GROUPS = 18
 _KEPT = _KINDS[changes.BatchKept]
 _HELD = {_KINDS[change]: change for change in (changes.TxnHeld, changes.TxnKept)}
 
-#: Kinds that give seqs to records, or take seqs that are not to be given.
+#: Kinds that assign seqs to records, or use up seqs without records.
 ASSIGNS_SEQS = frozenset(
     _KINDS[change]
     for change in (
@@ -138,11 +138,11 @@ assert len(_PLAIN_DECODERS) + 5 + len(_HELD) == len(_KINDS), "DECODABLE"
 
 
 class UnknownFrame(ValueError):
-    """A frame of a kind or version that this code does not know: it was written by a newer one."""
+    """A frame of an unknown kind or version: a newer server wrote it."""
 
 
 def encode(lsn: int, change: Change) -> tuple[int, int, int, Sequence[bytes]]:
-    """(kind, version, lsn, parts of the content)."""
+    """Return (kind, version, lsn, parts of the content) of a change."""
     kind = _KINDS[type(change)]
     if isinstance(change, changes.BatchAppended):
         key = (change.idempotency_key or "").encode()
@@ -188,7 +188,7 @@ def encode(lsn: int, change: Change) -> tuple[int, int, int, Sequence[bytes]]:
 
 def decode(kind: int, version: int, content: memoryview) -> Change:
     if version != VERSION:
-        raise UnknownFrame(f"a frame of kind {kind} has version {version}, known is {VERSION}")
+        raise UnknownFrame(f"a frame of kind {kind} has version {version}, this server reads {VERSION}")
     if kind == FORWARDED:
         return _decode_forwarded(content)
     if kind == APPENDED:
@@ -232,22 +232,22 @@ def _decode_deleted(kind: int, content: memoryview) -> changes.RecordsDeleted:
 
 
 class BatchClaim(NamedTuple):
-    """The batch that a damaged frame seems to hold: any of its numbers may be the one that is damaged."""
+    """The batch that a damaged frame seems to hold. Any of its numbers may be the damaged one."""
 
     generation: int
-    #: The first seq that it takes: one less than that of the batch if a hole comes before it.
+    #: The first seq that it uses: one before its first record if a hole comes first.
     first_seq_taken: int
     records: int
-    #: Whether another part of the batch says the same about how many records there are.
+    #: True if two parts of the batch agree on the number of records.
     is_count_sure: bool
-    #: Whether the generation stands at the front of the frame.
+    #: True if the generation is at the front of the frame.
     is_generation_sure: bool
-    #: Whether it was logged before, in another frame.
+    #: True if the batch was logged before, in another frame.
     is_kept: bool
 
 
 def read_claim(kind: int, content: memoryview) -> BatchClaim | None:
-    """Read from a damaged frame whose batch it holds; None if its kind holds none, or it is too short."""
+    """Read the batch claim of a damaged frame; None if its kind holds no batch, or it is too short."""
     at = behind_loss = 0
     try:
         if kind == FORWARDED:
@@ -313,21 +313,23 @@ def _decode_stream_appended(content: memoryview) -> changes.StreamAppended:
 # Snapshots
 
 _STATE_VERSION = 1
-#: A hundred boxes or so: a fraction of a millisecond.
+#: About a hundred boxes: a fraction of a millisecond.
 _PIECE_BYTES = 64 << 10
-#: Idempotency keys, jobs or batches with dead records that are encoded in one go: a millisecond.
+#: Idempotency keys, jobs or batches with dead records per encoder call: one millisecond.
 _ITEMS_AT_ONCE = 2_000
-#: Segments that are: each may have ten thousand such batches.
+#: Segments per encoder call: each may have ten thousand batches with dead records.
 _SEGMENTS_AT_ONCE = 4
-#: Heads of a msgpack map and array of any length.
+#: Headers of a msgpack map and a msgpack array.
 _MAP_HEAD, _ARRAY_HEAD = struct.Struct(">BH"), struct.Struct(">BI")
 _encode_into = msgspec.msgpack.Encoder().encode_into
 _decode_state = msgspec.msgpack.Decoder(ShardState).decode
 
 
 def encode_state(state: ShardState, pause: Callable[[], None] = lambda: None) -> list[bytes]:
-    """A version and one msgpack map, in pieces. `pause` is called between them, for the good of other
-    threads of this interpreter: a hundred thousand boxes take an eighth of a second."""
+    """Encode a state as a version byte and one msgpack map, in pieces.
+
+    `pause` is called between the pieces, so that other threads can run: 100,000 boxes take 0.125 s.
+    """
     plain = [name for name in state.__struct_fields__ if name != "boxes"]
     piece = bytearray([_STATE_VERSION]) + _MAP_HEAD.pack(0xDE, len(plain) + 1)
     for name in plain:
@@ -355,13 +357,15 @@ def _is_large(facts: BoxFacts) -> bool:
 
 
 def _encoded_in_parts(facts: BoxFacts) -> Iterator[bytes]:
-    """A box with many idempotency keys, jobs or batches with dead records. The encoder lets no other thread
-    run, and takes 0.1 s for a million keys."""
+    """Encode a box with many idempotency keys, jobs or batches with dead records, in parts.
+
+    The encoder does not release the GIL, and takes 0.1 s for a million keys.
+    """
     yield from _encoded_map(facts, {"keys": facts.keys, "segments": facts.segments, "queue": facts.queue})
 
 
 def _encoded_map(struct: msgspec.Struct, large: dict[str, Any]) -> Iterator[bytes]:
-    """A struct field by field, those named in `large` in parts."""
+    """Encode a struct field by field; the fields in `large` in parts."""
     names = struct.__struct_fields__
     yield _MAP_HEAD.pack(0xDE, len(names))
     for name in names:

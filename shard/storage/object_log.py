@@ -1,4 +1,4 @@
-"""Names and bytes of what the object store holds of a shard for its boxes of class `object`. Pure.
+"""Names and encodes the objects that hold the changes of object boxes in the object store. Pure.
 
     object/00000003-002-1700000000000/                    a chain: its number, its shard, its server
         log/<first lsn>-<last lsn>-<life>.frames          changes, one object for each group
@@ -10,12 +10,13 @@ An object is a header and frames, one after the other:
               last lsn u64 · length of the frames u64 · xxh3_64 of the frames · xxh3_64 of the header
     frame     length u32 · kind u8 · version u8 · 0 u16 · lsn u64 · content, as in the log (`frames.py`)
 
-Checksums are seeded with the object's name, so that one under another name does not verify. `previous` is
-where the object before it ended, or the base: all that concerns object boxes and lies between is in here.
+Checksums are seeded with the object's name, so that an object under another name does not verify. `previous`
+is the last lsn of the object before it, or of the base. The object holds every change of object boxes
+between the two.
 
 Invariants
-- BEHIND_PREVIOUS: an object ends behind the one before it.
-- WITHIN_NAME: the changes of an object are behind the one before it, and none is behind its last lsn.
+- BEHIND_PREVIOUS: an object ends at a higher lsn than the one before it.
+- WITHIN_NAME: the lsns of an object's changes are above `previous` and at most its last lsn.
 - FRAME_COUNT: an object holds as many frames as its header says.
 """
 
@@ -66,7 +67,7 @@ class ChainName(NamedTuple):
 
 
 class LogName(NamedTuple):
-    """Of one object with changes; they sort as their changes do."""
+    """The name of an object with changes. Names sort in the order of their changes."""
 
     first_lsn: int
     last_lsn: int
@@ -87,13 +88,13 @@ def base_id(lsn: int) -> str:
 
 
 def base_lsn(text: str) -> int | None:
-    """Of a name below a chain, if it is that of a base."""
+    """Return the lsn of a base from a name below a chain; None if it is not the name of a base."""
     match = _BASE.fullmatch(text)
     return int(match[1]) if match else None
 
 
 class ObjectLog(NamedTuple):
-    """What is in one object."""
+    """The content of one object."""
 
     previous_lsn: int
     last_lsn: int
@@ -126,19 +127,19 @@ def encode(
 
 
 def decode(name: str, content: bytes) -> ObjectLog:
-    """Raises `Corrupt` for anything that is not, to the last bit, what was put there under this name."""
+    """Decode an object. Raises `Corrupt` unless every bit is as it was stored under this name."""
     seed = xxh3_64_intdigest(name.encode())
     header = content[: _HEADER.size]
     if len(content) < _HEADER_BYTES or content[_HEADER.size : _HEADER_BYTES] != _CHECKSUM.pack(
         xxh3_64_intdigest(header, seed=seed)
     ):
-        raise Corrupt(name, 0, "its header does not match its checksum")
+        raise Corrupt(name, 0, "the header of the object does not match its checksum")
     magic, version, count, _, previous_lsn, last_lsn, length, checksum = _HEADER.unpack(header)
     if magic != _MAGIC or version != VERSION:
-        raise Corrupt(name, 0, f"it is of version {version}, known is {VERSION}")
+        raise Corrupt(name, 0, f"the object is of version {version}, this server reads {VERSION}")
     body = memoryview(content)[_HEADER_BYTES:]
     if len(body) != length or xxh3_64_intdigest(body, seed=seed) != checksum:
-        raise Corrupt(name, _HEADER_BYTES, "it does not match its checksum")
+        raise Corrupt(name, _HEADER_BYTES, "the object does not match its checksum")
     changes: list[tuple[int, Change]] = []
     at = 0
     while at < length:

@@ -1,19 +1,20 @@
-"""What the two snapshots on the disk still need: of the log, and of the segments.
+"""Decides which log files and segments the two snapshots on disk still need.
 
     snapshots      older         newer
-    needs lsn      412           870           so the log goes up to 411
-    names          {1, 2, 3}     {2, 4}        so the segments {1, 2, 3, 4} stay, beside those that are live
+    needs lsn      412           870           so log files up to lsn 411 can go
+    names          {1, 2, 3}     {2, 4}        so the segments {1, 2, 3, 4} stay, and all live segments
 
-Single frames that a snapshot names (chunks of transactions) do not keep the log from there on: their files
-are set aside when they are released (`Wal.must_retain`), and dropped when no snapshot names a frame in them.
+A snapshot may also name single frames of older log files (chunks of transactions). These do not retain the
+whole log: their files are set aside when they are released (`Wal.must_retain`), and dropped when no snapshot
+names a frame in them.
 
-The older one must stay usable too, should the newer one turn out to be damaged. What a snapshot of an earlier
-life names is not known here; nothing is dropped until it has made place.
+The older snapshot must stay usable in case the newer one is damaged. The names in a snapshot of an earlier
+process are unknown here; nothing is dropped until a new snapshot has replaced it.
 
 Invariants
-- TWO_SNAPSHOTS: what is needed is known of the two newest snapshots, of an unknown one too.
-- FILES_RISE: log files are given in the order of their lsns, without an overlap.
-- BELOW_SNAPSHOT: a log file is released only if it ends before what either snapshot needs.
+- TWO_SNAPSHOTS: there is one entry for each of the two newest snapshots, also for an unknown one.
+- FILES_RISE: log files are passed in the order of their lsns, without overlap.
+- BELOW_SNAPSHOT: a log file is released only if it ends before the first lsn that either snapshot needs.
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ from shard.storage.wal import WalFile
 
 
 class Retention:
+    """What the older and the newer snapshot need, in this order."""
+
     def __init__(self, needs_lsn: int) -> None:
-        """`needs_lsn`: of the snapshot that was recovered from, 0 when there was none."""
+        """`needs_lsn`: of the snapshot that recovery used, 0 if there was none."""
         self._first_lsns = [0, needs_lsn]
         self._segments_by_snapshot: list[set[Name] | None] = [None, None]
         self._frames_by_snapshot: list[array[int] | None] = [None, None]
@@ -45,8 +48,10 @@ class Retention:
         ) == self.last_unneeded(files)
 
     def note_snapshot(self, needs_lsn: int, segments: set[Name], frame_lsns: Iterable[int] = ()) -> None:
-        """A snapshot is on the disk, and the oldest one has made place for it. `held`: single frames that it
-        names beside those from `needs_lsn` on."""
+        """Record that a snapshot is on disk and has replaced the oldest one.
+
+        `frame_lsns`: the single frames that it names, besides all frames from `needs_lsn` on.
+        """
         self._first_lsns = [self._first_lsns[-1], needs_lsn]
         self._segments_by_snapshot = [self._segments_by_snapshot[-1], segments]
         self._frames_by_snapshot = [self._frames_by_snapshot[-1], array("Q", sorted(frame_lsns))]
@@ -55,20 +60,23 @@ class Retention:
         ), "TWO_SNAPSHOTS"
 
     def needs_frames(self, first_lsn: int, last_lsn: int) -> bool:
-        """True if a snapshot names a frame between these; or if that is not known. Any thread may ask."""
+        """Return True if a snapshot names a frame in this range, or if that is unknown. Any thread may call
+        it."""
         for frame_lsns in list(self._frames_by_snapshot):
             if frame_lsns is None or bisect_left(frame_lsns, first_lsn) < bisect_right(frame_lsns, last_lsn):
                 return True
         return False
 
     def named_segments(self) -> set[Name] | None:
-        """Segments that a snapshot names; None when that is not known."""
+        """Return the segments that a snapshot names; None if unknown."""
         older, newer = self._segments_by_snapshot
         return None if older is None or newer is None else older | newer
 
     def last_unneeded(self, files: Sequence[WalFile]) -> int:
-        """The number of the last log file that is not needed any more; 0 when there is none. The file that is
-        being written is not to be among them."""
+        """Return the number of the last log file that no snapshot needs; 0 if there is none.
+
+        `files` must not contain the file that is being written.
+        """
         first_lsn = min(self._first_lsns)
         through = _last_before(files, first_lsn)
         assert all(file.last_lsn < first_lsn for file in files if file.number <= through), "BELOW_SNAPSHOT"
@@ -76,7 +84,7 @@ class Retention:
 
 
 def _last_before(files: Sequence[WalFile], lsn: int) -> int:
-    """The number of the last file that ends before this lsn; 0 when there is none."""
+    """Return the number of the last file that ends before this lsn; 0 if there is none."""
     assert all(older.last_lsn < newer.first_lsn for older, newer in pairwise(files)), "FILES_RISE"
     through = 0
     for file in files:
@@ -87,8 +95,10 @@ def _last_before(files: Sequence[WalFile], lsn: int) -> int:
 
 
 class Pins:
-    """Segments that somebody reads: they stay although nobody names them any more. All of them do while it is
-    being found out which ones those are."""
+    """Segments that a reader uses: they stay although no snapshot names them any more.
+
+    `is_all` pins every segment while the names are being collected.
+    """
 
     def __init__(self) -> None:
         self.names: set[Name] = set()
@@ -102,7 +112,7 @@ class Pins:
 
 
 def names_in(state: ShardState) -> set[Name]:
-    """The segments that a snapshot names."""
+    """Return the segments that a snapshot names."""
     return {
         Name(facts.generation, segment.first_seq, segment.serial)
         for facts in state.boxes

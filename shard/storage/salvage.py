@@ -1,18 +1,19 @@
-"""Reads a damaged log: every frame that is whole, and where others were. It only reads.
+"""Reads a damaged log for repair: yields every intact frame, and a gap where frames are missing. Read-only.
 
     good · good · ▒▒▒▒▒▒▒▒▒ · good · good ─► Frame, Frame, Gap, Frame, Frame
 
-`Wal.scan` refuses a log of which durable bytes have changed; this goes on behind them. A frame counts only if
-its checksum does, and its seed is the file's number, so what is found behind damage was written there, by us.
+`Wal.scan` refuses a log in which durable bytes have changed; this reads on after them. A frame counts only if
+its checksum is right. The checksum is seeded with the file's number, so a frame found after damage was
+written to this file by this server.
 
 Rules of the file
-- A gap is reported only where something is missing: a frame behind it has a later lsn than the next one, or a
-  marker or a later file proves that there was more. What was not synced and is torn is no gap.
-- What may have stood in a gap is a guess (`Gap.guess`), never a frame.
-- A frame whose head is damaged is whole if another head makes its checksum right: of a frame between two
-  others all but kind and padding is known. So is one with a flipped bit in its checksum or its front, if the
-  bit makes the checksum right. It is reported. No more is tried: each try reads the frame.
-- What the disk cannot give back is as good as zeros: the frames around it count.
+- A gap is reported only where frames are missing: the next frame has a higher lsn than expected, or a marker
+  or a later file proves that there were more frames. A torn tail that was not synced is not a gap.
+- `Gap.guess` is a guess at the content of a gap; it is never treated as a frame.
+- A frame with a damaged head is repaired if another head makes its checksum right: for a frame between two
+  others everything but kind and padding is known. A frame with one flipped bit in its checksum or its front
+  is repaired too. Every repair is reported. Nothing more is tried, because each try reads the frame.
+- Unreadable pages count as zeros: the frames around them are intact.
 """
 
 from __future__ import annotations
@@ -38,16 +39,17 @@ from shard.storage.wal import (
 
 #: Frames are looked for at every multiple of this.
 _STEP = 8
-#: A lsn that is further ahead than this is no lsn: a file of 1 GiB holds fewer frames.
+#: An lsn further ahead than this is not plausible: a file of 1 GiB holds fewer frames.
 _LSNS_MAX = 1 << 26
 _KINDS_MAX = 128
-#: What a frame says about a batch before its columns and records (`frames.py`): 58 bytes, the key, 48 bytes.
+#: Length of the front of a frame, before the columns and records of its batch (`frames.py`): 58 bytes,
+#: the key, 48 bytes.
 _FRONT_BYTES = 112
 _FILE_BYTES_MAX = 1 << 30
 
 
 class Gap(NamedTuple):
-    """Where frames first_lsn..last_lsn should be. `last_lsn` is 0 when nobody knows how many there were."""
+    """Where frames first_lsn..last_lsn should be. `last_lsn` is 0 if the number of frames is unknown."""
 
     path: str
     offset: int
@@ -55,11 +57,13 @@ class Gap(NamedTuple):
     first_lsn: int
     last_lsn: int
     reason: str
-    #: What the bytes say that stood there, if they say anything: unverified.
+    #: The frame that the damaged bytes seem to hold, unverified.
     guess: Frame | None = None
 
 
 class _ScannedFrame(NamedTuple):
+    """An intact frame and the offset after it."""
+
     frame: Frame
     end: int
 
@@ -71,7 +75,7 @@ class _Newest(NamedTuple):
 
 
 def salvage(disk: DiskLike, directory: str) -> Iterator[Frame | Gap]:
-    """All that is whole, in order."""
+    """Yield all intact frames of a log in order, and the gaps between them."""
     numbers = sorted(
         number
         for name in (disk.listdir(directory) if disk.exists(directory) else ())
@@ -88,18 +92,18 @@ def salvage(disk: DiskLike, directory: str) -> Iterator[Frame | Gap]:
             if first_lsn - 1 > proven_lsn:
                 proven_lsn, proof_at = first_lsn - 1, (path, 0)
             if next_lsn and first_lsn > next_lsn:
-                # They are missing from the end of the file before, or files between are.
+                # The end of the file before is missing, or files between the two are.
                 is_next = newest is not None and newest.number == number - 1
                 reason = f"frames before {path} are missing"
                 yield from _salvage_tail(newest if is_next else None, end, next_lsn, first_lsn - 1, reason)
                 next_lsn = first_lsn
             next_lsn = next_lsn or first_lsn
         except Corrupt as damage:
-            # Its number is its name's, and the lsns are in its frames: nothing is lost by this alone.
+            # The number is in the file's name, and the lsns are in its frames: a bad header loses nothing.
             if not next_lsn:
                 yield Gap(path, 0, HEADER_BYTES, 0, 0, damage.reason)
         bad_at: int | None = None
-        #: Where the damage ends that was found last: a frame, or a marker.
+        #: End of the latest damage: the next frame or marker.
         bad_until: int | None = None
         for item in _frames(path, data, number, next_lsn):
             if isinstance(item, int):
@@ -136,7 +140,7 @@ def salvage(disk: DiskLike, directory: str) -> Iterator[Frame | Gap]:
         newest = _Newest(path, number, data)
     if newest is not None and proven_lsn >= next_lsn:
         reason = f"the frame of lsn {next_lsn} is not valid, but lsn {proven_lsn} was durable"
-        # What is proven stands before what proves it. Behind that may be remains of an older file.
+        # Proven frames come before their proof. After it there may be remains of an older file.
         ends_at = proof_at[1] if proof_at[0] == newest.path else None
         yield from _salvage_tail(newest, end, next_lsn, proven_lsn, reason, until=ends_at)
 
@@ -150,8 +154,11 @@ def _salvage_tail(
     *,
     until: int | None = None,
 ) -> Iterator[Frame | Gap]:
-    """What is missing behind the last frame that was found, at `end`. Without the file nothing is known of
-    it; its frames end before `until`, if that is given."""
+    """Yield the frame repaired from the end of a file, and the gap after it.
+
+    `end` is the end of the last intact frame. Without the file nothing is known about the gap. The missing
+    frames end before `until`, if it is set.
+    """
     path, offset = end
     if file is None or path != file.path:
         size = _FILE_BYTES_MAX if file is None else len(file.data)
@@ -170,19 +177,21 @@ def _salvage_tail(
 
 
 def _note_repair(path: str, frame: Frame) -> Gap:
-    """A gap without frames: it says what was found out about the next frame."""
-    reason = f"the frame of lsn {frame.lsn} was damaged; its checksum shows that it is whole again"
+    """Return a gap without frames that reports a repaired frame."""
+    reason = f"the frame of lsn {frame.lsn} was damaged; it was repaired, and its checksum is right"
     return Gap(path, frame.offset, 0, 0, 0, reason)
 
 
 def frames_of(disk: DiskLike, path: str) -> Iterator[Frame | int]:
-    """Frames of one file that are whole, markers left out, and offsets at which one is missing. Behind the
-    last one there is nothing, unless a marker or the next file proves that there was more."""
+    """Yield the intact frames of one file without markers, and the offsets at which a frame is missing.
+
+    Nothing is missing after the last frame unless a marker or the next file proves that there was more.
+    """
     directory, _, name = path.rpartition("/")
     number = number_of(name)
     if number is None:
-        raise Corrupt(path, 0, "a log file is named by its number")
-    # Looked at before: a server may fill this file and begin the next one while it is read.
+        raise Corrupt(path, 0, "the name of a log file must be its number")
+    # Read first: a server may fill this file and begin the next one meanwhile.
     proven_lsn = _proven_by(disk, path_of(directory or ".", number + 1), number + 1)
     data = read_skipping_damage(disk, path)
     next_lsn = first_lsn_of(path, data, number)
@@ -203,7 +212,7 @@ def frames_of(disk: DiskLike, path: str) -> Iterator[Frame | int]:
 
 
 def _proven_by(disk: DiskLike, path: str, number: int) -> int:
-    """The last lsn that was durable before this file was begun; 0 if the file is not there to say so."""
+    """Return the last lsn that was durable before this file was begun; 0 if the file does not exist."""
     try:
         handle = disk.open(path, writable=False)
     except FileNotFoundError:
@@ -217,7 +226,7 @@ def _proven_by(disk: DiskLike, path: str, number: int) -> int:
 
 
 def _frames(path: str, data: bytes, number: int, next_lsn: int) -> Iterator[_ScannedFrame | int]:
-    """Frames and markers that are whole, and where they are not."""
+    """Yield intact frames and markers, and the offsets of damage."""
     offset = HEADER_BYTES
     end = len(data.rstrip(b"\0")) + CHECKSUM_BYTES
     while offset + FRAME_HEAD.size + CHECKSUM_BYTES <= len(data) and offset < end:
@@ -256,8 +265,10 @@ def _frame_at(data: bytes, offset: int, number: int, next_lsn: int) -> _ScannedF
 
 
 def _repair_frame(data: bytes, offset: int, number: int, lsn: int, *, until: int | None) -> Frame | None:
-    """The frame at `offset`, if its head, or one bit of its checksum or its front, is all that is damaged.
-    `until` is where it ends, if that is known."""
+    """Return the frame at `offset` if only its head, or one bit of its checksum or front, is damaged.
+
+    `until` is the end of the frame, if it is known.
+    """
     if offset + FRAME_HEAD.size + CHECKSUM_BYTES > len(data):
         return None
     view, start = memoryview(data), offset + FRAME_HEAD.size
@@ -277,8 +288,10 @@ def _repair_frame(data: bytes, offset: int, number: int, lsn: int, *, until: int
 def _repair_front(
     view: memoryview, offset: int, number: int, lsn: int, length: int, kind: int
 ) -> Frame | None:
-    """The frame with one bit of its front the other way, if that makes its checksum right. There it says
-    whose batch it holds and which; a bit of a record costs that batch, and no question is left."""
+    """Return the frame with one bit of its front flipped, if that makes its checksum right.
+
+    The front names the box and the seqs of the batch. A damaged bit in a record loses that batch only.
+    """
     start = offset + FRAME_HEAD.size
     end = start + (length + 7 & ~7)
     if end + CHECKSUM_BYTES > len(view):
@@ -299,8 +312,11 @@ def _repair_front(
 
 
 def _candidate_heads(view: memoryview, offset: int, lsn: int, until: int | None) -> Iterator[tuple[int, int]]:
-    """(length, kind) of every head that the frame may have had: all that end where it does, or else all that
-    differ in one bit from the bytes there."""
+    """Yield (length, kind) of every head that the frame may have had.
+
+    These are all heads of a frame that ends at `until`, or else all that differ in one bit from the bytes
+    there.
+    """
     start = offset + FRAME_HEAD.size
     if until is None:
         head = int.from_bytes(view[offset:start], "little")
@@ -317,14 +333,14 @@ def _candidate_heads(view: memoryview, offset: int, lsn: int, until: int | None)
 
 
 def _length_and_kind(head: Buffer, lsn: int) -> tuple[int, int] | None:
-    """What a head of this lsn says; None if it cannot be one."""
+    """Return (length, kind) of a head with this lsn; None if it is not a valid head."""
     length, kind, version, zero, head_lsn = FRAME_HEAD.unpack(head)
     is_head = not zero and version == 1 and kind < _KINDS_MAX and head_lsn == lsn
     return (length, kind) if is_head else None
 
 
 def _guess(data: bytes, offset: int, number: int, lsn: int, *, until: int | None) -> Frame | None:
-    """The frame that seems to be there: of the lsn that is next, and ending where the next one begins."""
+    """Return the frame that seems to be there: it has the next lsn and ends where the next frame begins."""
     if offset + FRAME_HEAD.size > len(data):
         return None
     length, kind, version, zero, head_lsn = FRAME_HEAD.unpack_from(data, offset)

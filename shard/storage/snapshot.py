@@ -1,6 +1,6 @@
-"""Snapshots: the state up to some lsn as one file, whole or not there at all.
+"""Stores snapshots: the state up to an lsn as one file, complete or absent.
 
-    snapshot/00000000000000001234.snap     the state after lsn 1234; the newest two are kept
+    snapshot/00000000000000001234.snap     the state after lsn 1234; the newest two are retained
     snapshot/00000000000000001300.tmp      being written, or left by a crash
 
     0         8         12        16        24          32                40               48
@@ -11,13 +11,12 @@ header's covers the 40 bytes before it.
 
 Rules of the file:
   1. A snapshot appears by rename, after its bytes are durable. So a bad snapshot is damage, never a crash.
-  2. What is older goes only when what is newer is durable under its name.
-  3. A snapshot that was found damaged is never counted as one of the two that are kept.
+  2. An older snapshot is removed only after a newer one is durable under its name.
+  3. A damaged snapshot never counts as one of the two that are retained.
 
 Invariants:
-  TWO_KEPT      while the newest snapshot is being read or replaced, the one before it is untouched. It is of
-                use only if the log from there on is still there: release log files by the *oldest* lsn in
-                `kept()`.
+  TWO_KEPT      while the newest snapshot is being read or replaced, the one before it is untouched. It is
+                usable only with the log after it: release log files by the *oldest* lsn in `list_lsns()`.
   WRITTEN_WHOLE a snapshot gets its name only when its header and all of its content are in the file.
   HEADER_BYTES  the header has the size that the layout gives it.
 """
@@ -34,7 +33,7 @@ from shard.storage.files import Buffer, Corrupt, DiskLike, parent_of
 
 FORMAT_VERSION = 1
 KEPT_MAX = 2
-#: So much is written at once, and synced, so that a commit of the log never queues behind a whole snapshot.
+#: Bytes per write and sync, so that a commit of the log never waits for a whole snapshot.
 STEP_BYTES = 1 << 20
 
 _MAGIC = b"streams\x53"
@@ -46,7 +45,7 @@ assert _HEADER_BYTES == 48, "HEADER_BYTES"
 
 
 class LoadedSnapshot(NamedTuple):
-    """A snapshot that verified, and the paths of newer ones that did not, for the caller to tell about."""
+    """A snapshot that verified, and the paths of newer snapshots that are damaged."""
 
     lsn: int
     content: memoryview
@@ -54,6 +53,8 @@ class LoadedSnapshot(NamedTuple):
 
 
 class Snapshots:
+    """The snapshot files of a shard."""
+
     def __init__(self, disk: DiskLike, directory: str) -> None:
         self._disk = disk
         self._directory = directory
@@ -63,11 +64,12 @@ class Snapshots:
         return f"<Snapshots {self._directory}: {len(self._damaged_lsns)} damaged>"
 
     def list_lsns(self) -> list[int]:
-        """The lsns of the snapshots that could be loaded, as far as is known, oldest first."""
+        """Return the lsns of the snapshots that are not known to be damaged, oldest first."""
         return [lsn for lsn in self._lsns() if lsn not in self._damaged_lsns]
 
     def load_newest(self) -> LoadedSnapshot | None:
-        """The newest snapshot that verifies; None if there never was one. Only reads."""
+        """Load the newest snapshot that verifies; None if there is none. Raises `Corrupt` if all are
+        damaged."""
         lsns = self._lsns()
         damaged_paths: list[str] = []
         first: Corrupt | None = None
@@ -84,7 +86,7 @@ class Snapshots:
         raise Corrupt(first.path, first.offset, f"{first.reason}, and no older snapshot is valid")
 
     def load(self, lsn: int) -> memoryview:
-        """The content of one snapshot, or `Corrupt`."""
+        """Return the content of one snapshot. Raises `Corrupt`."""
         path = self._path(lsn)
         return _content(path, self._disk.read_all(path), lsn)
 
@@ -112,7 +114,8 @@ class Snapshots:
         assert len(self.list_lsns()) <= KEPT_MAX, "TWO_KEPT"
 
     def _drop_old(self) -> None:
-        """Old, damaged and half-written files go. If a crash brings one back, it is dropped the next time."""
+        """Remove old, damaged and half-written files. If a crash brings one back, the next call removes
+        it."""
         keep = {f"{lsn:020d}.snap" for lsn in self.list_lsns()[-KEPT_MAX:]}
         for name in self._disk.listdir(self._directory):
             if name not in keep and name.endswith((".snap", ".tmp")):
@@ -130,7 +133,7 @@ class Snapshots:
 
 
 def _steps(buffers: Sequence[Buffer]) -> Iterator[list[Buffer]]:
-    """Runs of buffers, each of `STEP_BYTES` or a little more but for the last."""
+    """Yield runs of buffers, each of `STEP_BYTES` or a little more except the last."""
     step: list[Buffer] = []
     size = 0
     for buffer in buffers:

@@ -1,17 +1,17 @@
-"""Where the bytes of a file that never changes again can be had, and how they are read: whole and verified.
+"""Reads verified bytes of immutable files, from the disk, the cold store or memory.
 
     source.read(offset, length)     from the disk, from an object store, from memory
     pieces                          |--- one ---|0|-- two --|000|------ three ------|
-                                    begin at multiples of eight, have a checksum each that covers their zeros
+                                    begin at multiples of eight, each with a checksum that covers its zeros
 
 Rules of the file:
-  1. Bytes are verified before they are given out; what does not verify is `Corrupt`, with its place.
-  2. Reading needs a `Source` and nothing else, keeps no state, and may be done from any thread.
+  1. Bytes are verified before they are returned; a mismatch raises `Corrupt` with its position.
+  2. Reading needs only a `Source`, keeps no state, and may run in any thread.
 
 Invariants:
   LITTLE_ENDIAN  columns are stored as arrays lie in memory.
-  WITHIN         of pieces first..last a read takes `first` at least, and none behind `last`.
-  PROGRESS       each read goes on behind the one before.
+  WITHIN         a read of pieces first..last takes at least `first`, and none after `last`.
+  PROGRESS       each read continues after the one before.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from xxhash import xxh3_64, xxh3_64_intdigest
 
 from shard.storage.files import Buffer, Corrupt, DiskLike
 
-#: The most that is read in one go when there is much to read.
+#: The largest single read of a sequential pass.
 READ_BYTES = 4 << 20
 
-#: The zeros behind a piece, by its length modulo eight.
+#: The zeros after a piece, by its length modulo eight.
 PADDING = tuple(bytes(-length % 8) for length in range(8))
 
 assert sys.byteorder == "little", "LITTLE_ENDIAN: columns are stored as arrays lie in memory"
 
 
 class Source(Protocol):
-    """Where the bytes of one file can be had. Any thread may ask; what fails, raises."""
+    """The bytes of one file. Any thread may read; failures raise."""
 
     @property
     def name(self) -> str:
-        """For messages, and it must end in the file's own name."""
+        """The name for messages. It must end in the file's own name."""
 
     def size(self) -> int: ...
 
     def read(self, offset: int, length: int) -> bytes:
-        """Short only at the end."""
+        """Return `length` bytes, fewer only at the end of the file."""
 
 
 class FileSource:
-    """A file on the disk. It holds nothing open: a read opens and closes, which costs a few µs."""
+    """A file on the disk. Each read opens and closes it, which costs a few µs."""
 
     __slots__ = ("_disk", "name")
 
@@ -72,7 +72,7 @@ class FileSource:
 
 
 class WrappedSource:
-    """A source that reads another one in its own way: subclasses say which."""
+    """Base of sources that read another source in a different way."""
 
     __slots__ = ("_source",)
 
@@ -91,7 +91,7 @@ class WrappedSource:
 
 
 class ReadAhead(WrappedSource):
-    """A source that reads a large step at a time, for one who goes through it from start to end."""
+    """A source that reads in large steps, for a sequential pass from start to end."""
 
     __slots__ = ("_start", "_step")
 
@@ -108,7 +108,7 @@ class ReadAhead(WrappedSource):
         if not 0 <= at <= at + length <= len(self._step):
             try:
                 self._step = self._source.read(offset, max(length, READ_BYTES))
-            except Corrupt:  # what cannot be read may be further on
+            except Corrupt:  # the unreadable bytes may be after the requested ones
                 self._step = self._source.read(offset, length)
             self._start = offset
             at = 0
@@ -116,15 +116,14 @@ class ReadAhead(WrappedSource):
 
 
 class PieceTable(NamedTuple):
-    """Of pieces that lie one behind the other; the zeros behind a piece are not in its length."""
+    """Offsets, lengths and checksums of consecutive pieces. A length excludes the zeros after its piece."""
 
     offsets: array[int]
     lengths: array[int]
     checksums: array[int]
 
     def last_within(self, first: int, last: int, bytes_max: int) -> int:
-        """The last of first..last such that first up to it have at most `bytes_max` bytes; `first` at
-        least."""
+        """Return the last piece such that first up to it have at most `bytes_max` bytes; at least `first`."""
         end_max = self.offsets[first] + bytes_max
         at = bisect_right(self.offsets, end_max, first, last + 1) - 1
         until = at - 1 if at > first and self.end(at) > end_max else at
@@ -132,11 +131,12 @@ class PieceTable(NamedTuple):
         return until
 
     def end(self, at: int) -> int:
-        """Where the zeros behind a piece end."""
+        """Return the offset after a piece and its zeros."""
         return self.offsets[at] + padded_length(self.lengths[at])
 
 
 def padded_length(length: int) -> int:
+    """Round a length up to a multiple of eight."""
     return length + 7 & ~7
 
 
@@ -148,7 +148,7 @@ def checksum_of(parts: Sequence[Buffer], seed: int) -> int:
 
 
 def column_of(kind: str, content: memoryview, offset: int, count: int) -> array[int]:
-    """`count` numbers that lie in `content` from `offset` on."""
+    """Return `count` numbers of `content`, from `offset` on."""
     column = array(kind)
     column.frombytes(content[offset : offset + count * column.itemsize])
     return column
@@ -172,10 +172,10 @@ def read_verified(source: Source, offset: int, length: int, *, checksum: int, se
 def read_runs(
     source: Source, table: PieceTable, first: int, last: int, *, bytes_max: int, seed: int, label: str
 ) -> Iterator[tuple[int, int, memoryview]]:
-    """Pieces first..last in as few reads as `bytes_max` allows: (first, last, their bytes with all zeros).
+    """Read pieces first..last in as few reads as `bytes_max` allows: yield (first, last, bytes with all
+    zeros).
 
-    Neighbours are read together, and every piece of a run was verified when the run is given out.
-    """
+    Neighbours are read together. Every piece of a run is verified before the run is yielded."""
     offsets, lengths, checksums = table
     while first <= last:
         until = table.last_within(first, last, bytes_max)
@@ -196,7 +196,7 @@ def read_runs(
 def read_pieces(
     source: Source, table: PieceTable, first: int, last: int, *, seed: int, label: str
 ) -> Iterator[memoryview]:
-    """Pieces first..last one by one, without their zeros."""
+    """Yield pieces first..last one by one, without their zeros."""
     runs = read_runs(source, table, first, last, bytes_max=READ_BYTES, seed=seed, label=label)
     for run_first, run_last, content in runs:
         start = table.offsets[run_first]
