@@ -138,7 +138,7 @@ def test_damage_is_told_and_has_its_exit_code(data_dir: Path, pattern: str, tmp_
     [
         ("gone.wal", (), "does not exist"),
         ("notes.txt", (), "is not a log"),
-        ("seven.wal", (), "named by its number"),
+        ("seven.wal", (), "must be its number"),
         ("seven.snap", (), "named like a snapshot"),
         ("1.wal", ("--records",), "works only with segments"),
     ],

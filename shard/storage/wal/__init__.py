@@ -1,9 +1,9 @@
-"""The write-ahead log of one shard: append, sync, rotate, scan, release. It knows files and positions only.
+"""The write-ahead log of one shard: append, sync, rotate, scan, release. It knows only files and positions.
 
     wal/000000000007.wal      oldest file still needed
     wal/000000000008.wal      newest: the only one that is written
     wal/000000000003.spare    allocated, or an old file, waiting to become 000000000009.wal
-    wal/000000000002.held     released, and kept for single frames in it that are still wanted
+    wal/000000000002.held     released, and retained for single frames in it that are still needed
 
 format    names and bytes of a file: header, frame, marker
 scan      reads a log back, and distinguishes a torn tail from damage

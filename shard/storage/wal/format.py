@@ -1,6 +1,6 @@
-"""Names and bytes of a log file: header, frame and marker. Pure.
+"""Names and encodes log files: header, frame and marker. Pure.
 
-A file is one page of header, then frames, then whatever was there before (zeros, or an older file's frames).
+A file is one page of header, then frames, then old bytes (zeros, or the frames of an older file).
 All integers are little-endian; every frame begins at a multiple of eight.
 
     header   0         8         12        16        24          32           56          64        4096
@@ -10,7 +10,7 @@ All integers are little-endian; every frame begins at a multiple of eight.
     marker   a frame of kind 0; its lsn is the last one before it; its content is
              | magic xor number (8) | durable lsn when it was written (8) |
 
-`length` counts the content alone. A checksum covers all before it; its seed is the file's number.
+`length` counts the content only. A checksum covers everything before it; its seed is the file's number.
 
 Rules of the file:
   1. A payload is never copied, unless it is so small that a copy is cheaper than one more buffer.
@@ -19,8 +19,7 @@ Invariants:
   SEED_IS_NUMBER  a frame verifies in the file it was written for and in no other, so the remains of an older
                   file in a recycled one are never frames. Numbers of a directory only grow, from 1.
   ALIGNED         header, frame and marker have a multiple of eight bytes.
-  MARKER_CLAIMS   a marker claims no more to be durable than there was when it was written: its durable lsn is
-                  at most its own lsn.
+  MARKER_CLAIMS   a marker claims only frames before it as durable: its durable lsn is at most its own lsn.
   FIRST_LSN       lsns begin at 1, so a file's first lsn is at least that.
 """
 
@@ -34,11 +33,11 @@ from xxhash import xxh3_64, xxh3_64_intdigest
 
 from shard.storage.files import Buffer, Corrupt
 
-#: (kind, version, lsn, the parts of the content): a frame on its way to the file.
+#: A frame to write: (kind, version, lsn, parts of the content).
 FrameParts = tuple[int, int, int, Sequence[Buffer]]
 
 FORMAT_VERSION = 1
-#: The header has a page to itself, so that no later write touches the bytes that name the file.
+#: The header has its own page, so that no later write touches it.
 HEADER_BYTES = 4096
 
 _FILE_HEAD = struct.Struct("<8sIIQQ24x")
@@ -46,7 +45,7 @@ FRAME_HEAD = struct.Struct("<IBBHQ")
 _MARKER = struct.Struct("<IBBHQQQ")
 U64 = struct.Struct("<Q")
 _FILE_MAGIC = b"streams\x57"
-#: No meaning; only unlikely to stand in a payload by chance.
+#: Random; unlikely to occur in a payload.
 MARKER_MAGIC = 0x9D5C_E6F1_2B8A_73C7
 
 MARKER_KIND = 0
@@ -63,7 +62,7 @@ assert FRAME_HEAD_BYTES % 8 == 0 and HEADER_BYTES % 8 == 0 and MARKER_BYTES == 4
 
 
 class Frame(NamedTuple):
-    """A frame as it was found. `content` is a view into its whole file: copy what must outlive the scan."""
+    """A frame that was read. `content` is a view into its whole file: copy it if it must outlive the scan."""
 
     kind: int
     version: int
@@ -85,7 +84,7 @@ def retained_path_of(directory: str, number: int) -> str:
 
 
 def number_of(name: str, ending: str = ".wal") -> int | None:
-    """The number of the log file of this name, if it is the name of one."""
+    """Return the number in the name of a log file; None for other names."""
     stem = name.removesuffix(ending)
     return int(stem) if stem != name and stem.isdigit() else None
 
@@ -102,7 +101,7 @@ def encode_frame(
     length: int,
     parts: Sequence[Buffer],
 ) -> None:
-    """Add a frame's buffers. The padding's length and the head follow from `length`, the sum of the parts."""
+    """Append the buffers of a frame. `length` is the sum of the lengths of the parts."""
     head = FRAME_HEAD.pack(length, kind, version, 0, lsn)
     padding = _PADDING[length & 7]
     if length <= _JOIN_BYTES_MAX:
@@ -126,8 +125,10 @@ def encode_header(number: int, first_lsn: int) -> bytes:
 
 
 def first_lsn_of(path: str, data: bytes, number: int) -> int:
-    """The first lsn of a file, if its header is that of file `number`. It must be, see
-    WHOLE_BEFORE_NEXT (`log.py`)."""
+    """Return the first lsn of file `number` from its header. Raises `Corrupt` if the header is not valid.
+
+    The header must be valid: see WHOLE_BEFORE_NEXT (`log.py`).
+    """
     head = data[: _FILE_HEAD.size]
     if len(data) < HEADER_BYTES or xxh3_64_intdigest(head, number) != U64.unpack_from(data, len(head))[0]:
         raise Corrupt(path, 0, "the file's header is not valid")
@@ -146,7 +147,8 @@ def encode_marker(number: int, lsn: int, durable_lsn: int) -> bytes:
 
 
 def markers_after(data: bytes, offset: int, number: int) -> Iterator[int]:
-    """What the good markers behind `offset` claim is durable. The magic makes this a search, not a parse."""
+    """Yield the durable lsns of the valid markers after `offset`. The magic makes this a search, not a
+    parse."""
     magic = U64.pack(MARKER_MAGIC ^ number)
     position = data.find(magic, offset)
     while position >= 0:

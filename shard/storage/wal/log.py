@@ -1,33 +1,32 @@
-"""The write-ahead log of one shard: append, sync, rotate, release. It knows files and positions only.
+"""The write-ahead log of one shard: append, sync, rotate, release. It knows only files and positions.
 
 Rules of the file:
-  1. `scan` only reads. `settle` makes its verdict durable and must come before the first `append`.
-  2. Nothing is written behind an old tail: it is cut off durably, and new frames begin a new file.
-  3. After a failed write or sync nothing is written, synced or promised again by this object. A write for
-     which the disk has no room is not one of these while `on_full` waits for room: it has changed nothing
-     that counts, and is made again.
-  4. One thread at a time appends and syncs; `run_sync` alone may run beside it. `prepare_next` and `release`
-     may run on one other thread; what they share is the spares and a dict of files, each changed by single
+  1. `scan` only reads. `settle` makes its result durable and must come before the first `append`.
+  2. Nothing is written after an old tail: it is cut off durably, and new frames begin a new file.
+  3. After a failed write or sync this object never writes, syncs or acknowledges again. Exception: a write
+     that fails for lack of space is repeated while `on_full` waits for space. It has changed nothing.
+  4. One thread at a time appends and syncs; only `run_sync` may run beside it. `prepare_next` and `release`
+     may run on one other thread; they share only the spares and a dict of files, each changed by single
      steps.
 
 Invariants:
   CONTIGUOUS_LSN      frames carry first_lsn, first_lsn + 1, …, through all files, with no gap and no repeat.
-  CONTIGUOUS_NUMBER   files carry n, n + 1, …; only the oldest may be released, the newest never. Those that
-                      are kept after that are no part of the log any more.
+  CONTIGUOUS_NUMBER   files carry n, n + 1, …; only the oldest may be released, the newest never. Retained
+                      files are no longer part of the log.
   WHOLE_BEFORE_NEXT   a file gets its `.wal` name only when every frame before it, and its own header, are
                       durable; it gets its first frame only when that name is. So only the newest file can
                       have a torn tail, and a later file's header proves all frames before its first lsn.
-  ROOM_BEFORE_FRAMES  a log that `reserves` writes frames only where its file has room already: a full disk is
-                      met when a file is made, before anything is in it.
+  ROOM_BEFORE_FRAMES  a log that `reserves` writes frames only into allocated space: a full disk is noticed
+                      when a file is created, before anything is in it.
   PROVEN_WHEN_QUIET   after `settle`, `mark` and `close` a marker or header proves every durable frame; after
                       a `settle` on a full disk, from the next file's header on.
-  STATE               new, then scanned, then open, then closed; or failed, from anywhere.
-  DURABLE_IS_LOGGED   what is durable is logged, and what is proven is durable: proven ≤ durable ≤ logged.
-  ALIGNED             every frame begins at a multiple of eight, behind the header.
+  STATE               new, then scanned, then open, then closed; or failed, from any state.
+  DURABLE_IS_LOGGED   proven ≤ durable ≤ logged.
+  ALIGNED             every frame begins at a multiple of eight, after the header.
   WRITTEN_WHOLE       after an append the file ends where its last frame does.
   MARKER_KIND         no frame has the kind of a marker.
   ONE_SYNC            one thread syncs at a time.
-  KEPT_OR_NOT         a file is part of the log or kept, never both for longer than its renaming takes.
+  KEPT_OR_NOT         a file is part of the log or retained, both only while it is being renamed.
 """
 
 from __future__ import annotations
@@ -60,19 +59,19 @@ T = TypeVar("T")
 
 FILE_BYTES = 64 << 20
 
-#: How often a file that is being renamed is looked for again, and how long after each look.
+#: Retries of a read whose file is being renamed, and the delay before each.
 _RENAME_LOOKS, _RENAME_LOOK_S = 5, 0.002
 
 
 class PendingSync(NamedTuple):
-    """A sync that goes on beside further appends: of which file, and up to which lsn."""
+    """A sync that runs beside further appends: the handle of its file, and the last lsn it covers."""
 
     handle: int
     lsn: int
 
 
 class WalFile(NamedTuple):
-    """One file of the log; it is empty when `last_lsn` is `first_lsn - 1`."""
+    """One file of the log; it is empty if `last_lsn` is `first_lsn - 1`."""
 
     number: int
     first_lsn: int
@@ -83,29 +82,28 @@ class Wal:
     def __init__(
         self, disk: DiskLike, directory: str, *, file_bytes: int = FILE_BYTES, reserves: bool = False
     ) -> None:
-        """`reserves`: files have all their room from the start, and one spare outlives the process, so that a
-        start on a full disk has a file to write to."""
+        """`reserves`: files are allocated in full, and one spare outlives the process, so that a start on a
+        full disk has a file to write to."""
         assert file_bytes > HEADER_BYTES + 2 * MARKER_BYTES, "ROOM_BEFORE_FRAMES"
         self._disk = disk
         self._directory = directory
         self._file_bytes = file_bytes
         self._reserves = reserves
-        #: Asked when the disk has no room for the next frames. It waits a while and returns True to have the
-        #: write made again, or False to have it fail.
+        #: Called when the disk is full. It waits, then returns True to repeat the write or False to fail it.
         self.on_full: Callable[[OSError], bool] = lambda error: False
-        #: Frames stop short of the end by one marker, so that `mark` always fits and the size stays the same.
+        #: Frames leave room for one marker, so that `mark` always fits and the size stays the same.
         self._frames_end_max = file_bytes - MARKER_BYTES
-        #: Asked when a file is released: True if a frame between these lsns is still wanted.
+        #: Called when a file is released: returns True if a frame between these lsns is still needed.
         self.must_retain: Callable[[int, int], bool] = lambda first_lsn, last_lsn: False
         self._scan = LogScan(disk, directory)
         self._files = self._scan.files
-        #: Released files that are kept, by number.
+        #: Released files that are retained, by number.
         self._retained_files = self._scan.retained_files
         self._spares = Spares(disk, directory, file_bytes=file_bytes, reserves=reserves)
         self._current: LogFile | None = None
         self._handle = -1
-        #: Held while the disk syncs. A sync that fails may not be repeated: the next one would succeed and
-        #: prove nothing. So each waits for the one before, and for what became of it.
+        #: Locked while the disk syncs. A failed sync must not be repeated: the next one would succeed and
+        #: prove nothing. So each sync waits for the result of the one before.
         self._sync_lock = threading.Lock()
         self._state = "new"  # -> scanned -> open -> closed, or failed from anywhere
         #: The greatest lsn that a marker or a header in the newest file proves durable.
@@ -123,25 +121,25 @@ class Wal:
 
     @property
     def needs_marker(self) -> bool:
-        """Whether durable frames stand in the newest file that nothing in it proves."""
+        """True if the newest file has durable frames that nothing in it proves."""
         return self._current is not None and self._proven_lsn < self.durable_lsn
 
     def path_of(self, number: int) -> str:
-        """For messages: where a file of this number is."""
+        """Return the path of a file, for messages."""
         return path_of(self._directory, number)
 
     def files(self) -> list[WalFile]:
-        """All files, oldest first; the last one is the newest, which cannot be released."""
+        """Return all files, oldest first; the last is the newest, which cannot be released."""
         return [WalFile(file.number, file.first_lsn, file.last_lsn) for file in list(self._files.values())]
 
     def retained_files(self) -> list[WalFile]:
-        """Files that were released and kept, oldest first."""
+        """Return released files that are retained, oldest first."""
         return [
             WalFile(file.number, file.first_lsn, file.last_lsn)
             for file in list(self._retained_files.values())
         ]
 
-    # Reading: scan_retained, scan, settle, read.
+    # -- reading: scan_retained, scan, settle, read
 
     @property
     def scanned_bytes(self) -> int:
@@ -153,16 +151,17 @@ class Wal:
         return self._scan.total_bytes
 
     def scan_retained(self) -> Iterator[Frame]:
-        """All frames of files that were released and kept. It comes before `scan`. A file ends at its first
-        damaged frame; the caller finds out which frames are missing."""
+        """Yield all frames of released files that are retained. Call it before `scan`.
+
+        A file ends at its first damaged frame; the caller finds out which frames are missing.
+        """
         assert self._state == "new", "STATE"
         return self._scan.retained_frames()
 
     def scan(self, *, snapshot_lsn: int = 0) -> Iterator[Frame]:
-        """All frames in order. Writes nothing; raises `Corrupt` where durable bytes are missing or changed.
+        """Yield all frames in order. Read-only; raises `Corrupt` where durable bytes are missing or changed.
 
-        `snapshot_lsn` is the lsn up to which a snapshot stands in for the log: the log must begin no later
-        than right after it and must not end before it.
+        `snapshot_lsn` is the lsn of the snapshot that the log continues (`LogScan.frames`).
         """
         assert self._state == "new", "STATE"
         self._state = "scanning"
@@ -172,16 +171,15 @@ class Wal:
         self._state = "scanned"
 
     def verify_closed(self) -> Iterator[Corrupt]:
-        """What is wrong with the files that are not written any more, while another process writes the newest
-        one."""
+        """Yield the damage in completed files, while another process writes the newest one."""
         return self._scan.verify_closed()
 
     def settle(self) -> None:
-        """Make durable what the scan found, and nothing else: afterwards the log is open for `append`.
+        """Make the scanned frames durable, and nothing else. Afterwards the log is open for `append`.
 
-        A process that was killed leaves frames that are in the file but not on the disk; they have been
-        scanned, so they are synced before anyone is shown them. A torn tail is cut off before a marker takes
-        its place: were both done at once, a crash could keep the marker and the old frames behind it.
+        A killed process leaves frames in the page cache. They have been scanned, so they are synced before a
+        reader sees them. A torn tail is cut off before a marker replaces it: if both were done at once, a
+        crash could keep the marker and the old frames after it.
         """
         assert self._state == "scanned", "STATE"
         self._state = "failed"  # until the last line below
@@ -205,8 +203,10 @@ class Wal:
         self._state = "open"
 
     def _mark_settled(self, handle: int, newest: LogFile) -> bool:
-        """Write the marker behind what the scan found. False if a full disk has no block for it: then the
-        header of the next file is the first proof, and until then damage may pass for a torn tail."""
+        """Write a marker after the scanned frames. Returns False if a full disk has no block for it.
+
+        Then the header of the next file is the first proof, and until then damage may pass for a torn tail.
+        """
         marker = [encode_marker(newest.number, newest.last_lsn, newest.last_lsn)]
         try:
             self._disk.pwritev(handle, marker, newest.end)
@@ -218,10 +218,13 @@ class Wal:
         return True
 
     def _write_again(self, handle: int, newest: LogFile) -> None:
-        """Frames that nothing proves durable may stand in memory only: after a failed sync the kernel takes
-        their pages for clean, and a later sync passes over them. Writing them again makes it look."""
+        """Rewrite the frames that nothing proves durable.
+
+        After a failed sync the kernel treats their pages as clean, and a later sync skips them. Rewriting
+        marks the pages dirty.
+        """
         if self._proven_lsn < newest.last_lsn:
-            # From the last frame that is proven, because a marker may stand between it and the next.
+            # From the last proven frame, because a marker may follow it.
             proven_at = self._proven_lsn - newest.first_lsn
             offset = newest.offsets[proven_at] << 3 if proven_at >= 0 else HEADER_BYTES
             for at in range(offset, newest.end, len(ZEROS)):
@@ -229,12 +232,12 @@ class Wal:
                 self._disk.pwritev(handle, [self._disk.pread(handle, length, at)], at)
 
     def read(self, lsn: int) -> Frame:
-        """One frame, checked again. Any thread may call this; its file must not be released meanwhile, unless
-        it is kept."""
+        """Read one frame and verify it. Any thread may call it. The file of the frame must be in the log or
+        retained."""
         for _ in range(_RENAME_LOOKS):
             try:
                 return read_frame(self._disk, self._file_of(lsn), lsn)
-            except FileNotFoundError:  # it is just getting another name
+            except FileNotFoundError:  # the file is being renamed
                 time.sleep(_RENAME_LOOK_S)
         return read_frame(self._disk, self._file_of(lsn), lsn)
 
@@ -244,10 +247,10 @@ class Wal:
                 return file
         raise AssertionError(f"lsn {lsn} was released")
 
-    # Writing: append, sync, mark, close. One thread.
+    # -- writing, one thread: append, sync, mark, close
 
     def append(self, frames: Sequence[FrameParts]) -> None:
-        """Write frames in one go, into as many files as they need. They are logged, not durable."""
+        """Write frames at once, into as many files as they need. They are logged, not durable."""
         self._refuse_unless_open()
         try:
             self._append(frames)
@@ -256,8 +259,8 @@ class Wal:
             raise
 
     def try_append(self, frames: Sequence[FrameParts]) -> bool:
-        """Append frames for which there `has_room`, without waiting. False if the disk has no room for them
-        after all; then nothing was logged."""
+        """Append frames that `has_room` has accepted, without waiting. Returns False, with nothing logged, if
+        the disk is full."""
         self._refuse_unless_open()
         file = self._current
         assert file is not None, "STATE: it has room"
@@ -275,8 +278,8 @@ class Wal:
 
     @property
     def room_bytes(self) -> int:
-        """What can be written for certain: into the current file, and into those that are ready. Any thread
-        may ask; it is right to within what is being written."""
+        """Bytes that can certainly be written, into the current file and the spares. Any thread may read it;
+        it may be off by the write in progress."""
         current = self._current
         current_room = 0 if current is None else max(0, self._frames_end_max - current.end)
         return current_room + len(self._spares) * (self._frames_end_max - HEADER_BYTES)
@@ -286,7 +289,7 @@ class Wal:
         return bool(self._spares)
 
     def has_room(self, frames: int, size: int) -> bool:
-        """Whether so many frames with so many bytes of content fit into the file that is being written."""
+        """Return True if this many frames with this many bytes of content fit into the current file."""
         if self._current is None:
             return False
         most = size + (frames + 1) * (FRAME_HEAD_BYTES + 8 + CHECKSUM_BYTES) + MARKER_BYTES
@@ -302,8 +305,10 @@ class Wal:
             raise
 
     def begin_sync(self) -> PendingSync | None:
-        """A sync that another thread is to make with `run_sync`, beside further appends, and that counts from
-        `end_sync` on. None if all is durable. Like all but `run_sync` it belongs to the writing thread."""
+        """Begin a sync that another thread runs with `run_sync`, beside further appends; None if all is
+        durable.
+
+        It counts from `end_sync` on. Like all methods except `run_sync` it belongs to the writing thread."""
         self._refuse_unless_open()
         if self.durable_lsn == self.logged_lsn:
             return None
@@ -321,14 +326,14 @@ class Wal:
             self._sync_lock.release()
 
     def end_sync(self, pending_sync: PendingSync) -> bool:
-        """Whether more is durable now."""
+        """Return True if the durable lsn has advanced."""
         assert pending_sync.lsn <= self.logged_lsn, "DURABLE_IS_LOGGED"
         is_further = pending_sync.lsn > self.durable_lsn
         self.durable_lsn = max(self.durable_lsn, pending_sync.lsn)
         return is_further
 
     def mark(self) -> None:
-        """Leave proof, in the file itself, of all that is durable; for when nothing else is coming."""
+        """Write a marker that proves all durable frames, before the log goes quiet."""
         self._refuse_unless_open()
         try:
             self._sync()
@@ -339,13 +344,13 @@ class Wal:
             raise
 
     def close(self) -> None:
-        """Sync, leave proof, and let go."""
+        """Sync, write a marker, and close the file."""
         if self._state == "open":
             self.mark()
         self.abandon()
 
     def abandon(self) -> None:
-        """Let go without writing a byte: for after a failure."""
+        """Close the file without writing a byte, after a failure."""
         if self._handle >= 0:
             self._close_handle()
         self._state = "closed"
@@ -357,7 +362,7 @@ class Wal:
 
     def _refuse_unless_open(self) -> None:
         if self._state != "open":
-            raise RuntimeError(f"{self!r} takes nothing: it must be scanned, settled and not have failed")
+            raise RuntimeError(f"{self!r} is not open: scan and settle it first; a failed log stays closed")
 
     def _append(self, frames: Sequence[FrameParts], *, waits: bool = True) -> None:
         buffers: list[Buffer] = []
@@ -366,11 +371,9 @@ class Wal:
         lsn = self.logged_lsn
         assert self._proven_lsn <= self.durable_lsn <= lsn, "DURABLE_IS_LOGGED"
         assert offset % 8 == 0 or file is None, "ALIGNED"
-        proof = (
-            encode_marker(file.number, lsn, self.durable_lsn)
-            if file is not None and self.needs_marker
-            else b""
-        )
+        proof = b""
+        if file is not None and self.needs_marker:
+            proof = encode_marker(file.number, lsn, self.durable_lsn)
         for kind, version, frame_lsn, parts in frames:
             lsn += 1
             assert frame_lsn == lsn, f"CONTIGUOUS_LSN: got {frame_lsn}, {lsn} is next"
@@ -383,7 +386,7 @@ class Wal:
                 buffers = []
                 file = self._rotate(first_lsn=lsn, frame_bytes=size)
                 offset = HEADER_BYTES
-                proof = b""  # The new file's header says the same.
+                proof = b""  # the new file's header proves as much
             if proof:
                 buffers.append(proof)
                 offset += len(proof)
@@ -423,10 +426,10 @@ class Wal:
             self._sync_file()
             self._proven_lsn = self.durable_lsn
 
-    # Files: rotate on the writing thread, prepare_next and release on another.
+    # -- files: rotate on the writing thread, prepare_next and release on another
 
     def _when_there_is_room(self, work: Callable[[], T]) -> T:
-        """Do something that a full disk refuses, again and again while `on_full` says so."""
+        """Run `work`; repeat it while the disk is full and `on_full` returns True."""
         while True:
             try:
                 return work()
@@ -435,7 +438,7 @@ class Wal:
                     raise
 
     def _rotate(self, *, first_lsn: int, frame_bytes: int) -> LogFile:
-        """Begin the next file, with room for a frame of this size; see WHOLE_BEFORE_NEXT for the order of the
+        """Begin the next file, with room for a frame of this size. WHOLE_BEFORE_NEXT gives the order of the
         steps."""
         disk = self._disk
         self._sync()
@@ -462,18 +465,16 @@ class Wal:
         return file
 
     def prepare_next(self, *, zeros: bool = True) -> None:
-        """Have a file full of zeros ready: a sync over blocks that exist is several times faster. Without
-        zeros it has only room for them: then its syncs are slower, but nothing is written twice."""
+        """Create the next spare (`Spares.prepare`)."""
         self._refuse_unless_open()
         self._spares.prepare(zeros=zeros)
 
     def release(self, number: int) -> None:
-        """Drop the oldest file, or keep it as a spare, or for frames in it that are wanted (`keeps`). It is
-        durably gone from the log on return.
+        """Remove the oldest file from the log: retain it (`must_retain`), recycle it as a spare, or delete
+        it.
 
-        Its content needs no wiping: see SEED_IS_NUMBER. A crash before the directory is synced may bring the
-        file back, and then it is only the oldest file again.
-        """
+        It is durably gone from the log on return. A crash before the directory is synced may bring the file
+        back, as the oldest file again."""
         self._refuse_unless_open()
         numbers = list(self._files)
         assert number == numbers[0] != numbers[-1], "CONTIGUOUS_NUMBER"
@@ -482,7 +483,7 @@ class Wal:
         try:
             if self.must_retain(file.first_lsn, file.last_lsn):
                 old, file.path = file.path, retained_path_of(self._directory, number)
-                self._retained_files[number] = file  # first: a reader finds it in one of the two
+                self._retained_files[number] = file  # first, so that a reader finds it in one of the two
                 self._disk.rename(old, file.path)
                 self._disk.fsync_dir(self._directory)
                 del self._files[number]
@@ -494,7 +495,7 @@ class Wal:
             raise
 
     def drop_retained(self, number: int) -> None:
-        """Drop a file that was kept. May be asked twice."""
+        """Delete a retained file. A repeated call has no effect."""
         self._refuse_unless_open()
         file = self._retained_files.pop(number, None)
         if file is not None:

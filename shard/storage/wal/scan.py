@@ -1,20 +1,20 @@
-"""Reads a log back, and distinguishes a torn tail from damage. It only reads.
+"""Reads a log back, and distinguishes a torn tail from damage. Read-only.
 
 Writes that were not synced may reach the disk in any order, so a bad frame followed by good ones proves
-nothing by itself. But a marker that says "durable up to D" was written after a sync which covered D: when the
-frame that should carry lsn e is bad and any good marker behind it, or the header of a later file, says
-D >= e, then bytes that were durable have changed, and that is `Corrupt`. Otherwise the bad frame and all
-behind it were never promised to anyone, and the log ends before it.
+nothing by itself. But a marker that says "durable up to D" was written after a sync that covered D. If the
+frame of lsn e is bad, and a good marker after it or the header of a later file says D >= e, then durable
+bytes have changed: `Corrupt`. Otherwise the bad frame and everything after it was never acknowledged, and
+the log ends before it.
 
     good · good · marker(2) · good · ▒▒▒▒ · good              torn: lsn 4 was never durable
-    good · good · marker(2) · good · ▒▒▒▒ · good · marker(5)  damage: lsn 4 was
+    good · good · marker(2) · good · ▒▒▒▒ · good · marker(5)  damage: lsn 4 was durable
     good · good · ▒▒▒▒  then a file that begins at lsn 5      damage: WHOLE_BEFORE_NEXT (`log.py`)
 
 Invariants:
   CONTIGUOUS_LSN     frames carry first_lsn, first_lsn + 1, …, through all files, with no gap and no repeat.
   CONTIGUOUS_NUMBER  files carry n, n + 1, ….
-  PROVEN_IS_FOUND    what is proven durable was found: otherwise it is `Corrupt`.
-  SCANNED_ONCE       a log is scanned once, the kept files before the others.
+  PROVEN_IS_FOUND    every frame that is proven durable was read: otherwise the log is `Corrupt`.
+  SCANNED_ONCE       a log is scanned once, the retained files before the others.
   ALIGNED            frames begin and end at multiples of eight.
 """
 
@@ -43,7 +43,7 @@ from shard.storage.wal.format import (
 
 
 class LogFile:
-    """Positions in one file: where it ends, and where each frame begins (in units of eight bytes)."""
+    """Positions in one file: its end, and the offset of each frame (in units of eight bytes)."""
 
     __slots__ = ("end", "first_lsn", "number", "offsets", "path")
 
@@ -59,7 +59,7 @@ class LogFile:
 
     @property
     def last_lsn(self) -> int:
-        """It is `first_lsn - 1` while the file has no frame."""
+        """The lsn of the last frame; `first_lsn - 1` while the file has no frame."""
         return self.first_lsn + len(self.offsets) - 1
 
 
@@ -69,9 +69,9 @@ class LogScan:
     def __init__(self, disk: DiskLike, directory: str) -> None:
         self._disk = disk
         self._directory = directory
-        #: Found so far, by number.
+        #: Files scanned so far, by number.
         self.files: dict[int, LogFile] = {}
-        #: Released files that are kept, by number.
+        #: Released files that are retained, by number.
         self.retained_files: dict[int, LogFile] = {}
         #: The greatest lsn that a marker or a header in the newest file proves durable.
         self.proven_lsn = 0
@@ -87,8 +87,10 @@ class LogScan:
         return list(self.files.values())[-1].last_lsn if self.files else 0
 
     def retained_frames(self) -> Iterator[Frame]:
-        """All frames of files that were released and kept. It comes before `frames`. A file ends at its first
-        damaged frame; the caller finds out which frames are missing."""
+        """Yield all frames of released files that are retained. Call it before `frames`.
+
+        A file ends at its first damaged frame; the caller finds out which frames are missing.
+        """
         assert not self.files and not self.retained_files, "SCANNED_ONCE"
         for number in self._numbers(".held"):
             path = retained_path_of(self._directory, number)
@@ -99,10 +101,10 @@ class LogScan:
         self.proven_lsn = 0
 
     def frames(self, snapshot_lsn: int) -> Iterator[Frame]:
-        """All frames in order. Raises `Corrupt` where durable bytes are missing or changed.
+        """Yield all frames in order. Raises `Corrupt` where durable bytes are missing or changed.
 
-        `snapshot_lsn` is the lsn up to which a snapshot stands in for the log: the log must begin no later
-        than right after it and must not end before it.
+        `snapshot_lsn` is the lsn of the snapshot that the log continues: the log must begin no later than
+        right after it and must not end before it.
         """
         assert not self.files, "SCANNED_ONCE"
         numbers = self._numbers()
@@ -121,8 +123,10 @@ class LogScan:
             assert self.proven_lsn <= previous.last_lsn, "PROVEN_IS_FOUND"
 
     def verify_closed(self) -> Iterator[Corrupt]:
-        """What is wrong with the files that are not written any more, while another process writes the newest
-        one. The first damage hides the rest. Files that are released meanwhile are passed over."""
+        """Yield the damage in completed files, while another process writes the newest one.
+
+        The scan ends at the first damage. Files that are released meanwhile are skipped.
+        """
         numbers = self._numbers()
         previous: LogFile | None = None
         for number in numbers:
@@ -148,7 +152,7 @@ class LogScan:
         return sorted(number for number in numbers if number is not None)
 
     def _open(self, number: int, data: bytes, previous: LogFile | None, snapshot_lsn: int) -> LogFile:
-        """Check a file's header, and that it continues the one before it, or the snapshot."""
+        """Check a file's header, and that the file continues the one before it, or the snapshot."""
         path = path_of(self._directory, number)
         if previous is not None and number != previous.number + 1:
             raise Corrupt(
@@ -167,7 +171,7 @@ class LogScan:
         return LogFile(number, path, first_lsn)
 
     def _frames_of(self, file: LogFile, data: bytes) -> Iterator[Frame]:
-        """The good frames from the start; afterwards `file.end` is where the first bad one would be."""
+        """Yield the good frames from the start; then set `file.end` to the offset of the first bad one."""
         number = file.number
         view = memoryview(data)
         remember = file.offsets.append
@@ -187,7 +191,7 @@ class LogScan:
             if kind == MARKER_KIND:
                 self.proven_lsn = unpack_u64(data, start + 8)[0]
             elif frame_lsn != lsn:
-                # CONTIGUOUS_LSN: a frame with a good checksum was written here, by us, with the next lsn.
+                # CONTIGUOUS_LSN: this server writes frames with consecutive lsns, and the checksum is right.
                 raise Corrupt(file.path, offset, f"the frame is of lsn {frame_lsn}, lsn {lsn} was expected")
             else:
                 remember(offset >> 3)
@@ -199,7 +203,7 @@ class LogScan:
         file.end = offset
 
     def _refuse_damaged_tail(self, file: LogFile, data: bytes, snapshot_lsn: int) -> None:
-        """Raise `Corrupt` if what comes after the newest file's last good frame was once durable."""
+        """Raise `Corrupt` if bytes after the newest file's last good frame were durable."""
         lost_lsn = file.last_lsn + 1
         claim = max((self.proven_lsn, *markers_after(data, file.end, file.number)))
         if claim >= lost_lsn:
@@ -211,7 +215,7 @@ class LogScan:
 
 
 def read_frame(disk: DiskLike, file: LogFile, lsn: int) -> Frame:
-    """One frame of a file that was scanned or written, checked again."""
+    """Read one frame of a scanned or written file, and verify it again."""
     offset = file.offsets[lsn - file.first_lsn] << 3
     handle = disk.open(file.path, writable=False)
     try:
@@ -227,6 +231,6 @@ def read_frame(disk: DiskLike, file: LogFile, lsn: int) -> Frame:
     if not is_whole or xxh3_64_intdigest(body, file.number) != U64.unpack(view[-CHECKSUM_BYTES:])[0]:
         raise Corrupt(file.path, offset, f"the frame of lsn {lsn} is not valid")
     _, kind, version, _, frame_lsn = FRAME_HEAD.unpack_from(data)
-    assert frame_lsn == lsn, "CONTIGUOUS_LSN: the offsets were taken down as the frames were"
+    assert frame_lsn == lsn, "CONTIGUOUS_LSN: each offset was recorded with its frame"
     content = view[FRAME_HEAD_BYTES : FRAME_HEAD_BYTES + length]
     return Frame(kind, version, lsn, content, file.number, offset)

@@ -1,10 +1,10 @@
-"""Spares: files that wait to become the next log file.
+"""Manages spares: files that wait to become the next log file.
 
     wal/000000000003.spare    allocated, or an old file
 
-A spare is made ahead of need, because a sync over blocks that exist is several times faster, and because a
-full disk is then met when a file is made, before anything is in it. An old log file becomes a spare when it
-has the right size. Its content needs no wiping: see SEED_IS_NUMBER (`format.py`).
+A spare is created ahead of need, for two reasons: a sync over allocated blocks is several times faster, and
+a full disk is noticed when a file is created, before anything is in it. An old log file of the right size
+becomes a spare. Its content needs no wiping: see SEED_IS_NUMBER (`format.py`).
 
     files thread     prepare, recycle ─► deque ─► take     writing thread
 
@@ -12,7 +12,7 @@ Bounds: at most `SPARES_MAX` spares.
 
 Rules of the file:
   1. Two threads share the deque, and each of them changes it by single steps.
-  2. What is half made is removed, and the error is the caller's.
+  2. A half-made spare is removed, and the error is raised to the caller.
 
 Invariants:
   SPARES_BOUNDED  there are at most `SPARES_MAX` spares.
@@ -29,15 +29,17 @@ from shard.storage.files import DiskLike
 #: One spare to rotate into while the next is being made.
 SPARES_MAX = 2
 
-#: Zeros are written and synced in steps of this size, so that a commit never queues behind a whole file.
+#: Zeros are written and synced in steps of this size, so that a commit never waits for a whole file.
 ZEROS = bytes(4 << 20)
 
 _SUFFIX = ".spare"
 
 
 class Spares:
+    """The spare files of one log."""
+
     def __init__(self, disk: DiskLike, directory: str, *, file_bytes: int, reserves: bool) -> None:
-        """`reserves`: spares have all their room from the start, and one outlives the process."""
+        """`reserves`: spares are allocated in full, and one outlives the process."""
         self._disk = disk
         self._directory = directory
         self._file_bytes = file_bytes
@@ -52,7 +54,7 @@ class Spares:
         return len(self._ready)
 
     def settle(self) -> None:
-        """Drop the spares of the process before, all but one that is whole if this log `reserves`."""
+        """Drop the spares of the previous process, except one complete spare if this log `reserves`."""
         assert not self._ready, "SPARES_BOUNDED: a log is settled once, before anything is prepared"
         for name in self._disk.listdir(self._directory):
             if not name.endswith(_SUFFIX):
@@ -65,24 +67,26 @@ class Spares:
                 self._disk.unlink(path)
 
     def prepare(self, *, zeros: bool) -> None:
-        """Have a spare ready if none is: full of zeros, or with room for them alone. Without zeros its syncs
-        are slower, but nothing is written twice."""
+        """Create a spare if none is ready: filled with zeros, or only allocated.
+
+        Without zeros its syncs are slower, but nothing is written twice.
+        """
         if not self._ready:
             self._offer(self._create(zeros=zeros))
 
     def take(self) -> str:
-        """The path of a spare. If none is ready, one without zeros is made: its syncs are slower, but nobody
-        waits long."""
+        """Return the path of a spare. If none is ready, create one without zeros: slower syncs, but a short
+        wait."""
         try:
             return self._ready.popleft()
         except IndexError:
             return self._create(zeros=False)
 
     def recycle(self, path: str) -> None:
-        """Make a spare of an old log file, or drop it. Its old name is durably gone on return.
+        """Turn an old log file into a spare, or delete it. Its old name is durably gone on return.
 
-        A file that began empty ends a little short of the full size, and is as good as a full one, unless
-        there must be room for all that a file can take.
+        A file that began empty ends a little short of the full size. It is as good as a full one, unless the
+        log `reserves` the full size.
         """
         size_min = self._file_bytes if self._reserves else self._file_bytes // 2
         spare = ""
@@ -112,7 +116,7 @@ class Spares:
                 self._disk.fdatasync(handle)
             self._disk.fsync(handle)
         except OSError:
-            # Most likely the disk is full. What is half done goes; the caller says what to do without it.
+            # Most likely the disk is full. Remove the half-made file; the caller decides how to go on.
             self._disk.unlink(path)
             raise
         finally:
