@@ -151,18 +151,14 @@ class Wal:
         return self._scan.total_bytes
 
     def scan_retained(self) -> Iterator[Frame]:
-        """Yield all frames of released files that are retained. Call it before `scan`.
-
-        A file ends at its first damaged frame; the caller finds out which frames are missing.
-        """
+        """Yield all frames of released files that are retained (`LogScan.retained_frames`). Call it before
+        `scan`."""
         assert self._state == "new", "STATE"
         return self._scan.retained_frames()
 
     def scan(self, *, snapshot_lsn: int = 0) -> Iterator[Frame]:
-        """Yield all frames in order. Read-only; raises `Corrupt` where durable bytes are missing or changed.
-
-        `snapshot_lsn` is the lsn of the snapshot that the log continues (`LogScan.frames`).
-        """
+        """Yield all frames in order (`LogScan.frames`). Raises `Corrupt` where durable bytes are missing or
+        changed."""
         assert self._state == "new", "STATE"
         self._state = "scanning"
         yield from self._scan.frames(snapshot_lsn)
