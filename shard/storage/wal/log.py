@@ -6,8 +6,7 @@ Rules of the file:
   3. After a failed write or sync this object never writes, syncs or acknowledges again. Exception: a write
      that fails for lack of space is repeated while `on_full` waits for space. It has changed nothing.
   4. One thread at a time appends and syncs; only `run_sync` may run beside it. `prepare_next` and `release`
-     may run on one other thread; they share only the spares and a dict of files, each changed by single
-     steps.
+     may run on one other thread; they share the spares and a dict of files, changed by single steps.
 
 Invariants:
   CONTIGUOUS_LSN      frames carry first_lsn, first_lsn + 1, …, through all files, with no gap and no repeat.
@@ -130,14 +129,11 @@ class Wal:
 
     def files(self) -> list[WalFile]:
         """Return all files, oldest first; the last is the newest, which cannot be released."""
-        return [WalFile(file.number, file.first_lsn, file.last_lsn) for file in list(self._files.values())]
+        return list(map(_describe, list(self._files.values())))
 
     def retained_files(self) -> list[WalFile]:
         """Return released files that are retained, oldest first."""
-        return [
-            WalFile(file.number, file.first_lsn, file.last_lsn)
-            for file in list(self._retained_files.values())
-        ]
+        return list(map(_describe, list(self._retained_files.values())))
 
     # -- reading: scan_retained, scan, settle, read
 
@@ -301,10 +297,8 @@ class Wal:
             raise
 
     def begin_sync(self) -> PendingSync | None:
-        """Begin a sync that another thread runs with `run_sync`, beside further appends; None if all is
-        durable.
-
-        It counts from `end_sync` on. Like all methods except `run_sync` it belongs to the writing thread."""
+        """Begin a sync that another thread runs with `run_sync`, beside appends; None if all is durable.
+        It counts from `end_sync` on. All methods except `run_sync` belong to the writing thread."""
         self._refuse_unless_open()
         if self.durable_lsn == self.logged_lsn:
             return None
@@ -500,3 +494,7 @@ class Wal:
 
     def _newest(self) -> LogFile:
         return list(self._files.values())[-1]
+
+
+def _describe(file: LogFile) -> WalFile:
+    return WalFile(file.number, file.first_lsn, file.last_lsn)
