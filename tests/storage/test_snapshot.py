@@ -37,7 +37,7 @@ def written(disk: FaultDisk, *lsns: int) -> Snapshots:
 
 def loaded(disk: DiskLike, directory: str = DIRECTORY) -> tuple[int, bytes, list[str]] | None:
     found = Snapshots(disk, directory).load_newest()
-    return None if found is None else (found.lsn, bytes(found.content), found.skipped)
+    return None if found is None else (found.lsn, bytes(found.content), found.damaged_paths)
 
 
 @pytest.mark.parametrize("real", [True, False])
