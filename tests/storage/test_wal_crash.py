@@ -51,7 +51,7 @@ def recover(disk: FaultDisk, model: Model) -> tuple[Wal, Snapshots]:
     snapshot_lsn = 0
     if loaded is not None:
         snapshot_lsn = loaded.lsn
-        assert loaded.skipped == []
+        assert loaded.damaged_paths == []
         assert bytes(loaded.content) == snapshot_of(model, snapshot_lsn)
     wal = Wal(disk, "/data/wal", file_bytes=FILE_BYTES, reserves=True)
     frames = {frame.lsn: bytes(frame.content) for frame in wal.scan(snapshot_lsn=snapshot_lsn)}
