@@ -1,12 +1,12 @@
 """One shard process: the only owner of its boxes.
 
-__main__      one shard, put together: recovers, serves, stops in order
+__main__      the shard process: recovers, serves, stops in order
 server/       its sockets: messages in, replies out
-engine/       the loop that hands commands to the core; beside it log, fetcher, upkeep, uploads
+engine/       the loop that hands commands to the core; beside it log, fetcher, upkeep, object uploader
 core/         the pure state machine; knows none of the others
-recovery/     state out of files, on start
+recovery/     rebuilds the state from files, on start
 storage/      bytes on disk and in the cold store: log, snapshots, segments
-transfer/     boxes out of a shard and into one: exports, backups, chains of the object store
+transfer/     moves boxes out of a shard and into one: exports, backups, chains of the object store
 offline/      tools for folders that no shard serves: restore, repair, verify, inspect, reshard
 
 A message enters at `server/server.py`, becomes a command in `streams/protocol/messages`, and is handled by

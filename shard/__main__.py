@@ -1,8 +1,8 @@
-"""One shard process: parse arguments, recover, serve, stop in order. Nothing else.
+"""Runs one shard process: parses arguments, recovers, serves, stops in order. Nothing else.
 
 Exit codes: 0 stopped in order · 1 the log could not be written, or a bug · 2 bad arguments · 3 damaged data.
-SIGTERM, or the end of the supervisor, stops it; a terminal's SIGINT is the supervisor's business. SIGHUP has
-it read the keys again.
+SIGTERM, or the death of the supervisor, stops the shard. It ignores SIGINT: the supervisor handles it. On
+SIGHUP it reads the keys again.
 """
 
 from __future__ import annotations
@@ -57,17 +57,17 @@ log = structlog.get_logger()
 
 EXIT_FAILED, EXIT_REFUSED, EXIT_CORRUPT = 1, 2, 3
 
-#: How long the interpreter lets one thread run while another waits. The default of 5 ms would make the
-#: commit thread wait that long for a busy machine; at 0.5 ms the switch itself is still cheap.
+#: How long the interpreter lets one thread run while another waits. With the default of 5 ms the commit
+#: thread would wait that long for a busy event loop; at 0.5 ms the switch itself is still cheap.
 _SWITCH_INTERVAL_S = 0.0005
 
 
-#: Boxes whose use is counted before others get their turn: a third of a millisecond.
+#: Boxes whose use is counted before other tasks run: a third of a millisecond.
 _COUNTED_BOXES = 64
 
 
 class ColdStoreMissing(Exception):
-    """The cold store was there when the server started, and is not there now."""
+    """The cold store existed when the server started, and cannot be opened now."""
 
 
 def limits_of(config: Config) -> RecordLimits:
@@ -105,11 +105,11 @@ def peers_of(arguments: ChildArgs) -> Peers:
 
 
 def open_cold_store(arguments: ChildArgs, disk: Disk, faults: Faults) -> ColdStore | None:
-    """The cold store of the server, which is changed only while it belongs to this server."""
+    """Open the cold store of the server. It is written to only while it belongs to this server."""
     config = arguments.config
     if not config.cold_dir:
         return None
-    from shard.offline.claim_cold import owner_of  # brings obstore along, which takes a while to import
+    from shard.offline.claim_cold import owner_of  # imports obstore, which is slow
     from shard.storage.cold import ColdConfigError, open_cold
     from shard.storage.cold.fault_recorder import FaultRecordingCold
     from shard.storage.cold.ownership import OwnedCold
@@ -123,7 +123,7 @@ def open_cold_store(arguments: ChildArgs, disk: Disk, faults: Faults) -> ColdSto
 
 
 def upload_target_of(arguments: ChildArgs, store: ColdStore, folder: str) -> UploadTarget:
-    """Where boxes of class object are kept beside this disk."""
+    """Return the object store that gets a copy of the boxes of class object."""
     from shard.engine.object_uploader import UploadTarget  # as above
 
     return UploadTarget(
@@ -137,13 +137,13 @@ def upload_target_of(arguments: ChildArgs, store: ColdStore, folder: str) -> Upl
 
 
 class _SlotMap(msgspec.Struct):
-    """Of the slot map, what is needed here."""
+    """The part of the slot map that a shard needs."""
 
     slots: list[tuple[int, int, int]]
 
 
 def _absolute(location: str) -> str:
-    """A cold store as others name it, who may be in another folder than we are."""
+    """Return the location of a cold store for processes that may run in another folder."""
     return location if not location or "://" in location else os.path.abspath(location)
 
 
@@ -160,7 +160,7 @@ class Shard:
         disk.fsync_dir(str(config.data_dir))
         self._has_failed = arguments.is_after_failure or has_failed(disk, directory)
         if self._has_failed:
-            log.warning("the last life ended because the disk failed; reserved seqs are skipped")
+            log.warning("the previous run ended because the disk failed; reserved seqs are skipped")
             evict_page_cache(f"{directory}/wal")
         # A shard's share of the server's limit, rounded up: boxes spread evenly over slots.
         boxes_max = -(-config.max_boxes // config.shards) if config.max_boxes else 0
@@ -177,7 +177,7 @@ class Shard:
             txn_ttl_ms=config.txn_ttl_ms,
             has_store=bool(config.cold_dir),
             streams_in_store=config.s2_durability == "object",
-            # What waits is unsealed, and more of that than twice the cache would hold up all writers.
+            # Pending uploads are unsealed. More than twice the cache of unsealed batches blocks all writers.
             backlog_bytes_max=min(config.object_backlog_bytes, config.cache_bytes),
         )
         self._wal = Wal(disk, f"{directory}/wal", file_bytes=config.wal_file_bytes, reserves=True)
@@ -190,7 +190,7 @@ class Shard:
             upload_target_of(arguments, cold, self._base_folder) if cold is not None else None
         )
         if arguments.ready_fd >= 0:
-            os.set_blocking(arguments.ready_fd, False)  # a supervisor that reads nothing must not stop us
+            os.set_blocking(arguments.ready_fd, False)  # a supervisor that does not read must not block us
         listener, *tcp = [socket.socket(fileno=fd) for fd in arguments.listen_fds]
         self._peers = peers_of(arguments) if tcp else None
         self._server = Server(listener, limits_of(config), config.thresholds, tcp, self._peers)
@@ -201,12 +201,13 @@ class Shard:
         self._server.report = self._report_unready
 
     def _read_keys(self) -> None:
-        """The keys that the supervisor has put there, as digests; none when the server asks for none."""
+        """Read the keys that the supervisor has written, as digests. There are none if the server requires
+        none."""
         if self._arguments.keys_file:
             self._ring = KeyRing.from_json(Path(self._arguments.keys_file).read_bytes())
 
     async def _count_use(self) -> None:
-        """Counts what keys with limits use here, a few boxes at a time."""
+        """Count the usage of keys with limits in this shard, a few boxes at a time."""
         usage = self._machine.usage
         usage.set_accounts(self._ring.accounts().values())
         while usage.step(_COUNTED_BOXES):
@@ -245,7 +246,7 @@ class Shard:
                 log.error("data is damaged", path=damage.path, offset=damage.offset, message=str(damage))
                 nursery.cancel_scope.cancel()
                 return EXIT_CORRUPT
-            if summary is None:  # asked to stop while replaying; nothing was written
+            if summary is None:  # a stop was requested during the replay; nothing was written
                 nursery.cancel_scope.cancel()
                 return 0
             code = await self._serve(summary, stopping)
@@ -255,8 +256,8 @@ class Shard:
 
     async def _recover(self, stopping: trio.Event) -> RecoverySummary | None:
         started_s, last_report_s = trio.current_time(), 0.0
-        # Recovery makes next to no cyclic garbage, and the collector would walk all boxes again and again.
-        # `_serve` collects once and turns it on.
+        # Recovery makes almost no cyclic garbage, and the collector would walk all boxes again and again.
+        # `_serve` collects once and enables it.
         gc.disable()
         for step in recover(self._machine, self._wal, self._snapshots, self._store.open):
             if isinstance(step, Progress):
@@ -269,7 +270,7 @@ class Shard:
                     return None
             else:
                 for path in step.skipped_snapshots:
-                    log.error("a damaged snapshot was passed over; an older one was used", path=path)
+                    log.error("a snapshot is damaged; recovery used an older one", path=path)
                     self._faults.note_damage("snapshot", path, "it does not match its checksum")
                 seconds = trio.current_time() - started_s
                 log.info(
@@ -282,7 +283,7 @@ class Shard:
                     seconds=round(seconds, 3),
                 )
                 return step
-        raise AssertionError("recovery ends with what it found")
+        raise AssertionError("recovery ends with a summary")
 
     async def _serve(self, summary: RecoverySummary, stopping: trio.Event) -> int:
         timekeeper = Timekeeper()
@@ -367,11 +368,11 @@ class Shard:
 
 
 def _write_line(fd: int, line: str) -> None:
-    """Send the supervisor one line."""
+    """Send one line to the supervisor."""
     try:
         os.write(fd, line.replace("\n", " ").encode() + b"\n")
     except OSError:
-        pass  # the supervisor is gone; `_watch_parent` sees to that
+        pass  # the supervisor is dead; `_watch_parent` stops the shard
 
 
 async def _wait_for_first(*events: trio.Event) -> None:
@@ -386,7 +387,7 @@ async def _wait_for_first(*events: trio.Event) -> None:
 
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a closing terminal sends it to everyone in it
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a terminal that closes sends it to all its processes
     try:
         arguments = ChildArgs.parse(sys.argv[1:], os.environ)
     except ConfigError as error:

@@ -1,21 +1,21 @@
-"""The engine of a running shard: hands commands to the core, its changes to the log, and replies to servers.
+"""Runs a shard: hands commands to the core, its changes to the log, and its replies to the servers.
 
-engine            the loop: commands in, replies out when the log says that they may go. Begin there
-execution         one command through the machine: handle, stage, fetch
-staging           frames of one turn, on their way to the log
-replies           replies that wait for the log, answers that wait for room
-delivery          commands that are held back, and what serves them again:
+engine            the loop: commands in, replies out when the log has reached their stage. Begin there
+execution         passes one command through the machine: handle, stage, fetch
+staging           collects the frames of one turn for the log
+replies           parks replies that wait for the log, and defers answers that wait for room
+delivery          handles waiting commands again:
   refetch           commands that need something from disk
   waiting_reads     reads that wait for a record
   waiting_claims    claims that wait for a job
 ticker            calls the engine when something is due; timekeeper has the clocks
-pressure          backpressure, and the disk's space; disk_space says what a full disk still does
-committer         writes the log in groups, in threads of its own; log_files makes and drops its files
-fetcher, cache    payloads that are not in memory
+pressure          backpressure, and the disk's space; disk_space decides which commands a full disk accepts
+committer         group commit, in threads of its own; log_files creates and drops log files
+fetcher, cache    fetch payloads that are not in memory, and keep a bounded number of them
 background        the tasks beside the commands:
-  snapshots         state on disk, old log released
-  upkeep            seals, compacts, drops files; compaction says which records are superseded
+  snapshots         writes the state to disk, and releases old log
+  upkeep            seals, compacts, drops files; compaction finds superseded records
   object_uploader   copies changes of object boxes to the object store
 durable_waits     tasks that wait for the log
-settings          the settings that an engine is given
+settings          the settings of an engine
 """

@@ -1,16 +1,16 @@
-"""The tasks of a shard beside its commands: each waits for the log, works in a thread, and logs the result.
+"""Runs the background tasks of a shard: each waits for the log, works in a thread, and logs the result.
 
     renderer    writes the rows of commits into boxes         recovery/commit_renderer.py
     upkeep      seals, compacts, moves, drops segments        upkeep.py
-    snapshots   state on disk, old log released               snapshots.py
-    exports     a state held still for a backup               transfer/exports.py
+    snapshots   writes the state to disk, releases old log    snapshots.py
+    exports     pins a consistent state for a backup          transfer/exports.py
     uploader    copies changes of object boxes to the store   object_uploader.py; only with an object store
 
 They share the machine with the commands, in one thread: each takes small steps between turns. They log
 through `Ports.log_outcome` and never answer a client.
 
-A disk that fails under one of them is the disk of the log, so the shard ends (`on_failed`). A full disk is no
-failure: they wait.
+They use the disk of the log. So if it fails in one of them, the shard ends (`on_failed`). A full disk is no
+failure: the tasks wait for space.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from shard.transfer.exports import Exports
 
 
 class ShardFiles(NamedTuple):
-    """Where a shard keeps what it has."""
+    """The files and stores of a shard."""
 
     disk: DiskLike
     wal: Wal
@@ -50,24 +50,24 @@ class ShardFiles(NamedTuple):
 
 class Logger(Protocol):
     def __call__(self, outcome: Outcome) -> None:
-        """Notes changes of the machine for the log, and hands them over."""
+        """Stage changes of the machine and hand them to the log."""
 
 
 class Ports(NamedTuple):
-    """What the tasks need of the engine."""
+    """The callbacks and facts of the engine that the tasks use."""
 
     now_ms: Callable[[], int]
     #: True when an lsn is durable, False if the log failed first.
     wait_durable: Callable[[int], Awaitable[bool]]
     log_outcome: Logger
-    #: For moves that an export has held back: readers of their boxes are woken.
+    #: Logs moves that an export has delayed, and wakes the readers of their boxes.
     log_moves: Logger
     on_uploaded: Callable[[Outcome], None]
     on_rendered: Callable[[Iterable[int]], None]
     on_failed: Callable[[BaseException], None]
     is_disk_full: Callable[[], bool]
     is_log_blocked: Callable[[], bool]
-    #: The log from there on is needed by the snapshot that the shard started from.
+    #: The first lsn that the snapshot of the last recovery needs.
     needs_lsn: int
     faults: Faults
 
@@ -169,7 +169,7 @@ class Background:
             nursery.start_soon(self.uploader.run)
 
     def on_durable(self) -> None:
-        """More of the log is durable: each task may have work."""
+        """Wake the tasks: more of the log is durable."""
         if self._machine.txns.commits:
             self.renderer.wake()
         if self.uploader is not None and self._machine.uploading.is_on:
@@ -180,7 +180,7 @@ class Background:
     async def _run_upkeep(self) -> None:
         try:
             await self.upkeep.run()
-        except OSError as error:  # the same disk as the log's
+        except OSError as error:  # the disk of the log has failed
             self._on_failed(error)
 
     async def _run_renderer(self) -> None:

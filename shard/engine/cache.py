@@ -1,7 +1,8 @@
-"""Payloads of sealed batches that are in memory, bounded in bytes.
+"""Caches payloads of sealed batches, bounded in bytes.
 
-The oldest is forgotten first, unless it was used since it came or was last spared (a second chance): nothing
-has to be moved when a payload is used, and one long read through old data does not push out what many use.
+Eviction is second chance (CLOCK): the oldest payload goes first, unless it was used since it was loaded or
+last inspected. So a cache hit moves nothing, and one long scan of old data does not evict payloads that many
+readers use.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class PayloadCache:
         return f"<PayloadCache {len(self._entries)} batches, {self.bytes} of {self.bytes_max} B>"
 
     def add(self, segment: Segment, at: int, batch: Batch) -> None:
-        """Loads a payload; one that is there already stays."""
+        """Load a payload, unless the segment has it already."""
         if segment.loaded(at) is None:
             segment.load(at, batch)
             self.count(segment, at, batch)
@@ -33,15 +34,15 @@ class PayloadCache:
             self.add(segment, at, batch)
 
     def count(self, segment: Segment, at: int, batch: Batch) -> None:
-        """Counts a payload that was loaded by others."""
+        """Count a payload that the segment holds already."""
         size = batch.bytes_in_memory
         self._entries.append((segment, at, size))
         self.bytes += size
 
     def shrink(self) -> None:
-        """Forgets payloads until the rest fits."""
+        """Evict payloads until the rest fits."""
         entries = self._entries
-        second_chances = len(entries)  # nobody gets a third chance in one go
+        second_chances = len(entries)  # at most one per payload and call
         while self.bytes > self.bytes_max:
             segment, at, size = entries.popleft()
             if second_chances > 0 and segment.was_used(at):

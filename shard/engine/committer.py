@@ -41,20 +41,20 @@ from shard.storage.wal import FrameParts, Wal
 from streams.protocol.telemetry.histogram import Histogram
 
 SYNC_INTERVAL_MS = 50
-#: 8 MiB are written in about 15 ms here: longer groups would only make the first in them wait.
+#: Writing 8 MiB takes about 15 ms: longer groups would only delay the first frames in them.
 GROUP_BYTES_MAX = 8 << 20
 GROUP_FRAMES_MAX = 1024
-#: How often a commit that has no room on the disk is tried again.
+#: How often a write is retried while the disk is full.
 _FULL_WAIT_S = 0.25
 
-#: What the engine's own thread may write at once: a copy of some 50 µs into the page cache. More is left to
-#: the commit thread, which writes beside the engine and not in its place. A hop there and back costs the
-#: engine more than that: two wake-ups of threads, and turns at the interpreter that both of them want.
+#: Bytes that the engine's own thread may write at once: a copy of some 50 µs into the page cache. More goes
+#: to the commit thread, which writes in parallel with the engine. For less, the two thread switches and the
+#: contention for the interpreter would cost the engine more than the write.
 APPEND_NOW_BYTES_MAX = 128 << 10
 
-#: Written and not synced, beyond which the disk is what all wait for. Then the system makes writers wait
-#: inside a write, and that must not be the engine. It is far more than a disk that keeps up is behind by: a
-#: million records a second are some 20 MB in the time of a sync.
+#: Unsynced bytes beyond which `append_now` writes nothing: the disk is the bottleneck, the kernel blocks
+#: writers inside a write, and it must not block the engine. A disk that keeps up stays far below: a million
+#: records a second are some 20 MB in the time of an fsync.
 UNSYNCED_BYTES_MAX = 128 << 20
 
 #: (frames, their bytes, sync, notify_logged)
@@ -84,14 +84,14 @@ class CommitterStatistics:
 
 
 class _WakeUp:
-    """Makes the commit thread look at its clock: something was written that it must sync in time."""
+    """Wakes the commit thread to compute its next deadline: `append_now` wrote frames that need a sync."""
 
 
 _WAKE_UP = _WakeUp()
 
 
 class _GroupBoundary:
-    """A place in the backlog that no group reaches over."""
+    """A boundary in the backlog: no group contains frames from both sides of it."""
 
 
 _GROUP_BOUNDARY = _GroupBoundary()
@@ -141,19 +141,19 @@ class Committer:
         self._group_bytes_max = group_bytes_max
         self._group_frames_max = group_frames_max
         self._unsynced_bytes_max = unsynced_bytes_max
-        #: A failure in here was met by the files thread and is handed on by the commit thread.
+        #: An exception in it is a failure of the files or sync thread, which the commit thread reports.
         self._backlog: SimpleQueue[_Item] = SimpleQueue()
-        #: Held by the thread that uses the log. `append_now` finds it taken at times, and does not wait.
+        #: Protects the log. `append_now` does not wait for it.
         self._wal_lock = threading.Lock()
         self.files = LogFiles(wal, on_space=partial(post, on_space), on_failed=self._backlog.put)
         self._commit_thread = threading.Thread(target=self._run, name="wal-commit", daemon=True)
-        #: True asks for a sync, None ends the thread.
+        #: True requests a sync, None ends the thread.
         self._sync_requests: SimpleQueue[bool | None] = SimpleQueue()
         self._sync_thread = threading.Thread(target=self._run_syncs, name="wal-sync", daemon=True)
         #: True while the sync thread runs a sync. Set by the commit thread, cleared by the other.
         self._is_syncing = False
         self._failure: BaseException | None = None
-        #: What was taken out of the backlog and is not dealt with; it must not be lost when a write fails.
+        #: An item taken from the backlog and not processed yet. It must not be lost when a write fails.
         self._pending_item: _Flush | BaseException | None = None
         self._oldest_unsynced_ns = 0
         # Written by the engine's thread alone.
@@ -179,7 +179,7 @@ class Committer:
 
     @property
     def backlog_bytes(self) -> int:
-        """Bytes that were submitted and are not yet logged."""
+        """Bytes that are submitted and not yet logged."""
         return self._submitted_bytes - self._written_bytes
 
     @property
@@ -189,8 +189,8 @@ class Committer:
 
     @property
     def progress_count(self) -> int:
-        """Groups written and syncs finished since the start: it grows whenever the log moves. A look for room
-        on a full disk counts too: that is not a disk that hangs."""
+        """Groups written and syncs finished since the start: it grows whenever the log makes progress. A
+        retry on a full disk counts too, because that disk does not hang."""
         return self._groups + self._fsyncs + self._space_retries
 
     def start(self) -> None:
@@ -199,8 +199,8 @@ class Committer:
         self._commit_thread.start()
 
     def submit(self, frames: Sequence[FrameParts], *, sync: bool, notify_logged: bool = True) -> None:
-        """Hand over frames in lsn order. `sync`: someone waits for them to be durable. `notify_logged`:
-        someone waits for them to be logged; if nobody in a group does, only its durability is reported.
+        """Submit frames in lsn order. `sync`: a reply waits until they are durable. `notify_logged`: a reply
+        or a reader waits until they are logged; if none in a group does, only its durability is reported.
         """
         size = 0
         for frame in frames:
@@ -211,16 +211,16 @@ class Committer:
         self._backlog.put((frames, size, sync, notify_logged))
 
     def end_group(self) -> None:
-        """What was submitted is written and synced without what will be: that is much, and nobody waits for
-        it."""
+        """End the current group: later submissions, which are large and which no reply waits for, do not
+        delay its sync."""
         self._backlog.put(_GROUP_BOUNDARY)
 
     def append_now(self, frames: Sequence[FrameParts]) -> bool:
-        """Write frames that nobody waits to be synced, at once and in the calling thread, if the commit
-        thread has nothing to do. Whether it was done: then they are logged, and no report of it comes.
+        """Write frames that need no sync now, in the calling thread, if the commit thread is idle. Return
+        True if they are logged; then no `on_logged` report follows.
 
-        A hop to the commit thread and back costs two switches of threads, more than such a write itself. It
-        is the only place where two threads may want the log, hence the lock; nobody waits for it here.
+        Handing them to the commit thread would cost two thread switches, more than such a write itself. Only
+        here do two threads compete for the log, hence the lock; this method does not wait for it.
         """
         if self._submissions != self._submissions_written:
             return False
@@ -249,7 +249,7 @@ class Committer:
 
     @property
     def room_bytes(self) -> int:
-        """What can be logged for certain beyond what was submitted, whatever becomes of the disk's space."""
+        """Bytes that can certainly be logged beyond all submissions, even if the disk fills up."""
         return self._wal.room_bytes - self.backlog_bytes
 
     def statistics(self) -> CommitterStatistics:
@@ -267,7 +267,7 @@ class Committer:
         )
 
     def flush(self) -> None:
-        """Block until all that was submitted is durable and reported; `CommitFailed` if it cannot be."""
+        """Block until all submissions are durable and reported. Raises `CommitFailed` if the log fails."""
         self._flush_and_wait(is_last=False)
 
     def stop(self) -> None:
@@ -295,9 +295,10 @@ class Committer:
         try:
             self._commit_until_stopped()
         except BaseException as failure:
-            # Not only OSError: whatever ends this thread must end the shard, or writers would wait for ever.
+            # Not only OSError: any error that ends this thread must end the shard, or writers would wait
+            # forever.
             try:
-                if self._failure is None:  # else `append_now` has said so
+                if self._failure is None:  # else `append_now` has reported it
                     self._failure = failure
                     self._post(self._on_failed, failure)
             finally:
@@ -323,7 +324,7 @@ class Committer:
                 self._pending_item = item
 
     def _process_pending(self, item: _Flush | BaseException) -> bool:
-        """Do a flush, or raise a failure of another thread. Returns True if it was the last."""
+        """Finish a flush, or raise a failure of another thread. Return True if it was the last item."""
         if isinstance(item, BaseException):
             raise item
         self._sync()
@@ -334,9 +335,9 @@ class Committer:
         return item.is_last
 
     def _wait_s(self) -> float | None:
-        """How long there is to wait for more, before something must be synced or may be marked."""
+        """Return how long to wait for submissions before frames must be synced or a marker may be written."""
         if self._is_syncing:
-            return None  # a wake-up follows its end
+            return None  # its end wakes this thread
         if self._oldest_unsynced_ns:
             return max(0, self._oldest_unsynced_ns + self._sync_interval_ns - monotonic_ns()) / 1e9
         if self._wal.needs_marker:
@@ -393,7 +394,8 @@ class Committer:
             self.files.prepare()
 
     def _try_append(self, group: Sequence[FrameParts]) -> bool:
-        """Append without waiting. False if the disk has no room; then the commit thread may wait for it."""
+        """Append without waiting. Return False if the disk is full; then the commit thread waits for
+        space."""
         started_ns = monotonic_ns()
         if not self._wal.try_append(group):
             return False
@@ -407,10 +409,10 @@ class Committer:
         self._groups += 1
 
     def _wait_for_space(self, error: OSError) -> bool:
-        """Wait a while for room on the disk. False when the log is to be closed instead.
+        """Wait a while for space on the disk. Return False if the committer stops instead.
 
-        The frames at hand are answered by nobody yet, and are written when there is room: so nothing that was
-        acked is lost, and nothing is acked that could be."""
+        The current frames are not acknowledged yet, and are written when there is space. So no acknowledged
+        write is lost."""
         if not self.waits_for_space:
             self.waits_for_space = True
             self._post(self._on_space)
@@ -437,7 +439,7 @@ class Committer:
         self._post(self._on_durable, self._wal.durable_lsn, self.fsync_ms_last)
 
     def _discard_until_stopped(self) -> None:
-        """Nothing is written any more; only let those go who wait for a flush."""
+        """After a failure: write nothing more, and only release the callers that wait for a flush."""
         item: object = self._pending_item
         while True:
             if isinstance(item, _Flush):
@@ -447,7 +449,7 @@ class Committer:
                     return
             item = self._backlog.get()
 
-    # The sync thread. It has the turn before and after, and never while the disk is at work.
+    # The sync thread. It holds the lock before and after an fsync, never during it.
 
     def _run_syncs(self) -> None:
         try:

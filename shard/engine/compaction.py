@@ -1,4 +1,4 @@
-"""Keyed compaction (`compact: "tag"`): which records are superseded by a newer one with the same tag.
+"""Finds the records of a box with `compact: "tag"` that a newer record with the same tag supersedes.
 
 It reads segments from the newest to the oldest and remembers the tags that it has seen, so it needs memory
 for the tags of one box and no more. It runs in a thread, on `CompactionInput`, which is copied from the
@@ -23,7 +23,8 @@ _CHUNK_RECORDS = 5_000
 
 
 class CompactionInput(NamedTuple):
-    """What compaction looks at: durable and visible, so that no record goes whose successor could vanish."""
+    """The batches and segments that compaction reads. All are durable and visible, so no record is deleted
+    whose successor could still be lost."""
 
     generation: int
     tail: list[Batch]
@@ -51,7 +52,7 @@ def copy_input(box: Box, *, durable_lsn: int) -> CompactionInput:
 
 
 def find_superseded(source: CompactionInput, store: SegmentStore) -> Iterator[SupersededSeqs]:
-    """Newest first, in pieces of `_CHUNK_RECORDS` or so."""
+    """Yield superseded records, from the newest to the oldest, about `_CHUNK_RECORDS` at a time."""
     seen_tags: set[str] = set()
     size_of: dict[int, int] = {}
     for group in _groups(source, store):
@@ -79,7 +80,7 @@ def find_superseded(source: CompactionInput, store: SegmentStore) -> Iterator[Su
 def _groups(
     source: CompactionInput, store: SegmentStore
 ) -> Iterator[Iterator[tuple[str, list[int], list[int]]]]:
-    """Tags with their seqs, ascending, and bytes; a group for the tail and one for each segment."""
+    """Yield tags with their seqs, ascending, and sizes: one group for the tail, one for each segment."""
     tail: dict[str, tuple[list[int], list[int]]] = {}
     for batch in source.tail:
         for seq, (tag, size) in enumerate(

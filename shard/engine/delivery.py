@@ -1,12 +1,13 @@
-"""Commands that are held back, and what serves them again.
+"""Handles waiting commands again when their condition is met.
 
     handled, and ─► needs something from disk ─► `Refetch`         until it is fetched
                  ─► is a read and finds none ──► `ReadDelivery`    until its box has a record, or its deadline
                  ─► is a claim and gets none ──► `ClaimDelivery`   until a job comes, or its deadline
                  ─► has no room for its page ──► `DeferredAnswers` until its connection has room
 
-Each of them owns its queue and its bound. Here is what concerns them all: a box that may have more to give
-(`wake`), a client that is gone (`forget`), and a connection that has room again (`serve_deferred`).
+Each of them owns its queue and its bound. This file dispatches the events that concern all of them: a box may
+have more records or jobs (`wake`), a client has disconnected (`forget`), a connection has room again
+(`serve_deferred`).
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ class Delivery:
         end_turn: Callable[[], None],
         post: Callable[..., object],
     ) -> None:
-        """`handle` handles a command, `submit` does so with all checks of a new one, `end_turn` flushes and
-        sends what was answered, `post` has something done when others have had their turn."""
+        """`handle` handles a command, `submit` does so with all checks of a new one, `end_turn` flushes the
+        log and sends answers, `post` runs a callback after the other tasks of the event loop."""
         self._end_turn = end_turn
         self.deferred_answers = DeferredAnswers()
         self.refetch = Refetch(
@@ -57,7 +58,7 @@ class Delivery:
         return f"<Delivery {self.reads!r}, {self.claims!r}, {self.refetch!r}>"
 
     def park(self, command: Command, ticket: Ticket, outcome: Outcome, now_ms: int) -> None:
-        """Have a read or a claim wait that got nothing."""
+        """Park a read that found no record, or a claim that got no job."""
         if isinstance(command, Claim):
             window_ms = outcome.not_before_ms - now_ms if outcome.not_before_ms else 0
             self.claims.park(command, ticket, window_ms)
@@ -66,7 +67,7 @@ class Delivery:
             self.reads.park(command, ticket)
 
     def wake(self, boxes: Iterable[str]) -> None:
-        """Serve claims and reads that wait in these boxes: they may have more to give."""
+        """Serve the waiting claims and reads of these boxes, which may have more records or jobs."""
         claims, reads = self.claims, self.reads
         for box in dict.fromkeys(boxes):
             if claims.waiting:
@@ -74,12 +75,12 @@ class Delivery:
             reads.wake(box)
 
     def serve_due(self, now_s: float) -> None:
-        """Serve what a deadline or the end of a window has come for."""
+        """Serve reads and claims whose deadline or window has ended."""
         self.claims.serve_due(now_s)
         self.reads.serve_due(now_s)
 
     def serve_deferred(self) -> None:
-        """Serve again what had no room. Some of it may have none now."""
+        """Serve deferred reads and claims again. Those that still have no room are deferred again."""
         for box in self.deferred_answers.take_boxes():
             if self.claims.waiting:
                 self.claims.wake(box)
@@ -89,8 +90,8 @@ class Delivery:
         self._end_turn()
 
     def forget(self, ticket: Ticket) -> bool:
-        """Drop a read or a claim that nobody waits for any more. False if it does not wait: then it is
-        answered, or about to be."""
+        """Drop a waiting read or claim that its client has cancelled. Return False if it does not wait: then
+        it is answered, or about to be."""
         return self.reads.forget(ticket) or self.claims.waiting.forget(ticket)
 
     def waits(self, ticket: Ticket) -> bool:

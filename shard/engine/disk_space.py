@@ -1,4 +1,4 @@
-"""Watches the free space of a shard's disk, and says which commands it still has room for.
+"""Measures the free space of a shard's disk, and decides which commands are still accepted.
 
     free space      level    commands
     ──────────────  ───────  ────────────────────────────────────────────────────────────────────────────
@@ -9,16 +9,17 @@
     below the full  full     everything that must be logged is refused; reads, and boxes in memory, go on
     watermark
 
-What goes on at level low has its room: the log writes only into files that are allocated (`wal/log.py`,
-ROOM_BEFORE_FRAMES). When the next log file cannot be allocated the level is low, whatever the file system
-says of its space, and full when the current file has little room left, or the log waits for room.
+Commands that are accepted at level low have space in the log: it writes only into allocated files
+(`wal/log.py`, ROOM_BEFORE_FRAMES). If the next log file cannot be allocated, the level is at least low,
+however much space the file system reports. It is full if the current file is nearly full too, or the log
+waits for space.
 
-A level ends when there is an eighth more space than the watermark that began it, `_MARGIN_BYTES_MAX` at most,
-so that it does not flutter.
+Hysteresis: a level ends when there is an eighth more space than its watermark, but at most
+`_MARGIN_BYTES_MAX` more.
 
 Rules of the file
 - It decides before the machine handles a command (`refusal`); nothing here undoes anything.
-- A command is judged by its type and by what its box is; never by its content.
+- The decision depends on the type of the command and on its box, never on its content.
 """
 
 from __future__ import annotations
@@ -39,19 +40,19 @@ from streams.protocol.telemetry.reports import DiskReport
 
 log = structlog.get_logger()
 
-#: Watermarks where the settings say none: so much, or this part of the file system if that is less.
+#: Default watermarks: this many bytes, or this part (1/20, 1/80) of the file system if that is less.
 LOW_BYTES, LOW_PART = 1 << 30, 20
 FULL_BYTES, FULL_PART = 256 << 20, 80
 
 _MARGIN_BYTES_MAX = 64 << 20
 
-#: Clients are asked to come back after this: space seldom comes back by itself in less.
+#: `Retry-After` of a refusal: space seldom becomes free in less.
 RETRY_AFTER_MS = 5_000
 
-#: Between two looks; the second when space is short, or nearly so.
+#: Time between two measurements; the second applies while space is short, or nearly so.
 MEASURE_S, MEASURE_SHORT_S = 1.0, 0.25
 
-#: With no next log file, the level is full when the current one has less than this part of its size left.
+#: Without a next log file, the level is full when the current one has less than 1/8 of its size left.
 _LOG_ROOM_PART = 8
 
 
@@ -82,12 +83,12 @@ def _copies_records(command: forwards.Forward, box: Box | None) -> bool:
 
 
 def _appends_to_stream(command: s2.AppendStream, box: Box | None) -> bool:
-    """A record that trims or fences its stream is let in, alone."""
+    """Return False for an append that only trims or fences its stream: it is accepted."""
     only_commands = len(command.trims) + (command.fence is not None) >= len(command.tails)
     return not only_commands and _adds_records(command, box)
 
 
-#: Commands that add data, and whether one of them does.
+#: Commands that may add data, and a check whether a given command does.
 ADDING_COMMANDS: Mapping[type, Callable[[Any, Box | None], bool]] = {
     commands.Append: _adds_records,
     commands.PutBox: _creates_box,
@@ -103,7 +104,7 @@ ADDING_COMMANDS: Mapping[type, Callable[[Any, Box | None], bool]] = {
     s2.IssueToken: _always,
 }
 
-#: Commands that change little and make room, or let work that is under way come to its end.
+#: Commands that log little and free space, or complete work that has begun.
 LOGGED_COMMANDS = frozenset(
     (
         commands.DeleteBox,
@@ -130,8 +131,7 @@ LOGGED_COMMANDS = frozenset(
     )
 )
 
-#: Commands that are never logged, and those of the shard itself: a connection that is gone must let go of its
-#: jobs.
+#: Commands that are never logged, and `ReleaseHolder`: a lost connection must release its jobs.
 UNLOGGED_COMMANDS = frozenset(
     (
         commands.Diff,
@@ -173,7 +173,7 @@ UNLOGGED_COMMANDS = frozenset(
 
 class DiskSpace:
     def __init__(self, disk: DiskLike, path: str, *, low_bytes: int = 0, full_bytes: int = 0) -> None:
-        """The file system that holds `path`. A watermark of 0 is worked out from its size."""
+        """Measure the file system of `path`. A watermark of 0 is computed from its size."""
         self._disk = disk
         self._path = path
         self._low_setting = low_bytes
@@ -183,7 +183,7 @@ class DiskSpace:
         self.low_bytes = low_bytes
         self.full_bytes = full_bytes
         self.refusals = 0
-        #: What the file system's space alone says.
+        #: The level by the free space of the file system alone.
         self._space_level = Level.OK
         self._log_room_bytes: Callable[[], int] = lambda: 1
         self._log_room_bytes_min = 0
@@ -199,16 +199,16 @@ class DiskSpace:
 
     @property
     def may_allocate(self) -> bool:
-        """True if the next log file may be allocated, so that the last bytes are not taken for it."""
+        """True if the next log file may be allocated. On a full disk it must not take the last bytes."""
         return self._space_level != Level.FULL
 
     def measure(self) -> None:
-        """Ask the file system. It may wait for the disk. One that does not say keeps the last figures: a disk
-        that fails is for the log to notice."""
+        """Read the free space from the file system; this may block. If that fails, keep the last figures: the
+        log detects a disk that fails."""
         try:
             free, total = self._disk.space(self._path)
         except OSError as error:
-            log.warning("the free space of the disk cannot be had", path=self._path, error=str(error))
+            log.warning("cannot read the free space of the disk", path=self._path, error=str(error))
             return
         self.free_bytes = free
         self.low_bytes = self._low_setting or min(LOW_BYTES, total // LOW_PART)
@@ -221,7 +221,8 @@ class DiskSpace:
     def update_level(
         self, *, lacks_next_file: bool, waits_for_space: bool, room_bytes: Callable[[], int], file_bytes: int
     ) -> bool:
-        """Settle the level, from the last look and from what the log says. True if it has changed."""
+        """Compute the level from the last measurement and the state of the log. Return True if it has
+        changed."""
         self._lacks_next_file = lacks_next_file
         self._log_room_bytes, self._log_room_bytes_min = room_bytes, file_bytes // _LOG_ROOM_PART
         level = self._space_level
@@ -236,23 +237,24 @@ class DiskSpace:
         if level == Level.OK:
             log.info("the disk has space again; all commands are served", **facts)
         elif level == Level.LOW:
-            log.error("the disk is nearly full: commands that add data are refused; free space", **facts)
+            log.error("the disk is nearly full: commands that add data are refused; free disk space", **facts)
         else:
-            log.error("the disk is full: all commands that write are refused; free space", **facts)
+            log.error("the disk is full: all commands that write are refused; free disk space", **facts)
         return True
 
     def _is_log_nearly_full(self) -> bool:
         return self._lacks_next_file and self._log_room_bytes() < self._log_room_bytes_min
 
     def refusal(self, command: commands.Command, box: Box | None) -> DiskFull | None:
-        """Why a command is refused at this level, or None. For a level other than ok."""
+        """Return the error with which a command is refused at this level, or None. Call it for low and
+        full."""
         kind = type(command)
         if kind in UNLOGGED_COMMANDS:
             return None
         adds = ADDING_COMMANDS.get(kind)
         if self.level == Level.FULL or self._is_log_nearly_full():
             if kind is commands.Append and not _adds_records(command, box):
-                return None  # into memory, of which nothing is logged
+                return None  # a memory box logs nothing
             return self.full_refusal()
         if adds is None or not adds(command, box):
             return None
@@ -260,8 +262,8 @@ class DiskSpace:
         return self._refuse(f"{message}; delete records or free space, then try again")
 
     def refusal_for_size(self, size: int) -> DiskFull | None:
-        """Why a command that will write so many bytes in the end is refused, or None. Little is let through
-        as long as the level does."""
+        """Return the error if so many more bytes would fill the disk, or None. Small commits are accepted:
+        the level bounds them."""
         if size < _MARGIN_BYTES_MAX or self.free_bytes - size >= self.full_bytes:
             return None
         return self._refuse(
@@ -270,7 +272,7 @@ class DiskSpace:
         )
 
     def full_refusal(self) -> DiskFull:
-        """The refusal of a command that must be logged, at level full."""
+        """Return the refusal of a command that must be logged, at level full."""
         message = "the disk of the server is full: nothing that must be written is served, reads go on"
         return self._refuse(f"{message}; free space on it, then try again")
 
@@ -289,6 +291,6 @@ class DiskSpace:
 
 
 def _level_of(free: int, watermark: int, level: Level, before: Level) -> Level:
-    """This level if there is less space than its watermark, or has been and there is little more now."""
+    """Return this level if free space is below its watermark, plus a margin if the level applied before."""
     enough = watermark + min(watermark // 8, _MARGIN_BYTES_MAX) if before >= level else watermark
     return level if free < enough else Level.OK

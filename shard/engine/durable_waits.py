@@ -1,9 +1,10 @@
-"""Tasks that wait for the log: until an lsn is durable, or until the log has failed.
+"""Lets tasks wait until an lsn is durable, or until the log has failed.
 
 Snapshots, uploads, exports and upkeep wait here before they act on a change: a file may be dropped, and
-another server may learn of a change, only when the log has it for good.
+another server may see a change, only when the change is durable.
 
-When the log fails the shard ends. Nothing is answered any more, because nothing is known any more.
+When the log fails, the shard ends. It answers no more requests, because it does not know which writes are
+durable.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from shard.core.machine import Machine
 class DurableWaits:
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        #: Replaced each time that more is durable.
+        #: Set and replaced each time that more is durable.
         self.advance_event = trio.Event()
         self.failure: BaseException | None = None
         self.failure_event = trio.Event()
@@ -25,7 +26,7 @@ class DurableWaits:
         return f"<DurableWaits lsn {self._machine.durable_lsn}, failure {self.failure!r}>"
 
     def advance(self) -> None:
-        """More is durable."""
+        """Wake the tasks that wait: more is durable."""
         self.advance_event.set()
         self.advance_event = trio.Event()
 

@@ -1,12 +1,12 @@
-"""Renders the rows of commits: reads their chunks from the log, in a thread, and logs what they become.
+"""Renders the rows of commits: reads their chunks from the log, in a thread, and logs the rendered batches.
 
     core/transactions/commits.py ──► chunks read and rendered, in a thread ──► BatchKept …, TxnRendered
 
-Commits take turns, a step each, so that a large one does not hold up the others. A step is a few megabytes;
-its result is logged in slices, between which the shard serves others.
+Commits take turns, one step each, so that a large commit does not delay the others. A step is a few
+megabytes. Its result is logged in slices, and the shard serves requests between them.
 
 Bounds: one step is in memory at a time. A step waits while the log is behind or the disk has no space. It
-waits while unsealed batches take more memory than they should, too; but not for ever, because batches behind
+also waits while unsealed batches take too much memory, but at most `_PRESSURE_WAIT_S_MAX`: batches behind
 rows that are not rendered cannot be sealed.
 """
 
@@ -25,19 +25,19 @@ from shard.storage.wal import Wal
 from streams.protocol.model.records import Batch
 from streams.protocol.payloads.packed import unpack_again
 
-#: What one step reads. With 64 boxes a batch gets some 2,000 records of 128 bytes.
+#: Bytes that one step reads. With 64 boxes a batch gets some 2,000 records of 128 bytes.
 STEP_BYTES = 16 << 20
 
 #: Batches that are logged in one go: about a millisecond.
 _SLICE_BATCHES = 32
 
-#: How long a step waits for memory at most, and how often it looks.
+#: How long a step waits for memory at most, and how often it checks.
 _PRESSURE_WAIT_S_MAX, _POLL_S = 0.5, 0.01
 
 
 class Logger(Protocol):
     def __call__(self, outcome: Outcome) -> None:
-        """Notes changes of the machine for the log, and hands them over."""
+        """Stage changes of the machine and hand them to the log."""
 
 
 class CommitRenderer:
@@ -52,8 +52,8 @@ class CommitRenderer:
         is_pressed: Callable[[], bool],
         on_rendered: Callable[[Iterable[int]], None],
     ) -> None:
-        """`is_blocked`: the log can take no more now. `is_pressed`: memory is short. `on_rendered` gets the
-        generations of boxes that have more rows rendered, or none left."""
+        """`is_blocked`: the log accepts no more frames now. `is_pressed`: memory is short. `on_rendered` gets
+        the generations of boxes with more rendered rows, or with no rows left to render."""
         self._machine = machine
         self._read_chunk = read_chunk
         self._log_outcome = log_outcome
@@ -69,11 +69,11 @@ class CommitRenderer:
         return f"<CommitRenderer of {len(self._machine.txns.commits)} commits>"
 
     def wake(self) -> None:
-        """There are commits whose rows are to be rendered."""
+        """Start rendering: there are commits with rows to render."""
         self._work_event.set()
 
     async def wait_idle(self) -> None:
-        """Waits until no commit has rows left to be rendered."""
+        """Wait until no commit has rows left to render."""
         while self._machine.txns.commits:
             self._idle = trio.Event()
             self.wake()
@@ -92,13 +92,13 @@ class CommitRenderer:
 
     async def _wait_for_capacity(self) -> None:
         with trio.move_on_after(_PRESSURE_WAIT_S_MAX):
-            while self._is_pressed():  # noqa: ASYNC110 (nobody says when it is over)
+            while self._is_pressed():  # noqa: ASYNC110 (no event reports the end of it)
                 await trio.sleep(_POLL_S)
         while self._is_blocked():  # noqa: ASYNC110 (likewise)
             await trio.sleep(_POLL_S)
 
     async def step(self, commit: Commit) -> bool:
-        """Renders the next chunks of a commit. False if the log has failed."""
+        """Render the next chunks of a commit. Return False if the log has failed."""
         if not await self._wait_durable(commit.lsn):
             return False
         if commit.lsn not in self._machine.txns.commits:
@@ -111,32 +111,32 @@ class CommitRenderer:
             self._on_rendered([generation for generation, _ in batches])
             await trio.lowlevel.checkpoint()
         self._log_outcome(self._machine.keep_rendered(commit, [], len(step.chunks)))
-        # Also those whose rows are gone: a box may have been deleted meanwhile.
+        # All targets, because a box may have been deleted meanwhile, and its rows with it.
         self._on_rendered([target.generation for target in commit.targets.values()])
         return True
 
 
 def render_chunks(step: Step, read_chunk: Callable[[int], TxnHeld]) -> list[tuple[int, Batch]]:
-    """Reads and renders what a step names. For a thread."""
+    """Read and render the chunks of a step. Runs in a thread."""
     changes = [read_chunk(chunk.lsn) for chunk in step.chunks]
     columns = [unpack_again(change.packed, change.body) for change in changes]
     return list(render_step(step, columns))
 
 
 def chunk_reader(wal: Wal) -> Callable[[int], TxnHeld]:
-    """Reads a chunk from the log. Any thread may call it."""
+    """Return a function that reads a chunk from the log. Any thread may call it."""
 
     def read(lsn: int) -> TxnHeld:
         frame = wal.read(lsn)
         change = decode(frame.kind, frame.version, frame.content)
-        assert isinstance(change, TxnHeld), "a chunk is known by the lsn of its frame"
+        assert isinstance(change, TxnHeld), "a chunk is found by the lsn of its frame"
         return change
 
     return read
 
 
 def finish_commits(machine: Machine, read_chunk: Callable[[int], TxnHeld]) -> None:
-    """Renders all that commits have left, in memory alone: for tools that read a folder."""
+    """Render all remaining rows of commits, in memory alone. For tools that read a folder."""
     for commit in list(machine.txns.commits.values()):
         while commit.lsn in machine.txns.commits:
             step = commit.plan(STEP_BYTES)

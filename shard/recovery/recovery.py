@@ -1,16 +1,16 @@
-"""Snapshot and log -> machine, through `apply` alone. Never invents state.
+"""Rebuilds the machine from the newest snapshot and the log, through `apply` alone. Never invents state.
 
-    newest valid snapshot ──► machine.restore          (everything but payloads, as of lsn S)
+    newest valid snapshot ──► machine.restore          (everything except payloads, as of lsn S)
     segments it names     ──► SegmentStore.open        (their indexes; payloads stay in the files)
-    frames up to S        ──► payloads of the batches and chunks that the snapshot names, also from files of
-                              the log that were kept for chunks alone; the rest is passed over
-                              machine.hydrated         (all of them are back)
+    frames up to S        ──► payloads of the batches and chunks that the snapshot names, also from log files
+                              that were retained for chunks alone; other frames are skipped
+                              machine.hydrated         (all payloads are loaded)
     frames after S        ──► machine.apply, in order
-    the end of the log    ──► a torn tail is where the scan stops; damage has been refused by it
-    wal.settle            ──► what was found is synced, the torn tail is cut off, the log is open for writing
+    the end of the log    ──► the scan stops at a torn tail; it raises `Corrupt` for damage
+    wal.settle            ──► the log is synced, its torn tail is cut off, and it is open for writing
     machine.recovered     ──► all of it may be seen; object boxes wait for the store
 
-It is a generator so that its caller can answer "not ready yet, this far" between two steps. The caller is
+It is a generator so that its caller can report progress to clients between two steps. The caller is
 `shard/__main__.py`. It goes on with `page_cache.py` (has the page cache survived?) and `Engine.run`, which
 logs the start of the shard (`Machine.start`) and has `commit_renderer.py` render the remaining rows of
 commits. `docs/explanation/durability.md` says what that means for users.
@@ -36,7 +36,7 @@ _STEP_FRAMES, _STEP_BYTES = 512, 2 * 1024 * 1024
 _STEP_SEGMENTS = 64
 
 
-#: Reads from its file what is kept in memory of a segment.
+#: Reads the index of a segment from its file.
 OpenSegment = Callable[[int, SegmentFacts], Segment]
 
 
@@ -50,7 +50,7 @@ class Progress(NamedTuple):
 
 
 class RecoverySummary(NamedTuple):
-    """What recovery found, for the log of the shard."""
+    """The result of a recovery, for the shard's log lines."""
 
     snapshot_lsn: int
     needs_lsn: int
@@ -63,8 +63,8 @@ class RecoverySummary(NamedTuple):
 def recover(
     machine: Machine, wal: Wal, snapshots: Snapshots, open_segment: OpenSegment, *, settles: bool = True
 ) -> Iterator[Progress | RecoverySummary]:
-    """Yields how far it is, and at last what it found. The log is open for writing afterwards, unless it is
-    not to be settled: then nothing was written, and nothing can be."""
+    """Recover a machine. Yields its progress, and at last a summary. Afterwards the log is open for writing.
+    With `settles=False` nothing is written, and the log stays read-only."""
     snapshot = snapshots.load_newest()
     snapshot_lsn = needs_lsn = 0
     missing_batches: dict[int, Box | None] = {}

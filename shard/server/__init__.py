@@ -1,15 +1,15 @@
-"""The sockets of a shard: links of gateways and direct peers, what they may send, and the replies they get.
+"""Serves the sockets of a shard: links of gateways and direct peers, their requests and their replies.
 
-server          accepts connections, and shares the room for answers among them
-connection      reads messages of one connection and hands them to the engine
-tickets         where the reply to a command goes
-replies         the replies of one connection that are not sent yet
-deferred_pages  requests for pages that wait for room
-job_holders     streams of one connection that jobs are leased to
-peers           the clients over TCP, and what each may do
-answer_pool     the memory of answers that are not sent yet
-answer_times    from a request to its answer; recent_times of the last seconds
-pressure        how hard the shard is pressed
-reporting       the metrics of a shard
-heartbeat       shows the supervisor that the shard moves
+server          accepts connections, and divides the memory for answers among them
+connection      reads the messages of one connection and hands them to the engine
+tickets         one for each command: encodes its reply and sends it
+replies         the unsent replies of one connection
+deferred_pages  requests for pages that wait for memory
+job_holders     the work streams of one connection, to which jobs are leased
+peers           clients over TCP, and the access of each
+answer_pool     bounds the memory of unsent answers
+answer_times    histograms from request to answer; recent_times has those of the last seconds
+pressure        measures the pressure of the shard
+reporting       collects the metrics of a shard
+heartbeat       proves to the supervisor that the shard makes progress
 """

@@ -1,7 +1,7 @@
-"""Times from the arrival of requests at a shard to their answers.
+"""Measures the times from the arrival of requests at a shard to their answers.
 
-Requests that came in one wake-up share their begin, and those that are answered together share their end: one
-look at the clock for each. So between two flushes a request costs a count.
+Requests that arrive in one wake-up share their start time, and answers of one flush share their end time. So
+the clock is read once per wake-up and once per flush, and a request costs one counter update.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ class AnswerTimes:
     __slots__ = ("_pending_acks", "_pending_claims", "_pending_reads", "acks", "claims", "reads")
 
     def __init__(self) -> None:
-        #: Of appends, up to their acknowledgement.
+        #: Times of appends, until their acknowledgement.
         self.acks = Histogram()
-        #: Of reads and claims, without those that wait.
+        #: Times of reads and claims, except those that wait for a record or a job.
         self.reads = Histogram()
         self.claims = Histogram()
-        #: Requests whose answers leave with the next flush, by when they came: how many came at that time.
+        #: By arrival time: how many requests have answers that leave with the next flush.
         self._pending_acks: dict[int, int] = {}
         self._pending_reads: dict[int, int] = {}
         self._pending_claims: dict[int, int] = {}
@@ -38,7 +38,7 @@ class AnswerTimes:
         self._pending_claims[began_ns] = self._pending_claims.get(began_ns, 0) + 1
 
     def flush(self) -> None:
-        """The answers leave now."""
+        """Observe the times of all pending answers, which leave now."""
         if self._pending_acks:
             _observe(self.acks, self._pending_acks)
         if self._pending_reads:

@@ -1,14 +1,16 @@
 """One connection of a shard: reads messages, decodes them and hands them to the engine.
 
-A connection on the Unix socket is ours. One over TCP has a `Peer`, which says who it is (`peers.py`).
+A connection on the Unix socket belongs to a gateway or another local client. A connection over TCP has a
+`Peer`, with its key (`peers.py`).
 
-It decides nothing. What one wake-up brings is handled in one go, or in a few when it is much, and the replies
-it produces leave together (`replies.py`).
+It decides nothing. The messages of one wake-up are handled in one turn, or in several if they are many, and
+the replies of a turn leave together (`replies.py`).
 
 Bounds: a request for a page that finds no room waits in `deferred_pages.py`; other requests go on. A
-connection is not read from while it has `_UNSENT_BYTES_MAX` unsent, and a TCP peer, behind whom nobody else
-waits, while it has no room for a page. No connection is read from while the log cannot keep up
-(`engine/pressure.py`); the urgent one is read a while longer. One message is at most `MESSAGE_BYTES_MAX`.
+connection is not read from while it has `_UNSENT_BYTES_MAX` unsent. A TCP peer, which serves one client only,
+is not read
+from while it has no room for a page. No connection is read from while the log cannot keep up
+(`engine/pressure.py`); the limit of the urgent link is higher. One message is at most `MESSAGE_BYTES_MAX`.
 """
 
 from __future__ import annotations
@@ -49,14 +51,14 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-#: Far more than pages alone can add up to: only a client that never reads its many small answers gets here.
+#: Far more than pages alone can add up to: only a client that never reads many small answers reaches it.
 _UNSENT_BYTES_MAX = 128 * 1024 * 1024
-_TOO_MANY_DEFERRED = "too many requests for pages wait for room; read the answers that came, then try again"
-#: Messages, and bytes of them, after which a long wake-up hands on what it has, so that gateway and shard
-#: work at once. The price is one write to the log and one `sendmsg`, as much as one or two single records.
+_TOO_MANY_DEFERRED = "too many requests of this connection wait for room; read its answers, then try again"
+#: Messages, and bytes of them, after which a long wake-up is flushed, so that gateway and shard work in
+#: parallel. A flush costs one write to the log and one `sendmsg`, as much as one or two single records.
 _FLUSH_MESSAGES = 32
 _FLUSH_BYTES = 64 * 1024
-#: Messages after which the thread of the log gets what it has to write, which is a hop there and back more.
+#: Messages after which a flush goes to the commit thread, which costs two thread switches more.
 _HOP_MESSAGES = 8
 
 _NO_THROTTLE_FIELD = b"disable_backpressure"
@@ -98,9 +100,9 @@ class Connection:
         self._holds_pages = False
         #: The owner of the transactions that come over this connection, unless it has a peer.
         self._caller = LOCAL
-        #: When the messages came that are being handled: one look at the clock for all of them.
+        #: Arrival time of the messages that are being handled: the clock is read once for all of them.
         self.received_ns = 0
-        #: By id: messages whose replies may be held back.
+        #: By message id: tickets whose replies may have to wait.
         self.waiting: dict[int, WaitingTicket] = {}
 
     def __repr__(self) -> str:
@@ -153,7 +155,7 @@ class Connection:
                 receiver.message_bytes_max = self._peer.message_bytes_max
 
     async def _handle_all(self, messages: list[wire.Message]) -> None:
-        """What one wake-up has brought. When that is much, others get their turn in between."""
+        """Handle the messages of one wake-up. If they are many, other connections run in between."""
         server = self._server
         number = size = 0
         for message in messages:
@@ -169,7 +171,7 @@ class Connection:
         server.flush_all()
 
     def _is_enough(self, number: int, size: int) -> bool:
-        """Whether so much of a wake-up is worth handing on by itself."""
+        """Return True if these messages of a longer wake-up are worth a flush of their own."""
         engine = self._server.engine
         if engine is not None and engine.staging.leaves_to_thread(size):
             return number >= _HOP_MESSAGES
@@ -225,10 +227,10 @@ class Connection:
             ticket.answer(error, 0.0, 0.0)
             return
         is_pressed = server.pressure.gauge.level == THROTTLING
-        # What comes on the urgent link has the flag, wherever the request had it.
+        # Messages on the urgent link have set `disable_backpressure`, in the body or as a header.
         throttles = is_pressed and message.op in wire.WRITE_OPS and not self._is_urgent
         if throttles and _NO_THROTTLE_FIELD not in message.body and _NO_THROTTLE_FIELD not in message.head:
-            ticket.answer(server.pressure.refuse(), 0.0, 0.0)  # without parsing it: that is most of its price
+            ticket.answer(server.pressure.refuse(), 0.0, 0.0)  # without parsing it, which would cost most
             return
         if peer is None and message.op in wire.EXPORT_OPS:
             server.engine.exports.ask(message.op, message.body, partial(self._answer_export, message))
@@ -240,7 +242,7 @@ class Connection:
         if command is None:
             return
         if (throttles and isinstance(command, Append) and not command.disable_backpressure) or (
-            # One of a session is not refused by itself: those behind it are on their way already.
+            # An append of a session is not refused alone: later ones of the session are in flight already.
             is_pressed and isinstance(command, AppendStream) and not command.chain
         ):
             ticket.answer(server.pressure.refuse(), 0.0, 0.0)
@@ -255,7 +257,7 @@ class Connection:
             ticket.began_ns = 0
 
     def _refuse(self, error: StreamsError, message: wire.Message, engine: Engine, ticket: Ticket) -> None:
-        """Refuse an invalid request; but first because its box does not exist or is of another kind."""
+        """Refuse an invalid request. If its box does not exist or is no queue, that error comes first."""
         check = None
         if self._peer is None and isinstance(error, InvalidRequest):
             check = requests.existence_check(message.op, message.head)
@@ -265,7 +267,7 @@ class Connection:
             engine.submit(check, InvalidRequestTicket(ticket, error))
 
     def _command_of(self, message: wire.Message, engine: Engine, ticket: Ticket) -> Command | None:
-        """The command in a message; None if it was refused."""
+        """Return the command of a message, or None if it was refused."""
         try:
             if self._peer is not None:
                 return self._peer.command_of(message, self._limits)
@@ -278,7 +280,8 @@ class Connection:
             return None
 
     def _admit(self, peer: Peer, message: wire.Message, ticket: Ticket) -> bool:
-        """Whether there is more to do: the hello is answered here, and so is what its key does not allow."""
+        """Return True if the message may be handled. Otherwise it is answered here: a hello, or an operation
+        that the key does not allow."""
         try:
             if peer.key is not None:
                 peer.check(message.op)
@@ -293,7 +296,7 @@ class Connection:
         self._server.flush()
 
     def _put_columns(self, message: wire.Message, engine: Engine, ticket: Ticket) -> None:
-        """As many writes as there are boxes, and one reply."""
+        """Submit packed columns: one write for each box, and one reply for all."""
         account = "" if self._peer is None else self._peer.account
         try:
             writes = bulk_requests.decode_columns(message.head, message.body, self._limits, account)
@@ -314,11 +317,11 @@ class Connection:
             self.replies.put(message.op, message.id, 0, _EMPTY_HEAD, facts)
         self._server.flush()
 
-    # -- questions that are taken back
+    # -- requests that the client cancels
 
     def _cancel(self, id: int) -> None:
-        """The peer does not wait for this reply any more. It gets one all the same: if it has been answered
-        already, that answer is on its way."""
+        """Cancel a request that the peer does not wait for any more. The peer gets a reply in every case: the
+        normal one if it was sent already."""
         message = self._deferred_pages.remove(id)
         if message is not None:
             Ticket(self, message.op, id).answer(ShuttingDown("the question was taken back"), 0.0, 0.0)
@@ -328,7 +331,7 @@ class Connection:
             ticket.answer(ShuttingDown("the question was taken back"), 0.0, 0.0)
 
     def _cancel_all(self) -> None:
-        """The peer is gone: a claim of its that waits must not be given the next job."""
+        """Cancel all requests of a lost connection: its waiting claims must not get the next job."""
         self._deferred_pages.clear()
         self._server.deferring_connections.pop(self, None)
         engine = self._server.engine
@@ -338,7 +341,7 @@ class Connection:
         self.waiting.clear()
 
     def _release_all(self) -> None:
-        """The peer is gone, and with it all streams it has carried."""
+        """Release the jobs that are leased to work streams of a lost connection."""
         engine = self._server.engine
         if engine is not None and engine.failure is None and self._jobs:
             self._jobs.release_all(engine)
@@ -348,7 +351,7 @@ class Connection:
 
     @property
     def has_room(self) -> bool:
-        """True if another page may be produced for this connection. A closed one drops what it gets."""
+        """True if another page may be produced for this connection. A closed connection drops its replies."""
         replies = self.replies
         return not replies.is_open or (
             not self._holds_pages and replies.has_room and (self._is_urgent or not replies.is_pool_full)
@@ -356,7 +359,7 @@ class Connection:
 
     @property
     def _is_paused(self) -> bool:
-        """True while nothing may be read from this connection, because its answers have no room."""
+        """True while this connection is not read from, because its answers have no room."""
         if not self.replies.is_open:
             return False
         if self._peer is not None and not self.has_room:
@@ -364,7 +367,7 @@ class Connection:
         return self.replies.unsent_bytes >= _UNSENT_BYTES_MAX
 
     def _defer(self, message: wire.Message) -> None:
-        """Has a request for a page wait for room, or refuses it when too many do."""
+        """Queue a request for a page until there is room, or refuse it if the queue is full."""
         if (
             not self._deferred_pages.fits(message) and message.op != wire.OP_WORK_END
         ):  # which must not be lost
@@ -374,7 +377,7 @@ class Connection:
         self._server.deferring_connections[self] = None
 
     def serve_deferred(self) -> bool:
-        """Handles the first request that waits for room, if there is room now. True if it did."""
+        """Handle the oldest deferred request, if there is room now. Return True if it was handled."""
         deferring = self._server.deferring_connections
         deferring.pop(self, None)
         if not self._deferred_pages:

@@ -1,6 +1,6 @@
-"""Requests for pages of one connection that wait until there is room for their answers.
+"""Queues requests for pages of one connection until there is memory for their answers.
 
-Bounds: `REQUESTS_MAX` requests, and `BYTES_MAX` of them.
+Bounds: `REQUESTS_MAX` requests, and `BYTES_MAX` bytes of requests.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from streams.protocol import wire
 
 #: As many requests as a gateway has in flight on one link.
 REQUESTS_MAX = 20_000
-#: A request for a page is some hundred bytes, unless somebody means to fill the memory with them.
+#: A request for a page is some hundred bytes, unless a client tries to exhaust the memory.
 BYTES_MAX = 16 * 1024 * 1024
 
 
@@ -17,7 +17,7 @@ class DeferredPages:
     __slots__ = ("_bytes", "_requests")
 
     def __init__(self) -> None:
-        #: By id, in their order.
+        #: By id, in the order of arrival.
         self._requests: dict[int, wire.Message] = {}
         self._bytes = 0
 
@@ -35,7 +35,7 @@ class DeferredPages:
         self._bytes += _size(message)
 
     def pop(self) -> wire.Message:
-        """Take the first one."""
+        """Remove and return the oldest request."""
         message = self._requests.pop(next(iter(self._requests)))
         self._bytes -= _size(message)
         return message

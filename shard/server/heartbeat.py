@@ -1,11 +1,13 @@
-"""Tells the supervisor once a second that this shard moves: its event loop, and the threads of its log.
+"""Sends the supervisor a heartbeat once a second, as long as the event loop and the log's threads make
+progress.
 
-The task runs in the event loop, so a beat proves that the loop runs. A beat is left out when the log's
-threads had work at the last look and have finished none of it since: a disk that hangs stops the beats too.
+The task runs in the event loop, so a heartbeat proves that the loop runs. No heartbeat is sent if the log's
+threads had work at the last check and have finished none of it since: so a disk that hangs stops them too.
 
 The supervisor restarts a shard that is silent for `STREAMS_HANG_MS`.
 
-Bounds: the pipe is written without waiting. A supervisor that reads nothing costs beats, never a stall.
+Bounds: the pipe is written without waiting. If the supervisor does not read, heartbeats are lost; the shard
+never blocks.
 """
 
 from __future__ import annotations
@@ -14,10 +16,10 @@ from collections.abc import Callable
 
 import trio
 
-#: Between two beats. The supervisor counts silence in seconds.
+#: Time between two heartbeats. The supervisor measures silence in seconds.
 BEAT_S = 1.0
 
-#: Whether the log has work, and how much it has finished so far.
+#: Returns whether the log's threads have work, and a count that grows whenever they finish some.
 LogProgress = Callable[[], tuple[bool, int]]
 
 

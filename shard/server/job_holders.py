@@ -1,9 +1,9 @@
-"""Streams of one connection that jobs are leased to, and the holders that they are in the shard.
+"""Maps the work streams of one connection to lease holders of the shard.
 
-Each gateway numbers its streams by itself, so a stream gets a number of this shard with its first claim. Jobs
-that are leased to a stream are given back when it ends, or with its connection.
+Each gateway numbers its own streams, so a stream gets a holder number of this shard with its first claim.
+When the stream or its connection ends, the jobs that are leased to it are released.
 
-Bounds: one entry for each stream of `/work` that the connection carries; gateways bound those.
+Bounds: one entry for each `/work` stream of the connection; gateways bound those.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class JobHolders:
         return len(self._holders)
 
     def claim_of(self, command: Command, engine: Engine) -> Claim:
-        """The claim with the holder that its stream is in this shard."""
+        """Return the claim with the holder number of its stream in this shard."""
         assert isinstance(command, Claim)
         key = (command.box, command.holder)
         holder = self._holders.get(key)

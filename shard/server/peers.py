@@ -1,14 +1,14 @@
-"""Peers that come over TCP: remote Spark executors and producers, each with a key.
+"""Authenticates and limits peers over TCP: remote Spark executors and producers, each with a key.
 
-A Unix socket is trusted by its directory's mode and by who is at the other end. A TCP peer is a stranger
-until its first message, the hello, has brought a key; then every message is held to what the key allows,
-exactly as over HTTP, and to boxes that this shard owns: a peer with an old map must not make a second box of
-a name.
+A Unix socket is protected by its directory's mode and by a check of the peer's user. A TCP peer is a stranger
+until it has sent a valid key in its first message, the hello. Then the shard checks every message against the
+grants of the key, exactly as over HTTP, and against the boxes that it owns: a peer with an old slot map must
+not create a second box of the same name.
 
-Bounds: `PEERS_MAX` connections with a key, of which one key has `KEY_PEERS_MAX`; `STRANGERS_MAX` connections
-without one, apart from those. When there are so many strangers, a new one takes the place of the oldest: a
-client with a key sends it in its first message, so it is known long before its turn comes. `HELLO_S` and
-`HELLO_BYTES_MAX` for the hello; after it, a message is at most a body and a little. All of this leaves
+Bounds: `PEERS_MAX` connections with a key, at most `KEY_PEERS_MAX` of one key; besides them, `STRANGERS_MAX`
+connections without a key. A new stranger beyond that replaces the oldest one. A client with a key sends it in
+its first message, so it is authenticated long before it could be replaced. The hello has `HELLO_S` seconds
+and `HELLO_BYTES_MAX`; a later message is at most a body and `_HEAD_BYTES_MAX`. All of this leaves
 `_DESCRIPTORS_KEPT` of the process's file descriptors to the log and the segments.
 """
 
@@ -40,21 +40,21 @@ log = structlog.get_logger()
 
 #: A connection costs a buffer of 256 KiB and a task.
 PEERS_MAX = 1024
-#: A quarter is left to other keys, whatever one key does.
+#: One key may use three quarters of them; the rest is left to other keys.
 KEY_PEERS_MAX = 768
 #: At a thousand new connections a second, a client has a quarter of a second for its hello.
 STRANGERS_MAX = 256
-#: One address may have this part of them before its own oldest one goes first.
+#: From this part of them on (a quarter), a new stranger replaces the oldest one of its own address.
 _ADDRESS_PART = 4
-#: Log files, segments that are read, links of gateways and what a backup opens are some tens.
+#: Log files, open segments, links of gateways and the files of a backup are some tens.
 _DESCRIPTORS_KEPT = 256
-#: One line about peers that were turned away tells of all since the one before.
+#: Minimum time between two warnings of one kind; each counts all occurrences since the last one.
 _WARN_EVERY_S = 10.0
 HELLO_S = 5.0
 HELLO_BYTES_MAX = 4096
-#: What a message has beside its body: names, a query, an idempotency key.
+#: Bytes of a message beside its body: names, a query, an idempotency key.
 _HEAD_BYTES_MAX = 64 * 1024
-#: A peer that has vanished without a word is noticed after a minute.
+#: TCP keep-alive: a dead peer is detected after a minute.
 _KEEP_ALIVE_IDLE_S, _KEEP_ALIVE_EVERY_S, _KEEP_ALIVE_TIMES = 30, 10, 3
 
 
@@ -69,7 +69,7 @@ class _SlotMap(msgspec.Struct):
 
 
 class RateLimitedWarning:
-    """A warning that is logged at most once in `_WARN_EVERY_S`, with how often it was due since."""
+    """A warning that is logged at most once every `_WARN_EVERY_S`, with the number of occurrences."""
 
     def __init__(self, event: str) -> None:
         self._event = event
@@ -88,7 +88,7 @@ class RateLimitedWarning:
 
 
 class Peers:
-    """What all TCP connections of a shard share."""
+    """All TCP connections of a shard: their keys, limits and counts."""
 
     def __init__(self, *, shard: int, keys_file: str, placement: str, body_bytes_max: int) -> None:
         self.shard = shard
@@ -103,17 +103,17 @@ class Peers:
         descriptors = max(0, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _DESCRIPTORS_KEPT)
         self._strangers_max = max(1, min(STRANGERS_MAX, descriptors // 4))
         self._peers_max = max(1, min(PEERS_MAX, descriptors - self._strangers_max))
-        #: Without a key, the oldest first; all of them, and those of each address.
+        #: Peers without a key, the oldest first: all of them, and by address.
         self._strangers: dict[Peer, None] = {}
         self._strangers_of: dict[str, dict[Peer, None]] = {}
-        #: With a key, and how many of them each key has, by its id.
+        #: Peers with a key, and their number by key id.
         self._peers: set[Peer] = set()
         self._peers_of: Counter[str] = Counter()
         self._evictions = RateLimitedWarning(
             "closed the oldest connections over TCP without a key, to make room for new ones"
         )
-        self._refusals = RateLimitedWarning("refused connections over TCP: there are enough")
-        self.silent_connections = RateLimitedWarning("closed connections over TCP that said no hello in time")
+        self._refusals = RateLimitedWarning("refused connections over TCP: the limit is reached")
+        self.silent_connections = RateLimitedWarning("closed connections over TCP that sent no hello in time")
         self.broken_connections = RateLimitedWarning("connections over TCP ended with an error")
         self.accept_failures = RateLimitedWarning("cannot accept connections over TCP")
 
@@ -121,7 +121,7 @@ class Peers:
         return f"<Peers {len(self._peers)} of {self._peers_max}, {len(self._strangers)} strangers>"
 
     def accept(self, sock: socket.socket) -> Peer:
-        """A stranger. When there are too many, the oldest of them goes."""
+        """Return a new peer without a key. If there are too many of these, disconnect the oldest one."""
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEP_ALIVE_IDLE_S)
@@ -139,13 +139,14 @@ class Peers:
         return peer
 
     def admit(self, peer: Peer, key: Key) -> None:
-        """A stranger has shown a key. Raises `Throttled` if there are enough peers, or enough of this key."""
+        """Admit a peer with its key. Raises `Throttled` if all peers, or those of this key, are at their
+        limit."""
         of_key = self._peers_of[key.id]
         limit = ""
         if of_key >= KEY_PEERS_MAX:
-            limit = f"key {key.id} has {of_key} connections to this shard, as many as one key may have"
+            limit = f"key {key.id} has {of_key} connections to this shard, the limit of one key"
         elif len(self._peers) >= self._peers_max:
-            limit = f"this shard has {len(self._peers)} connections over TCP, as many as it takes"
+            limit = f"this shard has {len(self._peers)} connections over TCP, its limit"
         if limit:
             self._refusals.note(key=key.id, of_key=of_key, peers=len(self._peers))
             raise Throttled(f"hello: {limit}; close some, or try again later")
@@ -170,14 +171,14 @@ class Peers:
     def find(self, secret: bytes) -> Key:
         key = self._ring.find(secret.decode("utf-8", "replace"))
         if key is None:
-            raise Unauthorized("hello: this key is not known here" if secret else "hello: it brings no key")
+            raise Unauthorized("hello: this key does not exist" if secret else "hello: it carries no key")
         return key
 
     def owns(self, box: str) -> bool:
         return slot_of(box) in self._own
 
     def read_keys_again(self) -> None:
-        """Peers whose key is gone, or allows something else now, lose their connection."""
+        """Read the keys again, and disconnect peers whose key was removed or has other grants now."""
         self._ring = KeyRing.from_json(Path(self._keys_file).read_bytes())
         revoked_peers = [
             peer for peer in self._peers if peer.key is not None and not self._ring.holds(peer.key)
@@ -185,14 +186,14 @@ class Peers:
         by_digest = {key.digest: key for key in self._ring.keys}
         for peer in self._peers:
             if peer.key is not None and self._ring.holds(peer.key):
-                peer.key = by_digest[peer.key.digest]  # with its limits as they are now
+                peer.key = by_digest[peer.key.digest]  # with its current limits
         for peer in revoked_peers:
             peer.disconnect()
         log.info("keys read again", keys=len(self._ring.keys), connections_ended=len(revoked_peers))
 
 
 class Peer:
-    """One connection over TCP; a stranger until it has a key."""
+    """One connection over TCP; a stranger until it has sent a valid key."""
 
     def __init__(self, peers: Peers, sock: socket.socket, address: str) -> None:
         self._peers = peers
@@ -204,9 +205,9 @@ class Peer:
         return f"<Peer {'with a key' if self.key else 'unknown'}>"
 
     def authenticate(self, message: wire.Message) -> bytes:
-        """The answer to its hello, which alone a stranger may send."""
+        """Authenticate the peer by its hello, and return the answer. Any other first message is refused."""
         if message.op != wire.OP_HELLO:
-            raise Unauthorized("hello: must come first, with a key")
+            raise Unauthorized("hello: it must be the first message, and carry a key")
         self._peers.admit(self, self._peers.find(message.body))
         return b'{"shard":%d}' % self._peers.shard
 
@@ -228,19 +229,20 @@ class Peer:
             self._peers.rates.take(self.key, monotonic())
 
     def command_of(self, message: wire.Message, limits: RecordLimits) -> Command:
-        """What it asks for, if that is for boxes of its key and of this shard."""
+        """Decode a command. Raises if the key does not allow its boxes, or another shard owns one of them."""
         assert self.key is not None
         command = decode_command(message.op, message.head, message.body, limits, self.key)
         if message.op in wire.TXN_OPS:
             command = msgspec.structs.replace(command, caller=Caller(self.key.id, self.key.grant))
         boxes = boxes_of(command)
         check_boxes(self.key.grant, message.op, boxes)
-        if not isinstance(command, States):  # it asks for what is here
+        if not isinstance(command, States):  # it lists only boxes of this shard
             self._check_owned(boxes or ())
         return command
 
     def check_writes(self, writes: Sequence[Append]) -> None:
-        """Packed columns, which are as many writes as there are boxes."""
+        """Check the writes of packed columns, one for each box, against the key and the slots of this
+        shard."""
         assert self.key is not None
         for write in writes:
             self.key.grant.require_name(write.box)
@@ -252,22 +254,22 @@ class Peer:
                 raise BoxMoved(box=box)
 
     def note_silent(self) -> None:
-        """It has said no hello in time, and is about to be closed."""
+        """Count a connection that is closed because it sent no hello in time."""
         self._peers.silent_connections.note(address=self.address)
 
     def note_error(self, error: Exception) -> None:
-        """It has broken off, or does not speak this wire."""
+        """Count a connection that broke, or sent messages of another protocol."""
         self._peers.broken_connections.note(address=self.address, error=str(error))
 
     def disconnect(self) -> None:
         try:
             self._sock.shutdown(socket.SHUT_RDWR)
         except OSError:
-            pass  # it is gone already
+            pass  # already closed
 
 
 def _address_of(sock: socket.socket) -> str:
     try:
         return str(sock.getpeername()[0])
     except OSError:
-        return ""  # it is gone already
+        return ""  # already closed

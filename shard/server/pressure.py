@@ -1,10 +1,11 @@
-"""Measures how hard this shard is pressed, and lets go of what it holds back (v0 §9).
+"""Measures the pressure of this shard, and paces low-priority delivery while it is high (v0 §9).
 
-Pressure is how long what is ready waits for its turn (the lag of the event loop) and how much the log has yet
-to write. Gateways tell how pressed they are with each probe: low-priority delivery is paced when either is.
+Pressure is the lag of the event loop and the backlog of the log. Gateways report their own pressure with each
+probe. Low-priority delivery is paced while the shard or a gateway is under pressure.
 
-Bounds: boxes are let go in rounds of `_ROUND_BOXES`; the level of a gateway counts for
-`_GATEWAY_LEVEL_S`.
+Bounds: readers of paced boxes are served in rounds of `_ROUND_BOXES`; the level that a gateway reported
+counts
+for `_GATEWAY_LEVEL_S`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class ShardPressure:
         return f"<ShardPressure {self.gauge!r}, gateway {self._gateway_level}>"
 
     def note_gateway_level(self, level: int) -> None:
-        """A gateway has reported its own pressure."""
+        """Note the pressure level that a gateway has reported."""
         now_s = trio.current_time()
         if level >= self._gateway_level or now_s > self._gateway_until_s:
             self._gateway_level = level
@@ -46,7 +47,7 @@ class ShardPressure:
     def refuse(self) -> Throttled:
         self.throttle_count += 1
         wait_ms = pressure.retry_after_ms(self.gauge.lag_ms)
-        return Throttled(f"the server is under pressure; try again in {wait_ms} ms", retry_after_ms=wait_ms)
+        return Throttled(f"the server is overloaded; try again in {wait_ms} ms", retry_after_ms=wait_ms)
 
     async def run(self, engine: Engine) -> None:
         pause_s = pressure.SAMPLE_S

@@ -1,15 +1,15 @@
-"""The times of the last moments, out of a histogram that counts since the start.
+"""Counts the times of the last 10 to 20 seconds, from a histogram that counts since the start.
 
-    mark ── 10 s ── mark ── now        counts() has what came since the mark before the last: 10 to 20 s
+    mark ── 10 s ── mark ── now        counts() has all times since the mark before the last one
 
-A backup compares with it what clients see while it runs.
+A backup reads it to see how much it slows clients down.
 """
 
 from __future__ import annotations
 
 from streams.protocol.telemetry.histogram import Histogram
 
-#: Between two marks.
+#: Time between two marks.
 WINDOW_S = 10.0
 
 
@@ -23,10 +23,10 @@ class RecentTimes:
         return f"<RecentTimes {sum(self.counts())} of {self._times!r}>"
 
     def update(self, now_s: float) -> None:
-        """Set a mark if it is time for one. To be called now and then."""
+        """Set a mark if `WINDOW_S` have passed since the last one. Called by the pressure loop."""
         if now_s - self._marked_s >= WINDOW_S:
             self._earlier, self._mark, self._marked_s = self._mark, self._times.facts().counts, now_s
 
     def counts(self) -> list[int]:
-        """Return how many times there were in each bucket lately."""
+        """Return the count of each bucket since the mark before the last one."""
         return [now - before for now, before in zip(self._times.facts().counts, self._earlier, strict=True)]

@@ -1,10 +1,10 @@
-"""The replies of one connection: framed, gathered, sent together, and counted until they are sent.
+"""Buffers the replies of one connection, sends them together, and counts their bytes until they are sent.
 
-Replies that one wake-up produces leave in one `sendmsg` with the next flush. The rest, which the socket does
-not take, is sent by a task of the connection.
+Replies that one wake-up produces leave in one `sendmsg` with the next flush. A task of the connection sends
+the bytes that the socket does not accept at once.
 
-Bounds: `AnswerPool` for all connections of a kind, and the limits of it for this one. A connection that takes
-nothing of its replies for `AnswerPool.stall_s` is closed.
+Bounds: `AnswerPool` bounds the unsent bytes of this connection and of all connections of its kind. A
+connection that accepts no data for `AnswerPool.stall_s` is closed.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-#: How often to look for connections that take nothing of their answers.
+#: How often to check for connections that accept no data.
 STALL_CHECK_S = 1.0
-#: Bodies up to this size are joined with what stands before them: the copy costs less than one more buffer.
+#: Bodies up to this size are joined with their header: the copy costs less than one more buffer.
 _JOIN_BYTES_MAX = 2048
 
 
@@ -50,7 +50,7 @@ class Replies:
         self.is_open = True
         #: True while the server has to flush it.
         self._is_dirty = False
-        #: How many looks in a row have found that nothing was sent since the one before.
+        #: Consecutive checks that found that nothing was sent since the check before.
         self._stalled_checks = 0
         self._sent_at_check = 0
 
@@ -82,7 +82,7 @@ class Replies:
         self._note(len(header) + len(body))
 
     def put_in_parts(self, op: int, id: int, head: bytes, parts: list[bytes | memoryview]) -> None:
-        """Put a reply whose body is sent from where it is."""
+        """Put a reply whose body is sent from its buffers, without a copy."""
         if not self.is_open:
             return
         size = sum(map(len, parts))
@@ -98,7 +98,7 @@ class Replies:
             self._server.note_dirty(self)
 
     def flush(self) -> None:
-        """Send at once what the socket takes, and the rest when it takes more."""
+        """Send as much as the socket accepts now. A task sends the rest later."""
         self._is_dirty = False
         self._send()
         if self._unsent:
@@ -122,22 +122,22 @@ class Replies:
             self.disconnect()
 
     def disconnect(self) -> None:
-        """End the connection now. The task that receives notices."""
+        """End the connection now. Its receiving task sees the shutdown and ends."""
         self.close()
         try:
             self._unsent.sock.shutdown(socket.SHUT_RDWR)
         except OSError:
-            pass  # it is gone already
+            pass  # already closed
 
     def close(self) -> None:
-        """Drop what is unsent, and all that comes later."""
+        """Drop unsent replies, and all later ones."""
         self.is_open = False
         self._pool.used_bytes -= self._unsent.bytes
         self._unsent.clear()
         self._server.on_sent()
 
     def close_if_stalled(self) -> None:
-        """Close the connection if its peer has taken nothing of its answers for too long. Called every
+        """Close the connection if its peer has accepted no data for too long. Called every
         `STALL_CHECK_S`."""
         if not self._unsent or self._unsent.sent_bytes != self._sent_at_check:
             self._sent_at_check = self._unsent.sent_bytes

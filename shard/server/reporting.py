@@ -1,7 +1,8 @@
-"""What a shard tells of itself: gathers it a little at a time and answers all who have asked meanwhile.
+"""Collects the report of a shard (its metrics) in small steps, and answers all pending requests with it.
 
-Bounds: one walk over the boxes at a time, in steps of a quarter of a millisecond; whoever asks while it is
-under way shares its answer. Those who wait are requests in flight, which links and fronts bound.
+Bounds: one walk over the boxes at a time, in steps of a quarter of a millisecond. Requests that arrive during
+a walk wait for the next one and share its report. Pending requests are requests in flight, which links and
+fronts bound.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The sockets of a shard: accepts connections, and shares the room for answers among them.
+"""Serves the sockets of a shard: accepts connections, and divides the memory for answers among them.
 
-Each connection has a task that reads (`connection.py`) and one that sends (`replies.py`). Replies that get
-ready later are sent together after the committer's report that released them.
+Each connection has a task that reads (`connection.py`) and one that sends (`replies.py`). Replies that wait
+for the log are sent together after the committer's report that releases them.
 
-Bounds: answers that are not sent yet are bounded for each connection and for all of them (`answer_pool.py`).
-Connections with requests that wait for room take turns.
+Bounds: unsent answers are bounded for each connection and for all of them (`answer_pool.py`). Connections
+with deferred requests take turns.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _PEER_CREDENTIALS = struct.Struct("3i")
 
 
 class Server:
-    """Serves one listening Unix socket, and TCP ones if there are `peers`. Until it has an engine it answers
-    that it is not ready."""
+    """Serves one listening Unix socket, and TCP sockets if there are `peers`. Until it has an engine it
+    answers `NotReady`."""
 
     def __init__(
         self,
@@ -60,9 +60,9 @@ class Server:
         self._dirty: list[Replies] = []
         self.link_answers = AnswerPool(LINK_LIMITS)
         self.peer_answers = AnswerPool(PEER_LIMITS)
-        #: Connections with deferred requests, the one that was served last at the end.
+        #: Connections with deferred requests; the one that was served last is at the end.
         self.deferring_connections: dict[Connection, None] = {}
-        #: Connections that are not read from until there is room.
+        #: How many connections are not read from until there is memory for answers.
         self._paused_count = 0
         self._sent_some = trio.Event()
         self._room_changed = trio.Event()
@@ -70,9 +70,9 @@ class Server:
         self.progress = 0.0
         self.draining = False
         self.describe: Callable[[], dict[str, object]] = dict
-        #: Finds the key of a secret. A process of our own user may bring one, for its transactions.
+        #: Finds the key of a secret. A client on the Unix socket may send one, as owner of its transactions.
         self.find_key: Callable[[str], Key | None] = lambda secret: None
-        #: Asks for a report, which comes at once or later.
+        #: Requests a report; the callback gets it, at once or later.
         self.report: Callable[[Callable[[ShardReport], None]], None] = lambda answer: None
         self.times = AnswerTimes()
         self.recent_acks = RecentTimes(self.times.acks)
@@ -82,7 +82,8 @@ class Server:
         return f"<Server {len(self._connections)} connections, {'ready' if self.engine else 'replaying'}>"
 
     def load(self) -> dict[str, object]:
-        """Return what a command that reads our files is paced by (`streams/cli/pacing.py`)."""
+        """Return the load by which a CLI command that reads our files paces itself
+        (`streams/cli/pacing.py`)."""
         return {"acks": self.times.acks.facts().counts, "level": self.pressure.gauge.level}
 
     def begin(self, engine: Engine) -> None:
@@ -108,14 +109,14 @@ class Server:
             except OSError as error:
                 if peers is None or error.errno in (errno.EBADF, errno.EINVAL):
                     raise
-                # The fault of one connection, or too many of them: in both cases others must not suffer.
+                # One connection failed, or there are no descriptors left. Keep serving the other connections.
                 peers.accept_failures.note(error=str(error))
                 await trio.sleep(_EXHAUSTED_WAIT_S)
                 continue
             sock = socket.socket(fileno=stream.detach())
             sock.setblocking(False)
             if peers is None and not _is_same_user(sock):
-                log.warning("refused a connection of another user")
+                log.warning("refused a connection on the Unix socket: the process belongs to another user")
                 sock.close()
                 continue
             nursery.start_soon(self._serve, sock, None if peers is None else peers.accept(sock))
@@ -133,13 +134,13 @@ class Server:
 
     @property
     def accepts_writes(self) -> bool:
-        """Whether none is refused for what the shard is at."""
+        """True if the shard is ready and throttles no writes."""
         return self.engine is not None and self.pressure.gauge.level != THROTTLING
 
     # -- room for answers
 
     def on_sent(self) -> None:
-        """A connection has sent something, or dropped it: there may be room for what waits."""
+        """Serve deferred requests: a connection has sent or dropped answers, so there may be memory."""
         if (
             self.deferring_connections
             or self._paused_count
@@ -148,7 +149,7 @@ class Server:
             self._sent_some.set()
 
     async def wait_room(self) -> None:
-        """Waits until something was sent and requests that were deferred have had their turn."""
+        """Wait until answers were sent and deferred requests have been served."""
         self._paused_count += 1
         try:
             await self._room_changed.wait()
@@ -178,17 +179,17 @@ class Server:
                 connection.replies.close_if_stalled()
 
     def note_dirty(self, replies: Replies) -> None:
-        """These replies are to be sent with the next flush."""
+        """Send these replies with the next flush."""
         self._dirty.append(replies)
 
     def flush_all(self) -> None:
-        """Hands on to the log and to the connections what a wake-up, or a good part of it, has brought."""
+        """Flush the engine's changes to the log, then the replies to the connections. Ends a turn."""
         if self.engine is not None:
             self.engine.flush()
         self.flush()
 
     def flush(self) -> None:
-        """Sends what has gathered, one `sendmsg` a connection."""
+        """Send all buffered replies, with one `sendmsg` per connection."""
         while self._dirty:
             self._dirty.pop().flush()
         self.times.flush()
@@ -200,7 +201,8 @@ def _has_room(ticket: engine_replies.Ticket) -> bool:
 
 
 def _is_same_user(sock: socket.socket) -> bool:
-    """A Unix socket is trusted by its directory's mode and, here, by the user at the other end."""
+    """Return True if the peer process runs as our user or as root. The socket's directory mode protects it
+    too."""
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
     _, uid, _ = _PEER_CREDENTIALS.unpack(raw)
     return uid in (os.getuid(), 0)

@@ -1,7 +1,7 @@
-"""Where the replies to commands go: each command that a connection submits has a ticket that takes its reply.
+"""Tickets: each command that a connection submits has one, which receives its reply.
 
-A ticket encodes the reply, puts it into the replies of its connection, and has its time counted. Packed
-columns are several commands with one reply: their tickets gather it.
+A ticket encodes the reply, puts it into the replies of its connection, and counts its time. Packed columns
+are several commands with one reply, which their tickets collect.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CLAIM_OPS = frozenset((wire.OP_CLAIM, wire.OP_WORK))
 
 
 class Ticket:
-    """Where the reply to one message goes."""
+    """Receives the reply to one message."""
 
     __slots__ = ("began_ns", "connection", "id", "op")
 
@@ -32,7 +32,7 @@ class Ticket:
         self.connection = connection
         self.op = op
         self.id = id
-        #: 0 for a request that has waited for a record or a job: its time says nothing about the shard.
+        #: Arrival time. 0 if the request has waited for a record or a job: then its time is not counted.
         self.began_ns = connection.received_ns
 
     def answer(self, reply: Reply | StreamsError, fsync_ms: float, wal_append_ms: float) -> None:
@@ -65,7 +65,7 @@ class Ticket:
 
 
 class InvalidRequestTicket:
-    """Where the answer to the existence check of an invalid request goes."""
+    """Receives the result of the existence check of an invalid request, and answers with the first error."""
 
     __slots__ = ("_error", "_ticket")
 
@@ -79,7 +79,7 @@ class InvalidRequestTicket:
 
 
 class WaitingTicket(Ticket):
-    """Where the reply goes that may be held back, and that the peer may take back meanwhile."""
+    """Receives a reply that may have to wait. The peer may cancel the request meanwhile."""
 
     __slots__ = ()
 
@@ -93,7 +93,7 @@ class WaitingTicket(Ticket):
 
 
 class ColumnsReply:
-    """The reply to packed columns: the result of each box, when all of them are there."""
+    """Collects the results of packed columns, and answers when the result of every box has come."""
 
     __slots__ = ("_remaining", "_results", "_ticket")
 
@@ -115,7 +115,7 @@ class ColumnsReply:
 
 
 class ColumnsTicket:
-    """Where the reply to the write of one box goes."""
+    """Receives the reply to the write of one box."""
 
     __slots__ = ("_at", "_reply")
 
@@ -129,12 +129,13 @@ class ColumnsTicket:
 
 @lru_cache(maxsize=8)
 def _head_of_write(status: int, fsync_ms: float, wal_append_ms: float) -> bytes:
-    """All replies that one report of the committer releases share their head."""
+    """Encode the head of a reply to a write. All replies of one committer report share it, hence the
+    cache."""
     return _encode_head(wire.ReplyHead(status, round(fsync_ms, 3), round(wal_append_ms, 3)))
 
 
 class DiscardTicket:
-    """Takes the answer that nobody waits for."""
+    """Discards its reply: the client is gone."""
 
     def answer(self, reply: Reply | StreamsError, fsync_ms: float, wal_append_ms: float) -> None:
         pass
